@@ -1,0 +1,28 @@
+"""atoll: federated continual learning, one file a method, honest numbers."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atoll.core import VERSION
+
+if TYPE_CHECKING:
+    from atoll.runs.result import Run
+
+__version__ = VERSION
+__all__ = ["__version__", "run"]
+
+
+def run(what: str, out: str | Path | None = None, **changes: Any) -> "Run":
+    """Run a preset, a method or a TOML file with some options changed; what it found.
+
+    A key is an option's name (`clients=5`, `rate=0.01`) or a name of the run (`data="wine"`);
+    where two tables have it, pass a dictionary: `method={"name": "chfl", "rate": 0.01}`.
+    """
+    from atoll.engines.local import execute, fresh_folder  # noqa: PLC0415
+    from atoll.runs.config import change, read, resolve  # noqa: PLC0415
+    from atoll.runs.result import Run  # noqa: PLC0415
+
+    config = resolve(change(read(what), changes), what)
+    folder = Path(out) if out is not None else fresh_folder(config.name)
+    execute(config, folder)
+    return Run(folder)

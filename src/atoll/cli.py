@@ -1,0 +1,422 @@
+"""The command: parse, call, print, nothing else."""
+
+import dataclasses
+import json
+import os
+import platform
+import signal
+import sys
+import tempfile
+import tomllib
+import traceback
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from atoll import __version__, data, methods
+from atoll.core.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_OUR_FAULT,
+    EXIT_SITE_FAILED,
+    EXIT_USER,
+    BadMessageError,
+    ClientFailedError,
+    InterruptedRunError,
+    UserError,
+)
+from atoll.core.options import describe, nearest
+from atoll.core.record import Message, Round, Score, disk_errors
+from atoll.data import fetch
+from atoll.data.splits import ScenarioOptions
+from atoll.engines.local import execute, fresh_folder, last_folder, recorded
+from atoll.learning.models import ModelOptions
+from atoll.runs.config import EngineOptions, RunConfig, change, presets, read, resolve
+from atoll.runs.loop import Progress
+from atoll.runs.result import Run, plain, table
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    help="Federated continual learning: sites learn together, keep their data, and do not forget.",
+)
+
+
+def _console(stderr: bool) -> Console:
+    """As wide as the terminal; in a file or a pipe so wide that hardly a line is broken."""
+    stream = sys.stderr if stderr else sys.stdout
+    wide = None if stream.isatty() else PLAIN_WIDTH
+    return Console(stderr=stderr, width=wide, markup=False, emoji=False, highlight=False)
+
+
+PLAIN_WIDTH = 240  # characters
+MOST_SEEDS = 10_000
+out, err = _console(stderr=False), _console(stderr=True)
+
+
+@app.command("run")
+def run_command(
+    what: Annotated[
+        str, typer.Argument(help="a preset, a method, or a .toml file", metavar="CONFIG")
+    ],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="key=value, e.g. data=covertype or method.rate=0.01"),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="several seeds, e.g. 0,1,2 or 0..4")] = "",
+    engine: Annotated[str, typer.Option(help="local")] = "",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "",
+    to: Annotated[
+        Path | None, typer.Option("--out", help="the run's folder; default runs/NAME-N")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was cut")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print the result as JSON and nothing else")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="print the table only")] = False,
+) -> None:
+    """Run a method and print what it found."""
+    changes = dict(_assignment(text) for text in set_ or [])
+    changes |= {"engine.name": engine} if engine else {}
+    changes |= {"engine.device": device} if device else {}
+    config = resolve(change(read(what), changes), what)
+    chosen = numbers(seeds, "--seeds") if seeds else []
+    folder = to or (last_folder(config.name) if resume else fresh_folder(config.name))
+    todo = [(dataclasses.replace(config, seed=n), folder / f"seed-{n}") for n in chosen]
+    todo = todo or [(config, folder)]
+    if resume:
+        for part_config, part in todo:
+            _same_config(part_config, part)
+    for part_config, part in todo:
+        with _watching(part_config, quiet or as_json) as watch:
+            _execute(part_config, part, resume, watch)
+    _print_result([Run(part) for _, part in todo], folder, as_json)
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    """key=value with the value as TOML; a bare word is a string."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"'{text}' is not key=value", "--set", "write for example --set rounds=20")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def numbers(text: str, where: str) -> list[int]:
+    """0,1,2 or 0..4 as numbers, each once."""
+    found: list[int] = []
+    for piece in text.split(","):
+        first, _, last = piece.strip().partition("..")
+        last = last if ".." in piece else first
+        if not (_whole(first) and _whole(last) and 0 <= int(last) - int(first) < MOST_SEEDS):
+            raise UserError(f"'{text}' is not a list of numbers", where, "write 0,1,2 or 0..4")
+        found.extend(range(int(first), int(last) + 1))
+    if len(set(found)) < len(found):
+        raise UserError(f"'{text}' has a number twice", where, "name each number once")
+    return found
+
+
+def _whole(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 20
+
+
+def _same_config(given: RunConfig, folder: Path) -> None:
+    """Refuse to go on with another config than the run in the folder has, where there is one."""
+    with disk_errors(folder):
+        if not (folder / "config.toml").exists():
+            return
+    found = recorded(folder)
+    if given != found:
+        keys = [key for key in vars(given) if getattr(given, key) != getattr(found, key)]
+        raise UserError(
+            f"the run in this folder has another '{keys[0]}'",
+            str(folder),
+            "resume with the config it was started with",
+        )
+
+
+def _execute(
+    config: RunConfig, folder: Path, resume: bool, watch: Callable[[Progress], None]
+) -> None:
+    """Run; the first Ctrl-C ends the round and saves, the second stops at once."""
+    asked: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        err.print("stopping after this round; press Ctrl-C again to stop at once", soft_wrap=True)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        execute(config, folder, resume=resume, watch=watch, stopping=lambda: bool(asked))
+    except KeyboardInterrupt as error:
+        raise _stopped("interrupted, state of the last checkpoint kept", folder) from error
+    except InterruptedRunError as error:
+        raise _stopped("interrupted, state saved", folder) from error
+    except UserError:
+        raise
+    except Exception as error:
+        error.add_note(_traceback_file(error, folder))
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _stopped(what: str, folder: Path) -> UserError:
+    return UserError(what, str(folder), "go on with --resume", EXIT_INTERRUPTED)
+
+
+def _traceback_file(error: Exception, folder: Path | None) -> str:
+    """The file with all that is known of a fault: in the run's folder, else a temporary one."""
+    content = "".join(traceback.format_exception(error))
+    try:
+        whole = folder is not None and (folder / "config.toml").exists()
+        home = folder if folder and whole else Path(tempfile.mkdtemp(prefix="atoll-"))
+        path = home / "traceback.txt"
+        path.write_text(content)
+        return str(path)
+    except OSError as refused:
+        return f"no traceback file, {refused.strerror}: {error}"
+
+
+class _watching:  # noqa: N801 - reads as a phrase: with _watching(...) as watch
+    """Shows a run as it goes: live on a terminal, plain lines in a log, nothing when quiet."""
+
+    def __init__(self, config: RunConfig, quiet: bool) -> None:
+        self.config, self.quiet = config, quiet
+        self.bytes, self.seconds, self.done = 0, 0.0, 0
+        self.live = Live(console=err, transient=True) if err.is_terminal and not quiet else None
+
+    def __enter__(self) -> Callable[[Progress], None]:
+        if self.live:
+            self.live.start()
+        return self.watch
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self.live.stop()
+
+    def watch(self, progress: Progress) -> None:
+        self.bytes += sum(e.bytes for e in progress.events if isinstance(e, Message))
+        self.seconds += progress.seconds
+        self.done += 1
+        if self.quiet:
+            return
+        line = self._line(progress)
+        if self.live:
+            self.live.update(Text(line))
+        else:
+            err.print(line, soft_wrap=True)
+
+    def _line(self, progress: Progress) -> str:
+        left = (progress.stages - progress.stage) * progress.rounds - progress.round - 1
+        pieces = [
+            f"{self.config.method['name']} seed {self.config.seed}",
+            f"stage {progress.stage + 1}/{progress.stages}",
+            f"round {progress.round + 1}/{progress.rounds}",
+            *_progress_numbers(progress),
+            f"{_size(self.bytes)} moved",
+            f"{self.seconds / self.done * left:.0f} s left at most",
+        ]
+        return "  ".join(pieces)
+
+
+def _progress_numbers(progress: Progress) -> list[str]:
+    tests = [e.accuracy for e in progress.events if isinstance(e, Score)]
+    notes = next((e.notes for e in progress.events if isinstance(e, Round)), {})
+    found = [f"loss {notes['loss']:.4f}"] if "loss" in notes else []
+    valid = [value for name, value in notes.items() if name.startswith("valid ")]
+    if valid:
+        found.append(f"valid {max(valid):.4f}")
+    if tests:
+        found.append(f"accuracy {sum(tests) / len(tests):.4f}")
+    return found
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def _print_result(runs: list[Run], folder: Path, as_json: bool) -> None:
+    if as_json:
+        body = [
+            {
+                "folder": str(run.folder),
+                "seed": run.config["seed"],
+                "data": run.facts["data"],
+                "accuracy": run.accuracy,
+                "metrics": run.metrics,
+            }
+            for run in runs
+        ]
+        print(json.dumps(plain({"runs": body}), allow_nan=False))
+        return
+    header, rows = table(runs)
+    method, facts = runs[0].config["method"]["name"], runs[0].facts
+    shown = Table(title=f"{method} on {facts['data']['title']}, {len(facts['clients'])} clients")
+    for i, name in enumerate(header):
+        shown.add_column(name, justify="left" if i == 0 else "right")
+    for row in rows:
+        shown.add_row(*row)
+    out.print(shown)
+    metrics = [run.metrics[run.headline] for run in runs]
+    moved = sum(m["bytes_up"] + m["bytes_down"] for m in metrics)
+    line = f"{_size(moved)} moved between the sites and the server; the record is in {folder}"
+    out.print(line, soft_wrap=True)
+
+
+@app.command("list")
+def list_command(
+    what: Annotated[str, typer.Argument(help="methods, data or presets")] = "methods",
+) -> None:
+    """List methods, data sets or presets."""
+    kinds: dict[str, Callable[[], list[tuple[str, str]]]] = {
+        "methods": lambda: [(name, _first_line(name)) for name in methods.names()],
+        "data": lambda: [(name, _data_line(name)) for name in data.names()],
+        "presets": lambda: [
+            (name, path.read_text().splitlines()[0].lstrip("# "))
+            for name, path in presets().items()
+        ],
+    }
+    if what not in kinds:
+        raise UserError(f"cannot list '{what}'", "atoll list", nearest(what, kinds))
+    _print_pairs(kinds[what]())
+
+
+def _print_pairs(pairs: list[tuple[str, str]], title: str | None = None) -> None:
+    shown = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+    shown.add_column(style="bold", no_wrap=True)
+    shown.add_column(overflow="fold")
+    for pair in pairs:
+        shown.add_row(*map(Text, pair))
+    out.print(shown)
+
+
+def _first_line(method: str) -> str:
+    module = sys.modules[methods.load(method).client.__module__]
+    return (module.__doc__ or "").splitlines()[0]
+
+
+@app.command("show")
+def show_command(
+    what: Annotated[str, typer.Argument(help="a preset or a method", metavar="PRESET|METHOD")],
+) -> None:
+    """Show every option of a preset or method: default, range, remark."""
+    config = resolve(read(what), what)
+    method = methods.load(config.method["name"])
+    out.print(f"{what}: {_first_line(config.method['name'])}", soft_wrap=True)
+    for title, kind, chosen in (
+        ("run", RunConfig, vars(config)),
+        ("scenario", ScenarioOptions, config.scenario),
+        ("model", ModelOptions, config.model),
+        ("method", method.options, config.method),
+        ("engine", EngineOptions, config.engine),
+    ):
+        _print_options("run" if kind is RunConfig else f"[{title}]", kind, chosen)
+
+
+def _print_options(title: str, kind: type, chosen: Mapping[str, Any]) -> None:
+    shown = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
+    for name in ("option", "value", "type", "range", "what it is"):
+        shown.add_column(name, overflow="fold")
+    for option in describe(kind):
+        value = chosen.get(option.name, option.default)
+        if option.name == "data" or not isinstance(value, dict):  # other tables have their own
+            cells = (option.name, json.dumps(value), option.kind, option.range, option.remark)
+            shown.add_row(*map(Text, cells))
+    out.print(shown)
+
+
+@app.command("doctor")
+def doctor_command() -> None:
+    """Say what is installed, what is found, and what mends what is missing."""
+    packages = ("torch", "numpy", "pydantic", "safetensors", "scikit-learn", "pyarrow")
+    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
+    _print_pairs(
+        [
+            ("atoll", __version__),
+            ("python", platform.python_version()),
+            *((name, _version(name)) for name in packages),
+            ("device", device),
+            ("threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores"),
+            ("data folder", f"{fetch.folder()} (set ATOLL_DATA to change it)"),
+        ]
+    )
+    _print_pairs([(name, _data_line(name)) for name in data.names()], "data sets")
+
+
+def _data_line(name: str) -> str:
+    about = data.about(name)
+    return " - ".join(part for part in (about.presence, about.line, about.where) if part)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return f"missing: pip install {name}"
+
+
+def main() -> None:
+    """Run the command; every error ends in at most three lines and an exit code."""
+    try:
+        if app(standalone_mode=False) == EXIT_INTERRUPTED:  # Ctrl-C where no run was going on
+            _complain("interrupted", "atoll", "start it again", EXIT_INTERRUPTED)
+        sys.stdout.flush()
+    except UserError as error:
+        _complain(error.what, error.where, error.remedy, error.exit_code)
+    except (ClientFailedError, BadMessageError) as error:
+        remedy = "mend what failed, then go on with --resume"
+        _complain(str(error), _notes(error), remedy, EXIT_SITE_FAILED)
+    except Exception as error:
+        _usage(error)
+        _unwritable(error)
+        what = f"a fault of atoll's own: {type(error).__name__}"
+        where = _notes(error) or _traceback_file(error, None)
+        _complain(what, where, "please report it with that file", EXIT_OUR_FAULT)
+
+
+def _usage(error: Exception) -> None:
+    """The command line's own complaints, in our form."""
+    message = getattr(error, "format_message", None)
+    if message is None:
+        return
+    lines = str(message()).splitlines()
+    if not lines:  # called without a command: the help has been printed
+        raise SystemExit(EXIT_USER)
+    _complain(lines[0], "command line", "see atoll --help", EXIT_USER)
+
+
+def _unwritable(error: Exception) -> None:
+    """What was to be printed could not be; the rest is thrown away, so that Python ends quietly."""
+    if isinstance(error, OSError) and not error.filename and not _notes(error):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        reason = f"cannot print: {str(error.strerror).lower()}"
+        _complain(reason, "standard output", "send it to another place", EXIT_USER)
+
+
+def _notes(error: BaseException) -> str:
+    return " ".join(getattr(error, "__notes__", []))
+
+
+def _complain(what: str, where: str, remedy: str, exit_code: int) -> None:
+    """Three lines on what is wrong, where, and what to do; then the end."""
+    for name, text in (("error", what), ("where", where), ("to do", remedy)):
+        print(f"{name}: {' '.join(text.splitlines())}", file=sys.stderr)
+    raise SystemExit(exit_code)

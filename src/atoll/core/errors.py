@@ -1,0 +1,51 @@
+"""The errors that a user may see, and the exit codes of the command."""
+
+from typing import Final
+
+__all__ = [
+    "EXIT_DATA_MISSING",
+    "EXIT_DONE",
+    "EXIT_INTERRUPTED",
+    "EXIT_OUR_FAULT",
+    "EXIT_SITE_FAILED",
+    "EXIT_USER",
+    "BadMessageError",
+    "ClientFailedError",
+    "InterruptedRunError",
+    "UserError",
+]
+
+EXIT_DONE: Final = 0
+EXIT_OUR_FAULT: Final = 1
+EXIT_USER: Final = 2
+EXIT_DATA_MISSING: Final = 3
+EXIT_SITE_FAILED: Final = 4
+EXIT_INTERRUPTED: Final = 130
+
+
+class UserError(Exception):
+    """Something the user can mend: what is wrong, where it is, what to do about it."""
+
+    def __init__(self, what: str, where: str, remedy: str, exit_code: int = EXIT_USER) -> None:
+        super().__init__(f"{what} ({where}): {remedy}")
+        self.what, self.where, self.remedy, self.exit_code = what, where, remedy, exit_code
+
+
+class BadMessageError(Exception):
+    """A packet that is refused: who sent it and why."""
+
+    def __init__(self, sender: str, reason: str) -> None:
+        super().__init__(f"message from {sender} refused: {reason}")
+        self.sender, self.reason = sender, reason
+
+
+class ClientFailedError(Exception):
+    """A client that did not answer: who, doing what, and why."""
+
+    def __init__(self, client: str, action: str, reason: str) -> None:
+        super().__init__(f"client {client} failed in {action}: {reason}")
+        self.client, self.action, self.reason = client, action, reason
+
+
+class InterruptedRunError(Exception):
+    """The run was asked to stop and has saved its state."""

@@ -1,0 +1,254 @@
+"""The contract: servers ask, clients answer, a transport carries packets it does not read."""
+
+import inspect
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints, overload
+
+from atoll.core.errors import BadMessageError, ClientFailedError
+from atoll.core.messages import (
+    Check,
+    Checked,
+    Packet,
+    Tensors,
+    pack,
+    same_shapes,
+    unpack,
+    wrap,
+)
+from atoll.core.record import Message, Score
+
+__all__ = [
+    "SERVER",
+    "Client",
+    "ClientId",
+    "Clients",
+    "Job",
+    "Moment",
+    "Server",
+    "Transport",
+    "Working",
+    "actions",
+    "answer",
+    "begin",
+    "kinds",
+    "scores",
+]
+
+ClientId = str
+Job = Callable[[], Any]  # a piece of work that does itself when called
+Q = TypeVar("Q")
+R = TypeVar("R")
+Working = Generator[Job, Any, R]  # what an action returns that leaves its work to the engine
+SERVER = "server"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where a run stands: the stage, the round in it, and how many rounds a stage has at most."""
+
+    stage: int
+    round: int
+    rounds: int
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the first round of its stage."""
+        return self.round == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether this is the last round that its stage may have."""
+        return self.round == self.rounds - 1
+
+
+class Client(Protocol):
+    """One site's half of a method; any other public method is an action: (request, moment)."""
+
+    def state(self) -> Tensors:
+        """All that must outlive a message."""
+        ...
+
+    def restore(self, state: Tensors) -> None:
+        """Become what `state` described."""
+        ...
+
+
+class Server(Protocol):
+    """The half of a method that asks."""
+
+    def round(self, clients: "Clients", moment: Moment) -> Mapping[str, float]:
+        """One round; its notes go into the record, and a note `finished` above 0 ends the stage."""
+        ...
+
+    def evaluate(self, clients: "Clients", moment: Moment) -> list[Score]:
+        """The scores of every client on every task so far."""
+        ...
+
+    def state(self) -> Tensors:
+        """All that must outlive a round."""
+        ...
+
+    def restore(self, state: Tensors) -> None:
+        """Become what `state` described."""
+        ...
+
+
+class Transport(Protocol):
+    """The one thing an engine provides."""
+
+    def carry(
+        self, action: str, moment: Moment, packets: Mapping[ClientId, Packet]
+    ) -> Mapping[ClientId, Packet]:
+        """Bring each packet to its client and bring back the answers."""
+        ...
+
+
+def actions(kind: type) -> dict[str, Callable[..., Any]]:
+    """The actions of a class of clients by name: its public methods but for state and restore."""
+    return {
+        name: value
+        for name, value in vars(kind).items()
+        if inspect.isfunction(value)
+        and not name.startswith("_")
+        and name not in ("state", "restore")
+    }
+
+
+def begin(client: Any, action: str, moment: Moment, packet: Packet) -> Working[Packet]:
+    """The half of an exchange that happens at a client: yields its work, returns its reply."""
+    known = actions(type(client))
+    if action not in known:
+        raise BadMessageError(SERVER, f"{action[:80]!r} is not an action of this method")
+    request: Any = unpack(packet, kinds(known[action])[0], SERVER)
+    reply = known[action](client, request, moment)
+    if inspect.isgenerator(reply):
+        reply = yield from reply
+    return pack(reply) if packet.message is None else wrap(reply)
+
+
+def answer(client: Any, action: str, moment: Moment, packet: Packet) -> Packet:
+    """What a client replies to a packet, each piece of its work done as it comes."""
+    steps = begin(client, action, moment, packet)
+    try:
+        job = next(steps)
+        while True:
+            job = steps.send(job())
+    except StopIteration as end:
+        reply = end.value
+        assert isinstance(reply, Packet)
+        return reply
+
+
+def kinds(action: Callable[..., Any]) -> tuple[type, type]:
+    """The messages that an action takes and gives, whether or not it yields work in between."""
+    hints = get_type_hints(action)
+    reply = hints.pop("return")
+    requests = [hint for name, hint in hints.items() if name != "moment"]
+    if not requests:
+        raise BadMessageError(SERVER, f"{action.__name__[:80]!r} is not an action of this method")
+    return requests[0], get_args(reply)[2] if get_origin(reply) is Generator else reply
+
+
+@dataclass
+class Clients:
+    """What a server sees of the sites: their ids, and a way to ask them."""
+
+    ids: Sequence[ClientId]
+    transport: Transport
+    moment: Moment
+    tasks: Sequence[int] = (0,)  # the tasks that can be tested by now
+    packing: bool = True
+    sent: dict[tuple[Any, ...], list[int]] = field(default_factory=dict)  # what -> count
+
+    def at(self, moment: Moment, tasks: Sequence[int]) -> "Clients":
+        """The same clients at another moment, with an empty ledger."""
+        return Clients(self.ids, self.transport, moment, tasks, self.packing)
+
+    @overload
+    def ask(
+        self, action: Callable[[Any, Q, Moment], Working[R]], requests: Mapping[ClientId, Q]
+    ) -> dict[ClientId, R]: ...
+
+    @overload
+    def ask(
+        self, action: Callable[[Any, Q, Moment], R], requests: Mapping[ClientId, Q]
+    ) -> dict[ClientId, R]: ...
+
+    def ask(self, action: Callable[..., Any], requests: Mapping[ClientId, Any]) -> dict[str, Any]:
+        """One exchange: a request to some clients, their replies in the order of their ids."""
+        name, kind = action.__name__, kinds(action)[1]
+        packets = self._packed(requests)
+        answers = self.transport.carry(name, self.moment, packets)
+        replies: dict[ClientId, Any] = {}
+        for id, packet in packets.items():
+            if id not in answers:
+                raise ClientFailedError(id, name, "it did not answer")
+            self._count(name, SERVER, id, type(requests[id]), packet)
+            self._count(name, id, SERVER, kind, answers[id])
+            replies[id] = unpack(answers[id], kind, id)
+            same_shapes(requests[id], replies[id], id)
+        return replies
+
+    @overload
+    def ask_all(
+        self, action: Callable[[Any, Q, Moment], Working[R]], request: Q
+    ) -> dict[ClientId, R]: ...
+
+    @overload
+    def ask_all(self, action: Callable[[Any, Q, Moment], R], request: Q) -> dict[ClientId, R]: ...
+
+    def ask_all(self, action: Callable[..., Any], request: Any) -> dict[str, Any]:
+        """The same request to every client."""
+        return self.ask(action, dict.fromkeys(self.ids, request))
+
+    def _packed(self, requests: Mapping[ClientId, Any]) -> dict[ClientId, Packet]:
+        """The requests as packets; what goes to several clients is packed once."""
+        packed: dict[int, Packet] = {}
+        for request in requests.values():
+            if id(request) not in packed:
+                packed[id(request)] = pack(request) if self.packing else wrap(request)
+        return {client: packed[id(requests[client])] for client in sorted(requests)}
+
+    def _count(self, action: str, sender: str, receiver: str, kind: type, packet: Packet) -> None:
+        what = (sender, receiver, action, kind.__name__, packet.tensors)
+        entry = self.sent.setdefault(what, [0, 0, 0])
+        for i, amount in enumerate((1, packet.payload, packet.size)):
+            entry[i] += amount
+
+    @property
+    def traffic(self) -> list[Message]:
+        """The ledger of this moment: what passed, from whom to whom, how often, how many bytes."""
+        return [
+            Message(self.moment.stage, self.moment.round, *what, *amounts)
+            for what, amounts in self.sent.items()
+        ]
+
+
+def scores(
+    clients: Clients,
+    check: Callable[[Any, Check, Moment], Checked],
+    weights: Tensors,
+    moment: Moment,
+) -> list[Score]:
+    """Every client's hits on every task so far, one score for each variant its reply names."""
+    found = []
+    for task in clients.tasks:
+        for id, reply in clients.ask_all(check, Check(task, weights)).items():
+            _plausible(reply, id)
+            for variant in sorted(reply.correct):
+                hits, f1 = reply.correct[variant], reply.macro_f1[variant]
+                found.append(
+                    Score(
+                        moment.stage, moment.round, id, task, variant, "test", reply.rows, hits, f1
+                    )
+                )
+    return found
+
+
+def _plausible(reply: Checked, sender: ClientId) -> None:
+    hits = reply.correct.values()
+    if not all(0 <= count <= reply.rows for count in (*hits, reply.rows)):
+        raise BadMessageError(sender, f"hits {list(hits)} on {reply.rows} rows")
+    if reply.correct.keys() != reply.macro_f1.keys():
+        raise BadMessageError(sender, "hits and macro-F1 name different variants")

@@ -1,0 +1,326 @@
+"""What parts say to each other: frozen dataclasses, as a JSON header and a safetensors block.
+
+Nothing is pickled. A packet is admitted only if its header names the expected kind, its fields
+are those of the message, and every number in it is finite; otherwise its sender is named.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar, cast, get_type_hints
+
+import torch
+from pydantic import TypeAdapter
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from atoll.core.errors import BadMessageError
+
+__all__ = [
+    "Check",
+    "Checked",
+    "Empty",
+    "Packet",
+    "Tensors",
+    "Weights",
+    "contents",
+    "pack",
+    "same_shapes",
+    "unpack",
+    "wrap",
+]
+
+Tensors = dict[str, Tensor]
+M = TypeVar("M")
+
+LARGEST_HEADER = 1 << 20  # bytes
+LARGEST_NAME = 200  # characters of a tensor's name
+MOST_TENSORS = 10_000
+MOST_AXES = 16  # of a tensor's shape
+ADMITTED = frozenset(
+    {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+    | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
+)
+
+
+@dataclass(frozen=True)
+class Empty:
+    """A message without content."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Named weights of a model."""
+
+    weights: Tensors
+
+
+@dataclass(frozen=True)
+class Check:
+    """A request to test on a task; the weights to test with, where the server holds them."""
+
+    task: int
+    weights: Tensors
+
+
+@dataclass(frozen=True)
+class Checked:
+    """How a client did on its test rows: for each variant the hits and the macro-F1."""
+
+    rows: int
+    correct: dict[str, int]
+    macro_f1: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Packet:
+    """A packed message; `message` stands in for the bytes where an engine skips packing."""
+
+    header: bytes
+    block: bytes
+    payload: int  # bytes of the tensors alone
+    size: int  # bytes that travel
+    tensors: tuple[tuple[str, str, tuple[int, ...]], ...]  # name, type, shape
+    message: Any = None
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def _fields(kind: type) -> dict[str, Any]:
+    return _hints(cast(Hashable, kind))
+
+
+@cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint)
+
+
+def contents(message: Any) -> Tensors:
+    """All tensors of a message under the names they have on the wire."""
+    found: Tensors = {}
+    for name, hint in _fields(type(message)).items():
+        value = getattr(message, name)
+        if hint is Tensor:
+            found[name] = value
+        elif hint == Tensors:
+            found.update({f"{name}/{key}": value[key] for key in sorted(value)})
+    return found
+
+
+def _header(message: Any) -> bytes:
+    plain = {
+        name: getattr(message, name)
+        for name, hint in _fields(type(message)).items()
+        if hint is not Tensor and hint != Tensors
+    }
+    named = {
+        name: len(getattr(message, name))
+        for name, h in _fields(type(message)).items()
+        if h == Tensors
+    }
+    body = {"kind": type(message).__name__, "values": plain, "named": named}
+    # NaN is written as it is: whoever reads it refuses it and names the sender
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def _signature(tensors: Tensors) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    return tuple(
+        (n, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in tensors.items()
+    )
+
+
+@cache
+def _overhead(signature: tuple[tuple[str, str, tuple[int, ...]], ...]) -> int:
+    """Bytes that a safetensors block spends on names and shapes."""
+    empty = {
+        name: torch.empty(shape, dtype=getattr(torch, kind)) for name, kind, shape in signature
+    }
+    return len(save(empty)) - sum(t.nbytes for t in empty.values())
+
+
+def pack(message: Any) -> Packet:
+    """A message as bytes."""
+    tensors = {name: t.detach().to("cpu").contiguous() for name, t in contents(message).items()}
+    header, block = _header(message), save(_apart(tensors))
+    payload = sum(t.nbytes for t in tensors.values())
+    return Packet(header, block, payload, len(header) + len(block), _signature(tensors))
+
+
+def _apart(tensors: Tensors) -> Tensors:
+    """The same tensors, none of which shares memory with another (safetensors refuses those)."""
+    seen, apart = set[int](), Tensors()
+    for name, tensor in tensors.items():
+        home = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if home in seen else tensor
+        seen.add(home)
+    return apart
+
+
+def wrap(message: Any) -> Packet:
+    """A packet that carries a copy of the message itself and counts the bytes it would have."""
+    tensors = contents(message)
+    header, signature = _header(message), _signature(tensors)
+    payload = sum(t.nbytes for t in tensors.values())
+    size = len(header) + _overhead(signature) + payload
+    return Packet(b"", b"", payload, size, signature, _copied(message))
+
+
+def _copied(message: Any) -> Any:
+    """The message as unpacking gives it: tensors contiguous and apart, their names sorted."""
+    fields = _fields(type(message))
+    return type(message)(
+        **{name: _copy(getattr(message, name), fields[name] == Tensors) for name in fields}
+    )
+
+
+def _copy(value: Any, in_order: bool = False) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone(memory_format=torch.contiguous_format)
+    if isinstance(value, Mapping):
+        return {key: _copy(value[key]) for key in (sorted(value) if in_order else value)}
+    if isinstance(value, list):
+        return [_copy(item) for item in value]
+    return value
+
+
+def unpack(packet: Packet, kind: type[M], sender: str) -> M:
+    """The message in a packet, or an error that names the sender."""
+    if packet.message is not None:
+        if type(packet.message) is not kind:
+            raise BadMessageError(
+                sender, f"a {type(packet.message).__name__}, not a {kind.__name__}"
+            )
+        _admit(contents(packet.message), sender)
+        for name in _plain(kind):
+            _finite_value(getattr(packet.message, name), name, sender)
+        return packet.message
+    body = _read_header(packet.header, kind, sender)
+    tensors = _read_block(packet.block, sender)
+    values = _values(body["values"], kind, sender)
+    values.update(_tensor_fields(tensors, body["named"], kind, sender))
+    return kind(**values)
+
+
+def _read_header(header: bytes, kind: type, sender: str) -> dict[str, Any]:
+    if len(header) > LARGEST_HEADER:
+        raise BadMessageError(sender, f"a header of {len(header)} bytes")
+    try:
+        body = json.loads(header)
+    except (ValueError, RecursionError) as error:
+        raise BadMessageError(sender, "its header is not JSON") from error
+    if not isinstance(body, dict) or set(body) != {"kind", "values", "named"}:
+        raise BadMessageError(sender, "its header has other fields than kind, values, named")
+    if not isinstance(body["values"], dict) or not isinstance(body["named"], dict):
+        raise BadMessageError(sender, "its header is not of the agreed form")
+    if body["kind"] != kind.__name__:
+        shown = repr(body["kind"][:80]) if isinstance(body["kind"], str) else "nameless message"
+        raise BadMessageError(sender, f"a {shown}, not a {kind.__name__}")
+    return body
+
+
+def _read_block(block: bytes, sender: str) -> Tensors:
+    try:
+        tensors: Tensors = load(block)
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:
+        raise BadMessageError(sender, "its tensors are not a whole safetensors block") from error
+    _admit(tensors, sender)
+    return tensors
+
+
+def _admit(tensors: Tensors, sender: str) -> None:
+    if len(tensors) > MOST_TENSORS or any(len(name) > LARGEST_NAME for name in tensors):
+        raise BadMessageError(sender, "too many tensors or too long a name")
+    for name, tensor in tensors.items():
+        if tensor.dtype not in ADMITTED:
+            raise BadMessageError(sender, f"tensor {name!r} is of type {tensor.dtype}")
+        if tensor.dim() > MOST_AXES:
+            raise BadMessageError(sender, f"tensor {name!r} has {tensor.dim()} axes")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise BadMessageError(sender, f"tensor {name!r} has numbers that are not finite")
+        if tensor.dtype == torch.bool and bool((tensor.view(torch.uint8) > 1).any()):
+            raise BadMessageError(sender, f"tensor {name!r} has truth values beyond 0 and 1")
+
+
+def _plain(kind: type) -> dict[str, Any]:
+    """The fields that travel in the header, with their types."""
+    return {n: h for n, h in _fields(kind).items() if h is not Tensor and h != Tensors}
+
+
+def _values(given: dict[str, Any], kind: type, sender: str) -> dict[str, Any]:
+    wanted = _plain(kind)
+    if set(given) != set(wanted):
+        raise BadMessageError(sender, f"values {str(sorted(given))[:200]}, not {sorted(wanted)}")
+    read = {}
+    for name, hint in wanted.items():
+        try:
+            read[name] = _adapter(hint).validate_json(json.dumps(given[name]), strict=True)
+        except (ValueError, RecursionError) as error:
+            raise BadMessageError(sender, f"value '{name}' is not of type {hint}") from error
+        _finite_value(read[name], name, sender)
+    return read
+
+
+def _finite_value(value: Any, name: str, sender: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadMessageError(sender, f"value '{name}' is not finite")
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            _finite_value(item, name, sender)
+
+
+def _tensor_fields(
+    tensors: Tensors, named: Mapping[str, Any], kind: type, sender: str
+) -> dict[str, Any]:
+    """The tensors dealt to the fields they belong to; none may be left over or missing."""
+    left, read = dict(tensors), dict[str, Any]()
+    if set(named) != {name for name, hint in _fields(kind).items() if hint == Tensors}:
+        raise BadMessageError(sender, f"named tensors {str(sorted(named))[:200]}")
+    for name, hint in _fields(kind).items():
+        if hint is Tensor:
+            if name not in left:
+                raise BadMessageError(sender, f"tensor '{name}' is missing")
+            read[name] = left.pop(name)
+        elif hint == Tensors:
+            keys = sorted(key for key in left if key.startswith(f"{name}/"))
+            if len(keys) != named[name]:
+                raise BadMessageError(
+                    sender, f"{len(keys)} tensors in '{name}', not as many as said"
+                )
+            read[name] = {key.removeprefix(f"{name}/"): left.pop(key) for key in keys}
+    if left:
+        raise BadMessageError(sender, f"unknown tensor {min(left)!r}")
+    return read
+
+
+def same_shapes(request: Any, reply: Any, sender: str) -> None:
+    """Tensors that a reply gives under a name of its request have the request's names and shapes.
+
+    So weights that come back are the weights that went out, and a client cannot slip in others.
+    """
+    asked, given = _fields(type(request)), _fields(type(reply))
+    for name in asked.keys() & given.keys():
+        if asked[name] == Tensors and given[name] == Tensors:
+            _same(getattr(request, name), getattr(reply, name), name, sender)
+
+
+def _same(asked: Tensors, given: Tensors, field: str, sender: str) -> None:
+    for key in sorted(asked.keys() | given.keys()):
+        if key not in asked or key not in given:
+            raise BadMessageError(sender, f"tensor {key!r} is unknown or missing in '{field}'")
+        wanted, found = asked[key], given[key]
+        if wanted.shape != found.shape or wanted.dtype != found.dtype:
+            raise BadMessageError(
+                sender,
+                f"tensor {key!r} is {found.dtype} {tuple(found.shape)}, "
+                f"not {wanted.dtype} {tuple(wanted.shape)}",
+            )

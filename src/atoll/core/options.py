@@ -1,0 +1,136 @@
+"""Plain mappings become frozen options; a mistake is answered with what would have been right."""
+
+import dataclasses
+import difflib
+import inspect
+import io
+import json
+import tokenize
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from atoll.core.errors import UserError
+
+__all__ = [
+    "AtLeastOne",
+    "Fraction",
+    "NotNegative",
+    "NotNegativeInt",
+    "Option",
+    "Positive",
+    "build",
+    "describe",
+    "nearest",
+]
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+AtLeastOne = Annotated[int, Field(ge=1)]
+NotNegativeInt = Annotated[int, Field(ge=0)]
+
+T = TypeVar("T")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What to do about an unknown name: the nearest known one, else the first of them all."""
+    known = sorted(set(known))
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    more = ", ..." if len(known) > 30 else ""
+    return f"known: {', '.join(known[:30]) or 'none'}{more}"
+
+
+def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
+    """The options of this kind with these values; everything else has its default."""
+    fields = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for name in values:
+        if name not in fields:
+            raise UserError(f"unknown option '{name}'", where, nearest(name, fields))
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(dict(values)), strict=True)
+    except (TypeError, ValueError) as error:
+        if not isinstance(error, ValidationError):
+            raise UserError(
+                "an option has a value of an unknown type", where, str(error)
+            ) from error
+        raise _explained(error, values, where) from error
+
+
+def _explained(error: ValidationError, values: Mapping[str, Any], where: str) -> UserError:
+    """The first complaint of pydantic in the words of an option and its value."""
+    first = error.errors(include_url=False)[0]
+    name = str(first["loc"][0]) if first["loc"] else "options"
+    shown = json.dumps(values.get(name), default=str)
+    remedy = str(first["msg"])  # its first letter alone: a choice may have capitals in it
+    return UserError(f"option '{name}' cannot be {shown}", where, remedy[:1].lower() + remedy[1:])
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One option as `atoll show` prints it."""
+
+    name: str
+    kind: str
+    default: Any
+    range: str
+    remark: str
+
+
+def describe(kind: type) -> list[Option]:
+    """Every option of this kind with its type, default, range and the remark beside it."""
+    hints = get_type_hints(kind, include_extras=True)
+    remarks = _remarks(kind)
+    return [
+        Option(
+            field.name,
+            _kind(hints[field.name]),
+            _default(field),
+            _range(hints[field.name]),
+            remarks.get(field.name, ""),
+        )
+        for field in dataclasses.fields(kind)
+    ]
+
+
+def _default(field: "dataclasses.Field[Any]") -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _remarks(kind: type) -> dict[str, str]:
+    """The comment that ends the line of each field, read from the source."""
+    remarks, name = dict[str, str](), ""
+    for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(kind)).readline):
+        before = token.line[: token.start[1]].strip()
+        if token.type == tokenize.NAME and not before:
+            name = token.string
+        if token.type == tokenize.COMMENT and before and name:
+            remarks.setdefault(name, token.string.lstrip("# ").strip())
+    return remarks
+
+
+def _kind(hint: Any) -> str:
+    if hasattr(hint, "__metadata__"):
+        return _kind(hint.__origin__)
+    if get_origin(hint) is Literal:
+        return " | ".join(str(choice) for choice in get_args(hint))
+    if get_origin(hint) is tuple:
+        return f"list of {_kind(get_args(hint)[0])}"
+    if isinstance(hint, type) and not get_args(hint):
+        return hint.__name__
+    return str(hint).replace("typing.", "").replace("collections.abc.", "")
+
+
+def _range(hint: Any) -> str:
+    limits = []
+    for extra in getattr(hint, "__metadata__", ()):
+        for limit in getattr(extra, "metadata", ()):
+            for sign, attribute in ((">", "gt"), (">=", "ge"), ("<", "lt"), ("<=", "le")):
+                if hasattr(limit, attribute):
+                    limits.append(f"{sign} {getattr(limit, attribute):g}")
+    return ", ".join(limits)

@@ -1,0 +1,80 @@
+"""Random streams that have names: a draw depends on the names alone, not on earlier draws.
+
+Permutations come from a counter: row i gets the 64-bit hash of (key, i), and the order of the
+hashes is the order of the rows. The hash is whole-number arithmetic, so every device gives the
+same order, and the orders of many clients can be drawn in one call.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["Stream", "permutations"]
+
+Device = torch.device  # Stream has a method named torch
+
+
+def _key(*names: str | int) -> int:
+    """A signed 64-bit number that depends on every name and on their order."""
+    text = "\x1f".join(_part(name) for name in names)
+    return int.from_bytes(
+        hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True
+    )
+
+
+def _part(name: str | int) -> str:
+    if not isinstance(name, str):
+        return f"int:{int(name)}"  # a whole number of numpy is the same name as Python's
+    return "str:" + name.replace("\\", "\\\\").replace("\x1f", "\\x1f")  # no name ends early
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A place in the tree of names; its draws are functions of that place."""
+
+    key: int
+
+    @staticmethod
+    def of(*names: str | int) -> "Stream":
+        """The stream with these names, the seed first."""
+        return Stream(_key(*names))
+
+    def child(self, *names: str | int) -> "Stream":
+        """The stream below this one with these further names."""
+        return Stream(_key(self.key, *names))
+
+    def numpy(self) -> np.random.Generator:
+        """A numpy generator (counter-based) for first weights, splits and generated data."""
+        return np.random.Generator(np.random.Philox(key=self.key & 0xFFFF_FFFF_FFFF_FFFF))
+
+    def permutation(self, count: int, device: Device | None = None) -> Tensor:
+        """The numbers 0..count-1 in this stream's order."""
+        return permutations(torch.tensor([self.key], device=device), count)[0]
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+# The multipliers of the splitmix64 finaliser (Steele, Lea, Flood 2014), as signed 64-bit numbers.
+_STEP, _FIRST, _SECOND = (
+    _signed(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+
+
+def _shift(bits: Tensor, count: int) -> Tensor:
+    """A right shift that fills with zeros (torch's own copies the sign)."""
+    return (bits >> count) & ((1 << (64 - count)) - 1)
+
+
+def permutations(keys: Tensor, count: int) -> Tensor:
+    """For each key one order of 0..count-1: (keys,) -> (keys, count), equal on every device."""
+    index = torch.arange(1, count + 1, device=keys.device, dtype=torch.int64)
+    bits = keys[:, None] + index * _STEP
+    bits = (bits ^ _shift(bits, 30)) * _FIRST
+    bits = (bits ^ _shift(bits, 27)) * _SECOND
+    bits = bits ^ _shift(bits, 31)
+    return torch.argsort(bits, dim=1, stable=True)

@@ -1,0 +1,35 @@
+"""Rows of data as training sees them; both the data and the learning layer speak of them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Rows"]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows on the device: common inputs, inputs of one site alone, labels.
+
+    A stack of clients has one more axis in front of every tensor.
+    """
+
+    x: Tensor  # (rows, common columns), or (rows, channels, height, width)
+    own: Tensor  # (rows, own columns)
+    y: Tensor  # (rows,)
+    share: Tensor | None = None  # (rows,) how much a row counts, where some stand in for none
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return self.y.shape[-1]
+
+    def at(self, index: Tensor | slice) -> "Rows":
+        """The rows with these numbers, in this order."""
+        share = None if self.share is None else self.share[index]
+        return Rows(self.x[index], self.own[index], self.y[index], share)
+
+    @property
+    def all(self) -> Tensor:
+        """Common and own columns side by side."""
+        return torch.cat([self.x, self.own], -1) if self.own.shape[-1] else self.x

@@ -1,0 +1,71 @@
+"""Data sets by name: load one, list all, say whether one is here."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_type_hints
+
+from atoll.core import options
+from atoll.core.errors import UserError
+from atoll.data import fetch, images, tabular, text
+from atoll.data.dataset import Dataset
+
+__all__ = ["About", "Dataset", "about", "load", "names"]
+
+SOURCES = {"table": tabular, "image": images, "text": text}
+
+
+@dataclass(frozen=True)
+class About:
+    """One line on a data set, and whether it is here now."""
+
+    name: str
+    kind: str
+    line: str
+    presence: Literal["embedded", "found", "to be downloaded", "not available"]
+    where: str  # the file that was found, the address, or the file that is missing
+
+
+def names() -> list[str]:
+    """The names of all data sets, sorted."""
+    return sorted(name.replace("_", "-") for module in SOURCES.values() for name in module.__all__)
+
+
+def load(name: str, **given: Any) -> Dataset:
+    """The data set of this name; what else may be given stands in its function's signature."""
+    _, source = _source(name)
+    hints = get_type_hints(source, include_extras=True)
+    fields = [
+        (parameter.name, hints[parameter.name], dataclasses.field(default=parameter.default))
+        for parameter in inspect.signature(source).parameters.values()
+    ]
+    kind = dataclasses.make_dataclass("Given", fields)
+    checked: Any = options.build(kind, given, f"data set '{name}'")
+    return source(**dataclasses.asdict(checked))
+
+
+def about(name: str) -> About:
+    """What a data set is and whether it is embedded, found, to be downloaded or not available."""
+    name = name.replace("_", "-")
+    kind, source = _source(name)
+    line = (source.__doc__ or "").splitlines()[0]
+    groups = SOURCES[kind].FILES.get(name)
+    if groups is None:
+        return About(name, kind, line, "embedded", "")
+    for group in groups:
+        paths = [fetch.find([file.path]) for file in group]
+        if all(paths):
+            return About(name, kind, line, "found", str(paths[0]))
+    for group in groups:
+        if all(file.url for file in group):
+            return About(name, kind, line, "to be downloaded", group[0].url)
+    return About(name, kind, line, "not available", str(fetch.folder() / groups[0][0].path))
+
+
+def _source(name: str) -> tuple[str, Callable[..., Dataset]]:
+    """The function of this name and the kind of data it makes."""
+    for kind, module in SOURCES.items():
+        if name.replace("-", "_") in module.__all__:
+            return kind, getattr(module, name.replace("-", "_"))
+    raise UserError(f"unknown data set '{name}'", "data", options.nearest(name, names()))

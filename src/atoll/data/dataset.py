@@ -1,0 +1,70 @@
+"""A data set: arrays with names."""
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+__all__ = ["Dataset"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Inputs, labels, and the names of columns and classes; knows no clients and no time."""
+
+    name: str
+    kind: Literal["table", "image", "text"]
+    # table (rows, columns) float32; image (rows, channels, height, width) uint8;
+    # text (rows, tokens) int32
+    x: Array
+    y: Array  # (rows,) int64, an index into classes
+    columns: tuple[str, ...]  # names of a table's columns, empty for images and text
+    classes: tuple[str, ...]
+    source: str  # where it comes from and under which licence
+    partial: str = ""  # what is missing, in words; empty for a complete set
+    test: Array | None = None  # (rows,) bool, the official test rows where the set has them
+    group: Array | None = None  # (rows,) int64, an index into groups: a row's site, domain or task
+    groups: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # text: the word of each token; 0 is padding, 1 is unknown
+
+    def __post_init__(self) -> None:
+        """Refuse arrays that do not fit together."""
+        assert len(self.x) == len(self.y)
+        assert not self.columns or len(self.columns) == self.x.shape[1]
+        assert self.test is None or len(self.test) == len(self.y)
+        assert self.group is None or len(self.group) == len(self.y)
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self.y)
+
+    @property
+    def title(self) -> str:
+        """The name as tables show it: a partial set says so."""
+        return f"{self.name} (partial: {self.partial})" if self.partial else self.name
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of all content; equal data give equal fingerprints."""
+        digest = hashlib.sha256()
+        for array in (self.x, self.y, self.test, self.group):
+            if array is not None:
+                digest.update(f"{array.dtype}{array.shape}".encode())
+                digest.update(np.ascontiguousarray(array).tobytes())
+        for names in (self.columns, self.classes, self.groups, self.words):
+            digest.update("\x1f".join(names).encode() + b"\x1e")
+        return digest.hexdigest()
+
+    def only(self, rows: Array) -> "Dataset":
+        """The same set with these rows alone."""
+        return replace(
+            self,
+            x=self.x[rows],
+            y=self.y[rows],
+            test=None if self.test is None else self.test[rows],
+            group=None if self.group is None else self.group[rows],
+        )

@@ -1,0 +1,191 @@
+"""Files of public data sets: look in the data folder, else download once, verify, keep.
+
+A file whose sha256 has been published is pinned: any other content is refused. Where nobody has
+published one (`sha256=None`) the first download is trusted: its sha256 is written beside it and
+every later load must agree, so a change is seen, but a wrong first copy is caught only by the
+checks of rows, columns and classes.
+"""
+
+import hashlib
+import http.client
+import os
+import ssl
+import struct
+import tarfile
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.core.errors import EXIT_DATA_MISSING, UserError
+
+__all__ = ["File", "Group", "find", "folder", "obtain", "reading", "refused"]
+
+TIMEOUT_SECONDS = 30.0
+BLOCK = 1 << 20  # bytes read at once
+DAMAGE = (
+    *(OSError, EOFError, ValueError, TypeError, LookupError, NotImplementedError),  # pyarrow's too
+    *(struct.error, zlib.error, zipfile.BadZipFile, tarfile.TarError),
+)  # what readers raise on a file that is cut, changed or of another format
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a data set: its place in the data folder, its hash, where it can be had."""
+
+    path: str  # below the data folder, with forward slashes
+    sha256: str | None = None  # None: nobody has published one
+    url: str = ""  # the official source; empty: there is no single file to download
+    page: str = ""  # where it is described, for a file that must be put there by hand
+
+
+Group = tuple[File, ...]  # files that are read together
+
+
+def folder() -> Path:
+    """The folder of all data: ATOLL_DATA, else the user's cache folder."""
+    if given := os.environ.get("ATOLL_DATA"):
+        return Path(given).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "atoll"
+
+
+def find(names: Sequence[str]) -> Path | None:
+    """The first of these files that is in the data folder."""
+    paths = [folder() / name for name in names]
+    return next((path for path in paths if path.is_file()), None)
+
+
+def obtain(name: str, groups: Sequence[Group]) -> list[Path]:
+    """The verified files of the first group that is there, else that can be downloaded."""
+    for group in groups:
+        if all(find([file.path]) for file in group):
+            return [_verified(file) for file in group]
+    for group in groups:
+        if all(file.url for file in group):
+            return [_verified(file) if find([file.path]) else _download(file) for file in group]
+    wanted = groups[0][0]
+    raise UserError(
+        f"data set '{name}' is not here: no file {_names(groups)}",
+        f"looked in {folder()}",
+        f"put {wanted.path} there (see {wanted.page}) or point ATOLL_DATA at a folder that has it",
+        EXIT_DATA_MISSING,
+    )
+
+
+def _names(groups: Sequence[Group]) -> str:
+    return " or ".join(" + ".join(file.path for file in group) for group in groups)
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _beside(path: Path) -> Path:
+    """Where the hash of a file without a published one is kept."""
+    return path.with_name(path.name + ".sha256")
+
+
+def _verified(file: File) -> Path:
+    """The file in the data folder, if its content is what it must be."""
+    path = folder() / file.path
+    try:
+        kept = _beside(path)
+        expected = file.sha256 or (kept.read_text().split()[0] if kept.is_file() else None)
+        if expected is None:
+            return path
+        actual = _hash(path)
+    except (OSError, IndexError) as error:
+        raise refused(path, f"cannot be checked: {error}") from error
+    if actual != expected:
+        raise refused(path, f"has sha256 {actual}, expected {expected}")
+    return path
+
+
+def _download(file: File) -> Path:
+    """Fetch, check, then rename into place: no half file is ever seen under the final name."""
+    path = folder() / file.path
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        actual = _receive(file.url, part)
+        if file.sha256 not in (None, actual):
+            raise refused(path, f"came with sha256 {actual}, expected {file.sha256}", file.url)
+        if file.sha256 is None:
+            _beside(path).write_text(f"{actual}  {path.name}\n")
+        part.replace(path)
+        _settle(path.parent)
+    except (urllib.error.URLError, http.client.HTTPException, ConnectionError) as error:
+        raise _unreachable(file, path, error) from error
+    except (TimeoutError, ssl.SSLError, ValueError) as error:
+        raise _unreachable(file, path, error) from error
+    except OSError as error:
+        remedy = "free some space, or point ATOLL_DATA at a folder you can write to"
+        raise UserError(f"cannot keep {path.name}: {error}", str(path.parent), remedy) from error
+    finally:
+        with suppress(OSError):  # the folder itself may be the trouble
+            part.unlink(missing_ok=True)
+    return path
+
+
+def _receive(url: str, part: Path) -> str:
+    """Write what the address gives to this file, down to the disk; its sha256."""
+    digest, count = hashlib.sha256(), 0
+    with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer, part.open("wb") as stream:
+        while block := answer.read(BLOCK):
+            stream.write(block)
+            digest.update(block)
+            count += len(block)
+        length = answer.headers.get("Content-Length")
+        if length is not None and count != int(length):
+            raise http.client.HTTPException(f"{count} of {length} bytes came")
+        stream.flush()
+        os.fsync(stream.fileno())
+    return digest.hexdigest()
+
+
+def _settle(parent: Path) -> None:
+    """Bring a rename to the disk, where the system can."""
+    if os.name == "posix":
+        handle = os.open(parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _unreachable(file: File, path: Path, error: Exception) -> UserError:
+    return UserError(
+        f"{path.name} is not here and could not be downloaded: {error}",
+        f"looked for {path}",
+        f"curl -fL --create-dirs -o '{path}' '{file.url}'",
+        EXIT_DATA_MISSING,
+    )
+
+
+def refused(path: Path, reason: str, url: str = "") -> UserError:
+    """A file that is there but cannot be used."""
+    remedy = (
+        f"look at {url} in a browser: the source has changed or something stands in between"
+        if url
+        else "delete it, then run again or put the right file there"
+    )
+    return UserError(f"{path.name} {reason}", str(path), remedy, EXIT_DATA_MISSING)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """What goes wrong while a file is read becomes an error that names the file."""
+    try:
+        yield
+    except DAMAGE as error:
+        words = " ".join(str(error).split())[:200]
+        raise refused(path, f"cannot be read: {words}") from error

@@ -1,0 +1,42 @@
+"""Who holds which rows and columns at which stage: index arrays only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Holding", "Scenario"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What one client has at one stage."""
+
+    train: Array  # rows it learns from
+    valid: Array  # rows it chooses by
+    own: Array  # columns that it alone holds, beside the common ones
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Clients, stages, and the tasks that are tested; holds no values of the data."""
+
+    clients: tuple[str, ...]  # ids, sorted
+    holdings: Mapping[str, tuple[Holding, ...]]  # one for each stage
+    common: Array  # columns that every client holds
+    tests: Mapping[str, tuple[Array, ...]]  # for each client the test rows of each task
+    tasks: tuple[str, ...]  # what is tested, by name
+    known_at: tuple[int, ...]  # for each task the stage from which it can be tested
+    labels_at_server: bool = False  # vertical: clients hold columns, the server holds the labels
+
+    @property
+    def stages(self) -> int:
+        """How many stages there are."""
+        return len(self.holdings[self.clients[0]])
+
+    def tasks_at(self, stage: int) -> list[int]:
+        """The tasks that can be tested at a stage."""
+        return [task for task, since in enumerate(self.known_at) if since <= stage]

@@ -1,0 +1,146 @@
+"""A site: all that one part of a method may see."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from atoll.core.federation import Moment
+from atoll.core.rng import Stream
+from atoll.core.rows import Rows
+from atoll.data.dataset import Dataset
+from atoll.data.scenario import Scenario
+
+__all__ = ["Scale", "Shelf", "Site"]
+
+Array = np.ndarray[Any, Any]
+Scale = Literal["global", "local", "none"]
+Network = Callable[[tuple[int, ...], int, Stream], nn.Module]  # input shape, classes, initial draw
+
+
+class Shelf:
+    """The data of a run, on the device once, shared by the sites of one process."""
+
+    def __init__(
+        self, dataset: Dataset, scale: Scale, train: Array, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """Fit the scaling on the training rows alone; `local` is left to each site."""
+        self.scale = scale
+        x = torch.from_numpy(np.ascontiguousarray(dataset.x))
+        if dataset.kind == "image":
+            x = x.to(dtype) / 127.5 - 1
+        elif dataset.kind == "table":
+            x = x.to(dtype)
+            if scale == "global":
+                x = standardised(x, x[torch.from_numpy(train)])
+        self.x = x.to(device)
+        self.y = torch.from_numpy(dataset.y).to(device)
+        self._taken: dict[bytes, Tensor] = {}
+
+    def inputs(self, rows: Array, columns: Array | None) -> Tensor:
+        """Rows and columns of the inputs; a request made before gives the same tensor."""
+        key = rows.tobytes() + b"|" + (b"all" if columns is None else columns.tobytes())
+        if key not in self._taken:
+            taken = self.x[torch.from_numpy(rows).to(self.x.device)]
+            if columns is not None:
+                taken = taken[:, torch.from_numpy(columns).to(self.x.device)]
+            self._taken[key] = taken.contiguous()
+        return self._taken[key]
+
+    def labels(self, rows: Array) -> Tensor:
+        """The labels of these rows."""
+        return self.y[torch.from_numpy(rows).to(self.y.device)]
+
+
+def standardised(x: Tensor, fit: Tensor) -> Tensor:
+    """Columns with the mean 0 and deviation 1 that they have in `fit`; constant ones are left."""
+    if not len(fit):
+        return x
+    deviation, mean = torch.std_mean(fit.double(), 0, correction=0)
+    moving = deviation > 0
+    return torch.where(moving, (x - mean) / torch.where(moving, deviation, 1), x).to(x.dtype)
+
+
+class Site:
+    """One part's view of the data, its networks, its random streams, its device."""
+
+    def __init__(
+        self,
+        id: str,
+        shelf: Shelf,
+        dataset: Dataset,
+        scenario: Scenario,
+        seed: int,
+        network: Network,
+    ) -> None:
+        """Remember where things are; nothing is copied before it is asked for."""
+        self.id, self.classes, self.clients = id, dataset.classes, scenario.clients
+        self.device, self.dtype = shelf.x.device, shelf.x.dtype
+        self._shelf, self._scenario, self._seed, self._network = shelf, scenario, seed, network
+        self._table = dataset.kind == "table"
+        self._shape: tuple[int, ...] = tuple(dataset.x.shape[1:])
+        self._kept: dict[tuple[str, int], Rows] = {}
+
+    def train(self, stage: int) -> Rows:
+        """The rows that this site learns from at a stage."""
+        return self._rows("train", stage)
+
+    def valid(self, stage: int) -> Rows:
+        """The rows that this site chooses by at a stage."""
+        return self._rows("valid", stage)
+
+    def test(self, task: int) -> Rows:
+        """The rows of a task that this site may be tested on."""
+        return self._rows("test", task)
+
+    def inputs(self, own: bool = False, stage: int = 0) -> tuple[int, ...]:
+        """The shape of a row: the common columns, with `own` this site's further ones too."""
+        if not self._table:
+            return self._shape
+        further = len(self._scenario.holdings[self.id][stage].own) if own else 0
+        return (len(self._scenario.common) + further,)
+
+    def model(self, own: bool = False) -> nn.Module:
+        """A network for the common columns, with `own` for this site's further ones too.
+
+        Its first weights depend on the run's seed alone, so all parts have the same; a network
+        that also reads own columns is drawn for this site.
+        """
+        stream = self.stream("model") if own else Stream.of(self._seed, "model")
+        model = self._network(self.inputs(own), len(self.classes), stream)
+        return model.to(self.device, self.dtype)
+
+    def stream(self, *names: str | int | Moment) -> Stream:
+        """A random stream of this site; a moment among the names stands for its stage and round."""
+        flat: list[str | int] = []
+        for name in names:
+            flat.extend((name.stage, name.round) if isinstance(name, Moment) else (name,))
+        return Stream.of(self._seed, self.id, *flat)
+
+    def _rows(self, part: str, number: int) -> Rows:
+        if (part, number) not in self._kept:
+            holdings = self._scenario.holdings[self.id]
+            rows = (
+                self._scenario.tests[self.id][number]
+                if part == "test"
+                else getattr(holdings[number], part)
+            )
+            holding = holdings[min(number, len(holdings) - 1)]
+            self._kept[part, number] = self._scaled(self._taken(rows, holding.own), holding.train)
+        return self._kept[part, number]
+
+    def _taken(self, rows: Array, own: Array) -> Rows:
+        common = self._scenario.common if self._table else None
+        x = self._shelf.inputs(rows, common)
+        further = self._shelf.inputs(rows, own) if self._table else x.new_zeros((len(rows), 0))
+        return Rows(x, further, self._shelf.labels(rows))
+
+    def _scaled(self, rows: Rows, train: Array) -> Rows:
+        """With `local` scaling, the rows as this site's own training rows scale them."""
+        if self._shelf.scale != "local" or not self._table:
+            return rows
+        holding = self._scenario.holdings[self.id][0]
+        fit = self._taken(train if len(train) else holding.train, holding.own)
+        return Rows(standardised(rows.x, fit.x), standardised(rows.own, fit.own), rows.y)

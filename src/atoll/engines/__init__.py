@@ -1,0 +1,1 @@
+"""Engines carry messages to where the clients live."""

@@ -1,0 +1,160 @@
+"""The local engine: clients are objects in this process, asked one after another."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from atoll.core.errors import ClientFailedError, UserError
+from atoll.core.federation import Moment, begin
+from atoll.core.messages import Packet, Tensors
+from atoll.core.record import Record, disk_errors
+from atoll.data.dataset import Dataset
+from atoll.engines.workshop import Workshop
+from atoll.learning.weights import copied
+from atoll.runs.config import RunConfig, read, resolve, to_toml
+from atoll.runs.loop import Progress, facts, go, same_data
+from atoll.runs.parts import Parts, parts
+from atoll.runs.result import write_result
+
+__all__ = ["LocalEngine", "execute", "fresh_folder", "last_folder", "prepare", "recorded"]
+
+
+class Bench(Protocol):
+    """Where work is done."""
+
+    def do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
+        """The results of jobs by the id of who asked for them."""
+        ...
+
+
+class LocalEngine:
+    """Clients in this process; each is built when it is first asked."""
+
+    def __init__(self, parts: Parts, workshop: Bench | None = None) -> None:
+        self._parts = parts
+        self._clients: dict[str, Any] = {}
+        self.workshop: Bench = workshop or Workshop("loop")
+
+    def _client(self, id: str) -> Any:
+        if id not in self._clients:
+            self._clients[id] = self._parts.client(id)
+        return self._clients[id]
+
+    def carry(
+        self, action: str, moment: Moment, packets: Mapping[str, Packet]
+    ) -> Mapping[str, Packet]:
+        """Ask the clients; the work they yield is done in the workshop."""
+        answers: dict[str, Packet] = {}
+        steps = {
+            id: begin(self._client(id), action, moment, packet) for id, packet in packets.items()
+        }
+        results: dict[str, Any] = dict.fromkeys(steps)
+        while results:
+            jobs = {}
+            for id, result in results.items():
+                with _named(id, action):
+                    try:
+                        jobs[id] = steps[id].send(result)
+                    except StopIteration as end:
+                        answers[id] = end.value
+            with _named("of this round", action):
+                results = self.workshop.do(jobs)
+        return answers
+
+    def states(self) -> dict[str, Tensors]:
+        """The state of every client that has been asked."""
+        return {id: self._clients[id].state() for id in sorted(self._clients)}
+
+    def restore(self, states: Mapping[str, Tensors]) -> None:
+        """Give clients their state back; those without one begin anew."""
+        for id, state in states.items():
+            if state:
+                self._client(id).restore(copied(state))
+
+
+@contextmanager
+def _named(client: str, action: str) -> Iterator[None]:
+    """Whatever fails is told with the client it failed at."""
+    try:
+        yield
+    except (UserError, ClientFailedError):
+        raise
+    except Exception as error:
+        raise ClientFailedError(client, action, f"{type(error).__name__}: {error}") from error
+
+
+def execute(
+    config: RunConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    watch: Callable[[Progress], None] = lambda progress: None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> None:
+    """Run a config in a folder, or go on with the run that is there."""
+    made, record = prepare(config, folder, resume)
+    options = config.engine_options()
+    engine = LocalEngine(made, Workshop(options.mode, folder, options.tf32))
+    go(made, engine, record, watch, stopping)
+    write_result(folder)
+
+
+def prepare(
+    config: RunConfig, folder: Path, resume: bool, data: dict[str, Dataset] | None = None
+) -> tuple[Parts, Record]:
+    """The parts of a run and its open record; every mistake is found before anything is written."""
+    threads = config.engine_options().threads
+    if threads:
+        torch.set_num_threads(threads)
+    made = parts(config, data)
+    made.client(made.scenario.clients[0])
+    if resume and (folder / "config.toml").exists():
+        same_data(made, _facts(folder), str(folder))
+        return made, Record(folder)
+    return made, Record.create(folder, to_toml(config), facts(made))
+
+
+def fresh_folder(name: str) -> Path:
+    """The next folder runs/NAME-1, runs/NAME-2, ... that is not there yet."""
+    taken = [number for number, _ in _folders(name)]
+    return Path("runs") / f"{name}-{max(taken, default=0) + 1}"
+
+
+def last_folder(name: str) -> Path:
+    """The newest folder runs/NAME-N."""
+    found = _folders(name)
+    if not found:
+        raise UserError(
+            f"no run of '{name}' to go on with", "runs", "leave --resume out, or give --out"
+        )
+    return max(found)[1]
+
+
+def _folders(name: str) -> list[tuple[int, Path]]:
+    found = []
+    for path in Path("runs").glob(f"{name}-*"):
+        number = path.name.removeprefix(f"{name}-")
+        if number.isdigit():
+            found.append((int(number), path))
+    return found
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    path = folder / "facts.json"
+    with disk_errors(path):
+        text = path.read_text()
+    try:
+        return dict(json.loads(text))
+    except ValueError as error:
+        raise UserError(
+            "not a run's facts", str(path), "start a new run in another folder"
+        ) from error
+
+
+def recorded(folder: Path) -> RunConfig:
+    """The config that a run's folder was made with."""
+    return resolve(read(str(folder / "config.toml")), str(folder / "config.toml"))

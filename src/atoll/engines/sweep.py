@@ -1,0 +1,142 @@
+"""A sweep: many runs at once, in step with each other, so that works of one form are one stack.
+
+Each run has a thread, a server and a record of its own and knows nothing of the others. A thread
+that has work to be done waits until every other run has some too, or has ended; then all of it is
+done at once. Nothing depends on which thread comes first.
+"""
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.core.errors import UserError
+from atoll.core.record import disk_errors, write_whole
+from atoll.data.dataset import Dataset
+from atoll.engines.local import LocalEngine, prepare
+from atoll.engines.workshop import Workshop
+from atoll.runs.config import RunConfig, change, place, resolve
+from atoll.runs.loop import Progress, go
+from atoll.runs.result import Run, write_result
+
+__all__ = ["Point", "points", "sweep"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep: its place on the axes, its config, its folder."""
+
+    axes: dict[str, Any]
+    config: RunConfig
+    folder: Path
+
+
+def points(values: dict[str, Any], axes: Mapping[str, Sequence[Any]], folder: Path) -> list[Point]:
+    """Every combination of the axes' values; each gets a folder named after it."""
+    full = {place(key, values): list(items) for key, items in axes.items()}
+    if not full or not all(full.values()):
+        raise UserError("an axis without values", "--axis", "write for example --axis seed=0..4")
+    found = []
+    for number, chosen in enumerate(itertools.product(*full.values())):
+        here = dict(zip(full, chosen, strict=True))
+        config = resolve(change(values, here), "sweep")
+        found.append(Point(here, config, folder / f"point-{number:04d}"))
+    return found
+
+
+class _Meeting:
+    """Where runs that have work wait for each other."""
+
+    def __init__(self, workshop: Workshop, count: int) -> None:
+        self.workshop, self.alive = workshop, count
+        self.waiting: dict[int, dict[str, Any]] = {}
+        self.results: dict[int, Any] = {}
+        self.changed = threading.Condition()
+
+    def do(self, number: int, jobs: dict[str, Any]) -> dict[str, Any]:
+        """The results of one run's jobs, done with those of all the others."""
+        if not jobs:
+            return {}
+        with self.changed:
+            self.waiting[number] = jobs
+            self._work_if_all_wait()
+            self.changed.wait_for(lambda: number in self.results)
+            result = self.results.pop(number)
+        if isinstance(result, BaseException):
+            raise result
+        return dict(result)
+
+    def leave(self) -> None:
+        """A run has ended; the others wait for one less."""
+        with self.changed:
+            self.alive -= 1
+            self._work_if_all_wait()
+
+    def _work_if_all_wait(self) -> None:
+        if not self.waiting or len(self.waiting) < self.alive:
+            return
+        asked = {n: self.waiting[n] for n in sorted(self.waiting)}
+        self.waiting = {}
+        together = {f"{n}/{id}": job for n, jobs in asked.items() for id, job in jobs.items()}
+        try:
+            done = self.workshop.do(together)
+            self.results = {n: {id: done[f"{n}/{id}"] for id in jobs} for n, jobs in asked.items()}
+        except Exception as error:  # every run is told
+            self.results = dict.fromkeys(asked, error)
+        self.changed.notify_all()
+
+
+class _Seat:
+    """A run's place at the meeting, in the form of a workshop."""
+
+    def __init__(self, meeting: _Meeting, number: int) -> None:
+        self.meeting, self.number = meeting, number
+
+    def do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
+        """What a workshop does."""
+        return self.meeting.do(self.number, dict(jobs))
+
+
+def sweep(
+    found: Sequence[Point],
+    folder: Path,
+    *,
+    resume: bool = False,
+    watch: Callable[[Progress], None] = lambda progress: None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> list[Run]:
+    """Run all points; one record each, and sweep.json that says which is which."""
+    data: dict[str, Dataset] = {}
+    ready = [prepare(point.config, point.folder, resume, data) for point in found]
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    index = [{"folder": p.folder.name, "axes": p.axes} for p in found]
+    write_whole(folder / "sweep.json", json.dumps(index, indent=1).encode() + b"\n")
+    options = found[0].config.engine_options()
+    meeting = _Meeting(Workshop(options.mode, folder, options.tf32), len(found))
+    failures: dict[int, BaseException] = {}
+
+    def one(number: int) -> None:
+        made, record = ready[number]
+        try:
+            go(made, LocalEngine(made, _Seat(meeting, number)), record, watch, stopping)
+            write_result(found[number].folder)
+        except BaseException as error:  # raised again below
+            failures[number] = error
+        finally:
+            meeting.leave()
+
+    threads = [threading.Thread(target=one, args=(n,), daemon=True) for n in range(len(found))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.2)  # so that Ctrl-C is heard
+    if failures:
+        number = min(failures)
+        failures[number].add_note(str(found[number].folder))
+        raise failures[number]
+    return [Run(point.folder) for point in found]

@@ -1,0 +1,211 @@
+"""Does the work that clients yield: one after another, or those of one form together.
+
+`auto` tries both on the first batches of a round, holds the fast way to the slow one within a
+stated tolerance, and takes the faster; what it chose and why is kept with the run, and on this
+machine for later runs, so that equal runs choose alike.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from atoll.core.errors import UserError
+from atoll.core.record import write_whole
+from atoll.learning import models, stacked, train
+from atoll.learning.stacked import (
+    NotStackableError,
+    Stack,
+    form,
+    largest_difference,
+    signature,
+    tally,
+)
+from atoll.learning.train import Tally, Work
+
+__all__ = ["Choice", "Mode", "Workshop"]
+
+Mode = Literal["auto", "loop", "stacked"]
+# Relative, after the batches of a trial in double precision: in single precision the first steps
+# of Adam take the sign of gradients that are rounding errors, and nothing could be told from it.
+TOLERANCE = 1e-8
+TRIAL = 3  # batches of a trial
+STACKS = 8  # stacks that keep their buffers
+GAIN = 0.95  # a stack must need less than this share of the loop's time
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How works of one form are done, and why."""
+
+    work: str  # what it is, in short
+    members: int
+    mode: Literal["loop", "stacked"]
+    reason: str
+    difference: float = 0.0  # between the two ways, relative, largest over all weights
+    tolerance: float = 0.0
+    ratio: float = 0.0  # time of the loop over time of the stack, in the trial
+
+
+class Workshop:
+    """Where works are done; remembers what it chose."""
+
+    def __init__(self, mode: Mode = "auto", folder: Path | None = None, tf32: bool = False) -> None:
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        self.mode, self.folder = mode, folder
+        self.choices: dict[str, Choice] = choices(folder) if folder else {}
+        self._stacks: dict[Hashable, Stack] = {}
+
+    def do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
+        """The results of jobs by the id of who asked for them."""
+        groups: dict[Hashable, list[str]] = {}
+        for id, job in jobs.items():
+            groups.setdefault(self._form(id, job), []).append(id)
+        done: dict[str, Any] = {}
+        for key, ids in groups.items():
+            works = [jobs[id] for id in ids]
+            together = len(ids) > 1 and self._choice(key, works).mode == "stacked"
+            results = self._together(key, works) if together else [job() for job in works]
+            done |= dict(zip(ids, results, strict=True))
+        return done
+
+    def _form(self, id: str, job: Any) -> Hashable:
+        if self.mode == "loop":
+            return id
+        try:
+            return form(job)
+        except NotStackableError as reason:
+            choice = Choice(type(job).__name__, 1, "loop", str(reason))
+            self._chose(_name(str(reason)), choice)
+            return id
+
+    def _choice(self, key: Hashable, jobs: Sequence[Any]) -> Choice:
+        name = _name(f"{key!r} x {len(jobs)} on {_machine(jobs[0])}")
+        if name not in self.choices and self.mode == "stacked":
+            self._chose(name, Choice(_what(key), len(jobs), "stacked", "asked for"))
+        elif name not in self.choices:
+            self._chose(name, _remembered(name, lambda: _tried(key, jobs)))
+        return self.choices[name]
+
+    def _together(self, key: Hashable, jobs: Sequence[Any]) -> list[Any]:
+        if isinstance(jobs[0], Tally):
+            return list(tally(jobs))
+        whole = (key, signature(jobs))
+        if whole not in self._stacks:
+            while len(self._stacks) >= STACKS:
+                self._stacks.pop(next(iter(self._stacks)))
+            self._stacks[whole] = Stack(jobs)
+        return list(self._stacks[whole](jobs))
+
+    def _chose(self, name: str, choice: Choice) -> None:
+        """Remember a choice, with the run too, so that it resumes the same way."""
+        if name in self.choices:
+            return
+        self.choices[name] = choice
+        if self.folder:
+            body = {key: asdict(value) for key, value in self.choices.items()}
+            write_whole(self.folder / "engine.json", json.dumps(body, indent=1).encode() + b"\n")
+
+
+def choices(folder: Path) -> dict[str, Choice]:
+    """The choices that were kept with a run."""
+    path = folder / "engine.json"
+    if not path.exists():
+        return {}
+    try:
+        return {name: Choice(**body) for name, body in json.loads(path.read_text()).items()}
+    except (ValueError, TypeError) as error:
+        raise UserError("not an engine's choices", str(path), "delete the file") from error
+
+
+def _name(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _what(key: Any) -> str:
+    return str(key[0]) if isinstance(key, tuple) else "work"
+
+
+def _machine(job: Any) -> str:
+    """What a choice depends on beside the form of the work: the device, torch, and our own code."""
+    device = job.rows.y.device
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    code = b"".join(Path(str(module.__file__)).read_bytes() for module in (stacked, train, models))
+    code = hashlib.blake2b(code, digest_size=8).hexdigest().encode()
+    return f"{where}, {torch.get_num_threads()} threads, torch {torch.__version__}, {code!r}"
+
+
+def _tried(key: Hashable, jobs: Sequence[Any]) -> Choice:
+    """Both ways on the first batches: the stack is taken if it gives the same and is faster."""
+    if isinstance(jobs[0], Tally):
+        return Choice(_what(key), len(jobs), "stacked", "a count without gradient")
+    short = [replace(j, rows=j.rows.at(slice(0, TRIAL * j.batch)), epochs=1) for j in jobs]
+    difference = _difference(short)
+    tolerance, stack = TOLERANCE, Stack(short)
+    loop_seconds, _ = _timed(lambda: [job() for job in short])
+    stack(short)  # the first call makes buffers and captures
+    stack_seconds, _ = _timed(lambda: stack(short))
+    ratio = loop_seconds / stack_seconds
+    if difference > tolerance:
+        reason = f"the stack differs by {difference:.1e}, more than {tolerance:.0e}"
+        return Choice(_what(key), len(jobs), "loop", reason, difference, tolerance, ratio)
+    if 1 / ratio > GAIN:
+        return Choice(
+            _what(key), len(jobs), "loop", "the stack is not faster", difference, tolerance, ratio
+        )
+    return Choice(
+        _what(key), len(jobs), "stacked", "equal and faster", difference, tolerance, ratio
+    )
+
+
+def _difference(jobs: Sequence[Work]) -> float:
+    """The largest difference between both ways, both in double precision."""
+    double = [
+        replace(
+            job,
+            weights={n: _double(w) for n, w in job.weights.items()},
+            moments={n: _double(m) for n, m in job.moments.items()},
+            rows=replace(job.rows, x=_double(job.rows.x), own=_double(job.rows.own)),
+        )
+        for job in jobs
+    ]
+    return max(map(largest_difference, [job() for job in double], Stack(double)(double)))
+
+
+def _double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    _wait()
+    began = time.perf_counter()
+    result = call()
+    _wait()
+    return time.perf_counter() - began, result
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _remembered(name: str, find: Callable[[], Choice]) -> Choice:
+    """What an earlier run on this machine chose for the same form; else what a trial finds."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atoll" / "choices"
+    path = cache / f"{name}.json"
+    try:
+        return Choice(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        found = find()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(asdict(found)).encode())
+    except (OSError, UserError):  # a cache that cannot be written is no cache
+        pass
+    return found

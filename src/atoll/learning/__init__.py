@@ -1,0 +1,1 @@
+"""Torch arithmetic: networks, the local training loop, losses, weights; no messages."""

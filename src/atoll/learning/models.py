@@ -1,0 +1,152 @@
+"""Networks as functions of (input shape, classes, options); first weights from a named stream.
+
+A stack of networks has one more axis in front of every weight. All functions here take weights
+with such axes and without: a bank of second columns, a stack of clients, a stack of banks.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F  # noqa: N812
+
+from atoll.core.options import AtLeastOne
+from atoll.core.rng import Stream
+
+__all__ = ["MLP", "Architecture", "ModelOptions", "draw_linear", "linear", "network", "outputs"]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which network the clients train."""
+
+    name: Literal["mlp"] = "mlp"  # the kind of network
+    widths: tuple[AtLeastOne, ...] = (512, 256, 128)  # hidden layers; none for a linear model
+
+
+def draw_linear(outputs: int, inputs: int, stream: Stream, bias: bool = True) -> list[Tensor]:
+    """First weights of a linear layer, as torch's own: uniform within 1/sqrt(inputs)."""
+    generator = stream.numpy()
+    bound = 1 / math.sqrt(inputs) if inputs else 0.0
+    shapes = [(outputs, inputs), (outputs,)] if bias else [(outputs, inputs)]
+    return [torch.from_numpy(generator.uniform(-bound, bound, shape)).float() for shape in shapes]
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, plus: Tensor | None = None
+) -> Tensor:
+    """x W' + b (+ plus); axes in front of weights are members; x may lack that of a bank."""
+    if weight.dim() == 2:
+        plain = F.linear(x, weight, bias)
+        return plain if plus is None else plain + plus
+    while x.dim() < weight.dim():
+        x = x.unsqueeze(-3)
+    members = weight.shape[:-2]
+    x = x.expand(*members, *x.shape[-2:]).flatten(0, -3)
+    base = plus.flatten(0, -3) if plus is not None else None
+    if bias is not None:
+        row = bias.flatten(0, -2).unsqueeze(1)
+        base = row if base is None else base + row
+    assert base is not None  # a product without any sum is nowhere needed
+    product: Tensor = _SumAndProduct.apply(base, x, weight.flatten(0, -3))
+    return product.view(*members, *product.shape[-2:])
+
+
+class _SumAndProduct(torch.autograd.Function):
+    """base + x W' for each member in one kernel, whose gradient by W lies in memory as W does."""
+
+    @staticmethod
+    def forward(ctx: Any, base: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.row = base.shape[1] == 1 and x.shape[1] != 1
+        return torch.baddbmm(base, x, weight.mT)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        by_base = gradient.sum(1, keepdim=True) if ctx.row else gradient
+        by_x = torch.bmm(gradient, weight) if ctx.needs_input_grad[1] else None
+        by_weight = torch.bmm(gradient.mT, x) if ctx.needs_input_grad[2] else None
+        return by_base, by_x, by_weight
+
+
+class MLP(nn.Module):
+    """Linear layers with ReLU between them; a row is flattened."""
+
+    def __init__(
+        self, shape: tuple[int, ...], widths: Sequence[int], classes: int, stream: Stream
+    ) -> None:
+        """Draw the first weights, each layer from a stream of its own."""
+        super().__init__()
+        sizes = [math.prod(shape), *widths, classes]
+        self.depth, self.axes = len(sizes) - 1, len(shape)
+        for i, (below, above) in enumerate(pairwise(sizes)):
+            weight, bias = draw_linear(above, below, stream.child("layer", i))
+            self.register_parameter(f"weight{i}", nn.Parameter(weight))
+            self.register_parameter(f"bias{i}", nn.Parameter(bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits."""
+        return self.logits(dict(self.named_parameters()), x)
+
+    def logits(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """The logits under other weights."""
+        return outputs(weights, x.flatten(-self.axes), self.depth)[-1]
+
+
+def outputs(weights: Mapping[str, Tensor], x: Tensor, depth: int) -> list[Tensor]:
+    """The outputs of layers weight0, bias0, weight1, ...: after ReLU, but the last as it is."""
+    found = []
+    for i in range(depth):
+        x = linear(x, weights[f"weight{i}"], weights[f"bias{i}"])
+        if i < depth - 1:
+            x = torch.relu(x)
+        found.append(x)
+    return found
+
+
+class Architecture:
+    """A network without its weights: a pure function of weights and inputs.
+
+    Two of them are equal if the networks they were made from print alike and have weights of the
+    same shapes; so an engine can see that two clients compute the same function.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._shapes = {name: tuple(w.shape) for name, w in model.state_dict().items()}
+        self._key = (repr(model), tuple(sorted(self._shapes.items())))
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both compute the same function."""
+        return isinstance(other, Architecture) and self._key == other._key
+
+    def __repr__(self) -> str:
+        """The network it was made from, so that forms of work can be told apart in a file."""
+        return repr(self._key)
+
+    def __hash__(self) -> int:
+        """Equal architectures have equal hashes."""
+        return hash(self._key)
+
+    def __call__(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """The logits; weights with an axis in front are those of several members."""
+        if isinstance(self.model, MLP):
+            return self.model.logits(weights, x)
+        name, shape = next(iter(self._shapes.items()))
+        if weights[name].dim() == len(shape):
+            return functional_call(self.model, dict(weights), (x,))  # type: ignore[no-any-return]
+        one = lambda w, part: functional_call(self.model, w, (part,))  # noqa: E731
+        return torch.vmap(one)(dict(weights), x)  # type: ignore[no-any-return]
+
+
+def network(
+    shape: tuple[int, ...], classes: int, options: ModelOptions, stream: Stream
+) -> nn.Module:
+    """The network that the options name."""
+    return MLP(shape, options.widths, classes, stream)

@@ -1,0 +1,448 @@
+"""The work of many clients in one computation: one more axis in front of every weight and row.
+
+Members of a stack have works of one form: the same losses, the same shapes (own columns may be
+fewer: they are padded with zeros, which move nothing), the same batch size. Members are sorted by
+the number of their steps, so those that are not done yet are always the first ones; a batch that
+is not full is filled with rows that count nothing. On a GPU the step is captured once in a CUDA
+graph and replayed; the stack keeps its buffers, so later rounds use the same graph.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.core.messages import Tensors
+from atoll.core.rng import permutations
+from atoll.core.rows import Rows
+from atoll.learning.train import Tally, Work, Worked, descend
+
+__all__ = ["NotStackableError", "Stack", "form", "largest_difference", "signature", "tally"]
+
+GROUPS = 8  # members with other rates or step counts than this many are stepped one formula for all
+EAGER = 2  # steps before a CUDA graph is captured
+CELLS = 1 << 17  # rows of all members in one pass without gradient
+
+
+class NotStackableError(Exception):
+    """A piece of work that must be done alone, and why."""
+
+
+def _function(loss: Callable[..., Any]) -> Hashable:
+    """What tells two losses apart: the function and what is bound to it."""
+    if isinstance(loss, partial):
+        key = (loss.func, loss.args, tuple(sorted(loss.keywords.items())))
+        try:
+            hash(key)
+        except TypeError as error:
+            raise NotStackableError(f"{loss.func.__name__} binds what has no hash") from error
+        return (_function(loss.func), *key[1:])
+    if "<" in loss.__qualname__ or getattr(loss, "__self__", None) is not None:
+        raise NotStackableError(f"{loss.__qualname__} is not a function of a module")
+    return (loss.__module__, loss.__qualname__)
+
+
+def _shapes(tensors: Mapping[str, Tensor], own: frozenset[str]) -> Hashable:
+    """Names, types and shapes, but for the axis that ends with own columns."""
+    return tuple(
+        (
+            name,
+            str(t.dtype),
+            tuple(t.shape[:-1]) if name.split("/", 1)[-1] in own or name in own else tuple(t.shape),
+        )
+        for name, t in sorted(tensors.items())
+    )
+
+
+def form(job: Any) -> Hashable:
+    """Pieces of work of equal form can be one stack; one that cannot says why."""
+    if isinstance(job, Work):
+        phases = tuple(
+            (p.name, p.moves, _function(p.loss), p.optimiser.kind, p.optimiser.decay)
+            for p in job.phases
+        )
+        x = job.rows.x
+        return (
+            "work",
+            phases,
+            _shapes(job.weights, job.own),
+            tuple(x.shape[1:]),
+            str(x.dtype),
+            job.batch,
+            str(x.device),
+        )
+    if isinstance(job, Tally):
+        shapes = _shapes(job.weights, job.own)
+        return (
+            "tally",
+            _function(job.function),
+            shapes,
+            tuple(job.rows.x.shape[1:]),
+            str(job.rows.x.device),
+        )
+    raise NotStackableError(f"{type(job).__name__} is no kind of work that stacks")
+
+
+def _padded(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors with the last axis of the longest, zeros at its end."""
+    widest = max(t.shape[-1] for t in tensors) if tensors[0].dim() else 0
+    return [
+        torch.nn.functional.pad(t, (0, widest - t.shape[-1]))
+        if t.dim() and t.shape[-1] < widest
+        else t
+        for t in tensors
+    ]
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack(_padded(tensors))
+
+
+@dataclass(frozen=True)
+class _Data:
+    """The rows of all members end to end; members that share rows share them here."""
+
+    x: Tensor
+    own: Tensor
+    y: Tensor
+    first: tuple[int, ...]  # where each member's rows begin
+
+    @staticmethod
+    def of(rows: Sequence[Rows]) -> "_Data":
+        places: dict[tuple[int, ...], int] = {}
+        first, kept, count = [], [], 0
+        for one in rows:
+            key = (one.x.data_ptr(), one.own.data_ptr(), one.y.data_ptr(), len(one))
+            if key not in places:
+                places[key], count = count, count + len(one)
+                kept.append(one)
+            first.append(places[key])
+        own = torch.cat(_padded([one.own for one in kept]))
+        return _Data(
+            torch.cat([r.x for r in kept]), own, torch.cat([r.y for r in kept]), tuple(first)
+        )
+
+    def at(self, index: Tensor, share: Tensor) -> Rows:
+        """The rows with these numbers: (members, batch)."""
+        flat, lead = index.flatten(), index.shape
+        x, own, y = self.x[flat], self.own[flat], self.y[flat]
+        return Rows(x.view(*lead, *x.shape[1:]), own.view(*lead, -1), y.view(lead), share)
+
+
+class Stack:
+    """Works of one form, done together; made once, loaded and run each round."""
+
+    def __init__(self, jobs: Sequence[Work], graph: bool = True) -> None:
+        steps = [_steps(job) for job in jobs]
+        rates = [tuple(p.optimiser.rate for p in job.phases) for job in jobs]
+        self.order = sorted(range(len(jobs)), key=lambda i: (-steps[i], rates[i]))
+        jobs = [jobs[i] for i in self.order]
+        self.steps = [_steps(job) for job in jobs]
+        self.rows = [len(job.rows) for job in jobs]
+        self.data = _Data.of([job.rows for job in jobs])
+        self.phases, self.batch = jobs[0].phases, jobs[0].batch
+        self.weights: Tensors = {}
+        self.optimisers: list[_Optimiser] = []
+        device = self.data.y.device
+        self.graph = graph and device.type == "cuda"
+        self.captured: dict[int, torch.cuda.CUDAGraph] = {}
+        longest, members = max(self.steps, default=0), len(jobs)
+        self.index = torch.zeros((longest, members, self.batch), dtype=torch.int64, device=device)
+        self.share = torch.zeros(
+            (longest, members, self.batch),
+            dtype=self.data.x.dtype if self.data.x.is_floating_point() else torch.float32,
+            device=device,
+        )
+        self.now = torch.zeros((), dtype=torch.int64, device=device)
+        self.losses = torch.zeros((len(self.phases), members), dtype=torch.float64, device=device)
+
+    def __call__(self, jobs: Sequence[Work]) -> list[Worked]:
+        """Do the works of a round."""
+        jobs = [jobs[i] for i in self.order]
+        self._load(jobs)
+        self._schedule(jobs)
+        for active, count in self._blocks():
+            self._run(active, count)
+        return self._unload(jobs)
+
+    def _load(self, jobs: Sequence[Work]) -> None:
+        """Copy weights and moments into the stack's own buffers."""
+        for name in jobs[0].weights:
+            stacked = _stacked([job.weights[name] for job in jobs])
+            if name in self.weights:
+                self.weights[name].copy_(stacked)
+            else:
+                self.weights[name] = stacked
+        if not self.optimisers:
+            self.optimisers = [
+                _Optimiser(number, self.weights, jobs) for number in range(len(self.phases))
+            ]
+        if any([optimiser.load(jobs) for optimiser in self.optimisers]):  # noqa: C419 - load all
+            self.captured.clear()
+
+    def _schedule(self, jobs: Sequence[Work]) -> None:
+        """Which rows each member takes at each of its steps, drawn on the device."""
+        device = self.index.device
+        for rows in sorted(set(self.rows)):
+            members = [i for i, count in enumerate(self.rows) if count == rows]
+            epochs, full = jobs[members[0]].epochs, -(-rows // self.batch) * self.batch
+            keys = [jobs[i].stream.child("epoch", e).key for i in members for e in range(epochs)]
+            order = permutations(torch.tensor(keys, device=device), rows)
+            first = torch.tensor([self.data.first[i] for i in members], device=device)
+            order = torch.nn.functional.pad(order, (0, full - rows)).view(
+                len(members), epochs, full
+            )
+            order = (order + first[:, None, None]).view(len(members), -1, self.batch)
+            share = (torch.arange(full, device=device) < rows).to(self.share.dtype)
+            share = share.repeat(epochs).view(-1, self.batch)
+            where = torch.tensor(members, device=device)
+            self.index[: order.shape[1], where] = order.transpose(0, 1)
+            self.share[: order.shape[1], where] = share[:, None]
+        self.now.zero_()
+        self.losses.zero_()
+
+    def _blocks(self) -> list[tuple[int, int]]:
+        """(members that are not done, steps that they share), in order."""
+        found, done = [], 0
+        for count in sorted(set(self.steps)):
+            active = sum(steps >= count for steps in self.steps)
+            if count > done:
+                found.append((active, count - done))
+            done = count
+        return found
+
+    def _run(self, active: int, count: int) -> None:
+        step = self._step_of(active)
+        if not self.graph or (active not in self.captured and count <= EAGER):
+            for _ in range(count):
+                step()
+            return
+        if active not in self.captured:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(EAGER):
+                    step()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step()
+            self.captured[active] = graph
+            count -= EAGER
+        for _ in range(count):
+            self.captured[active].replay()
+
+    def _step_of(self, active: int) -> Callable[[], None]:
+        """One step of the first members, all of it on the device."""
+        weights = {name: tensor[:active] for name, tensor in self.weights.items()}
+        moved = [[weights[name].detach().requires_grad_() for name in p.moves] for p in self.phases]
+        for phase, leaves in zip(self.phases, moved, strict=True):
+            weights |= dict(zip(phase.moves, leaves, strict=True))
+
+        def step() -> None:
+            index = self.index.index_select(0, self.now.view(1))[0, :active]
+            share = self.share.index_select(0, self.now.view(1))[0, :active]
+            batch = self.data.at(index, share)
+            count = share.sum(-1)
+            for number, phase in enumerate(self.phases):
+                loss = phase.loss(weights, batch).view(active, -1).sum(-1)
+                gradients = list(torch.autograd.grad(loss.sum(), moved[number]))
+                with torch.no_grad():
+                    self.optimisers[number].descend(active, moved[number], gradients)
+                    self.losses[number, :active] += loss.detach() * count
+            self.now += 1
+
+        return step
+
+    def _unload(self, jobs: Sequence[Work]) -> list[Worked]:
+        """What each member has now, in the order in which the works were given."""
+        weights = {name: tensor.clone() for name, tensor in self.weights.items()}
+        means = (
+            self.losses
+            / torch.tensor(
+                [max(1, j.epochs * len(j.rows)) for j in jobs], device=self.losses.device
+            )
+        ).T.tolist()
+        moments = [optimiser.unload(jobs) for optimiser in self.optimisers]
+        found: list[Worked | None] = [None] * len(jobs)
+        for place, job in enumerate(jobs):
+            own = {n: _trimmed(weights[n][place], w) for n, w in job.weights.items()}
+            memory = {n: m for part in moments for n, m in part[place].items()}
+            losses = dict(zip((p.name for p in self.phases), means[place], strict=True))
+            found[self.order[place]] = Worked(own, {**job.moments, **memory}, losses)
+        return [one for one in found if one is not None]
+
+
+def _steps(job: Work) -> int:
+    return job.epochs * -(-len(job.rows) // job.batch)
+
+
+def signature(jobs: Sequence[Work]) -> Hashable:
+    """A stack fits works on the same rows with the same optimisers, whatever their weights are."""
+    return tuple(
+        (
+            job.rows.x.data_ptr(),
+            job.rows.own.data_ptr(),
+            len(job.rows),
+            job.epochs,
+            tuple(p.optimiser for p in job.phases),
+        )
+        for job in jobs
+    )
+
+
+def _trimmed(tensor: Tensor, like: Tensor) -> Tensor:
+    return tensor[..., : like.shape[-1]] if tensor.shape != like.shape else tensor
+
+
+class _Optimiser:
+    """The optimiser of one phase for all members; rates and counts of steps may differ."""
+
+    def __init__(self, number: int, weights: Tensors, jobs: Sequence[Work]) -> None:
+        self.number, self.phase = number, jobs[0].phases[number]
+        self.rates = [job.phases[number].optimiser.rate for job in jobs]
+        self.adaptive = self.phase.optimiser.kind == "adam"
+        moved = [weights[name] for name in self.phase.moves]
+        self.first = [torch.zeros_like(w) for w in moved] if self.adaptive else []
+        self.second = [torch.zeros_like(w) for w in moved] if self.adaptive else []
+        device = moved[0].device
+        self.rate = torch.tensor(self.rates, dtype=torch.float64, device=device)
+        self.taken = torch.zeros(len(jobs), dtype=torch.float64, device=device)
+        self.groups: list[tuple[int, int, float]] = []  # first member, last + 1, rate
+        self.counts: list[list[Tensor]] = []  # steps of each group, one tensor for each weight
+        self.before: list[int] = []
+
+    def load(self, jobs: Sequence[Work]) -> bool:
+        """Take the members' moments in; whether that changed how they are grouped."""
+        self.before = [int(job.moments.get(f"steps/{self.phase.name}", 0)) for job in jobs]
+        for name, first, second in zip(self.phase.moves, self.first, self.second, strict=True):
+            for kind, buffer in (("first", first), ("second", second)):
+                kept = [job.moments.get(f"{kind}/{name}") for job in jobs]
+                present = [k for k in kept if k is not None]
+                if len(present) == len(jobs):
+                    buffer.copy_(_stacked_as(present, buffer))
+                elif not present:
+                    buffer.zero_()
+                else:
+                    for place, one in enumerate(kept):
+                        buffer[place].zero_() if one is None else buffer[place].copy_(
+                            _stacked_as([one], buffer)[0]
+                        )
+        self.taken.copy_(torch.tensor(self.before, dtype=torch.float64))
+        return self._group(jobs)
+
+    def _group(self, jobs: Sequence[Work]) -> bool:
+        """Neighbours with one rate and one count of steps share a step; whether groups changed."""
+        keys = [(r, b, _steps(j)) for r, b, j in zip(self.rates, self.before, jobs, strict=True)]
+        starts = [i for i in range(len(keys)) if i == 0 or keys[i] != keys[i - 1]]
+        ends = [*starts[1:], len(keys)]
+        groups = [(a, b, self.rates[a]) for a, b in zip(starts, ends, strict=True)]
+        changed = groups != self.groups
+        if changed:
+            self.groups = groups
+            self.counts = [[torch.zeros((), device=w.device) for w in self.first] for _ in groups]
+        for (start, _, _), counts in zip(self.groups, self.counts, strict=True):
+            for count in counts:
+                count.fill_(self.before[start])
+        return changed
+
+    def descend(self, active: int, weights: list[Tensor], gradients: list[Tensor]) -> None:
+        """One step of the first members, in place."""
+        if len(self.groups) > GROUPS:
+            self._by_formula(active, weights, gradients)
+            return
+        for (start, stop, rate), counts in zip(self.groups, self.counts, strict=True):
+            if start >= active:
+                break
+            part = slice(start, min(stop, active))
+            how = replace(self.phase.optimiser, rate=rate)
+            first, second = [m[part] for m in self.first], [m[part] for m in self.second]
+            descend(
+                [w[part] for w in weights],
+                [g[part] for g in gradients],
+                (first, second, counts),
+                how,
+            )
+
+    def _by_formula(self, active: int, weights: list[Tensor], gradients: list[Tensor]) -> None:
+        """The same with a rate and a count of steps for each member (Kingma and Ba 2015)."""
+        rate, decay = self.rate[:active], self.phase.optimiser.decay
+        if decay:
+            gradients = [g + decay * w for g, w in zip(gradients, weights, strict=True)]
+        if not self.adaptive:
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight.sub_(gradient * _column(rate, gradient))
+            return
+        self.taken[:active] += 1
+        steps = self.taken[:active]
+        size, root = rate / (1 - 0.9**steps), (1 - 0.999**steps).sqrt()
+        for weight, gradient, first, second in zip(
+            weights, gradients, self.first, self.second, strict=True
+        ):
+            first[:active].lerp_(gradient, 0.1)
+            second[:active].mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+            below = (second[:active].sqrt() / _column(root, gradient)).add_(1e-8)
+            weight.sub_(_column(size, gradient) * first[:active] / below)
+
+    def unload(self, jobs: Sequence[Work]) -> list[Tensors]:
+        """The moments of each member."""
+        if not self.adaptive:
+            return [{} for _ in jobs]
+        first, second = [m.clone() for m in self.first], [m.clone() for m in self.second]
+        found = []
+        for place, job in enumerate(jobs):
+            taken = self.before[place] + _steps(job)
+            memory = {f"steps/{self.phase.name}": torch.tensor(taken)}
+            for i, name in enumerate(self.phase.moves):
+                memory[f"first/{name}"] = _trimmed(first[i][place], job.weights[name])
+                memory[f"second/{name}"] = _trimmed(second[i][place], job.weights[name])
+            found.append(memory)
+        return found
+
+
+def _column(values: Tensor, like: Tensor) -> Tensor:
+    return values.to(like.dtype).view(-1, *[1] * (like.dim() - 1))
+
+
+def _stacked_as(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
+    widest = like.shape[-1] if like.dim() > 1 else None
+    if widest is None:
+        return torch.stack(list(tensors))
+    return torch.stack([torch.nn.functional.pad(t, (0, widest - t.shape[-1])) for t in tensors])
+
+
+@torch.no_grad()
+def tally(jobs: Sequence[Tally]) -> list[Tensor]:
+    """The counts of many members in one pass; rows that fill up count nothing."""
+    weights = {name: _stacked([job.weights[name] for job in jobs]) for name in jobs[0].weights}
+    data = _Data.of([job.rows for job in jobs])
+    device, longest = data.y.device, max(len(job.rows) for job in jobs)
+    sizes = torch.tensor([len(job.rows) for job in jobs], device=device)
+    first = torch.tensor(data.first, device=device)
+    total, chunk = None, max(1, CELLS // len(jobs))
+    for start in range(0, max(1, longest), chunk):
+        place = torch.arange(start, min(start + chunk, longest), device=device).expand(
+            len(jobs), -1
+        )
+        real = place < sizes[:, None]
+        batch = data.at(torch.where(real, place + first[:, None], 0), real.to(torch.float32))
+        said = jobs[0].function(weights, batch)
+        while real.dim() < said.dim():
+            real = real.unsqueeze(-2)
+        counts = (said * real).sum(-1)
+        total = counts if total is None else total + counts
+    assert total is not None
+    return list(total.cpu())
+
+
+def largest_difference(one: Worked, other: Worked) -> float:
+    """The largest difference of two results, relative to the size of the weights."""
+    found = 0.0
+    for name, tensor in one.weights.items():
+        if tensor.is_floating_point() and tensor.numel():
+            scale = float(tensor.abs().max()) or 1.0
+            found = max(found, float((tensor - other.weights[name]).abs().max()) / scale)
+    return found

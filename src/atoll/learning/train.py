@@ -1,0 +1,208 @@
+"""The one local training loop, and the counts of a test.
+
+A client describes its local work and yields it to the engine; called, a piece of work does itself.
+Losses are pure functions of weights and batch, so an engine may do the work of many clients in
+one computation (stacked.py) and hold it to what is done here one by one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+from atoll.core.messages import Checked, Tensors
+from atoll.core.rng import Stream
+from atoll.core.rows import Rows
+from atoll.learning.losses import Loss
+from atoll.learning.models import Architecture
+from atoll.learning.weights import copied
+
+__all__ = [
+    "Optimiser",
+    "Phase",
+    "Tally",
+    "Work",
+    "Worked",
+    "checked",
+    "descend",
+    "hits",
+    "in_chunks",
+    "train",
+]
+
+CHUNK = 4096  # rows of one pass without gradient
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """How weights follow their gradient."""
+
+    kind: Literal["adam", "sgd"]
+    rate: float
+    decay: float = 0.0  # pull towards zero, as a penalty decay/2 times the squared weights
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One loss and the weights it moves; a step goes through the phases in their order."""
+
+    name: str
+    moves: tuple[str, ...]  # names of weights
+    loss: Callable[[Mapping[str, Tensor], Rows], Tensor]  # all weights, a batch -> mean loss
+    optimiser: Optimiser
+
+
+@dataclass(frozen=True)
+class Worked:
+    """What local training gives."""
+
+    weights: Tensors
+    moments: Tensors
+    losses: dict[str, float]  # the mean of each phase
+
+
+@dataclass(frozen=True)
+class Work:
+    """A client's local training: what moves, by which losses, on which rows. Changes nothing."""
+
+    weights: Tensors  # those that move, and constants that the losses read
+    moments: Tensors  # the optimisers' memory: first/NAME, second/NAME, steps/PHASE
+    phases: tuple[Phase, ...]
+    rows: Rows
+    batch: int
+    epochs: int
+    stream: Stream
+    own: frozenset[str] = frozenset()  # weights whose last axis ends with the own columns
+
+    def __call__(self) -> Worked:
+        """Do the work."""
+        weights, moments = copied(self.weights), copied(self.moments)
+        moved = {
+            phase.name: [weights[n].requires_grad_() for n in phase.moves] for phase in self.phases
+        }
+        memory = {phase.name: Memory(phase, moved[phase.name], moments) for phase in self.phases}
+        device = self.rows.y.device
+        losses = torch.zeros(len(self.phases), dtype=torch.float64, device=device)
+        for epoch in range(self.epochs):
+            order = self.stream.child("epoch", epoch).permutation(len(self.rows), device)
+            for start in range(0, len(self.rows), self.batch):
+                batch = self.rows.at(order[start : start + self.batch])
+                for number, phase in enumerate(self.phases):
+                    loss = phase.loss(weights, batch).sum()
+                    gradients = list(torch.autograd.grad(loss, moved[phase.name]))
+                    memory[phase.name].descend(moved[phase.name], gradients, phase.optimiser)
+                    losses[number] += loss.detach() * len(batch)
+        rows = max(1, self.epochs * len(self.rows))
+        means = {p.name: x / rows for p, x in zip(self.phases, losses.tolist(), strict=True)}
+        for one in memory.values():
+            moments |= one.saved()
+        return Worked({n: w.detach() for n, w in weights.items()}, moments, means)
+
+
+class Memory:
+    """What the optimiser of a phase remembers of its weights."""
+
+    def __init__(self, phase: Phase, weights: Sequence[Tensor], moments: Tensors) -> None:
+        self.phase, adaptive = phase, phase.optimiser.kind == "adam"
+        zeros = [torch.zeros_like(w, requires_grad=False) for w in weights] if adaptive else []
+        names = phase.moves if adaptive else ()
+        self.first = [moments.get(f"first/{n}", z) for n, z in zip(names, zeros, strict=True)]
+        self.second = [
+            moments.get(f"second/{n}", z.clone()) for n, z in zip(names, zeros, strict=True)
+        ]
+        taken = float(moments.get(f"steps/{phase.name}", torch.tensor(0)))
+        self.steps = [torch.full((), taken, device=w.device) for w in weights] if adaptive else []
+
+    def descend(self, weights: list[Tensor], gradients: list[Tensor], how: Optimiser) -> None:
+        """One step, in place."""
+        with torch.no_grad():
+            descend(weights, gradients, (self.first, self.second, self.steps), how)
+
+    def saved(self) -> Tensors:
+        """The memory under the names it has among the moments; the count of steps on the CPU."""
+        if not self.steps:
+            return {}
+        found = {f"steps/{self.phase.name}": torch.tensor(int(self.steps[0]))}
+        for name, first, second in zip(self.phase.moves, self.first, self.second, strict=True):
+            found |= {f"first/{name}": first, f"second/{name}": second}
+        return found
+
+
+def descend(
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    memory: tuple[list[Tensor], list[Tensor], list[Tensor]],  # first and second moments, steps
+    how: Optimiser,
+) -> None:
+    """One step of the optimiser, in place."""
+    # torch's fused kernels take a gradient to lie in memory as its weight does
+    gradients = [gradient.contiguous() for gradient in gradients]
+    if how.kind == "sgd":
+        none: list[Tensor | None] = [None] * len(weights)
+        sgd(weights, gradients, none, foreach=True, weight_decay=how.decay, momentum=0, lr=how.rate,
+            dampening=0, nesterov=False, maximize=False)  # fmt: skip
+        return
+    first, second, steps = memory
+    adam(weights, gradients, first, second, [], steps, fused=True, amsgrad=False, beta1=0.9,
+         beta2=0.999, lr=how.rate, weight_decay=how.decay, eps=1e-8, maximize=False)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tally:
+    """A count over rows, without gradient: the sum of what a function says of each."""
+
+    weights: Tensors
+    rows: Rows
+    function: Callable[[Mapping[str, Tensor], Rows], Tensor]  # -> (..., rows), rows the last axis
+    own: frozenset[str] = frozenset()  # weights whose last axis ends with the own columns
+
+    @torch.no_grad()
+    def __call__(self) -> Tensor:
+        """The sums, on the CPU."""
+        starts = range(0, max(1, len(self.rows)), CHUNK)
+        parts = [
+            self.function(self.weights, self.rows.at(slice(s, s + CHUNK))).sum(-1) for s in starts
+        ]
+        return torch.stack(parts).sum(0).cpu()
+
+
+def train(
+    model: nn.Module, rows: Rows, loss: Loss, *, rate: float, batch: int, stream: Stream
+) -> float:
+    """Train a network in place by plain gradient steps, once over the rows; the mean loss."""
+    network = Architecture(model)
+    weights = dict(model.state_dict())
+    moves = tuple(name for name, _ in model.named_parameters())
+    phase = Phase("loss", moves, lambda w, b: loss(network, w, b), Optimiser("sgd", rate))
+    done = Work(weights, {}, (phase,), rows, batch, 1, stream)()
+    model.load_state_dict(done.weights)
+    return done.losses["loss"]
+
+
+@torch.no_grad()
+def in_chunks(predict: Callable[[Rows], Tensor], rows: Rows) -> Tensor:
+    """The predictions for many rows, a bounded number at a time; rows are the last axis but one."""
+    starts = range(0, max(1, len(rows)), CHUNK)
+    return torch.cat([predict(rows.at(slice(start, start + CHUNK))) for start in starts], dim=-2)
+
+
+def hits(logits: Tensor, y: Tensor) -> tuple[int, float]:
+    """The number of rows whose largest logit is their class, and the macro-F1.
+
+    Macro-F1 is the mean of F1 over the classes that occur among the rows.
+    """
+    classes, guess = logits.shape[-1], logits.argmax(-1)
+    right = torch.bincount(y[guess == y], minlength=classes).double()
+    real, guessed = (torch.bincount(v, minlength=classes).double() for v in (y, guess))
+    f1 = (2 * right / (real + guessed).clamp(min=1))[real > 0]
+    return int(right.sum()), float(f1.mean()) if len(f1) else 0.0
+
+
+def checked(model: nn.Module, rows: Rows) -> Checked:
+    """How a network does on test rows."""
+    correct, f1 = hits(in_chunks(lambda part: model(part.x), rows), rows.y)
+    return Checked(len(rows), {"": correct}, {"": f1})

@@ -1,0 +1,37 @@
+"""Methods: one module each, found by name; `names` lists them without importing any."""
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.core.errors import UserError
+from atoll.core.options import nearest
+
+__all__ = ["Method", "load", "names"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """What a method's module offers."""
+
+    options: type
+    server: Callable[[Any, Any], Any]  # (options, site) -> Server
+    client: Callable[[Any, Any], Any]  # (options, site) -> Client
+    split: str = "rows"  # the kind of scenario it is made for
+    headline: str = ""  # the variant that stands for the method where one number is wanted
+
+
+def names() -> list[str]:
+    """The names of all methods."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def load(name: str) -> Method:
+    """The method with this name."""
+    if name not in names():
+        raise UserError(f"unknown method '{name}'", "method", nearest(name, names()))
+    method = importlib.import_module(f"{__name__}.{name}").METHOD
+    assert isinstance(method, Method)
+    return method

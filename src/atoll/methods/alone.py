@@ -1,0 +1,117 @@
+"""Alone: every client trains its own model on its own rows, and nothing is shared.
+
+The yardstick of what federation brings: a client that gains less than this should stay at home.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from torch import Tensor
+
+from atoll.core.federation import Clients, Moment, Working, scores
+from atoll.core.messages import Check, Checked, Empty, Tensors
+from atoll.core.options import AtLeastOne, Positive
+from atoll.core.record import Score
+from atoll.core.rows import Rows
+from atoll.data.site import Site
+from atoll.learning.losses import cross_entropy
+from atoll.learning.models import Architecture
+from atoll.learning.train import Optimiser, Phase, Work, hits, in_chunks
+from atoll.learning.weights import copied, prefixed, without
+from atoll.methods import Method
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `alone`."""
+
+    rate: Positive = 0.001  # size of a local step
+    batch: AtLeastOne = 64  # rows in a local step
+    epochs: AtLeastOne = 5  # passes over the rows in a round
+    optimiser: Literal["adam", "sgd"] = "adam"  # how the weights follow their gradient
+    columns: Literal["all", "common"] = "all"  # the columns a client reads
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The mean loss of a round."""
+
+    loss: float
+
+
+def logits(
+    weights: Mapping[str, Tensor], rows: Rows, *, network: Architecture, columns: str
+) -> Tensor:
+    """What a network says of rows, read through all columns or the common ones."""
+    return network(weights, rows.all if columns == "all" else rows.x)
+
+
+def loss(
+    weights: Mapping[str, Tensor], batch: Rows, *, network: Architecture, columns: str
+) -> Tensor:
+    """Cross-entropy."""
+    return cross_entropy(logits(weights, batch, network=network, columns=columns), batch)
+
+
+class Client:
+    """Trains, and keeps everything."""
+
+    def __init__(self, options: Options, site: Site) -> None:
+        self.options, self.site = options, site
+        model = site.model(own=options.columns == "all")
+        self.how: dict[str, Any] = {"network": Architecture(model), "columns": options.columns}
+        self.weights = copied(model.state_dict())
+        self.moments: Tensors = {}
+
+    def fit(self, request: Empty, moment: Moment) -> Working[Trained]:
+        """Train on the rows of the stage."""
+        options = self.options
+        how = Optimiser(options.optimiser, options.rate)
+        phase = Phase("loss", tuple(self.weights), partial(loss, **self.how), how)
+        rows, stream = self.site.train(moment.stage), self.site.stream("fit", moment)
+        done = yield Work(
+            self.weights, self.moments, (phase,), rows, options.batch, options.epochs, stream
+        )
+        self.weights, self.moments = done.weights, done.moments
+        return Trained(done.losses["loss"])
+
+    def check(self, request: Check, moment: Moment) -> Checked:
+        """Test on a task."""
+        rows = self.site.test(request.task)
+        said = in_chunks(lambda part: logits(self.weights, part, **self.how), rows)
+        correct, f1 = hits(said, rows.y)
+        return Checked(len(rows), {"": correct}, {"": f1})
+
+    def state(self) -> Tensors:
+        return prefixed("weights", self.weights) | prefixed("moments", self.moments)
+
+    def restore(self, state: Tensors) -> None:
+        self.weights = copied(without("weights", state))
+        self.moments = copied(without("moments", state))
+
+
+class Server:
+    """Asks everybody to train; holds nothing."""
+
+    def __init__(self, options: Options, site: Site) -> None:
+        pass
+
+    def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
+        """One round of training everywhere."""
+        replies = clients.ask_all(Client.fit, Empty())
+        return {"loss": sum(reply.loss for reply in replies.values()) / len(replies)}
+
+    def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
+        """Every client on its own test rows."""
+        return scores(clients, Client.check, {}, moment)
+
+    def state(self) -> Tensors:
+        return {}  # nothing outlives a round
+
+    def restore(self, state: Tensors) -> None:
+        pass
+
+
+METHOD = Method(Options, Server, Client, split="columns")

@@ -1,0 +1,119 @@
+"""FedAvg: clients train the shared model on the common columns, the server takes the mean.
+
+McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017.
+With penalty = "proximal" this is FedProx: Li et al., Federated Optimization in Heterogeneous
+Networks, 2020.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import torch
+
+from atoll.core.federation import Clients, Moment, Working, scores
+from atoll.core.messages import Check, Checked, Tensors, Weights
+from atoll.core.options import AtLeastOne, NotNegative, NotNegativeInt, Positive
+from atoll.core.record import Score
+from atoll.data.site import Site
+from atoll.learning.losses import plain, proximal
+from atoll.learning.models import Architecture
+from atoll.learning.train import Optimiser, Phase, Work, checked
+from atoll.learning.weights import copied, mean, prefixed
+from atoll.methods import Method
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `fedavg`."""
+
+    rate: Positive = 0.001  # size of a local step
+    batch: AtLeastOne = 64  # rows in a local step
+    epochs: AtLeastOne = 5  # passes over the rows in a round
+    optimiser: Literal["adam", "sgd"] = "adam"  # fresh in every round
+    penalty: Literal["none", "proximal"] = "none"  # proximal: stay near the shared model (FedProx)
+    strength: NotNegative = 0.01  # of the penalty
+    weighting: Literal["equal", "rows"] = "equal"  # how much each client counts in the mean
+    cohort: NotNegativeInt = 0  # clients asked in a round, drawn anew each time; 0 for all
+    tester: Literal["all", "first"] = "all"  # first: one client tests for all; for shared test rows
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a client made of the shared weights."""
+
+    weights: Tensors
+    loss: float
+    rows: int
+
+
+class Client:
+    """Trains the shared model; nothing outlives a message."""
+
+    def __init__(self, options: Options, site: Site) -> None:
+        self.options, self.site, self.model = options, site, site.model()
+        self.network = Architecture(self.model)
+
+    def fit(self, request: Weights, moment: Moment) -> Working[Fitted]:
+        """Train the shared weights on the rows of the stage."""
+        options, rows = self.options, self.site.train(moment.stage)
+        weights = {name: tensor.to(self.site.device) for name, tensor in request.weights.items()}
+        moves = tuple(name for name, _ in self.model.named_parameters())
+        loss = plain if options.penalty == "none" else proximal
+        if options.penalty == "proximal":
+            weights |= prefixed("anchor", {name: weights[name] for name in moves})
+            weights["strength"] = torch.tensor(options.strength, device=self.site.device)
+        how = Optimiser(options.optimiser, options.rate)
+        phase = Phase("loss", moves, partial(loss, self.network), how)
+        stream = self.site.stream("fit", moment)
+        done = yield Work(weights, {}, (phase,), rows, options.batch, options.epochs, stream)
+        fitted = {name: done.weights[name] for name in request.weights}
+        return Fitted(fitted, done.losses["loss"], len(rows))
+
+    def check(self, request: Check, moment: Moment) -> Checked:
+        """Test the shared weights on a task."""
+        self.model.load_state_dict(request.weights)
+        return checked(self.model, self.site.test(request.task))
+
+    def state(self) -> Tensors:
+        return {}  # nothing outlives a message
+
+    def restore(self, state: Tensors) -> None:
+        pass
+
+
+class Server:
+    """Holds the shared model."""
+
+    def __init__(self, options: Options, site: Site) -> None:
+        self.options, self.site = options, site
+        self.weights: Tensors = copied(site.model().state_dict())
+
+    def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
+        """Send the model out, take the mean of what comes back."""
+        asked = dict.fromkeys(self._cohort(clients, moment), Weights(self.weights))
+        replies = list(clients.ask(Client.fit, asked).values())
+        shares = [float(r.rows) for r in replies] if self.options.weighting == "rows" else None
+        self.weights = mean([reply.weights for reply in replies], shares)
+        return {"loss": sum(reply.loss for reply in replies) / len(replies)}
+
+    def _cohort(self, clients: Clients, moment: Moment) -> list[str]:
+        count = self.options.cohort or len(clients.ids)
+        order = self.site.stream("cohort", moment).permutation(len(clients.ids))
+        return sorted(clients.ids[int(i)] for i in order[:count])
+
+    def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
+        """The shared model on every client's test rows."""
+        if self.options.tester == "first":
+            clients = replace(clients, ids=clients.ids[:1])
+        return scores(clients, Client.check, self.weights, moment)
+
+    def state(self) -> Tensors:
+        return self.weights
+
+    def restore(self, state: Tensors) -> None:
+        self.weights = copied(state)
+
+
+METHOD = Method(Options, Server, Client)

@@ -1,0 +1,1 @@
+"""A config goes in, a record comes out: stages, rounds, scores, resume."""

@@ -1,0 +1,210 @@
+"""A run's config: a TOML file or a preset, with changes, as frozen options."""
+
+import dataclasses
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from atoll import methods
+from atoll.core.errors import UserError
+from atoll.core.options import (
+    AtLeastOne,
+    NotNegative,
+    NotNegativeInt,
+    build,
+    describe,
+    nearest,
+)
+from atoll.core.record import disk_errors
+from atoll.data.site import Scale
+from atoll.data.splits import ScenarioOptions
+from atoll.learning.models import ModelOptions
+
+__all__ = ["EngineOptions", "RunConfig", "change", "place", "presets", "read", "resolve", "to_toml"]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the clients are run."""
+
+    name: Literal["local"] = "local"  # local: all clients in this process
+    mode: Literal["auto", "loop", "stacked"] = "auto"  # clients one by one, together, or tried
+    packing: bool = True  # messages become bytes and back; false: copied and counted, for sweeps
+    tf32: bool = False  # rounded products on GPUs that have them: faster, less exact
+    device: str = "auto"  # auto, cpu or cuda
+    threads: NotNegativeInt = 0  # of torch on the CPU; 0 for torch's own choice
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A whole run."""
+
+    name: str = "run"  # what the run is called in tables and folders
+    seed: NotNegativeInt = 0  # of row splits, first weights and batch order
+    rounds: AtLeastOne = 10  # of a stage, at most
+    data: dict[str, Any] = field(default_factory=dict)  # a data set's name, and its options
+    scale: Scale = "global"  # tables: mean 0, deviation 1 over all sites, over each, or as they are
+    scenario: dict[str, Any] = field(default_factory=dict)  # who holds what
+    model: dict[str, Any] = field(default_factory=dict)  # which network
+    method: dict[str, Any] = field(default_factory=dict)  # the method's name and options
+    engine: dict[str, Any] = field(default_factory=dict)  # how the clients are run
+    dtype: Literal["float32", "float64"] = "float32"  # of weights and inputs
+    score_every: NotNegativeInt = 0  # rounds between tests; 0: at the end of a stage only
+    checkpoint_seconds: NotNegative = 20.0  # least time between checkpoints; 0: after every round
+
+    def options(self) -> Any:
+        """The method's options."""
+        chosen = {key: value for key, value in self.method.items() if key != "name"}
+        return build(methods.load(self.method["name"]).options, chosen, "[method]")
+
+    def scenario_options(self) -> ScenarioOptions:
+        """The scenario's options."""
+        return build(ScenarioOptions, self.scenario, "[scenario]")
+
+    def model_options(self) -> ModelOptions:
+        """The network's options."""
+        return build(ModelOptions, self.model, "[model]")
+
+    def engine_options(self) -> EngineOptions:
+        """The engine's options."""
+        return build(EngineOptions, self.engine, "[engine]")
+
+
+TABLES = ("data", "scenario", "model", "method", "engine")
+NAMED = ("data", "method")  # tables that may be given by a name alone
+
+
+def presets() -> dict[str, Path]:
+    """The named runs that come with the package."""
+    folder = Path(str(files("atoll") / "presets"))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def read(what: str) -> dict[str, Any]:
+    """The values of a TOML file, a preset, or a method's defaults."""
+    if what.endswith(".toml"):
+        return {"name": re.sub(r"[^\w.+=-]+", "-", Path(what).stem), **_parsed(Path(what))}
+    if what in presets():
+        return {"name": what, **_parsed(presets()[what])}
+    if what in methods.names():
+        return {"name": what, "method": {"name": what}}
+    known = {*presets(), *methods.names()}
+    raise UserError(
+        f"'{what}' is no preset, method or .toml file", "command line", nearest(what, known)
+    )
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    with disk_errors(path):
+        text = path.read_bytes()
+    try:
+        return tomllib.loads(text.decode())
+    except ValueError as error:
+        raise UserError(f"not TOML: {error}", str(path), "mend that line") from error
+
+
+def place(key: str, values: Mapping[str, Any]) -> str:
+    """Where a short key belongs: `clients` is scenario.clients, `rate` is method.rate."""
+    fields = {f.name for f in dataclasses.fields(RunConfig)}
+    if "." in key or key in fields:
+        return key
+    method = _method_name(values)
+    tables: list[tuple[str, type]] = [
+        ("scenario", ScenarioOptions), ("method", methods.load(method).options),
+        ("model", ModelOptions), ("engine", EngineOptions),
+    ]  # fmt: skip
+    names = {table: [f.name for f in dataclasses.fields(kind)] for table, kind in tables}
+    homes = [table for table, known in names.items() if key in known]
+    if len(homes) == 1:
+        return f"{homes[0]}.{key}"
+    if homes:
+        both = " or ".join(f"{home}.{key}" for home in homes)
+        raise UserError(f"'{key}' could be {both}", "--set", "write it in full")
+    known = [*fields, *(f"{table}.{name}" for table, found in names.items() for name in found)]
+    short = {name.split(".")[-1]: name for name in known}
+    raise UserError(f"unknown option '{key}'", "--set", nearest(key, {*short, *known}))
+
+
+def _method_name(values: Mapping[str, Any]) -> str:
+    method = values.get("method", "fedavg")
+    return str(method.get("name", "fedavg")) if isinstance(method, Mapping) else str(method)
+
+
+def change(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with some changed; a dotted key goes into a table."""
+    changed = {
+        k: {"name": v} if k in NAMED and isinstance(v, str) else v for k, v in values.items()
+    }
+    for key, value in changes.items():
+        table, _, name = place(key, changed).partition(".")
+        if name:
+            inside = changed.get(table, {})
+            if table not in TABLES or not isinstance(inside, dict):
+                raise UserError(f"'{table}' is not a table", f"--set {key}", nearest(table, TABLES))
+            changed[table] = {**inside, name: value}
+        elif table in NAMED and isinstance(value, str):
+            changed[table] = {"name": value}
+        else:
+            changed[table] = value
+    return changed
+
+
+def resolve(values: Mapping[str, Any], where: str) -> RunConfig:
+    """The whole config, every option checked and every default written out."""
+    config = build(RunConfig, change(dict(values), {}), where)
+    if not re.fullmatch(r"[\w.+= -]*\w", config.name):  # it becomes a folder's name
+        remedy = "use letters, digits and - _ . + =, and end with a letter or digit"
+        raise UserError(f"a run cannot be called '{config.name}'", where, remedy)
+    if "name" not in config.method:
+        raise UserError("no method", where, "add method = { name = 'fedavg' }")
+    method = methods.load(str(config.method["name"]))
+    full = dataclasses.replace(
+        config,
+        data=config.data or {"name": "synthetic-table"},
+        scenario={"split": method.split, **config.scenario},
+    )
+    return dataclasses.replace(
+        full,
+        scenario=_written(full.scenario_options()),
+        model=_written(full.model_options()),
+        method={"name": config.method["name"], **_written(full.options())},
+        engine=_written(full.engine_options()),
+    )
+
+
+def _written(options: Any) -> dict[str, Any]:
+    """Options as plain values, the unset left out."""
+    return {
+        option.name: _plain(getattr(options, option.name))
+        for option in describe(type(options))
+        if getattr(options, option.name) is not None
+    }
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def to_toml(config: RunConfig) -> str:
+    """The config as a TOML file that gives the same run again."""
+    plain, tables = [], []
+    for name, value in dataclasses.asdict(config).items():
+        if isinstance(value, dict):
+            lines = [f"{key} = {_value(item)}" for key, item in value.items()]
+            tables.append("\n".join([f"\n[{name}]", *lines]))
+        else:
+            plain.append(f"{name} = {_value(value)}")
+    return "\n".join([*plain, *tables]) + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(k)} = {_value(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

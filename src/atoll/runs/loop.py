@@ -1,0 +1,180 @@
+"""The loop of a run: stages, rounds, scores, checkpoints, and going on where a run was cut."""
+
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from atoll.core import VERSION
+from atoll.core.errors import InterruptedRunError, UserError
+from atoll.core.federation import Clients, Moment, Server, Transport
+from atoll.core.messages import Tensors
+from atoll.core.record import Event, Record, Round, Stage
+from atoll.learning.weights import prefixed, without
+from atoll.runs.config import RunConfig
+from atoll.runs.parts import Parts
+
+__all__ = ["Engine", "Progress", "facts", "go", "same_data"]
+
+
+class Engine(Transport, Protocol):
+    """A transport whose clients can be saved with the run."""
+
+    def states(self) -> dict[str, Tensors]:
+        """The state of every client."""
+        ...
+
+    def restore(self, states: Mapping[str, Tensors]) -> None:
+        """Give every client its state back."""
+        ...
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What somebody who watches a run is told after each round."""
+
+    stage: int
+    stages: int
+    round: int
+    rounds: int
+    events: tuple[Event, ...]
+    seconds: float
+
+
+Watch = Callable[[Progress], None]
+
+
+def facts(parts: Parts) -> dict[str, Any]:
+    """What a run was made under: versions, machine, data."""
+    dataset = parts.dataset
+    packages = ("torch", "numpy", "safetensors", "scikit-learn", "pydantic")
+    return {
+        "atoll": VERSION,
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in packages},
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "device": str(parts.site(parts.scenario.clients[0]).device),
+        "data": {
+            "name": dataset.name,
+            "title": dataset.title,
+            "rows": len(dataset),
+            "classes": len(dataset.classes),
+            "source": dataset.source,
+            "partial": dataset.partial,
+            "fingerprint": dataset.fingerprint,
+        },
+        "clients": list(parts.scenario.clients),
+        "tasks": list(parts.scenario.tasks),
+        "known_at": list(parts.scenario.known_at),
+        "stages": parts.scenario.stages,
+    }
+
+
+def same_data(parts: Parts, recorded: Mapping[str, Any], where: str) -> None:
+    """Refuse to go on with other data than the run began with."""
+    if recorded.get("data", {}).get("fingerprint") != parts.dataset.fingerprint:
+        raise UserError(
+            f"the data of '{parts.dataset.name}' have changed since the run began",
+            where,
+            "bring the old data back, or start a new run without --resume",
+        )
+
+
+@dataclass
+class _Run:
+    parts: Parts
+    server: Server
+    engine: Engine
+    record: Record
+    watch: Watch
+    stopping: Callable[[], bool]
+    saved: float = 0.0
+
+    @property
+    def config(self) -> RunConfig:
+        return self.parts.config
+
+    def clients(self, moment: Moment) -> Clients:
+        scenario, packing = self.parts.scenario, self.config.engine_options().packing
+        return Clients(
+            scenario.clients, self.engine, moment, scenario.tasks_at(moment.stage), packing
+        )
+
+    def save(self, stage: int, number: int, always: bool = False) -> None:
+        """A checkpoint: the next round is `number` of `stage`."""
+        due = time.monotonic() - self.saved >= self.config.checkpoint_seconds
+        if not (due or always):
+            return
+        state = prefixed("server", self.server.state())
+        for id, tensors in self.engine.states().items():
+            state |= prefixed(f"client/{id}", tensors)
+        self.record.checkpoint(_arrays(state), {"stage": stage, "round": number})
+        self.saved = time.monotonic()
+
+    def load(self) -> tuple[int, int]:
+        """Become what the last checkpoint says; the stage and round to go on with."""
+        found = self.record.resume()
+        if found is None:
+            return 0, 0
+        state = {name: torch.from_numpy(array) for name, array in found[0].items()}
+        where = self.parts.site(self.parts.scenario.clients[0]).device
+        self.server.restore(without("server", state))
+        self.engine.restore(
+            {
+                id: {n: t.to(where) for n, t in without(f"client/{id}", state).items()}
+                for id in self.parts.scenario.clients
+            }
+        )
+        return found[1]["stage"], found[1]["round"]
+
+
+def _arrays(state: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: np.ascontiguousarray(t.detach().cpu().numpy()) for name, t in state.items()}
+
+
+def go(
+    parts: Parts, engine: Engine, record: Record, watch: Watch, stopping: Callable[[], bool]
+) -> None:
+    """Run, or go on with a run that was cut; `stopping` is asked after each round."""
+    run = _Run(parts, parts.server(), engine, record, watch, stopping)
+    stage, number = run.load()
+    run.saved = time.monotonic()
+    while stage < parts.scenario.stages:
+        stage, number = _round(run, stage, number)
+        ended = stage == parts.scenario.stages
+        run.save(stage, number, always=ended)
+        if not ended and run.stopping():
+            run.save(stage, number, always=True)
+            raise InterruptedRunError
+
+
+def _round(run: _Run, stage: int, number: int) -> tuple[int, int]:
+    """One round, and the end of its stage where it was the last; where the run stands then."""
+    began, config = time.monotonic(), run.config
+    moment = Moment(stage, number, config.rounds)
+    clients = run.clients(moment)
+    notes = dict(run.server.round(clients, moment))
+    ended = notes.pop("finished", 0.0) > 0 or moment.last
+    events: list[Event] = [Round(stage, number, notes), *clients.traffic]
+    if ended or (config.score_every and (number + 1) % config.score_every == 0):
+        clients = run.clients(moment)
+        events += [*run.server.evaluate(clients, moment), *clients.traffic]
+    if ended:
+        events.append(Stage(stage, number + 1))
+    seconds = time.monotonic() - began
+    _tell(run, moment, events, seconds)
+    return (stage + 1, 0) if ended else (stage, number + 1)
+
+
+def _tell(run: _Run, moment: Moment, events: Iterable[Event], seconds: float) -> None:
+    told = tuple(events)
+    run.record.add(told)
+    run.record.time(stage=moment.stage, round=moment.round, seconds=seconds)
+    stages = run.parts.scenario.stages
+    run.watch(Progress(moment.stage, stages, moment.round, moment.rounds, told, seconds))

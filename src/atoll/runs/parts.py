@@ -1,0 +1,94 @@
+"""A config becomes its parts: data set, scenario, sites, server, clients."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from atoll import data, methods
+from atoll.core.errors import UserError
+from atoll.core.federation import SERVER
+from atoll.core.rng import Stream
+from atoll.data.dataset import Dataset
+from atoll.data.scenario import Scenario
+from atoll.data.site import Shelf, Site
+from atoll.data.splits import scenario
+from atoll.learning.models import network
+from atoll.runs.config import RunConfig
+
+__all__ = ["Parts", "device", "parts"]
+
+
+def device(name: str) -> torch.device:
+    """The device that an option names; auto is the accelerator where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise UserError(f"unknown device '{name}'", "engine.device", "use auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "no CUDA device here", "engine.device", "use --device cpu, or see atoll doctor"
+        )
+    return torch.device(name)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All that a run is made of."""
+
+    config: RunConfig
+    dataset: Dataset
+    scenario: Scenario
+
+    @cached_property
+    def _shelf(self) -> Shelf:
+        held = [h.train for holdings in self.scenario.holdings.values() for h in holdings]
+        train = np.unique(np.concatenate(held))
+        where = device(self.config.engine_options().device)
+        return Shelf(
+            self.dataset, self.config.scale, train, where, getattr(torch, self.config.dtype)
+        )
+
+    def site(self, id: str) -> Site:
+        """What the part with this id may see."""
+        seed = self.config.seed
+        return Site(id, self._shelf, self.dataset, self.scenario, seed, self._network)
+
+    def _network(self, shape: tuple[int, ...], classes: int, stream: Stream) -> torch.nn.Module:
+        if self.dataset.kind == "text":
+            name = self.config.model_options().name
+            remedy = "choose a table or images; see atoll list data"
+            raise UserError(f"the network '{name}' cannot read text", "data", remedy)
+        return network(shape, classes, self.config.model_options(), stream)
+
+    def client(self, id: str) -> Any:
+        """A new client."""
+        method = methods.load(self.config.method["name"])
+        return method.client(self.config.options(), self.site(id))
+
+    def server(self) -> Any:
+        """A new server."""
+        method = methods.load(self.config.method["name"])
+        return method.server(self.config.options(), self.site(SERVER))
+
+
+def parts(config: RunConfig, loaded: dict[str, Dataset] | None = None) -> Parts:
+    """Load the data and deal it out; every mistake in the config is found here.
+
+    `loaded` is filled with what was loaded, so that the runs of a sweep load it once.
+    """
+    key, shelf = json.dumps(config.data, sort_keys=True), {} if loaded is None else loaded
+    if key not in shelf:
+        options = {name: value for name, value in config.data.items() if name != "name"}
+        shelf[key] = data.load(str(config.data.get("name", "")), **options)
+    dataset = shelf[key]
+    name = str(config.method["name"])
+    vertical = methods.load(name).split == "parties"
+    if vertical != (config.scenario_options().split == "parties"):
+        wanted = methods.load(name).split
+        what = f"'{name}' cannot run where the split is '{config.scenario_options().split}'"
+        raise UserError(what, "scenario.split", f"use split = '{wanted}'")
+    return Parts(config, dataset, scenario(dataset, config.scenario_options(), config.seed))

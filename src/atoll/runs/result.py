@@ -1,0 +1,148 @@
+"""What a run found: its scores, its metrics, a table; read from the record."""
+
+import json
+import math
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from atoll import methods, metrics
+from atoll.core.errors import UserError
+from atoll.core.record import Event, Score, disk_errors, read_events, write_whole
+
+__all__ = ["Run", "plain", "table", "write_result"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    folder: Path
+
+    @cached_property
+    def events(self) -> list[Event]:
+        """All events, in order."""
+        return read_events(self.folder)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved config."""
+        return _parsed(self.folder / "config.toml", tomllib.loads)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """Versions, machine, data."""
+        return _parsed(self.folder / "facts.json", json.loads)
+
+    @property
+    def scores(self) -> list[Score]:
+        """Every test of every client."""
+        return [event for event in self.events if isinstance(event, Score)]
+
+    @property
+    def variants(self) -> list[str]:
+        """The models that the method reports, in the method's own order."""
+        found = metrics.variants(self.events)
+        order = self.config["method"].get("variants", [])
+        return sorted(found, key=lambda v: (order.index(v) if v in order else -1, v))
+
+    @property
+    def headline(self) -> str:
+        """The variant that stands for the method."""
+        wanted = methods.load(self.config["method"]["name"]).headline
+        if wanted in self.variants or not self.variants:
+            return wanted
+        return self.variants[-1]
+
+    @property
+    def accuracy(self) -> float:
+        """Final test accuracy of the headline variant, mean over clients and tasks."""
+        return self.metrics[self.headline]["final_accuracy"]
+
+    @cached_property
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Every metric of every variant."""
+        known, chance = self.facts["known_at"], 1 / self.facts["data"]["classes"]
+        return {v: metrics.summary(self.events, v, known, chance) for v in self.variants}
+
+    def table(self) -> str:
+        """The metrics as a text table."""
+        header, rows = table([self])
+        widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+        lines = [
+            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True))
+            for row in [header, *rows]
+        ]
+        title = f"{self.config['method']['name']} on {self.facts['data']['title']}"
+        return "\n".join([title, *(line.rstrip() for line in lines)])
+
+
+def table(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of a table over seeds: one row for each variant, mean and deviation."""
+    if not runs:
+        raise UserError("no run to show", "table", "give at least one run")
+    stages = int(runs[0].facts["stages"])
+    columns = {"accuracy": "final_accuracy", "macro-F1": "macro_f1", "worst client": "worst_client"}
+    if stages > 1:
+        columns["forgetting"] = "forgetting_best_last"
+    rows = []
+    for variant in runs[0].variants:
+        cells = [variant or runs[0].config["method"]["name"]]
+        for name in columns.values():
+            cells.append(
+                _cell([run.metrics[variant][name] for run in runs if variant in run.metrics])
+            )
+        rows.append(cells)
+    return [f"{len(runs)} seed{'s' * (len(runs) > 1)}", *columns], rows
+
+
+def _cell(values: Sequence[float]) -> str:
+    mean, deviation = metrics.spread(values)
+    return f"{mean:.4f} ± {deviation:.4f}" if len(values) > 1 else f"{mean:.4f}"
+
+
+def write_result(folder: Path) -> Run:
+    """Write result.json: the primary result and the metrics derived from it."""
+    run = Run(folder)
+    body: dict[str, Any] = {"definitions": dict(metrics.DEFINITIONS), "variants": {}}
+    for variant in run.variants:
+        primary = metrics.primary(run.events, variant)
+        body["variants"][variant] = {
+            "clients": list(primary.clients),
+            "tasks": [run.facts["tasks"][task] for task in primary.tasks],
+            "stages": list(primary.stages),
+            "accuracy": _listed(primary.accuracy),  # client x task x stage
+            "metrics": plain(run.metrics[variant]),
+        }
+    write_whole(folder / "result.json", json.dumps(body, indent=1).encode() + b"\n")
+    return run
+
+
+def _parsed(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+    with disk_errors(path):
+        text = path.read_bytes()
+    try:
+        return dict(parse(text.decode()))
+    except (ValueError, TypeError) as error:
+        raise UserError("the file is damaged", str(path), "restore it from a copy") from error
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON knows it: a number that is none is null."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return _number(value) if isinstance(value, float) else value
+
+
+def _listed(array: Any) -> Any:
+    return [_listed(part) for part in array] if getattr(array, "ndim", 0) else _number(float(array))
+
+
+def _number(value: float) -> float | None:
+    """JSON has no NaN: a cell that was never tested is null."""
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,305 @@
+"""What every method must keep to; a new method is taken up by its name alone."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from atoll import methods, metrics
+from atoll.core.errors import ClientFailedError, InterruptedRunError
+from atoll.core.federation import Moment, actions, answer, kinds
+from atoll.core.messages import Empty, Packet, Tensors, contents, pack, unpack
+from atoll.core.options import build, describe
+from atoll.core.record import Message, Record, Score, read_events
+from atoll.engines.local import LocalEngine, execute
+from atoll.runs.config import RunConfig, change, resolve
+from atoll.runs.loop import facts, go
+from atoll.runs.parts import Parts, parts
+
+DATA = {"tasks": "synthetic-text", "domains": "synthetic-images"}
+ROUNDS = 3
+every_method = pytest.mark.parametrize("name", methods.names())
+DOCS = Path(__file__).parents[2] / "docs" / "methods"
+
+
+def small(name: str, **changes: Any) -> RunConfig:
+    """A run of a method, small enough to be run many times."""
+    split = methods.load(name).split
+    values: dict[str, Any] = {
+        "name": name,
+        "rounds": ROUNDS,
+        "data": {"name": DATA.get(split, "synthetic-table")},
+        "method": {"name": name},
+        "model": {"widths": [16, 8]},
+        "engine": {"mode": "loop"},
+        "checkpoint_seconds": 0,
+    }
+    return resolve(change(values, changes), "conformance")
+
+
+def run_with(made: Parts, engine: Any, folder: Path) -> bytes:
+    """The events of a run on an engine of the test's own."""
+    record = Record.create(folder, "", facts(made))
+    go(made, engine, record, lambda progress: None, lambda: False)
+    return (folder / "events.jsonl").read_bytes()
+
+
+def run(config: RunConfig, folder: Path) -> bytes:
+    execute(config, folder)
+    return (folder / "events.jsonl").read_bytes()
+
+
+@dataclasses.dataclass
+class Spy:
+    """An engine that sees every packet; clients may be rebuilt, answers may come in any order."""
+
+    parts: Parts
+    rebuild: bool = False
+    backwards: bool = False
+    packets: list[tuple[str, str, Packet]] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clients = {id: self.parts.client(id) for id in self.parts.scenario.clients}
+
+    def carry(
+        self, action: str, moment: Moment, packets: Mapping[str, Packet]
+    ) -> Mapping[str, Packet]:
+        answers = {}
+        for id in sorted(packets, reverse=self.backwards):
+            if self.rebuild:
+                memory = {name: tensor.clone() for name, tensor in self.clients[id].state().items()}
+                self.clients[id] = self.parts.client(id)
+                self.clients[id].restore(memory)
+            answers[id] = answer(self.clients[id], action, moment, packets[id])
+            self.packets += [("server", action, packets[id]), (id, action, answers[id])]
+        return answers
+
+    def states(self) -> dict[str, Tensors]:
+        return {id: client.state() for id, client in self.clients.items()}
+
+    def restore(self, states: Mapping[str, Tensors]) -> None:
+        raise AssertionError("these runs are not resumed")
+
+
+@every_method
+def test_every_message_survives_packing(name: str, tmp_path: Path) -> None:
+    made = parts(small(name))
+    spy = Spy(made)
+    run_with(made, spy, tmp_path)
+    client = next(iter(spy.clients.values()))
+    assert spy.packets
+    for sender, action, packet in spy.packets:
+        request, reply = kinds(actions(type(client))[action])
+        message: Any = unpack(packet, request if sender == "server" else reply, sender)
+        again = pack(message)
+        assert again == packet
+        assert {n for n, _, _ in packet.tensors} == set(contents(message))
+
+
+@every_method
+def test_the_same_seed_gives_the_same_record_and_another_seed_another(
+    name: str, tmp_path: Path
+) -> None:
+    first, second = (run(small(name), tmp_path / part) for part in ("a", "b"))
+    other = run(small(name, seed=1), tmp_path / "c")
+    assert first == second
+    assert first != other
+
+
+@every_method
+def test_clients_rebuilt_before_every_message_give_the_same_record(
+    name: str, tmp_path: Path
+) -> None:
+    made = parts(small(name))
+    rebuilt = run_with(made, Spy(made, rebuild=True), tmp_path / "a")
+    assert rebuilt == run(small(name), tmp_path / "b")
+
+
+@every_method
+def test_the_order_in_which_clients_answer_does_not_matter(name: str, tmp_path: Path) -> None:
+    made = parts(small(name))
+    backwards = run_with(made, Spy(made, backwards=True), tmp_path / "a")
+    assert backwards == run(small(name), tmp_path / "b")
+
+
+@every_method
+def test_a_run_without_packing_has_the_same_record_and_the_same_bytes(
+    name: str, tmp_path: Path
+) -> None:
+    packed = run(small(name), tmp_path / "a")
+    assert packed == run(small(name, packing=False), tmp_path / "b")
+
+
+def private(made: Parts) -> list[bytes]:
+    """Every row of every client as a block might hold it: raw, scaled, own columns, labels."""
+    found = []
+    for id in made.scenario.clients:
+        site = made.site(id)
+        for stage, holding in enumerate(made.scenario.holdings[id]):
+            rows = site.train(stage)
+            for block in (rows.x.flatten(1), rows.own, rows.all.flatten(1)):
+                if block.shape[1] >= 3:  # shorter rows could be found by chance
+                    found += [row.numpy().tobytes() for row in block]
+            raw = made.dataset.x[holding.train].reshape(len(holding.train), -1)
+            found += [np.ascontiguousarray(row).tobytes() for row in raw]
+            if len(rows) >= 8:
+                found += [
+                    rows.y.to(kind).numpy().tobytes() for kind in (torch.int64, torch.float32)
+                ]
+    return [row for row in found if len(row) >= 12]
+
+
+def leaks(made: Parts, packets: list[tuple[str, str, Packet]]) -> list[str]:
+    """What is private in the packets."""
+    rows, own_names = private(made), set()
+    for holdings in made.scenario.holdings.values():
+        own_names |= {
+            made.dataset.columns[i] for h in holdings for i in h.own if made.dataset.columns
+        }
+    found = []
+    for sender, action, packet in packets:
+        found += [f"a row in {action} from {sender}" for row in rows if row in packet.block]
+        found += [f"{n} in {action}" for n in own_names if f'"{n}"'.encode() in packet.header]
+    return found
+
+
+@every_method
+def test_no_packet_contains_a_private_row(name: str, tmp_path: Path) -> None:
+    made = parts(small(name))
+    spy = Spy(made)
+    run_with(made, spy, tmp_path)
+    assert leaks(made, spy.packets) == []
+
+
+def test_the_probe_for_private_rows_finds_one_that_was_sent(tmp_path: Path) -> None:
+    made = parts(small("fedavg"))
+    spy = Spy(made)
+    run_with(made, spy, tmp_path)
+    id = made.scenario.clients[0]
+    row = made.site(id).train(0).x[3]
+    sender, action, packet = spy.packets[1]
+    name, _, shape = max(packet.tensors, key=lambda tensor: math.prod(tensor[2]))
+    planted = torch.zeros(shape)
+    planted.view(-1)[5 : 5 + len(row)] = row
+    tensors = {**load(packet.block), name: planted}
+    spy.packets.append((sender, action, dataclasses.replace(packet, block=save(tensors))))
+    assert any("a row in fit" in leak for leak in leaks(made, spy.packets))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """All that must be equal in two equal runs: everything but the seconds."""
+    names = ("config.toml", "events.jsonl", "result.json", "checkpoint.safetensors")
+    found = {name: (folder / name).read_bytes() for name in names}
+    found["checkpoint.safetensors"] = _without_times(found["checkpoint.safetensors"])
+    return found
+
+
+def _without_times(checkpoint: bytes) -> bytes:
+    """A checkpoint's tensors; its header also has the length of the file of seconds."""
+    length = int.from_bytes(checkpoint[:8], "little")
+    header = json.loads(checkpoint[8 : 8 + length])
+    del header["__metadata__"]
+    return json.dumps(header, sort_keys=True).encode() + checkpoint[8 + length :]
+
+
+def stop_after(count: int) -> Callable[[], bool]:
+    calls = []
+
+    def stopping() -> bool:
+        calls.append(1)
+        return len(calls) == count
+
+    return stopping
+
+
+@every_method
+@pytest.mark.parametrize("after", [1, 2])
+def test_cut_and_resumed_equals_uncut(name: str, after: int, tmp_path: Path) -> None:
+    config = small(name)
+    execute(config, tmp_path / "whole")
+    with pytest.raises(InterruptedRunError):
+        execute(config, tmp_path / "cut", stopping=stop_after(after))
+    execute(config, tmp_path / "cut", resume=True)
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
+@every_method
+def test_it_learns(name: str, tmp_path: Path) -> None:
+    """Ten points better than always saying the commonest class, after fifteen rounds."""
+    config = small(name, rounds=15)
+    execute(config, tmp_path)
+    events = read_events(tmp_path)
+    made = parts(config)
+    labels = np.concatenate(
+        [made.dataset.y[rows] for rows in made.scenario.tests[made.scenario.clients[0]]]
+    )
+    commonest = np.bincount(labels).max() / len(labels)
+    for variant in metrics.variants(events):
+        accuracy = metrics.summary(events, variant)["final_accuracy"]
+        assert accuracy > commonest + 0.1, variant
+
+
+@every_method
+def test_defaults_are_valid_and_every_option_has_a_remark_and_a_page(name: str) -> None:
+    kind = methods.load(name).options
+    assert build(kind, {}, name) == kind()
+    assert [option.name for option in describe(kind) if not option.remark] == []
+    page = DOCS / f"{name}.md"
+    assert page.exists(), f"write {page}"
+    text = page.read_text()
+    assert [o.name for o in describe(kind) if f"`{o.name}`" not in text] == []
+
+
+@every_method
+def test_bytes_in_the_ledger_are_those_that_travelled(name: str, tmp_path: Path) -> None:
+    made = parts(small(name))
+    spy = Spy(made)
+    run_with(made, spy, tmp_path)
+    ledger = [e for e in read_events(tmp_path) if isinstance(e, Message)]
+    assert sum(e.bytes for e in ledger) == sum(
+        len(p.header) + len(p.block) for *_, p in spy.packets
+    )
+    assert sum(e.count for e in ledger) == len(spy.packets)
+
+
+@every_method
+def test_a_method_runs_through_the_local_engine_with_only_the_actions_it_declares(
+    name: str,
+) -> None:
+    made = parts(small(name))
+    engine = LocalEngine(made)
+    id = made.scenario.clients[0]
+    for action in ("state", "restore", "_keep", "__init__", "nothing"):
+        with pytest.raises(
+            ClientFailedError, match=f"client {id} failed in {action}.*not an action"
+        ):
+            engine.carry(action, Moment(0, 0, 1), {id: pack(Empty())})
+
+
+@every_method
+@pytest.mark.parametrize("ragged", [False, True])
+def test_clients_in_one_stack_give_what_they_give_one_by_one(
+    name: str, ragged: bool, tmp_path: Path
+) -> None:
+    """To 1e-10 in double precision; ragged: other numbers of rows, batches that are not full."""
+    uneven = {"scenario.rows": "dirichlet", "scenario.alpha": 1.0} if ragged else {}
+    how = {"dtype": "float64", "clients": 4, "batch": 16} | uneven
+    states = {}
+    for mode in ("loop", "stacked"):
+        execute(small(name, **{**how, "engine.mode": mode}), tmp_path / mode)
+        states[mode] = load((tmp_path / mode / "checkpoint.safetensors").read_bytes())
+    assert states["loop"].keys() == states["stacked"].keys()
+    for key, tensor in states["loop"].items():
+        torch.testing.assert_close(states["stacked"][key], tensor, rtol=1e-10, atol=1e-10)
+    choices = tmp_path / "stacked" / "engine.json"  # not there where nothing could be stacked
+    chosen = json.loads(choices.read_text()).values() if choices.exists() else []
+    assert all(choice["mode"] == "stacked" for choice in chosen)
+    one, other = (read_events(tmp_path / mode) for mode in ("loop", "stacked"))
+    assert [e for e in one if isinstance(e, Score)] == [e for e in other if isinstance(e, Score)]

@@ -1,0 +1,18 @@
+"""One thread for all tests: equal runs are then equal bit for bit, and small ones quicker.
+
+A cache of their own, so that no choice made before has a say.
+"""
+
+import os
+import tempfile
+
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="atoll-tests-")
+
+# The same examples on every machine; ATOLL_EXAMPLES=new looks for others.
+settings.register_profile("same", derandomize=True, deadline=None)
+if os.environ.get("ATOLL_EXAMPLES") != "new":
+    settings.load_profile("same")

@@ -1,0 +1,255 @@
+"""The contract between servers, clients and transports, with a transport of the test's own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from atoll.core.errors import BadMessageError, ClientFailedError
+from atoll.core.federation import Clients, Moment, actions, answer, scores
+from atoll.core.messages import Check, Checked, Empty, Packet, Tensors, Weights, pack, wrap
+from atoll.core.record import Message
+
+NOW = Moment(0, 1, 3)
+
+
+@dataclass
+class Counter:
+    """A client that adds its number to weights."""
+
+    number: int = 1
+    reply: Checked | None = None
+    helper: ClassVar[type] = dict
+
+    def fit(self, request: Weights, moment: Moment) -> Weights:
+        return Weights({name: t + self.number for name, t in request.weights.items()})
+
+    def widen(self, request: Weights, moment: Moment) -> Weights:
+        return Weights({name: torch.ones(9) for name in request.weights})
+
+    def rename(self, request: Weights, moment: Moment) -> Weights:
+        return Weights({f"{name}2": t for name, t in request.weights.items()})
+
+    def spoil(self, request: Weights, moment: Moment) -> Weights:
+        return Weights({name: t / 0 for name, t in request.weights.items()})
+
+    def check(self, request: Check, moment: Moment) -> Checked:
+        return self.reply or Checked(
+            4, {"own": request.task, "": self.number}, {"": 0.5, "own": 0.25}
+        )
+
+    def confuse(self, request: Empty, moment: Moment) -> Weights:
+        return Empty()  # type: ignore[return-value]
+
+    def size(self) -> int:
+        return self.number
+
+    def state(self) -> Tensors:
+        return {}
+
+    def restore(self, state: Tensors) -> None:
+        pass
+
+    def _secret(self, request: Empty, moment: Moment) -> Empty:
+        return request
+
+
+@dataclass
+class Backwards:
+    """A transport whose clients answer in the reverse of the order they were asked in."""
+
+    clients: Mapping[str, Any]
+    silent: tuple[str, ...] = ()
+    seen: list[tuple[str, Moment, list[str]]] = field(default_factory=list)
+
+    def carry(
+        self, action: str, moment: Moment, packets: Mapping[str, Packet]
+    ) -> Mapping[str, Packet]:
+        self.seen.append((action, moment, list(packets)))
+        return {
+            id: answer(self.clients[id], action, moment, packets[id])
+            for id in reversed(list(packets))
+            if id not in self.silent
+        }
+
+
+def federation(packing: bool = True, silent: tuple[str, ...] = ()) -> Clients:
+    ids = ["a", "b", "c"]
+    transport = Backwards({id: Counter(number) for number, id in enumerate(ids)}, silent)
+    return Clients(ids, transport, NOW, (0, 1), packing)
+
+
+def weights(**values: float) -> Weights:
+    return Weights({name: torch.full((2,), float(value)) for name, value in values.items()})
+
+
+def test_a_moment_knows_the_first_and_the_last_round_of_its_stage() -> None:
+    assert [Moment(2, i, 3).first for i in range(3)] == [True, False, False]
+    assert [Moment(2, i, 3).last for i in range(3)] == [False, False, True]
+    assert Moment(0, 0, 1).first
+    assert Moment(0, 0, 1).last
+
+
+def test_actions_are_the_public_methods_but_for_state_and_restore() -> None:
+    assert set(actions(Counter)) == {
+        "fit",
+        "widen",
+        "rename",
+        "spoil",
+        "check",
+        "confuse",
+        "size",
+    }
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_replies_come_in_the_order_of_ids_whoever_answers_first(packing: bool) -> None:
+    clients = federation(packing)
+    replies = clients.ask(Counter.fit, {id: weights(w=10) for id in ("c", "a", "b")})
+    assert list(replies) == ["a", "b", "c"]
+    assert [float(r.weights["w"][0]) for r in replies.values()] == [10, 11, 12]
+    assert clients.transport.seen == [("fit", NOW, ["a", "b", "c"])]  # type: ignore[attr-defined]
+
+
+def test_each_client_gets_its_own_request_and_others_none() -> None:
+    replies = federation().ask(Counter.fit, {"c": weights(w=1), "a": weights(w=5)})
+    assert {id: float(r.weights["w"][0]) for id, r in replies.items()} == {"a": 5, "c": 3}
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_clients_cannot_change_what_the_server_holds(packing: bool) -> None:
+    mine = weights(w=1)
+    replies = federation(packing).ask_all(Counter.fit, mine)
+    replies["a"].weights["w"].zero_()
+    assert mine.weights["w"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize(
+    ("action", "part"),
+    [(Counter.widen, "(9,)"), (Counter.rename, "'w'"), (Counter.spoil, "finite")],
+)
+def test_a_reply_of_another_shape_or_poisoned_is_refused_by_the_clients_name(
+    action: Any, part: str, packing: bool
+) -> None:
+    with pytest.raises(BadMessageError) as caught:
+        federation(packing).ask(action, {"b": weights(w=1)})
+    assert caught.value.sender == "b"
+    assert part in caught.value.reason
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_reply_of_another_kind_is_refused_by_the_clients_name(packing: bool) -> None:
+    with pytest.raises(BadMessageError) as caught:
+        federation(packing).ask(Counter.confuse, {"c": Empty()})
+    assert caught.value.sender == "c"
+
+
+def test_a_client_that_does_not_answer_is_named() -> None:
+    with pytest.raises(ClientFailedError) as caught:
+        federation(silent=("b",)).ask_all(Counter.fit, weights(w=1))
+    assert (caught.value.client, caught.value.action) == ("b", "fit")
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "state",
+        "restore",
+        "_secret",
+        "__init__",
+        "number",
+        "helper",
+        "size",
+        "nothing",
+        "",
+        "x" * 999,
+    ],
+)
+def test_what_is_not_an_action_is_refused(action: str) -> None:
+    with pytest.raises(BadMessageError) as caught:
+        answer(Counter(), action, NOW, pack(Empty()))
+    assert caught.value.sender == "server"
+    assert "is not an action" in caught.value.reason
+    assert len(caught.value.reason) < 200
+
+
+def test_a_request_of_another_kind_never_reaches_the_client() -> None:
+    with pytest.raises(BadMessageError, match="server"):
+        answer(Counter(), "fit", NOW, pack(Empty()))
+
+
+def test_an_answer_travels_the_way_its_request_did() -> None:
+    assert answer(Counter(), "fit", NOW, pack(weights(w=1))).message is None
+    assert answer(Counter(), "fit", NOW, wrap(weights(w=1))).message is not None
+
+
+def test_the_ledger_has_a_line_for_each_form_of_message_and_counts_them() -> None:
+    clients = federation()
+    for _ in range(3):
+        clients.ask(Counter.fit, {"a": weights(w=1)})
+    clients.ask(Counter.fit, {"a": weights(longer=1)})
+    clients.ask(Counter.check, {"a": Check(0, {})})
+    packet = pack(weights(w=1))
+    form = (("weights/w", "float32", (2,)),)
+    assert clients.traffic[:2] == [
+        Message(0, 1, "server", "a", "fit", "Weights", form, 3, 24, 3 * packet.size),
+        Message(0, 1, "a", "server", "fit", "Weights", form, 3, 24, 3 * packet.size),
+    ]
+    assert [(m.sender, m.action, m.kind, m.count) for m in clients.traffic[2:]] == [
+        ("server", "fit", "Weights", 1),
+        ("a", "fit", "Weights", 1),
+        ("server", "check", "Check", 1),
+        ("a", "check", "Checked", 1),
+    ]
+
+
+def test_the_ledger_is_the_same_with_and_without_packing() -> None:
+    ledgers = []
+    for packing in (True, False):
+        clients = federation(packing)
+        clients.ask_all(Counter.fit, weights(w=1, v=2))
+        scores(clients, Counter.check, {"w": torch.ones(3)}, NOW)
+        ledgers.append(clients.traffic)
+    assert ledgers[0] == ledgers[1]
+    assert sum(line.count for line in ledgers[0]) == 2 * (3 + 2 * 3)
+
+
+def test_another_moment_has_the_same_clients_and_an_empty_ledger() -> None:
+    clients = federation(packing=False)
+    clients.ask_all(Counter.fit, weights(w=1))
+    later = clients.at(Moment(1, 0, 3), (0, 1, 2))
+    assert later.traffic == []
+    assert (later.ids, later.tasks, later.packing) == (clients.ids, (0, 1, 2), False)
+    later.ask(Counter.fit, {"a": weights(w=1)})
+    assert {(m.stage, m.round) for m in later.traffic} == {(1, 0)}
+    assert len(clients.traffic) == 6
+
+
+def test_scores_are_those_of_every_client_on_every_task_and_variant() -> None:
+    found = scores(federation(), Counter.check, {}, NOW)
+    assert [(s.task, s.client, s.variant) for s in found] == [
+        (task, id, variant) for task in (0, 1) for id in "abc" for variant in ("", "own")
+    ]
+    assert all((s.stage, s.round, s.part, s.rows) == (0, 1, "test", 4) for s in found)
+    assert [s.correct for s in found if s.variant == "own"] == [0, 0, 0, 1, 1, 1]
+    assert [s.macro_f1 for s in found[:2]] == [0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Checked(4, {"": 5}, {"": 0.5}),
+        Checked(4, {"": -1}, {"": 0.5}),
+        Checked(-1, {}, {}),
+        Checked(4, {"": 1}, {}),
+        Checked(4, {"": 1}, {"": 0.5, "own": 0.5}),
+    ],
+)
+def test_scores_that_cannot_be_are_refused_by_the_clients_name(reply: Checked) -> None:
+    clients = Clients(["a", "b"], Backwards({"a": Counter(), "b": Counter(reply=reply)}), NOW)
+    with pytest.raises(BadMessageError) as caught:
+        scores(clients, Counter.check, {}, NOW)
+    assert caught.value.sender == "b"

@@ -1,0 +1,581 @@
+"""Splits on examples that were worked out by hand or stand in the specifications."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.core.errors import EXIT_USER, UserError
+from atoll.core.options import build, describe
+from atoll.core.rng import Stream
+from atoll.data import splits
+from atoll.data.dataset import Dataset
+from atoll.data.splits import ScenarioOptions, scenario
+
+Array = np.ndarray[Any, Any]
+
+
+def table(rows: int = 60, columns: int = 10, classes: int = 3) -> Dataset:
+    return Dataset(
+        name="little",
+        kind="table",
+        x=np.zeros((rows, columns), dtype=np.float32),
+        y=np.arange(rows) % classes,
+        columns=tuple(f"c{number}" for number in range(columns)),
+        classes=tuple(f"k{number}" for number in range(classes)),
+        source="a test",
+    )
+
+
+def images(rows: int = 40, shape: tuple[int, ...] = (1, 4, 8), classes: int = 10) -> Dataset:
+    pixels = np.zeros((rows, *shape), dtype=np.uint8)
+    return replace(table(rows, 1, classes), kind="image", x=pixels, columns=())
+
+
+def texts(train: list[int], test: list[int]) -> Dataset:
+    """Texts with so many training rows, then so many test rows, of each class."""
+    classes = range(len(train))
+    y = np.concatenate([np.repeat(classes, train), np.repeat(classes, test)])
+    official = np.arange(len(y)) >= sum(train)
+    names = tuple(f"k{number}" for number in classes)
+    x = np.zeros((len(y), 2), dtype=np.int32)
+    return Dataset("words", "text", x, y, (), names, "a test", test=official)
+
+
+def grouped(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
+    return replace(dataset, group=np.arange(len(dataset)) % len(names), groups=names)
+
+
+def listed(arrays: list[Array]) -> list[list[int]]:
+    return [array.tolist() for array in arrays]
+
+
+def held_at(dataset: Dataset, options: ScenarioOptions, seed: int = 0) -> list[set[int]]:
+    """The classes that the first client learns at each stage."""
+    made = scenario(dataset, options, seed)
+    return [set(dataset.y[held.train].tolist()) for held in made.holdings[made.clients[0]]]
+
+
+# Ids and options
+
+
+def test_ids_are_padded_only_where_there_are_more_than_ten_clients() -> None:
+    assert splits.client_ids(10)[-1] == "site-9"
+    assert splits.client_ids(11)[0] == "site-00"
+    assert splits.client_ids(11)[-1] == "site-10"
+    assert list(splits.client_ids(101)) == sorted(splits.client_ids(101))
+
+
+def test_every_option_has_a_remark() -> None:
+    assert [option.name for option in describe(ScenarioOptions) if not option.remark] == []
+
+
+def test_options_come_from_a_plain_mapping() -> None:
+    values = {"split": "classes", "stage_classes": [[0, 1], [2]], "sizes": [3], "common": [4, 0]}
+    made = build(ScenarioOptions, values, "scenario")
+    assert made.stage_classes == ((0, 1), (2,))
+    assert (made.sizes, made.common) == ((3,), (4, 0))
+    with pytest.raises(UserError, match="split"):
+        build(ScenarioOptions, {"split": "diagonal"}, "scenario")
+
+
+# Rows
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(15120, (9072, 3024, 3024)), (10, (6, 2, 2))])
+def test_rows_are_cut_60_20_20(rows: int, sizes: tuple[int, ...]) -> None:
+    parts = splits.cut(np.arange(rows), 0.6, 0.2, splits.at_random(Stream.of(1).numpy()))
+    assert (len(parts.train), len(parts.valid), len(parts.test)) == sizes
+
+
+def test_official_test_rows_are_the_test_rows_and_the_others_are_cut_three_to_one() -> None:
+    official = np.array([False, True, False, False, True, False])
+    take = splits.at_random(Stream.of(1).numpy())
+    parts = splits.cut(np.arange(10, 16), 0.6, 0.2, take, official)
+    assert parts.test.tolist() == [11, 14]
+    assert (len(parts.train), len(parts.valid)) == (3, 1)
+    assert sorted([*parts.train, *parts.valid]) == [10, 12, 13, 15]
+
+
+def test_even_parts_drop_the_remainder() -> None:
+    assert listed(splits.even(np.arange(7), 3)) == [[0, 1], [2, 3], [4, 5]]
+    assert listed(splits.even(np.arange(2), 3)) == [[], [], []]
+
+
+def test_shares_of_one_or_nothing_deal_whole_classes() -> None:
+    labels = np.array([0, 1, 0, 1, 0])
+    shares = np.array([[1.0, 0.0], [0.0, 1.0]])
+    parts = splits.by_shares(np.arange(5), labels, shares, 0, Stream.of(1).numpy())
+    assert [sorted(part) for part in listed(parts)] == [[0, 2, 4], [1, 3]]
+
+
+def test_the_largest_gives_to_the_smallest_until_all_have_the_least() -> None:
+    shares = np.array([[1.0, 0.0, 0.0]])
+    labels = np.zeros(9, dtype=np.int64)
+    parts = splits.by_shares(np.arange(9), labels, shares, 2, Stream.of(1).numpy())
+    assert [len(part) for part in parts] == [5, 2, 2]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(9))
+
+
+def test_too_few_rows_for_the_least_are_levelled_instead() -> None:
+    shares = np.array([[1.0, 0.0, 0.0]])
+    labels = np.zeros(4, dtype=np.int64)
+    parts = splits.by_shares(np.arange(4), labels, shares, 5, Stream.of(1).numpy())
+    assert sorted(len(part) for part in parts) == [1, 1, 2]
+
+
+def test_one_row_of_a_class_goes_to_each_client_as_often_as_its_share_says() -> None:
+    shares, labels = np.full((1, 4), 0.25), np.zeros(1, dtype=np.int64)
+    winners = [0, 0, 0, 0]
+    for seed in range(400):
+        parts = splits.by_shares(np.arange(1), labels, shares, 0, Stream.of(seed).numpy())
+        winners[[len(part) for part in parts].index(1)] += 1
+    assert min(winners) > 60
+    assert max(winners) < 140
+
+
+def test_a_sample_by_class_keeps_proportions_and_what_must_be_kept() -> None:
+    labels = np.array([0] * 8 + [1] * 4 + [2])
+    take = splits.by_class(labels, Stream.of(1).numpy(), keep=1)
+    taken, left = take(np.arange(13), 4)
+    assert np.bincount(labels[taken], minlength=3).tolist() == [3, 1, 0]
+    assert np.bincount(labels[left], minlength=3).tolist() == [5, 3, 1]
+    everything, rest = take(np.arange(13), 13)
+    assert (len(everything), np.sort(labels[rest]).tolist()) == (10, [0, 1, 2])
+
+
+# Columns
+
+
+@pytest.mark.parametrize(
+    ("ratio", "clients", "common", "own"),
+    [
+        (0.1, 5, 5, [10, 10, 10, 10, 9]),
+        (0.2, 5, 11, [9, 9, 9, 8, 8]),
+        (0.3, 5, 16, [8, 8, 8, 7, 7]),
+        (0.4, 5, 22, [7, 7, 6, 6, 6]),
+        (0.5, 5, 27, [6, 6, 5, 5, 5]),
+        (0.3, 2, 16, [19, 19]),
+        (0.3, 10, 16, [4, 4, 4, 4, 4, 4, 4, 4, 3, 3]),
+    ],
+)
+def test_covertype_has_the_columns_of_the_specification(
+    ratio: float, clients: int, common: int, own: list[int]
+) -> None:
+    options = ScenarioOptions(split="columns", clients=clients, ratio=ratio)
+    made = scenario(table(15120, 54, 7), options, seed=0)
+    assert len(made.common) == common
+    assert [len(made.holdings[id][0].own) for id in made.clients] == own
+
+
+@pytest.mark.parametrize(("clients", "train", "valid"), [(2, 4536, 1512), (10, 907, 302)])
+def test_covertype_has_the_rows_of_the_specification(clients: int, train: int, valid: int) -> None:
+    made = scenario(table(15120, 54, 7), ScenarioOptions(split="columns", clients=clients), 3)
+    for id in made.clients:
+        assert len(made.holdings[id][0].train) == train
+        assert len(made.holdings[id][0].valid) == valid
+        assert made.tests[id][0] is made.tests["site-0"][0]
+    assert len(made.tests["site-0"][0]) == 3024
+
+
+def test_an_order_of_columns_is_cut_into_common_and_own() -> None:
+    order = np.array([3, 0, 5, 1, 4, 2, 6])
+    common, own = splits.columns_common_and_own(order, 2, 2)
+    assert common.tolist() == [0, 3]
+    assert listed(own) == [[1, 4, 5], [2, 6]]
+
+
+def test_the_run_seed_moves_rows_and_the_feature_seed_moves_columns() -> None:
+    options = ScenarioOptions(split="columns")
+    first, second = (scenario(table(), options, seed) for seed in (0, 1))
+    other = scenario(table(), replace(options, feature_seed=1), 0)
+    assert first.common.tolist() == second.common.tolist() != other.common.tolist()
+    trains = [made.holdings["site-0"][0].train.tolist() for made in (first, second, other)]
+    assert trains[0] == trains[2] != trains[1]
+
+
+def test_common_columns_can_be_given() -> None:
+    options = ScenarioOptions(split="columns", clients=2, common=(7, 1))
+    made = scenario(table(), options, 0)
+    assert made.common.tolist() == [1, 7]
+    owns = [made.holdings[id][0].own.tolist() for id in made.clients]
+    assert sorted(owns[0] + owns[1]) == [0, 2, 3, 4, 5, 6, 8, 9]
+    assert [len(own) for own in owns] == [4, 4]
+
+
+def test_strips_go_from_left_to_right_and_the_last_takes_the_remainder() -> None:
+    assert listed(splits.image_strips(1, 2, 5, 2)) == [[0, 1, 5, 6], [2, 3, 4, 7, 8, 9]]
+    assert listed(splits.image_strips(2, 1, 2, 2)) == [[0, 2], [1, 3]]
+    assert [len(strip) for strip in splits.image_strips(3, 32, 32, 4)] == [768] * 4
+
+
+def test_quadrants_go_by_rows() -> None:
+    assert listed(splits.image_quadrants(1, 2, 3)) == [[0], [1, 2], [3], [4, 5]]
+
+
+def test_a_client_has_no_columns_before_its_stage() -> None:
+    by_client = splits.columns_by_stage([np.array([0, 1]), np.array([2])])
+    assert [listed(client) for client in by_client] == [[[0, 1], [0, 1]], [[], [2]]]
+
+
+# Classes and tasks
+
+
+def test_classes_are_parted_by_stage() -> None:
+    assert listed(splits.class_partition(5, 2)) == [[0, 1, 2], [3, 4]]
+    overlapping = [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7], [6, 7, 8, 9]]
+    assert listed(splits.class_windows(10, 4, 2, 4)) == overlapping
+    assert listed(splits.class_windows(10, 2, 2, 4)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+DRAWS = {
+    8: "4356 3654 0213 2706 4732 5372 5421 4673 1065 7025 2351 7120 6721 4106 3752",
+    7: "0154 1432 2601 4205 1253 4126 6430 1425 2403 3605 4162 6325 3264 1304 5612",
+    6: "5302 3214 4035 2401 3452 2345 0215 3245 4205 1053 2341 0142 1425 3102 0342",
+}
+
+
+@pytest.mark.parametrize("classes", [8, 7, 6], ids=["R8", "TMN", "TREC6"])
+def test_the_draws_of_fedseit_are_reproduced(classes: int) -> None:
+    draws = splits.task_draws(classes, 4, 15)
+    assert " ".join("".join(map(str, draw)) for draw in draws) == DRAWS[classes]
+
+
+@pytest.mark.parametrize(
+    ("seed", "second", "third"),
+    [
+        (1, [14, 3, 6, 5, 13], [2, 12, 4, 1, 0]),
+        (2, [2, 6, 12, 4, 3], [1, 14, 0, 5, 13]),
+        (3, [4, 2, 5, 12, 3], [13, 0, 1, 14, 6]),
+    ],
+)
+def test_the_allocations_of_fedseit_are_reproduced(
+    seed: int, second: list[int], third: list[int]
+) -> None:
+    assert splits.task_allocation(3, 5, seed) == [[10, 11, 8, 7, 9], second, third]
+
+
+def test_a_class_is_cut_over_the_tasks_that_drew_it() -> None:
+    labels = np.array([0, 0, 1, 0, 1, 0, 0, 2])
+    rows = splits.task_rows(np.arange(8), labels, [(0, 1), (2, 0)])
+    assert listed(rows) == [[0, 1, 2, 4], [3, 5, 6, 7]]
+
+
+R8 = [1596, 253, 2840, 41, 190, 206, 108, 251]  # training rows of acq, crude, earn, ...
+
+
+def test_tasks_of_reuters_have_the_sizes_of_the_specification() -> None:
+    dataset = texts(R8, [10] * 8)
+    made = scenario(dataset, ScenarioOptions(split="tasks", clients=3, stages=5), 1)
+    sizes = sorted(
+        (len(held.train), len(held.valid)) for id in made.clients for held in made.holdings[id]
+    )
+    assert len(sizes) == 15
+    assert (sizes[0], sizes[-1]) == ((66, 10), (539, 78))
+    assert sum(train + valid for train, valid in sizes) == sum(R8)
+
+
+def test_each_client_is_tested_on_all_test_rows_of_its_own_tasks() -> None:
+    dataset = texts(R8, [1, 2, 3, 4, 5, 6, 7, 8])
+    made = scenario(dataset, ScenarioOptions(split="tasks", clients=3, stages=5), 1)
+    assert (made.stages, made.tasks[0], made.known_at) == (5, "task-0", (0, 1, 2, 3, 4))
+    assert len(made.common) == 0
+    for id, task, draw in (("site-0", 0, 10), ("site-1", 1, 3), ("site-2", 4, 0)):
+        kinds = sorted(splits.task_draws(8, 4, 15)[draw])
+        tested = dataset.y[made.tests[id][task]]
+        assert np.unique(tested).tolist() == kinds
+        assert len(tested) == sum(kind + 1 for kind in kinds)
+        assert np.unique(dataset.y[made.holdings[id][task].train]).tolist() == kinds
+
+
+def test_a_class_of_one_row_stays_in_training() -> None:
+    dataset = texts([1, 1, 16], [1, 1, 1])
+    options = ScenarioOptions(split="tasks", clients=1, stages=1, task_classes=3)
+    [held] = scenario(dataset, options, 0).holdings["site-0"]
+    assert np.bincount(dataset.y[held.train]).tolist() == [1, 1, 13]
+    assert np.bincount(dataset.y[held.valid]).tolist() == [0, 0, 3]
+
+
+def test_no_class_is_held_back_whole() -> None:
+    dataset = texts([1, 1, 2], [1, 1, 1])
+    options = ScenarioOptions(split="tasks", clients=1, task_classes=3, held_back=0.5)
+    [held] = scenario(dataset, options, 0).holdings["site-0"]
+    assert np.bincount(dataset.y[held.train]).tolist() == [1, 1, 1]
+    assert dataset.y[held.valid].tolist() == [2]
+
+
+def test_tasks_are_drawn_in_the_order_of_class_names() -> None:
+    dataset = replace(texts([8] * 5, [1] * 5), classes=tuple("edcba"))
+    options = ScenarioOptions(split="tasks", clients=1, task_classes=2)
+    assert held_at(dataset, options) == [{4 - place for place in splits.task_draws(5, 2, 1)[0]}]
+
+
+def test_classes_without_test_rows_are_not_drawn() -> None:
+    dataset = texts([8, 8, 8, 8], [2, 0, 2, 2])
+    options = ScenarioOptions(split="tasks", clients=2, stages=2, task_classes=3)
+    assert held_at(dataset, options) == [{0, 2, 3}, {0, 2, 3}]
+
+
+# Scenarios
+
+
+def test_rows_are_dealt_and_all_columns_are_common() -> None:
+    made = scenario(table(60, 10), ScenarioOptions(split="rows", clients=4), 0)
+    assert made.clients == ("site-0", "site-1", "site-2", "site-3")
+    assert made.common.tolist() == list(range(10))
+    assert (made.stages, made.tasks, made.known_at) == (1, ("all",), (0,))
+    assert {len(made.holdings[id][0].train) for id in made.clients} == {9}
+    assert {len(made.holdings[id][0].valid) for id in made.clients} == {3}
+    assert {len(made.tests[id][0]) for id in made.clients} == {12}
+    assert not made.labels_at_server
+
+
+def test_own_tests_part_the_test_rows() -> None:
+    made = scenario(table(60, 10), ScenarioOptions(split="rows", clients=4, tests="own"), 0)
+    parts = [made.tests[id][0].tolist() for id in made.clients]
+    assert [len(part) for part in parts] == [3, 3, 3, 3]
+    assert len({row for part in parts for row in part}) == 12
+
+
+def test_the_test_rows_of_the_set_are_used_unless_refused() -> None:
+    dataset = replace(table(60, 10), test=np.arange(60) >= 50)
+    options = ScenarioOptions(split="rows", clients=2)
+    made = scenario(dataset, options, 0)
+    assert made.tests["site-0"][0].tolist() == list(range(50, 60))
+    assert len(made.holdings["site-0"][0].train) == 19  # 37.5 is rounded to 38, for two
+    own = scenario(dataset, replace(options, official_test=False), 0)
+    assert len(own.tests["site-0"][0]) == 12
+
+
+def test_dirichlet_clients_choose_by_rows_like_those_they_learn_from() -> None:
+    dataset = table(3000, 2, 3)
+    options = ScenarioOptions(split="rows", clients=3, rows="dirichlet", alpha=0.3)
+    made = scenario(dataset, options, 0)
+    for held in (made.holdings[id][0] for id in made.clients):
+        train, valid = (np.bincount(dataset.y[r], minlength=3) for r in (held.train, held.valid))
+        assert np.abs(train - 3 * valid).max() <= 60  # shares of 600 and of 200 rows a class
+    assert sum(len(made.holdings[id][0].train) for id in made.clients) == 1800
+
+
+def test_sites_are_the_groups_by_name() -> None:
+    dataset = grouped(table(60, 10), ("north", "east"))
+    made = scenario(dataset, ScenarioOptions(split="sites"), 0)
+    assert made.clients == ("east", "north")
+    assert set((made.holdings["north"][0].train % 2).tolist()) == {0}
+    assert set((made.holdings["east"][0].valid % 2).tolist()) == {1}
+    assert [len(made.holdings[id][0].train) for id in made.clients] == [18, 18]
+    assert len(made.tests["east"][0]) == 12
+    own = scenario(dataset, ScenarioOptions(split="sites", tests="own"), 0)
+    assert set((own.tests["east"][0] % 2).tolist()) == {1}
+
+
+def test_classes_come_by_stage() -> None:
+    dataset = table(120, 3, 6)
+    made = scenario(dataset, ScenarioOptions(split="classes", clients=2, stages=3), 0)
+    assert (made.tasks, made.known_at) == (("task-0", "task-1", "task-2"), (0, 1, 2))
+    for stage in range(3):
+        kinds = {2 * stage, 2 * stage + 1}
+        sizes = {len(made.holdings[id][stage].train) for id in made.clients}
+        assert len(sizes) == 1
+        assert set(dataset.y[made.tests["site-1"][stage]].tolist()) == kinds
+        for id in made.clients:
+            assert set(dataset.y[made.holdings[id][stage].train].tolist()) == kinds
+
+
+def test_classes_come_in_windows_or_as_the_user_says() -> None:
+    dataset = table(400, 3, 10)
+    windows = ScenarioOptions(split="classes", clients=2, stages=4, window=4)
+    assert held_at(dataset, windows) == [{0, 1, 2, 3}, {2, 3, 4, 5}, {4, 5, 6, 7}, {6, 7, 8, 9}]
+    given = ScenarioOptions(split="classes", clients=2, stage_classes=((9, 0), (4,)))
+    assert held_at(dataset, given) == [{0, 9}, {4}]
+
+
+def test_a_row_of_overlapping_stages_stays_with_its_client() -> None:
+    options = ScenarioOptions(split="classes", clients=3, stages=4, window=4)
+    made = scenario(table(400, 3, 10), options, 0)
+    held = [set(np.concatenate([h.train for h in made.holdings[id]])) for id in made.clients]
+    assert not held[0] & held[1]
+    assert not held[0] & held[2]
+    assert not held[1] & held[2]
+    twice = set(made.holdings["site-0"][0].train) & set(made.holdings["site-0"][1].train)
+    assert len(twice) > 0
+
+
+def test_parties_have_strips_of_the_same_rows() -> None:
+    options = ScenarioOptions(split="parties", clients=4, cut="strips")
+    made = scenario(images(), options, 0)
+    assert made.labels_at_server
+    assert len(made.common) == 0
+    assert made.holdings["site-1"][0].own.tolist() == [2, 3, 10, 11, 18, 19, 26, 27]
+    trains = {tuple(made.holdings[id][0].train.tolist()) for id in made.clients}
+    assert len(trains) == 1
+
+
+def test_parties_have_contiguous_or_permuted_columns_or_quadrants() -> None:
+    options = ScenarioOptions(split="parties", clients=3)
+    plain, mixed = (
+        [
+            scenario(table(), replace(options, cut=cut), 0).holdings[f"site-{k}"][0].own
+            for k in range(3)
+        ]
+        for cut in ("contiguous", "permuted")
+    )
+    assert listed(plain) == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert [len(own) for own in mixed] == [4, 3, 3]
+    assert sorted(np.concatenate(mixed).tolist()) == list(range(10))
+    assert listed(mixed) != listed(plain)
+    quarters = scenario(images(), replace(options, clients=4, cut="quadrants"), 0)
+    assert quarters.holdings["site-3"][0].own.tolist() == [20, 21, 22, 23, 28, 29, 30, 31]
+
+
+def test_parties_can_have_classes_by_stage() -> None:
+    options = ScenarioOptions(split="parties", clients=4, cut="strips", mode="classes")
+    options = replace(options, stages=4, window=4, valid=0.0)
+    dataset = images(400)
+    made = scenario(dataset, options, 0)
+    assert (made.stages, made.known_at) == (4, (0, 1, 2, 3))
+    assert held_at(dataset, options)[1] == {2, 3, 4, 5}
+    assert set(dataset.y[made.tests["site-2"][3]].tolist()) == {6, 7, 8, 9}
+    assert len(made.holdings["site-3"][0].valid) == 0
+
+
+def test_parties_can_join_by_stage() -> None:
+    options = ScenarioOptions(split="parties", clients=3, mode="columns")
+    made = scenario(table(60, 10), options, 0)
+    assert (made.stages, made.tasks, made.known_at) == (3, ("all",), (0,))
+    for number, id in enumerate(made.clients):
+        for stage, held in enumerate(made.holdings[id]):
+            joined = stage >= number
+            assert len(held.own) == ((4, 3, 3)[number] if joined else 0)
+            assert (len(held.train), len(held.valid)) == ((36, 12) if joined else (0, 0))
+        assert len(made.tests[id][0]) == 12
+
+
+def test_client_i_has_domain_i_and_is_tested_on_all() -> None:
+    dataset = grouped(images(300), ("usps", "mnist", "syn"))
+    options = ScenarioOptions(split="domains", sizes=(7, 30, 11), train=0.7, valid=0.0)
+    made = scenario(dataset, options, 0)
+    assert (made.clients, made.tasks) == (("site-0", "site-1", "site-2"), ("usps", "mnist", "syn"))
+    assert (made.stages, made.known_at) == (1, (0, 0, 0))
+    for number, id in enumerate(made.clients):
+        train = made.holdings[id][0].train
+        assert len(train) == options.sizes[number]
+        assert set((train % 3).tolist()) == {number}
+        assert [len(rows) for rows in made.tests[id]] == [30, 30, 30]
+        assert [set((rows % 3).tolist()) for rows in made.tests[id]] == [{0}, {1}, {2}]
+        assert not set(train.tolist()) & set(np.concatenate(made.tests[id]).tolist())
+
+
+def test_domains_can_keep_the_shares_of_the_classes() -> None:
+    dataset = grouped(images(400, classes=5), ("art", "product"))
+    options = ScenarioOptions(split="domains", sizes=(20, 50), train=0.7, valid=0.0)
+    made = scenario(dataset, replace(options, stratified=True), 0)
+    trains = [np.bincount(dataset.y[made.holdings[id][0].train]).tolist() for id in made.clients]
+    assert trains == [[4] * 5, [10] * 5]
+    assert np.bincount(dataset.y[made.tests["site-0"][1]]).tolist() == [12] * 5
+
+
+# What is refused
+
+REFUSALS = {
+    "shares above one": (table(), ScenarioOptions(train=0.9, valid=0.2), "shares of the rows"),
+    "nothing to learn": (table(), ScenarioOptions(train=0.0), "shares of the rows"),
+    "nothing to test": (table(), ScenarioOptions(train=0.8), "no test rows"),
+    "too many clients": (table(), ScenarioOptions(clients=61), "'site-00' has no training rows"),
+    "too few for Dirichlet": (
+        table(),
+        ScenarioOptions(clients=10, rows="dirichlet", least=4),
+        "36 training rows at stage 0 are too few",
+    ),
+    "too many own tests": (table(), ScenarioOptions(clients=13, tests="own"), "no test rows"),
+    "stages of one stage": (table(), ScenarioOptions(stages=2), "makes 1"),
+    "no common column": (table(), ScenarioOptions(split="columns", ratio=0.04), "no common column"),
+    "unknown column": (table(), ScenarioOptions(split="columns", common=(10,)), "common lists"),
+    "column below 0": (table(), ScenarioOptions(split="columns", common=(-1,)), "common lists"),
+    "column twice": (table(), ScenarioOptions(split="columns", common=(1, 1)), "common lists"),
+    "columns of text": (texts([5], [5]), ScenarioOptions(split="columns"), "no columns"),
+    "parties of text": (texts([5], [5]), ScenarioOptions(split="parties"), "no columns"),
+    "no sites": (table(), ScenarioOptions(split="sites"), "which group"),
+    "no domains": (table(), ScenarioOptions(split="domains"), "which group"),
+    "sizes of other domains": (
+        grouped(table(), ("a", "b")),
+        ScenarioOptions(split="domains", sizes=(1,)),
+        "1 numbers for 2 domains",
+    ),
+    "a domain too small": (
+        grouped(table(), ("a", "b")),
+        ScenarioOptions(split="domains", sizes=(1, 19)),
+        "domain 'b' has 18 training rows, not 19",
+    ),
+    "an empty site": (
+        replace(grouped(table(), ("a", "b")), groups=("a", "b", "c")),
+        ScenarioOptions(split="sites"),
+        "client 'c' has no training rows",
+    ),
+    "more stages than classes": (
+        table(),
+        ScenarioOptions(split="classes", stages=4),
+        "3 classes cannot fill 4 stages",
+    ),
+    "windows past the end": (
+        table(),
+        ScenarioOptions(split="classes", stages=2, window=2, stride=2),
+        "need more than 3 classes",
+    ),
+    "an unknown class": (
+        table(),
+        ScenarioOptions(split="classes", stage_classes=((0,), (3,))),
+        r"lists \[3\] for stage 1",
+    ),
+    "a class below 0": (
+        table(),
+        ScenarioOptions(split="classes", stage_classes=((-1,),)),
+        r"lists \[-1\] for stage 0",
+    ),
+    "an empty stage": (
+        table(),
+        ScenarioOptions(split="classes", stage_classes=((0,), ())),
+        r"lists \[\] for stage 1",
+    ),
+    "a domain of no rows": (
+        grouped(table(), ("a", "b")),
+        ScenarioOptions(split="domains", sizes=(0, 5)),
+        "domain 'a' has 18 training rows, not 0",
+    ),
+    "stages against the list": (
+        table(),
+        ScenarioOptions(split="classes", stages=3, stage_classes=((0,), (1,))),
+        "makes 2",
+    ),
+    "more parties than columns": (
+        table(),
+        ScenarioOptions(split="parties", clients=11),
+        "10 columns are too few for 11 clients",
+    ),
+    "strips of a table": (table(), ScenarioOptions(split="parties", cut="strips"), "is a table"),
+    "strips too thin": (
+        images(),
+        ScenarioOptions(split="parties", cut="strips", clients=9),
+        "8 wide",
+    ),
+    "three quadrants": (
+        images(),
+        ScenarioOptions(split="parties", cut="quadrants", clients=3),
+        "not for 3 clients",
+    ),
+    "tasks too wide": (
+        texts([9, 9, 9], [1, 1, 1]),
+        ScenarioOptions(split="tasks"),
+        "4 classes cannot be drawn from 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_cannot_be_is_refused(case: str) -> None:
+    dataset, options, what = REFUSALS[case]
+    with pytest.raises(UserError, match=what) as caught:
+        scenario(dataset, options, 0)
+    assert (caught.value.where, caught.value.exit_code) == ("scenario", EXIT_USER)
+    assert caught.value.remedy

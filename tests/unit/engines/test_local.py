@@ -1,0 +1,137 @@
+"""The local engine: who is asked, what is kept, where a run's folder is."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from atoll.core.errors import ClientFailedError, InterruptedRunError, UserError
+from atoll.core.federation import Moment
+from atoll.core.messages import Check, Empty, Weights, pack
+from atoll.core.record import read_events
+from atoll.engines.local import LocalEngine, execute, fresh_folder, last_folder, recorded
+from atoll.runs.config import RunConfig, change, resolve
+from atoll.runs.loop import Progress
+from atoll.runs.parts import Parts, parts
+
+FIRST = Moment(0, 0, 2)
+
+
+def config(method: str, **changes: Any) -> RunConfig:
+    values: dict[str, Any] = {
+        "data": "wine", "rounds": 2, "clients": 3, "widths": [4], "epochs": 1,
+        "engine.mode": "loop", "checkpoint_seconds": 0,
+    }  # fmt: skip
+    return resolve(change({"method": method}, {**values, **changes}), "test")
+
+
+@pytest.fixture
+def alone() -> Parts:
+    return parts(config("alone"))
+
+
+def test_a_client_is_built_when_it_is_first_asked(alone: Parts) -> None:
+    engine = LocalEngine(alone)
+    assert engine.states() == {}
+    engine.carry("fit", FIRST, {"site-1": pack(Empty())})
+    assert list(engine.states()) == ["site-1"]
+
+
+def test_a_client_lives_on_between_messages(alone: Parts) -> None:
+    engine = LocalEngine(alone)
+    engine.carry("fit", FIRST, {"site-0": pack(Empty())})
+    once = {n: t.clone() for n, t in engine.states()["site-0"].items()}
+    engine.carry("fit", Moment(0, 1, 2), {"site-0": pack(Empty())})
+    twice = engine.states()["site-0"]
+    assert any(not torch.equal(once[name], twice[name]) for name in once)
+
+
+def test_a_client_given_its_state_back_answers_as_it_would_have(alone: Parts) -> None:
+    first, second = LocalEngine(alone), LocalEngine(alone)
+    first.carry("fit", FIRST, {"site-0": pack(Empty())})
+    second.restore(first.states())
+    later = Moment(0, 1, 2)
+    answers = [e.carry("fit", later, {"site-0": pack(Empty())}) for e in (first, second)]
+    assert answers[0] == answers[1]
+    for name, tensor in first.states()["site-0"].items():
+        assert torch.equal(second.states()["site-0"][name], tensor)
+
+
+def test_a_state_given_back_is_copied(alone: Parts) -> None:
+    first, second = LocalEngine(alone), LocalEngine(alone)
+    first.carry("fit", FIRST, {"site-0": pack(Empty())})
+    kept = {n: t.clone() for n, t in first.states()["site-0"].items()}
+    second.restore(first.states())
+    second.carry("fit", Moment(0, 1, 2), {"site-0": pack(Empty())})
+    for name, tensor in first.states()["site-0"].items():
+        assert torch.equal(kept[name], tensor)
+
+
+def test_every_client_that_was_asked_answers(alone: Parts) -> None:
+    packets = {id: pack(Empty()) for id in ("site-0", "site-2")}
+    assert sorted(LocalEngine(alone).carry("fit", FIRST, packets)) == ["site-0", "site-2"]
+
+
+def test_what_a_client_raises_is_told_with_its_name_and_action() -> None:
+    engine = LocalEngine(parts(config("fedavg")))
+    with pytest.raises(ClientFailedError, match="client site-1 failed in check: ") as caught:
+        engine.carry("check", FIRST, {"site-1": pack(Check(0, {"other": torch.zeros(2)}))})
+    assert caught.value.__cause__ is not None
+
+
+def test_a_message_of_another_kind_is_refused() -> None:
+    engine = LocalEngine(parts(config("fedavg")))
+    with pytest.raises(ClientFailedError, match="site-0 failed in fit"):
+        engine.carry("fit", FIRST, {"site-0": pack(Check(0, {}))})
+    with pytest.raises(ClientFailedError, match=r"failed in evaluate.*not an action"):
+        engine.carry("evaluate", FIRST, {"site-0": pack(Weights({}))})
+
+
+def test_whoever_watches_is_told_of_every_round(tmp_path: Path) -> None:
+    told: list[Progress] = []
+    execute(config("fedavg", rounds=3), tmp_path / "run", watch=told.append)
+    assert [(p.stage, p.stages, p.round, p.rounds) for p in told] == [
+        (0, 1, 0, 3), (0, 1, 1, 3), (0, 1, 2, 3),
+    ]  # fmt: skip
+    assert [event for p in told for event in p.events] == read_events(tmp_path / "run")
+
+
+def test_a_run_that_is_asked_to_stop_saves_and_says_so(tmp_path: Path) -> None:
+    with pytest.raises(InterruptedRunError):
+        execute(config("fedavg"), tmp_path / "run", stopping=lambda: True)
+    assert (tmp_path / "run" / "checkpoint.safetensors").exists()
+    assert not (tmp_path / "run" / "result.json").exists()
+    execute(config("fedavg"), tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_run_that_is_asked_to_stop_after_its_last_round_is_done(tmp_path: Path) -> None:
+    execute(config("fedavg", rounds=1), tmp_path / "run", stopping=lambda: True)
+    assert (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_mistake_is_found_before_anything_is_written(tmp_path: Path) -> None:
+    for changes in ({"clients": 999}, {"data": "whine"}, {"device": "tpu"}):
+        with pytest.raises(UserError):
+            execute(config("fedavg", **changes), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_config_of_a_folder_is_the_one_it_was_made_with(tmp_path: Path) -> None:
+    given = config("fedavg", seed=7, rounds=1)
+    execute(given, tmp_path / "run")
+    assert recorded(tmp_path / "run") == given
+
+
+def test_folders_are_counted_up_and_the_newest_is_the_largest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert fresh_folder("chfl") == Path("runs/chfl-1")
+    for name in ("chfl-2", "chfl-10", "chfl-x", "chfl-demo-11", "other-30"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    assert fresh_folder("chfl") == Path("runs/chfl-11")
+    assert last_folder("chfl") == Path("runs/chfl-10")
+    with pytest.raises(UserError, match="no run of 'fedavg'"):
+        last_folder("fedavg")

@@ -1,0 +1,48 @@
+"""Arithmetic on named tensors."""
+
+import torch
+
+from atoll.learning.weights import copied, mean, prefixed, without
+
+ONE = {"w": torch.tensor([1.0, 2.0]), "b": torch.tensor(0.0)}
+TWO = {"w": torch.tensor([3.0, 6.0]), "b": torch.tensor(8.0)}
+
+
+def test_the_mean_is_equal_unless_weights_are_given() -> None:
+    found = mean([ONE, TWO])
+    assert found["w"].tolist() == [2.0, 4.0]
+    assert float(found["b"]) == 4.0
+
+
+def test_a_weighted_mean_worked_out_by_hand() -> None:
+    found = mean([ONE, TWO], [3, 1])
+    assert found["w"].tolist() == [1.5, 3.0]
+    assert float(found["b"]) == 2.0
+
+
+def test_the_mean_of_copies_is_the_copy_to_the_last_bit() -> None:
+    item = {"w": torch.rand(100, generator=torch.Generator().manual_seed(0))}
+    assert torch.equal(mean([item] * 7)["w"], item["w"])
+
+
+def test_the_mean_is_summed_in_double_precision_and_has_the_type_of_its_items() -> None:
+    big, small = {"w": torch.tensor([2.0**24])}, {"w": torch.tensor([1.0])}
+    found = mean([big, small, small, {"w": torch.tensor([-(2.0**24)])}])["w"]
+    assert found.dtype == torch.float32
+    assert found.tolist() == [0.5]
+
+
+def test_a_copy_has_tensors_of_its_own() -> None:
+    source = {"w": torch.zeros(2, requires_grad=True)}
+    copy = copied(source)
+    copy["w"] += 1
+    assert source["w"].tolist() == [0.0, 0.0]
+    assert not copy["w"].requires_grad
+
+
+def test_a_prefix_that_was_put_on_comes_off() -> None:
+    both = prefixed("server", ONE) | prefixed("server/a", TWO)
+    assert set(both) == {"server/w", "server/b", "server/a/w", "server/a/b"}
+    assert without("server/a", both) == TWO
+    assert without("serve", both) == {}
+    assert set(without("server", both)) == {"w", "b", "a/w", "a/b"}
