@@ -10,10 +10,11 @@ import tempfile
 import tomllib
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 import typer
@@ -24,6 +25,7 @@ from rich.text import Text
 
 from atoll import __version__, data, methods
 from atoll.core.errors import (
+    EXIT_DATA_MISSING,
     EXIT_INTERRUPTED,
     EXIT_OUR_FAULT,
     EXIT_SITE_FAILED,
@@ -34,11 +36,15 @@ from atoll.core.errors import (
     UserError,
 )
 from atoll.core.options import describe, nearest
-from atoll.core.record import Message, Round, Score, disk_errors
+from atoll.core.record import Message, Round, Score, disk_errors, write_whole
 from atoll.data import fetch
 from atoll.data.splits import ScenarioOptions
 from atoll.engines.local import execute, fresh_folder, last_folder, recorded
+from atoll.engines.sweep import Point, points, sweep
 from atoll.learning.models import ModelOptions
+from atoll.reproduce import chfl
+from atoll.reproduce.ledger import as_json as as_json_ledger
+from atoll.reproduce.ledger import as_markdown
 from atoll.runs.config import EngineOptions, RunConfig, change, presets, read, resolve
 from atoll.runs.loop import Progress
 from atoll.runs.result import Run, plain, table
@@ -58,6 +64,7 @@ def _console(stderr: bool) -> Console:
     return Console(stderr=stderr, width=wide, markup=False, emoji=False, highlight=False)
 
 
+T = TypeVar("T")
 PLAIN_WIDTH = 240  # characters
 MOST_SEEDS = 10_000
 out, err = _console(stderr=False), _console(stderr=True)
@@ -98,8 +105,114 @@ def run_command(
             _same_config(part_config, part)
     for part_config, part in todo:
         with _watching(part_config, quiet or as_json) as watch:
-            _execute(part_config, part, resume, watch)
+            job = partial(execute, part_config, part, resume=resume, watch=watch)
+            _guarded(part, lambda stopping, job=job: job(stopping=stopping))  # type: ignore[misc]
     _print_result([Run(part) for _, part in todo], folder, as_json)
+
+
+@app.command("sweep")
+def sweep_command(
+    what: Annotated[
+        str, typer.Argument(help="a preset, a method, or a .toml file", metavar="CONFIG")
+    ],
+    axis: Annotated[
+        list[str], typer.Option("--axis", help="key=values, e.g. seed=0..4 or rate=0.001,0.003")
+    ],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "",
+    to: Annotated[
+        Path | None, typer.Option("--out", help="the sweep's folder; default runs/NAME-sweep-N")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on with a sweep that was cut")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON and nothing else")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="print the table only")] = False,
+) -> None:
+    """Run every combination of some values, those of equal shape as one computation."""
+    changes = {"engine.packing": False} | dict(_assignment(text) for text in set_ or [])
+    changes |= {"engine.device": device} if device else {}
+    values = change(read(what), changes)
+    name = f"{resolve(values, what).name}-sweep"
+    folder = to or (last_folder(name) if resume else fresh_folder(name))
+    found = points(values, dict(_axis(text) for text in axis), folder)
+    if resume:
+        for point in found:
+            _same_config(point.config, point.folder)
+    with _watching(found[0].config, quiet or as_json) as watch:
+        runs = _guarded(
+            folder,
+            lambda stopping: sweep(found, folder, resume=resume, watch=watch, stopping=stopping),
+        )
+    _print_sweep(found, runs, folder, as_json)
+
+
+def _axis(text: str) -> tuple[str, list[Any]]:
+    """key=0..4 or key=a,b,c; each value as TOML, a bare word is a string."""
+    key, value = _assignment(text)
+    if not isinstance(value, str):
+        return key, list(value) if isinstance(value, list) else [value]
+    if ".." in value:
+        return key, list(numbers(value, "--axis"))
+    return key, [_assignment(f"{key}={piece}")[1] for piece in value.split(",")]
+
+
+def _print_sweep(found: list[Point], runs: list[Run], folder: Path, as_json: bool) -> None:
+    """One row for each place on the axes beside the seed: mean and deviation over seeds."""
+    if as_json:
+        body = [
+            {"axes": p.axes, "folder": str(p.folder), "metrics": run.metrics}
+            for p, run in zip(found, runs, strict=True)
+        ]
+        print(json.dumps(plain({"points": body}), allow_nan=False))
+        return
+    groups: dict[str, list[Run]] = {}
+    for point, run in zip(found, runs, strict=True):
+        place = ", ".join(f"{k}={v}" for k, v in point.axes.items() if k != "seed")
+        groups.setdefault(place, []).append(run)
+    shown = Table(title=f"{len(runs)} runs of {runs[0].config['method']['name']}")
+    for name in ("", *table(runs[:1])[0][:2]):
+        shown.add_column(name)
+    for place, members in groups.items():
+        for row in table(members)[1]:
+            shown.add_row(place, row[0], row[1])
+    out.print(shown)
+    out.print(f"{len(runs)} records are in {folder}", soft_wrap=True)
+
+
+@app.command("reproduce")
+def reproduce_command(
+    paper: Annotated[str, typer.Argument(help="chfl")],
+    table_: Annotated[str, typer.Option("--table", help="2, 3, 4 or figure4; default all")] = "",
+    only: Annotated[str, typer.Option("--only", help="one setting by name")] = "",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="a miniature: few runs, ten rounds")
+    ] = False,
+    tf32: Annotated[bool, typer.Option("--tf32", help="rounded products, faster on a GPU")] = False,
+    studies: Annotated[bool, typer.Option("--studies", help="also what options change")] = False,
+    to: Annotated[Path, typer.Option("--out", help="where results are kept")] = Path(
+        "reproduction"
+    ),
+) -> None:
+    """Run a paper's tables again and print ours beside theirs."""
+    if paper != "chfl":
+        raise UserError(f"no tables of '{paper}' yet", "atoll reproduce", nearest(paper, ["chfl"]))
+    plan = chfl.Plan.quick(to, device) if quick else chfl.Plan(to, device, tf32=tf32)
+    wanted = [*chfl.chosen(only, table_), *(chfl.STUDIES if studies else ())]
+    measured, missing = {}, {}
+    for setting in wanted:
+        try:
+            measured[setting.name] = chfl.measure(setting, plan, err.print)
+        except UserError as error:
+            if error.exit_code != EXIT_DATA_MISSING:
+                raise
+            missing[setting.name] = f"not here: {error.remedy}"
+    made = chfl.ledger(measured, missing)
+    write_whole(to / "ledger.json", json.dumps(as_json_ledger(made), indent=1).encode())
+    write_whole(to / "ledger.md", as_markdown(made).encode())
+    out.print(as_markdown(made), soft_wrap=True)
+    out.print(f"the ledger is in {to}", soft_wrap=True)
 
 
 def _assignment(text: str) -> tuple[str, Any]:
@@ -146,10 +259,8 @@ def _same_config(given: RunConfig, folder: Path) -> None:
         )
 
 
-def _execute(
-    config: RunConfig, folder: Path, resume: bool, watch: Callable[[Progress], None]
-) -> None:
-    """Run; the first Ctrl-C ends the round and saves, the second stops at once."""
+def _guarded(folder: Path, work: Callable[[Callable[[], bool]], T]) -> T:
+    """Do it; the first Ctrl-C ends the round and saves, the second stops at once."""
     asked: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -160,7 +271,7 @@ def _execute(
 
     before = signal.signal(signal.SIGINT, stop)
     try:
-        execute(config, folder, resume=resume, watch=watch, stopping=lambda: bool(asked))
+        return work(lambda: bool(asked))
     except KeyboardInterrupt as error:
         raise _stopped("interrupted, state of the last checkpoint kept", folder) from error
     except InterruptedRunError as error:

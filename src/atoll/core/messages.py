@@ -243,10 +243,19 @@ def _admit(tensors: Tensors, sender: str) -> None:
             raise BadMessageError(sender, f"tensor {name!r} is of type {tensor.dtype}")
         if tensor.dim() > MOST_AXES:
             raise BadMessageError(sender, f"tensor {name!r} has {tensor.dim()} axes")
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise BadMessageError(sender, f"tensor {name!r} has numbers that are not finite")
         if tensor.dtype == torch.bool and bool((tensor.view(torch.uint8) > 1).any()):
             raise BadMessageError(sender, f"tensor {name!r} has truth values beyond 0 and 1")
+    _finite({n: t for n, t in tensors.items() if t.is_floating_point() and t.numel()}, sender)
+
+
+def _finite(tensors: Tensors, sender: str) -> None:
+    """Refuse numbers that are not finite; sums are looked at first, once for all tensors."""
+    sums = [tensor.sum(dtype=torch.float64) for tensor in tensors.values()]
+    if not sums or bool(torch.stack(sums).isfinite().all()):
+        return
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise BadMessageError(sender, f"tensor {name!r} has numbers that are not finite")
 
 
 def _plain(kind: type) -> dict[str, Any]:

@@ -5,7 +5,6 @@ stand in times.jsonl. A checkpoint remembers how long both files were, and resum
 """
 
 import contextlib
-import dataclasses
 import errno
 import hashlib
 import json
@@ -93,7 +92,7 @@ KINDS: Mapping[str, type] = {kind.__name__.lower(): kind for kind in (Score, Rou
 
 
 def _line(event: Event) -> bytes:
-    body = {"event": type(event).__name__.lower(), **dataclasses.asdict(event)}
+    body = {"event": type(event).__name__.lower(), **vars(event)}
     return json.dumps(body, separators=(",", ":")).encode() + b"\n"
 
 

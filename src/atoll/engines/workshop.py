@@ -36,6 +36,7 @@ Mode = Literal["auto", "loop", "stacked"]
 # of Adam take the sign of gradients that are rounding errors, and nothing could be told from it.
 TOLERANCE = 1e-8
 TRIAL = 3  # batches of a trial
+SAMPLE = 8  # members that the trial does one by one
 STACKS = 8  # stacks that keep their buffers
 GAIN = 0.95  # a stack must need less than this share of the loop's time
 
@@ -60,6 +61,7 @@ class Workshop:
         torch.backends.cuda.matmul.allow_tf32 = tf32
         self.mode, self.folder = mode, folder
         self.choices: dict[str, Choice] = choices(folder) if folder else {}
+        self._decided: dict[Hashable, Choice] = {}
         self._stacks: dict[Hashable, Stack] = {}
 
     def do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,12 +88,16 @@ class Workshop:
             return id
 
     def _choice(self, key: Hashable, jobs: Sequence[Any]) -> Choice:
-        name = _name(f"{key!r} x {len(jobs)} on {_machine(jobs[0])}")
-        if name not in self.choices and self.mode == "stacked":
-            self._chose(name, Choice(_what(key), len(jobs), "stacked", "asked for"))
-        elif name not in self.choices:
-            self._chose(name, _remembered(name, lambda: _tried(key, jobs)))
-        return self.choices[name]
+        """How works of this form are done; tried once, whatever their number is later."""
+        if key not in self._decided:
+            size = len(jobs).bit_length()  # a choice for 60 members will do for 50
+            name = _name(f"{key!r} x 2^{size} on {_machine(jobs[0])}")
+            if self.mode == "stacked":
+                self._chose(name, Choice(_what(key), len(jobs), "stacked", "asked for"))
+            elif name not in self.choices:
+                self._chose(name, _remembered(name, lambda: _tried(key, jobs)))
+            self._decided[key] = self.choices[name]
+        return self._decided[key]
 
     def _together(self, key: Hashable, jobs: Sequence[Any]) -> list[Any]:
         if isinstance(jobs[0], Tally):
@@ -146,9 +152,10 @@ def _tried(key: Hashable, jobs: Sequence[Any]) -> Choice:
     if isinstance(jobs[0], Tally):
         return Choice(_what(key), len(jobs), "stacked", "a count without gradient")
     short = [replace(j, rows=j.rows.at(slice(0, TRIAL * j.batch)), epochs=1) for j in jobs]
-    difference = _difference(short)
+    difference = _difference(short[:SAMPLE])
     tolerance, stack = TOLERANCE, Stack(short)
-    loop_seconds, _ = _timed(lambda: [job() for job in short])
+    loop_seconds, _ = _timed(lambda: [job() for job in short[:SAMPLE]])
+    loop_seconds *= len(short) / len(short[:SAMPLE])
     stack(short)  # the first call makes buffers and captures
     stack_seconds, _ = _timed(lambda: stack(short))
     ratio = loop_seconds / stack_seconds

@@ -38,7 +38,8 @@ Variants = Annotated[tuple[Variant, ...], Field(min_length=1)]
 Strengths = Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1)]
 GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 # Weights whose inputs end with the own columns.
-OWN = frozenset({"unique/weight0", "concat/weight0", "local/weight0"})
+OWN = frozenset({"unique/weight0", "concat/weight0", *(f"local{n}/weight0" for n in range(10))})
+Rates = Annotated[tuple[Positive, ...], Field(max_length=10)]
 Source = Literal["local_updated", "round_start"]
 
 
@@ -49,7 +50,7 @@ class Options:
     rate: Positive = 0.001  # size of a step of column one (eta)
     rate_unique: NotNegative = 0.0  # of column two and its lateral weights; 0 for the same
     decay_unique: NotNegative = 0.0  # weight decay of column two and its lateral weights
-    rate_local: NotNegative = 0.0  # of the network trained alone; 0 for the same
+    rate_local: Rates = ()  # of the network trained alone: a client keeps the best
     batch: AtLeastOne = 64  # rows in a local step; the last, smaller batch is kept
     epochs: AtLeastOne = 5  # passes over the rows in a round
     mu: Strengths = GRID  # strengths each client chooses from on its validation rows
@@ -169,13 +170,15 @@ def joint_loss(
     return torch.stack(losses).sum(0)
 
 
-def local_loss(weights: Mapping[str, Tensor], batch: Rows, *, depth: int) -> Tensor:
-    """The loss of the network that is trained alone."""
-    return cross_entropy(outputs(without("local", weights), batch.all, depth)[-1], batch)
+def local_loss(weights: Mapping[str, Tensor], batch: Rows, *, depth: int, name: str) -> Tensor:
+    """The loss of a network that is trained alone."""
+    return cross_entropy(outputs(without(name, weights), batch.all, depth)[-1], batch)
 
 
-def right(weights: Mapping[str, Tensor], rows: Rows, *, depth: int, concat: str) -> Tensor:
-    """Which rows each model gets right: column one, the bank, concatenation, the one alone.
+def right(
+    weights: Mapping[str, Tensor], rows: Rows, *, depth: int, concat: str, alone: tuple[str, ...]
+) -> Tensor:
+    """Which rows each model gets right: column one, the bank, concatenation, those alone.
 
     (models, rows); where own columns are read, the column one named `said` is read beside them.
     """
@@ -185,8 +188,8 @@ def right(weights: Mapping[str, Tensor], rows: Rows, *, depth: int, concat: str)
         found.append(joint_logits(weights, rows.own, z_c))
     if concat:
         found.append(concat_logits(weights, rows.own, z_c[-1], concat).unsqueeze(-3))
-    if without("local", weights):
-        found.append(outputs(without("local", weights), rows.all, depth)[-1].unsqueeze(-3))
+    for name in alone:
+        found.append(outputs(without(name, weights), rows.all, depth)[-1].unsqueeze(-3))
     return torch.cat(found, -3).argmax(-1) == rows.y.unsqueeze(-2)
 
 
@@ -200,6 +203,8 @@ class Client:
             raise UserError("chfl needs an MLP", "model", "set model.name = 'mlp'")
         self.depth = model.depth
         self.concat = options.concat_input if "concat" in options.variants else ""
+        rates = range(max(1, len(options.rate_local)) if "local" in options.variants else 0)
+        self.alone = tuple(f"local{number}" for number in rates)
         self.bank = any(v.startswith(("mu", "auto")) for v in reported(options))
         strengths = torch.tensor([0.0, *options.mu], dtype=site.dtype, device=site.device)
         self.mu = strengths[:, None, None]
@@ -217,8 +222,8 @@ class Client:
             found |= prefixed("unique", self._bank(own, sizes)) | {"mu": self.mu}
         if self.concat:
             found |= prefixed("concat", self._column("concat", classes + own, sizes))
-        if "local" in self.options.variants:
-            found |= prefixed("local", copied(self.site.model(own=True).state_dict()))
+        for name in self.alone:
+            found |= prefixed(name, copied(self.site.model(own=True).state_dict()))
         return {n: tensor.to(self.site.device, self.site.dtype) for n, tensor in found.items()}
 
     def _column(self, name: str, inputs: int, sizes: list[int]) -> Tensors:
@@ -287,14 +292,15 @@ class Client:
         options, depth = self.options, self.depth
         source = "common" if options.lateral_source == "local_updated" else "start"
         joint = partial(joint_loss, depth=depth, source=source, concat=self.concat)
-        local = partial(local_loss, depth=depth)
         adam = Optimiser("adam", options.rate)
         second = Optimiser("adam", options.rate_unique or options.rate, options.decay_unique)
         plans: list[tuple[str, tuple[str, ...], Any, Optimiser]] = [
             ("common", ("common/",), partial(common_loss, depth=depth), adam),
             ("joint", ("unique/", "concat/"), joint, second),
-            ("local", ("local/",), local, Optimiser("adam", options.rate_local or options.rate)),
         ]
+        for name, rate in zip(self.alone, options.rate_local or (options.rate,), strict=False):
+            alone = partial(local_loss, depth=depth, name=name)
+            plans.append((name, (f"{name}/",), alone, Optimiser("adam", rate)))
         found = []
         for name, starts, loss, how in plans:
             moves = tuple(n for n in self.weights if n.startswith(starts))
@@ -323,20 +329,22 @@ class Client:
         drifted = without("common", self.weights)
         said = received if self.options.eval_common == "global" else drifted
         weights = {**self._received(received), **prefixed("said", said)}
-        how = partial(right, depth=self.depth, concat=self.concat)
+        how = partial(right, depth=self.depth, concat=self.concat, alone=self.alone)
         counts = (yield Tally(weights, self.site.valid(moment.stage), how, OWN)).tolist()
         members = len(self.mu) if self.bank else 0
         bank, rest = counts[1 : 1 + members], counts[1 + members :]
         found, models = {"common": counts[0]}, {"common": prefixed("common", received)}
         for variant, member in self._chosen(bank).items():
             found[variant], models[variant] = bank[member], self._member(said, member)
-        for name in (n for n in ("concat", "local") if n in self.options.variants):
-            found[name] = rest.pop(0)
-            models[name] = prefixed(name, without(name, self.weights))
-        if "concat" in models:
-            models["concat"] |= prefixed("common", said)
+        if self.concat:
+            found["concat"] = rest.pop(0)
+            column = prefixed("concat", without("concat", self.weights))
+            models["concat"] = {**prefixed("common", said), **column}
+        if self.alone:
+            best = rest.index(max(rest))
+            models["local"] = prefixed("local", without(self.alone[best], self.weights))
         self.candidate = {variant: models[variant] for variant in reported(self.options)}
-        self._keep_local(found.get("local", -1))
+        self._keep_local(max(rest, default=-1))
         return {variant: found[variant] for variant in self.candidate if variant != "local"}
 
     def _chosen(self, bank: list[int]) -> dict[str, int]:
@@ -389,6 +397,7 @@ class Server:
         self.options = options
         self.weights: Tensors = copied(site.model().state_dict())
         self.variants = [v for v in reported(options) if v != "local"]
+        self.counting = len([v for v in options.variants if v != "local"])  # for patience
         self.best = torch.full((len(self.variants),), -1.0, dtype=torch.float64)
         self.keep = torch.zeros(len(self.variants), dtype=torch.bool)
         self.idle = torch.tensor(0)  # rounds since any variant gained
@@ -423,7 +432,8 @@ class Server:
         )
         if not self.judged:
             self.keep = accuracy > self.best
-            self.idle = torch.tensor(0) if bool(self.keep.any()) else self.idle + 1
+            gained = bool(self.keep[: self.counting].any())
+            self.idle = torch.tensor(0) if gained else self.idle + 1
             self.best = torch.maximum(self.best, accuracy)
             if self.options.select == "last":
                 self.keep = torch.ones_like(self.keep)

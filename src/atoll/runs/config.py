@@ -55,6 +55,7 @@ class RunConfig:
     engine: dict[str, Any] = field(default_factory=dict)  # how the clients are run
     dtype: Literal["float32", "float64"] = "float32"  # of weights and inputs
     score_every: NotNegativeInt = 0  # rounds between tests; 0: at the end of a stage only
+    checkpoints: bool = True  # save where the run stands and its models; false: numbers only
     checkpoint_seconds: NotNegative = 20.0  # least time between checkpoints; 0: after every round
 
     def options(self) -> Any:

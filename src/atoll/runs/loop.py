@@ -109,7 +109,7 @@ class _Run:
     def save(self, stage: int, number: int, always: bool = False) -> None:
         """A checkpoint: the next round is `number` of `stage`."""
         due = time.monotonic() - self.saved >= self.config.checkpoint_seconds
-        if not (due or always):
+        if not (due or always) or not self.config.checkpoints:
             return
         state = prefixed("server", self.server.state())
         for id, tensors in self.engine.states().items():

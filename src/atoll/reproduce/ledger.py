@@ -1,0 +1,122 @@
+"""A ledger of reproduced cells: ours, theirs, a verdict, and what it took."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from atoll.runs.config import RunConfig, to_toml
+
+__all__ = ["Cell", "Claim", "as_json", "as_markdown", "config_hash", "paired"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a paper's table."""
+
+    table: str
+    row: str
+    column: str
+    theirs: float | None  # the paper's mean, None where it prints none
+    their_spread: float | None
+    ours: tuple[float, ...] = ()  # one for each run, empty where the data are not here
+    splits: tuple[float, ...] = ()  # the means of the feature splits
+    command: str = ""
+    config: str = ""  # hash of the resolved config
+    data: str = ""  # hash of the data
+    note: str = ""  # partial data, a stand-in, or why there is no number
+    order_holds: bool = True  # whether its row has the paper's order of methods at this cell
+
+    @property
+    def mean(self) -> float:
+        """The mean over runs."""
+        return float(np.mean(self.ours))
+
+    @property
+    def spread(self) -> float:
+        """The deviation over runs (ddof = 0), as the specification reads the paper's."""
+        return float(np.std(self.ours))
+
+    @property
+    def verdict(self) -> str:
+        """Inside the paper's spread; else whether the order of methods holds at least."""
+        if not self.ours:
+            return "open"
+        if self.theirs is None or self.their_spread is None:
+            return "no figure in the paper"
+        if abs(self.mean - self.theirs) <= self.their_spread:
+            return "inside the paper's spread"
+        return "outside, the order holds" if self.order_holds else "differs"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper, and what our runs say to it."""
+
+    text: str
+    holds: bool | None  # None: cannot be told with the data that are here
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All that a reproduction found."""
+
+    title: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    cells: tuple[Cell, ...] = ()
+    claims: tuple[Claim, ...] = ()
+
+
+def config_hash(config: RunConfig) -> str:
+    """A short name for a resolved config."""
+    return hashlib.sha256(to_toml(config).encode()).hexdigest()[:12]
+
+
+def paired(one: Sequence[float], other: Sequence[float]) -> str:
+    """The mean difference of paired runs with its standard error, and how many runs agree."""
+    difference = np.asarray(one) - np.asarray(other)
+    error = difference.std(ddof=1) / np.sqrt(len(difference)) if len(difference) > 1 else np.nan
+    above = int((difference > 0).sum())
+    return f"{difference.mean():+.4f} ± {error:.4f}, above in {above} of {len(difference)} runs"
+
+
+def as_json(ledger: Ledger) -> dict[str, Any]:
+    """The ledger as plain values."""
+    cells = []
+    for cell in ledger.cells:
+        derived = {"mean": cell.mean, "spread": cell.spread} if cell.ours else {}
+        cells.append({**asdict(cell), **derived, "verdict": cell.verdict})
+    claims = [asdict(claim) for claim in ledger.claims]
+    return {"title": ledger.title, "facts": ledger.facts, "cells": cells, "claims": claims}
+
+
+def as_markdown(ledger: Ledger) -> str:
+    """The ledger as tables."""
+    lines = [f"## {ledger.title}", ""]
+    for table in dict.fromkeys(cell.table for cell in ledger.cells):
+        lines += [f"### {table}", "", *_table([c for c in ledger.cells if c.table == table]), ""]
+    if ledger.claims:
+        lines += ["### The paper's claims", "", "| claim | holds | evidence |", "|---|---|---|"]
+        for claim in ledger.claims:
+            answer = {True: "yes", False: "**no**", None: "open"}[claim.holds]
+            lines.append(f"| {claim.text} | {answer} | {claim.evidence} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _table(cells: Sequence[Cell]) -> list[str]:
+    lines = [
+        "| row | method | paper | ours | over splits | verdict | note |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for cell in cells:
+        theirs = "-" if cell.theirs is None else f"{cell.theirs:.4f} ± {cell.their_spread:.4f}"
+        ours = f"{cell.mean:.4f} ± {cell.spread:.4f}" if cell.ours else "-"
+        splits = f"± {float(np.std(cell.splits)):.4f}" if cell.splits else "-"
+        lines.append(
+X
+        )
+    return lines
