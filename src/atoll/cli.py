@@ -191,6 +191,9 @@ def reproduce_command(
     ] = False,
     tf32: Annotated[bool, typer.Option("--tf32", help="rounded products, faster on a GPU")] = False,
     studies: Annotated[bool, typer.Option("--studies", help="also what options change")] = False,
+    render: Annotated[
+        bool, typer.Option("--render", help="run nothing: only what was measured before")
+    ] = False,
     to: Annotated[Path, typer.Option("--out", help="where results are kept")] = Path(
         "reproduction"
     ),
@@ -202,6 +205,13 @@ def reproduce_command(
     wanted = [*chfl.chosen(only, table_), *(chfl.STUDIES if studies else ())]
     measured, missing = {}, {}
     for setting in wanted:
+        found = chfl.known(setting, plan)
+        if found is not None:
+            measured[setting.name] = found
+            continue
+        if render:
+            missing[setting.name] = f"not run yet: atoll reproduce chfl --only '{setting.name}'"
+            continue
         try:
             measured[setting.name] = chfl.measure(setting, plan, err.print)
         except UserError as error:
@@ -211,6 +221,8 @@ def reproduce_command(
     made = chfl.ledger(measured, missing)
     write_whole(to / "ledger.json", json.dumps(as_json_ledger(made), indent=1).encode())
     write_whole(to / "ledger.md", as_markdown(made).encode())
+    for name, content in chfl.figures(measured).items():
+        write_whole(to / name, content)
     out.print(as_markdown(made), soft_wrap=True)
     out.print(f"the ledger is in {to}", soft_wrap=True)
 

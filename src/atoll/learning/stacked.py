@@ -318,7 +318,8 @@ class _Optimiser:
     def load(self, jobs: Sequence[Work]) -> bool:
         """Take the members' moments in; whether that changed how they are grouped."""
         self.before = [int(job.moments.get(f"steps/{self.phase.name}", 0)) for job in jobs]
-        for name, first, second in zip(self.phase.moves, self.first, self.second, strict=True):
+        names = self.phase.moves if self.adaptive else ()
+        for name, first, second in zip(names, self.first, self.second, strict=True):
             for kind, buffer in (("first", first), ("second", second)):
                 kept = [job.moments.get(f"{kind}/{name}") for job in jobs]
                 present = [k for k in kept if k is not None]

@@ -6,6 +6,7 @@ its own mu on its own validation rows. Test rows are read once, at the end. A se
 been run is a small file in the output folder and is not run again.
 """
 
+import hashlib
 import json
 import shutil
 import time
@@ -20,11 +21,22 @@ import numpy as np
 from atoll.core.errors import UserError
 from atoll.core.record import Round, write_whole
 from atoll.engines.sweep import points, sweep
+from atoll.reproduce.figures import ratio_figure, strength_figure
 from atoll.reproduce.ledger import Cell, Claim, Ledger, config_hash, paired
 from atoll.runs.config import change, read, resolve
 from atoll.runs.result import Run
 
-__all__ = ["SETTINGS", "Plan", "Setting", "ledger", "measure"]
+__all__ = [
+    "SETTINGS",
+    "STUDIES",
+    "Plan",
+    "Setting",
+    "chosen",
+    "figures",
+    "known",
+    "ledger",
+    "measure",
+]
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 METHODS = {
@@ -206,12 +218,10 @@ def measure(
             "checkpoints": False,
         },
     )
-    wanted = config_hash(resolve({**values, "method": _method(values, plan, 0.0)}, setting.name))
-    path = plan.folder / f"{_file(setting)}.json"
-    if path.exists():
-        found: dict[str, Any] = json.loads(path.read_text())
-        if found["config"] == wanted:
-            return found
+    wanted = _wanted(setting, plan)
+    found = known(setting, plan)
+    if found is not None:
+        return found
     began = time.monotonic()
     rate, tuned = _tuned(setting, values, plan, say)
     say(f"{setting.name}: rate {rate:g}, {len(plan.feature_seeds) * len(plan.seeds)} runs")
@@ -224,12 +234,32 @@ def measure(
         "rate": rate,
         "tuned": tuned,
         "facts": {k: runs[0].facts[k] for k in ("atoll", "packages", "device", "data")},
+        "engine": runs[0].config["engine"],
+        "tuning_seeds": list(plan.tuning_seeds),
         "seconds": time.monotonic() - began,
         "runs": [_brief(run) for run in runs],
     }
     plan.folder.mkdir(parents=True, exist_ok=True)
+    path = plan.folder / f"{_file(setting)}.json"
     write_whole(path, json.dumps(found, indent=1).encode())
     return found
+
+
+def _wanted(setting: Setting, plan: Plan) -> str:
+    """What a measurement must have been made of to count for this plan."""
+    values = change(setting.values(), {"rounds": plan.rounds})
+    config = resolve({**values, "method": _method(values, plan, 0.0)}, setting.name)
+    seeds = f"{plan.feature_seeds} {plan.seeds} {plan.rates}"
+    return config_hash(config) + hashlib.sha256(seeds.encode()).hexdigest()[:6]
+
+
+def known(setting: Setting, plan: Plan) -> dict[str, Any] | None:
+    """What was measured before of the same."""
+    path = plan.folder / f"{_file(setting)}.json"
+    if not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found if found["config"] == _wanted(setting, plan) else None
 
 
 def _file(setting: Setting) -> str:
@@ -387,21 +417,32 @@ def _claims(measured: dict[str, dict[str, Any]]) -> list[Claim]:
 
 
 def _claims_of(name: str, one: dict[str, Any], clients: int) -> list[Claim]:
-    means = {v: float(np.mean(values_of(one, v))) for v in METHODS.values()}
-    better = max(("common", "local"), key=lambda v: means[v])
+    better = max(("common", "local"), key=lambda v: float(np.mean(values_of(one, v))))
     pairs = [("mu>0", "mu=0"), ("mu=0", better), ("mu>0", better)]
     if clients != 5:
         pairs = [("mu>0", v) for v in ("mu=0", "common", "local")]
     else:
         pairs.append(("mu=0", "concat"))
     return [
-        Claim(
-            f"{name}: {a} above {b}",
-            means[a] > means[b],
-            paired(values_of(one, a), values_of(one, b)),
-        )
-        for a, b in pairs
+        paired(f"{name}: {a} above {b}", values_of(one, a), values_of(one, b)) for a, b in pairs
     ]
+
+
+def figures(measured: dict[str, dict[str, Any]]) -> dict[str, bytes]:
+    """Figure 4 and the map of mu, for what is there."""
+    ratios = [(r, f"covertype K=5 {r}%") for r in (10, 20, 30, 40, 50)]
+    sites = [(f"{k} clients", f"covertype K={k} 30%") for k in (2, 5, 10)]
+    found = {}
+    if all(name in measured for _, name in ratios):
+        found["figure4.svg"] = ratio_figure([(r, measured[name]) for r, name in ratios])
+    panels = [
+        ("covertype, 30 % common", [(label, measured[n]) for label, n in sites if n in measured]),
+        ("covertype, 5 clients", [(f"{r} %", measured[n]) for r, n in ratios if n in measured]),
+    ]
+    panels = [(title, lines) for title, lines in panels if lines]
+    if panels:
+        found["mu.svg"] = strength_figure(panels)
+    return found
 
 
 def chosen(only: str, table: str) -> list[Setting]:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ class Claim:
     """A sentence of the paper, and what our runs say to it."""
 
     text: str
-    holds: bool | None  # None: cannot be told with the data that are here
+    holds: bool | None  # None: the difference is within two standard errors
     evidence: str
 
 
@@ -71,16 +71,20 @@ class Ledger:
 
 
 def config_hash(config: RunConfig) -> str:
-    """A short name for a resolved config."""
-    return hashlib.sha256(to_toml(config).encode()).hexdigest()[:12]
+    """A short name for a resolved config; where it ran and how fast has no part in it."""
+    return hashlib.sha256(to_toml(replace(config, engine={})).encode()).hexdigest()[:12]
 
 
-def paired(one: Sequence[float], other: Sequence[float]) -> str:
-    """The mean difference of paired runs with its standard error, and how many runs agree."""
+def paired(text: str, one: Sequence[float], other: Sequence[float]) -> Claim:
+    """That one is above the other, on paired runs; it can be told beyond two standard errors."""
     difference = np.asarray(one) - np.asarray(other)
-    error = difference.std(ddof=1) / np.sqrt(len(difference)) if len(difference) > 1 else np.nan
-    above = int((difference > 0).sum())
-    return f"{difference.mean():+.4f} ± {error:.4f}, above in {above} of {len(difference)} runs"
+    mean, above = float(difference.mean()), int((difference > 0).sum())
+    error = (
+        float(difference.std(ddof=1) / np.sqrt(len(difference))) if len(difference) > 1 else np.inf
+    )
+    holds = mean > 0 if abs(mean) > 2 * error else None
+    evidence = f"{mean:+.4f} ± {error:.4f}, above in {above} of {len(difference)} runs"
+    return Claim(text, holds, evidence)
 
 
 def as_json(ledger: Ledger) -> dict[str, Any]:
@@ -101,7 +105,7 @@ def as_markdown(ledger: Ledger) -> str:
     if ledger.claims:
         lines += ["### The paper's claims", "", "| claim | holds | evidence |", "|---|---|---|"]
         for claim in ledger.claims:
-            answer = {True: "yes", False: "**no**", None: "open"}[claim.holds]
+            answer = {True: "yes", False: "**no**", None: "within noise"}[claim.holds]
             lines.append(f"| {claim.text} | {answer} | {claim.evidence} |")
         lines.append("")
     return "\n".join(lines)
@@ -116,7 +120,6 @@ def _table(cells: Sequence[Cell]) -> list[str]:
         theirs = "-" if cell.theirs is None else f"{cell.theirs:.4f} ± {cell.their_spread:.4f}"
         ours = f"{cell.mean:.4f} ± {cell.spread:.4f}" if cell.ours else "-"
         splits = f"± {float(np.std(cell.splits)):.4f}" if cell.splits else "-"
-        lines.append(
-X
-        )
+        parts = (cell.row, cell.column, theirs, ours, splits, cell.verdict, cell.note)
+        lines.append(f"| {' | '.join(parts)} |")
     return lines

@@ -1,0 +1,86 @@
+"""Figures of reproductions, as SVG."""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+__all__ = ["ratio_figure", "strength_figure"]
+
+LINES = {
+    "common": "Common",
+    "local": "Local",
+    "mu=0": "CHFL mu=0",
+    "mu>0": "CHFL mu>0",
+    "concat": "Concatenation",
+}
+
+
+def _svg(figure: Figure) -> bytes:
+    """The same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "atoll"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight")
+    return buffer.getvalue()
+
+
+def _values(found: dict[str, Any], variant: str) -> np.ndarray[Any, Any]:
+    return np.array([run["accuracy"][variant] for run in found["runs"]])
+
+
+def ratio_figure(found: Sequence[tuple[int, dict[str, Any]]]) -> bytes:
+    """Accuracy over the share of common columns (Figure 4), and what mu > 0 adds to mu = 0."""
+    figure = Figure(figsize=(9, 3.6))
+    left, right = figure.subplots(1, 2)
+    ratios = [ratio for ratio, _ in found]
+    for variant, name in LINES.items():
+        means = [float(_values(one, variant).mean()) for _, one in found]
+        left.plot(ratios, means, marker="o", label=name)
+    _labelled(left, "common columns, %", "test accuracy")
+    left.legend(fontsize=8)
+    for other, name in (
+        ("mu=0", "mu>0 over mu=0"),
+        ("local", "mu>0 over Local"),
+        ("common", "mu>0 over Common"),
+    ):
+        gaps = [_values(one, "mu>0") - _values(one, other) for _, one in found]
+        errors = [gap.std(ddof=1) / np.sqrt(len(gap)) for gap in gaps]
+        right.errorbar(ratios, [gap.mean() for gap in gaps], errors, marker="o", label=name)
+    right.axhline(0, color="grey", linewidth=0.8)
+    _labelled(right, "common columns, %", "paired gain")
+    right.legend(fontsize=8)
+    return _svg(figure)
+
+
+def strength_figure(panels: Sequence[tuple[str, Sequence[tuple[str, dict[str, Any]]]]]) -> bytes:
+    """The paired gain of each mu over mu = 0, on a log scale; a panel for each way to vary."""
+    figure = Figure(figsize=(4.5 * len(panels), 3.6))
+    for axes, (title, lines) in zip(
+        np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True
+    ):
+        for name, found in lines:
+            strengths = sorted(
+                float(v[3:])
+                for v in found["runs"][0]["accuracy"]
+                if v.startswith("mu=") and v != "mu=0"
+            )
+            gaps = [_values(found, f"mu={mu:g}") - _values(found, "mu=0") for mu in strengths]
+            errors = [gap.std(ddof=1) / np.sqrt(len(gap)) for gap in gaps]
+            axes.errorbar(strengths, [gap.mean() for gap in gaps], errors, marker="o", label=name)
+        axes.set_xscale("log")
+        axes.axhline(0, color="grey", linewidth=0.8)
+        axes.set_title(title, fontsize=10)
+        _labelled(axes, "mu", "paired gain over mu = 0")
+        axes.legend(fontsize=8)
+    figure.tight_layout()
+    return _svg(figure)
+
+
+def _labelled(axes: Axes, x: str, y: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.3)

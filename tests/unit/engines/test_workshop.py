@@ -1,0 +1,93 @@
+"""The workshop proves the fast way by the slow one, and says what it chose."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from atoll.core.errors import UserError
+from atoll.core.rng import Stream
+from atoll.core.rows import Rows
+from atoll.engines.workshop import Workshop, choices
+from atoll.learning.losses import cross_entropy
+from atoll.learning.models import outputs
+from atoll.learning.stacked import largest_difference
+from atoll.learning.train import Optimiser, Phase, Work
+
+
+def honest(weights: Mapping[str, Tensor], batch: Rows, *, depth: int) -> Tensor:
+    return cross_entropy(outputs(weights, batch.x, depth)[-1], batch)
+
+
+def mixing(weights: Mapping[str, Tensor], batch: Rows, *, depth: int) -> Tensor:
+    """A loss that mixes the members of a stack: right for one, wrong for many."""
+    logits = outputs(weights, batch.x, depth)[-1]
+    return (logits - logits.mean()).pow(2).mean((-1, -2))
+
+
+def jobs(loss: Callable[..., Tensor], count: int = 4) -> dict[str, Work]:
+    found = {}
+    for number in range(count):
+        generator = torch.Generator().manual_seed(number)
+        x, y = (
+            torch.randn(24, 4, generator=generator),
+            torch.randint(0, 3, (24,), generator=generator),
+        )
+        weights = {"weight0": torch.randn(3, 4, generator=generator), "bias0": torch.zeros(3)}
+        phase = Phase("loss", tuple(weights), partial(loss, depth=1), Optimiser("adam", 0.1))
+        rows = Rows(x, torch.zeros(24, 0), y)
+        found[f"site-{number}"] = Work(weights, {}, (phase,), rows, 8, 1, Stream.of(number))
+    return found
+
+
+def test_a_stack_that_differs_is_refused_with_a_reason_and_the_loop_is_used(tmp_path: Path) -> None:
+    workshop, asked = Workshop("auto", tmp_path), jobs(mixing)
+    done = workshop.do(asked)
+    (choice,) = choices(tmp_path).values()
+    assert choice.mode == "loop"
+    assert "differs" in choice.reason
+    assert choice.difference > choice.tolerance > 0
+    for id, job in asked.items():
+        assert largest_difference(job(), done[id]) == 0
+
+
+def test_a_stack_that_is_equal_is_judged_by_time_alone(tmp_path: Path) -> None:
+    workshop, asked = Workshop("auto", tmp_path), jobs(honest)
+    done = workshop.do(asked)
+    (choice,) = choices(tmp_path).values()
+    assert choice.reason in ("equal and faster", "the stack is not faster")
+    assert choice.difference <= choice.tolerance
+    for id, job in asked.items():
+        assert largest_difference(job(), done[id]) < 1e-5
+
+
+def test_a_choice_that_was_kept_is_not_made_again(tmp_path: Path) -> None:
+    Workshop("auto", tmp_path).do(jobs(honest))
+    ((name, choice),) = choices(tmp_path).items()
+    other = replace(choice, mode="stacked" if choice.mode == "loop" else "loop", reason="kept")
+    again = Workshop("auto", tmp_path)
+    again.choices[name] = other
+    again.do(jobs(honest))
+    assert again.choices == {name: other}
+
+
+def test_work_that_cannot_be_stacked_is_done_alone_and_the_reason_is_told(tmp_path: Path) -> None:
+    def inner(weights: Mapping[str, Tensor], batch: Rows, *, depth: int) -> Tensor:
+        return honest(weights, batch, depth=depth)
+
+    workshop, asked = Workshop("stacked", tmp_path), jobs(inner)
+    done = workshop.do(asked)
+    assert {c.mode for c in choices(tmp_path).values()} == {"loop"}
+    assert all("not a function of a module" in c.reason for c in choices(tmp_path).values())
+    for id, job in asked.items():
+        assert largest_difference(job(), done[id]) == 0
+
+
+def test_a_damaged_file_of_choices_is_named(tmp_path: Path) -> None:
+    (tmp_path / "engine.json").write_text("{")
+    with pytest.raises(UserError, match=r"engine\.json"):
+        Workshop("auto", tmp_path)

@@ -1,0 +1,74 @@
+"""The ledger says what the runs say."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atoll.core.errors import UserError
+from atoll.reproduce import chfl
+from atoll.reproduce.ledger import Cell, as_json, as_markdown, paired
+
+LEDGER = Path(__file__).parents[3] / "docs" / "reproduction" / "chfl"
+
+
+def test_a_verdict_follows_the_papers_spread_and_then_the_order() -> None:
+    cell = Cell("T", "row", "method", 0.5, 0.02, (0.49, 0.51))
+    assert cell.verdict == "inside the paper's spread"
+    assert replace(cell, ours=(0.55, 0.57)).verdict == "outside, the order holds"
+    assert replace(cell, ours=(0.55, 0.57), order_holds=False).verdict == "differs"
+    assert replace(cell, ours=()).verdict == "open"
+    assert replace(cell, theirs=None).verdict == "no figure in the paper"
+
+
+def test_a_difference_is_told_beyond_two_standard_errors_only() -> None:
+    assert paired("a", [0.3, 0.32, 0.31], [0.2, 0.21, 0.2]).holds is True
+    assert paired("a", [0.2, 0.21, 0.2], [0.3, 0.32, 0.31]).holds is False
+    assert paired("a", [0.3, 0.2, 0.3], [0.2, 0.3, 0.29]).holds is None
+    assert "above in 2 of 3 runs" in paired("a", [0.3, 0.2, 0.3], [0.2, 0.3, 0.29]).evidence
+
+
+def test_a_setting_is_tuned_on_validation_rows_measured_once_and_kept(tmp_path: Path) -> None:
+    small = (("model.widths", [8, 6, 4]), ("mu", [0.1]))
+    setting = chfl.Setting("covertype K=5 30%", "synthetic-table", 5, 0.3, small)
+    plan = chfl.Plan(tmp_path, "cpu", (0, 1), (0,), (0,), 2, (1e-3, 1e-2))
+    said: list[str] = []
+    found = chfl.measure(setting, plan, said.append)
+    assert found["rate"] == float(max(found["tuned"], key=lambda r: found["tuned"][r]))
+    assert [(r["feature_seed"], r["seed"]) for r in found["runs"]] == [(0, 0), (1, 0)]
+    assert set(found["runs"][0]["accuracy"]) >= {*chfl.METHODS.values(), "auto", "mu=0.1"}
+    assert not any((tmp_path / "runs").iterdir())
+    said.clear()
+    assert chfl.measure(setting, plan, said.append) == found
+    assert said == []  # nothing was run again
+    assert chfl.known(setting, replace(plan, rounds=3)) is None
+    made = chfl.ledger({setting.name: found}, {})
+    cell = next(c for c in made.cells if c.column == "CHFL mu>0" and c.table == "Table II")
+    assert cell.mean == pytest.approx(np.mean([r["accuracy"]["mu>0"] for r in found["runs"]]))
+    assert json.loads(json.dumps(as_json(made)))["cells"]
+    assert "| helena maximum | Common | 0.2717 ± 0.0062 | - |" in as_markdown(made)
+
+
+def test_unknown_tables_and_settings_are_named() -> None:
+    with pytest.raises(UserError, match="no table '7'"):
+        chfl.chosen("", "7")
+    with pytest.raises(UserError, match="no setting 'x'"):
+        chfl.chosen("x", "")
+    assert [s.name for s in chfl.chosen("", "3")] == [
+        "covertype K=5 30%", "covertype K=2 30%", "covertype K=10 30%",
+    ]  # fmt: skip
+
+
+def test_the_committed_ledger_is_what_the_committed_measurements_say() -> None:
+    plan = chfl.Plan(LEDGER)
+    found = {s.name: chfl.known(s, plan) for s in chfl.SETTINGS}
+    measured = {name: one for name, one in found.items() if one is not None}
+    assert len(measured) == 8
+    missing = {
+        name: f"not run yet: atoll reproduce chfl --only '{name}'"
+        for name, one in found.items()
+        if one is None
+    }
+    assert as_markdown(chfl.ledger(measured, missing)) == (LEDGER / "ledger.md").read_text()
