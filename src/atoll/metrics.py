@@ -275,7 +275,7 @@ def _by_domain(result: Primary) -> Array | None:
     count = len(result.clients)
     if count < 2 or len(result.tasks) != count or len(result.stages) != 1:
         return None
-    if len(set(result.known_at)) > 1:
+    if not result.known_at or any(result.known_at):  # tasks that come by stage are no domains
         return None
     matrix: Array = result.accuracy[:, :, -1]
     return matrix

@@ -45,7 +45,9 @@ def test_the_loss_by_hand() -> None:
     assert float(correlation_loss(m, 0.1, 0.0)) == pytest.approx(0.25 + 0.1 * (0.04 + 0.16))
 
 
-def test_equal_logits_have_a_diagonal_of_one_and_a_symmetric_matrix_without_negative_roots() -> None:
+def test_equal_logits_have_a_diagonal_of_one_and_a_symmetric_matrix_without_negative_roots() -> (
+    None
+):
     m = correlation(logits("a"), logits("a"))
     torch.testing.assert_close(m.diagonal(), torch.ones(C).double(), atol=1e-6, rtol=0)
     torch.testing.assert_close(m, m.mT)
