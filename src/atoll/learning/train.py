@@ -205,6 +205,8 @@ def hits(logits: Tensor, y: Tensor, top: int = 1) -> tuple[int, float]:
 
 def checked(model: nn.Module, rows: Rows) -> Checked:
     """How a network does on test rows."""
+    training = model.training
     model.eval()
     correct, f1 = hits(in_chunks(lambda part: model(part.x), rows), rows.y)
+    model.train(training)
     return Checked(len(rows), {"": correct}, {"": f1})

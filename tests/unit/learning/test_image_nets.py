@@ -6,16 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load
 from torch import nn
 
 from atoll.core.errors import UserError
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
+from atoll.engines.local import execute
 from atoll.learning.distill import taught_loss
 from atoll.learning.image_nets import NETWORKS, StreamDropout, build
 from atoll.learning.models import Architecture, ModelOptions, network, skeleton
 from atoll.learning.stacked import NotStackableError, form
 from atoll.learning.train import Optimiser, Phase, Work, checked
+from atoll.runs.config import resolve
 
 SHAPE = (3, 32, 32)
 # Section c of the specification; EfficientNet without the 1,088 weights that are never used.
@@ -199,3 +202,17 @@ def test_a_test_reads_running_statistics() -> None:
     found = checked(model, data)
     assert found.rows == 12
     assert int(model.get_buffer("features.0.1.num_batches_tracked")) == 0
+    assert model.training  # the next round trains it again
+
+
+@pytest.mark.parametrize("method", ["alone", "fedavg"])
+def test_other_methods_train_networks_with_batch_norm_too(method: str, tmp_path: Path) -> None:
+    values = {"name": "x", "rounds": 2, "data": {"name": "synthetic-images", "rows": 120},
+              "scenario": {"split": "domains"}, "method": {"name": method, "epochs": 1},
+              "model": {"name": "cnn"}, "score_every": 1}  # fmt: skip
+    execute(resolve(values, "test"), tmp_path)
+    state = load((tmp_path / "checkpoint.safetensors").read_bytes())
+    counts = [int(t) for name, t in state.items() if name.endswith("num_batches_tracked")]
+    assert counts
+    # one batch of 36 rows a round, in both rounds, though the model was tested in between
+    assert set(counts) == {2}

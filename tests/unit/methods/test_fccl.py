@@ -20,7 +20,7 @@ from atoll.core.rows import Rows
 from atoll.engines.local import execute
 from atoll.learning.collaboration import Align, Aligned, Join, Plan, Roll
 from atoll.learning.distill import correlation, divergence
-from atoll.methods import fedmd
+from atoll.methods import fedmatch, fedmd
 from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.parts import Parts, parts
 
@@ -315,6 +315,33 @@ def test_rcfl_weighs_each_class_by_who_is_reliable() -> None:
     assert notes[0]["aligned"] > 0
     rated = [p[3] for p in watched.packets if p[2] == "rate" and p[0] != "server"]
     assert [packet.tensors[0][2] for packet in rated] == [(CLASSES,)] * 2
+
+
+def test_helpers_are_the_nearest_and_their_logits_come_down() -> None:
+    z = {"a": torch.tensor([[4.0, 0.0]]), "b": torch.tensor([[0.0, 4.0]]),
+         "c": torch.tensor([[3.0, 0.0]])}  # fmt: skip
+    assert fedmatch.nearest(z, 1) == {"a": ["c"], "b": ["c"], "c": ["a"]}
+    assert fedmatch.nearest(z, 2)["b"] == ["c", "a"]
+    made = parts(config("fedmatch", data={**IMAGES, "domains": 3}, models=["cnn"] * 3, helpers=2))
+    watched = Watched(made)
+    server = made.server()
+    server.round(Clients(made.scenario.clients, watched, FIRST, (0, 1, 2)), FIRST)
+    down = {p[3].tensors[0][2] for p in watched.packets if p[2] == "align" and p[0] == "server"}
+    assert down == {(0,), (2, BATCH, CLASSES)}
+    again = made.server()
+    again.restore(server.state())
+    assert again.helpers == server.helpers
+
+
+def test_fedmatch_counts_only_images_that_a_client_is_sure_of() -> None:
+    weak = torch.tensor([[5.0, 0.0, 0.0], [0.1, 0.0, 0.0]])
+    strong = torch.tensor([[1.0, 2.0, 0.0], [9.0, 0.0, 0.0]])
+    helpers = torch.tensor([[[0.0, 3.0, 0.0], [1.0, 0.0, 0.0]], [[0.0, 2.0, 0.0]] * 2])
+    agree = [float(divergence(h[:1], weak[:1])) for h in helpers]
+    vote = float(torch.nn.functional.cross_entropy(strong[:1], torch.tensor([1])))
+    found = fedmatch.consistency(weak, strong, helpers, 0.75)
+    assert float(found) == pytest.approx(sum(agree) / 2 + vote)
+    assert float(fedmatch.consistency(weak[1:], strong[1:], helpers[:, 1:], 0.75)) == 0.0
 
 
 def test_fml_sends_the_shared_network_and_never_the_own() -> None:
