@@ -30,6 +30,8 @@ __all__ = [
     "forgetting_diagonal_last",
     "forgetting_first_last",
     "forward_transfer",
+    "inter_accuracy",
+    "intra_accuracy",
     "macro_f1",
     "messages",
     "primary",
@@ -66,6 +68,11 @@ DEFINITIONS: Mapping[str, str] = MappingProxyType(
         "spread_over_clients": "the population standard deviation over clients of each client's "
         "own final accuracy",
         "worst_client": "the final accuracy of the client that has the lowest",
+        "intra_accuracy": "after the last stage, the mean over clients of client i's accuracy on "
+        "task i; NaN unless there is one task for each client, all known from the start (domains)",
+        "inter_accuracy": "after the last stage, the mean over clients of client i's plain mean "
+        "accuracy on all tasks but task i, whatever their numbers of rows; NaN where "
+        "intra_accuracy is",
         "bytes_up": "bytes that travelled from clients to the server, headers and tests included; "
         "a summary adds up all clients",
         "bytes_down": "bytes that travelled from the server to clients, headers and tests "
@@ -263,6 +270,32 @@ def spread_over_clients(result: Primary) -> ClientSpread:
     return ClientSpread(float(final[there].std()), result.clients[worst], float(final[worst]))
 
 
+def _by_domain(result: Primary) -> Array | None:
+    """The last accuracies (clients, tasks), where client i belongs to task i; else nothing."""
+    count = len(result.clients)
+    if count < 2 or len(result.tasks) != count or len(result.stages) != 1:
+        return None
+    if not result.known_at or any(result.known_at):  # tasks that come by stage are no domains
+        return None
+    matrix: Array = result.accuracy[:, :, -1]
+    return matrix
+
+
+def intra_accuracy(result: Primary) -> float:
+    """Each client on its own domain, then the mean over clients."""
+    matrix = _by_domain(result)
+    return math.nan if matrix is None else float(_mean(np.diagonal(matrix)))
+
+
+def inter_accuracy(result: Primary) -> float:
+    """Each client's plain mean over the other domains, then the mean over clients."""
+    matrix = _by_domain(result)
+    if matrix is None:
+        return math.nan
+    others = np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
+    return float(_mean(_mean(others, axis=1)))
+
+
 def bytes_up(events: Iterable[Event]) -> dict[str, int]:
     """For each client the bytes that it sent to the server, headers and tests included."""
     return _ledger(events, lambda e: e.bytes if e.receiver == SERVER else 0)
@@ -308,6 +341,8 @@ def summary(
         "forward_transfer": forward_transfer(result, chance),
         "spread_over_clients": clients.deviation,
         "worst_client": clients.worst_accuracy,
+        "intra_accuracy": intra_accuracy(result),
+        "inter_accuracy": inter_accuracy(result),
         "bytes_up": float(sum(bytes_up(events).values())),
         "bytes_down": float(sum(bytes_down(events).values())),
         "messages": float(sum(messages(events).values())),

@@ -302,3 +302,31 @@ def test_spread_is_the_mean_and_the_population_deviation() -> None:
 def test_metrics_need_no_torch() -> None:
     program = "import sys, atoll.metrics; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def domains(known_at: tuple[int, ...] | None = (0, 0, 0), clients: str = "abc") -> metrics.Primary:
+    """Hits out of 10 of each client on each domain; the rows of a domain differ."""
+    hits = [[9, 2, 4], [1, 8, 3], [5, 0, 7]]
+    rows = [10, 100, 1000]
+    return metrics.primary(
+        [
+            Score(0, 0, client, task, "", "test", rows[task], h * rows[task] // 10, 0.5)
+            for client, line in zip(clients, hits, strict=False)
+            for task, h in enumerate(line)
+        ],
+        known_at=known_at,
+    )
+
+
+def test_own_and_other_domains_are_the_diagonal_and_the_rest_whatever_their_rows() -> None:
+    assert metrics.intra_accuracy(domains()) == pytest.approx((0.9 + 0.8 + 0.7) / 3)
+    assert metrics.inter_accuracy(domains()) == pytest.approx((0.3 + 0.2 + 0.25) / 3)
+
+
+@pytest.mark.parametrize(
+    ("known_at", "clients"), [(None, "abc"), ((0, 1, 2), "abc"), ((0, 0, 0), "ab")]
+)
+def test_domains_are_not_guessed(known_at: tuple[int, ...] | None, clients: str) -> None:
+    result = domains(known_at, clients)
+    assert math.isnan(metrics.intra_accuracy(result))
+    assert math.isnan(metrics.inter_accuracy(result))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Rows"]
+__all__ = ["Public", "Rows"]
 
 
 @dataclass(frozen=True)
@@ -33,3 +33,17 @@ class Rows:
     def all(self) -> Tensor:
         """Common and own columns side by side."""
         return torch.cat([self.x, self.own], -1) if self.own.shape[-1] else self.x
+
+
+@dataclass(frozen=True)
+class Public:
+    """Images without labels that every part has, in the same order."""
+
+    x: Tensor  # (rows, channels, height, width), 0 to 1
+    mean: Tensor  # (channels, 1, 1), to be taken off
+    deviation: Tensor  # (channels, 1, 1), to be divided by
+    fingerprint: str  # a hash of content and order
+
+    def __len__(self) -> int:
+        """The number of images."""
+        return len(self.x)

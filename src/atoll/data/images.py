@@ -9,7 +9,7 @@ or `source` says so.
 import gzip
 import struct
 import tarfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,21 @@ from atoll.core.options import AtLeastOne, NotNegative
 from atoll.core.rng import Stream
 from atoll.data.dataset import Dataset
 from atoll.data.fetch import File, Group, obtain, reading, refused
+from atoll.data.pictures import fitted, noisy, patches, rotated, thick
 
 __all__ = [
     "cifar10",
     "cifar100",
     "cinic10",
     "digits",
+    "digits_domains",
+    "digits_public",
+    "digits_shifted",
     "fashion_mnist",
     "mnist",
     "mnist_m",
     "office_caltech10",
+    "photo_patches",
     "svhn",
     "synthetic_images",
     "usps",
@@ -129,8 +134,13 @@ FILES: dict[str, tuple[Group, ...]] = {
         ),
     ),
 }
+FILES["digits-domains"] = (
+    tuple(FILES[name][-1][0] for name in ("svhn", "mnist-m"))
+    + tuple(FILES[name][0][0] for name in ("mnist", "usps")),
+)
 
 TEN = tuple("0123456789")
+SHIFTS = ("inverse", "rotated", "noisy", "thick")
 FASHION_CLASSES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
@@ -254,6 +264,113 @@ def digits() -> Dataset:
     x = np.round(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
     source = "in scikit-learn, from UCI (Alpaydin, Kaynak 1998), CC BY 4.0"
     return Dataset("digits", "image", x, bunch.target.astype(np.int64), (), TEN, source)
+
+
+def digits_domains() -> Dataset:
+    """Digits in four domains, 3x32x32: MNIST, USPS, SVHN, and MNIST-M, which stands in for SYN."""
+    shown = {"mnist": mnist(), "usps": usps(), "svhn": svhn(), "mnist-m": mnist_m()}
+    # Image i of MNIST-M shows the digit of MNIST's image i: those rows of MNIST are left out.
+    last = _first_rows(shown["mnist-m"], (10_000, 2_000))  # the sizes of SYN
+    counts = (int((~_test(last)).sum()), int(_test(last).sum()))
+    shown["mnist"] = _without_first(shown["mnist"], counts)
+    shown["mnist-m"] = last
+    parts = list(shown.values())
+    partial = "; ".join(part.title for part in parts if part.partial)
+    return Dataset(
+        "digits-domains",
+        "image",
+        np.concatenate([fitted(part.x, (3, 32, 32)) for part in parts]),
+        np.concatenate([part.y for part in parts]),
+        (),
+        TEN,
+        "; ".join(part.source for part in parts) + "; MNIST-M stands in for SYN",
+        f"mnist-m for syn; {partial}",
+        test=np.concatenate([_test(part) for part in parts]),
+        group=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
+        groups=tuple(shown),
+    )
+
+
+def _test(dataset: Dataset) -> Array:
+    assert dataset.test is not None  # all sets that come in two parts say which is which
+    return dataset.test
+
+
+def _first_rows(dataset: Dataset, counts: tuple[int, int]) -> Dataset:
+    train, test = np.flatnonzero(~_test(dataset)), np.flatnonzero(_test(dataset))
+    return dataset.only(np.concatenate([train[: counts[0]], test[: counts[1]]]))
+
+
+def _without_first(dataset: Dataset, counts: tuple[int, int]) -> Dataset:
+    train, test = np.flatnonzero(~_test(dataset)), np.flatnonzero(_test(dataset))
+    return dataset.only(np.concatenate([train[counts[0] :], test[counts[1] :]]))
+
+
+def digits_shifted(
+    degrees: float = 30.0, noise: NotNegative = 70.0, size: AtLeastOne = 8, seed: int = 0
+) -> Dataset:
+    """Handwritten digits 1x8x8 in four made domains: inverse, rotated, noisy, thick strokes."""
+    return _shifted("digits-shifted", slice(0, 1_500), (degrees, noise, size), seed)
+
+
+def digits_public(
+    degrees: float = 30.0, noise: NotNegative = 70.0, size: AtLeastOne = 8, seed: int = 0
+) -> Dataset:
+    """Digits that no domain of digits-shifted has, each in all four shifts, as public images."""
+    parts = [
+        _shifted("digits-public", slice(1_500, None), (degrees, noise, size), seed, turn)
+        for turn in range(len(SHIFTS))
+    ]
+    return replace(
+        parts[0],
+        x=np.concatenate([part.x for part in parts]),
+        y=np.concatenate([part.y for part in parts]),
+        test=None,
+        group=None,
+        groups=(),
+    )
+
+
+def _shifted(
+    name: str, which: slice, how: tuple[float, float, int], seed: int, turn: int = 0
+) -> Dataset:
+    """Some of scikit-learn's digits, each in one of the four shifts, no digit in two of them."""
+    plain, (degrees, noise, size) = digits(), how
+    stream = Stream.of(seed, "digits-shifted")
+    plain = plain.only(stream.numpy().permutation(len(plain))[which])
+    group = (np.arange(len(plain)) + turn) % len(SHIFTS)
+    x = fitted(plain.x, (1, 16, 16))  # shifted at twice the size, so that little is lost
+    x[group == 0] = 255 - x[group == 0]
+    x[group == 1] = rotated(x[group == 1], degrees)
+    x[group == 2] = noisy(x[group == 2], noise, stream.child("noise", turn).numpy())
+    x[group == 3] = thick(x[group == 3])
+    return replace(
+        plain,
+        name=name,
+        x=fitted(x, (1, size, size)),
+        source=f"{plain.source}; shifts made up",
+        test=np.arange(len(plain)) < len(SHIFTS) * 150,
+        group=group,
+        groups=SHIFTS,
+    )
+
+
+def photo_patches(rows: AtLeastOne = 2_000, size: AtLeastOne = 16, seed: int = 0) -> Dataset:
+    """Squares out of two photographs, 3x16x16, as unlabeled public images (in scikit-learn)."""
+    from sklearn.datasets import load_sample_images  # noqa: PLC0415 (takes seconds, few need it)
+
+    bunch, stream = load_sample_images(), Stream.of(seed, "photo-patches")
+    photos = [image.transpose(2, 0, 1) for image in bunch.images]
+    counts = [rows - rows // 2, rows // 2]
+    cut = [
+        patches(photo, count, size, stream.child(number).numpy())
+        for number, (photo, count) in enumerate(zip(photos, counts, strict=True))
+    ]
+    source = "china.jpg and flower.jpg in scikit-learn, CC BY 2.0"
+    y = np.repeat(np.arange(2), counts)
+    return Dataset(
+        "photo-patches", "image", np.concatenate(cut), y, (), ("china", "flower"), source
+    )
 
 
 def synthetic_images(

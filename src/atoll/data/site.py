@@ -7,16 +7,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from atoll.core.errors import UserError
 from atoll.core.federation import Moment
 from atoll.core.rng import Stream
-from atoll.core.rows import Rows
+from atoll.core.rows import Public, Rows
 from atoll.data.dataset import Dataset
 from atoll.data.scenario import Scenario
 
-__all__ = ["Scale", "Shelf", "Site"]
+__all__ = ["Scale", "Shelf", "Site", "colours"]
 
 Array = np.ndarray[Any, Any]
-Scale = Literal["global", "local", "none"]
+Scale = Literal["global", "local", "none", "imagenet"]
 Network = Callable[[tuple[int, ...], int, Stream], nn.Module]  # input shape, classes, initial draw
 
 
@@ -27,15 +28,18 @@ class Shelf:
         self, dataset: Dataset, scale: Scale, train: Array, device: torch.device, dtype: torch.dtype
     ) -> None:
         """Fit the scaling on the training rows alone; `local` is left to each site."""
-        self.scale = scale
+        self.scale, self.dtype, self.image = scale, dtype, dataset.kind == "image"
         x = torch.from_numpy(np.ascontiguousarray(dataset.x))
         if dataset.kind == "image":
-            x = x.to(dtype) / 127.5 - 1
+            self.mean, self.deviation = (
+                torch.tensor(value, dtype=dtype, device=device)
+                for value in colours(scale, x.shape[1])
+            )
         elif dataset.kind == "table":
             x = x.to(dtype)
             if scale == "global":
                 x = standardised(x, x[torch.from_numpy(train)])
-        self.x = x.to(device)
+        self.x = x.to(device)  # images as bytes: four times smaller, and few are taken
         self.y = torch.from_numpy(dataset.y).to(device)
         self._taken: dict[bytes, Tensor] = {}
 
@@ -44,6 +48,8 @@ class Shelf:
         key = rows.tobytes() + b"|" + (b"all" if columns is None else columns.tobytes())
         if key not in self._taken:
             taken = self.x[torch.from_numpy(rows).to(self.x.device)]
+            if self.image:
+                taken = (taken.to(self.dtype) / 255 - self.mean) / self.deviation
             if columns is not None:
                 taken = taken[:, torch.from_numpy(columns).to(self.x.device)]
             self._taken[key] = taken.contiguous()
@@ -52,6 +58,16 @@ class Shelf:
     def labels(self, rows: Array) -> Tensor:
         """The labels of these rows."""
         return self.y[torch.from_numpy(rows).to(self.y.device)]
+
+
+def colours(scale: Scale, channels: int, name: str = "") -> tuple[list[Any], list[Any]]:
+    """Mean and deviation of each channel, for values from 0 to 1: (channels, 1, 1) as lists."""
+    if scale != "imagenet" or channels != 3:
+        return [[[0.5]]] * channels, [[[0.5]]] * channels
+    mean, deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    if name == "cifar100":
+        mean, deviation = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+    return [[[m]] for m in mean], [[[d]] for d in deviation]
 
 
 def standardised(x: Tensor, fit: Tensor) -> Tensor:
@@ -66,7 +82,7 @@ def standardised(x: Tensor, fit: Tensor) -> Tensor:
 class Site:
     """One part's view of the data, its networks, its random streams, its device."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a part may see comes in here
         self,
         id: str,
         shelf: Shelf,
@@ -74,10 +90,17 @@ class Site:
         scenario: Scenario,
         seed: int,
         network: Network,
+        *,
+        special: Network | None = None,
+        public: Callable[[], Public] | None = None,
     ) -> None:
-        """Remember where things are; nothing is copied before it is asked for."""
+        """Remember where things are; nothing is copied before it is asked for.
+
+        `special` is this site's own kind of network, where sites have different ones.
+        """
+        self._special, self._public = special or network, public
         self.id, self.classes, self.clients = id, dataset.classes, scenario.clients
-        self.device, self.dtype = shelf.x.device, shelf.x.dtype
+        self.device, self.dtype = shelf.x.device, shelf.dtype if shelf.image else shelf.x.dtype
         self._shelf, self._scenario, self._seed, self._network = shelf, scenario, seed, network
         self._table = dataset.kind == "table"
         self._shape: tuple[int, ...] = tuple(dataset.x.shape[1:])
@@ -109,8 +132,20 @@ class Site:
         that also reads own columns is drawn for this site.
         """
         stream = self.stream("model") if own else Stream.of(self._seed, "model")
-        model = self._network(self.inputs(own), len(self.classes), stream)
+        model = self._special(self.inputs(own), len(self.classes), stream)
         return model.to(self.device, self.dtype)
+
+    def shared_model(self) -> nn.Module:
+        """The network that is the same at all parts, also where each site has its own kind."""
+        stream = Stream.of(self._seed, "model")
+        model = self._network(self.inputs(), len(self.classes), stream)
+        return model.to(self.device, self.dtype)
+
+    def public(self) -> Public:
+        """The images without labels that all parts have."""
+        if self._public is None:
+            raise UserError("no public data here", "public", "give public = { name = ... }")
+        return self._public()
 
     def stream(self, *names: str | int | Moment) -> Stream:
         """A random stream of this site; a moment among the names stands for its stage and round."""

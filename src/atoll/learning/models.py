@@ -4,11 +4,12 @@ A stack of networks has one more axis in front of every weight. All functions he
 with such axes and without: a bank of second columns, a stack of clients, a stack of banks.
 """
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +18,25 @@ from torch.nn import functional as F  # noqa: N812
 
 from atoll.core.options import AtLeastOne
 from atoll.core.rng import Stream
+from atoll.learning import image_nets
 
-__all__ = ["MLP", "Architecture", "ModelOptions", "draw_linear", "linear", "network", "outputs"]
+__all__ = [
+    "MLP",
+    "Architecture",
+    "ModelOptions",
+    "draw_linear",
+    "linear",
+    "network",
+    "outputs",
+    "skeleton",
+]
 
 
 @dataclass(frozen=True)
 class ModelOptions:
     """Which network the clients train."""
 
-    name: Literal["mlp"] = "mlp"  # the kind of network
+    name: str = "mlp"  # the kind of network; for images also resnet18, cnn, ... or module:function
     widths: tuple[AtLeastOne, ...] = (512, 256, 128)  # hidden layers; none for a linear model
 
 
@@ -110,6 +121,14 @@ def outputs(weights: Mapping[str, Tensor], x: Tensor, depth: int) -> list[Tensor
     return found
 
 
+MIXING = (nn.modules.batchnorm._BatchNorm, nn.Dropout, image_nets.StreamDropout)
+
+
+def skeleton(model: nn.Module, training: bool) -> "Architecture":
+    """A network's function in training or in testing, which differ by batch norm and dropout."""
+    return Architecture(copy.deepcopy(model).to("meta").train(training))
+
+
 class Architecture:
     """A network without its weights: a pure function of weights and inputs.
 
@@ -120,7 +139,9 @@ class Architecture:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._shapes = {name: tuple(w.shape) for name, w in model.state_dict().items()}
-        self._key = (repr(model), tuple(sorted(self._shapes.items())))
+        self._key = (repr(model), model.training, tuple(sorted(self._shapes.items())))
+        # whether a row's logits depend on that row alone, so that rows may be added to a batch
+        self.rowwise = not (model.training and any(isinstance(m, MIXING) for m in model.modules()))
 
     def __eq__(self, other: object) -> bool:
         """Whether both compute the same function."""
@@ -149,4 +170,6 @@ def network(
     shape: tuple[int, ...], classes: int, options: ModelOptions, stream: Stream
 ) -> nn.Module:
     """The network that the options name."""
+    if options.name != "mlp":
+        return image_nets.build(options.name, shape, classes, stream)
     return MLP(shape, options.widths, classes, stream)

@@ -34,6 +34,8 @@ class NotStackableError(Exception):
 def _function(loss: Callable[..., Any]) -> Hashable:
     """What tells two losses apart: the function and what is bound to it."""
     if isinstance(loss, partial):
+        if not all(getattr(a, "rowwise", True) for a in (*loss.args, *loss.keywords.values())):
+            raise NotStackableError("rows that fill up a batch would change its batch statistics")
         key = (loss.func, loss.args, tuple(sorted(loss.keywords.items())))
         try:
             hash(key)
@@ -142,7 +144,8 @@ class Stack:
         jobs = [jobs[i] for i in self.order]
         self.steps = [_steps(job) for job in jobs]
         self.rows = [len(job.rows) for job in jobs]
-        self.data = _Data.of([job.rows for job in jobs])
+        self.held = [job.rows for job in jobs]  # so that no other rows come to lie where they are
+        self.data = _Data.of(self.held)
         self.phases, self.batch = jobs[0].phases, jobs[0].batch
         self.weights: Tensors = {}
         self.optimisers: list[_Optimiser] = []

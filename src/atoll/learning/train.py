@@ -190,19 +190,23 @@ def in_chunks(predict: Callable[[Rows], Tensor], rows: Rows) -> Tensor:
     return torch.cat([predict(rows.at(slice(start, start + CHUNK))) for start in starts], dim=-2)
 
 
-def hits(logits: Tensor, y: Tensor) -> tuple[int, float]:
-    """The number of rows whose largest logit is their class, and the macro-F1.
+def hits(logits: Tensor, y: Tensor, top: int = 1) -> tuple[int, float]:
+    """The number of rows whose class has one of the `top` largest logits, and the macro-F1.
 
-    Macro-F1 is the mean of F1 over the classes that occur among the rows.
+    Macro-F1 is the mean of F1, by the largest logit, over the classes that occur among the rows.
     """
     classes, guess = logits.shape[-1], logits.argmax(-1)
     right = torch.bincount(y[guess == y], minlength=classes).double()
     real, guessed = (torch.bincount(v, minlength=classes).double() for v in (y, guess))
     f1 = (2 * right / (real + guessed).clamp(min=1))[real > 0]
-    return int(right.sum()), float(f1.mean()) if len(f1) else 0.0
+    among = logits.topk(min(top, classes)).indices == y[:, None]
+    return int(right.sum() if top == 1 else among.sum()), float(f1.mean()) if len(f1) else 0.0
 
 
 def checked(model: nn.Module, rows: Rows) -> Checked:
     """How a network does on test rows."""
+    training = model.training
+    model.eval()
     correct, f1 = hits(in_chunks(lambda part: model(part.x), rows), rows.y)
+    model.train(training)
     return Checked(len(rows), {"": correct}, {"": f1})

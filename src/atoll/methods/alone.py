@@ -17,7 +17,7 @@ from atoll.core.record import Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.learning.losses import cross_entropy
-from atoll.learning.models import Architecture
+from atoll.learning.models import Architecture, skeleton
 from atoll.learning.train import Optimiser, Phase, Work, hits, in_chunks
 from atoll.learning.weights import copied, prefixed, without
 from atoll.methods import Method
@@ -61,7 +61,9 @@ class Client:
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
         model = site.model(own=options.columns == "all")
-        self.how: dict[str, Any] = {"network": Architecture(model), "columns": options.columns}
+        self.how: dict[str, Any] = {"network": skeleton(model, True), "columns": options.columns}
+        self.tested: dict[str, Any] = {**self.how, "network": skeleton(model, False)}
+        self.moves = tuple(name for name, _ in model.named_parameters())
         self.weights = copied(model.state_dict())
         self.moments: Tensors = {}
 
@@ -69,7 +71,7 @@ class Client:
         """Train on the rows of the stage."""
         options = self.options
         how = Optimiser(options.optimiser, options.rate)
-        phase = Phase("loss", tuple(self.weights), partial(loss, **self.how), how)
+        phase = Phase("loss", self.moves, partial(loss, **self.how), how)
         rows, stream = self.site.train(moment.stage), self.site.stream("fit", moment)
         done = yield Work(
             self.weights, self.moments, (phase,), rows, options.batch, options.epochs, stream
@@ -80,7 +82,7 @@ class Client:
     def check(self, request: Check, moment: Moment) -> Checked:
         """Test on a task."""
         rows = self.site.test(request.task)
-        said = in_chunks(lambda part: logits(self.weights, part, **self.how), rows)
+        said = in_chunks(lambda part: logits(self.weights, part, **self.tested), rows)
         correct, f1 = hits(said, rows.y)
         return Checked(len(rows), {"": correct}, {"": f1})
 

@@ -21,6 +21,7 @@ from atoll.core.options import (
     nearest,
 )
 from atoll.core.record import disk_errors
+from atoll.data.public import PublicOptions
 from atoll.data.site import Scale
 from atoll.data.splits import ScenarioOptions
 from atoll.learning.models import ModelOptions
@@ -51,6 +52,8 @@ class RunConfig:
     scale: Scale = "global"  # tables: mean 0, deviation 1 over all sites, over each, or as they are
     scenario: dict[str, Any] = field(default_factory=dict)  # who holds what
     model: dict[str, Any] = field(default_factory=dict)  # which network
+    models: tuple[str, ...] = ()  # a network for each client, in their order; empty: model for all
+    public: dict[str, Any] = field(default_factory=dict)  # unlabeled images that all parts have
     method: dict[str, Any] = field(default_factory=dict)  # the method's name and options
     engine: dict[str, Any] = field(default_factory=dict)  # how the clients are run
     dtype: Literal["float32", "float64"] = "float32"  # of weights and inputs
@@ -71,13 +74,17 @@ class RunConfig:
         """The network's options."""
         return build(ModelOptions, self.model, "[model]")
 
+    def public_options(self) -> PublicOptions:
+        """The public data's options."""
+        return build(PublicOptions, self.public, "[public]")
+
     def engine_options(self) -> EngineOptions:
         """The engine's options."""
         return build(EngineOptions, self.engine, "[engine]")
 
 
-TABLES = ("data", "scenario", "model", "method", "engine")
-NAMED = ("data", "method")  # tables that may be given by a name alone
+TABLES = ("data", "scenario", "model", "public", "method", "engine")
+NAMED = ("data", "public", "method")  # tables that may be given by a name alone
 
 
 def presets() -> dict[str, Path]:
@@ -173,6 +180,7 @@ def resolve(values: Mapping[str, Any], where: str) -> RunConfig:
         full,
         scenario=_written(full.scenario_options()),
         model=_written(full.model_options()),
+        public=_written(full.public_options()) if full.public else {},
         method={"name": config.method["name"], **_written(full.options())},
         engine=_written(full.engine_options()),
     )

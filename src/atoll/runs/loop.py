@@ -69,11 +69,21 @@ def facts(parts: Parts) -> dict[str, Any]:
             "partial": dataset.partial,
             "fingerprint": dataset.fingerprint,
         },
+        **_public(parts),
         "clients": list(parts.scenario.clients),
         "tasks": list(parts.scenario.tasks),
         "known_at": list(parts.scenario.known_at),
         "stages": parts.scenario.stages,
     }
+
+
+def _public(parts: Parts) -> dict[str, Any]:
+    """Which public images a run has, where its config names some."""
+    if not parts.config.public:
+        return {}
+    public = parts.public
+    found = {"rows": len(public), "fingerprint": public.fingerprint}
+    return {"public": {"name": parts.config.public["name"], **found}}
 
 
 def same_data(parts: Parts, recorded: Mapping[str, Any], where: str) -> None:

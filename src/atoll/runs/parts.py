@@ -1,8 +1,8 @@
 """A config becomes its parts: data set, scenario, sites, server, clients."""
 
 import json
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,9 @@ from atoll import data, methods
 from atoll.core.errors import UserError
 from atoll.core.federation import SERVER
 from atoll.core.rng import Stream
+from atoll.core.rows import Public
 from atoll.data.dataset import Dataset
+from atoll.data.public import public
 from atoll.data.scenario import Scenario
 from atoll.data.site import Shelf, Site
 from atoll.data.splits import scenario
@@ -54,15 +56,35 @@ class Parts:
 
     def site(self, id: str) -> Site:
         """What the part with this id may see."""
-        seed = self.config.seed
-        return Site(id, self._shelf, self.dataset, self.scenario, seed, self._network)
+        models, clients = self.config.models, self.scenario.clients
+        named = models[clients.index(id)] if models and id in clients else ""
+        seed, own = self.config.seed, partial(self._network, name=named)
+        return Site(
+            *(id, self._shelf, self.dataset, self.scenario, seed, self._network),
+            special=own,
+            public=lambda: self.public,
+        )
 
-    def _network(self, shape: tuple[int, ...], classes: int, stream: Stream) -> torch.nn.Module:
+    @cached_property
+    def public(self) -> Public:
+        """The images without labels that all parts have, on the device."""
+        config = self.config
+        found = public(config.public_options(), self.dataset, config.scale, config.seed)
+        where, dtype = self._shelf.x.device, self._shelf.dtype
+        x, mean, deviation = (t.to(where, dtype) for t in (found.x, found.mean, found.deviation))
+        return Public(x, mean, deviation, found.fingerprint)
+
+    def _network(
+        self, shape: tuple[int, ...], classes: int, stream: Stream, name: str = ""
+    ) -> torch.nn.Module:
+        options = self.config.model_options()
+        if name:
+            options = replace(options, name=name)
         if self.dataset.kind == "text":
-            name = self.config.model_options().name
+            name = options.name
             remedy = "choose a table or images; see atoll list data"
             raise UserError(f"the network '{name}' cannot read text", "data", remedy)
-        return network(shape, classes, self.config.model_options(), stream)
+        return network(shape, classes, options, stream)
 
     def client(self, id: str) -> Any:
         """A new client."""
@@ -91,4 +113,8 @@ def parts(config: RunConfig, loaded: dict[str, Dataset] | None = None) -> Parts:
         wanted = methods.load(name).split
         what = f"'{name}' cannot run where the split is '{config.scenario_options().split}'"
         raise UserError(what, "scenario.split", f"use split = '{wanted}'")
-    return Parts(config, dataset, scenario(dataset, config.scenario_options(), config.seed))
+    dealt = scenario(dataset, config.scenario_options(), config.seed)
+    if config.models and len(config.models) != len(dealt.clients):
+        what = f"{len(config.models)} models for {len(dealt.clients)} clients"
+        raise UserError(what, "models", "name one for each, or none and set model.name")
+    return Parts(config, dataset, dealt)

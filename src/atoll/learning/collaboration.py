@@ -1,0 +1,307 @@
+"""What methods share that talk through logits on public images: the messages, and both halves.
+
+The server asks for a public batch, step by step; the message that brings one batch's target asks
+for the next batch's logits, so a step is one exchange. All draws of order and augmentation come
+from the key that the server sends, so that every client sees the same images.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atoll.core.errors import BadMessageError, ClientFailedError
+from atoll.core.federation import ClientId, Clients, Moment
+from atoll.core.messages import Tensors
+from atoll.core.rng import Stream
+from atoll.core.rows import Public, Rows
+from atoll.learning.augment import strongly, varied
+from atoll.learning.distill import said
+from atoll.learning.models import skeleton
+from atoll.learning.train import Optimiser, Phase, Work, descend, hits
+from atoll.learning.weights import copied, prefixed, without
+
+__all__ = [
+    "Align",
+    "Aligned",
+    "Join",
+    "Joined",
+    "Learner",
+    "Lessons",
+    "Plan",
+    "Roll",
+    "average",
+    "collaborate",
+    "met",
+]
+
+Again = Callable[[Tensor], Tensor]  # other images -> their logits under the same weights
+StepLoss = Callable[[Tensor, Again], Tensor]  # logits of the public batch -> one number
+
+
+@dataclass(frozen=True)
+class Join:
+    """What all must agree on before the first round: the public data and the classes."""
+
+    fingerprint: str  # of the public images, content and order
+    rows: int  # how many they are
+    classes: list[str]  # their names, in the order of the logits
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What a client has of that."""
+
+    fingerprint: str
+    rows: int
+    classes: list[str]
+
+
+@dataclass(frozen=True)
+class Align:
+    """The target of the step before, and the request for this step's logits."""
+
+    key: int  # of the stream that orders and varies the public images in this round
+    step: int  # which batch of the round is asked for; after the last one nothing is
+    count: int  # how many clients the target comes from
+    target: Tensor  # of the batch before; empty at the first step
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Logits of this step's public batch, and the loss of the step before."""
+
+    logits: Tensor  # (rows, classes); empty after the last step
+    loss: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the public images are gone through in a round."""
+
+    batch: int
+    epochs: int
+    varied: bool  # moved, mirrored, turned: the same for all clients
+
+    def steps(self, public: Public) -> int:
+        """Batches of a round; a last one that is not full is dropped."""
+        return self.epochs * (len(public) // self.batch)
+
+    def rows(self, public: Public, key: int, step: int) -> Tensor:
+        """The numbers of the images of a step."""
+        epoch, place = divmod(step, len(public) // self.batch)
+        order = Stream(key).child("epoch", epoch).permutation(len(public), public.x.device)
+        return order[place * self.batch : (place + 1) * self.batch]
+
+    def images(self, public: Public, key: int, step: int, strong: bool = False) -> Tensor:
+        """The images of a step, as networks read them."""
+        x, stream = public.x[self.rows(public, key, step)], Stream(key).child("vary", step)
+        if strong:
+            x = strongly(x, stream)
+        elif self.varied:
+            x = varied(x, stream)
+        return (x - public.mean) / public.deviation
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """How private rows are gone through."""
+
+    batch: int
+    epochs: int
+    stream: Stream
+
+
+class Learner:
+    """A client's network: answers for public images, then follows what comes back."""
+
+    def __init__(self, model: nn.Module, public: Public, plan: Plan) -> None:
+        self.public, self.plan = public, plan
+        self.training, self.testing = skeleton(model, True), skeleton(model, False)
+        self.moves = tuple(name for name, _ in model.named_parameters())
+        self.weights = copied(model.state_dict())
+        self.moments: Tensors = {}  # of the public steps, where they are kept within a round
+        # A graph is kept as a cache alone: a client that was rebuilt does its forward pass again.
+        self._cache: tuple[Any, Tensors, Tensor] | None = None
+
+    def logits(self, place: tuple[int, ...], key: int, step: int) -> Tensor:
+        """The logits of a public batch in training; the weights stay as they are until a step."""
+        leaves = {n: self.weights[n].detach().requires_grad_() for n in self.moves}
+        weights = {n: leaves.get(n, w.clone()) for n, w in self.weights.items()}
+        z = self.training(weights, self.plan.images(self.public, key, step))
+        self._cache = ((*place, key, step), weights, z)
+        return z.detach()
+
+    def follow(
+        self, place: tuple[int, ...], key: int, step: int, loss: StepLoss, how: Optimiser
+    ) -> float:
+        """One optimiser step on all parameters, by a loss of this step's public logits."""
+        if self._cache is None or self._cache[0] != (*place, key, step):
+            self.logits(place, key, step)
+        assert self._cache is not None  # logits() has just filled it
+        _, weights, z = self._cache
+        self._cache = None
+        lost = loss(z, lambda x: self.training(weights, x))
+        gradients = torch.autograd.grad(lost, [weights[n] for n in self.moves], allow_unused=True)
+        self._descend(weights, gradients, how)
+        return float(lost.detach())
+
+    def _descend(
+        self, weights: Tensors, gradients: tuple[Tensor | None, ...], how: Optimiser
+    ) -> None:
+        moved = [weights[n].detach().clone() for n in self.moves]
+        found = [
+            torch.zeros_like(w) if g is None else g for w, g in zip(moved, gradients, strict=True)
+        ]
+        taken = float(self.moments.get("steps", torch.tensor(0)))
+        memory = {
+            kind: [
+                self.moments.get(f"{kind}/{n}", torch.zeros_like(w)).clone()
+                for n, w in zip(self.moves, moved, strict=True)
+            ]
+            for kind in ("first", "second")
+        }
+        counts = [torch.full((), taken, device=w.device) for w in moved]
+        with torch.no_grad():
+            descend(moved, found, (memory["first"], memory["second"], counts), how)
+        self.weights = {n: w.detach() for n, w in weights.items()}
+        self.weights |= dict(zip(self.moves, moved, strict=True))
+        for kind, tensors in memory.items():
+            self.moments |= {f"{kind}/{n}": t for n, t in zip(self.moves, tensors, strict=True)}
+        self.moments["steps"] = torch.tensor(taken + 1)
+
+    def work(
+        self, lessons: Lessons, rows: Rows, loss: Callable[..., Tensor], how: Optimiser
+    ) -> Work:
+        """Local training of this network by a loss of weights and batch."""
+        phase = Phase("loss", self.moves, loss, how)
+        batch, epochs, stream = lessons.batch, lessons.epochs, lessons.stream
+        return Work(self.weights, {}, (phase,), rows, batch, epochs, stream)
+
+    def says(self, weights: Tensors, x: Tensor) -> Tensor:
+        """The logits for many rows in testing."""
+        return said(self.testing, weights, x)
+
+    def counted(self, weights: Tensors, rows: Rows, top: int) -> tuple[int, float]:
+        """Hits and macro-F1 on test rows."""
+        return hits(self.says(weights, rows.x), rows.y, top)
+
+    def state(self) -> Tensors:
+        """The weights with their buffers, and the moments."""
+        return prefixed("weights", self.weights) | prefixed("moments", self.moments)
+
+    def restore(self, state: Tensors) -> None:
+        """Become what `state` described."""
+        self.weights = copied(without("weights", state))
+        self.moments, self._cache = copied(without("moments", state)), None
+
+
+def met(request: Join, mine: Joined, sender: ClientId) -> Joined:
+    """A client's answer to what all must agree on; it refuses public data that are not its own."""
+    if (request.fingerprint, request.rows) != (mine.fingerprint, mine.rows):
+        reason = f"its public data are other ones ({request.rows} images, not {mine.rows})"
+        raise ClientFailedError(sender, "join", f"{reason}: all parts must have the same")
+    return mine
+
+
+class Roll:
+    """Who takes part in a round; so many as the options allow may fail, and are left out of it."""
+
+    def __init__(self, clients: Clients, absent: int) -> None:
+        self.clients, self.absent = clients, absent
+        self.ids = sorted(clients.ids)
+        self.excluded: dict[ClientId, str] = {}  # who, and why
+
+    def ask(
+        self,
+        action: Callable[..., Any],
+        requests: Mapping[ClientId, Any],
+        admit: Callable[[ClientId, Any], None] = lambda id, reply: None,
+    ) -> dict[ClientId, Any]:
+        """One exchange with all who are left; `admit` refuses a reply by raising."""
+        asked = {id: requests[id] for id in self.ids}
+        if not self.absent:
+            replies: dict[ClientId, Any] = self.clients.ask(action, asked)
+            for id, reply in replies.items():
+                admit(id, reply)
+            return replies
+        replies = {}
+        for id, request in asked.items():
+            try:
+                reply = self.clients.ask(action, {id: request})[id]
+                admit(id, reply)
+                replies[id] = reply
+            except (ClientFailedError, BadMessageError) as error:
+                self._exclude(id, error)
+        return replies
+
+    def _exclude(self, id: ClientId, error: Exception) -> None:
+        self.excluded[id] = str(error)
+        self.ids.remove(id)
+        if len(self.excluded) > self.absent or not self.ids:
+            raise error
+
+    @property
+    def notes(self) -> dict[str, float]:
+        """Who was left out, for the record."""
+        return {f"excluded {id}": 1.0 for id in sorted(self.excluded)}
+
+    def agree(self, action: Callable[..., Any], wanted: Join) -> None:
+        """Refuse a client whose public data or classes are not those of the server."""
+
+        def admit(id: ClientId, reply: Joined) -> None:
+            if (reply.fingerprint, reply.rows) != (wanted.fingerprint, wanted.rows):
+                raise ClientFailedError(id, "join", "its public data are other ones")
+            if reply.classes != wanted.classes:
+                shown = ", ".join(reply.classes[:20])
+                raise ClientFailedError(id, "join", f"its classes are others: {shown}")
+
+        self.ask(action, dict.fromkeys(self.ids, wanted), admit)
+
+
+def average(answers: dict[ClientId, Tensor]) -> dict[ClientId, Tensor]:
+    """The same target for all: the mean of all logits, summed in double precision."""
+    stacked = torch.stack([answers[id] for id in sorted(answers)])
+    target = stacked.double().mean(0).to(stacked.dtype)
+    return dict.fromkeys(answers, target)
+
+
+Combine = Callable[[dict[ClientId, Tensor]], dict[ClientId, Tensor]]
+
+
+def collaborate(
+    roll: Roll,
+    action: Callable[[Any, Align, Moment], Aligned],
+    key: int,
+    steps: int,
+    shape: tuple[int, int],
+    combine: Combine,
+) -> float:
+    """The collaborative phase of a round; the mean loss of its steps."""
+    nothing = torch.zeros(0)
+    targets: dict[ClientId, Tensor] = dict.fromkeys(roll.ids, nothing)
+    losses: list[float] = []
+    for step in range(steps + 1):
+        wanted = shape if step < steps else (0,)
+
+        def admit(id: ClientId, reply: Aligned, wanted: tuple[int, ...] = wanted) -> None:
+            if tuple(reply.logits.shape) != wanted:
+                what = f"logits of shape {tuple(reply.logits.shape)}, not {wanted}"
+                raise BadMessageError(id, what)
+
+        replies = roll.ask(action, _requests(key, step, targets), admit)
+        if step:
+            losses += [reply.loss for reply in replies.values()]
+        if step < steps:
+            targets = combine({id: reply.logits for id, reply in replies.items()})
+    return sum(losses) / max(1, len(losses))
+
+
+def _requests(key: int, step: int, targets: Mapping[ClientId, Tensor]) -> dict[ClientId, Align]:
+    """One message for all whose target is the same, so that it is packed once."""
+    made: dict[int, Align] = {}
+    for target in targets.values():
+        made.setdefault(id(target), Align(key, step, len(targets), target))
+    return {client: made[id(target)] for client, target in targets.items()}
