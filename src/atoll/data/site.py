@@ -27,7 +27,7 @@ class Shelf:
         self, dataset: Dataset, scale: Scale, train: Array, device: torch.device, dtype: torch.dtype
     ) -> None:
         """Fit the scaling on the training rows alone; `local` is left to each site."""
-        self.scale = scale
+        self.scale, self.dtype = scale, dtype
         x = torch.from_numpy(np.ascontiguousarray(dataset.x))
         if dataset.kind == "image":
             x = x.to(dtype) / 127.5 - 1
@@ -77,7 +77,7 @@ class Site:
     ) -> None:
         """Remember where things are; nothing is copied before it is asked for."""
         self.id, self.classes, self.clients = id, dataset.classes, scenario.clients
-        self.device, self.dtype = shelf.x.device, shelf.x.dtype
+        self.device, self.dtype = shelf.x.device, shelf.dtype
         self._shelf, self._scenario, self._seed, self._network = shelf, scenario, seed, network
         self._table = dataset.kind == "table"
         self._shape: tuple[int, ...] = tuple(dataset.x.shape[1:])
@@ -134,7 +134,8 @@ class Site:
     def _taken(self, rows: Array, own: Array) -> Rows:
         common = self._scenario.common if self._table else None
         x = self._shelf.inputs(rows, common)
-        further = self._shelf.inputs(rows, own) if self._table else x.new_zeros((len(rows), 0))
+        none = torch.zeros((len(rows), 0), dtype=self.dtype, device=self.device)
+        further = self._shelf.inputs(rows, own) if self._table else none
         return Rows(x, further, self._shelf.labels(rows))
 
     def _scaled(self, rows: Rows, train: Array) -> Rows:

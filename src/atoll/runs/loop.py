@@ -69,6 +69,7 @@ def facts(parts: Parts) -> dict[str, Any]:
             "partial": dataset.partial,
             "fingerprint": dataset.fingerprint,
         },
+        **({"vectors": parts.vectors.facts} if dataset.kind == "text" else {}),
         "clients": list(parts.scenario.clients),
         "tasks": list(parts.scenario.tasks),
         "known_at": list(parts.scenario.known_at),

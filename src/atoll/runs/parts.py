@@ -16,7 +16,10 @@ from atoll.data.dataset import Dataset
 from atoll.data.scenario import Scenario
 from atoll.data.site import Shelf, Site
 from atoll.data.splits import scenario
+from atoll.data.vectors import Vectors
+from atoll.data.vectors import load as load_vectors
 from atoll.learning.models import network
+from atoll.learning.textcnn import TextCNN, Words
 from atoll.runs.config import RunConfig
 
 __all__ = ["Parts", "device", "parts"]
@@ -57,12 +60,27 @@ class Parts:
         seed = self.config.seed
         return Site(id, self._shelf, self.dataset, self.scenario, seed, self._network)
 
+    @cached_property
+    def vectors(self) -> Vectors:
+        """The word vectors that texts are read with."""
+        options = self.config.model_options()
+        name = self.dataset.vectors if options.vectors == "best" else options.vectors
+        return load_vectors(self.dataset.words, name, options.norm)
+
+    @cached_property
+    def _words(self) -> Words:
+        """The word vectors on the device, once for all sites of this process."""
+        table, shelf = torch.from_numpy(self.vectors.table), self._shelf
+        known = torch.from_numpy(self.vectors.known).to(shelf.x.device)
+        return Words(self.vectors.name, table.to(shelf.x.device, shelf.dtype), known)
+
     def _network(self, shape: tuple[int, ...], classes: int, stream: Stream) -> torch.nn.Module:
+        options = self.config.model_options()
         if self.dataset.kind == "text":
-            name = self.config.model_options().name
-            remedy = "choose a table or images; see atoll list data"
-            raise UserError(f"the network '{name}' cannot read text", "data", remedy)
-        return network(shape, classes, self.config.model_options(), stream)
+            if not options.widths:
+                raise UserError("a text CNN without filters", "model.widths", "give one number")
+            return TextCNN(self._words, options.widths[-1], classes, stream)
+        return network(shape, classes, options, stream)
 
     def client(self, id: str) -> Any:
         """A new client."""
