@@ -182,9 +182,12 @@ def text_network(site: Site) -> TextCNN:
 
 
 def renumbered(y: Tensor, labels: Tensor) -> Tensor:
-    """Classes as places among a task's own labels; one that is not among them is the last + 1."""
+    """Classes as places among a task's own labels; one that is not among them is the last + 1.
+
+    A task without any row to learn from has a head of one output, for no class at all.
+    """
     if not len(labels):
-        return torch.zeros_like(y)
+        return torch.ones_like(y)
     place = torch.searchsorted(labels, y).clamp(max=len(labels) - 1)
     return torch.where(labels[place] == y, place, len(labels))
 
@@ -272,7 +275,7 @@ class Client:
     def check(self, request: Check, moment: Moment) -> Checked:
         """Test a task of this client with its own base, with the mean base too where it came."""
         rows = self._tested(self._rows("test", request.task))
-        labels = len(self._labels(request.task))
+        classes = max(1, len(self._labels(request.task)))
         weights, plan = self._weights_of(request.task), self._plan()
         models = {"own": weights}
         if request.weights:
@@ -281,7 +284,7 @@ class Client:
         for name, model in models.items():
             said = in_chunks(partial(logits, model, plan=plan), rows)
             unseen = torch.full_like(said[:, :1], -math.inf)  # a class never trained, never said
-            beyond = bool((rows.y >= labels).any())
+            beyond = bool((rows.y >= classes).any())
             said = torch.cat([said, unseen], 1) if beyond else said
             correct[name], f1[name] = hits(said, rows.y)
         return Checked(len(rows), correct, f1)
@@ -449,7 +452,7 @@ class Client:
         moving = ("base/", "now/", *past)
         return tuple(
             name
-            for name in self.weights
+            for name in sorted(self.weights)
             if name.startswith(moving) and not name.startswith(tuple(fixed))
         )
 
