@@ -526,6 +526,35 @@ def test_the_ranking_by_one_vector_is_that_by_all_centres() -> None:
     assert chosen["centres"] == chosen["mean_unit"]
 
 
+def foreign_bytes(**changes: Any) -> dict[int, float]:
+    """By task the mean number of bytes of foreign parts that a client is sent."""
+    one = play(0, **changes)
+    found = {}
+    for stage in range(one.parts.scenario.stages):
+        before = len(one.packets)
+        one.round(stage, 0, 1)
+        sent = [
+            p.payload for s, _, a, p in one.packets[before:] if a == "receive" and s == "server"
+        ]
+        found[stage] = sum(sent) / max(1, len(sent))
+    return found
+
+
+def test_what_selection_sends_does_not_grow_with_tasks_or_clients() -> None:
+    """Nor does what training reads of it: as many slots as are kept. Without it both grow."""
+    small = {"data.rows": 800, "data.length": 6, "model.widths": [3], "batch": 64}
+    sit = {**small, "transfer": "sit", "keep": 3, "scenario.stages": 5}
+    few, many = foreign_bytes(**sit, clients=3), foreign_bytes(**sit, clients=8)
+    assert few[4] == pytest.approx(few[1], rel=0.1)
+    assert many[4] == pytest.approx(many[1], rel=0.1)
+    assert many[4] == pytest.approx(few[4], rel=0.1)
+    short = {**small, "scenario.stages": 2}
+    every = {clients: foreign_bytes(**short, clients=clients)[1] for clients in (3, 8)}
+    assert every[8] == pytest.approx(every[3] * 8 / 3, rel=0.1)
+    slots = [play(0, **how, clients=8).clients["site-0"].slots for how in (sit, short)]
+    assert slots == [3, 8]
+
+
 # What may not cross
 
 
