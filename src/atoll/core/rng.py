@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Stream", "permutations"]
+__all__ = ["Stream", "hashes", "permutations"]
 
 Device = torch.device  # Stream has a method named torch
 
@@ -70,11 +70,15 @@ def _shift(bits: Tensor, count: int) -> Tensor:
     return (bits >> count) & ((1 << (64 - count)) - 1)
 
 
-def permutations(keys: Tensor, count: int) -> Tensor:
-    """For each key one order of 0..count-1: (keys,) -> (keys, count), equal on every device."""
-    index = torch.arange(1, count + 1, device=keys.device, dtype=torch.int64)
-    bits = keys[:, None] + index * _STEP
+def hashes(keys: Tensor, numbers: Tensor) -> Tensor:
+    """64 bits for each key and number, whose shapes are brought together; equal on every device."""
+    bits = keys + (numbers + 1) * _STEP
     bits = (bits ^ _shift(bits, 30)) * _FIRST
     bits = (bits ^ _shift(bits, 27)) * _SECOND
-    bits = bits ^ _shift(bits, 31)
-    return torch.argsort(bits, dim=1, stable=True)
+    return bits ^ _shift(bits, 31)
+
+
+def permutations(keys: Tensor, count: int) -> Tensor:
+    """For each key one order of 0..count-1: (keys,) -> (keys, count), equal on every device."""
+    index = torch.arange(count, device=keys.device, dtype=torch.int64)
+    return torch.argsort(hashes(keys[:, None], index), dim=1, stable=True)

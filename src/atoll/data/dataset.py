@@ -30,6 +30,7 @@ class Dataset:
     group: Array | None = None  # (rows,) int64, an index into groups: a row's site, domain or task
     groups: tuple[str, ...] = ()
     words: tuple[str, ...] = ()  # text: the word of each token; 0 is padding, 1 is unknown
+    vectors: str = "best"  # text: the word vectors it is read with where none are named
 
     def __post_init__(self) -> None:
         """Refuse arrays that do not fit together."""

@@ -100,7 +100,7 @@ class Site:
         """
         self._special, self._public = special or network, public
         self.id, self.classes, self.clients = id, dataset.classes, scenario.clients
-        self.device, self.dtype = shelf.x.device, shelf.dtype if shelf.image else shelf.x.dtype
+        self.device, self.dtype = shelf.x.device, shelf.dtype
         self._shelf, self._scenario, self._seed, self._network = shelf, scenario, seed, network
         self._table = dataset.kind == "table"
         self._shape: tuple[int, ...] = tuple(dataset.x.shape[1:])
@@ -169,7 +169,8 @@ class Site:
     def _taken(self, rows: Array, own: Array) -> Rows:
         common = self._scenario.common if self._table else None
         x = self._shelf.inputs(rows, common)
-        further = self._shelf.inputs(rows, own) if self._table else x.new_zeros((len(rows), 0))
+        none = torch.zeros((len(rows), 0), dtype=self.dtype, device=self.device)
+        further = self._shelf.inputs(rows, own) if self._table else none
         return Rows(x, further, self._shelf.labels(rows))
 
     def _scaled(self, rows: Rows, train: Array) -> Rows:

@@ -149,6 +149,7 @@ def synthetic_text(
         tuple(f"topic {number}" for number in range(classes)),
         f"made up, seed {seed}",
         words=(PADDING, UNKNOWN, *(f"word{number}" for number in range(vocabulary))),
+        vectors="random-16",  # no file has vectors of made-up words
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
-from atoll.core.options import AtLeastOne
+from atoll.core.options import AtLeastOne, NotNegative
 from atoll.core.rng import Stream
 from atoll.learning import image_nets
 
@@ -36,8 +36,10 @@ __all__ = [
 class ModelOptions:
     """Which network the clients train."""
 
-    name: str = "mlp"  # the kind of network; for images also resnet18, cnn, ... or module:function
-    widths: tuple[AtLeastOne, ...] = (512, 256, 128)  # hidden layers; none for a linear model
+    name: str = "mlp"  # mlp; for images also resnet18, cnn, ... or module:function; texts: their own
+    widths: tuple[AtLeastOne, ...] = (512, 256, 128)  # hidden layers; texts: filters is the last
+    vectors: str = "best"  # texts: word vectors by name, best of those here, or random-50 and alike
+    norm: NotNegative = 5.0  # texts: mean length that word vectors are scaled to, 0 leaves them
 
 
 def draw_linear(outputs: int, inputs: int, stream: Stream, bias: bool = True) -> list[Tensor]:
@@ -157,8 +159,9 @@ class Architecture:
 
     def __call__(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """The logits; weights with an axis in front are those of several members."""
-        if isinstance(self.model, MLP):
-            return self.model.logits(weights, x)
+        logits = getattr(self.model, "logits", None)
+        if logits is not None:  # a network that takes such weights by itself
+            return logits(weights, x)  # type: ignore[no-any-return]
         name, shape = next(iter(self._shapes.items()))
         if weights[name].dim() == len(shape):
             return functional_call(self.model, dict(weights), (x,))  # type: ignore[no-any-return]

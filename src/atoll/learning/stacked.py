@@ -63,8 +63,7 @@ def form(job: Any) -> Hashable:
     """Pieces of work of equal form can be one stack; one that cannot says why."""
     if isinstance(job, Work):
         phases = tuple(
-            (p.name, p.moves, _function(p.loss), p.optimiser.kind, p.optimiser.decay)
-            for p in job.phases
+            (p.name, p.moves, _function(p.loss), replace(p.optimiser, rate=0.0)) for p in job.phases
         )
         x = job.rows.x
         return (
@@ -374,6 +373,7 @@ class _Optimiser:
     def _by_formula(self, active: int, weights: list[Tensor], gradients: list[Tensor]) -> None:
         """The same with a rate and a count of steps for each member (Kingma and Ba 2015)."""
         rate, decay = self.rate[:active], self.phase.optimiser.decay
+        epsilon = self.phase.optimiser.epsilon
         if decay:
             gradients = [g + decay * w for g, w in zip(gradients, weights, strict=True)]
         if not self.adaptive:
@@ -388,7 +388,7 @@ class _Optimiser:
         ):
             first[:active].lerp_(gradient, 0.1)
             second[:active].mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-            below = (second[:active].sqrt() / _column(root, gradient)).add_(1e-8)
+            below = (second[:active].sqrt() / _column(root, gradient)).add_(epsilon)
             weight.sub_(_column(size, gradient) * first[:active] / below)
 
     def unload(self, jobs: Sequence[Work]) -> list[Tensors]:

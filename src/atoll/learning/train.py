@@ -44,6 +44,7 @@ class Optimiser:
     kind: Literal["adam", "sgd"]
     rate: float
     decay: float = 0.0  # pull towards zero, as a penalty decay/2 times the squared weights
+    epsilon: float = 1e-8  # of Adam
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,8 @@ def descend(
         return
     first, second, steps = memory
     adam(weights, gradients, first, second, [], steps, fused=True, amsgrad=False, beta1=0.9,
-         beta2=0.999, lr=how.rate, weight_decay=how.decay, eps=1e-8, maximize=False)  # fmt: skip
+         beta2=0.999, lr=how.rate, weight_decay=how.decay, eps=how.epsilon,
+         maximize=False)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,7 @@ def facts(parts: Parts) -> dict[str, Any]:
             "fingerprint": dataset.fingerprint,
         },
         **_public(parts),
+        **({"vectors": parts.vectors.facts} if dataset.kind == "text" else {}),
         "clients": list(parts.scenario.clients),
         "tasks": list(parts.scenario.tasks),
         "known_at": list(parts.scenario.known_at),

@@ -18,7 +18,10 @@ from atoll.data.public import public
 from atoll.data.scenario import Scenario
 from atoll.data.site import Shelf, Site
 from atoll.data.splits import scenario
+from atoll.data.vectors import Vectors
+from atoll.data.vectors import load as load_vectors
 from atoll.learning.models import network
+from atoll.learning.textcnn import TextCNN, Words
 from atoll.runs.config import RunConfig
 
 __all__ = ["Parts", "device", "parts"]
@@ -74,6 +77,20 @@ class Parts:
         x, mean, deviation = (t.to(where, dtype) for t in (found.x, found.mean, found.deviation))
         return Public(x, mean, deviation, found.fingerprint)
 
+    @cached_property
+    def vectors(self) -> Vectors:
+        """The word vectors that texts are read with."""
+        options = self.config.model_options()
+        name = self.dataset.vectors if options.vectors == "best" else options.vectors
+        return load_vectors(self.dataset.words, name, options.norm)
+
+    @cached_property
+    def _words(self) -> Words:
+        """The word vectors on the device, once for all sites of this process."""
+        table, shelf = torch.from_numpy(self.vectors.table), self._shelf
+        known = torch.from_numpy(self.vectors.known).to(shelf.x.device)
+        return Words(self.vectors.name, table.to(shelf.x.device, shelf.dtype), known)
+
     def _network(
         self, shape: tuple[int, ...], classes: int, stream: Stream, name: str = ""
     ) -> torch.nn.Module:
@@ -81,9 +98,9 @@ class Parts:
         if name:
             options = replace(options, name=name)
         if self.dataset.kind == "text":
-            name = options.name
-            remedy = "choose a table or images; see atoll list data"
-            raise UserError(f"the network '{name}' cannot read text", "data", remedy)
+            if not options.widths:
+                raise UserError("a text CNN without filters", "model.widths", "give one number")
+            return TextCNN(self._words, options.widths[-1], classes, stream)
         return network(shape, classes, options, stream)
 
     def client(self, id: str) -> Any:

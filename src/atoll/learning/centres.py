@@ -1,0 +1,72 @@
+"""What a task is like, in a few vectors of which none stands for a single text."""
+
+import numpy as np
+import torch
+from sklearn.cluster import KMeans
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+__all__ = ["centres", "similarity", "unit_mean"]
+
+SEED = 42  # of the first centres: the same in every run
+
+
+def centres(vectors: Tensor, most: int, least: int) -> Tensor:
+    """Centres of at most so many clusters, each of at least so many different vectors.
+
+    k-means, with clusters that are too small merged into the nearest other. Zero vectors are left
+    out and equal ones count once: two copies of one text would have that text for their centre.
+    Where there are fewer different vectors than `least`, there is no centre.
+    """
+    rows = np.unique(vectors.detach().cpu().double().numpy(), axis=0)
+    rows = rows[np.abs(rows).sum(1) > 0]
+    count = min(most, len(rows) // 2 if least > 1 else len(rows))
+    if count < 1 or len(rows) < least:
+        return vectors.new_zeros((0, vectors.shape[1]))
+    means = KMeans(count, n_init=3, max_iter=100, random_state=SEED)
+    with threadpool_limits(1):  # sums in one order
+        member = means.fit(rows).labels_
+    member = _merged(rows, member, least)
+    found = np.stack([rows[member == cluster].mean(0) for cluster in np.unique(member)])
+    return torch.from_numpy(found).to(vectors.device, vectors.dtype)
+
+
+def _merged(
+    rows: np.ndarray[tuple[int, int], np.dtype[np.float64]],
+    member: np.ndarray[tuple[int], np.dtype[np.int32]],
+    least: int,
+) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """The cluster of each row, until none has fewer rows than `least`; the smallest goes first."""
+    member = member.copy()
+    while True:
+        names, sizes = np.unique(member, return_counts=True)
+        if len(names) == 1 or sizes.min() >= least:
+            return member
+        small = names[sizes.argmin()]
+        others = names[names != small]
+        middles = np.stack([rows[member == name].mean(0) for name in others])
+        distance = ((middles - rows[member == small].mean(0)) ** 2).sum(1)
+        member[member == small] = others[distance.argmin()]
+
+
+def unit_mean(found: Tensor) -> Tensor:
+    """The mean of the centres at length 1, without zero vectors: (centres, D) -> (1, D).
+
+    The dot product of two of them is the mean cosine over all pairs of centres.
+    """
+    real = found[found.abs().sum(1) > 0]
+    if not len(real):
+        return found.new_zeros((1, found.shape[1]))
+    return F.normalize(real.double(), dim=1).mean(0, keepdim=True).to(found.dtype)
+
+
+def similarity(one: Tensor, other: Tensor, threshold: float | None = None) -> float:
+    """The mean cosine over all pairs; with a threshold those below it count as zero."""
+    if threshold is None:
+        return float((unit_mean(one).double() * unit_mean(other).double()).sum())
+    real = [part[part.abs().sum(1) > 0] for part in (one, other)]
+    if not (len(real[0]) and len(real[1])):
+        return 0.0
+    cosines = F.normalize(real[0].double(), dim=1) @ F.normalize(real[1].double(), dim=1).T
+    return float(torch.where(cosines > threshold, cosines, 0).mean())

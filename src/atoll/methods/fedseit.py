@@ -1,0 +1,627 @@
+"""FedSeIT: clients with streams of text tasks share a base, and take of others' tasks what helps.
+
+Chaudhary, Rai, Schubert, Schütze, Gupta, Federated Continual Learning for Text Classification via
+Selective Inter-client Transfer, 2022. With combine = "sum" this is FedWeIT: Yoon, Jeong, Lee,
+Yang, Hwang, Federated Continual Learning with Weighted Inter-client Transfer, 2021.
+
+A layer's weights are B * sigmoid(m) + A. The base B is averaged; mask m and adaptive part A belong
+to one task of one client. When a task ends, what is left of A after pruning goes to the server,
+which gives it to others: the last task of every client, or with transfer = "sit" the `keep` tasks
+most like the one that begins. Letters and the numbers J1 to J24 are those of the specification.
+"""
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from atoll.core.errors import BadMessageError, UserError
+from atoll.core.federation import SERVER, Clients, Job, Moment, Working, scores
+from atoll.core.messages import Check, Checked, Empty, Tensors
+from atoll.core.options import AtLeastOne, NotNegative, Positive
+from atoll.core.record import Score
+from atoll.core.rng import Stream
+from atoll.core.rows import Rows
+from atoll.data.site import Site
+from atoll.learning.centres import centres, similarity, unit_mean
+from atoll.learning.decomposed import (
+    Plan,
+    foreign_features,
+    logits,
+    objective,
+    pruned,
+    restored,
+    row_losses,
+    row_objectives,
+)
+from atoll.learning.sparse import coded, decoded
+from atoll.learning.textcnn import KERNELS, TextCNN, document_means, normal
+from atoll.learning.train import Optimiser, Phase, Tally, Work, hits, in_chunks
+from atoll.learning.weights import copied, mean, prefixed, without
+from atoll.methods import Method
+
+CONVS = tuple(f"conv{size}" for size in KERNELS)
+ALIGNS = tuple(f"align{size}" for size in KERNELS)
+EPSILON = 1e-7  # of Adam, as in Keras
+RECTIFIED = 0.7  # cosines below it count nothing where similarity = "rectified"
+RATE, BEST, PATIENCE, STOPPED = range(4)  # places in a client's course
+
+Task = tuple[int, str]  # stage and client
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `fedseit`; section f of the specification."""
+
+    combine: Literal["banks", "sum", "none"] = "banks"  # FedSeIT, FedWeIT, nothing from others
+    transfer: Literal["previous", "sit"] = "previous"  # every client's last task, or the nearest
+    keep: AtLeastOne = 3  # sit: how many past tasks a client is given (K)
+    dls: bool = False  # banks: the projections are shared too
+    dense: bool = False  # sum: one more private layer before the head (FedWeIT-Dense)
+    average: bool = True  # false: no mean of the base; with combine = "none" each learns alone
+    lambda1: NotNegative = 0.001  # pull of adaptive parts to zero, and threshold of pruning
+    lambda2: NotNegative = 1.0  # how strongly the weights of past tasks are held
+    lambda_m: NotNegative = 0.0  # pull of masks to zero
+    decay: NotNegative = 0.0001  # weight decay of adaptive parts, masks, projections, first base
+    rate: Positive = 0.0001  # size of a local step at the beginning of a task
+    batch: AtLeastOne = 64  # rows in a local step
+    epochs: AtLeastOne = 5  # passes over the rows in a round, at most; the paper and preset: 50
+    dropout: Share = 0.3  # share of the units that a training step leaves out
+    patience: AtLeastOne = 3  # epochs without gain on validation rows before the rate is cut
+    rate_cut: Annotated[float, Field(gt=1)] = 3.0  # what the rate is divided by then
+    least_rate: Positive = 1e-10  # a client with a smaller rate is done with the task
+    weighting: Literal["equal", "rows"] = "equal"  # how much each client counts in the mean
+    start: NotNegative = 0.2  # an adaptive part begins as this share of the base
+    centres: AtLeastOne = 200  # sit: most vectors that stand for a task (Q)
+    least_cluster: AtLeastOne = 2  # sit: different texts behind each of them, at least
+    representation: Literal["centres", "mean_unit"] = "centres"  # sit: or one vector, same ranking
+    similarity: Literal["mean", "rectified"] = "mean"  # sit: of all pairs, or of those above 0.7
+    test_global: bool = False  # test with the mean base too, which is then sent for every test
+    profile: Literal["default", "released"] = "default"  # released: as the authors' code behaves
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a task is like: centres of its texts, none of them a single text."""
+
+    centres: Tensor  # (centres, D)
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """Parts of finished tasks for the slots of a client, in order; sparse, as they came."""
+
+    adaptive: Tensors  # SLOT/values, and SLOT/places or SLOT/bits
+    scores: Tensor  # (slots,) that sum to 1, empty where the server did not choose
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The mean base."""
+
+    base: Tensors
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A client's base after training, and where it stands."""
+
+    base: Tensors
+    rows: int  # training rows where the mean is weighted by them, else 0
+    rate: float  # of the next step
+    stopped: bool  # done with this task
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The adaptive part of a task that ends, pruned, sparse."""
+
+    adaptive: Tensors
+
+
+def shapes(options: Options, model: TextCNN, clients: int) -> dict[str, tuple[int, ...]]:
+    """The shape of every layer but the head."""
+    filters, dimension = model.filters, model.words.dimension
+    found: dict[str, tuple[int, ...]] = {
+        f"conv{size}": (filters, dimension, size) for size in KERNELS
+    }
+    width = len(KERNELS) * filters
+    if options.combine != "sum":
+        slots = slot_count(options, clients)
+        found |= dict.fromkeys(ALIGNS, (filters, filters * slots))
+        found["merge"] = (width, 2 * width)
+    elif options.dense:
+        found["merge"] = (width, width)
+    return found
+
+
+def slot_count(options: Options, clients: int) -> int:
+    """How many foreign parts a client has room for (n)."""
+    return options.keep if options.transfer == "sit" else clients
+
+
+def decomposed(options: Options, layers: Sequence[str]) -> tuple[str, ...]:
+    """The layers with a base that is shared; the others are private."""
+    return tuple(layers) if options.dls else CONVS
+
+
+def released(options: Options) -> Options:
+    """With the profile `released`, what the authors' code does where an option can say it."""
+    if options.profile == "default":
+        return options
+    return replace(options, weighting="rows", similarity="rectified")  # J7, J11
+
+
+def checked_options(options: Options) -> None:
+    """Refuse what cannot be had together."""
+    wrong = {
+        "dls needs projections that can be shared": options.dls and options.combine != "banks",
+        "dense is a layer of FedWeIT": options.dense and options.combine != "sum",
+        "rectified similarity needs all centres": released(options).similarity == "rectified"
+        and options.transfer == "sit"
+        and options.representation == "mean_unit",
+    }
+    remedies = ("set combine = 'banks'", "set combine = 'sum'", "set representation = 'centres'")
+    for (what, holds), remedy in zip(wrong.items(), remedies, strict=True):
+        if holds:
+            raise UserError(what, "[method]", remedy)
+
+
+def text_network(site: Site) -> TextCNN:
+    """The text CNN of a site; other data are refused."""
+    model = site.model()
+    if not isinstance(model, TextCNN):
+        raise UserError("'fedseit' learns from texts", "data", "see atoll list data")
+    return model
+
+
+def renumbered(y: Tensor, labels: Tensor) -> Tensor:
+    """Classes as places among a task's own labels; one that is not among them is the last + 1.
+
+    A task without any row to learn from has a head of one output, for no class at all.
+    """
+    if not len(labels):
+        return torch.ones_like(y)
+    place = torch.searchsorted(labels, y).clamp(max=len(labels) - 1)
+    return torch.where(labels[place] == y, place, len(labels))
+
+
+def stepped(course: Tensor, loss: float, options: Options) -> Tensor:
+    """Rate, best loss, patience, stopped after an epoch with this loss on validation rows."""
+    rate, best, patience, stopped = course.tolist()
+    if loss < best:
+        best, patience = loss, options.patience
+    else:
+        patience -= 1
+    if patience <= 0:
+        rate, patience = rate / options.rate_cut, options.patience
+        stopped = float(rate < options.least_rate)
+    return torch.tensor([rate, best, patience, stopped], dtype=torch.float64)
+
+
+class Client:
+    """Keeps masks, adaptive parts, projections, heads and foreign parts of all its tasks."""
+
+    def __init__(self, options: Options, site: Site) -> None:
+        checked_options(options)
+        self.options, self.site, model = released(options), site, text_network(site)
+        self.words, self.filters = model.words, model.filters
+        self.shapes = shapes(options, model, len(site.clients))
+        self.layers = decomposed(options, list(self.shapes))
+        self.private = tuple(layer for layer in self.shapes if layer not in self.layers)
+        self.slots = slot_count(options, len(site.clients))
+        self.like = torch.zeros((), dtype=site.dtype, device=site.device)
+        self.weights: Tensors = {}
+        self.moments: Tensors = {}
+        self.task = -1
+        self.course = torch.zeros(4, dtype=torch.float64)
+        self._cache: dict[tuple[str, int], Rows] = {}  # rows with what foreign filters find
+
+    def describe(self, request: Empty, moment: Moment) -> Described:
+        """Say what the task that begins is like."""
+        rows, options = self.site.train(moment.stage), self.options
+        vectors = document_means(self.words, rows.x)
+        found = centres(vectors, options.centres, options.least_cluster)
+        return Described(unit_mean(found) if options.representation == "mean_unit" else found)
+
+    def receive(self, request: Foreign, moment: Moment) -> Empty:
+        """Take the foreign parts for the task that begins."""
+        self._begin(moment.stage)
+        count = 1 + max((int(name.split("/")[0]) for name in request.adaptive), default=-1)
+        if count > self.slots or len(request.scores) not in (0, count):
+            raise BadMessageError(SERVER, f"{count} foreign parts for {self.slots} slots")
+        parts = [self._decoded(without(str(slot), request.adaptive)) for slot in range(count)]
+        for layer in self.layers:
+            shape, like = (self.slots, *self.shapes[layer]), self.weights[f"base/{layer}"]
+            foreign = torch.zeros(shape, dtype=like.dtype, device=like.device)
+            for slot, part in enumerate(parts):
+                foreign[slot] = part[layer]
+            self.weights[f"foreign/{layer}"] = foreign
+            if len(request.scores):
+                alpha = torch.zeros_like(self.weights[f"now/alpha/{layer}"])
+                alpha[:count] = request.scores.to(alpha)
+                self.weights[f"now/alpha/{layer}"] = alpha
+        return Empty()
+
+    def fit(self, request: Fit, moment: Moment) -> Working[Fitted]:
+        """Train on the rows of the stage, from the mean base."""
+        if self.task < 0:
+            self.weights = prefixed("base", self._here(request.base))
+        self._begin(moment.stage)
+        self._load(self._here(request.base))
+        self.course[BEST], self.course[PATIENCE] = math.inf, self.options.patience
+        rows = self._rows("train", moment.stage)
+        for epoch in range(self.options.epochs):
+            if self.course[STOPPED] or not len(rows):
+                break
+            yield from self._epoch(rows, moment, epoch)
+        count = len(rows) if self.options.weighting == "rows" else 0
+        rate, stopped = float(self.course[RATE]), bool(self.course[STOPPED])
+        return Fitted(without("base", self.weights), count, rate, stopped)
+
+    def share(self, request: Empty, moment: Moment) -> Shared:
+        """Give what is left of the task's adaptive part after pruning."""
+        parts = [self.weights[f"now/adaptive/{layer}"].flatten() for layer in self.layers]
+        if not len(self.site.train(moment.stage)):
+            parts = [torch.zeros_like(part) for part in parts]  # nothing was learned
+        return Shared(coded(pruned(torch.cat(parts), self.options.lambda1)))
+
+    def check(self, request: Check, moment: Moment) -> Checked:
+        """Test a task of this client with its own base, with the mean base too where it came."""
+        rows = self._tested(self._rows("test", request.task))
+        classes = max(1, len(self._labels(request.task)))
+        weights, plan = self._weights_of(request.task), self._plan()
+        models = {"own": weights}
+        if request.weights:
+            models["global"] = weights | prefixed("base", self._here(request.weights))
+        correct, f1 = {}, {}
+        for name, model in models.items():
+            said = in_chunks(partial(logits, model, plan=plan), rows)
+            unseen = torch.full_like(said[:, :1], -math.inf)  # a class never trained, never said
+            beyond = bool((rows.y >= classes).any())
+            said = torch.cat([said, unseen], 1) if beyond else said
+            correct[name], f1[name] = hits(said, rows.y)
+        return Checked(len(rows), correct, f1)
+
+    def _here(self, tensors: Tensors) -> Tensors:
+        return {n: t.to(self.site.device, self.site.dtype) for n, t in tensors.items()}
+
+    def _begin(self, task: int) -> None:
+        """A new task: what was current becomes past, then first weights, moments and rate."""
+        if task == self.task:
+            return
+        if self.task >= 0:
+            self._retire()
+        self.task, self.moments = task, {}
+        self.course = torch.tensor([self.options.rate, math.inf, 0, 0], dtype=torch.float64)
+        for layer in self.layers:
+            self.weights[f"now/adaptive/{layer}"] = (
+                self.options.start * self.weights[f"base/{layer}"]
+            )
+        for name, (shape, deviation) in self._draws().items():
+            self.weights[f"now/{name}"] = self._drawn(name, shape, deviation)
+        classes, width = max(1, len(self._labels(task))), len(KERNELS) * self.filters
+        bound = math.sqrt(6 / (classes + width))  # Glorot's
+        head = self._stream("head", (classes, width)).numpy().uniform(-1, 1, (classes, width))
+        self.weights["now/dense/head"] = torch.from_numpy(head * bound).to(self.like)
+        dense = [layer for layer in self.shapes if layer not in CONVS]
+        for layer, outputs in {**{n: self.shapes[n][0] for n in dense}, "head": classes}.items():
+            self.weights[f"now/bias/{layer}"] = torch.zeros(outputs).to(self.like)
+
+    def _draws(self) -> dict[str, tuple[tuple[int, ...], float]]:
+        """Names, shapes and deviations of the normal draws with which a task begins."""
+        found: dict[str, tuple[tuple[int, ...], float]] = {}
+        for layer in self.layers:
+            outputs = self.shapes[layer][0]
+            found[f"mask/{layer}"] = ((outputs,), 1 / math.sqrt(outputs))
+            found[f"alpha/{layer}"] = ((self.slots,), 1 / math.sqrt(self.slots))
+        for layer in CONVS:
+            deviation = 1 / math.sqrt(self.filters)
+            found[f"bias/{layer}"] = ((self.filters,), deviation)
+            if self.options.combine != "sum":
+                found[f"foreign_bias/{layer}"] = ((self.slots, self.filters), deviation)
+        for layer in self.private:
+            found[f"dense/{layer}"] = (self.shapes[layer], 1 / math.sqrt(self.shapes[layer][1]))
+        return found
+
+    def _stream(self, name: str, shape: tuple[int, ...]) -> Stream:
+        if self.options.profile == "released":  # J20: equal shapes begin with equal values
+            return Stream.of(0, "released", *shape)
+        return self.site.stream("task", self.task, name)
+
+    def _drawn(self, name: str, shape: tuple[int, ...], deviation: float) -> Tensor:
+        return normal(shape, deviation, self._stream(name, shape)).to(self.like)
+
+    def _retire(self) -> None:
+        """The end of a task: its weights as they are now, with our own base, are to be held."""
+        for layer in self.layers:
+            for kind in ("mask", "adaptive"):
+                name, now = f"past/{kind}/{layer}", self.weights.pop(f"now/{kind}/{layer}")
+                before = [self.weights[name]] if name in self.weights else []
+                self.weights[name] = torch.cat([*before, now.unsqueeze(0)])
+        self._hold()
+        for name in [n for n in self.weights if n.startswith(("now/", "foreign/"))]:
+            self.weights[f"kept/{self.task}/{name}"] = self.weights.pop(name)
+
+    def _hold(self) -> None:
+        """Every past task is held where it is now, before the next base comes (pitfall 3)."""
+        for layer in self.layers:
+            base = self.weights[f"base/{layer}"].unsqueeze(0)
+            mask, adaptive = (self.weights[f"past/{k}/{layer}"] for k in ("mask", "adaptive"))
+            self.weights[f"past/target/{layer}"] = restored(base, mask, adaptive)
+
+    def _load(self, base: Tensors) -> None:
+        """Take the mean base where it is not zero; without averaging ours stays."""
+        if not self.options.average:
+            return
+        for layer in self.layers:
+            ours, theirs = self.weights[f"base/{layer}"], base[layer]
+            self.weights[f"base/{layer}"] = torch.where(theirs != 0, theirs, ours)
+
+    def _decoded(self, code: Tensors) -> Tensors:
+        """A foreign part layer by layer."""
+        sizes = [math.prod(self.shapes[layer]) for layer in self.layers]
+        try:
+            flat = decoded(self._moved(code), sum(sizes))
+        except (ValueError, KeyError) as error:
+            raise BadMessageError(SERVER, f"a foreign part is damaged: {error}") from error
+        pieces = zip(self.layers, flat.split(sizes), strict=True)
+        return {layer: piece.view(self.shapes[layer]) for layer, piece in pieces}
+
+    def _moved(self, code: Tensors) -> Tensors:
+        return {name: tensor.to(self.site.device) for name, tensor in code.items()}
+
+    def _labels(self, task: int) -> Tensor:
+        """The classes of a task at this client, ascending."""
+        both = torch.cat([self.site.train(task).y, self.site.valid(task).y])
+        return both.unique()  # type: ignore[no-any-return]
+
+    def _rows(self, part: Literal["train", "valid", "test"], task: int) -> Rows:
+        """Rows with the task's own labels, a number each, and what foreign filters find."""
+        if (part, task) not in self._cache:
+            rows: Rows = getattr(self.site, part)(task)
+            own = torch.arange(len(rows), device=rows.y.device).unsqueeze(1).to(self.like)
+            if self.options.combine != "sum":
+                own = torch.cat([own, self._features(rows, task)], 1)
+            labels = renumbered(rows.y, self._labels(task))
+            self._cache[part, task] = Rows(rows.x, own, labels)
+        return self._cache[part, task]
+
+    def _features(self, rows: Rows, task: int) -> Tensor:
+        start = "" if task == self.task else f"kept/{task}/"
+        foreign = [self.weights.get(f"{start}foreign/{layer}") for layer in CONVS]
+        banks = [bank for bank in foreign if bank is not None]
+        if not banks or self.options.profile == "released":  # J4: zero kernels there
+            width = 2 * len(KERNELS) * self.slots * self.filters
+            return torch.zeros((len(rows), width)).to(self.like)
+        return foreign_features(self.words, rows.x, banks)
+
+    def _tested(self, rows: Rows) -> Rows:
+        if self.options.profile == "default":
+            return rows
+        # J6: rows by class, and only as many whole batches as the validation rows fill
+        count = -(-len(self.site.valid(self.task)) // self.options.batch) * self.options.batch
+        return rows.at(torch.argsort(rows.y, stable=True)[:count])
+
+    def _weights_of(self, task: int) -> Tensors:
+        """The weights that stand for a task: its own, pruned, with the base as it is now."""
+        base = prefixed("base", without("base", self.weights))
+        if task == self.task:
+            found = {n: w for n, w in self.weights.items() if n.startswith(("now/", "foreign/"))}
+        else:
+            found = without(f"kept/{task}", self.weights)
+            for kind in ("mask", "adaptive"):
+                for layer in self.layers:
+                    found[f"now/{kind}/{layer}"] = self.weights[f"past/{kind}/{layer}"][task]
+        for layer in self.layers:
+            name = f"now/adaptive/{layer}"
+            found[name] = pruned(found[name], self.options.lambda1)
+        return base | found
+
+    def _plan(self) -> Plan:
+        options = self.options
+        return Plan(
+            words=self.words,
+            layers=self.layers,
+            private=self.private,
+            combine="sum" if options.combine == "sum" else "banks",
+            dropout=options.dropout,
+            lambda1=options.lambda1,
+            lambda2=options.lambda2,
+            lambda_m=options.lambda_m,
+            decay=options.decay,
+            first=self.task == 0,
+            sparse_private=("align3", "merge") if options.profile == "released" else (),  # J13
+        )
+
+    def _moves(self) -> tuple[str, ...]:
+        """The weights that training moves: the table in section d."""
+        fixed = ["now/alpha/"] if self.task == 0 or self.options.combine == "none" else []
+        past = ["past/adaptive/"]
+        if self.options.profile == "released":
+            fixed += ["now/mask/", "now/dense/head", "now/bias/head"]  # J2, J3
+            fixed += ["now/dense/align4", "now/dense/align5", "now/bias/align4", "now/bias/align5"]
+            fixed += ["now/alpha/conv"] if self.options.combine == "banks" else []  # J4, J5
+            past.append("past/mask/")  # J9
+        moving = ("base/", "now/", *past)
+        return tuple(
+            name
+            for name in sorted(self.weights)
+            if name.startswith(moving) and not name.startswith(tuple(fixed))
+        )
+
+    def _trained(self) -> Tensors:
+        """The weights that the objective reads."""
+        start = ("base/", "now/", "past/", "foreign/")
+        unread = tuple(f"foreign/{layer}" for layer in CONVS)
+        return {
+            name: weight
+            for name, weight in self.weights.items()
+            if name.startswith(start) and (self.options.combine == "sum" or name not in unread)
+        }
+
+    def _epoch(self, rows: Rows, moment: Moment, epoch: int) -> Generator[Job, Any, None]:
+        """One pass over the rows, then the validation rows decide on the rate."""
+        plan, course, plain = self._plan(), self.course, self.options.profile == "default"
+        key = torch.tensor(self.site.stream("noise", moment, epoch).key, device=self.site.device)
+        how = Optimiser("adam", float(course[RATE]), epsilon=EPSILON)
+        phase = Phase("objective", self._moves(), partial(objective, plan=plan), how)
+        # J23: there the order of rows is drawn once for a task
+        names = (moment, epoch) if plain else (moment.stage,)
+        stream, weights = self.site.stream("fit", *names), {**self._trained(), "noise": key}
+        done = yield Work(weights, self.moments, (phase,), rows, self.options.batch, 1, stream)
+        self.weights |= {name: done.weights[name] for name in phase.moves}
+        self.moments = done.moments
+        valid, loss = self._rows("valid", moment.stage), done.losses["objective"]
+        if len(valid):
+            watch = row_losses if plain else row_objectives  # J19
+            watched = {**self._trained(), "noise": key}
+            loss = float((yield Tally(watched, valid, partial(watch, plan=plan)))) / len(valid)
+        self.course = stepped(course, loss, self.options)
+        if not plain and self.course[RATE] != course[RATE]:
+            self.moments = {}  # J19
+
+    def state(self) -> Tensors:
+        found = prefixed("weights", self.weights) | prefixed("moments", self.moments)
+        return {**found, "task": torch.tensor(self.task), "course": self.course}
+
+    def restore(self, state: Tensors) -> None:
+        self.weights = copied(without("weights", state))
+        self.moments = copied(without("moments", state))
+        self.task, self.course = int(state["task"]), state["course"].clone().cpu()
+        self._cache = {}
+
+
+class Server:
+    """Holds the mean base, and what clients gave of their finished tasks."""
+
+    def __init__(self, options: Options, site: Site) -> None:
+        checked_options(options)
+        self.options, model = released(options), text_network(site)
+        layers = shapes(options, model, len(site.clients))
+        first = dict(model.state_dict())
+        for layer in decomposed(options, list(layers)):
+            if layer not in CONVS:
+                draw = normal(layers[layer], 1 / math.sqrt(layers[layer][1]), site.stream(layer))
+                first[layer] = draw.to(first["conv3"])
+        self.base = copied({n: first[n] for n in decomposed(options, list(layers))})
+        self.bases: dict[str, Tensors] = {}  # the last base of each client
+        self.rows: dict[str, int] = {}
+        self.stopped: set[str] = set()  # clients that are done with the task
+        self.adaptive: dict[Task, Tensors] = {}
+        self.described: dict[Task, Tensor] = {}
+
+    def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
+        """Give foreign parts at the beginning of a task, average the base, collect at the end."""
+        notes: dict[str, float] = {}
+        if moment.first:
+            self.stopped = set()
+            notes |= self._transfer(clients, moment)
+        asked = [id for id in clients.ids if id not in self.stopped]
+        replies = clients.ask(Client.fit, dict.fromkeys(asked, Fit(self.base)))
+        for id, reply in replies.items():
+            self.bases[id], self.rows[id] = reply.base, reply.rows
+            self.stopped |= {id} if reply.stopped else set()
+            notes[f"rate {id}"] = reply.rate
+        if self.options.average:
+            shares = [float(self.rows[id]) for id in clients.ids]
+            weighted = self.options.weighting == "rows" and sum(shares) > 0
+            self.base = mean([self.bases[id] for id in clients.ids], shares if weighted else None)
+        done = len(self.stopped) == len(clients.ids)
+        if self.options.combine != "none" and (moment.last or done):
+            for id, shared in clients.ask_all(Client.share, Empty()).items():
+                self.adaptive[moment.stage, id] = shared.adaptive
+                notes[f"nonzero {id}"] = float(len(shared.adaptive["values"]))
+        return {**notes, "finished": float(done)}
+
+    def _transfer(self, clients: Clients, moment: Moment) -> dict[str, float]:
+        """Choose and send foreign parts; who was given whose, with the score, is noted."""
+        if self.options.combine == "none":
+            return {}
+        if self.options.transfer == "sit":
+            for id, reply in clients.ask_all(Client.describe, Empty()).items():
+                self.described[moment.stage, id] = reply.centres
+        if moment.stage == 0:
+            return {}
+        requests, notes = {}, {}
+        for id in clients.ids:
+            chosen, scored = self._chosen(clients.ids, id, moment.stage)
+            codes = [prefixed(str(slot), self.adaptive[task]) for slot, task in enumerate(chosen)]
+            together = {name: tensor for code in codes for name, tensor in code.items()}
+            requests[id] = Foreign(together, normalised(scored))
+            for (stage, other), score in zip(chosen, scored, strict=False):
+                notes[f"{id} takes {other} task {stage}"] = score
+        clients.ask(Client.receive, requests)
+        return notes
+
+    def _chosen(self, ids: Sequence[str], id: str, stage: int) -> tuple[list[Task], list[float]]:
+        """The tasks whose parts a client is given, and their scores where they were compared."""
+        if self.options.transfer == "previous":
+            return [(stage - 1, other) for other in ids], []
+        candidates = [task for task in self.adaptive if task[0] < stage]
+        scored = {task: self._score((stage, id), task) for task in candidates}
+        return nearest_tasks(scored, self.options.keep)
+
+    def _score(self, one: Task, other: Task) -> float:
+        here, there = self.described[one], self.described[other]
+        if self.options.representation == "mean_unit":
+            return float((here.double() * there.double()).sum())
+        return similarity(here, there, RECTIFIED if self._rectified else None)
+
+    @property
+    def _rectified(self) -> bool:
+        return self.options.similarity == "rectified"
+
+    def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
+        """Every client's model on the test rows of its tasks so far."""
+        weights = self.base if self.options.test_global else {}
+        return scores(clients, Client.check, weights, moment)
+
+    def state(self) -> Tensors:
+        found = prefixed("base", self.base)
+        for id, base in self.bases.items():
+            found |= prefixed(f"bases/{id}", base)
+            found[f"rows/{id}"] = torch.tensor(self.rows[id])
+            found[f"stopped/{id}"] = torch.tensor(id in self.stopped)
+        for (stage, id), code in self.adaptive.items():
+            found |= prefixed(f"adaptive/{stage}/{id}", code)
+        for (stage, id), vectors in self.described.items():
+            found[f"described/{stage}/{id}"] = vectors
+        return found
+
+    def restore(self, state: Tensors) -> None:
+        state = copied(state)
+        self.base = without("base", state)
+        self.rows = {id: int(count) for id, count in without("rows", state).items()}
+        self.bases = {id: without(f"bases/{id}", state) for id in self.rows}
+        self.stopped = {id for id, done in without("stopped", state).items() if done}
+        self.adaptive, self.described = {}, {}
+        for name, tensor in without("adaptive", state).items():
+            stage, id, kind = name.split("/")
+            self.adaptive.setdefault((int(stage), id), {})[kind] = tensor
+        for name, tensor in without("described", state).items():
+            stage, id = name.split("/")
+            self.described[int(stage), id] = tensor
+
+
+def nearest_tasks(scored: Mapping[Task, float], count: int) -> tuple[list[Task], list[float]]:
+    """The tasks with the highest scores; of equal ones the newer, then the lower client."""
+    order = sorted(scored, key=lambda task: (-scored[task], -task[0], task[1]))[:count]
+    return order, [scored[task] for task in order]
+
+
+def normalised(found: Sequence[float]) -> Tensor:
+    """Scores, none below zero, that sum to 1; equal ones where all are zero."""
+    clipped = torch.tensor(found, dtype=torch.float64).clamp(min=0)
+    total = float(clipped.sum())
+    shares = clipped / total if total > 0 else torch.full_like(clipped, 1 / max(1, len(clipped)))
+    return shares.float()
+
+
+METHOD = Method(Options, Server, Client, split="tasks", headline="own")

@@ -1,0 +1,985 @@
+"""The invariants I1 to I17 of FedSeIT's specification; I13 is held by the tests of splits."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load
+from torch import Tensor
+
+from atoll import data
+from atoll.core.errors import BadMessageError, InterruptedRunError, UserError
+from atoll.core.federation import Clients, Moment, answer
+from atoll.core.messages import Check, Empty, Packet, Tensors, contents, pack, unpack
+from atoll.core.record import Message, Score, read_events
+from atoll.data.scenario import Holding, Scenario
+from atoll.engines.local import execute
+from atoll.learning.decomposed import (
+    Plan,
+    composed,
+    dropped,
+    foreign_features,
+    logits,
+    objective,
+    penalty,
+    pruned,
+    restored,
+)
+from atoll.learning.sparse import coded
+from atoll.learning.textcnn import KERNELS, document_means
+from atoll.learning.train import Work
+from atoll.learning.weights import without
+from atoll.methods import fedseit
+from atoll.methods.fedseit import CONVS, Client, Fit, Foreign, Options, Server
+from atoll.runs.config import RunConfig, change, resolve
+from atoll.runs.parts import Parts, parts
+
+ROUNDS = 2
+SMALL: dict[str, Any] = {
+    "name": "fedseit",
+    "rounds": ROUNDS,
+    "data": {"name": "synthetic-text", "rows": 300, "classes": 6, "length": 10},
+    "scenario": {"split": "tasks", "clients": 3, "stages": 3, "task_classes": 3},
+    "model": {"widths": [6]},
+    "method": {"name": "fedseit", "epochs": 1, "batch": 16, "rate": 0.01},
+    "engine": {"mode": "loop"},
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "FedSeIT": {},
+    "SIT": {"transfer": "sit", "keep": 2},
+    "DLS": {"dls": True},
+    "DLS and SIT": {"dls": True, "transfer": "sit", "keep": 2},
+    "FedWeIT": {"combine": "sum"},
+    "FedWeIT-Dense": {"combine": "sum", "dense": True},
+    "Local": {"combine": "none", "average": False},
+    "released": {"profile": "released"},
+    "released FedWeIT": {"profile": "released", "combine": "sum"},
+}
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def config(**changes: Any) -> RunConfig:
+    return resolve(change(SMALL, changes), "test")
+
+
+@dataclasses.dataclass
+class Play:
+    """A run step by step, whose packets and clients can be looked at."""
+
+    parts: Parts
+    rebuild: bool = False
+    packets: list[tuple[str, str, str, Packet]] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.server: Server = self.parts.server()
+        self.clients: dict[str, Client] = {
+            id: self.parts.client(id) for id in self.parts.scenario.clients
+        }
+
+    def carry(
+        self, action: str, moment: Moment, packets: Mapping[str, Packet]
+    ) -> Mapping[str, Packet]:
+        answers = {}
+        for id, packet in packets.items():
+            if self.rebuild:
+                memory = {name: tensor.clone() for name, tensor in self.clients[id].state().items()}
+                self.clients[id] = self.parts.client(id)
+                self.clients[id].restore(memory)
+            answers[id] = answer(self.clients[id], action, moment, packet)
+            self.packets += [("server", id, action, packet), (id, "server", action, answers[id])]
+        return answers
+
+    def at(self, moment: Moment) -> Clients:
+        ids, tasks = self.parts.scenario.clients, self.parts.scenario.tasks_at(moment.stage)
+        return Clients(ids, self, moment, tasks)
+
+    def round(self, stage: int, number: int, rounds: int = ROUNDS) -> Mapping[str, float]:
+        moment = Moment(stage, number, rounds)
+        return self.server.round(self.at(moment), moment)
+
+    def through(self, stages: int) -> "Play":
+        for stage in range(stages):
+            for number in range(ROUNDS):
+                self.round(stage, number)
+        return self
+
+    def scores(self, stage: int) -> list[Score]:
+        moment = Moment(stage, ROUNDS - 1, ROUNDS)
+        return self.server.evaluate(self.at(moment), moment)
+
+
+def play(stages: int = 0, **changes: Any) -> Play:
+    return Play(parts(config(**changes))).through(stages)
+
+
+def in_second_task(**changes: Any) -> tuple[Play, Client]:
+    """A client after the first round of its second task."""
+    one = play(1, **changes)
+    one.round(1, 0)
+    return one, one.clients["site-0"]
+
+
+def said(client: Client, weights: Tensors, count: int = 20) -> Tensor:
+    rows = client._rows("train", client.task).at(slice(0, count))
+    return logits(weights, rows, client._plan())
+
+
+def gradients(client: Client) -> Tensors:
+    """Of cross-entropy alone, by every weight of the current task."""
+    weights = {
+        name: w.clone().requires_grad_(w.is_floating_point())
+        for name, w in client._trained().items()
+    }
+    rows = client._rows("train", client.task)
+    loss = torch.nn.functional.cross_entropy(logits(weights, rows, client._plan()), rows.y)
+    found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+    return {n: g for n, g in zip(weights, found, strict=True) if g is not None}
+
+
+# I1
+
+
+def test_without_foreign_parts_the_local_branch_is_left() -> None:
+    client = play(1).clients["site-0"]  # the first task has none
+    weights = client._trained()
+    for size in KERNELS:
+        for name in (f"now/foreign_bias/conv{size}", f"now/bias/align{size}"):
+            weights[name] = torch.zeros_like(weights[name])
+    rows, width = client._rows("train", 0).at(slice(0, 9)), 3 * client.filters
+    local = dict(weights)
+    local["now/dense/merge"] = weights["now/dense/merge"].clone()
+    local["now/dense/merge"][:, width:] = 7.0  # what would read the foreign branch
+    plan = client._plan()
+    torch.testing.assert_close(logits(weights, rows, plan), logits(local, rows, plan))
+    local["now/bias/align3"] = local["now/bias/align3"] + 1.0
+    assert not torch.equal(logits(weights, rows, plan), logits(local, rows, plan))
+
+
+def test_fedweit_without_attention_or_without_foreign_parts_is_base_mask_and_adaptive() -> None:
+    _, client = in_second_task(combine="sum")
+    weights = client._trained()
+    plain = {n: w for n, w in weights.items() if not n.startswith("foreign/")}
+    dull = {n: torch.zeros_like(w) if "/alpha/" in n else w for n, w in weights.items()}
+    empty = {n: torch.zeros_like(w) if n.startswith("foreign/") else w for n, w in weights.items()}
+    assert not torch.equal(said(client, weights), said(client, plain))
+    assert torch.equal(said(client, dull), said(client, plain))
+    assert torch.equal(said(client, empty), said(client, plain))
+    theta = composed(plain, "conv3", client._plan())
+    wanted = plain["base/conv3"] * torch.sigmoid(plain["now/mask/conv3"])[:, None, None]
+    assert torch.equal(theta, wanted + plain["now/adaptive/conv3"])
+
+
+# I2
+
+
+@pytest.mark.parametrize("variant", ["FedSeIT", "SIT", "DLS", "FedWeIT"])
+def test_a_foreign_part_that_changes_changes_the_output(variant: str) -> None:
+    _, client = in_second_task(**VARIANTS[variant])
+    before = said(client, client._trained())
+    client.weights["foreign/conv4"] = client.weights["foreign/conv4"].clone()
+    client.weights["foreign/conv4"][1] *= 3.0
+    client._cache.clear()
+    assert not torch.equal(said(client, client._trained()), before)
+
+
+@pytest.mark.parametrize("variant", ["FedSeIT", "SIT", "DLS"])
+def test_mask_attention_all_projections_and_the_head_learn_from_the_labels(variant: str) -> None:
+    _, client = in_second_task(**VARIANTS[variant])
+    found, moves = gradients(client), client._moves()
+    wanted = [f"now/{kind}/{layer}" for kind in ("mask", "alpha", "adaptive") for layer in CONVS]
+    wanted += ["now/dense/head", "now/bias/head", *(f"base/{layer}" for layer in CONVS)]
+    kind = "now/adaptive" if client.options.dls else "now/dense"
+    wanted += [f"{kind}/align{size}" for size in KERNELS] + [f"{kind}/merge"]
+    for name in wanted:
+        assert found[name].any(), name
+        assert name in moves, name
+
+
+def test_one_round_moves_all_that_the_table_says() -> None:
+    one = play(2)
+    client = one.clients["site-0"]
+    client._begin(2)
+    before = {name: tensor.clone() for name, tensor in client.weights.items()}
+    one.round(2, 0)
+    moved = {n for n in before if not torch.equal(before[n], client.weights[n])}
+    frozen = {n for n in before if n.startswith(("kept/", "past/mask", "past/target"))}
+    assert not moved & frozen
+    assert moved == set(before) - frozen
+
+
+# I3
+
+
+@every_variant
+def test_what_is_frozen_stays_bit_for_bit(variant: str) -> None:
+    one = play(2, **VARIANTS[variant])
+    client = one.clients["site-1"]
+    table = client.words.table.clone()
+    one.round(2, 0)
+    start: tuple[str, ...] = ("kept/", "foreign/", "past/target/")
+    start += () if variant.startswith("released") else ("past/mask/",)
+    before = {n: w.clone() for n, w in client.weights.items() if n.startswith(start)}
+    assert before
+    one.round(2, 1)
+    for name, tensor in before.items():
+        assert torch.equal(client.weights[name], tensor), name
+    assert torch.equal(client.words.table, table)
+
+
+# I4, I5
+
+
+def held(plan: Plan, weights: Tensors) -> Tensor:
+    """The lambda2 term alone."""
+    quiet = dataclasses.replace(plan, lambda1=0.0, lambda_m=0.0, decay=0.0)
+    return penalty(weights, quiet) - penalty(weights, dataclasses.replace(quiet, lambda2=0.0))
+
+
+def test_past_weights_cost_nothing_at_first_and_something_once_the_base_has_moved() -> None:
+    one = play(1)
+    client = one.clients["site-0"]
+    assert float(held(client._plan(), client._trained())) == 0
+    client._begin(1)
+    assert float(held(client._plan(), client._trained())) == 0
+    client._load({name: base + 0.1 for name, base in one.server.base.items()})
+    assert float(held(client._plan(), client._trained())) > 0
+
+
+def test_the_snapshot_is_taken_before_the_next_base_comes() -> None:
+    one = play(1)
+    client = one.clients["site-0"]
+    own = {layer: client.weights[f"base/{layer}"].clone() for layer in CONVS}
+    masks = {layer: client.weights[f"now/mask/{layer}"].clone() for layer in CONVS}
+    parts_ = {layer: client.weights[f"now/adaptive/{layer}"].clone() for layer in CONVS}
+    assert not torch.equal(own["conv3"], one.server.base["conv3"])
+    one.round(1, 0)
+    for layer in CONVS:
+        target = client.weights[f"past/target/{layer}"][0]
+        assert torch.equal(target, restored(own[layer], masks[layer], parts_[layer]))
+
+
+def test_gradients_of_the_term_that_holds_past_weights() -> None:
+    one = play(2, lambda2=0.7)
+    client = one.clients["site-0"]
+    client._begin(2)
+    weights = client._trained()
+    weights["base/conv3"] = (weights["base/conv3"] + 0.05).requires_grad_()
+    past = weights["past/adaptive/conv3"] = weights["past/adaptive/conv3"].clone().requires_grad_()
+    term = held(client._plan(), weights)
+    by_past, by_base = torch.autograd.grad(term, [past, weights["base/conv3"]])
+    gate = torch.sigmoid(weights["past/mask/conv3"])[..., None, None]
+    away = weights["base/conv3"] * gate + past - weights["past/target/conv3"]
+    assert len(past) == 2
+    torch.testing.assert_close(by_past, 0.7 * away)
+    torch.testing.assert_close(by_base, (0.7 * away * gate).sum(0))
+
+
+def test_past_weights_return_to_where_they_were() -> None:
+    """lambda1 = 0, large lambda2, past adaptive parts free; the base is held still."""
+    one = play(1, lambda1=0.0, lambda2=100.0)
+    client = one.clients["site-0"]
+    client._begin(1)
+    weights = client._trained()
+    weights["base/conv3"] = weights["base/conv3"] + 0.1
+    past = weights["past/adaptive/conv3"].clone()
+    for _ in range(50):
+        weights["past/adaptive/conv3"] = past = past.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(held(client._plan(), weights), past)
+        past = past - gradient / 200
+    now = restored(weights["base/conv3"], weights["past/mask/conv3"], past)
+    torch.testing.assert_close(now, weights["past/target/conv3"], atol=1e-6, rtol=1e-5)
+
+
+def test_old_predictions_do_not_move_where_the_base_does_not() -> None:
+    one = play(1, lambda1=0.0, average=False, combine="none")
+    client = one.clients["site-0"]
+    rows = client._rows("test", 0)
+    before = logits(client._weights_of(0), rows, client._plan())
+    base = without("base", client.weights)
+    client._begin(1)
+    for _ in range(3):
+        epoch = client._epoch(client._rows("train", 1), Moment(1, 0, ROUNDS), 0)
+        work = next(epoch)
+        assert isinstance(work, Work)
+        (phase,) = work.phases
+        still = tuple(name for name in phase.moves if not name.startswith("base/"))
+        done = dataclasses.replace(work, phases=(dataclasses.replace(phase, moves=still),))()
+        client.weights |= {name: done.weights[name] for name in still}
+    assert all(torch.equal(client.weights[f"base/{n}"], base[n]) for n in base)
+    torch.testing.assert_close(
+        logits(client._weights_of(0), rows, client._plan()), before, atol=1e-6, rtol=0
+    )
+
+
+# I6
+
+
+def test_pruning_keeps_what_is_larger_than_the_threshold() -> None:
+    adaptive = torch.tensor([0.0, 0.001, -0.0011, 0.5, -0.0005])
+    assert pruned(adaptive, 0.001).tolist() == pytest.approx([0, 0, -0.0011, 0.5, 0])
+    once = pruned(adaptive, 0.001)
+    assert torch.equal(pruned(once, 0.001), once)
+    counts = [int(pruned(adaptive, t).count_nonzero()) for t in (0.0, 0.0007, 0.002, 1.0)]
+    assert counts == [4, 3, 1, 0]
+
+
+def test_what_is_shared_exceeds_the_threshold_and_falls_with_lambda1() -> None:
+    counts = []
+    for lambda1 in (0.0001, 0.01):
+        one = play(1, lambda1=lambda1)
+        for code in one.server.adaptive.values():
+            assert float(code["values"].abs().min()) > lambda1
+        counts.append(sum(len(code["values"]) for code in one.server.adaptive.values()))
+    assert counts[1] < counts[0]
+
+
+# I7
+
+
+def test_a_zero_in_the_mean_base_keeps_the_local_value() -> None:
+    client = play(1).clients["site-0"]
+    own = client.weights["base/conv3"].clone()
+    theirs = {layer: torch.ones_like(client.weights[f"base/{layer}"]) for layer in CONVS}
+    theirs["conv3"][0] = 0.0
+    client._load(theirs)
+    assert torch.equal(client.weights["base/conv3"][0], own[0])
+    assert bool((client.weights["base/conv3"][1:] == 1).all())
+
+
+def test_one_client_alone_has_its_own_base_back() -> None:
+    one = play(clients=1)
+    one.round(0, 0)
+    own = one.clients["site-0"].weights["base/conv3"]
+    assert torch.equal(one.server.base["conv3"], own)
+
+
+def test_clients_of_equal_size_count_alike_by_rows() -> None:
+    equal, by_rows = (play(weighting=how) for how in ("equal", "rows"))
+    holdings = by_rows.parts.scenario.holdings
+    size = min(len(holdings[id][0].train) for id in holdings)
+    for one in (equal, by_rows):
+        for id, client in one.clients.items():
+            rows = client._rows("train", 0) if client.task >= 0 else one.parts.site(id).train(0)
+            client.site._kept["train", 0] = rows.at(slice(0, size))
+        one.round(0, 0)
+    for name in equal.server.base:
+        torch.testing.assert_close(equal.server.base[name], by_rows.server.base[name])
+
+
+# I8, I9
+
+
+def test_foreign_slots_may_change_places() -> None:
+    _, client = in_second_task()
+    weights, order = client._trained(), torch.tensor([2, 0, 1])
+    before = said(client, weights)
+    for size in KERNELS:
+        for name in (f"now/alpha/conv{size}", f"now/foreign_bias/conv{size}"):
+            weights[name] = weights[name][order]
+        blocks = weights[f"now/dense/align{size}"].unflatten(1, (3, -1))
+        weights[f"now/dense/align{size}"] = blocks[:, order].flatten(1)
+        client.weights[f"foreign/conv{size}"] = client.weights[f"foreign/conv{size}"][order]
+    client._cache.clear()
+    torch.testing.assert_close(said(client, weights), before)
+
+
+def test_the_kept_extremes_give_what_the_convolution_gives() -> None:
+    _, client = in_second_task()
+    x = client.site.train(1).x
+    foreign = [client.weights[f"foreign/{layer}"] for layer in CONVS]
+    found = foreign_features(client.words, x, foreign).unflatten(1, (2, 3, 3, -1))
+    vectors = client.words.table[x.long()].transpose(1, 2)
+    for place, bank in enumerate(foreign):
+        for slot, alpha in enumerate((-0.7, 0.0, 1.3)):
+            most, least = found[:, 0, place, slot], found[:, 1, place, slot]
+            cached = alpha * (most if alpha >= 0 else least)
+            direct = torch.conv1d(vectors, alpha * bank[slot]).max(-1).values
+            torch.testing.assert_close(cached, direct, atol=1e-5, rtol=1e-5)
+
+
+# I10, I11
+
+
+def test_the_nearest_tasks_are_chosen_and_ties_go_to_the_newer_then_the_lower_client() -> None:
+    scored = {(0, "b"): 0.5, (1, "b"): 0.5, (1, "a"): 0.5, (0, "a"): 0.9, (0, "c"): -0.1}
+    order, found = fedseit.nearest_tasks(scored, 3)
+    assert order == [(0, "a"), (1, "a"), (1, "b")]
+    assert found == [0.9, 0.5, 0.5]
+    backwards = dict(reversed(scored.items()))
+    assert fedseit.nearest_tasks(backwards, 3)[0] == order
+    assert fedseit.nearest_tasks(scored, 99)[0] == [*order, (0, "b"), (0, "c")]
+
+
+@pytest.mark.parametrize("representation", ["centres", "mean_unit"])
+def test_a_task_is_given_the_tasks_that_are_most_like_it(representation: str) -> None:
+    server = Server(
+        Options(transfer="sit", keep=2, representation=representation),  # type: ignore[arg-type]
+        play().parts.site("server"),
+    )
+    east, north = torch.tensor([[1.0, 0.1]]), torch.tensor([[0.1, 1.0]])
+    server.described = {(0, "a"): north, (0, "b"): east, (1, "a"): east, (1, "b"): north}
+    server.described |= {(2, "a"): torch.tensor([[1.0, 0.0]]), (2, "b"): north}
+    server.adaptive = {task: {} for task in server.described if task[0] < 2}
+    chosen, found = server._chosen(("a", "b"), "a", 2)
+    assert chosen == [(1, "a"), (0, "b")]
+    assert server._chosen(("a", "b"), "b", 2)[0] == [(1, "b"), (0, "a")]
+    assert found[0] > 0.9
+
+
+def test_no_current_or_future_task_is_chosen_and_as_many_as_there_are() -> None:
+    one = play(3, transfer="sit", keep=4)
+    given = [
+        (receiver, unpack(packet, Foreign, "server"))
+        for sender, receiver, action, packet in one.packets
+        if action == "receive" and sender == "server"
+    ]
+    counts = [len({name.split("/")[0] for name in message.adaptive}) for _, message in given]
+    assert counts == [3, 3, 3, 4, 4, 4]  # min(K, C * (t - 1))
+    for _, message in given:
+        assert float(message.scores.sum()) == pytest.approx(1)
+    for id in one.clients:
+        for stage in (1, 2):
+            chosen, _ = one.server._chosen(list(one.clients), id, stage)
+            assert all(task < stage for task, _ in chosen)
+
+
+def test_at_the_second_task_selection_takes_what_all_are_given_without_it() -> None:
+    one = play(1, transfer="sit", keep=3)
+    one.round(1, 0)
+    for id in one.clients:
+        chosen, _ = one.server._chosen(list(one.clients), id, 1)
+        assert sorted(chosen) == [(0, other) for other in sorted(one.clients)]
+
+
+def test_attention_begins_at_the_scores() -> None:
+    one = play(1, transfer="sit", keep=4)
+    client = one.clients["site-0"]
+    part = one.server.adaptive[0, "site-0"]
+    codes = {f"{slot}/{name}": tensor for slot in (0, 1) for name, tensor in part.items()}
+    client.receive(Foreign(codes, torch.tensor([0.75, 0.25])), Moment(1, 0, ROUNDS))
+    assert client.weights["now/alpha/conv3"].tolist() == [0.75, 0.25, 0, 0]
+    assert not client.weights["foreign/conv3"][2:].any()
+
+
+def test_scores_that_are_not_above_zero_become_equal_shares() -> None:
+    assert fedseit.normalised([-0.2, 0.0]).tolist() == [0.5, 0.5]
+    assert fedseit.normalised([0.3, -0.2, 0.1]).tolist() == pytest.approx([0.75, 0, 0.25])
+    assert fedseit.normalised([]).tolist() == []
+
+
+# I12
+
+
+def ledger(folder: Path, **changes: Any) -> list[Message]:
+    execute(config(**changes), folder)
+    return [event for event in read_events(folder) if isinstance(event, Message)]
+
+
+@pytest.mark.parametrize("variant", ["FedSeIT", "SIT", "FedWeIT", "FedWeIT-Dense"])
+def test_only_what_may_cross_crosses_and_bytes_are_as_specified(
+    variant: str, tmp_path: Path
+) -> None:
+    events = ledger(tmp_path, **VARIANTS[variant])
+    count = 6 * 16 * sum(KERNELS)  # filters x dimension x window sizes
+    for event in events:
+        names = {name.split("/")[-1] for name, _, _ in event.tensors}
+        if event.action == "fit":
+            assert names == set(CONVS)
+            assert event.payload == 4 * count * event.count
+        elif event.action in ("share", "receive"):
+            assert names <= {"values", "places", "bits", "scores"}
+        elif event.action == "describe":
+            assert names <= {"centres"}
+        else:
+            assert not names
+    for event in (e for e in events if e.action == "share" and e.sender != "server"):
+        nonzero = next(shape[0] for n, _, shape in event.tensors if n.endswith("values"))
+        assert event.payload == min(8 * nonzero, count / 8 + 4 * nonzero)
+
+
+def test_with_dense_layer_sharing_the_projections_cross_and_nothing_else_does(
+    tmp_path: Path,
+) -> None:
+    events = ledger(tmp_path, dls=True)
+    for event in (e for e in events if e.action == "fit"):
+        names = {name.split("/")[-1] for name, _, _ in event.tensors}
+        assert names == {*CONVS, *(f"align{size}" for size in KERNELS), "merge"}
+
+
+def test_one_vector_stands_for_a_task_where_that_is_asked_for(tmp_path: Path) -> None:
+    events = ledger(tmp_path, transfer="sit", representation="mean_unit")
+    sent = [e for e in events if e.action == "describe" and e.sender != "server"]
+    assert {shape for e in sent for _, _, shape in e.tensors} == {(1, 16)}
+
+
+def test_the_ranking_by_one_vector_is_that_by_all_centres() -> None:
+    chosen = {}
+    for how in ("centres", "mean_unit"):
+        one = play(3, transfer="sit", keep=4, representation=how)
+        chosen[how] = [one.server._chosen(list(one.clients), id, 2)[0] for id in one.clients]
+    assert chosen["centres"] == chosen["mean_unit"]
+
+
+def foreign_bytes(**changes: Any) -> dict[int, float]:
+    """By task the mean number of bytes of foreign parts that a client is sent."""
+    one = play(0, **changes)
+    found = {}
+    for stage in range(one.parts.scenario.stages):
+        before = len(one.packets)
+        one.round(stage, 0, 1)
+        sent = [
+            p.payload for s, _, a, p in one.packets[before:] if a == "receive" and s == "server"
+        ]
+        found[stage] = sum(sent) / max(1, len(sent))
+    return found
+
+
+def test_what_selection_sends_does_not_grow_with_tasks_or_clients() -> None:
+    """Nor does what training reads of it: as many slots as are kept. Without it both grow."""
+    small = {"data.rows": 800, "data.length": 6, "model.widths": [3], "batch": 64}
+    sit = {**small, "transfer": "sit", "keep": 3, "scenario.stages": 5}
+    few, many = foreign_bytes(**sit, clients=3), foreign_bytes(**sit, clients=8)
+    assert few[4] == pytest.approx(few[1], rel=0.1)
+    assert many[4] == pytest.approx(many[1], rel=0.1)
+    assert many[4] == pytest.approx(few[4], rel=0.1)
+    short = {**small, "scenario.stages": 2}
+    every = {clients: foreign_bytes(**short, clients=clients)[1] for clients in (3, 8)}
+    assert every[8] == pytest.approx(every[3] * 8 / 3, rel=0.1)
+    slots = [play(0, **how, clients=8).clients["site-0"].slots for how in (sit, short)]
+    assert slots == [3, 8]
+
+
+# What may not cross
+
+
+def private(one: Play) -> dict[str, list[Tensor]]:
+    """All that may not cross, as tensors that a packet's tensors can be compared with."""
+    found: dict[str, list[Tensor]] = {"text": [], "tokens": [], "labels": [], "weights": []}
+    for id, client in one.clients.items():
+        for stage in range(one.parts.scenario.stages):
+            rows = one.parts.site(id).train(stage)
+            found["text"] += list(document_means(client.words, rows.x))
+            found["tokens"] += [row[row > 0] for row in rows.x]
+            found["labels"] += [rows.y, torch.bincount(rows.y)]
+        words = ("mask", "bias", "head", "alpha", "dense")
+        found["weights"] += [
+            w for n, w in client.weights.items() if any(word in n for word in words) and w.dim()
+        ]
+    return found
+
+
+def numbers(packet: Packet) -> dict[str, Tensor]:
+    return {n: t.double().flatten() for n, t in load(packet.block).items() if t.numel()}
+
+
+def holds(tensor: Tensor, part: Tensor) -> bool:
+    """Whether the numbers of a part stand anywhere in a tensor, in a row."""
+    part = part.double().flatten()
+    if len(part) < 3 or len(part) > len(tensor):
+        return False
+    windows = tensor.unfold(0, len(part), 1)
+    return bool(((windows - part).abs() < 1e-6).all(-1).any())
+
+
+def crossing(one: Play) -> list[str]:
+    """What crossed and may not have."""
+    secret, classes = private(one), one.parts.dataset.classes
+    found = []
+    for sender, _, action, packet in one.packets:
+        found += [f"label name in {action}" for name in classes if name.encode() in packet.header]
+        header = json.loads(packet.header)["values"]
+        found += [f"list in {action}" for value in header.values() if isinstance(value, list)]
+        for name, tensor in numbers(packet).items():
+            for kind, items in secret.items():
+                if any(holds(tensor, item) for item in items):
+                    found.append(f"{kind} in {action}/{name} from {sender}")
+    return found
+
+
+def test_a_probe_of_every_packet_finds_nothing_that_may_not_cross() -> None:
+    one = play(2, transfer="sit", clients=2)
+    assert {action for _, _, action, _ in one.packets} == {"describe", "receive", "fit", "share"}
+    assert crossing(one) == []
+    for sender, _, action, packet in one.packets:
+        if action == "describe" and sender != "server":
+            sent = load(packet.block)["centres"].double()
+            client = one.clients[sender]
+            for stage in (0, 1):
+                x = one.parts.site(sender).train(stage).x
+                texts = document_means(client.words, x).double()
+                assert float(torch.cdist(sent, texts).min()) > 1e-4
+
+
+def test_the_probe_finds_what_was_planted() -> None:
+    one = play(1, transfer="sit", clients=2, least_cluster=1)  # the paper's own choice
+    assert any("text in describe" in line for line in crossing(one))
+    one = play(1, clients=2)
+    client, sender, base = one.clients["site-0"], "site-0", one.server.base
+    planted = {**base, "conv3": base["conv3"].clone()}
+    planted["conv3"].view(-1)[5:11] = client.weights["now/mask/conv3"]
+    one.packets.append((sender, "server", "fit", pack(Fit(planted))))
+    assert any("weights in fit" in line for line in crossing(one))
+
+
+def test_the_number_of_rows_crosses_only_where_the_mean_is_weighted() -> None:
+    for weighting, wanted in (("equal", {0}), ("rows", None)):
+        one = play(1, weighting=weighting)
+        replies = [
+            json.loads(packet.header)["values"]["rows"]
+            for sender, _, action, packet in one.packets
+            if action == "fit" and sender != "server"
+        ]
+        assert (set(replies) == wanted) if wanted else (0 not in replies)
+
+
+# I14
+
+
+def test_every_test_row_is_scored_and_their_order_does_not_matter() -> None:
+    one = play(2)
+    scores = {(s.client, s.task): s for s in one.scores(1)}
+    assert len(scores) == 6
+    for (id, task), score in scores.items():
+        assert score.rows == len(one.parts.scenario.tests[id][task])
+        client = one.clients[id]
+        rows = client._rows("test", task)
+        client._cache["test", task] = rows.at(torch.arange(len(rows)).flip(0))
+        again = client.check(Check(task, {}), Moment(1, 1, ROUNDS))
+        assert again.correct == {"own": score.correct}
+
+
+# I15 and the contract, over several tasks
+
+
+@pytest.mark.parametrize("variant", ["FedSeIT", "DLS and SIT", "FedWeIT", "released"])
+def test_clients_rebuilt_before_every_message_give_the_same(variant: str) -> None:
+    made = parts(config(**VARIANTS[variant]))
+    kept, rebuilt = Play(made).through(3), Play(made, rebuild=True).through(3)
+    assert [p for *_, p in kept.packets] == [p for *_, p in rebuilt.packets]
+    assert kept.scores(2) == rebuilt.scores(2)
+
+
+@pytest.mark.parametrize("variant", ["SIT", "FedWeIT"])
+@pytest.mark.parametrize("after", [2, 3])
+def test_a_run_that_was_cut_anywhere_ends_as_if_it_had_not_been(
+    variant: str, after: int, tmp_path: Path
+) -> None:
+    made = config(**VARIANTS[variant], checkpoint_seconds=0)
+    execute(made, tmp_path / "whole")
+    calls = iter(range(1, 99))
+    with pytest.raises(InterruptedRunError):
+        execute(made, tmp_path / "cut", stopping=lambda: next(calls) == after)
+    execute(made, tmp_path / "cut", resume=True)
+    one, other = (
+        load((tmp_path / part / "checkpoint.safetensors").read_bytes()) for part in ("whole", "cut")
+    )
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    events = [(tmp_path / part / "events.jsonl").read_bytes() for part in ("whole", "cut")]
+    assert events[0] == events[1]
+
+
+@pytest.mark.parametrize(
+    "variant", ["FedSeIT", "DLS and SIT", "FedWeIT-Dense", "Local", "released"]
+)
+def test_clients_in_a_stack_give_what_they_give_one_by_one(variant: str, tmp_path: Path) -> None:
+    """Over three tasks, with rates that fall at different times."""
+    how = {**VARIANTS[variant], "dtype": "float64", "patience": 1, "rate": 0.05, "epochs": 2}
+    states, scores = {}, {}
+    for mode in ("loop", "stacked"):
+        execute(config(**{**how, "engine.mode": mode}), tmp_path / mode)
+        states[mode] = load((tmp_path / mode / "checkpoint.safetensors").read_bytes())
+        scores[mode] = [e for e in read_events(tmp_path / mode) if isinstance(e, Score)]
+    chosen = json.loads((tmp_path / "stacked" / "engine.json").read_text()).values()
+    assert any(c["mode"] == "stacked" and c["members"] == 3 for c in chosen)
+    assert states["loop"].keys() == states["stacked"].keys()
+    for key, tensor in states["loop"].items():
+        torch.testing.assert_close(states["stacked"][key], tensor, rtol=1e-8, atol=1e-8)
+    assert scores["loop"] == scores["stacked"]
+
+
+# I16
+
+
+def test_the_rate_is_cut_thirteen_times_and_then_the_client_stops() -> None:
+    options = Options()
+    course = torch.tensor([1e-4, math.inf, 3, 0], dtype=torch.float64)
+    course = fedseit.stepped(course, 1.0, options)
+    cuts, epochs = 0, 0
+    while not course[fedseit.STOPPED]:
+        before = float(course[fedseit.RATE])
+        course, epochs = fedseit.stepped(course, 1.0, options), epochs + 1
+        cuts += float(course[fedseit.RATE]) != before
+    assert (cuts, epochs) == (13, 39)
+    assert float(course[fedseit.RATE]) < 1e-10
+
+
+def test_a_gain_resets_patience_and_a_round_resets_patience_but_not_the_rate() -> None:
+    course = torch.tensor([1e-4, 0.5, 1, 0], dtype=torch.float64)
+    assert fedseit.stepped(course, 0.4, Options()).tolist() == [1e-4, 0.4, 3, 0]
+    assert fedseit.stepped(course, 0.5, Options()).tolist() == [1e-4 / 3, 0.5, 3, 0]
+    one = play(patience=2, epochs=2)
+    one.round(0, 0)
+    client = one.clients["site-0"]
+    client.course = torch.tensor([1e-5, -1.0, 1, 0], dtype=torch.float64)  # nothing is a gain
+    one.round(0, 1)
+    assert float(client.course[fedseit.RATE]) == 1e-5
+    one.round(1, 0)
+    assert float(client.course[fedseit.RATE]) == 0.01  # a new task
+
+
+def test_clients_that_are_done_are_not_asked_and_count_with_their_last_base() -> None:
+    one = play(least_rate=0.009, patience=1, rate_cut=2.0, epochs=9, rounds=9)
+    client = one.clients["site-0"]
+    one.round(0, 0, 9)
+    one.server.stopped = {"site-0"}
+    own = one.server.bases["site-0"]
+    before, count = client.weights["base/conv3"].clone(), len(one.packets)
+    one.round(0, 1, 9)
+    asked = {receiver for _, receiver, action, _ in one.packets[count:] if action == "fit"}
+    assert asked == {"server", "site-1", "site-2"}
+    assert torch.equal(client.weights["base/conv3"], before)
+    wanted = torch.stack([own["conv3"], *(one.server.bases[f"site-{i}"]["conv3"] for i in (1, 2))])
+    torch.testing.assert_close(one.server.base["conv3"], wanted.mean(0))
+
+
+def test_a_task_ends_when_all_clients_are_done() -> None:
+    one = play(least_rate=0.009, patience=1, epochs=30, rate=0.05, rate_cut=1e6)
+    notes: Mapping[str, float] = {}
+    for number in range(8):
+        notes = one.round(0, number, 9)
+        if notes["finished"]:
+            break
+    assert notes["finished"] == 1
+    assert set(one.server.adaptive) == {(0, id) for id in one.clients}
+
+
+# I17
+
+
+def test_as_released_the_foreign_parts_and_the_head_do_nothing() -> None:
+    one = play(1, profile="released")
+    client = one.clients["site-0"]
+    client._begin(1)
+    head = client.weights["now/dense/head"].clone()
+    mask = client.weights["now/mask/conv3"].clone()
+    aligned = {size: client.weights[f"now/dense/align{size}"].clone() for size in KERNELS}
+    one.round(1, 0)
+    assert torch.equal(client.weights["now/dense/head"], head)
+    assert torch.equal(client.weights["now/mask/conv3"], mask)
+    moved = [not torch.equal(client.weights[f"now/dense/align{s}"], aligned[s]) for s in KERNELS]
+    assert moved == [True, False, False]
+    before = said(client, client._trained())
+    client.weights["foreign/conv4"] = client.weights["foreign/conv4"] + 5.0
+    client._cache.clear()
+    assert torch.equal(said(client, client._trained()), before)
+
+
+def test_as_released_only_a_few_test_rows_count() -> None:
+    one = play(1, profile="released", **{"data.rows": 2000})
+    for score in one.scores(0):
+        valid = len(one.parts.scenario.holdings[score.client][0].valid)
+        tested = len(one.parts.scenario.tests[score.client][0])
+        assert score.rows == min(tested, math.ceil(valid / 16) * 16)
+    assert any(s.rows < len(one.parts.scenario.tests[s.client][0]) for s in one.scores(0))
+
+
+# Draws, labels, dropout
+
+
+def test_every_tensor_of_every_task_and_client_has_a_draw_of_its_own() -> None:
+    one = play(2)
+    drawn = []
+    for client in one.clients.values():
+        for task in (0, 1):
+            client.task = task
+            drawn += [client._drawn(name, (50,), 1.0) for name in ("mask/conv3", "bias/conv3")]
+    assert len({tuple(t.tolist()) for t in drawn}) == len(drawn)
+
+
+def test_first_weights_have_the_deviations_of_the_specification() -> None:
+    one = play(0, **{"model.widths": [64]})
+    assert float(one.server.base["conv4"].std()) == pytest.approx(1 / math.sqrt(16 * 4), rel=0.05)
+    client = one.clients["site-0"]
+    client.weights = {f"base/{n}": b for n, b in one.server.base.items()}
+    client._begin(0)
+    weights = client.weights
+    torch.testing.assert_close(weights["now/adaptive/conv3"], one.server.base["conv3"] / 5)
+    assert float(weights["now/mask/conv3"].std()) == pytest.approx(1 / 8, rel=0.3)
+    width = 3 * 64
+    spread = float(weights["now/dense/merge"].std())
+    assert spread == pytest.approx(1 / math.sqrt(2 * width), rel=0.05)
+    head = weights["now/dense/head"]
+    assert float(head.abs().max()) <= math.sqrt(6 / (3 + width))
+    assert float(head.std()) == pytest.approx(math.sqrt(2 / (3 + width)), rel=0.1)
+    assert not weights["now/bias/head"].any()
+
+
+def test_labels_are_renumbered_by_rising_class() -> None:
+    labels = torch.tensor([1, 4, 7])
+    assert fedseit.renumbered(torch.tensor([7, 1, 4, 1]), labels).tolist() == [2, 0, 1, 0]
+    assert fedseit.renumbered(torch.tensor([5, 7, 9]), labels).tolist() == [3, 2, 3]
+
+
+def test_dropout_leaves_out_its_share_and_is_another_for_every_row_and_epoch() -> None:
+    ones, rows = torch.ones((400, 50)), torch.arange(400)
+    first, second = (dropped(ones, torch.tensor(key), rows, 0.3) for key in (1, 2))
+    assert float((first == 0).float().mean()) == pytest.approx(0.3, abs=0.01)
+    assert float(first.mean()) == pytest.approx(1, abs=0.02)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first[0], first[1])
+    assert torch.equal(dropped(ones[:5], torch.tensor(1), rows[:5], 0.3), first[:5])
+
+
+def test_the_objective_is_cross_entropy_and_penalties() -> None:
+    client = play(1, dropout=0.0).clients["site-0"]
+    rows, plan, weights = client._rows("train", 0), client._plan(), client._trained()
+    loss = torch.nn.functional.cross_entropy(logits(weights, rows, plan), rows.y)
+    torch.testing.assert_close(objective(weights, rows, plan=plan), loss + penalty(weights, plan))
+    by_hand = sum(
+        0.001 * weights[f"now/adaptive/{n}"].abs().sum()
+        + 0.00005 * (weights[f"now/adaptive/{n}"] ** 2).sum()
+        + 0.00005 * (weights[f"now/mask/{n}"] ** 2).sum()
+        + 0.00005 * (weights[f"base/{n}"] ** 2).sum()
+        for n in CONVS
+    )
+    private_ = sum(0.00005 * (weights[f"now/dense/{n}"] ** 2).sum() for n in client.private)
+    torch.testing.assert_close(penalty(weights, plan), by_hand + private_)
+
+
+# Variants
+
+
+def test_alone_means_that_nothing_of_others_is_used() -> None:
+    one = play(2, combine="none", average=False)
+    assert {action for _, _, action, _ in one.packets} == {"fit"}
+    other = play(combine="none", average=False)
+    moment = Moment(0, 0, ROUNDS)
+    first = other.server.base
+    other.server.round(Clients(["site-0"], other, moment), moment)
+    assert all(torch.equal(other.server.base[n], first[n]) for n in first)
+    fresh = play(combine="none", average=False)
+    fresh.round(0, 0)
+    here, there = (p.clients["site-0"].weights["base/conv3"] for p in (other, fresh))
+    assert torch.equal(here, there)
+
+
+def test_the_mean_base_is_tested_too_where_that_is_asked_for() -> None:
+    one = play(1, test_global=True)
+    assert {score.variant for score in one.scores(0)} == {"own", "global"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"dls": True, "combine": "sum"}, "dls"),
+        ({"dense": True}, "dense"),
+        ({"transfer": "sit", "representation": "mean_unit", "similarity": "rectified"}, "centres"),
+        ({"data": "wine", "scenario.split": "rows", "stages": 1}, "texts"),
+        ({"vectors": "nowhere"}, "no word vectors 'nowhere'"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_run(
+    changes: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=what):
+        execute(config(**changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_foreign_part_is_refused() -> None:
+    client = play(1).clients["site-0"]
+    moment, count = Moment(1, 0, ROUNDS), 6 * 16 * sum(KERNELS)
+    good = {f"0/{n}": t for n, t in coded(torch.ones(count)).items()}
+    client.receive(Foreign(good, torch.zeros(0)), moment)
+    bad = {**good, "0/values": good["0/values"][1:]}
+    with pytest.raises(BadMessageError, match="damaged"):
+        client.receive(Foreign(bad, torch.zeros(0)), moment)
+    many = {n.replace("0/", f"{slot}/"): t for slot in range(4) for n, t in good.items()}
+    with pytest.raises(BadMessageError, match="4 foreign parts for 3 slots"):
+        client.receive(Foreign(many, torch.zeros(0)), moment)
+
+
+# Bad input
+
+
+def by_hand(train: list[list[int]], test: list[list[int]], **changes: Any) -> Play:
+    """One client, whose tasks have these rows of a small set; row 0 is an empty text."""
+    dataset = data.load("synthetic-text", rows=40, classes=4, length=8)
+    dataset.x[0] = 0
+    dataset.x[1] = 1  # unknown words alone
+    dataset.y[:] = np.arange(40) % 4
+    none = np.empty(0, dtype=np.int64)
+    holdings = tuple(Holding(np.array(rows, dtype=np.int64), none, none) for rows in train)
+    made = Scenario(
+        clients=("site-0",),
+        holdings={"site-0": holdings},
+        common=none,
+        tests={"site-0": tuple(np.array(rows, dtype=np.int64) for rows in test)},
+        tasks=tuple(f"task-{number}" for number in range(len(train))),
+        known_at=tuple(range(len(train))),
+    )
+    return Play(Parts(config(**{"transfer": "sit", **changes}), dataset, made)).through(len(train))
+
+
+def test_an_empty_text_and_one_of_unknown_words_are_texts_like_any_other() -> None:
+    one = by_hand([list(range(20)), list(range(20, 40))], [[0, 1], list(range(40))])
+    assert [score.rows for score in one.scores(1)] == [2, 40]
+    for tensor in one.clients["site-0"].weights.values():
+        assert bool(torch.isfinite(tensor).all())
+
+
+def test_a_task_of_one_class_is_learned_and_always_right() -> None:
+    one = by_hand([[0, 4, 8, 12], [1, 2, 3, 5]], [[16, 20], [6, 7]])
+    assert next((s.rows, s.correct) for s in one.scores(1)) == (2, 2)
+
+
+def test_a_class_that_was_not_trained_counts_as_wrong() -> None:
+    one = by_hand([[0, 1, 4, 5, 8, 9]], [[2, 3, 6, 7]])
+    (score,) = one.scores(0)
+    assert (score.rows, score.correct, score.macro_f1) == (4, 0, 0.0)
+
+
+def test_a_task_of_one_row_is_learned_and_nothing_is_said_of_its_text() -> None:
+    one = by_hand([[6], [1, 2, 3, 5]], [[6], [6, 7]])
+    sent = [
+        load(packet.block)["centres"]
+        for sender, _, action, packet in one.packets
+        if action == "describe" and sender != "server"
+    ]
+    assert sent[0].shape == (0, 16)
+    assert len(sent[1]) >= 1
+
+
+def test_a_client_without_rows_for_a_stage_sends_its_base_as_it_came_and_no_part() -> None:
+    one = by_hand([list(range(20)), [], list(range(20, 40))], [[21, 22], [21, 22], [1, 2]])
+    assert [len(one.server.adaptive[stage, "site-0"]["values"]) > 0 for stage in range(3)] == (
+        [True, False, True]
+    )
+    assert [score.rows for score in one.scores(2)] == [2, 2, 2]
+    assert one.scores(2)[1].correct == 0
+
+
+def test_rows_that_fill_no_batch_and_no_validation_rows_are_enough() -> None:
+    one = by_hand([[1, 2, 3]], [[5, 6, 7]], epochs=3, batch=2)
+    assert float(one.clients["site-0"].course[fedseit.BEST]) < math.inf
+
+
+def test_describe_reads_training_rows_alone() -> None:
+    one = play()
+    client = one.clients["site-0"]
+    before = client.describe(Empty(), Moment(0, 0, 1)).centres
+    client.site._kept["valid", 0] = client.site.test(0)
+    assert torch.equal(client.describe(Empty(), Moment(0, 0, 1)).centres, before)
+
+
+def test_messages_have_the_tensors_that_were_said() -> None:
+    one = play(1)
+    sent = {action: packet for sender, _, action, packet in one.packets if sender == "server"}
+    assert set(contents(unpack(sent["fit"], Fit, "server"))) == {f"base/{n}" for n in CONVS}
