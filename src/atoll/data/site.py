@@ -143,6 +143,10 @@ class Site:
         """Whether columns, and not classes, come by stage."""
         return self.parties(0) != list(self.clients)
 
+    def shape_of(self, client: str) -> tuple[int, ...]:
+        """The shape of a client's rows where clients hold columns; known to all, unlike values."""
+        return block(self._scenario.holdings[client][-1].own, self._shape)
+
     @property
     def _columns(self) -> Array:
         """The columns of a party: none at the server, and those of the last stage at a client."""
