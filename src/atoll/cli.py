@@ -37,7 +37,7 @@ from atoll.core.errors import (
 )
 from atoll.core.options import describe, nearest
 from atoll.core.record import Message, Round, Score, disk_errors, write_whole
-from atoll.data import fetch
+from atoll.data import align, fetch
 from atoll.data.splits import ScenarioOptions
 from atoll.engines.local import execute, fresh_folder, last_folder, recorded
 from atoll.engines.sweep import Point, points, sweep
@@ -494,6 +494,32 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return f"missing: pip install {name}"
+
+
+@app.command("align")
+def align_command(
+    files: Annotated[list[Path], typer.Argument(help="one CSV file for each party")],
+    hub: Annotated[Path, typer.Option(help="the file of the party that has the labels")],
+    column: Annotated[str, typer.Option("--id", help="the column of ids")] = "id",
+    to: Annotated[Path, typer.Option("--out", help="folder for the index files")] = Path("aligned"),
+    exact: Annotated[bool, typer.Option(help="compare ids as they are written")] = False,
+    assume: Annotated[
+        bool, typer.Option("--assume-aligned", help="rows already match: check ids, hide nothing")
+    ] = False,
+) -> None:
+    """Find the rows that several tables share without showing the others."""
+    tables = {path.stem: align.read_ids(path, column) for path in files}
+    if len(tables) < max(2, len(files)):
+        raise UserError("two files of one name, or one alone", "align", "name each party's file")
+    made = align.assume_aligned(tables, exact) if assume else align.align(tables, hub.stem, exact)
+    with disk_errors(to):
+        to.mkdir(parents=True, exist_ok=True)
+    for name, rows in made.rows.items():
+        lines = "".join(f"{row}\n" for row in rows)
+        write_whole(to / f"{name}.index.csv", f"row\n{lines}".encode())
+    moved = sum(len(message.content) for message in made.sent)
+    count = len(next(iter(made.rows.values())))
+    out.print(f"{count} rows in common, {_size(moved)} moved; index files in {to}", soft_wrap=True)
 
 
 def main() -> None:

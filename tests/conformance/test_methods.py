@@ -150,8 +150,9 @@ def private(made: Parts) -> list[bytes]:
             raw = made.dataset.x[holding.train].reshape(len(holding.train), -1)
             found += [np.ascontiguousarray(row).tobytes() for row in raw]
             if len(rows) >= 8:
+                labels = torch.from_numpy(made.dataset.y[holding.train])  # a site may lack them
                 found += [
-                    rows.y.to(kind).numpy().tobytes() for kind in (torch.int64, torch.float32)
+                    labels.to(kind).numpy().tobytes() for kind in (torch.int64, torch.float32)
                 ]
     return [row for row in found if len(row) >= 12]
 

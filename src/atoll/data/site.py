@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from atoll.core.errors import UserError
-from atoll.core.federation import Moment
+from atoll.core.federation import SERVER, Moment
 from atoll.core.rng import Stream
 from atoll.core.rows import Public, Rows
 from atoll.data.dataset import Dataset
 from atoll.data.scenario import Scenario
 
-__all__ = ["Scale", "Shelf", "Site", "colours"]
+__all__ = ["Scale", "Shelf", "Site", "block", "colours"]
 
 Array = np.ndarray[Any, Any]
 Scale = Literal["global", "local", "none", "imagenet"]
@@ -50,8 +50,8 @@ class Shelf:
             taken = self.x[torch.from_numpy(rows).to(self.x.device)]
             if self.image:
                 taken = (taken.to(self.dtype) / 255 - self.mean) / self.deviation
-            if columns is not None:
-                taken = taken[:, torch.from_numpy(columns).to(self.x.device)]
+            if columns is not None:  # of an image: places in the flattened image
+                taken = taken.flatten(1)[:, torch.from_numpy(columns).to(self.x.device)]
             self._taken[key] = taken.contiguous()
         return self._taken[key]
 
@@ -79,8 +79,22 @@ def standardised(x: Tensor, fit: Tensor) -> Tensor:
     return torch.where(moving, (x - mean) / torch.where(moving, deviation, 1), x).to(x.dtype)
 
 
+def block(columns: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a party's columns: a rectangle of an image keeps its sides, else one axis."""
+    if len(shape) == 1 or not len(columns):
+        return (len(columns),)
+    places = [np.unique(axis) for axis in np.unravel_index(columns, shape)]
+    whole = np.ravel_multi_index(np.ix_(*places), shape).ravel()
+    sides = tuple(len(axis) for axis in places)
+    return sides if np.array_equal(whole, columns) else (len(columns),)
+
+
 class Site:
-    """One part's view of the data, its networks, its random streams, its device."""
+    """One part's view of the data, its networks, its random streams, its device.
+
+    Where the labels are at the server, a client's rows are its own columns as `x`, a rectangle of
+    an image as (channels, height, width), and every label is -1; the server's rows are labels.
+    """
 
     def __init__(  # noqa: PLR0913 - all that a part may see comes in here
         self,
@@ -120,6 +134,8 @@ class Site:
 
     def inputs(self, own: bool = False, stage: int = 0) -> tuple[int, ...]:
         """The shape of a row: the common columns, with `own` this site's further ones too."""
+        if self._scenario.labels_at_server:
+            return block(self._columns, self._shape)
         if not self._table:
             return self._shape
         further = len(self._scenario.holdings[self.id][stage].own) if own else 0
@@ -147,6 +163,31 @@ class Site:
             raise UserError("no public data here", "public", "give public = { name = ... }")
         return self._public()
 
+    def parties(self, stage: int) -> list[str]:
+        """The clients that hold columns at a stage, in the order in which they came."""
+        holdings = self._scenario.holdings
+        return [id for id in self.clients if len(holdings[id][stage].own)]
+
+    @property
+    def stages(self) -> int:
+        """How many stages there are."""
+        return self._scenario.stages
+
+    @property
+    def by_columns(self) -> bool:
+        """Whether columns, and not classes, come by stage."""
+        return self.parties(0) != list(self.clients)
+
+    def shape_of(self, client: str) -> tuple[int, ...]:
+        """The shape of a client's rows where clients hold columns; known to all, unlike values."""
+        return block(self._scenario.holdings[client][-1].own, self._shape)
+
+    @property
+    def _columns(self) -> Array:
+        """The columns of a party: none at the server, and those of the last stage at a client."""
+        held = self._scenario.holdings
+        return held[self.id][-1].own if self.id in held else np.empty(0, dtype=np.int64)
+
     def stream(self, *names: str | int | Moment) -> Stream:
         """A random stream of this site; a moment among the names stands for its stage and round."""
         flat: list[str | int] = []
@@ -155,6 +196,8 @@ class Site:
         return Stream.of(self._seed, self.id, *flat)
 
     def _rows(self, part: str, number: int) -> Rows:
+        if (part, number) not in self._kept and self._scenario.labels_at_server:
+            self._kept[part, number] = self._of_party(part, number)
         if (part, number) not in self._kept:
             holdings = self._scenario.holdings[self.id]
             rows = (
@@ -165,6 +208,26 @@ class Site:
             holding = holdings[min(number, len(holdings) - 1)]
             self._kept[part, number] = self._scaled(self._taken(rows, holding.own), holding.train)
         return self._kept[part, number]
+
+    def _of_party(self, part: str, number: int) -> Rows:
+        """A party's columns without labels, or the server's labels without columns."""
+        scenario, first = self._scenario, self.clients[0]
+        whose = self.id if self.id != SERVER else first
+        if part == "test":
+            rows = scenario.tests[whose][number]
+        else:  # a client that has not joined yet has no rows; the first one is always there
+            rows = getattr(scenario.holdings[whose][number], part)
+        columns = self._columns
+        x = self._shelf.inputs(rows, columns)
+        if self._table and self._shelf.scale == "local" and len(columns):
+            since = next(held for held in scenario.holdings[whose] if len(held.train))
+            x = standardised(x, self._shelf.inputs(since.train, columns))
+        y = self._shelf.labels(rows)
+        if self.id != SERVER:
+            y = torch.full_like(y, -1)
+        return Rows(
+            x.reshape(len(rows), *block(columns, self._shape)), x.new_zeros((len(rows), 0)), y
+        )
 
     def _taken(self, rows: Array, own: Array) -> Rows:
         common = self._scenario.common if self._table else None

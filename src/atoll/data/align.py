@@ -1,0 +1,227 @@
+"""Which rows several tables share, found without showing the others (private set intersection).
+
+The hub (the party with the labels) asks each other party in turn. Ids travel blinded by elliptic
+curve keys; in the end the hub sends salted digests of the ids that all have, which only somebody
+who holds them can read. Every party then orders its rows by id. The hub learns, beside the result,
+which of the ids that it still asks for each party lacks; the others learn how many ids the hub
+asked for, and the result.
+"""
+
+import csv
+import hashlib
+import secrets
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atoll.core.errors import UserError
+from atoll.core.record import disk_errors
+
+__all__ = ["Aligned", "Hub", "Sent", "Spoke", "align", "assume_aligned", "normalised", "read_ids"]
+
+Array = np.ndarray[Any, Any]
+FALSE_POSITIVES = 1e-9  # not used by the exact data structure, but asked for
+SHOWN = 5  # ids or rows that an error names
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message of the protocol, as it would travel."""
+
+    sender: str
+    receiver: str
+    kind: str  # setup, request, response, common
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """For each party the rows to take, in an order that is the same for all."""
+
+    rows: dict[str, Array]
+    sent: list[Sent]
+
+
+def normalised(ids: Sequence[str], exact: bool = False) -> list[str]:
+    """Ids without space around them, in one case and one Unicode form; exact: as they are."""
+    if exact:
+        return list(ids)
+    return [unicodedata.normalize("NFKC", text).strip().casefold() for text in ids]
+
+
+def _refuse_bad(ids: Sequence[str], where: str) -> None:
+    """Every id stands for one row, so none may be empty or come twice."""
+    empty = [row for row, text in enumerate(ids) if not text.strip()]
+    if empty:
+        shown = ", ".join(map(str, empty[:SHOWN]))
+        raise UserError(f"{len(empty)} empty ids, in rows {shown}", where, "give every row an id")
+    twice = [text for text, count in Counter(ids).items() if count > 1]
+    if twice:
+        shown = ", ".join(repr(text) for text in twice[:SHOWN])
+        raise UserError(
+            f"{len(twice)} ids come more than once: {shown}", where, "keep one row of each"
+        )
+
+
+def _psi() -> Any:
+    """The library, or what to do without it."""
+    try:
+        import private_set_intersection.python as psi  # noqa: PLC0415 (an optional extra)
+    except ImportError as error:
+        raise UserError(
+            "private set intersection needs the package openmined-psi",
+            "align",
+            "pip install 'atoll[psi]', or --assume-aligned where the rows already match",
+        ) from error
+    return psi
+
+
+def _digest(salt: bytes, text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), key=salt, digest_size=32).digest()
+
+
+@dataclass
+class Spoke:
+    """A party that answers; its ids leave it blinded only."""
+
+    name: str
+    ids: list[str]
+    _key: Any = field(default=None, repr=False)
+
+    def setup(self, asked: int) -> bytes:
+        """Its own ids under its own key."""
+        psi = _psi()
+        self._key = psi.server.CreateWithNewKey(True)
+        made = self._key.CreateSetupMessage(FALSE_POSITIVES, asked, self.ids, psi.DataStructure.RAW)
+        return bytes(made.SerializeToString())
+
+    def respond(self, request: bytes) -> bytes:
+        """The hub's blinded ids under its own key too."""
+        read = _psi().Request()
+        read.ParseFromString(request)
+        return bytes(self._key.ProcessRequest(read).SerializeToString())
+
+    def rows(self, common: bytes) -> Array:
+        """The rows whose ids all have, in the order of the ids."""
+        salt, wanted = _unpacked(common)
+        found = [n for n, text in enumerate(self.ids) if _digest(salt, text) in wanted]
+        if len(found) != len(wanted):
+            raise UserError(
+                f"{len(wanted)} ids are said to be common, {len(found)} are here",
+                self.name,
+                "align again: a table has changed in between",
+            )
+        return _ordered(self.ids, found)
+
+
+@dataclass
+class Hub:
+    """The party with the labels, which asks the others one after another."""
+
+    name: str
+    ids: list[str]
+    left: list[int] = field(default_factory=list)  # rows whose ids all have that were asked so far
+    _key: Any = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """At first all rows are left."""
+        self.left = list(range(len(self.ids)))
+
+    def request(self) -> bytes:
+        """The ids that are left, blinded."""
+        self._key = _psi().client.CreateWithNewKey(True)
+        made = self._key.CreateRequest([self.ids[row] for row in self.left])
+        return bytes(made.SerializeToString())
+
+    def receive(self, setup: bytes, response: bytes) -> None:
+        """Keep the rows that the party has too."""
+        psi = _psi()
+        theirs, ours = psi.ServerSetup(), psi.Response()
+        theirs.ParseFromString(setup)
+        ours.ParseFromString(response)
+        self.left = sorted(self.left[place] for place in self._key.GetIntersection(theirs, ours))
+
+    def common(self) -> bytes:
+        """Digests of the ids that all have; the salt is new each time."""
+        salt = secrets.token_bytes(32)
+        return salt + b"".join(sorted(_digest(salt, self.ids[row]) for row in self.left))
+
+    def rows(self) -> Array:
+        """The rows whose ids all have, in the order of the ids."""
+        return _ordered(self.ids, self.left)
+
+
+def _unpacked(common: bytes) -> tuple[bytes, set[bytes]]:
+    return common[:32], {common[start : start + 32] for start in range(32, len(common), 32)}
+
+
+def _ordered(ids: Sequence[str], rows: Sequence[int]) -> Array:
+    return np.array(sorted(rows, key=lambda row: ids[row]), dtype=np.int64)
+
+
+def align(tables: Mapping[str, Sequence[str]], hub: str, exact: bool = False) -> Aligned:
+    """The rows that all tables share, by the ids of each; in this process, message by message."""
+    if hub not in tables:
+        raise UserError(f"no table '{hub}'", "align", f"known: {', '.join(sorted(tables))}")
+    _psi()
+    ids = {name: normalised(given, exact) for name, given in tables.items()}
+    for name, given in ids.items():
+        _refuse_bad(given, name)
+    asking, sent = Hub(hub, ids[hub]), list[Sent]()
+    others = [Spoke(name, ids[name]) for name in sorted(ids) if name != hub]
+    for spoke in others:
+        if not asking.left or not spoke.ids:
+            raise _nothing(spoke.name)
+        setup, request = spoke.setup(len(asking.left)), asking.request()
+        response = spoke.respond(request)
+        asking.receive(setup, response)
+        sent += [
+            Sent(spoke.name, hub, "setup", setup),
+            Sent(hub, spoke.name, "request", request),
+            Sent(spoke.name, hub, "response", response),
+        ]
+    if not asking.left:
+        raise _nothing(others[-1].name)
+    common = asking.common()
+    sent += [Sent(hub, spoke.name, "common", common) for spoke in others]
+    rows = {hub: asking.rows(), **{spoke.name: spoke.rows(common) for spoke in others}}
+    return Aligned({name: rows[name] for name in sorted(rows)}, sent)
+
+
+def _nothing(name: str) -> UserError:
+    remedy = "compare how the tables write their ids"
+    return UserError("no id is common to all tables", name, remedy)
+
+
+def assume_aligned(tables: Mapping[str, Sequence[str]], exact: bool = False) -> Aligned:
+    """All rows as they stand, where every table has the same ids in the same order."""
+    ids = {name: normalised(given, exact) for name, given in tables.items()}
+    first, *others = sorted(ids)
+    _refuse_bad(ids[first], first)
+    for name in others:
+        if len(ids[name]) != len(ids[first]):
+            what = f"{len(ids[name])} rows, but '{first}' has {len(ids[first])}"
+            raise UserError(what, name, "align the tables without --assume-aligned")
+        for row, (one, other) in enumerate(zip(ids[first], ids[name], strict=True)):
+            if one != other:
+                what = f"row {row} has another id than in '{first}'"
+                raise UserError(what, name, "align the tables without --assume-aligned")
+    return Aligned({name: np.arange(len(ids[name])) for name in sorted(ids)}, [])
+
+
+def read_ids(path: Path, column: str) -> list[str]:
+    """The column of ids of a CSV file, as text."""
+    try:
+        with disk_errors(path), path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            if column not in (reader.fieldnames or []):
+                known = ", ".join((reader.fieldnames or [])[:20]) or "none"
+                raise UserError(f"no column '{column}'", str(path), f"columns: {known}")
+            return [row[column] or "" for row in reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError("not a CSV file in UTF-8", str(path), "save it as one") from error

@@ -1,0 +1,125 @@
+"""What is kept of earlier tasks: prototypes and their drift, Fisher diagonals, what they freeze.
+
+Letters and equations are those of V-LETO's specification: mu are class means of embeddings, beta
+the weight of the new one, s the drift, F the Fisher diagonal, kappa the threshold.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from atoll.core.messages import Tensors
+from atoll.learning.models import Architecture
+
+__all__ = [
+    "LmoRule",
+    "added",
+    "class_means",
+    "delta",
+    "drift_scalar",
+    "drift_vector",
+    "evolved",
+    "fisher",
+    "frozen",
+    "share",
+    "threshold",
+]
+
+LmoRule = Literal["paper", "code", "quantile", "off"]
+CHUNK = 64  # samples whose gradients are held at once
+
+
+def class_means(embeddings: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Eq. 2: the mean embedding of each class (classes, width), and the rows it is the mean of.
+
+    Summed in double precision, so that order and batches make no difference that is seen.
+    """
+    total = embeddings.new_zeros((classes, embeddings.shape[1]), dtype=torch.float64)
+    total.index_add_(0, y, embeddings.double())
+    counts = torch.bincount(y, minlength=classes)
+    return (total / counts.clamp(min=1)[:, None]).to(embeddings.dtype), counts
+
+
+def evolved(old: Tensor, known: Tensor, new: Tensor, counts: Tensor, beta: float) -> Tensor:
+    """Eq. 5: a new class is inserted, a known one is mixed, one without rows is left as it is."""
+    mixed = beta * new + (1 - beta) * old
+    found = torch.where(known[:, None], mixed, new)
+    return torch.where((counts > 0)[:, None], found, old)
+
+
+def drift_scalar(before: Tensor, now: Tensor) -> Tensor:
+    """Eq. 3 and 4: the mean over classes of the cosine between old and new means."""
+    return torch.nn.functional.cosine_similarity(before, now, dim=-1).mean()
+
+
+def drift_vector(before: Tensor, now: Tensor) -> Tensor:
+    """How far class means have moved, on average: (width,)."""
+    return (now - before).mean(0)
+
+
+def fisher(network: Architecture, weights: Mapping[str, Tensor], x: Tensor, g: Tensor) -> Tensors:
+    """Eq. 7: the mean over samples of the squared gradient, g being each sample's by its embedding.
+
+    One gradient for each sample: the square of a batch's mean gradient would be another number.
+    """
+
+    def agreement(w: dict[str, Tensor], row: Tensor, by_embedding: Tensor) -> Tensor:
+        return (network(w, row[None])[0] * by_embedding).sum()
+
+    each = vmap(grad(agreement), in_dims=(None, 0, 0))
+    used, total = {n: w.detach() for n, w in weights.items()}, dict[str, Tensor]()
+    for rows, gradients in zip(x.split(CHUNK), g.split(CHUNK), strict=True):
+        for name, found in each(used, rows, gradients).items():
+            total[name] = total.get(name, 0) + (found**2).sum(0)
+    return {name: summed / len(x) for name, summed in total.items()}
+
+
+def added(one: Tensors, other: Tensors) -> Tensors:
+    """The sum; an empty one counts as 0."""
+    return {name: one[name] + t if one else t for name, t in other.items()}
+
+
+def delta(task: int, k0: float, alpha: float) -> float:
+    """How many deviations the threshold is below the mean at a task, counted from 1."""
+    return k0 + alpha * math.log(task + 1)
+
+
+def threshold(f: Tensors, deviations: float) -> float:
+    """Kappa: the mean of all entries minus so many standard deviations."""
+    flat = torch.cat([tensor.flatten() for tensor in f.values()]).double()
+    return float(flat.mean() - deviations * flat.std(correction=0))
+
+
+def frozen(f: Tensors, rule: LmoRule, deviations: float, rho: float) -> Tensors:
+    """Which entries keep their value.
+
+    paper: F >= kappa. code: F > max(kappa, 0). quantile: the share rho with the largest F.
+    """
+    if rule == "off":
+        return {name: torch.zeros_like(t, dtype=torch.bool) for name, t in f.items()}
+    if rule == "quantile":
+        return _largest(f, rho)
+    kappa = threshold(f, deviations)
+    if rule == "code":
+        return {name: t.double() > max(kappa, 0.0) for name, t in f.items()}
+    return {name: t.double() >= kappa for name, t in f.items()}
+
+
+def _largest(f: Tensors, rho: float) -> Tensors:
+    """The share rho of all entries that is largest; of equal ones the first."""
+    flat = torch.cat([tensor.flatten() for tensor in f.values()])
+    order = torch.argsort(flat, descending=True, stable=True)
+    chosen = torch.zeros_like(flat, dtype=torch.bool)
+    chosen[order[: round(rho * len(flat))]] = True
+    pieces = chosen.split([tensor.numel() for tensor in f.values()])
+    return {name: p.view(t.shape) for (name, t), p in zip(f.items(), pieces, strict=True)}
+
+
+def share(mask: Tensors) -> float:
+    """The share of entries that are frozen."""
+    entries = sum(tensor.numel() for tensor in mask.values())
+    return sum(int(tensor.sum()) for tensor in mask.values()) / max(1, entries)

@@ -1,0 +1,195 @@
+"""Split learning: what a client does with its half of a network, and how halves are joined."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from atoll.core.errors import BadMessageError, UserError
+from atoll.core.messages import Tensors
+from atoll.core.rng import Stream
+from atoll.learning.models import Architecture
+from atoll.learning.split_nets import Bottom
+from atoll.learning.weights import copied
+
+__all__ = [
+    "Agg",
+    "Batches",
+    "Half",
+    "dropout",
+    "finite",
+    "fitting",
+    "guarded",
+    "joined",
+    "parts_of",
+    "pixels",
+    "rounded",
+    "stepped",
+    "union",
+]
+
+Agg = Literal["sum", "mean", "concat"]
+CHUNK = 1024  # rows of one pass without gradient
+
+
+def joined(embeddings: Sequence[Tensor], how: Agg) -> Tensor:
+    """The global embedding of rows that several clients hold parts of."""
+    if how == "concat":
+        return torch.cat(list(embeddings), -1)
+    total = torch.stack(list(embeddings)).sum(0)
+    return total if how == "sum" else total / len(embeddings)
+
+
+def parts_of(gradient: Tensor, count: int, how: Agg) -> list[Tensor]:
+    """The gradient by each client's embedding, from that by the global one."""
+    if how == "concat":
+        return list(gradient.chunk(count, -1))
+    return [gradient if how == "sum" else gradient / count] * count
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of several passes in a row, which both halves derive from one number."""
+
+    rows: int
+    size: int
+    key: int  # of the stream that orders the rows, anew in each pass
+
+    def __len__(self) -> int:
+        """How many batches a pass has; its last may be smaller."""
+        return (self.rows + self.size - 1) // self.size
+
+    def at(self, step: int, device: torch.device) -> Tensor:
+        """The rows of a step; steps go on from one pass to the next."""
+        epoch, batch = divmod(step, len(self))
+        return _order(self.rows, self.key, epoch, device)[batch * self.size :][: self.size]
+
+
+@lru_cache(maxsize=4)
+def _order(rows: int, key: int, epoch: int, device: torch.device) -> Tensor:
+    return Stream(key).child("epoch", epoch).permutation(rows, device)
+
+
+def dropout(share: float, shape: tuple[int, ...], stream: Stream, like: Tensor) -> Tensor | None:
+    """A mask that keeps the mean: 0 for the share that is dropped, 1 / (1 - share) elsewhere."""
+    if not share:
+        return None
+    kept = torch.from_numpy(stream.numpy().random(shape) >= share)
+    return kept.to(like) / (1 - share)
+
+
+def pixels(x: Tensor, mean: Sequence[float], deviation: Sequence[float]) -> Tensor:
+    """Images that are given from -1 to 1, with another mean and deviation for each channel."""
+    if not mean or x.dim() != 4:
+        return x
+    middle, spread = (x.new_tensor(v).view(1, -1, 1, 1) for v in (mean, deviation))
+    return ((x + 1) / 2 - middle) / spread
+
+
+@dataclass
+class Half:
+    """A client's half of the network; the graph of the last batch is a cache and no more."""
+
+    network: Bottom
+    weights: Tensors
+    _kept: tuple[object, dict[str, Tensor], Tensor] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """The network as a function of its weights."""
+        self.function = Architecture(self.network)
+
+    @torch.no_grad()
+    def embed(self, x: Tensor, weights: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The embeddings of many rows, without gradient and without dropout."""
+        used = self.weights if weights is None else weights
+        parts = [self.function(used, part) for part in x.split(CHUNK)] if len(x) else []
+        return torch.cat(parts) if parts else x.new_zeros((0, self.network.width))
+
+    def forward(self, key: object, x: Tensor, mask: Tensor | None) -> Tensor:
+        """The embeddings of a batch; the graph is kept under the key until the next call."""
+        moving = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
+        with torch.enable_grad():
+            embedding = self.function(moving, x)
+            if mask is not None:
+                embedding = embedding * mask
+        self._kept = (key, moving, embedding)
+        return embedding
+
+    def again(self, key: object, inputs: Callable[[], tuple[Tensor, Tensor | None]]) -> Tensor:
+        """The embeddings of the last batch; a client that was rebuilt does its pass again."""
+        if self._kept is None or self._kept[0] != key:
+            self.forward(key, *inputs())
+        assert self._kept is not None  # forward() has just filled it
+        return self._kept[2]
+
+    def backward(self, gradient: Tensor) -> Tensors:
+        """The gradient by the weights, from that by the embeddings of the last batch."""
+        assert self._kept is not None  # again() comes first
+        _, moving, embedding = self._kept
+        found = torch.autograd.grad(embedding, list(moving.values()), gradient)
+        self._kept = None
+        return dict(zip(moving, found, strict=True))
+
+    def descend(self, gradients: Tensors, rate: float, frozen: Tensors | None = None) -> None:
+        """One plain gradient step; frozen entries get their value back exactly."""
+        self.weights = stepped(self.weights, gradients, rate, frozen)
+
+
+def stepped(weights: Tensors, gradients: Tensors, rate: float, frozen: Tensors | None) -> Tensors:
+    """Weights after one plain gradient step; frozen entries are written back as they were."""
+    found = {n: w - rate * gradients[n] if n in gradients else w for n, w in weights.items()}
+    if frozen is not None:
+        found = {n: torch.where(frozen[n], weights[n], w) for n, w in found.items()}
+    return copied(found)
+
+
+def fitting(embedding: Tensor, rows: int, width: int, sender: str) -> Tensor:
+    """The embedding, if it has a row for each label; else an error that names its sender."""
+    if embedding.shape != (rows, width):
+        shown = tuple(embedding.shape)
+        raise BadMessageError(sender, f"embeddings {shown}, not {(rows, width)}: rows not aligned?")
+    return embedding
+
+
+def guarded(gradient: Tensor, clip: float, noise: float, stream: Stream) -> Tensor:
+    """A gradient with rows no longer than `clip` and Gaussian noise: both hide labels a little."""
+    if clip:
+        length = gradient.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+        gradient = gradient * (clip / length).clamp(max=1)
+    if noise:
+        drawn = stream.numpy().standard_normal(tuple(gradient.shape))
+        gradient = gradient + noise * torch.from_numpy(drawn).to(gradient)
+    return gradient
+
+
+def rounded(embedding: Tensor, digits: int) -> Tensor:
+    """Embeddings with so many digits behind the point; 0 for all."""
+    return torch.round(embedding, decimals=digits) if digits else embedding
+
+
+def union(said: Mapping[int, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Logits and labels of all tasks, a class that several tasks share counted once."""
+    logits, labels, known = [], [], torch.empty(0, dtype=torch.int64)
+    for task in sorted(said):
+        rows, y = said[task]
+        fresh = ~torch.isin(y, known.to(y.device))
+        logits.append(rows[fresh])
+        labels.append(y[fresh])
+        known = torch.cat([known.to(y.device), y.unique()])
+    return torch.cat(logits), torch.cat(labels)
+
+
+def finite(loss: Tensor, stage: int, number: int) -> float:
+    """The loss as a number, if it is one."""
+    found = float(loss.detach())
+    if not math.isfinite(found):
+        raise UserError(
+            f"the loss is no longer a number at stage {stage}, round {number}",
+            "method.rate",
+            "choose a smaller rate",
+        )
+    return found

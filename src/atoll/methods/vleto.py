@@ -1,0 +1,526 @@
+"""V-LETO: a split network that learns new classes or new columns and keeps the old by prototypes.
+
+Wang, Gai, Yu, Zhu, Wu, Vertical Federated Continual Learning via Evolving Prototype Knowledge.
+
+Clients hold columns, the server labels. The server keeps one mean embedding of each class, its
+prototype. Classes by stage: the top network rehearses the prototypes of classes that are gone, and
+each client holds back the weights that mattered before (local model optimisation, LMO). Columns
+by stage: old and new prototypes are mixed, and so are embeddings at the test, without any label.
+Letters follow the specification: E embeddings, mu prototypes, F Fisher diagonals, kappa threshold.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from atoll.core.federation import Clients, Moment
+from atoll.core.messages import Empty, Tensors
+from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
+from atoll.core.record import Score
+from atoll.data.site import Site
+from atoll.learning.knowledge import (
+    LmoRule,
+    added,
+    class_means,
+    delta,
+    drift_scalar,
+    drift_vector,
+    evolved,
+    fisher,
+    frozen,
+    share,
+)
+from atoll.learning.models import Architecture
+from atoll.learning.replay import noisy
+from atoll.learning.split import (
+    Batches,
+    Half,
+    dropout,
+    finite,
+    fitting,
+    guarded,
+    joined,
+    parts_of,
+    pixels,
+    rounded,
+    stepped,
+    union,
+)
+from atoll.learning.split_nets import NetName, bottom, top
+from atoll.learning.train import hits
+from atoll.learning.weights import copied, prefixed, without
+from atoll.methods import Method
+
+CHUNK = 2048  # rows of one message without gradient
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `vleto`; sections f and j of the specification."""
+
+    rate: Positive = 0.01  # size of a step, of all networks (lr)
+    batch: AtLeastOne = 128  # rows in a step; the last, smaller batch is kept
+    epochs: AtLeastOne = 1  # passes over the rows in a round
+    network: NetName = "auto"  # lenet3, lenet2, mlp, dense; auto: lenet3 where it fits, else dense
+    width: AtLeastOne = 50  # of an embedding (d)
+    dropout: Fraction = 0.5  # of the embedding in training, with network = "mlp" only
+    agg: Literal["sum", "mean"] = "sum"  # how embeddings are joined
+    lambda_ce: NotNegative = 0.5  # weight of the cross-entropy after the first stage
+    lambda_a: NotNegative = 0.5  # weight of old prototypes: classes by stage
+    lambda_f: NotNegative = 0.5  # weight of mixed prototypes: columns by stage
+    beta: Fraction = 0.5  # weight of what is new in a mixed prototype or embedding
+    gamma: NotNegative = 0.0  # how far old prototypes follow the drift; 0: not at all
+    drift: Literal["scalar", "vector"] = "scalar"  # paper: mean cosine; vector: mean movement
+    prototype_noise: NotNegative = 0.01  # deviation of the noise on rehearsed prototypes
+    k0: NotNegative = 15.0  # deviations below the mean, at which weights are held back
+    alpha: NotNegative = 3.0  # further deviations for each unit of ln(task + 1)
+    lmo_rule: LmoRule = "paper"  # which weights are held back; paper and code: in effect all
+    rho: Fraction = 0.5  # share of weights held back, with lmo_rule = "quantile"
+    fisher_rows: AtLeastOne = 1024  # training rows that Fisher diagonals are measured on
+    protocol: Literal["P1", "P2"] = "P1"  # columns by stage: the new client alone, or all so far
+    fil_eval: Literal["mix", "sum", "current", "label_oracle"] = "mix"  # P1; oracle reads labels!
+    stream: bool = False  # columns by stage: prototypes from the last round's training embeddings
+    seen_mask: bool = False  # leave out classes that no stage has had yet
+    pixel_mean: tuple[float, ...] = ()  # of each channel, from 0 to 1; empty: pixels from -1 to 1
+    pixel_std: tuple[float, ...] = ()  # of each channel, with pixel_mean
+    clip: NotNegative = 0.0  # longest gradient of a row that is sent; 0 for any
+    noise: NotNegative = 0.0  # deviation of the noise on gradients that are sent
+    digits: NotNegativeInt = 0  # behind the point, of embeddings that are sent; 0 for all
+
+
+@dataclass(frozen=True)
+class Embed:
+    """A request for the embeddings of rows, without gradient."""
+
+    part: Literal["train", "test"]
+    number: int  # the stage or task
+    seed: int  # of the order of rows; 0 for their own
+    start: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Embeddings, in the order of the rows."""
+
+    embedding: Tensor  # (rows, width)
+
+
+@dataclass(frozen=True)
+class Learn:
+    """The gradient of the last step, and the step whose embeddings are wanted."""
+
+    seed: int  # of the order of rows in this round
+    step: int  # batches so far in this round
+    more: bool  # whether there is such a step; else the gradient is the last
+    gradient: Tensor  # (rows, width), no rows before the first step
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Embeddings of a step, now and by the network of the last stage."""
+
+    embedding: Tensor  # (rows, width)
+    before: Tensor  # (rows, width), no rows where the drift is not asked for
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Each sample's own gradient, for the Fisher diagonal."""
+
+    seed: int  # of the order of rows; the first ones are meant
+    gradient: Tensor  # (rows, width)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The stage has ended."""
+
+    frozen: float  # share of the client's weights that were held back in it
+
+
+class Client:
+    """Holds columns, the bottom network that reads them, and how much each weight matters."""
+
+    def __init__(self, options: Options, site: Site) -> None:
+        self.options, self.site = options, site
+        made = bottom(options.network, site.inputs(), options.width, site.stream("bottom"))
+        made = made.to(site.device, site.dtype)
+        self.half = Half(made, copied(made.state_dict()))
+        self.before: Tensors = {}  # the weights at the end of the last stage, for the drift
+        self.fisher: Tensors = {}  # F, summed over stages
+        self.done = (-1, -1, -1)  # stage, round and step of the last gradient that was applied
+        self.measured = -1  # the last stage whose Fisher diagonal was added
+        self._mask: tuple[int, Tensors | None] = (-1, None)  # of a stage; follows from fisher
+
+    def embed(self, request: Embed, moment: Moment) -> Embedded:
+        """The embeddings of rows in the order asked for."""
+        rows = self.site.train if request.part == "train" else self.site.test
+        x = rows(request.number).x
+        if request.seed:
+            x = x[Batches(len(x), len(x), request.seed).at(0, x.device)]
+        x = self._scaled(x[request.start : request.start + request.count])
+        return Embedded(rounded(self.half.embed(x), self.options.digits))
+
+    def learn(self, request: Learn, moment: Moment) -> Learned:
+        """Apply the gradient of the last step, then give the embeddings of the next."""
+        last = (moment.stage, moment.round, request.step - 1)
+        if request.step and last > self.done:  # a message that is repeated is not applied twice
+            self._descend(request, moment, last)
+            self.done = last
+        none = request.gradient.new_zeros((0, self.options.width))
+        if not request.more:
+            return Learned(none, none)
+        x, mask = self._inputs(request, moment, 0)
+        if self._still(moment):
+            embedding = self.half.embed(x) if mask is None else self.half.embed(x) * mask
+        else:
+            key = (moment.stage, moment.round, request.step)
+            embedding = self.half.forward(key, x, mask).detach()
+        digits = self.options.digits
+        before = rounded(self.half.embed(x, self.before), digits) if self.before else none
+        return Learned(rounded(embedding, digits), before)
+
+    def _descend(self, request: Learn, moment: Moment, last: tuple[int, int, int]) -> None:
+        if self._still(moment):
+            return
+        self.half.again(last, lambda: self._inputs(request, moment, -1))
+        gradients = self.half.backward(request.gradient)
+        self.half.descend(gradients, self.options.rate, self._frozen(moment))
+
+    def _still(self, moment: Moment) -> bool:
+        """Whether every weight is held back, so that no gradient is needed."""
+        mask = self._frozen(moment)
+        return mask is not None and share(mask) == 1
+
+    def _inputs(self, request: Learn, moment: Moment, later: int) -> tuple[Tensor, Tensor | None]:
+        """The rows of a step and its dropout."""
+        options, site, step = self.options, self.site, request.step + later
+        rows = site.train(moment.stage)
+        index = Batches(len(rows), options.batch, request.seed).at(step, site.device)
+        x = self._scaled(rows.x[index])
+        dropped = options.dropout if options.network == "mlp" else 0.0
+        stream = site.stream("dropout", moment, step)
+        return x, dropout(dropped, (len(x), options.width), stream, x)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return pixels(x, self.options.pixel_mean, self.options.pixel_std)
+
+    def _frozen(self, moment: Moment) -> Tensors | None:
+        """d.5: the weights that are held back at a stage; none before anything was learned."""
+        options = self.options
+        if not self.fisher or options.lmo_rule == "off":
+            return None
+        if self._mask[0] != moment.stage:
+            # P2 holds a client back whole that has learned before, unless by its quantile
+            rule, rho = options.lmo_rule, options.rho
+            if self.site.by_columns and rule != "quantile":
+                rule, rho = "quantile", 1.0
+            deviations = delta(moment.stage + 1, options.k0, options.alpha)
+            self._mask = (moment.stage, frozen(self.fisher, rule, deviations, rho))
+        return self._mask[1]
+
+    def measure(self, request: Measure, moment: Moment) -> Empty:
+        """d.4, eq. 7: add the Fisher diagonal of the stage to those before."""
+        if self.measured == moment.stage:
+            return Empty()  # a message that is repeated is not counted twice
+        x = self.site.train(moment.stage).x
+        order = Batches(len(x), len(x), request.seed).at(0, x.device)
+        x = self._scaled(x[order[: len(request.gradient)]])
+        self._frozen(moment)  # the mask of this stage is that of the stages before
+        found = fisher(self.half.function, self.half.weights, x, request.gradient)
+        self.fisher, self.measured = added(self.fisher, found), moment.stage
+        return Empty()
+
+    def settle(self, request: Empty, moment: Moment) -> Settled:
+        """Keep what the next stage needs of this one."""
+        held = self._mask[1] if self._mask[0] == moment.stage else None
+        if self.options.gamma:
+            self.before = copied(self.half.weights)
+        return Settled(share(held) if held else 0.0)
+
+    def state(self) -> Tensors:
+        found = prefixed("weights", self.half.weights) | prefixed("before", self.before)
+        found |= prefixed("fisher", self.fisher)
+        if self._mask[1] is not None:
+            found |= prefixed("mask", self._mask[1])
+        return found | {"done": torch.tensor([*self.done, self.measured, self._mask[0]])}
+
+    def restore(self, state: Tensors) -> None:
+        self.half.weights = copied(without("weights", state))
+        self.before = copied(without("before", state))
+        self.fisher = copied(without("fisher", state))
+        stage, number, step, self.measured, masked = state["done"].tolist()
+        self.done = (stage, number, step)
+        self._mask = (masked, copied(without("mask", state)) or None)
+
+
+class Server:
+    """Holds labels, the top network and the prototypes."""
+
+    def __init__(self, options: Options, site: Site) -> None:
+        self.options, self.site = options, site
+        classes = len(site.classes)
+        made = top(options.network, options.width, classes, site.stream("top"))
+        self.network = Architecture(made)
+        self.weights: Tensors = copied(made.to(site.device, site.dtype).state_dict())
+        like = next(iter(self.weights.values()))
+        self.seen = torch.zeros(classes, dtype=torch.bool, device=site.device)
+        self.known = torch.zeros_like(self.seen)  # which classes have a prototype
+        self.means = like.new_zeros((classes, options.width))  # mu_g, the list L_g
+        self.mixed = torch.zeros_like(self.means)  # mu_bar of the round: columns by stage
+        self.received = torch.zeros_like(self.means)  # mu_t of the last round, with `stream`
+        self.arrived = torch.zeros(classes, dtype=torch.int64, device=site.device)
+
+    def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
+        """Some passes over the rows; at the end of a stage, prototypes and Fisher diagonals."""
+        if moment.first:
+            self.seen = self.seen.clone()
+            self.seen[self.site.train(moment.stage).y] = True
+            self.arrived = torch.zeros_like(self.arrived)
+        if self._mixing(moment):
+            self.mixed = self._mixed(clients, moment)
+        notes = self._passes(clients, moment)
+        if moment.last:
+            notes |= self._end(clients, moment)
+        return notes
+
+    def _learners(self, moment: Moment) -> list[str]:
+        """The clients that take part in a stage's training."""
+        here = self.site.parties(moment.stage)
+        alone = self.site.by_columns and self.options.protocol == "P1"
+        return here[-1:] if alone else here
+
+    def _mixing(self, moment: Moment) -> bool:
+        """Whether mixed prototypes have a say: columns by stage, after the first."""
+        return self.site.by_columns and moment.stage > 0 and self.options.lambda_f > 0
+
+    def _mixed(self, clients: Clients, moment: Moment) -> Tensor:
+        """Eq. 5 with the class means as they are now, or as they came in the last round."""
+        if self.options.stream and moment.round > 0:
+            means, counts = self.received, self.arrived
+        else:
+            means, counts = self._means(clients, moment)
+        return evolved(self.means, self.known, means, counts, self.options.beta)
+
+    def _means(self, clients: Clients, moment: Moment) -> tuple[Tensor, Tensor]:
+        """Eq. 2: the class means of the stage's training rows."""
+        rows = self._embedded(clients, self._learners(moment), "train", moment.stage)
+        y = self.site.train(moment.stage).y
+        return class_means(joined(list(rows.values()), self.options.agg), y, len(self.known))
+
+    def _passes(self, clients: Clients, moment: Moment) -> dict[str, float]:
+        """The steps of a round; the mean loss and its terms."""
+        options, ids = self.options, self._learners(moment)
+        y, seed = self.site.train(moment.stage).y, self.site.stream("order", moment).key
+        batches = Batches(len(y), options.batch, seed)
+        steps = len(batches) * options.epochs
+        totals: dict[str, float] = {}
+        streamed = torch.zeros_like(self.means, dtype=torch.float64)
+        empty = self.means.new_zeros((0, options.width))
+        replies = clients.ask(Client.learn, dict.fromkeys(ids, Learn(seed, 0, True, empty)))
+        for step in range(steps):
+            labels = y[batches.at(step, y.device)]
+            parts = {id: self._now_and_before(id, r, len(labels)) for id, r in replies.items()}
+            joint, before = (
+                joined(list(p), options.agg) for p in zip(*parts.values(), strict=True)
+            )
+            streamed.index_add_(0, labels, joint.double())
+            terms, by_joint = self._step(joint, before, labels, (moment, step))
+            for name, value in terms.items():
+                totals[name] = totals.get(name, 0.0) + value * len(labels)
+            gradient = parts_of(by_joint, len(ids), options.agg)[0]  # the same for all
+            request = Learn(seed, step + 1, step + 1 < steps, gradient)
+            replies = clients.ask(Client.learn, dict.fromkeys(ids, request))
+        rows = options.epochs * len(y)
+        self.arrived = torch.bincount(y, minlength=len(self.known))
+        passed = (self.arrived * options.epochs).clamp(min=1)[:, None]
+        self.received = (streamed / passed).to(self.means)
+        return {name: value / rows for name, value in totals.items()}
+
+    def _now_and_before(self, id: str, reply: Learned, rows: int) -> tuple[Tensor, Tensor]:
+        width = self.options.width
+        now = fitting(reply.embedding, rows, width, id)
+        return now, fitting(reply.before, len(reply.before) and rows, width, id)
+
+    def _step(
+        self, joint: Tensor, before: Tensor, y: Tensor, where: tuple[Moment, int]
+    ) -> tuple[dict[str, float], Tensor]:
+        """One step of the top; the terms of its loss, and the gradient by the joined embedding."""
+        moment, step = where
+        joint = joint.detach().requires_grad_()
+        moving = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
+        with torch.enable_grad():
+            terms = self._terms(moving, joint, y)
+            if moment.stage:
+                terms |= self._kept_terms(moving, joint.detach(), before, y, where)
+            weight = {"ce": self.options.lambda_ce if moment.stage else 1.0,
+                      "a": self.options.lambda_a, "f": self.options.lambda_f}  # fmt: skip
+            loss = torch.stack([weight[name] * term for name, term in terms.items()]).sum()
+        said = {"loss": finite(loss, moment.stage, moment.round)}
+        by_joint, *found = torch.autograd.grad(loss, [joint, *moving.values()])
+        gradients = dict(zip(moving, found, strict=True))
+        self.weights = stepped(self.weights, gradients, self.options.rate, None)
+        said |= {f"loss_{name}": float(term.detach()) for name, term in terms.items()}
+        stream = self.site.stream("noise", moment, step)
+        return said, guarded(by_joint, self.options.clip, self.options.noise, stream)
+
+    def _terms(self, weights: Mapping[str, Tensor], joint: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """L_CE, the only term that reaches the clients."""
+        return {"ce": F.cross_entropy(self._logits(weights, joint), y)}
+
+    def _kept_terms(
+        self,
+        weights: Mapping[str, Tensor],
+        joint: Tensor,
+        before: Tensor,
+        y: Tensor,
+        where: tuple[Moment, int],
+    ) -> dict[str, Tensor]:
+        """L_A of classes that are gone, or L_F of mixed prototypes: both read constants only."""
+        moment, step = where
+        if self.site.by_columns:
+            if not self._mixing(moment):
+                return {}
+            return {"f": F.cross_entropy(self._logits(weights, self.mixed[y]), y)}
+        old = self._old(moment)
+        if not len(old) or not self.options.lambda_a:
+            return {}
+        labels = old.repeat_interleave(len(y))
+        rows = self._moved(joint, before, y)[labels]
+        rows = noisy(rows, self.options.prototype_noise, self.site.stream("replay", moment, step))
+        return {"a": F.cross_entropy(self._logits(weights, rows), labels)}
+
+    def _old(self, moment: Moment) -> Tensor:
+        """Classes with a prototype that the stage has no rows of (O)."""
+        return torch.nonzero(self.known & ~self._present(moment)).flatten()
+
+    def _present(self, moment: Moment) -> Tensor:
+        y = self.site.train(moment.stage).y
+        return torch.bincount(y, minlength=len(self.known)) > 0
+
+    def _moved(self, joint: Tensor, before: Tensor, y: Tensor) -> Tensor:
+        """mu_hat: prototypes that follow the drift of the batch's classes (eq. 3 and 4)."""
+        if not self.options.gamma or not len(before):
+            return self.means
+        now, counts = class_means(joint, y, len(self.known))
+        past, _ = class_means(before, y, len(self.known))
+        here = counts > 0
+        how = drift_scalar if self.options.drift == "scalar" else drift_vector
+        return self.means + self.options.gamma * how(past[here], now[here])
+
+    def _logits(self, weights: Mapping[str, Tensor], joint: Tensor) -> Tensor:
+        logits = self.network(weights, joint)
+        return logits.masked_fill(~self.seen, -torch.inf) if self.options.seen_mask else logits
+
+    def _end(self, clients: Clients, moment: Moment) -> dict[str, float]:
+        """d.4: prototypes by eq. 5, Fisher diagonals, and what was held back at each client."""
+        means, counts = self._means(clients, moment)
+        evolution = evolved(self.means, self.known, means, counts, self.options.beta)
+        moved = (evolution - self.means).norm(dim=-1)
+        both = torch.nonzero(self.known & (counts > 0)).flatten().tolist()
+        notes = {f"moved class {kind}": float(moved[kind]) for kind in both}
+        self.means, self.known = evolution, self.known | (counts > 0)
+        if self.options.lmo_rule != "off":
+            self._measure(clients, moment)
+        ids = self._learners(moment)
+        replies = clients.ask(Client.settle, dict.fromkeys(ids, Empty()))
+        return notes | {f"frozen {id}": reply.frozen for id, reply in replies.items()}
+
+    def _measure(self, clients: Clients, moment: Moment) -> None:
+        """Send each sample's own gradient of the cross-entropy to the clients."""
+        options, y = self.options, self.site.train(moment.stage).y
+        seed = self.site.stream("fisher", moment).key
+        count, ids = min(options.fisher_rows, len(y)), self._learners(moment)
+        parts = self._embedded(clients, ids, "train", moment.stage, (seed, count))
+        joint = joined(list(parts.values()), options.agg).requires_grad_()
+        labels = y[Batches(len(y), len(y), seed).at(0, y.device)[:count]]
+        with torch.enable_grad():  # a sum over samples: each row's gradient is its own
+            loss = F.cross_entropy(self._logits(self.weights, joint), labels, reduction="sum")
+        (gradient,) = torch.autograd.grad(loss, [joint])
+        part = parts_of(gradient, len(ids), options.agg)[0]
+        clients.ask(Client.measure, dict.fromkeys(ids, Measure(seed, part)))
+
+    def _embedded(
+        self,
+        clients: Clients,
+        ids: list[str],
+        part: Literal["train", "test"],
+        number: int,
+        sample: tuple[int, int] = (0, 0),  # seed and count of rows drawn; 0 for all
+    ) -> Tensors:
+        """The embeddings of rows of a stage or task, by client."""
+        seed, count = sample
+        rows = count or len((self.site.train if part == "train" else self.site.test)(number))
+        found: dict[str, list[Tensor]] = {id: [] for id in ids}
+        for start in range(0, rows, CHUNK):
+            wanted = min(CHUNK, rows - start)
+            request = Embed(part, number, seed, start, wanted)
+            for id, reply in clients.ask(Client.embed, dict.fromkeys(ids, request)).items():
+                found[id].append(fitting(reply.embedding, wanted, self.options.width, id))
+        return {id: torch.cat(parts) for id, parts in found.items()}
+
+    def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
+        """Every task so far, and all their classes together (variant `union`)."""
+        tasks = list(clients.tasks)
+        said = {task: self._predicted(clients, moment, task) for task in tasks}
+        oracle = self.site.by_columns and self.options.fil_eval == "label_oracle"
+        variant = "label_oracle" if oracle else ""
+        found = [self._score(moment, task, variant, *said[task]) for task in tasks]
+        if self.site.stages > 1 and not self.site.by_columns:
+            found.append(self._score(moment, moment.stage, "union", *union(said)))
+        return found
+
+    def _predicted(self, clients: Clients, moment: Moment, task: int) -> tuple[Tensor, Tensor]:
+        y = self.site.test(task).y
+        rows = self._embedded(clients, self.site.parties(moment.stage), "test", task)
+        parts = list(rows.values())
+        if not self.site.by_columns or self.options.protocol == "P2":
+            joint = joined(parts, self.options.agg)
+        elif self.options.fil_eval == "label_oracle" and moment.stage:
+            # J1: what the published code tests. It reads the true label; for diagnosis only.
+            joint = 0.5 * parts[-1] + 0.5 * moment.stage * self.means[y]
+        else:
+            joint = combined(parts, self.options.fil_eval, self.options.beta)
+        with torch.no_grad():
+            return self._logits(self.weights, joint), y
+
+    def _score(self, moment: Moment, task: int, variant: str, logits: Tensor, y: Tensor) -> Score:
+        correct, f1 = hits(logits, y)
+        where = (moment.stage, moment.round, "server", task, variant, "test")
+        return Score(*where, len(y), correct, f1)
+
+    def state(self) -> Tensors:
+        return prefixed("weights", self.weights) | {
+            "seen": self.seen,
+            "known": self.known,
+            "means": self.means,
+            "received": self.received,
+            "arrived": self.arrived,
+        }
+
+    def restore(self, state: Tensors) -> None:
+        self.weights = copied(without("weights", state))
+        self.seen, self.known = state["seen"].clone(), state["known"].clone()
+        self.means, self.received = state["means"].clone(), state["received"].clone()
+        self.arrived = state["arrived"].clone()
+
+
+def combined(parts: list[Tensor], how: str, beta: float) -> Tensor:
+    """d.3 step 11: what the top reads at a test where each client was trained by itself.
+
+    mix: H_k = beta E_k + (1 - beta) H_(k-1), whose class means are the prototypes of eq. 5.
+    """
+    if how == "sum":
+        return torch.stack(parts).sum(0)
+    found = parts[0]
+    for part in parts[1:]:
+        found = beta * part + (1 - beta) * found
+    return parts[-1] if how == "current" else found
+
+
+METHOD = Method(Options, Server, Client, split="parties", headline="union")
