@@ -420,3 +420,20 @@ def _complain(what: str, where: str, remedy: str, exit_code: int) -> None:
     for name, text in (("error", what), ("where", where), ("to do", remedy)):
         print(f"{name}: {' '.join(text.splitlines())}", file=sys.stderr)
     raise SystemExit(exit_code)
+
+
+@app.command("report")
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs", metavar="RUN...")],
+    to: Annotated[
+        Path | None, typer.Option("-o", "--out", help="the page; default report.html in the run")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="a folder for the figures as SVG files")
+    ] = None,
+) -> None:
+    """Write one HTML page about one or several runs."""
+    from atoll.report import page  # noqa: PLC0415 - matplotlib takes a second to import
+
+    home = runs[0] / "report.html" if len(runs) == 1 else Path("report.html")
+    out.print(f"the report is in {page.write(runs, to or home, figures)}", soft_wrap=True)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from atoll import methods
 from atoll.core import VERSION
 from atoll.core.errors import InterruptedRunError, UserError
 from atoll.core.federation import Clients, Moment, Server, Transport
@@ -47,6 +48,7 @@ class Progress:
 
 
 Watch = Callable[[Progress], None]
+MOST_NAMES = 300  # a table with more columns is told by numbers alone
 
 
 def facts(parts: Parts) -> dict[str, Any]:
@@ -73,7 +75,28 @@ def facts(parts: Parts) -> dict[str, Any]:
         "tasks": list(parts.scenario.tasks),
         "known_at": list(parts.scenario.known_at),
         "stages": parts.scenario.stages,
+        "headline": methods.load(parts.config.method["name"]).headline,
+        "holdings": _holdings(parts),
     }
+
+
+def _holdings(parts: Parts) -> dict[str, Any]:
+    """Who holds what, in numbers and names of columns: rows by stage, test rows by task."""
+    scenario, dataset = parts.scenario, parts.dataset
+    named = dataset.columns if len(dataset.columns) <= MOST_NAMES else ()
+    sites = {}
+    for id in scenario.clients:
+        holdings, columns = scenario.holdings[id], scenario.holdings[id][-1].own
+        sites[id] = {
+            "train": [len(held.train) for held in holdings],
+            "valid": [len(held.valid) for held in holdings],
+            "test": [len(rows) for rows in scenario.tests[id]],
+            "classes": [len(np.unique(dataset.y[held.train])) for held in holdings],
+            "own": len(columns),
+            "own_names": [named[i] for i in columns] if named else [],
+        }
+    names = [named[i] for i in scenario.common] if named else []
+    return {"common": len(scenario.common), "common_names": names, "sites": sites}
 
 
 def same_data(parts: Parts, recorded: Mapping[str, Any], where: str) -> None:
