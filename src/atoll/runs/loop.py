@@ -1,10 +1,12 @@
 """The loop of a run: stages, rounds, scores, checkpoints, and going on where a run was cut."""
 
+import json
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +17,7 @@ from atoll.core import VERSION
 from atoll.core.errors import InterruptedRunError, UserError
 from atoll.core.federation import Clients, Moment, Server, Transport
 from atoll.core.messages import Tensors
-from atoll.core.record import Event, Record, Round, Stage
+from atoll.core.record import Event, Record, Round, Stage, write_whole
 from atoll.learning.weights import prefixed, without
 from atoll.runs.config import RunConfig
 from atoll.runs.parts import Parts
@@ -99,6 +101,27 @@ def _holdings(parts: Parts) -> dict[str, Any]:
     return {"common": len(scenario.common), "common_names": names, "sites": sites}
 
 
+def write_recipe(parts: Parts, folder: Path) -> None:
+    """For own tables, write how a site's file becomes what its model reads: for predictions."""
+    layout, scenario, dataset = parts.dataset.layout, parts.scenario, parts.dataset
+    if layout is None or dataset.group is None:
+        return
+    alone = not parts.config.data.get("site")  # each site has a file of its own
+    sites = {}
+    for number, id in enumerate(scenario.clients):
+        common, own = parts.site(id).scaling()
+        rows = np.flatnonzero(dataset.group == number)
+        first = int(rows[0]) if alone else 0
+        sites[id] = {
+            "own": scenario.holdings[id][-1].own.tolist(),
+            "scaling": {"common": common.tolist(), "own": own.tolist()},
+            "rows": len(rows) if alone else len(dataset),
+            "held_out": [(tested - first).tolist() for tested in scenario.tests[id]],
+        }
+    body = {**layout.recipe, "common": scenario.common.tolist(), "sites": sites}
+    write_whole(folder / "recipe.json", json.dumps(body, indent=1).encode() + b"\n")
+
+
 def same_data(parts: Parts, recorded: Mapping[str, Any], where: str) -> None:
     """Refuse to go on with other data than the run began with."""
     if recorded.get("data", {}).get("fingerprint") != parts.dataset.fingerprint:
@@ -166,6 +189,7 @@ def go(
 ) -> None:
     """Run, or go on with a run that was cut; `stopping` is asked after each round."""
     run = _Run(parts, parts.server(), engine, record, watch, stopping)
+    write_recipe(parts, record.folder)
     stage, number = run.load()
     run.saved = time.monotonic()
     while stage < parts.scenario.stages:
