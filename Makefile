@@ -2,11 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+DEMO = $(eval DEMO := runs/demo-$(shell n=1; while [ -e runs/demo-$$n ]; do n=$$((n+1)); done; echo $$n))$(DEMO)
 
-.PHONY: demo setup check test process golden all clean
+.PHONY: demo setup check test process browser picture golden all clean
 
 demo: $(READY)
-	$(BIN)/atoll run demo
+	$(BIN)/atoll run demo --out "$(DEMO)"
+	$(BIN)/atoll report "$(DEMO)"
 
 setup: $(READY)
 
@@ -29,10 +31,17 @@ test: $(READY)
 process: $(READY)
 	$(BIN)/pytest -q -m process
 
+browser: $(READY)
+	$(BIN)/pytest -q -m browser
+
+# The picture in the README: the demo with three seeds beside the method alone, in a real browser.
+picture: $(READY)
+	docs/picture.sh "$(BIN)/atoll" docs/report.png
+
 golden: $(READY)
 	ATOLL_GOLDEN=renew $(BIN)/pytest -q tests/golden
 
-all: check test process
+all: check test process browser
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -37,7 +37,7 @@ from atoll.core.errors import (
 )
 from atoll.core.options import describe, nearest
 from atoll.core.record import Message, Round, Score, disk_errors, write_whole
-from atoll.data import align, fetch
+from atoll.data import align, fetch, tables
 from atoll.data.splits import ScenarioOptions
 from atoll.engines.local import execute, fresh_folder, last_folder, recorded
 from atoll.engines.sweep import Point, points, sweep
@@ -46,7 +46,10 @@ from atoll.reproduce import chfl
 from atoll.reproduce.ledger import as_json as as_json_ledger
 from atoll.reproduce.ledger import as_markdown
 from atoll.runs.config import EngineOptions, RunConfig, change, presets, read, resolve
-from atoll.runs.loop import Progress
+from atoll.runs.draft import draft
+from atoll.runs.loop import Progress, facts
+from atoll.runs.parts import parts
+from atoll.runs.predict import Predictor, export, predict
 from atoll.runs.result import Run, plain, table
 
 app = typer.Typer(
@@ -569,3 +572,147 @@ def _complain(what: str, where: str, remedy: str, exit_code: int) -> None:
     for name, text in (("error", what), ("where", where), ("to do", remedy)):
         print(f"{name}: {' '.join(text.splitlines())}", file=sys.stderr)
     raise SystemExit(exit_code)
+
+
+@app.command("report")
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs", metavar="RUN...")],
+    to: Annotated[
+        Path | None, typer.Option("-o", "--out", help="the page; default report.html in the run")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="a folder for the figures as SVG files")
+    ] = None,
+) -> None:
+    """Write one HTML page about one or several runs."""
+    from atoll.report import page  # noqa: PLC0415 - matplotlib takes a second to import
+
+    home = runs[0] / "report.html" if len(runs) == 1 else Path("report.html")
+    out.print(f"the report is in {page.write(runs, to or home, figures)}", soft_wrap=True)
+
+
+@app.command("inspect")
+def inspect_command(
+    what: Annotated[
+        str, typer.Argument(help="a preset, a method, or a .toml file", metavar="CONFIG")
+    ],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value")] = None,
+) -> None:
+    """Show what each site holds and what will be done with it, before anything trains."""
+    changes = dict(_assignment(text) for text in set_ or [])
+    config = resolve(change(read(what), changes), what)
+    if "files" in config.data:
+        given = {key: value for key, value in config.data.items() if key != "name"}
+        _print_survey(tables.survey(**given))
+    held = facts(parts(config))["holdings"]
+    rows = [
+        [id, *(f"{sum(site[part]):,}" for part in ("train", "valid", "test")), str(site["own"])]
+        for id, site in held["sites"].items()
+    ]
+    title = f"rows as dealt with seed {config.seed}; {held['common']} common columns of numbers"
+    _print_grid(title, ["site", "train", "valid", "test", "own columns of numbers"], rows)
+
+
+def _print_survey(found: tables.Survey) -> None:
+    sites = [
+        [site.name, site.file, f"{site.rows:,}", _counted(site.classes), _counted(site.stages)]
+        for site in found.sites
+    ]
+    header = (
+        ["site", "file", "rows", "classes", "stages"]
+        if found.stages
+        else ["site", "file", "rows", "classes"]
+    )
+    _print_grid("sites", header, [row[: len(header)] for row in sites])
+    columns = [
+        [
+            column.name,
+            column.kind,
+            column.where,
+            ", ".join(column.sites) if column.where != "common" else "all",
+            _counted(column.missing),
+            column.done,
+        ]
+        for column in found.columns
+    ]
+    _print_grid("columns", ["column", "type", "", "sites", "missing", "what is done"], columns)
+    if found.findings:
+        _print_pairs([(one.what, one.done) for one in found.findings], "worth knowing")
+    _print_pairs([("", line) for line in found.crossing], "sites tell each other before training")
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    shown = [f"{name}: {count:,}" if name else f"{count:,}" for name, count in counts.items()]
+    return ", ".join(shown[:8]) + (", ..." if len(shown) > 8 else "")
+
+
+def _print_grid(title: str, header: list[str], rows: list[list[str]]) -> None:
+    shown = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
+    for name in header:
+        shown.add_column(name, overflow="fold")
+    for row in rows:
+        shown.add_row(*map(Text, row))
+    out.print(shown)
+
+
+@app.command("init")
+def init_command(
+    files: Annotated[list[str] | None, typer.Argument(help="one table a site")] = None,
+    label: Annotated[str, typer.Option(help="the column to be predicted")] = "",
+    site: Annotated[str, typer.Option(help="one file: the column of a row's site")] = "",
+    stage: Annotated[str, typer.Option(help="the column of a row's stage")] = "",
+    method: Annotated[str, typer.Option(help="chfl, fedavg or alone")] = "",
+    to: Annotated[Path, typer.Option("-o", "--out", help="the config to write")] = Path("run.toml"),
+) -> None:
+    """Write a commented config for your own tables; what you do not give, you are asked."""
+    if to.exists():
+        raise UserError("the file is there already", str(to), "choose another with -o")
+    asking = sys.stdin.isatty()
+    if not (files and label) and not asking:
+        raise UserError("no files or no label", "atoll init", "atoll init A.csv B.csv --label NAME")
+    given = files or str(typer.prompt("Files, one for each site, with blanks between")).split()
+    label = label or str(typer.prompt("The column to be predicted"))
+    method = method or (str(typer.prompt("Method", default="chfl")) if asking else "chfl")
+    text = draft(given, label, method, site, stage)
+    tables.survey(**tomllib.loads(text)["data"])  # a mistake in the files is found now
+    with disk_errors(to):
+        to.write_text(text, encoding="utf-8")
+    out.print(f"wrote {to}; next: atoll inspect {to}, then atoll run {to}", soft_wrap=True)
+
+
+@app.command("predict")
+def predict_command(
+    run: Annotated[Path, typer.Argument(help="the folder of a run", metavar="RUN")],
+    file: Annotated[Path, typer.Argument(help="rows to predict, CSV or Parquet")],
+    site: Annotated[str, typer.Option(help="whose model")],
+    to: Annotated[Path, typer.Option("-o", "--out", help="the predictions")] = Path(
+        "predictions.csv"
+    ),
+    model: Annotated[str, typer.Option(help="a variant; default the method's headline")] = "",
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="only the rows that the run kept for its tests")
+    ] = False,
+) -> None:
+    """Predict the rows of a file with the model of one site."""
+    done = predict(Predictor(run, site, model), file, to, held_out)
+    for name in done.absent:
+        err.print(f"the file has no column '{name}': taken as missing", soft_wrap=True)
+    for name, count in done.unseen.items():
+        err.print(f"{count} values of '{name}' were never seen: taken as unknown", soft_wrap=True)
+    right = "" if done.right is None else f", {done.right / done.rows:.4f} of them right"
+    out.print(f"{done.rows:,} predictions in {to}{right}", soft_wrap=True)
+
+
+@app.command("export")
+def export_command(
+    run: Annotated[Path, typer.Argument(help="the folder of a run", metavar="RUN")],
+    site: Annotated[str, typer.Option(help="whose model")],
+    to: Annotated[Path | None, typer.Option("-o", "--out", help="a folder")] = None,
+    model: Annotated[str, typer.Option(help="a variant; default the method's headline")] = "",
+) -> None:
+    """Write one site's model as safetensors with a card in JSON."""
+    from atoll.report.tables import departures  # noqa: PLC0415
+
+    crossed = {one.client: one.sentence for one in departures(Run(run))}.get(site, "nothing")
+    found = export(Predictor(run, site, model), to or run / f"export-{site}", crossed)
+    out.print(f"the model and its card are in {found}", soft_wrap=True)

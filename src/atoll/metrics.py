@@ -25,6 +25,7 @@ __all__ = [
     "backward_transfer",
     "bytes_down",
     "bytes_up",
+    "client_accuracy",
     "final_accuracy",
     "forgetting_best_last",
     "forgetting_diagonal_last",
@@ -178,6 +179,11 @@ def _finally(result: Primary, cells: Array) -> Array:
 def final_accuracy(result: Primary) -> float:
     """Accuracy after the last stage: the mean over tasks known then, then over clients."""
     return float(_mean(_finally(result, result.accuracy)))
+
+
+def client_accuracy(result: Primary) -> dict[str, float]:
+    """Each client's own accuracy after the last stage: the mean over the tasks known then."""
+    return dict(zip(result.clients, _finally(result, result.accuracy).tolist(), strict=True))
 
 
 def average_accuracy(result: Primary) -> float:

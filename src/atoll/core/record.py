@@ -29,6 +29,7 @@ __all__ = [
     "Score",
     "Stage",
     "disk_errors",
+    "read_checkpoint",
     "read_events",
     "write_whole",
 ]
@@ -114,6 +115,21 @@ def read_events(folder: Path) -> list[Event]:
         raise UserError(
             "a line of the record is damaged", str(path), "use --resume, or restore it from a copy"
         ) from error
+
+
+def read_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
+    """The tensors of a run's last checkpoint and its head; changes nothing."""
+    path = folder / "checkpoint.safetensors"
+    try:
+        with disk_errors(path), safe_open(path, "np") as file:
+            head = json.loads(file.metadata()["atoll"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        whole = head.pop("digest") == _digest(tensors, head)
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path) from error
+    if not whole:
+        raise _damaged(path)
+    return tensors, head
 
 
 @contextlib.contextmanager
@@ -222,19 +238,10 @@ class Record:
 
     def resume(self) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, int]] | None:
         """What the last checkpoint holds, with the events cut to it; None where there is none."""
-        path = self.folder / "checkpoint.safetensors"
-        if not path.exists():
+        if not (self.folder / "checkpoint.safetensors").exists():
             self._cut(dict.fromkeys(self._files, 0))
             return None
-        try:
-            with disk_errors(path), safe_open(path, "np") as file:
-                head = json.loads(file.metadata()["atoll"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            whole = head.pop("digest") == _digest(tensors, head)
-        except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _damaged(path) from error
-        if not whole:
-            raise _damaged(path)
+        tensors, head = read_checkpoint(self.folder)
         self._cut(head["lengths"])
         return tensors, head["progress"]
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_type_hints
 
 from atoll.core import options
 from atoll.core.errors import UserError
-from atoll.data import fetch, images, tabular, text
+from atoll.data import fetch, images, tables, tabular, text
 from atoll.data.dataset import Dataset
 
 __all__ = ["About", "Dataset", "about", "load", "names"]
@@ -34,6 +34,8 @@ def names() -> list[str]:
 
 def load(name: str, **given: Any) -> Dataset:
     """The data set of this name; what else may be given stands in its function's signature."""
+    if "files" in given:  # the user's own tables, which may be called anything
+        return tables.load(name, **given)
     _, source = _source(name)
     hints = get_type_hints(source, include_extras=True)
     fields = [

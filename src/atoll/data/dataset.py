@@ -7,9 +7,20 @@ from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["Dataset"]
+__all__ = ["Dataset", "Layout"]
 
 Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What tables of several sites need beside their numbers: who has which column, and when."""
+
+    held: Array  # (groups, columns) bool
+    numbers: Array  # (columns,) bool: to be scaled, NaN where missing; the others are 0 or 1
+    stage: Array  # (rows,) int64, an index into stages
+    stages: tuple[str, ...]  # empty where there is one
+    recipe: dict[str, Any]  # how a file becomes these columns, as JSON
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,7 @@ class Dataset:
     test: Array | None = None  # (rows,) bool, the official test rows where the set has them
     group: Array | None = None  # (rows,) int64, an index into groups: a row's site, domain or task
     groups: tuple[str, ...] = ()
+    layout: Layout | None = None  # of the user's own tables
     words: tuple[str, ...] = ()  # text: the word of each token; 0 is padding, 1 is unknown
     vectors: str = "best"  # text: the word vectors it is read with where none are named
 
@@ -52,7 +64,8 @@ class Dataset:
     def fingerprint(self) -> str:
         """A hash of all content; equal data give equal fingerprints."""
         digest = hashlib.sha256()
-        for array in (self.x, self.y, self.test, self.group):
+        layout = () if self.layout is None else (self.layout.held, self.layout.stage)
+        for array in (self.x, self.y, self.test, self.group, *layout):
             if array is not None:
                 digest.update(f"{array.dtype}{array.shape}".encode())
                 digest.update(np.ascontiguousarray(array).tobytes())
@@ -68,4 +81,5 @@ class Dataset:
             y=self.y[rows],
             test=None if self.test is None else self.test[rows],
             group=None if self.group is None else self.group[rows],
+            layout=self.layout and replace(self.layout, stage=self.layout.stage[rows]),
         )

@@ -14,7 +14,7 @@ from atoll.core.rows import Public, Rows
 from atoll.data.dataset import Dataset
 from atoll.data.scenario import Scenario
 
-__all__ = ["Scale", "Shelf", "Site", "block", "colours"]
+__all__ = ["Scale", "Shelf", "Site", "block", "colours", "filled"]
 
 Array = np.ndarray[Any, Any]
 Scale = Literal["global", "local", "none", "imagenet"]
@@ -37,9 +37,10 @@ class Shelf:
             )
         elif dataset.kind == "table":
             x = x.to(dtype)
-            if scale == "global":
+            if scale == "global" and dataset.layout is None:
                 x = standardised(x, x[torch.from_numpy(train)])
         self.x = x.to(device)  # images as bytes: four times smaller, and few are taken
+        self.train, self.layout = train, dataset.layout
         self.y = torch.from_numpy(dataset.y).to(device)
         self._taken: dict[bytes, Tensor] = {}
 
@@ -87,6 +88,25 @@ def block(columns: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
     whole = np.ravel_multi_index(np.ix_(*places), shape).ravel()
     sides = tuple(len(axis) for axis in places)
     return sides if np.array_equal(whole, columns) else (len(columns),)
+
+
+def _fitted(fit: Tensor, moved: Tensor) -> Tensor:
+    """Fill, mean and deviation of columns, NaN left out; 0 and 1 for those that are not `moved`."""
+    there = ~torch.isnan(fit)
+    count = there.sum(0).clamp(min=1)
+    values = torch.where(there, fit, 0).double()
+    mean = values.sum(0) / count
+    deviation = ((torch.where(there, values - mean, 0) ** 2).sum(0) / count).sqrt()
+    deviation = torch.where(moved & (deviation > 0), deviation, 1)
+    return torch.stack([mean, torch.where(moved, mean, 0), deviation])
+
+
+def filled(x: Tensor, scaling: Tensor) -> Tensor:
+    """Columns with their missing values filled in, scaled."""
+    fill, mean, deviation = scaling
+    whole = torch.where(torch.isnan(x), fill, x.double())
+    moved: Tensor = (whole - mean) / deviation
+    return moved.to(x.dtype)
 
 
 class Site:
@@ -236,8 +256,27 @@ class Site:
         further = self._shelf.inputs(rows, own) if self._table else none
         return Rows(x, further, self._shelf.labels(rows))
 
+    def scaling(self) -> tuple[Tensor, Tensor]:
+        """Own tables: what a missing value becomes, and by what common and own columns are scaled.
+
+        Each (3, columns): fill, mean, deviation. Fitted on the training rows of this site's first
+        stage; with `global` scaling the common columns on those of all sites and stages.
+        """
+        layout, holding = self._shelf.layout, self._scenario.holdings[self.id][0]
+        assert layout is not None  # only own tables are asked for it
+        everywhere = self._shelf.scale == "global"
+        found = []
+        for columns, shared in ((self._scenario.common, everywhere), (holding.own, False)):
+            fit = self._shelf.inputs(self._shelf.train if shared else holding.train, columns)
+            numbers = torch.from_numpy(layout.numbers[columns]).to(fit.device)
+            found.append(_fitted(fit, numbers & (self._shelf.scale != "none")))
+        return found[0], found[1]
+
     def _scaled(self, rows: Rows, train: Array) -> Rows:
         """With `local` scaling, the rows as this site's own training rows scale them."""
+        if self._shelf.layout is not None:
+            common, own = self.scaling()
+            return Rows(filled(rows.x, common), filled(rows.own, own), rows.y)
         if self._shelf.scale != "local" or not self._table:
             return rows
         holding = self._scenario.holdings[self.id][0]

@@ -46,10 +46,11 @@ Array = np.ndarray[Any, Any]
 Take = Callable[[Array, int], tuple[Array, Array]]  # (rows, count) -> those taken, those left
 Deal = Callable[[Array, int], list[Array]]  # (rows, stage) -> the rows of each client
 
-Split = Literal["rows", "columns", "sites", "classes", "parties", "tasks", "domains"]
+Split = Literal["rows", "columns", "sites", "classes", "parties", "tasks", "domains", "files"]
 Cut = Literal["contiguous", "permuted", "strips", "quadrants"]
 
 _DRAW_SEED: Final = 42  # FedSeIT, g.2 and g.3: the tasks are the same in every run
+_FEWEST: Final = 5  # rows of a site at a stage: to learn from, to choose by, to test on
 _NONE: Final = np.empty(0, dtype=np.int64)
 _ABSENT: Final = Holding(_NONE, _NONE, _NONE)  # of a client that has not joined yet
 
@@ -320,6 +321,11 @@ def scenario(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenario:
             f"train = {options.train:g} and valid = {options.valid:g} cannot be shares of the rows",
             "choose train above 0, and both together at most 1",
         )
+    if dataset.layout is not None and options.split != "files":
+        raise _refusal(
+            f"your own tables cannot be dealt out by split = '{options.split}'",
+            "use split = 'files', or leave it out",
+        )
     made = _SPLITS[options.split](dataset, options, seed)
     if options.stages not in (1, made.stages):
         raise _refusal(
@@ -468,6 +474,31 @@ def _by_domains(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenar
     return _made(ids, holdings, [tests], tuple(groups), _all_columns(dataset))
 
 
+def _by_files(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenario:
+    """Clients are the sites of the user's own tables, tested on rows and columns of their own."""
+    layout, stream = dataset.layout, Stream.of(seed, "split", "files")
+    if layout is None:
+        raise _refusal(f"'{dataset.name}' is not made of files", "give data = { files = [...] }")
+    common, stages = layout.held.all(0), layout.stages or ("all",)
+    holdings, tests = [], []
+    for number, (name, rows) in enumerate(_group_rows(dataset).items()):
+        parts = []
+        for stage, at in enumerate(stages):
+            mine = rows[layout.stage[rows] == stage]
+            if len(mine) < _FEWEST:
+                when = f" at stage '{at}'" if layout.stages else ""
+                raise _refusal(
+                    f"site '{name}' has too few rows{when}: {len(mine)}",
+                    f"a site needs {_FEWEST} or more: add rows, or leave it out",
+                )
+            take = by_class(dataset.y, stream.child(name, stage).numpy())
+            parts.append(_cut_some(dataset, options, mine, take))
+        own = np.flatnonzero(layout.held[number] & ~common)
+        holdings.append([Holding(part.train, part.valid, own) for part in parts])
+        tests.append([part.test for part in parts])
+    return _made(dataset.groups, holdings, tests, tuple(stages), np.flatnonzero(common))
+
+
 _SPLITS: Final[Mapping[Split, Callable[[Dataset, ScenarioOptions, int], Scenario]]] = {
     "rows": _by_rows,
     "columns": _by_columns,
@@ -476,6 +507,7 @@ _SPLITS: Final[Mapping[Split, Callable[[Dataset, ScenarioOptions, int], Scenario
     "parties": _by_parties,
     "tasks": _by_tasks,
     "domains": _by_domains,
+    "files": _by_files,
 }
 
 

@@ -36,7 +36,9 @@ __all__ = [
 class ModelOptions:
     """Which network the clients train."""
 
-    name: str = "mlp"  # mlp; for images also resnet18, cnn, ... or module:function; texts: their own
+    name: str = (
+        "mlp"  # mlp; for images also resnet18, cnn, ... or module:function; texts: their own
+    )
     widths: tuple[AtLeastOne, ...] = (512, 256, 128)  # hidden layers; texts: filters is the last
     vectors: str = "best"  # texts: word vectors by name, best of those here, or random-50 and alike
     norm: NotNegative = 5.0  # texts: mean length that word vectors are scaled to, 0 leaves them

@@ -21,6 +21,8 @@ class Method:
     client: Callable[[Any, Any], Any]  # (options, site) -> Client
     split: str = "rows"  # the kind of scenario it is made for
     headline: str = ""  # the variant that stands for the method where one number is wanted
+    kept: Callable[[Any, Any, str], Any] | None = None  # (client, server's state, variant) -> model
+    said: Callable[[Any, Any, Any], Any] | None = None  # (client, model, rows) -> logits
 
 
 def names() -> list[str]:

@@ -116,4 +116,14 @@ class Server:
         pass
 
 
-METHOD = Method(Options, Server, Client, split="columns")
+def kept(client: Client, shared: Tensors, variant: str) -> Tensors:
+    """The model that a client uses in the end."""
+    return client.weights
+
+
+def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
+    """The logits of a model that was kept."""
+    return logits(model, rows, **client.how)
+
+
+METHOD = Method(Options, Server, Client, split="columns", kept=kept, said=said)

@@ -458,4 +458,14 @@ class Server:
         self.idle, self.judged = memory["idle"], memory["judged"]
 
 
-METHOD = Method(Options, Server, Client, split="columns", headline="auto")
+def kept(client: Client, shared: Tensors, variant: str) -> Tensors:
+    """The model that a client uses in the end: the best of a variant on its validation rows."""
+    return client.best[variant]
+
+
+def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
+    """The logits of a model that was kept."""
+    return client._logits(model, rows)
+
+
+METHOD = Method(Options, Server, Client, split="columns", headline="auto", kept=kept, said=said)

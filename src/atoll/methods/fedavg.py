@@ -11,11 +11,13 @@ from functools import partial
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from atoll.core.federation import Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Tensors, Weights
 from atoll.core.options import AtLeastOne, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Score
+from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.learning.losses import plain, proximal
 from atoll.learning.models import Architecture
@@ -116,4 +118,14 @@ class Server:
         self.weights = copied(state)
 
 
-METHOD = Method(Options, Server, Client)
+def kept(client: Client, shared: Tensors, variant: str) -> Tensors:
+    """The model that a client uses in the end: the shared one."""
+    return shared
+
+
+def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
+    """The logits of a model that was kept."""
+    return client.network(model, rows.x)
+
+
+METHOD = Method(Options, Server, Client, kept=kept, said=said)

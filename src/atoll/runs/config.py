@@ -171,10 +171,12 @@ def resolve(values: Mapping[str, Any], where: str) -> RunConfig:
     if "name" not in config.method:
         raise UserError("no method", where, "add method = { name = 'fedavg' }")
     method = methods.load(str(config.method["name"]))
+    own = "files" in config.data
     full = dataclasses.replace(
         config,
         data=config.data or {"name": "synthetic-table"},
-        scenario={"split": method.split, **config.scenario},
+        scenario={"split": "files" if own else method.split, **config.scenario},
+        scale="local" if own and "scale" not in values else config.scale,
     )
     return dataclasses.replace(
         full,

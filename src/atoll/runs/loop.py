@@ -1,20 +1,23 @@
 """The loop of a run: stages, rounds, scores, checkpoints, and going on where a run was cut."""
 
+import json
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from atoll import methods
 from atoll.core import VERSION
 from atoll.core.errors import InterruptedRunError, UserError
 from atoll.core.federation import Clients, Moment, Server, Transport
 from atoll.core.messages import Tensors
-from atoll.core.record import Event, Record, Round, Stage
+from atoll.core.record import Event, Record, Round, Stage, write_whole
 from atoll.learning.weights import prefixed, without
 from atoll.runs.config import RunConfig
 from atoll.runs.parts import Parts
@@ -47,6 +50,7 @@ class Progress:
 
 
 Watch = Callable[[Progress], None]
+MOST_NAMES = 300  # a table with more columns is told by numbers alone
 
 
 def facts(parts: Parts) -> dict[str, Any]:
@@ -75,6 +79,8 @@ def facts(parts: Parts) -> dict[str, Any]:
         "tasks": list(parts.scenario.tasks),
         "known_at": list(parts.scenario.known_at),
         "stages": parts.scenario.stages,
+        "headline": methods.load(parts.config.method["name"]).headline,
+        "holdings": _holdings(parts),
     }
 
 
@@ -85,6 +91,46 @@ def _public(parts: Parts) -> dict[str, Any]:
     public = parts.public
     found = {"rows": len(public), "fingerprint": public.fingerprint}
     return {"public": {"name": parts.config.public["name"], **found}}
+
+
+def _holdings(parts: Parts) -> dict[str, Any]:
+    """Who holds what, in numbers and names of columns: rows by stage, test rows by task."""
+    scenario, dataset = parts.scenario, parts.dataset
+    named = dataset.columns if len(dataset.columns) <= MOST_NAMES else ()
+    sites = {}
+    for id in scenario.clients:
+        holdings, columns = scenario.holdings[id], scenario.holdings[id][-1].own
+        sites[id] = {
+            "train": [len(held.train) for held in holdings],
+            "valid": [len(held.valid) for held in holdings],
+            "test": [len(rows) for rows in scenario.tests[id]],
+            "classes": [len(np.unique(dataset.y[held.train])) for held in holdings],
+            "own": len(columns),
+            "own_names": [named[i] for i in columns] if named else [],
+        }
+    names = [named[i] for i in scenario.common] if named else []
+    return {"common": len(scenario.common), "common_names": names, "sites": sites}
+
+
+def write_recipe(parts: Parts, folder: Path) -> None:
+    """For own tables, write how a site's file becomes what its model reads: for predictions."""
+    layout, scenario, dataset = parts.dataset.layout, parts.scenario, parts.dataset
+    if layout is None or dataset.group is None:
+        return
+    alone = not parts.config.data.get("site")  # each site has a file of its own
+    sites = {}
+    for number, id in enumerate(scenario.clients):
+        common, own = parts.site(id).scaling()
+        rows = np.flatnonzero(dataset.group == number)
+        first = int(rows[0]) if alone else 0
+        sites[id] = {
+            "own": scenario.holdings[id][-1].own.tolist(),
+            "scaling": {"common": common.tolist(), "own": own.tolist()},
+            "rows": len(rows) if alone else len(dataset),
+            "held_out": [(tested - first).tolist() for tested in scenario.tests[id]],
+        }
+    body = {**layout.recipe, "common": scenario.common.tolist(), "sites": sites}
+    write_whole(folder / "recipe.json", json.dumps(body, indent=1).encode() + b"\n")
 
 
 def same_data(parts: Parts, recorded: Mapping[str, Any], where: str) -> None:
@@ -154,6 +200,7 @@ def go(
 ) -> None:
     """Run, or go on with a run that was cut; `stopping` is asked after each round."""
     run = _Run(parts, parts.server(), engine, record, watch, stopping)
+    write_recipe(parts, record.folder)
     stage, number = run.load()
     run.saved = time.monotonic()
     while stage < parts.scenario.stages:

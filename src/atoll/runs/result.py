@@ -52,9 +52,11 @@ class Run:
     @property
     def headline(self) -> str:
         """The variant that stands for the method."""
-        wanted = methods.load(self.config["method"]["name"]).headline
+        wanted = self.facts.get("headline")
+        if wanted is None:  # a record of an older release
+            wanted = methods.load(self.config["method"]["name"]).headline
         if wanted in self.variants or not self.variants:
-            return wanted
+            return str(wanted)
         return self.variants[-1]
 
     @property

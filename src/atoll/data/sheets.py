@@ -1,0 +1,225 @@
+"""A file of the user's, CSV or Parquet, as batches of text columns: read in pieces, never whole."""
+
+import codecs
+import csv
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
+
+from atoll.core.errors import EXIT_DATA_MISSING, UserError
+
+__all__ = ["Sheet", "batches", "line_of", "opened"]
+
+DELIMITERS = (",", ";", "\t", "|")
+BLOCK = 1 << 23  # bytes of a CSV file read at once
+ROWS = 1 << 16  # rows of a Parquet file read at once
+PARQUET = (".parquet", ".pq")
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A file, how it is written, and its columns."""
+
+    path: Path
+    columns: tuple[str, ...]
+    delimiter: str  # empty for Parquet
+    encoding: str  # empty for Parquet
+    stamp: tuple[int, int]  # size and time of the last change
+
+    @property
+    def comma(self) -> bool:
+        """Whether 3,5 may be a number: only where a comma does not part columns."""
+        return bool(self.delimiter) and self.delimiter != ","
+
+
+def refused(what: str, path: Path, remedy: str) -> UserError:
+    """A file that cannot be used."""
+    return UserError(what, str(path), remedy, EXIT_DATA_MISSING)
+
+
+def opened(path: Path, delimiter: str = "", encoding: str = "") -> Sheet:
+    """Look at a file: its encoding, its delimiter, the names of its columns."""
+    stamp = _stamp(path)
+    if stamp[0] == 0:
+        raise refused("the file is empty", path, "give a file with a header and rows")
+    if path.suffix.lower() in PARQUET:
+        return Sheet(path, _checked(_parquet_columns(path), path), "", "", stamp)
+    encoding = encoding or _encoding(path)
+    header = _header(path, encoding)
+    delimiter = delimiter or _delimiter(header)
+    names = next(csv.reader([header], delimiter=delimiter), [])
+    return Sheet(path, _checked(names, path), delimiter, encoding, stamp)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+        if not path.is_file() or not os.access(path, os.R_OK):
+            raise refused("not a file that can be read", path, "give a CSV or Parquet file")
+    except OSError as error:
+        raise refused(
+            "no such file", path, "paths are read from the folder where the command is started"
+        ) from error
+    return found.st_size, found.st_mtime_ns
+
+
+def _checked(names: Sequence[str], path: Path) -> tuple[str, ...]:
+    """The names of columns, each there and there once."""
+    found = tuple(name.strip() for name in names)
+    for place, name in enumerate(found, 1):
+        if not name:
+            raise refused(
+                f"column {place} has no name", path, "name it, or write the file without an index"
+            )
+    twice = [name for name, count in Counter(found).items() if count > 1]
+    if twice:
+        raise refused(f"the column '{twice[0]}' is there twice", path, "rename or remove one")
+    return found
+
+
+def _encoding(path: Path) -> str:
+    """UTF-16 by its mark, UTF-8 if all of the file is, else Windows' or ISO's Latin 1."""
+    with path.open("rb") as file:
+        first = file.read(4)
+    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    for name in ("utf-8", "cp1252"):
+        decoder = codecs.getincrementaldecoder(name)()
+        try:
+            with path.open("rb") as file:
+                while block := file.read(BLOCK):
+                    if b"\0" in block:
+                        raise refused("not a text file", path, "give a CSV or Parquet file")
+                    decoder.decode(block)
+                decoder.decode(b"", final=True)
+            return name
+        except UnicodeDecodeError:
+            continue
+    return "latin-1"
+
+
+def _header(path: Path, encoding: str) -> str:
+    try:
+        with path.open(encoding=encoding, newline="") as file:
+            lines = (line.lstrip("\ufeff").rstrip("\r\n") for line in file)
+            return next((line for line in lines if line.strip()), "")
+    except (UnicodeError, LookupError) as error:
+        raise refused(
+            f"the file is not {encoding}", path, "name its encoding, e.g. encoding = 'latin-1'"
+        ) from error
+
+
+def _delimiter(header: str) -> str:
+    """The sign that parts the most names outside of quotes; a comma where there is none."""
+    bare = re.sub(r'"[^"]*"', "", header)
+    return max(DELIMITERS, key=lambda sign: (bare.count(sign), -DELIMITERS.index(sign)))
+
+
+def _parquet_columns(path: Path) -> list[str]:
+    try:
+        schema = pyarrow.parquet.ParquetFile(path).schema_arrow
+    except (pa.ArrowException, OSError) as error:
+        raise refused("not a Parquet file", path, "write it again, or give a CSV file") from error
+    for field in schema:
+        if _strange(field.type):
+            raise refused(
+                f"the column '{field.name}' has the type {field.type}",
+                path,
+                "columns may be numbers, text, true or false, and dates; remove or flatten it",
+            )
+    return [str(name) for name in schema.names]
+
+
+def _strange(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _strange(kind.value_type)
+    checks = (
+        pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean,
+        pa.types.is_string, pa.types.is_large_string, pa.types.is_date, pa.types.is_timestamp,
+        pa.types.is_null,
+    )  # fmt: skip
+    return not any(check(kind) for check in checks)
+
+
+def batches(sheet: Sheet, missing: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows in pieces, every value as text without blanks around it, or null where missing."""
+    words = pa.array(["", *missing], pa.string())
+    try:
+        source = _csv(sheet) if sheet.delimiter else _parquet(sheet)
+        for batch in source:
+            columns = []
+            for column in batch.columns:
+                text = pc.utf8_trim_whitespace(column)
+                known = pc.invert(pc.is_in(text, words))
+                columns.append(pc.if_else(known, text, pa.scalar(None, pa.string())))
+            yield pa.RecordBatch.from_arrays(columns, names=list(sheet.columns))
+    except pa.ArrowException as error:
+        reason = re.sub(r"^CSV parse error: ", "", str(error).splitlines()[0])[:200]
+        raise refused(f"cannot read it: {reason}", sheet.path, "mend that row") from error
+    except (UnicodeError, LookupError) as error:
+        raise refused(
+            f"the file is not {sheet.encoding}", sheet.path, "name its encoding"
+        ) from error
+    if _stamp(sheet.path) != sheet.stamp:
+        raise refused("the file changed while it was read", sheet.path, "start again")
+
+
+def _csv(sheet: Sheet) -> Iterator[pa.RecordBatch]:
+    names = [f"{place}" for place in range(len(sheet.columns))]
+    reader = pyarrow.csv.open_csv(
+        sheet.path,
+        read_options=pyarrow.csv.ReadOptions(
+            use_threads=False, block_size=BLOCK, encoding=_codec(sheet), column_names=names
+        ),
+        parse_options=pyarrow.csv.ParseOptions(delimiter=sheet.delimiter, newlines_in_values=True),
+        convert_options=pyarrow.csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
+        ),
+    )
+    head = True
+    for batch in reader:
+        yield batch.slice(1) if head else batch  # the first row is the header
+        head = False
+
+
+def _codec(sheet: Sheet) -> str:
+    return "utf8" if sheet.encoding == "utf-8" else sheet.encoding
+
+
+def _parquet(sheet: Sheet) -> Iterator[pa.RecordBatch]:
+    for batch in pyarrow.parquet.ParquetFile(sheet.path).iter_batches(ROWS):
+        columns = [_text(column) for column in batch.columns]
+        yield pa.RecordBatch.from_arrays(columns, names=list(sheet.columns))
+
+
+def _text(column: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_timestamp(column.type) and column.type.tz:
+        column = column.cast(pa.timestamp(column.type.unit, "UTC")).cast(
+            pa.timestamp(column.type.unit)
+        )
+    if pa.types.is_floating(column.type):  # NaN is a missing value, not a word
+        column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+    return column.cast(pa.string())
+
+
+def line_of(sheet: Sheet, row: int) -> str:
+    """Where a row of data, counted from 0, stands in the file."""
+    if not sheet.delimiter:
+        return f"{sheet.path}, row {row + 1}"
+    with sheet.path.open(encoding=sheet.encoding, newline="") as file:
+        reader = csv.reader(file, delimiter=sheet.delimiter)
+        filled = (reader.line_num for cells in reader if cells)
+        for place, line in enumerate(filled, -1):
+            if place == row:
+                return f"{sheet.path}, line {line}"
+    return f"{sheet.path}, row {row + 1}"

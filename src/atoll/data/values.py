@@ -1,0 +1,86 @@
+"""Text columns become numbers: how a value is read, and how a column is written as numbers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["LARGEST", "NUMBER", "Block", "as_dates", "as_numbers", "encoded"]
+
+Array = np.ndarray[Any, Any]
+Kind = Literal["number", "date", "text"]
+NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,2})?$"
+COMMA = r"^[-+]?[0-9]+,[0-9]+$"
+DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?Z?)?$"
+LARGEST = 1e30  # a number beyond it does not fit the arithmetic of the networks
+DAY = 86_400.0  # seconds
+
+
+@dataclass(frozen=True)
+class Block:
+    """A column of a file as columns of numbers: itself or its levels, and whether it is missing."""
+
+    column: str
+    kind: Kind
+    levels: tuple[str, ...]  # of text
+    missing: bool  # whether one more column says that the value is missing
+    start: int  # the first of its columns
+    site: str = ""  # the only site that has it; empty: any site that has the column
+
+    @property
+    def width(self) -> int:
+        """How many columns it makes."""
+        return (len(self.levels) if self.kind == "text" else 1) + self.missing
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its columns."""
+        here = f" ({self.site})" if self.site else ""
+        found = [f"{self.column}={level}{here}" for level in self.levels]
+        found = found if self.kind == "text" else [f"{self.column}{here}"]
+        return [*found, f"{self.column} missing{here}"] if self.missing else found
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> "Block":
+        """A block as a recipe has it."""
+        return Block(**{**values, "levels": tuple(values["levels"])})
+
+
+def as_numbers(text: pa.Array, comma: bool) -> pa.Array:
+    """Numbers where the text is one, else null; true and false are 1 and 0."""
+    lower = pc.utf8_lower(text)
+    text = pc.if_else(pc.equal(lower, "true"), "1", pc.if_else(pc.equal(lower, "false"), "0", text))
+    if comma:
+        decimal = pc.match_substring_regex(text, COMMA)
+        text = pc.if_else(decimal, pc.replace_substring(text, ",", "."), text)
+    fits = pc.match_substring_regex(text, NUMBER)
+    bare = pc.replace_substring_regex(text, r"^\+", "")
+    return pc.if_else(fits, bare, pa.scalar(None, pa.string())).cast(pa.float64())
+
+
+def as_dates(text: pa.Array) -> pa.Array:
+    """Days since 1970 where the text is a date as 2024-03-31 or 2024-03-31 12:30, else null."""
+    fits = pc.match_substring_regex(text, DATE)
+    bare = pc.replace_substring_regex(text, "Z$", "")
+    stamps = pc.if_else(fits, bare, pa.scalar(None, pa.string())).cast(pa.timestamp("us"))
+    seconds = pc.divide(stamps.cast(pa.int64()).cast(pa.float64()), 1e6)
+    return pc.divide(seconds, DAY)
+
+
+def encoded(block: Block, text: pa.Array, comma: bool) -> Array:
+    """The block's columns for some values; a missing number is NaN, an unknown level all 0."""
+    found = np.zeros((len(text), block.width), dtype=np.float32)
+    if block.kind == "text":
+        places = pc.index_in(text, pa.array(block.levels, pa.string()))
+        places = np.asarray(pc.fill_null(places, -1).to_numpy(zero_copy_only=False))
+        known = np.flatnonzero(places >= 0)
+        found[known, places[known]] = 1
+    else:
+        values = as_numbers(text, comma) if block.kind == "number" else as_dates(text)
+        found[:, 0] = values.to_numpy(zero_copy_only=False)
+    if block.missing:
+        found[:, -1] = text.is_null().to_numpy(zero_copy_only=False)
+    return found

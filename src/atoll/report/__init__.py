@@ -1,0 +1,1 @@
+"""Reports: records in, one page out; needs no torch."""

@@ -1,0 +1,282 @@
+"""Records become figures: SVG that takes its ink from the page, so that it reads on dark too."""
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from atoll import metrics
+from atoll.core.record import Round, Score, Stage
+from atoll.report.tables import Group, Pair
+
+__all__ = ["Picture", "curves", "gain", "heat", "rows"]
+
+INK = "#010203"  # stands for the page's own text colour
+COLOURS = ("#3b82c4", "#e08a2c", "#2a9d8f", "#c65b7c", "#8a6fc9", "#7a8b3a", "#64748b")
+SIZE = 9.5  # points
+SIDES, SCALE = ("width", "height"), 1.4  # screen pixels for a point of the drawing
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text stays text: it can be found, read aloud and copied
+    "text.parse_math": False,  # a dollar sign in a site's name is a dollar sign
+    "font.family": ["sans-serif"],
+    "font.size": SIZE,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": SIZE + 0.5,
+    "axes.titleweight": "bold",
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, the file it may be kept in, and what it says in words."""
+
+    name: str
+    title: str
+    words: str
+    svg: str
+
+
+@contextmanager
+def _style(name: str) -> Iterator[None]:
+    with mpl.rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # the page's fonts know more scripts
+        warnings.filterwarnings("ignore", message="Matplotlib currently does not support")
+        yield
+
+
+def _svg(figure: Figure, name: str) -> str:
+    """The figure as an element of a page: no fixed size, no white paper, names of its own."""
+    file = io.BytesIO()
+    figure.savefig(
+        file, format="svg", transparent=True, bbox_inches="tight", pad_inches=0.04,
+        metadata={"Date": None, "Creator": None},
+    )  # fmt: skip
+    text = file.getvalue().decode()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = text.replace(INK, "currentColor")
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r"url\(#", f"url(#{name}-", text)
+    text = re.sub(r'xlink:href="#', f'xlink:href="#{name}-', text)
+    width, height = (float(text.split(f'{side}="')[1].split("pt")[0]) for side in SIDES)
+    text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)
+    style = f"width:{width * SCALE:.0f}px;aspect-ratio:{width:g}/{height:g}"
+    return text.replace("<svg", f'<svg style="{style}"', 1)
+
+
+def _quiet(axes: Axes) -> None:
+    axes.grid(True, color=INK, alpha=0.12, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for spine in axes.spines.values():
+        spine.set_alpha(0.35)
+
+
+def gain(group: Group, pair: Pair, name: str) -> Picture:
+    """For each site where it stands alone and where it stands with the others."""
+    headline = group.first.headline
+    with_others = _by_client(group, headline)
+    clients = [c for c in sorted(with_others) if math.isfinite(pair.clients.get(c, math.nan))]
+    with _style(name):
+        figure = Figure(figsize=(6.4, 0.9 + 0.34 * len(clients)))
+        axes = figure.add_subplot()
+        _quiet(axes)
+        for place, client in enumerate(clients):
+            together, moved = with_others[client], pair.clients[client]
+            colour = COLOURS[0] if moved >= 0 else COLOURS[3]
+            axes.plot([together - moved, together], [place, place], color=colour, linewidth=3)
+            axes.plot([together - moved], [place], "o", color=INK, alpha=0.55, markersize=6)
+            axes.plot([together], [place], "o", color=colour, markersize=8)
+            axes.annotate(
+                f"{100 * moved:+.1f}", (max(together, together - moved), place),
+                xytext=(8, 0), textcoords="offset points", va="center", fontsize=SIZE,
+            )  # fmt: skip
+        axes.set_yticks(range(len(clients)), clients)
+        axes.set_ylim(len(clients) - 0.4, -0.6)
+        axes.margins(x=0.12)
+        axes.set_xlabel("accuracy: grey alone, coloured together; the number is in points")
+        title = f"What each site gained over being alone: {group.label}"
+        words = f"{pair.name} against {pair.against}, by site, the mean over seeds."
+        return Picture(name, title, words, _svg(figure, name))
+
+
+def _by_client(group: Group, variant: str) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for (_, name), clients in group.accuracy.items():
+        for client, value in clients.items():
+            if name == variant and math.isfinite(value):
+                found.setdefault(client, []).append(value)
+    return {client: sum(values) / len(values) for client, values in found.items()}
+
+
+def curves(groups: Sequence[Group], name: str) -> Picture | None:
+    """Loss, validation and test accuracy by round, the mean over seeds."""
+    panels = [
+        ("training loss", [_line(g, "loss") for g in groups]),
+        ("validation accuracy", [_line(g, f"valid {g.first.headline}") for g in groups]),
+        ("test accuracy", [_tests(g) for g in groups]),
+    ]
+    shown = [(title, lines) for title, lines in panels if any(len(line) > 1 for line in lines)]
+    if not shown:
+        return None
+    with _style(name):
+        figure = Figure(figsize=(3.5 * len(shown) + 0.4, 2.7))
+        for place, (title, lines) in enumerate(shown, 1):
+            axes = figure.add_subplot(1, len(shown), place)
+            _quiet(axes)
+            axes.set_title(title, loc="left")
+            axes.set_xlabel("round")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            for number, (group, line) in enumerate(zip(groups, lines, strict=True)):
+                colour = COLOURS[number % len(COLOURS)]
+                if line:
+                    axes.plot(*zip(*line, strict=True), color=colour, label=group.label)
+            for border in _borders(groups[0]):
+                axes.axvline(border, color=INK, alpha=0.3, linestyle=":")
+        figure.subplots_adjust(wspace=0.3)
+        if len(groups) > 1:
+            figure.axes[0].legend(fontsize=SIZE - 1)
+        words = "The mean over seeds (and sites). A dotted line is the end of a stage."
+        return Picture(name, "Learning curves", words, _svg(figure, name))
+
+
+Line = list[tuple[float, float]]  # (round counted over all stages from 1, value)
+
+
+def _line(group: Group, note: str) -> Line:
+    found: dict[int, list[float]] = {}
+    for run in group.runs:
+        rounds = [event for event in run.events if isinstance(event, Round)]
+        for place, event in enumerate(rounds, 1):
+            if note in event.notes and math.isfinite(event.notes[note]):
+                found.setdefault(place, []).append(event.notes[note])
+    return [(place, sum(v) / len(v)) for place, v in sorted(found.items())]
+
+
+def _tests(group: Group) -> Line:
+    found: dict[int, list[float]] = {}
+    for run in group.runs:
+        place = 0
+        for event in run.events:
+            place += isinstance(event, Round)
+            if isinstance(event, Score) and event.variant == run.headline and event.rows:
+                found.setdefault(place, []).append(event.accuracy)
+    return [(place, sum(v) / len(v)) for place, v in sorted(found.items())]
+
+
+def _borders(group: Group) -> list[float]:
+    ends = [event.rounds for event in group.first.events if isinstance(event, Stage)]
+    return [float(end) + 0.5 for end in np.cumsum(ends)[:-1]]
+
+
+def heat(group: Group, name: str) -> Picture | None:
+    """Accuracy by client, task and stage; with one task by client and model."""
+    first = group.first
+    if not first.variants:
+        return None
+    result = metrics.primary(first.events, first.headline, first.facts["known_at"])
+    if result.accuracy.shape[1:] == (1, 1):
+        return _models(group, name)
+    cells = _mean_cells(group)
+    with _style(name):
+        clients, tasks, stages = cells.shape
+        across = min(clients, 4)
+        down = math.ceil(clients / across)
+        wide, high = 0.9 + 0.42 * stages, 0.75 + 0.34 * tasks
+        figure = Figure(figsize=(max(2.2, wide) * across, max(1.5, high) * down))
+        for place, client in enumerate(result.clients):
+            axes = figure.add_subplot(down, across, place + 1)
+            _grid(axes, cells[place])
+            axes.set_title(client, loc="left")
+            axes.set_xticks(range(stages), [str(stage + 1) for stage in result.stages])
+            names = [str(first.facts["tasks"][task]) for task in result.tasks]
+            axes.set_yticks(range(tasks), names if place % across == 0 else [""] * tasks)
+            if place >= clients - across:
+                axes.set_xlabel("after stage")
+        figure.subplots_adjust(wspace=0.18, hspace=0.65)
+        words = (
+            f"{group.title(first.headline)}: accuracy of each site on each task after each stage, "
+            "the mean over seeds. Empty where never tested."
+        )
+        return Picture(name, f"Who knows what when: {group.label}", words, _svg(figure, name))
+
+
+def _mean_cells(group: Group) -> np.ndarray[tuple[int, int, int], np.dtype[np.float64]]:
+    found = [
+        metrics.primary(run.events, run.headline, run.facts["known_at"]).accuracy
+        for run in group.runs
+    ]
+    same = [cells for cells in found if cells.shape == found[0].shape]
+    return np.asarray(np.mean(np.stack(same), axis=0))
+
+
+def _models(group: Group, name: str) -> Picture:
+    """Accuracy by client and model."""
+    variants = group.first.variants
+    by_model = [_by_client(group, variant) for variant in variants]
+    clients = sorted({client for found in by_model for client in found})
+    cells = np.array([[found.get(c, math.nan) for found in by_model] for c in clients])
+    with _style(name):
+        figure = Figure(figsize=(1.6 + 0.75 * len(variants), 0.9 + 0.34 * len(clients)))
+        axes = figure.add_subplot()
+        _grid(axes, cells)
+        axes.set_xticks(range(len(variants)), [v or group.method for v in variants])
+        axes.set_yticks(range(len(clients)), clients)
+        words = f"{group.label}: accuracy of each model at each site, the mean over seeds."
+        return Picture(name, f"Accuracy by site: {group.label}", words, _svg(figure, name))
+
+
+def _grid(axes: Axes, cells: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> None:
+    """A heat map with the number in each cell."""
+    colours = mpl.colormaps["cividis"]
+    for (row, column), value in np.ndenumerate(cells):
+        if math.isfinite(value):
+            axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, color=colours(value), lw=0))
+            ink = "white" if value < 0.55 else "black"
+            axes.text(column, row, f"{100 * value:.0f}", ha="center", va="center", color=ink)
+    axes.set_xlim(-0.5, cells.shape[1] - 0.5)
+    axes.set_ylim(cells.shape[0] - 0.5, -0.5)
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def rows(group: Group, name: str) -> Picture | None:
+    """How many rows each site learns from, chooses by and is tested on."""
+    held = group.first.facts.get("holdings")
+    if not held:
+        return None
+    clients = sorted(held["sites"])
+    with _style(name):
+        figure = Figure(figsize=(6.4, 0.9 + 0.3 * len(clients)))
+        axes = figure.add_subplot()
+        _quiet(axes)
+        left = np.zeros(len(clients))
+        for part, colour in zip(("train", "valid", "test"), COLOURS, strict=False):
+            counts = np.array([sum(held["sites"][client][part]) for client in clients], float)
+            axes.barh(range(len(clients)), counts, left=left, color=colour, label=part, height=0.6)
+            left += counts
+        axes.set_yticks(range(len(clients)), clients)
+        axes.set_ylim(len(clients) - 0.4, -0.6)
+        axes.set_xlabel("rows, all stages together")
+        axes.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1), fontsize=SIZE - 1)
+        words = "Rows to learn from, to choose by and to be tested on; sites may share test rows."
+        return Picture(name, f"Rows by site: {group.label}", words, _svg(figure, name))

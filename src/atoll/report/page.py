@@ -1,0 +1,225 @@
+"""Records become one HTML page that needs nothing else: no network, no other file."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from atoll import metrics
+from atoll.core.record import Stage, disk_errors, write_whole
+from atoll.report import figures, tables
+from atoll.report.figures import Picture
+from atoll.report.tables import Group, Pair, Table
+
+__all__ = ["page", "pictures", "write"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the page says of one group of runs."""
+
+    label: str
+    folder: str
+    seeds: str
+    config: str
+    sites: Table
+    holdings: Table | None
+    departures: list[tables.Departure]
+    pictures: list[Picture]
+
+
+def write(folders: Sequence[Path], out: Path, figure_folder: Path | None = None) -> Path:
+    """Write the page of some runs, and its figures as files where a folder for them is given."""
+    groups = tables.gather(folders)
+    if figure_folder:
+        with disk_errors(figure_folder):
+            figure_folder.mkdir(parents=True, exist_ok=True)
+        for picture in pictures(groups):
+            content = picture.svg.replace("currentColor", "#1d2733")
+            write_whole(figure_folder / f"{picture.name}.svg", content.encode())
+    write_whole(out, page(groups).encode())
+    return out
+
+
+def page(groups: Sequence[Group]) -> str:
+    """The page: a pure function of the records."""
+    source = (files("atoll") / "report" / "page.html").read_text(encoding="utf-8")
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["svg"] = lambda picture: Markup(picture.svg)  # made here
+    gained = tables.gains(groups)
+    return environment.from_string(source).render(
+        title=_title(groups),
+        tiles=_tiles(groups, gained),
+        summary=_summary(groups, gained),
+        results=tables.results(groups),
+        differences=tables.differences(groups),
+        forgetting=tables.forgetting(groups),
+        traffic=tables.traffic(groups),
+        lead=_lead(groups, gained),
+        runs=[_run(number, group, gained) for number, group in enumerate(groups, 1)],
+        definitions=metrics.DEFINITIONS,
+        facts=groups[0].first.facts,
+    )
+
+
+def pictures(groups: Sequence[Group]) -> list[Picture]:
+    """Every figure of the page."""
+    found = _lead(groups, tables.gains(groups))
+    for number, group in enumerate(groups, 1):
+        found += _pictures(number, group)
+    return found
+
+
+def _lead(groups: Sequence[Group], gained: dict[str, Pair]) -> list[Picture]:
+    """The figures that stand at the top: what each site gained, and the curves."""
+    made = [
+        figures.gain(group, gained[group.label], f"gain-{number}")
+        for number, group in enumerate(groups, 1)
+        if group.label in gained
+    ]
+    shared = figures.curves(groups, "curves")
+    return [*made, shared] if shared else made
+
+
+def _pictures(number: int, group: Group) -> list[Picture]:
+    made = [figures.heat(group, f"accuracy-{number}"), figures.rows(group, f"rows-{number}")]
+    return [picture for picture in made if picture]
+
+
+def _run(number: int, group: Group, gained: dict[str, Pair]) -> Run:
+    path = group.first.folder / "config.toml"
+    with disk_errors(path):
+        config = path.read_text(encoding="utf-8")
+    return Run(
+        group.label,
+        str(group.first.folder),
+        ", ".join(str(run.config["seed"]) for run in group.runs),
+        config,
+        tables.sites(group, gained.get(group.label)),
+        tables.holdings(group),
+        tables.departures(group.first),
+        _pictures(number, group),
+    )
+
+
+def _title(groups: Sequence[Group]) -> str:
+    names = ", ".join(dict.fromkeys(group.method for group in groups))
+    data = ", ".join(dict.fromkeys(str(g.first.facts["data"]["title"]) for g in groups))
+    return f"{names} on {data}"
+
+
+def _tiles(groups: Sequence[Group], gained: dict[str, Pair]) -> list[tuple[str, str]]:
+    """The few numbers that stand at the top: of the first run that is no baseline."""
+    group = next((g for g in groups if g.label in gained), groups[0])
+    found = [(f"{len(group.first.facts['clients'])}", "sites")]
+    accuracy = _accuracy(group)
+    if math.isfinite(accuracy):
+        found.append((_percent(accuracy), f"test rows right, {group.title(group.first.headline)}"))
+    if group.label in gained:
+        mean = tables.number(gained[group.label].seeds).value
+        found.append((f"{100 * (mean or 0):+.1f} points", "mean gain over being alone"))
+    if int(group.first.facts["stages"]) > 1 and group.first.variants:
+        lost = tables.number(
+            [run.metrics[run.headline]["forgetting_best_last"] for run in group.runs]
+        )
+        found.append((f"{100 * (lost.value or 0):.1f} points", "forgotten (best to last)"))
+    sent = metrics.bytes_up(group.first.events)
+    if sent:
+        found.append((tables.size(max(sent.values())), "left a site at most"))
+    return found
+
+
+def _accuracy(group: Group) -> float:
+    found = [run.accuracy for run in group.runs if run.variants]
+    return sum(found) / len(found) if found else math.nan
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _summary(groups: Sequence[Group], gained: dict[str, Pair]) -> list[str]:
+    """What was run and found, in sentences."""
+    said = []
+    for group in groups:
+        words = [_ran(group), _scored(group), _gained(group, gained), _forgot(group), _left(group)]
+        said.append(" ".join(word for word in words if word))
+    return said
+
+
+def _ran(group: Group) -> str:
+    facts, seeds = group.first.facts, len(group.runs)
+    stages = f" in {facts['stages']} stages" if facts["stages"] > 1 else ""
+    done = sum(isinstance(event, Stage) for event in group.first.events)
+    words = (
+        f"{group.label} ran on {facts['data']['title']} at {len(facts['clients'])} sites{stages}, "
+        f"with {seeds} seed{'s' * (seeds > 1)}."
+    )
+    if done < facts["stages"]:
+        words += f" The run has not ended: {done} of {facts['stages']} stages are done."
+    return words
+
+
+def _scored(group: Group) -> str:
+    if not group.first.variants:
+        return "It has not been tested yet."
+    headline = group.first.headline
+    name = f"Its model {headline}" if headline else "Its model"
+    return f"{name} is right on {_percent(_accuracy(group))} of the test rows, the mean over sites."
+
+
+def _gained(group: Group, gained: dict[str, Pair]) -> str:
+    if group.method == tables.ALONE:
+        return "No site learned from another: this is the yardstick."
+    if group.label not in gained:
+        return (
+            "What the sites gained over being alone is not known from these runs: report it "
+            "together with a run of the method alone on the same data, scenario and seed."
+        )
+    pair = gained[group.label]
+    clients = {c: d for c, d in pair.clients.items() if math.isfinite(d)}
+    if not clients:
+        return ""
+    best, worst = max(clients, key=lambda c: clients[c]), min(clients, key=lambda c: clients[c])
+    mean = sum(clients.values()) / len(clients)
+    lost = sum(d < 0 for d in clients.values())
+    words = (
+        f"Against {pair.against}, which each site trains by itself, sites gained "
+        f"{100 * mean:+.1f} points on average: most {best} ({100 * clients[best]:+.1f}), least "
+        f"{worst} ({100 * clients[worst]:+.1f})."
+    )
+    ends = ["No site lost.", "One site lost."]
+    return f"{words} {ends[lost] if lost < 2 else f'{lost} sites lost.'}{_caution(group)}"
+
+
+def _caution(group: Group) -> str:
+    if len(group.runs) > 1:
+        return ""
+    return " This is one seed: differences this size may come from the draw of rows and weights."
+
+
+def _forgot(group: Group) -> str:
+    if group.first.facts["stages"] < 2:
+        return "There was one stage, so nothing could be forgotten."
+    if not group.first.variants:
+        return ""
+    lost = tables.number([run.metrics[run.headline]["forgetting_best_last"] for run in group.runs])
+    value = lost.value if lost.value is not None else math.nan
+    if not math.isfinite(value):
+        return ""
+    return f"From the best it ever was to the end, it forgot {100 * value:.1f} points."
+
+
+def _left(group: Group) -> str:
+    sent = metrics.bytes_up(group.first.events)
+    if not sent:
+        return "Nothing has left any site."
+    low, high = tables.size(min(sent.values())), tables.size(max(sent.values()))
+    amount = low if low == high else f"{low} to {high}"
+    return f"Each site sent {amount} (seed {group.first.config['seed']}); what it was stands below."

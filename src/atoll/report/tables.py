@@ -1,0 +1,433 @@
+"""Records become tables and sentences: what was found, by whom, and what left each site."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+
+from atoll import metrics
+from atoll.core.errors import UserError
+from atoll.core.record import Message, disk_errors
+from atoll.runs.result import Run
+
+__all__ = [
+    "ALONE",
+    "Cell",
+    "Departure",
+    "Group",
+    "Pair",
+    "Table",
+    "departures",
+    "differences",
+    "forgetting",
+    "gains",
+    "gather",
+    "holdings",
+    "number",
+    "results",
+    "sites",
+    "size",
+    "traffic",
+]
+
+SERVER = "server"
+ALONE = "alone"  # the method whose sites do not talk
+LOCAL = "local"  # the variant of a method that each site trains alone
+FORGETTING = ("forgetting_best_last", "forgetting_first_last", "forgetting_diagonal_last")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a table shows, and by what it is sorted."""
+
+    text: str
+    value: float | None = None  # None: sorted by the text
+
+    @property
+    def key(self) -> str:
+        """What the page sorts by; nothing for a number that is none."""
+        if self.value is None:
+            return self.text
+        return f"{self.value:.9g}" if math.isfinite(self.value) else ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with the sentence that says how to read it."""
+
+    caption: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+    @property
+    def first(self) -> Run:
+        """A run that stands for all where they agree."""
+        return self.runs[0]
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return str(self.first.config["method"]["name"])
+
+    @cached_property
+    def accuracy(self) -> dict[tuple[int, str], dict[str, float]]:
+        """By seed and variant each client's accuracy after the last stage."""
+        found = {}
+        for run in self.runs:
+            for variant in run.variants:
+                result = metrics.primary(run.events, variant, run.facts["known_at"])
+                found[int(run.config["seed"]), variant] = metrics.client_accuracy(result)
+        return found
+
+    def title(self, variant: str) -> str:
+        """The name of one of its models."""
+        return f"{self.label}: {variant}" if variant else self.label
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A model and what it is compared with, by seed and client."""
+
+    name: str
+    against: str
+    differences: dict[int, dict[str, float]]  # seed -> client -> accuracy minus the other's
+
+    @property
+    def seeds(self) -> list[float]:
+        """The mean over clients, for each seed."""
+        means = [_mean(clients.values()) for _, clients in sorted(self.differences.items())]
+        return [value for value in means if math.isfinite(value)]
+
+    @property
+    def clients(self) -> dict[str, float]:
+        """The mean over seeds, for each client."""
+        names = sorted({name for clients in self.differences.values() for name in clients})
+        return {
+            name: _mean(c[name] for c in self.differences.values() if name in c) for name in names
+        }
+
+
+def _mean(values: Iterable[float]) -> float:
+    there = [value for value in values if math.isfinite(value)]
+    return sum(there) / len(there) if there else math.nan
+
+
+def gather(folders: Sequence[Path]) -> list[Group]:
+    """The runs in these folders, or in folders one below for several seeds, by their config."""
+    groups: dict[str, list[Run]] = {}
+    for folder in folders:
+        for run in _runs(folder):
+            config = {k: v for k, v in run.config.items() if k not in ("seed", "engine")}
+            groups.setdefault(json.dumps(config, sort_keys=True), []).append(run)
+    found = [sorted(runs, key=lambda run: int(run.config["seed"])) for runs in groups.values()]
+    return [Group(label, tuple(runs)) for label, runs in zip(_labels(found), found, strict=True)]
+
+
+def _runs(folder: Path) -> list[Run]:
+    with disk_errors(folder):
+        inside = sorted(path.parent for path in folder.glob("*/config.toml"))
+        homes = [folder] if (folder / "config.toml").exists() else inside
+    if not homes:
+        raise UserError("no run in this folder", str(folder), "give the folder of a run")
+    return [Run(home) for home in homes]
+
+
+def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """The method where that is enough, else its config's name, else the folder."""
+    ways: tuple[Callable[[Run], str], ...] = (
+        lambda run: str(run.config["method"]["name"]),
+        lambda run: f"{run.config['method']['name']} on {run.facts['data']['name']}",
+        lambda run: str(run.config["name"]),
+        lambda run: str(run.folder),
+    )
+    for way in ways:
+        names = [way(runs[0]) for runs in groups]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name} ({number})" for number, name in enumerate(names, 1)]
+
+
+def number(values: Sequence[float], signed: bool = False) -> Cell:
+    """The mean of some values, and their spread where there are several."""
+    there = [value for value in values if math.isfinite(value)]
+    if not there:
+        return Cell("not known", math.nan)
+    mean, deviation = metrics.spread(there)
+    shown = f"{mean:+.4f}" if signed else f"{mean:.4f}"
+    return Cell(f"{shown} ± {deviation:.4f}" if len(there) > 1 else shown, mean)
+
+
+def size(count: float) -> str:
+    """Bytes as people say them."""
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def results(groups: Sequence[Group]) -> Table:
+    """One row for each model: mean and spread over seeds."""
+    columns = {"accuracy": "final_accuracy", "macro-F1": "macro_f1", "worst site": "worst_client"}
+    if any(int(group.first.facts["stages"]) > 1 for group in groups):
+        columns |= {"average over stages": "average_accuracy", "forgetting": FORGETTING[0]}
+    rows = []
+    for group in groups:
+        for variant in group.first.variants:
+            found = [run.metrics[variant] for run in group.runs if variant in run.metrics]
+            numbers = [number([m[name] for m in found]) for name in columns.values()]
+            headline = " (headline)" if variant and variant == group.first.headline else ""
+            name = Cell(f"{group.title(variant)}{headline}")
+            rows.append((name, *numbers, Cell(str(len(found)), len(found))))
+    caption = (
+        "Every model on test rows. Each site counts the same; with several seeds the mean, and "
+        "± the population standard deviation over the seeds."
+    )
+    return Table(caption, ("model", *columns, "seeds"), tuple(rows))
+
+
+def _pair(one: tuple[Group, str], other: tuple[Group, str]) -> Pair:
+    """Two models, paired by seed and client where both have a number."""
+    (a, mine), (b, theirs) = one, other
+    found = {}
+    for seed, variant in a.accuracy:
+        if variant == mine and (seed, theirs) in b.accuracy:
+            here, there = a.accuracy[seed, mine], b.accuracy[seed, theirs]
+            found[seed] = {c: here[c] - there[c] for c in here if c in there}
+    return Pair(a.title(mine), b.title(theirs), found)
+
+
+def _comparable(a: Group, b: Group) -> bool:
+    """Whether two groups have the same data, dealt out the same way."""
+    keys = ("scenario", "scale")
+    same = all(a.first.config.get(key) == b.first.config.get(key) for key in keys)
+    ours, theirs = a.first.facts["data"], b.first.facts["data"]
+    return same and bool(ours["fingerprint"] == theirs["fingerprint"])
+
+
+def gains(groups: Sequence[Group]) -> dict[str, Pair]:
+    """For each group what its headline gained over being alone, where that is known."""
+    found = {}
+    for group in groups:
+        mine = (group, group.first.headline)
+        if group.method == ALONE or not group.first.variants:
+            continue
+        if LOCAL in group.first.variants and mine[1] != LOCAL:
+            found[group.label] = _pair(mine, (group, LOCAL))
+        for other in groups:
+            if other.method == ALONE and _comparable(group, other) and other.first.variants:
+                pair = _pair(mine, (other, other.first.headline))
+                if pair.differences:
+                    found[group.label] = pair
+    return {label: pair for label, pair in found.items() if pair.differences}
+
+
+def differences(groups: Sequence[Group]) -> Table | None:
+    """Paired differences in accuracy: within a run all models against one, then run by run."""
+    pairs: list[Pair] = []
+    for group in groups:
+        base = LOCAL if LOCAL in group.first.variants else group.first.headline
+        models = [v for v in group.first.variants if v != base]
+        pairs += [_pair((group, variant), (group, base)) for variant in models]
+    for a, b in combinations(groups, 2):
+        if _comparable(a, b) and a.first.variants and b.first.variants:
+            pairs.append(_pair((a, a.first.headline), (b, b.first.headline)))
+    rows = tuple(_difference(pair) for pair in pairs if pair.differences)
+    if not rows:
+        return None
+    caption = (
+        "Accuracy of the first minus accuracy of the second, on the same sites, rows and seeds. "
+        "± is the population standard deviation over seeds of the mean over sites. The last column "
+        "counts pairs (site and seed) in which the first is better, equal, worse."
+    )
+    header = ("first", "second", "difference", "smallest at a site", "largest at a site", "b/e/w")
+    return Table(caption, header, rows)
+
+
+def _difference(pair: Pair) -> tuple[Cell, ...]:
+    clients = pair.clients
+    every = [d for found in pair.differences.values() for d in found.values() if math.isfinite(d)]
+    counts = [sum(d > 0 for d in every), sum(d == 0 for d in every), sum(d < 0 for d in every)]
+    return (
+        Cell(pair.name),
+        Cell(pair.against),
+        number(pair.seeds, signed=True),
+        number([min(clients.values(), default=math.nan)], signed=True),
+        number([max(clients.values(), default=math.nan)], signed=True),
+        Cell("/".join(map(str, counts)), counts[0]),
+    )
+
+
+def sites(group: Group, gain: Pair | None) -> Table:
+    """Accuracy by site and model, the mean over seeds, and the gain over being alone."""
+    variants = group.first.variants
+    clients = sorted({c for found in group.accuracy.values() for c in found})
+    rows = []
+    for client in clients:
+        cells = [Cell(client)]
+        for variant in variants:
+            found = [a[client] for (_, v), a in group.accuracy.items() if v == variant]
+            cells.append(number(found))
+        if gain:
+            cells.append(number([gain.clients.get(client, math.nan)], signed=True))
+        rows.append(tuple(cells))
+    header = ("site", *(v or group.method for v in variants))
+    if gain:
+        header += (f"{group.first.headline or group.method} minus alone",)
+    caption = "Accuracy on each site's test rows after the last stage, over the tasks known then."
+    return Table(caption, header, tuple(rows))
+
+
+def forgetting(groups: Sequence[Group]) -> Table | None:
+    """Forgetting in each of its named definitions, where there were several stages."""
+    staged = [group for group in groups if int(group.first.facts["stages"]) > 1]
+    if not staged:
+        return None
+    rows = []
+    for group in staged:
+        for variant in group.first.variants:
+            found = [run.metrics[variant] for run in group.runs if variant in run.metrics]
+            names = (*FORGETTING, "backward_transfer")
+            numbers = [number([m[name] for m in found]) for name in names]
+            rows.append((Cell(group.title(variant)), *numbers))
+    header = ("model", "best to last", "first to last", "when learned to last", "backward transfer")
+    words = [f"{name}: {metrics.DEFINITIONS[key]}" for name, key in zip(
+        header[1:], (*FORGETTING, "backward_transfer"), strict=True)]  # fmt: skip
+    return Table(". ".join(words) + ".", header, tuple(rows))
+
+
+def holdings(group: Group) -> Table | None:
+    """Who holds what: rows, classes, columns."""
+    held = group.first.facts.get("holdings")
+    if not held:
+        return None
+    rows = []
+    for id, site in sorted(held["sites"].items()):
+        counts = [sum(site["train"]), sum(site["valid"]), sum(site["test"]), max(site["classes"])]
+        columns = [int(held["common"]), int(site["own"])]
+        cells = [Cell(f"{count:,}", count) for count in counts + columns]
+        rows.append((Cell(id), *cells, Cell(_names(site["own_names"]))))
+    header = (
+        "site", "training rows", "validation rows", "test rows", "classes at most in a stage",
+        "common columns", "own columns", "names of own columns",
+    )  # fmt: skip
+    common = _names(held["common_names"])
+    caption = "Columns as the networks read them; text columns count once for each level."
+    if common:
+        caption += f" Common: {common}."
+    return Table(caption, header, tuple(rows))
+
+
+def _names(names: Sequence[str], most: int = 12) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+@dataclass(frozen=True)
+class Departure:
+    """What left one site, as the ledger of one run has it."""
+
+    client: str
+    sentence: str
+
+
+def departures(run: Run) -> list[Departure]:
+    """For each site what it sent, in words; nothing that the ledger does not show."""
+    ledger = [event for event in run.events if isinstance(event, Message)]
+    clients = sorted({event.sender for event in ledger} - {SERVER})
+    return [Departure(client, _departed(client, ledger)) for client in clients]
+
+
+def _departed(client: str, ledger: Sequence[Message]) -> str:
+    sent = [event for event in ledger if event.sender == client]
+    told = {shape for event in ledger if event.receiver == client for shape in event.tensors}
+    count, bytes_, payload = (
+        sum(getattr(event, name) for event in sent) for name in ("count", "bytes", "payload")
+    )
+    first = f"{count} messages, {size(bytes_)}."
+    tensors = sorted({shape for event in sent for shape in event.tensors})
+    if not tensors:
+        return f"{first} No tensor at all: only headers and plain values. {_plain(sent)}"
+    strange = [shape for shape in tensors if shape not in told]
+    words = [first, f"{size(payload)} of it tensors: {_shapes(tensors)}."]
+    if not strange:
+        words.append(
+            "Each has the name, type and shape of a tensor that the server had sent to this site: "
+            "weights of the shared model, as the site trained them. No other tensor left: no table "
+            "of rows, no list of labels."
+        )
+    else:
+        words.append(f"Not of a form that the server had sent to this site: {_shapes(strange)}.")
+    return " ".join([*words, _plain(sent)])
+
+
+def _plain(sent: Sequence[Message]) -> str:
+    """What the ledger shows of headers and plain values: their kinds and bytes."""
+    rest = sum(event.bytes - event.payload for event in sent)
+    each = max((event.bytes - event.payload) / event.count for event in sent)
+    kinds = ", ".join(sorted({event.kind for event in sent}))
+    return (
+        f"{size(rest)} were headers and plain values (numbers such as losses, counts of rows and "
+        f"hits), at most {each:.0f} bytes a message; kinds of message: {kinds}."
+    )
+
+
+def _shapes(tensors: Sequence[tuple[str, str, tuple[int, ...]]], most: int = 12) -> str:
+    shown = [
+        f"{name} ({' x '.join(map(str, shape)) or 'one number'})" for name, _, shape in tensors
+    ]
+    return _names(shown, most)
+
+
+def traffic(groups: Sequence[Group]) -> Table:
+    """Messages, bytes and seconds, the mean over seeds."""
+    rows = []
+    for group in groups:
+        found = [
+            {
+                "messages": sum(metrics.messages(run.events).values()),
+                "up": sum(metrics.bytes_up(run.events).values()),
+                "down": sum(metrics.bytes_down(run.events).values()),
+                **_seconds(run),
+            }
+            for run in group.runs
+        ]
+        mean = {key: _mean(one[key] for one in found) for key in found[0]}
+        rows.append(
+            (
+                Cell(group.label),
+                Cell(f"{mean['messages']:,.0f}", mean["messages"]),
+                Cell(size(mean["up"]), mean["up"]),
+                Cell(size(mean["down"]), mean["down"]),
+                Cell(f"{mean['rounds']:.0f}", mean["rounds"]),
+                Cell(f"{mean['seconds']:.1f} s", mean["seconds"]),
+            )
+        )
+    header = ("run", "messages", "from sites", "to sites", "rounds", "time in rounds")
+    caption = (
+        "All sites together, tests included; the mean over seeds. Bytes are those of the packed "
+        "messages. Time is that of the machine the run was made on."
+    )
+    return Table(caption, header, tuple(rows))
+
+
+def _seconds(run: Run) -> dict[str, float]:
+    path = run.folder / "times.jsonl"
+    with disk_errors(path):
+        lines = path.read_text().splitlines() if path.exists() else []
+    try:
+        times = [float(json.loads(line)["seconds"]) for line in lines]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError("a line is damaged", str(path), "restore it from a copy") from error
+    return {"rounds": len(times), "seconds": sum(times)}

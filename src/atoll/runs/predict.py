@@ -1,0 +1,301 @@
+"""Predictions with what a run left: one site's model, its own columns, the same preparation."""
+
+import csv
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from safetensors.numpy import save
+
+from atoll import methods
+from atoll.core.errors import EXIT_DATA_MISSING, UserError
+from atoll.core.messages import Tensors
+from atoll.core.options import nearest
+from atoll.core.record import disk_errors, read_checkpoint, write_whole
+from atoll.core.rows import Rows
+from atoll.data.dataset import Dataset
+from atoll.data.scenario import Holding, Scenario
+from atoll.data.sheets import Sheet, batches, line_of, opened
+from atoll.data.site import filled
+from atoll.data.values import LARGEST, Block, as_dates, as_numbers, encoded
+from atoll.learning.weights import without
+from atoll.metrics import client_accuracy, primary
+from atoll.runs.config import RunConfig, read, resolve
+from atoll.runs.parts import Parts
+from atoll.runs.result import Run, plain
+
+__all__ = ["Predicted", "Predictor", "export", "predict"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Predicted:
+    """What came of a file: how many rows, how many right where the label is there, and remarks."""
+
+    rows: int = 0
+    right: int | None = None
+    unseen: dict[str, int] = field(default_factory=dict)  # column -> values that no row had
+    absent: tuple[str, ...] = ()  # columns that the file lacks
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """One site's model out of a run's folder."""
+
+    folder: Path
+    site: str
+    variant: str
+
+    @cached_property
+    def run(self) -> Run:
+        """The run's record."""
+        return Run(self.folder)
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """How a file becomes what the model reads."""
+        path = self.folder / "recipe.json"
+        if not (self.folder / "config.toml").exists():
+            raise UserError("no run in this folder", str(self.folder), "give the folder of a run")
+        if not path.exists():
+            raise UserError(
+                "this run was not made on your own tables",
+                str(self.folder),
+                "predictions need a run with data = { files = [...] }",
+            )
+        with disk_errors(path):
+            text = path.read_text(encoding="utf-8")
+        try:
+            return dict(json.loads(text))
+        except ValueError as error:
+            raise UserError("the file is damaged", str(path), "run it again") from error
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """The columns of a file that this site's model reads."""
+        found = [Block.of(block) for block in self.recipe["blocks"]]
+        places = {*self.recipe["common"], *self._mine["own"]}
+        return [block for block in found if block.start in places]
+
+    @property
+    def _mine(self) -> dict[str, Any]:
+        sites = self.recipe["sites"]
+        if self.site not in sites:
+            raise UserError(
+                f"no site '{self.site}' in this run", "--site", nearest(self.site, sites)
+            )
+        return dict(sites[self.site])
+
+    @property
+    def chosen(self) -> str:
+        """The variant to predict with: the one asked for, else the method's headline."""
+        if self.variant and self.variant not in self.run.variants:
+            raise UserError(
+                f"this run has no model '{self.variant}'", "--model",
+                nearest(self.variant, self.run.variants),
+            )  # fmt: skip
+        return self.variant or self.run.headline
+
+    @cached_property
+    def _method(self) -> methods.Method:
+        name = str(self.run.config["method"]["name"])
+        method = methods.load(name)
+        if method.kept is None or method.said is None:
+            raise UserError(
+                f"'{name}' has no model that a site could predict with", str(self.folder),
+                "use a run of chfl, fedavg or alone",
+            )  # fmt: skip
+        return method
+
+    @cached_property
+    def _client(self) -> tuple[Any, Tensors]:
+        """The client as the run left it, and the server's state."""
+        if not (self.folder / "result.json").exists():
+            raise UserError("the run has not ended", str(self.folder), "go on with --resume")
+        tensors, _ = read_checkpoint(self.folder)
+        state = {name: torch.from_numpy(array) for name, array in tensors.items()}
+        client = _bare(_config(self.folder), self.recipe, self.site).client(self.site)
+        mine = without(f"client/{self.site}", state)
+        if mine:
+            client.restore(mine)
+        return client, without("server", state)
+
+    @cached_property
+    def model(self) -> Tensors:
+        """The weights of the model."""
+        assert self._method.kept is not None  # _method has just refused that
+        client, shared = self._client
+        kept: Tensors = self._method.kept(client, shared, self.chosen)
+        return kept
+
+    def probabilities(self, x: Array) -> Array:
+        """The probability of each class for rows of encoded columns."""
+        assert self._method.said is not None
+        dtype = getattr(torch, str(self.run.config["dtype"]))
+        inputs, scaling = torch.from_numpy(x).to(dtype), self._mine["scaling"]
+        common, own = (
+            filled(inputs[:, columns], torch.tensor(scaling[part], dtype=torch.float64))
+            for part, columns in (("common", self.recipe["common"]), ("own", self._mine["own"]))
+        )
+        rows = Rows(common, own, torch.zeros(len(x), dtype=torch.int64))
+        with torch.no_grad():
+            logits = self._method.said(self._client[0], self.model, rows)
+        return np.asarray(torch.softmax(logits.double(), -1).numpy())
+
+    def held_out(self, sheet: Sheet) -> Array:
+        """The rows of the file that the run kept for its tests."""
+        counted = sum(len(batch) for batch in batches(sheet, ()))
+        if counted != self._mine["rows"]:
+            raise UserError(
+                f"the file has {counted:,} rows, the run read {self._mine['rows']:,}",
+                str(sheet.path), "give the file that the run was made with",
+            )  # fmt: skip
+        return np.unique(np.concatenate([np.array(rows) for rows in self._mine["held_out"]]))
+
+
+def _config(folder: Path) -> RunConfig:
+    path = str(folder / "config.toml")
+    config = resolve(read(path), path)
+    return dataclasses.replace(config, engine={**config.engine, "device": "cpu"})
+
+
+def _bare(config: RunConfig, recipe: Mapping[str, Any], site: str) -> Parts:
+    """The parts of a run without its data: shapes alone."""
+    width = sum(Block.of(block).width for block in recipe["blocks"])
+    classes, none = tuple(recipe["classes"]), np.empty(0, dtype=np.int64)
+    dataset = Dataset(
+        "", "table", np.zeros((1, width), dtype=np.float32), np.zeros(1, dtype=np.int64),
+        (), classes, "",
+    )  # fmt: skip
+    holdings = {
+        id: (Holding(np.zeros(1, dtype=np.int64), none, np.array(one["own"], dtype=np.int64)),)
+        for id, one in recipe["sites"].items()
+    }
+    common = np.array(recipe["common"], dtype=np.int64)
+    ids = tuple(sorted(holdings))
+    tests = dict.fromkeys(ids, (none,))
+    return Parts(config, dataset, Scenario(ids, holdings, common, tests, ("all",), (0,)))
+
+
+def predict(predictor: Predictor, file: Path, out: Path, held_out: bool = False) -> Predicted:
+    """Write a CSV with a prediction for each row: its number, the class, every probability."""
+    sheet = opened(file)
+    classes, label = predictor.recipe["classes"], predictor.recipe["label"]
+    chosen = set(predictor.held_out(sheet).tolist()) if held_out else None
+    columns = {block.column for block in predictor.blocks}
+    absent = tuple(sorted(columns - {*sheet.columns}))
+    if len(absent) == len(columns):
+        raise UserError(
+            "the file has none of the columns that the model reads", str(file),
+            f"it reads {', '.join(sorted(columns)[:8])}",
+        )  # fmt: skip
+    done = Predicted(right=0 if label in sheet.columns else None, absent=absent)
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["row", "prediction", *(f"p {name}" for name in classes)])
+    for first, batch in _pieces(sheet, predictor.recipe["missing"]):
+        kept = [i for i in range(len(batch)) if chosen is None or first + i in chosen]
+        if not kept:
+            continue
+        x = _numbers(predictor, sheet, batch, first, done)[kept]
+        found = predictor.probabilities(x)
+        said = [classes[place] for place in found.argmax(1)]
+        for place, name, row in zip(kept, said, found, strict=True):
+            writer.writerow([first + place + 1, name, *(f"{p:.6f}" for p in row)])
+        done.rows += len(kept)
+        if done.right is not None:
+            true = _labels(batch.column(label), kept)
+            done.right += sum(a == b for a, b in zip(said, true, strict=True))
+    if not done.rows:
+        raise UserError("no rows to predict", str(file), "give a file with rows", EXIT_DATA_MISSING)
+    write_whole(out, text.getvalue().encode())
+    return done
+
+
+def _labels(column: pa.Array, kept: Sequence[int]) -> list[str | None]:
+    found = pc.replace_substring_regex(column, r"^(-?[0-9]+)\.0+$", r"\1").to_pylist()
+    return [found[place] for place in kept]
+
+
+def _pieces(sheet: Sheet, missing: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    first = 0
+    for batch in batches(sheet, missing):
+        yield first, batch
+        first += len(batch)
+
+
+def _numbers(
+    predictor: Predictor, sheet: Sheet, batch: pa.RecordBatch, first: int, done: Predicted
+) -> Array:
+    """The columns that the model reads, of the rows of a piece."""
+    width = sum(Block.of(block).width for block in predictor.recipe["blocks"])
+    x = np.zeros((len(batch), width), dtype=np.float32)
+    for block in predictor.blocks:
+        if block.column in sheet.columns:
+            text = batch.column(block.column)
+            _fits(block, text, sheet, first)
+            _unseen(block, text, done)
+        else:
+            text = pa.nulls(len(batch), pa.string())
+        x[:, block.start : block.start + block.width] = encoded(block, text, sheet.comma)
+    return x
+
+
+def _fits(block: Block, text: pa.Array, sheet: Sheet, first: int) -> None:
+    """Refuse a word where the model reads numbers, by its line."""
+    if block.kind == "text":
+        return
+    values = as_numbers(text, sheet.comma) if block.kind == "number" else as_dates(text)
+    wrong = pc.and_(text.is_valid(), values.is_null()).to_numpy(zero_copy_only=False)
+    wrong |= np.abs(pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)) > LARGEST
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        raise UserError(
+            f"'{str(text[place].as_py())[:40]}' in the column '{block.column}' is no {block.kind}",
+            line_of(sheet, first + place), "mend it, or leave it empty", EXIT_DATA_MISSING,
+        )  # fmt: skip
+
+
+def _unseen(block: Block, text: pa.Array, done: Predicted) -> None:
+    if block.kind == "text":
+        known = pc.is_in(text, pa.array(block.levels, pa.string()))
+        count = int(pc.sum(pc.and_(text.is_valid(), pc.invert(known))).as_py() or 0)
+        if count:
+            done.unseen[block.column] = done.unseen.get(block.column, 0) + count
+
+
+def export(predictor: Predictor, out: Path, crossed: str) -> Path:
+    """Write a site's model and its card: weights as safetensors, the rest as JSON."""
+    weights = {n: np.ascontiguousarray(t.cpu().numpy()) for n, t in predictor.model.items()}
+    run, recipe = predictor.run, predictor.recipe
+    result = primary(run.events, predictor.chosen, run.facts["known_at"])
+    card = {
+        "method": run.config["method"],
+        "variant": predictor.chosen,
+        "model": run.config["model"],
+        "site": predictor.site,
+        "classes": recipe["classes"],
+        "reads": [dataclasses.asdict(block) for block in predictor.blocks],
+        "common": recipe["common"],
+        **{key: predictor._mine[key] for key in ("own", "scaling")},
+        "data": run.facts["data"],
+        "accuracy": client_accuracy(result).get(predictor.site),
+        "metrics_of_all_sites": run.metrics[predictor.chosen],
+        "what_left_the_site": crossed,
+        "atoll": run.facts["atoll"],
+    }
+    with disk_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / "model.safetensors", save(weights))
+    write_whole(out / "card.json", json.dumps(plain(card), indent=1).encode() + b"\n")
+    return out

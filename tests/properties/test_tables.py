@@ -1,0 +1,92 @@
+"""Any table: a result, or one clear error; never a traceback."""
+
+import csv
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from atoll.core.errors import UserError
+from atoll.data import tables
+from atoll.engines.local import execute
+from atoll.report import page
+from atoll.runs.config import resolve
+from atoll.runs.predict import Predictor, predict
+
+ANY = st.characters(exclude_categories=["Cs"])  # all of Unicode but halves of pairs
+NAMES = st.text(ANY, max_size=8)
+WORDS = st.text(ANY, max_size=6)
+CELLS: dict[str, st.SearchStrategy[Any]] = {
+    "whole": st.integers(-1000, 1000),
+    "number": st.floats(width=32),
+    "word": WORDS,
+    "level": st.sampled_from(["ja", "nein", "Ja", ""]),
+    "date": st.dates(),
+    "moment": st.datetimes(),
+    "truth": st.booleans(),
+    "gap": st.sampled_from(["", "NA", "?"]),
+    "mixed": st.one_of(st.integers(), WORDS, st.just("")),
+}
+LABELS = st.sampled_from([["a", "b"], ["0", "1.0", "2"], ["x", ""], ["only"], ["是", "否"]])
+
+
+@st.composite
+def sites(draw: st.DrawFn) -> list[list[list[str]]]:
+    """One to three files, each a header and rows; a column `shared` of one kind is in all."""
+    labels, found = draw(LABELS), []
+    shared = draw(st.sampled_from(sorted(CELLS)))
+    for _ in range(draw(st.integers(1, 3))):
+        others = draw(st.lists(st.tuples(NAMES, st.sampled_from(sorted(CELLS))), max_size=3))
+        plan = [("shared", shared), *others]
+        count = draw(st.sampled_from([0, 1, 5, 8, 25]))
+        rows = [
+            [*(str(draw(CELLS[kind])) for _, kind in plan), draw(st.sampled_from(labels))]
+            for _ in range(count)
+        ]
+        found.append([[*(name for name, _ in plan), "label"], *rows])
+    return found
+
+
+def write(folder: Path, tables_: list[list[list[str]]], delimiter: str, encoding: str) -> list[str]:
+    names = []
+    for number, rows in enumerate(tables_):
+        path = folder / f"site {number}.csv"
+        with path.open("w", encoding=encoding, errors="replace", newline="") as file:
+            csv.writer(file, delimiter=delimiter).writerows(rows)
+        names.append(str(path))
+    return names
+
+
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@given(
+    sites(),
+    st.sampled_from([",", ";", "\t"]),
+    st.sampled_from(["utf-8", "latin-1", "utf-16"]),
+    st.sampled_from(["alone", "fedavg", "chfl"]),
+    st.sampled_from(["local", "global"]),
+)
+def test_any_table_gives_a_result_or_one_clear_error(
+    made: list[list[list[str]]], delimiter: str, encoding: str, method: str, scale: str
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data = {"files": write(folder, made, delimiter, encoding), "label": "label"}
+        try:
+            found = tables.survey(**data)
+            values = {
+                "name": "any", "rounds": 2, "scale": scale, "data": data,
+                "model": {"widths": [4]}, "engine": {"mode": "loop"},
+                "method": {"name": method, "epochs": 1},
+            }  # fmt: skip
+            execute(resolve(values, "any"), folder / "run")
+        except UserError as refused:
+            told = (refused.what, refused.where, refused.remedy)
+            assert all(told)
+            return
+        page.write([folder / "run"], folder / "page.html")
+        for site in found.sites:
+            predictor = Predictor(folder / "run", site.name, "")
+            done = predict(predictor, Path(site.file), folder / "p.csv")
+            assert done.rows == site.rows

@@ -1,0 +1,343 @@
+"""Own tables: what is found in files, what becomes of it, and how bad files are answered."""
+
+import datetime
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from atoll import data
+from atoll.core.errors import EXIT_DATA_MISSING, UserError
+from atoll.data import sheets, tables
+from atoll.data.splits import ScenarioOptions, scenario
+
+HEAD = "age,sex,outcome"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(name: str, header: str, rows: list[str], encoding: str = "utf-8") -> str:
+    Path(name).write_text("\n".join([header, *rows]) + "\n", encoding=encoding)
+    return name
+
+
+def people(name: str, count: int = 12, header: str = HEAD, more: str = "") -> str:
+    """A good file: age, sex, both outcomes."""
+    rows = [
+        f"{40 + i % 7}.5,{'fm'[i % 2]}{more},{'ill' if i % 3 else 'well'}" for i in range(count)
+    ]
+    return write(name, header, rows)
+
+
+def look(*files: str, **options: Any) -> tables.Survey:
+    return tables.survey(files=list(files), label="outcome", **options)
+
+
+def told(error: pytest.ExceptionInfo[UserError]) -> tuple[str, str]:
+    assert error.value.exit_code == EXIT_DATA_MISSING
+    assert error.value.remedy
+    return error.value.what, error.value.where
+
+
+def columns(found: tables.Survey) -> dict[str, str]:
+    return {column.name: column.where for column in found.columns}
+
+
+def findings(found: tables.Survey) -> str:
+    return "\n".join(f"{one.what} -> {one.done}" for one in found.findings)
+
+
+def test_columns_are_common_by_name_and_type_and_own_otherwise() -> None:
+    people("a.csv", header="age,sex,lab,outcome", more=",1")
+    people("b.csv", header="age,sex,mri,outcome", more=",2")
+    found = look("a.csv", "b.csv")
+    assert columns(found) == {"age": "common", "sex": "common", "lab": "own", "mri": "own"}
+    made = data.load("", files=["a.csv", "b.csv"], label="outcome")
+    assert made.columns == ("age", "sex=f", "sex=m", "lab (a)", "mri (b)")
+    assert made.layout is not None
+    assert made.layout.held.tolist() == [[True] * 4 + [False], [True] * 3 + [False, True]]
+    assert made.x[0].tolist() == [40.5, 1, 0, 1, 0]
+    assert made.x[13].tolist() == [41.5, 0, 1, 0, 2]
+    assert made.classes == ("ill", "well")
+    assert made.groups == ("a", "b")
+
+
+def test_a_missing_value_is_marked_and_a_column_says_so() -> None:
+    write("a.csv", HEAD, ["1,f,x", "NA,,y", "3,m,x", "?,f,y", "5,f,x"])
+    made = data.load("", files=["a.csv"], label="outcome")
+    assert made.columns == ("age", "age missing", "sex=f", "sex=m", "sex missing")
+    assert np.isnan(made.x[1, 0])
+    assert made.x[1, 1:].tolist() == [1, 0, 0, 1]
+    assert made.x[0].tolist() == [1, 0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "cp1252", "utf-16"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_encoding_and_delimiter_are_found_out(encoding: str, delimiter: str) -> None:
+    rows = [f"{i},{'män' if i % 2 else 'kvinna'},{'sjuk' if i % 3 else 'frisk'}" for i in range(9)]
+    lines = [line.replace(",", delimiter) for line in ["ålder,kön,outcome", *rows]]
+    write("a.csv", lines[0], lines[1:], encoding)
+    made = data.load("", files=["a.csv"], label="outcome")
+    assert made.columns == ("ålder", "kön=kvinna", "kön=män")
+    assert made.x[:, 0].tolist() == list(range(9))
+
+
+def test_a_decimal_comma_is_read_where_semicolons_part_columns() -> None:
+    write("a.csv", "age;outcome", ["1,5;x", "2,25;y", "3;x"])
+    assert data.load("", files=["a.csv"], label="outcome").x[:, 0].tolist() == [1.5, 2.25, 3.0]
+
+
+def test_parquet_reads_as_csv_does() -> None:
+    write(
+        "a.csv",
+        "n,w,d,b,outcome",
+        [
+            f"{i}.5,{'uv'[i % 2]},2024-01-0{i + 1},{'true' if i % 2 else 'false'},{i % 2}"
+            for i in range(6)
+        ],
+    )
+    table = pa.table({
+        "n": [i + 0.5 for i in range(6)],
+        "w": pa.array([["u", "v"][i % 2] for i in range(6)]).dictionary_encode(),
+        "d": [datetime.date(2024, 1, i + 1) for i in range(6)],
+        "b": [bool(i % 2) for i in range(6)],
+        "outcome": [float(i % 2) for i in range(6)],
+    })  # fmt: skip
+    pyarrow.parquet.write_table(table, "b.parquet")
+    text = data.load("", files=["a.csv"], label="outcome")
+    same = data.load("", files=["b.parquet"], label="outcome")
+    assert text.columns == same.columns == ("n", "w=u", "w=v", "d", "b")
+    assert text.classes == same.classes == ("0", "1")
+    np.testing.assert_array_equal(text.x, same.x)
+    assert text.x[0, 3] == (datetime.date(2024, 1, 1) - datetime.date(1970, 1, 1)).days
+
+
+def test_a_missing_number_in_parquet_is_missing() -> None:
+    table = pa.table({"n": [1.0, float("nan"), None], "outcome": ["x", "y", "x"]})
+    pyarrow.parquet.write_table(table, "b.parquet")
+    found = data.load("", files=["b.parquet"], label="outcome").x
+    assert np.isnan(found[:, 0]).tolist() == [False, True, True]
+    assert found[:, 1].tolist() == [0, 1, 1]
+
+
+def test_one_file_with_a_site_column_has_a_site_for_each_value() -> None:
+    rows = [
+        f"{i},{i if i % 2 else ''},{'north' if i % 2 else 'south pole'},{'xy'[i % 3 % 2]}"
+        for i in range(20)
+    ]
+    write("all.csv", "age,lab,place,outcome", rows)
+    found = look("all.csv", site="place")
+    assert [(site.name, site.rows) for site in found.sites] == [("north", 10), ("south-pole", 10)]
+    assert columns(found) == {"age": "common", "lab": "own"}
+    made = data.load("", files=["all.csv"], label="outcome", site="place")
+    dealt = scenario(made, ScenarioOptions(split="files"), 0)
+    assert dealt.clients == ("north", "south-pole")
+    assert [len(dealt.holdings[id][0].own) for id in dealt.clients] == [1, 0]
+
+
+def test_a_stage_column_makes_it_continual() -> None:
+    rows = [f"{i},{'ab'[i % 2]},{2019 + i // 10},{'xy'[i % 3 % 2]}" for i in range(20)]
+    write("all.csv", "age,sex,year,outcome", rows)
+    made = data.load("", files=["all.csv"], label="outcome", stage="year")
+    dealt = scenario(made, ScenarioOptions(split="files"), 0)
+    assert (dealt.stages, dealt.tasks, dealt.known_at) == (2, ("2019", "2020"), (0, 1))
+    assert dealt.holdings["all"][0].train.max() < 10 <= dealt.holdings["all"][1].train.min()
+
+
+def test_local_levels_keep_every_word_at_home() -> None:
+    people("a.csv")
+    people("b.csv")
+    found = look("a.csv", "b.csv", levels="local")
+    assert columns(found) == {"age": "common", "sex": "own"}
+    assert not any("levels" in line for line in found.crossing)
+    assert any("levels" in line for line in look("a.csv", "b.csv").crossing)
+
+
+def test_suspicions_are_told_with_what_is_done() -> None:
+    rows = [
+        f"{i + 7},{i * 1000 + 1},{'f' if i % 2 else 'm'},{i % 3 % 2},{i % 3 % 2}" for i in range(30)
+    ]
+    write("a.csv", "patient_id,weight,sex,after,outcome", rows)
+    rows = [f"x{i},{i + 1},{'F' if i % 2 else 'M'},{i % 2},{i % 3 % 2}" for i in range(30)]
+    write("b.csv", "patient_id,weight,sex,after,outcome", rows)
+    said = findings(look("a.csv", "b.csv"))
+    assert "'patient_id' looks like an identifier or free text -> left out" in said
+    assert "'weight' is about 935 times" not in said  # below a factor of 1,000
+    assert "'sex' has levels that not all sites know: F, M, f, m; some differ in capitals" in said
+    assert "'after' at a tells the label almost by itself -> kept" in said
+
+
+def test_a_factor_of_a_thousand_between_sites_is_told() -> None:
+    write("a.csv", "w,outcome", [f"{i + 1},{i % 2}" for i in range(10)])
+    write("b.csv", "w,outcome", [f"{1000 * (i + 1)},{i % 2}" for i in range(10)])
+    assert "'w' is about 1,000 times as large at b as at a" in findings(look("a.csv", "b.csv"))
+
+
+def test_a_column_of_two_types_is_own_at_each_site() -> None:
+    write("a.csv", "w,v,outcome", [f"{i},1,{i % 2}" for i in range(10)])
+    write("b.csv", "w,v,outcome", [f"{i},{'yes' if i % 2 else 'no'},{i % 2}" for i in range(10)])
+    found = look("a.csv", "b.csv")
+    assert columns(found) == {"w": "common", "v": "own"}
+    assert "'v' is number at a, text at b -> an own column at each site" in findings(found)
+
+
+def test_a_site_may_lack_a_class() -> None:
+    people("a.csv")
+    write("b.csv", HEAD, [f"{i},f,ill" for i in range(9)])
+    assert "b has no row of class well" in findings(look("a.csv", "b.csv"))
+
+
+def test_pieces_of_any_size_give_the_same_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [f"{i * 37 % 101},{'abc'[i % 3]},{'xy'[i % 2]}" for i in range(3_000)]
+    write("a.csv", HEAD, rows)
+    whole = data.load("", files=["a.csv"], label="outcome")
+    monkeypatch.setattr(sheets, "BLOCK", 1_000)  # bytes: many pieces
+    sheet = sheets.opened(Path("a.csv"))
+    assert sum(1 for _ in sheets.batches(sheet, ())) > 10
+    assert data.load("", files=["a.csv"], label="outcome").fingerprint == whole.fingerprint
+
+
+BAD = {
+    "empty": ("", "the file is empty", "a.csv"),
+    "header only": (f"{HEAD}\n", "a header and no rows", "a.csv"),
+    "duplicate column": ("age,age,outcome\n1,2,x\n", "the column 'age' is there twice", "a.csv"),
+    "no name": (",age,outcome\n0,1,x\n", "column 1 has no name", "a.csv"),
+    "no label column": ("age,out\n1,x\n", "no column 'outcome' for the label", "a.csv"),
+    "no label value": ("age,outcome\n1,x\n2,NaN\n", "no value in the column", "a.csv, line 3"),
+    "one class": ("age,outcome\n1,x\n2,x\n", "every row has the same label", "column 'outcome'"),
+    "ragged row": ("age,outcome\n1,x\n2,y,z\n", "cannot read it: Row #3", "a.csv"),
+    "not text": ("age,outcome\n\0\0,x\n", "not a text file", "a.csv"),
+    "too large": ("age,outcome\n1,x\n1e40,y\n", "'1e40' in the column 'age' is", "a.csv, line 3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_file_is_answered_by_name(case: str) -> None:
+    content, what, where = BAD[case]
+    Path("a.csv").write_text(content)
+    with pytest.raises(UserError) as error:
+        look("a.csv")
+    said = told(error)
+    assert said[0].startswith(what)
+    assert said[1] == where
+
+
+def test_text_among_numbers_is_answered_with_file_and_line() -> None:
+    rows = [f'{i},"two\nlines",{"xy"[i % 2]}' for i in range(20)]
+    rows[15] = "fifteen,z,x"
+    write("a.csv", HEAD, rows)
+    with pytest.raises(UserError) as error:
+        look("a.csv")
+    what, where = told(error)
+    assert what == "the text 'fifteen' in the column 'age', which has numbers otherwise"
+    lines = Path("a.csv").read_text().splitlines()
+    assert where == f"a.csv, line {lines.index('fifteen,z,x') + 1}"
+    look("a.csv", categorical=["age"])  # what the remedy says
+    look("a.csv", missing=["fifteen"])
+
+
+def test_no_common_column_is_said() -> None:
+    write("a.csv", "p,outcome", ["1,x", "2,y"])
+    write("b.csv", "q,outcome", ["1,x", "2,y"])
+    with pytest.raises(UserError, match="no common column"):
+        look("a.csv", "b.csv")
+
+
+def test_a_label_that_one_site_lacks_is_told_with_its_file() -> None:
+    people("a.csv")
+    people("b.csv", header="age,sex,outcom")
+    with pytest.raises(UserError, match="no column 'outcome'") as error:
+        look("a.csv", "b.csv")
+    assert told(error)[1] == "b.csv"
+    assert "did you mean 'outcom'?" in error.value.remedy
+
+
+def test_a_number_to_be_predicted_is_refused() -> None:
+    write("a.csv", "age,outcome", [f"1,{i / 7:.3f}" for i in range(60)])
+    with pytest.raises(UserError, match="60 different values in 60 rows"):
+        look("a.csv")
+
+
+def test_a_site_with_one_row_is_refused_by_name() -> None:
+    people("a.csv")
+    write("b.csv", HEAD, ["40,f,ill"])
+    made = data.load("", files=["a.csv", "b.csv"], label="outcome")
+    with pytest.raises(UserError, match="site 'b' has too few rows: 1"):
+        scenario(made, ScenarioOptions(split="files"), 0)
+
+
+def test_own_tables_are_dealt_out_by_file_alone() -> None:
+    made = data.load("", files=[people("a.csv")], label="outcome")
+    with pytest.raises(UserError, match="cannot be dealt out by split = 'columns'"):
+        scenario(made, ScenarioOptions(split="columns"), 0)
+    wine = data.load("wine")
+    with pytest.raises(UserError, match="'wine' is not made of files"):
+        scenario(wine, ScenarioOptions(split="files"), 0)
+
+
+def test_dates_of_another_form_are_refused_by_name() -> None:
+    write("a.csv", "age,seen,outcome", [f"{i},{i + 1}.3.2024,{'xy'[i % 2]}" for i in range(12)])
+    with pytest.raises(UserError, match="'seen' has dates such as"):
+        look("a.csv")
+    assert columns(look("a.csv", ignore=["seen"])) == {"age": "common", "seen": "left out"}
+    write("b.csv", "age,seen,outcome", [f"{i},2024-03-1{i},{'xy'[i % 2]}" for i in range(9)])
+    with pytest.raises(UserError, match="'seen' has dates"):
+        look("b.csv", dates="refuse")
+
+
+def test_nested_parquet_is_refused_by_column() -> None:
+    table = pa.table({"n": [1, 2], "list": [[1], [2]], "outcome": ["x", "y"]})
+    pyarrow.parquet.write_table(table, "b.parquet")
+    with pytest.raises(UserError, match="the column 'list' has the type list"):
+        look("b.parquet")
+    Path("b.parquet").write_bytes(b"PAR1 nothing")
+    with pytest.raises(UserError, match="not a Parquet file"):
+        look("b.parquet")
+
+
+def test_a_file_that_changes_while_it_is_read_is_noticed() -> None:
+    people("a.csv", 50)
+    sheet = sheets.opened(Path("a.csv"))
+    pieces = sheets.batches(sheet, ())
+    next(pieces)
+    os.utime("a.csv", ns=(0, 0))
+    with pytest.raises(UserError, match="changed while it was read"):
+        list(pieces)
+
+
+@pytest.mark.parametrize("files", [["a b.csv", "a-b.csv"], ["server.csv"], ["a.csv", "x/a.csv"]])
+def test_two_parts_of_one_name_are_refused(files: list[str]) -> None:
+    Path("x").mkdir()
+    for name in files:
+        people(name)
+    with pytest.raises(UserError, match="two parts would be called"):
+        look(*files)
+
+
+def test_a_file_that_is_not_there_is_said_to_be_missing() -> None:
+    with pytest.raises(UserError, match="no such file") as error:
+        look("nowhere.csv")
+    assert told(error)[1] == "nowhere.csv"
+    with pytest.raises(UserError, match="not a file"):
+        look(".")
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    people("a.csv")
+    for options, what in (
+        ({"files": [], "label": "outcome"}, "no files"),
+        ({"files": ["a.csv"]}, "no label"),
+        ({"files": ["a.csv", "a.csv"], "label": "outcome", "site": "sex"}, "a site column and"),
+        ({"files": ["a.csv"], "label": "outcome", "keep": ["agee"]}, "no site has a column 'agee'"),
+        ({"files": ["a.csv"], "label": "outcome", "delimeter": ";"}, "unknown option"),
+    ):
+        with pytest.raises(UserError, match=what):
+            tables.survey(**options)

@@ -1,0 +1,184 @@
+"""The report: its numbers worked out by hand, its words no more than the record shows."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.core.errors import UserError
+from atoll.core.record import Message, Record, Round, Score, Stage
+from atoll.report import page, tables
+from atoll.report.tables import Group, gather
+
+SHAPE = (("weights/w", "float32", (2, 3)),)
+
+
+def record(
+    folder: Path,
+    method: str,
+    seed: int,
+    hits: dict[str, dict[str, int]],
+    stages: int = 1,
+    tensors: Any = SHAPE,
+) -> Path:
+    """A run of two sites with ten test rows each; `hits` by variant and site."""
+    facts = {
+        "atoll": "0", "python": "3", "packages": {"torch": "2"}, "threads": 1, "device": "cpu",
+        "data": {"name": "made", "title": "made", "rows": 20, "classes": 2, "source": "here",
+                 "partial": "", "fingerprint": "f" * 64},
+        "clients": ["a", "b"], "tasks": [f"task-{n}" for n in range(stages)],
+        "known_at": list(range(stages)), "stages": stages, "headline": next(reversed(hits)),
+        "holdings": {"common": 3, "common_names": ["age", "sex", "<b>"], "sites": {
+            id: {"train": [6], "valid": [2], "test": [10], "classes": [2], "own": 1,
+                 "own_names": ["lab"]} for id in ("a", "b")}},
+    }  # fmt: skip
+    config = f'name = "{method}"\nseed = {seed}\n[scenario]\n[method]\nname = "{method}"\n'
+    made = Record.create(folder, config, facts)
+    for stage in range(stages):
+        made.add([Round(stage, 0, {"loss": 1.0})])
+        for id in ("a", "b"):
+            made.add([
+                Message(stage, 0, "server", id, "fit", "Fit", SHAPE, 1, 24, 50),
+                Message(stage, 0, id, "server", "fit", "Fitted", tensors, 2, 48, 1_000),
+            ])  # fmt: skip
+        for variant, sites in hits.items():
+            for id, count in sites.items():
+                for task in range(stage + 1):
+                    correct = count - 3 * (stage - task)
+                    made.add([Score(stage, 0, id, task, variant, "test", 10, correct, 0.5)])
+        made.add([Stage(stage, 1)])
+        made.time(stage=stage, round=0, seconds=1.5)
+    return folder
+
+
+@pytest.fixture
+def groups(tmp_path: Path) -> list[Group]:
+    """Two seeds of a method, and of the method alone."""
+    found = []
+    for seed in (0, 1):
+        found.append(record(tmp_path / f"m{seed}", "fedavg", seed, {"": {"a": 8, "b": 6 + seed}}))
+        found.append(record(tmp_path / f"n{seed}", "alone", seed, {"": {"a": 7, "b": 7}}))
+    return gather(found)
+
+
+def texts(table: tables.Table | None) -> list[list[str]]:
+    assert table is not None
+    return [[cell.text for cell in row] for row in table.rows]
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_group(groups: list[Group]) -> None:
+    assert [(group.label, len(group.runs)) for group in groups] == [("fedavg", 2), ("alone", 2)]
+
+
+def test_the_table_has_mean_and_spread_over_seeds(groups: list[Group]) -> None:
+    rows = texts(tables.results(groups))
+    # seed 0: (0.8 + 0.6) / 2 = 0.70, seed 1: (0.8 + 0.7) / 2 = 0.75
+    assert rows[0][:2] == ["fedavg", "0.7250 ± 0.0250"]
+    assert rows[0][3] == "0.6500 ± 0.0500"  # the worst site
+    assert rows[1][:2] == ["alone", "0.7000 ± 0.0000"]
+
+
+def test_differences_are_paired_by_seed_and_site(groups: list[Group]) -> None:
+    (row,) = texts(tables.differences(groups))
+    # site a gains 0.1 twice; site b loses 0.1, then nothing
+    assert row == ["fedavg", "alone", "+0.0250 ± 0.0250", "-0.0500", "+0.1000", "2/1/1"]
+
+
+def test_a_gain_over_being_alone_is_told_only_where_it_is_known(groups: list[Group]) -> None:
+    together, single = page.page(groups), page.page(groups[:1])
+    assert "sites gained +2.5 points on average: most a (+10.0), least b (-5.0)" in together
+    assert "One site lost." in together
+    assert "is not known from these runs" in single
+    assert "points on average" not in single
+
+
+def test_other_data_are_not_compared(tmp_path: Path) -> None:
+    one = record(tmp_path / "one", "fedavg", 0, {"": {"a": 8, "b": 8}})
+    two = record(tmp_path / "two", "alone", 0, {"": {"a": 1, "b": 1}})
+    facts = json.loads((two / "facts.json").read_text())
+    facts["data"]["fingerprint"] = "0" * 64
+    (two / "facts.json").write_text(json.dumps(facts))
+    found = gather([one, two])
+    assert tables.gains(found) == {}
+    assert tables.differences(found) is None
+
+
+def test_the_network_trained_alone_inside_a_run_is_a_yardstick_too(tmp_path: Path) -> None:
+    hits = {"local": {"a": 5, "b": 5}, "auto": {"a": 7, "b": 6}}
+    (pair,) = tables.gains(gather([record(tmp_path / "run", "chfl", 0, hits)])).values()
+    assert pair.clients == {"a": pytest.approx(0.2), "b": pytest.approx(0.1)}
+
+
+def test_forgetting_is_told_in_each_definition(tmp_path: Path) -> None:
+    found = gather([record(tmp_path / "run", "fedavg", 0, {"": {"a": 8, "b": 8}}, stages=2)])
+    assert texts(tables.forgetting(found)) == [
+        ["fedavg", "0.3000", "0.3000", "0.3000", "-0.3000"]
+    ]  # fmt: skip
+    assert "it forgot 30.0 points" in page.page(found)
+    assert "How much of it is" in page.page(found)
+
+
+def test_what_left_is_what_the_ledger_has(groups: list[Group]) -> None:
+    (a, b) = tables.departures(groups[0].first)
+    assert (a.client, b.client) == ("a", "b")
+    assert a.sentence.startswith("2 messages, 1.0 KB. 48 B of it tensors: weights/w (2 x 3).")
+    assert "No other tensor left: no table of rows, no list of labels." in a.sentence
+    assert "952 B were headers and plain values" in a.sentence
+
+
+def test_a_tensor_that_no_server_sent_is_named_and_nothing_is_promised(tmp_path: Path) -> None:
+    odd = (("rows", "float32", (200, 3)),)
+    folder = record(tmp_path / "run", "fedavg", 0, {"": {"a": 8, "b": 8}}, tensors=odd)
+    sentence = tables.departures(gather([folder])[0].first)[0].sentence
+    assert "Not of a form that the server had sent to this site: rows (200 x 3)." in sentence
+    assert "no table of rows" not in sentence
+
+
+def test_names_are_escaped_and_nothing_is_fetched(groups: list[Group]) -> None:
+    text = page.page(groups)
+    assert "&lt;b&gt;" in text
+    assert not re.search(r'(?:src|href)="(?!#|data:)', text)
+    assert not re.search(r"@import|url\((?!#)", text)
+    assert len(text.encode()) < 3_000_000
+
+
+def test_the_page_is_a_pure_function_of_the_records(groups: list[Group]) -> None:
+    assert page.page(groups) == page.page(groups)
+
+
+def test_a_run_that_has_not_been_tested_yet_has_a_page(tmp_path: Path) -> None:
+    folder = record(tmp_path / "run", "fedavg", 0, {"": {"a": 8, "b": 8}})
+    (folder / "events.jsonl").write_text("")
+    text = page.page(gather([folder]))
+    assert "The run has not ended: 0 of 1 stages are done." in text
+    assert "It has not been tested yet." in text
+
+
+def test_figures_come_as_files_too(tmp_path: Path, groups: list[Group]) -> None:
+    folders = [run.folder for group in groups for run in group.runs]
+    page.write(folders, tmp_path / "page.html", tmp_path / "figures")
+    names = sorted(path.name for path in (tmp_path / "figures").iterdir())
+    assert names == [
+        "accuracy-1.svg", "accuracy-2.svg", "gain-1.svg", "rows-1.svg", "rows-2.svg",
+    ]  # fmt: skip
+    assert "currentColor" not in (tmp_path / "figures" / "gain-1.svg").read_text()
+
+
+def test_a_folder_without_a_run_is_said_to_have_none(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no run in this folder"):
+        gather([tmp_path])
+
+
+def test_a_report_needs_no_torch(tmp_path: Path) -> None:
+    folder = record(tmp_path / "run", "fedavg", 0, {"": {"a": 8, "b": 8}})
+    code = (
+        "import sys; from pathlib import Path; from atoll.report import page\n"
+        "page.write([Path(sys.argv[1])], Path(sys.argv[1]) / 'page.html')\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], check=False)
+    assert done.returncode == 0

@@ -1,0 +1,289 @@
+"""Own tables from files to predictions, as somebody new would do it."""
+
+import csv
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from safetensors.numpy import load_file
+
+import atoll
+from atoll import cli
+from atoll.core.errors import UserError
+from atoll.data import tables
+from atoll.engines.local import execute
+from atoll.runs.config import change, read, resolve
+from atoll.runs.predict import Predictor, predict
+from atoll.runs.result import Run
+
+Files = Callable[..., list[str]]
+TINY: dict[str, Any] = {"rounds": 3, "widths": [8], "epochs": 1, "engine.mode": "loop"}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture
+def files() -> Files:
+    """Four sites: other columns, mixed types, gaps; one in Latin 1 with semicolons and commas."""
+
+    def make(rows: int = 60) -> list[str]:
+        draw = random.Random(3)
+        plans: dict[str, tuple[list[str], str]] = {
+            "a": (["ecg"], ","), "b": (["lab", "visit"], ";"), "c": (["lab"], ","), "d": ([], "\t"),
+        }  # fmt: skip
+        for name, (own, sign) in plans.items():
+            lines = [["patient id", "age", "kön", "smoker", *own, "outcome"]]
+            for number in range(rows):
+                age, sex = draw.gauss(60, 9), draw.choice(["män", "kvinna"])
+                extra, risk = [], (age - 60) / 9 + (sex == "män") - 0.5
+                for column in own:
+                    value = draw.gauss(0, 1)
+                    risk += value
+                    day = f"2024-02-{1 + int(14 + 5 * value) % 28:02d}"
+                    extra.append(day if column == "visit" else f"{value:.2f}")
+                smoker = draw.choice(["yes", "no", ""])
+                cells = [str(number), f"{age:.1f}", sex, smoker, *extra]
+                lines.append([*cells, "ill" if risk > 0 else "well"])
+            text = "\n".join(sign.join(line) for line in lines) + "\n"
+            text = text.replace(".", ",") if sign == ";" else text
+            Path(f"{name}.csv").write_text(text, encoding="latin-1" if sign == ";" else "utf-8")
+        return [f"{name}.csv" for name in plans]
+
+    return make
+
+
+def own(files: list[str], **options: Any) -> dict[str, Any]:
+    return {"files": files, "label": "outcome", **options}
+
+
+def run(method: str, files: list[str], folder: str = "run", **more: Any) -> Run:
+    values = change({"name": method, "method": method, "data": own(files)}, {**TINY, **more})
+    execute(resolve(values, method), Path(folder))
+    return Run(Path(folder))
+
+
+def call(*words: str) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["atoll", *words])
+        try:
+            cli.main()
+        except SystemExit as ended:
+            return int(ended.code or 0)
+    return 0
+
+
+def test_somebody_new_goes_from_files_to_predictions(
+    files: Files, capfd: pytest.CaptureFixture[str]
+) -> None:
+    names, began = files(rows=250), time.monotonic()
+    assert call("init", *names, "--label", "outcome") == 0
+    assert call("inspect", "run.toml") == 0
+    shown = capfd.readouterr().out
+    assert "b.csv is cp1252 with ';' between columns" in shown
+    assert "'patient id' looks like an identifier" in shown
+    assert call("run", "run.toml", "--set", "rounds=6", "--quiet", "--out", "out") == 0
+    assert call("report", "out") == 0
+    assert "a.csv, b.csv, c.csv, d.csv" in Path("out/report.html").read_text()
+    capfd.readouterr()
+    scores = {s.client: s for s in Run(Path("out")).scores if s.variant == "auto"}
+    for name in "abcd":
+        arguments = ["out", f"{name}.csv", "--site", name, "-o", "p.csv", "--held-out"]
+        assert call("predict", *arguments) == 0
+        right, rows = scored(name)
+        assert (right, rows) == (scores[name].correct, scores[name].rows)
+        assert f"{right / rows:.4f} of them right" in capfd.readouterr().out
+    assert np.mean([s.accuracy for s in scores.values()]) > 0.7  # chance is about 0.5
+    assert time.monotonic() - began < 120
+
+
+def scored(site: str) -> tuple[int, int]:
+    """How many predictions of the file p.csv are right, by the site's file itself."""
+    sign = {"b": ";", "d": "\t"}.get(site, ",")
+    encoding = "latin-1" if site == "b" else "utf-8"
+    with Path(f"{site}.csv").open(encoding=encoding) as file:
+        truth = [row["outcome"] for row in csv.DictReader(file, delimiter=sign)]
+    with Path("p.csv").open() as file:
+        said = list(csv.DictReader(file))
+    for row in said:
+        assert float(row["p ill"]) + float(row["p well"]) == pytest.approx(1, abs=1e-5)
+        assert row["prediction"] == ("ill" if float(row["p ill"]) > 0.5 else "well")
+    return sum(truth[int(row["row"]) - 1] == row["prediction"] for row in said), len(said)
+
+
+@pytest.mark.parametrize("method", ["alone", "fedavg", "chfl"])
+@pytest.mark.parametrize("scale", ["local", "global", "none"])
+def test_predictions_score_what_the_run_did(method: str, scale: str, files: Files) -> None:
+    found = run(method, files(), scale=scale, batch=16)
+    for variant in found.variants:
+        for score in (s for s in found.scores if s.variant == variant):
+            predictor = Predictor(Path("run"), score.client, variant)
+            done = predict(predictor, Path(f"{score.client}.csv"), Path("p.csv"), held_out=True)
+            assert (done.right, done.rows) == (score.correct, score.rows)
+
+
+def test_one_file_for_all_sites_and_stages_predicts_too() -> None:
+    draw = random.Random(0)
+    lines = ["x,z,place,year,outcome"]
+    for number in range(160):
+        x = draw.gauss(0, 1)
+        z = f"{x + draw.gauss(0, 1):.2f}" if number % 2 else ""
+        lines.append(f"{x:.3f},{z},{'uv'[number % 2]},{2020 + number // 80},{'pq'[x > 0]}")
+    Path("all.csv").write_text("\n".join(lines) + "\n")
+    data = own(["all.csv"], site="place", stage="year")
+    execute(resolve(change({"name": "t", "method": "chfl", "data": data}, TINY), "t"), Path("run"))
+    found = Run(Path("run"))
+    assert found.facts["tasks"] == ["2020", "2021"]
+    last = [s for s in found.scores if s.stage == 1 and s.variant == "auto" and s.client == "u"]
+    predictor = Predictor(Path("run"), "u", "")
+    done = predict(predictor, Path("all.csv"), Path("p.csv"), held_out=True)
+    assert (done.right, done.rows) == (sum(s.correct for s in last), sum(s.rows for s in last))
+
+
+def test_scaling_is_fitted_on_training_rows_alone(files: Files) -> None:
+    """A test row that becomes absurd must not move what is learned from the others."""
+    names = files()
+    run("alone", names)
+    before = json.loads(Path("run/recipe.json").read_text())["sites"]["a"]
+    lines = Path("a.csv").read_text().splitlines()
+    place = before["held_out"][0][0] + 1
+    cells = lines[place].split(",")
+    lines[place] = ",".join([cells[0], "9999", *cells[2:]])
+    Path("a.csv").write_text("\n".join(lines) + "\n")
+    run("alone", names, folder="again")
+    after = json.loads(Path("again/recipe.json").read_text())["sites"]["a"]
+    assert after["held_out"] == before["held_out"]
+    assert after["scaling"] == before["scaling"]
+
+
+def test_unseen_levels_and_lacking_columns_are_answered(files: Files) -> None:
+    run("chfl", files())
+    Path("new.csv").write_text("age,kön,smoker\n61,annan,yes\n,män,\n")
+    done = predict(Predictor(Path("run"), "a", ""), Path("new.csv"), Path("p.csv"))
+    assert (done.rows, done.right) == (2, None)
+    assert done.unseen == {"kön": 1}
+    assert done.absent == ("ecg",)
+    rows = list(csv.DictReader(Path("p.csv").read_text().splitlines()))
+    assert [row["row"] for row in rows] == ["1", "2"]
+    assert all(np.isfinite(float(row["p ill"])) for row in rows)
+
+
+def test_a_site_needs_only_its_own_columns(files: Files) -> None:
+    run("chfl", files())
+    columns = {block.column for block in Predictor(Path("run"), "d", "").blocks}
+    assert columns == {"age", "kön", "smoker"}
+    columns = {block.column for block in Predictor(Path("run"), "b", "").blocks}
+    assert columns == {"age", "kön", "smoker", "lab", "visit"}
+
+
+def test_mistakes_of_a_prediction_are_answered(files: Files) -> None:
+    run("fedavg", files())
+    atoll.run("fedavg", out="wine", **{**TINY, "data": "wine", "clients": 2})
+    Path("word.csv").write_text("age,kön\n61,män\nold,män\n")
+    Path("other.csv").write_text("q\n1\n")
+    Path("none.csv").write_text("age\n")
+    cases: list[tuple[tuple[str, str, str], str, bool, str]] = [
+        (("nowhere", "a", ""), "a.csv", False, "no run in this folder"),
+        (("wine", "a", ""), "a.csv", False, "was not made on your own tables"),
+        (("run", "e", ""), "a.csv", False, "no site 'e' in this run"),
+        (("run", "a", "auto"), "a.csv", False, "this run has no model 'auto'"),
+        (("run", "a", ""), "other.csv", False, "none of the columns"),
+        (("run", "a", ""), "word.csv", False, "'old' in the column 'age' is no number"),
+        (("run", "a", ""), "none.csv", False, "no rows to predict"),
+        (("run", "a", ""), "word.csv", True, "the file has 2 rows, the run read 60"),
+        (("run", "a", ""), "lost.csv", False, "no such file"),
+    ]
+    for (folder, site, variant), file, held_out, what in cases:
+        with pytest.raises(UserError, match=what):
+            predict(Predictor(Path(folder), site, variant), Path(file), Path("p.csv"), held_out)
+    assert not Path("p.csv").exists()
+    Path("run/result.json").unlink()
+    with pytest.raises(UserError, match="the run has not ended"):
+        predict(Predictor(Path("run"), "a", ""), Path("a.csv"), Path("p.csv"))
+
+
+def test_a_run_does_not_go_on_with_files_that_have_changed(files: Files) -> None:
+    names = files()
+    run("fedavg", names)
+    Path("a.csv").write_text(Path("a.csv").read_text() + "60,50.0,män,yes,0.1,ill\n")
+    values = change({"name": "fedavg", "method": "fedavg", "data": own(names)}, TINY)
+    with pytest.raises(UserError, match="have changed since the run began"):
+        execute(resolve(values, "t"), Path("run"), resume=True)
+
+
+def test_an_exported_model_is_what_predicts_and_says_what_it_is(files: Files) -> None:
+    found = run("chfl", files())
+    assert call("export", "run", "--site", "b", "-o", "model") == 0
+    weights = load_file("model/model.safetensors")
+    card = json.loads(Path("model/card.json").read_text())
+    model = Predictor(Path("run"), "b", "").model
+    assert weights.keys() == model.keys()
+    assert all(np.array_equal(weights[name], model[name].numpy()) for name in weights)
+    (score,) = (s for s in found.scores if s.client == "b" and s.variant == "auto")
+    assert card["accuracy"] == pytest.approx(score.accuracy)
+    assert (card["site"], card["variant"], card["classes"]) == ("b", "auto", ["ill", "well"])
+    assert "messages" in card["what_left_the_site"]
+
+
+def test_nothing_of_own_columns_is_in_what_is_sent(files: Files) -> None:
+    """Column one's first layer is as wide as the common columns, and no message is wider."""
+    found = run("chfl", files())
+    width = found.facts["holdings"]["common"]
+    shapes = {
+        shape
+        for event in found.events
+        for name, _, shape in getattr(event, "tensors", ())
+        if name.endswith("weight0")
+    }
+    assert shapes == {(8, width)}
+
+
+def test_init_does_not_overwrite_and_finds_mistakes_at_once(files: Files) -> None:
+    names = files()
+    assert call("init", *names, "--label", "nothing") == 3
+    assert not Path("run.toml").exists()
+    assert call("init", "--label", "outcome") == 2
+    assert call("init", *names, "--label", "outcome", "--method", "chfll") == 2
+    assert call("init", *names, "--label", "outcome", "--method", "alone") == 0
+    assert resolve(read("run.toml"), "run.toml").method["name"] == "alone"
+    assert call("init", *names, "--label", "outcome") == 2
+
+
+def test_real_data_in_four_files_beat_being_alone_at_the_small_sites() -> None:
+    """UCI Adult: two larger sites, two small ones, own columns; three seeds."""
+    path = Path(os.environ.get("ATOLL_DATA", "")) / "tabular" / "adult.parquet"
+    if not path.exists():
+        pytest.skip("needs tabular/adult.parquet in the folder that ATOLL_DATA names")
+    people = pyarrow.parquet.read_table(path).to_pylist()
+    order = iter(np.random.default_rng(0).permutation(len(people)))
+    common = ["age", "education-num", "hours-per-week", "sex", "marital-status", "income"]
+    sizes = {"a": 1500, "b": 800, "c": 300, "d": 150}
+    further = [["occupation", "workclass"], ["relationship", "capital-gain"]]
+    for (name, size), mine in zip(sizes.items(), [*further, ["occupation"], ["race"]], strict=True):
+        with Path(f"{name}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, [*common, *mine], extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(people[next(order)] for _ in range(size))
+    gains = []
+    data = {"files": [f"{name}.csv" for name in sizes], "label": "income"}
+    assert len(tables.survey(**data).sites) == 4
+    for seed in range(3):
+        found = run(
+            "chfl", [], f"run-{seed}", data=data, seed=seed, rounds=10, widths=[32, 16], epochs=2,
+            batch=32, mu=[0.1, 1.0], variants=["local", "auto"],
+        )  # fmt: skip
+        by = {(s.client, s.variant): s.accuracy for s in found.scores}
+        gains += [by[site, "auto"] - by[site, "local"] for site in ("c", "d")]
+    assert np.mean(gains) > 0
