@@ -3,7 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo setup check test process golden all clean
+DEVICE ?= cpu
+
+.PHONY: demo setup check test process golden bench all clean
 
 demo: $(READY)
 	$(BIN)/atoll run demo
@@ -24,13 +26,16 @@ check: $(READY)
 	$(BIN)/lint-imports
 
 test: $(READY)
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n 2
 
 process: $(READY)
 	$(BIN)/pytest -q -m process
 
 golden: $(READY)
 	ATOLL_GOLDEN=renew $(BIN)/pytest -q tests/golden
+
+bench: $(READY)
+	$(BIN)/python bench/steps.py --device $(DEVICE)
 
 all: check test process
 
