@@ -4,7 +4,9 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEMO = $(eval DEMO := runs/demo-$(shell n=1; while [ -e runs/demo-$$n ]; do n=$$((n+1)); done; echo $$n))$(DEMO)
 
-.PHONY: demo setup check test process browser picture golden all clean
+DEVICE ?= cpu
+
+.PHONY: demo setup check test process browser picture golden bench all clean
 
 demo: $(READY)
 	$(BIN)/atoll run demo --out "$(DEMO)"
@@ -26,7 +28,7 @@ check: $(READY)
 	$(BIN)/lint-imports
 
 test: $(READY)
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n 2
 
 process: $(READY)
 	$(BIN)/pytest -q -m process
@@ -40,6 +42,9 @@ picture: $(READY)
 
 golden: $(READY)
 	ATOLL_GOLDEN=renew $(BIN)/pytest -q tests/golden
+
+bench: $(READY)
+	$(BIN)/python bench/steps.py --device $(DEVICE)
 
 all: check test process browser
 

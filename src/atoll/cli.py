@@ -387,6 +387,7 @@ def _print_result(runs: list[Run], folder: Path, as_json: bool) -> None:
                 "seed": run.config["seed"],
                 "data": run.facts["data"],
                 "accuracy": run.accuracy,
+                "seconds": run.seconds,
                 "metrics": run.metrics,
             }
             for run in runs

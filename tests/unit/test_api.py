@@ -40,6 +40,7 @@ def test_a_run_in_a_few_lines(here: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert 0 < run.accuracy < 1
     assert run.accuracy == run.metrics["auto"]["final_accuracy"]
     assert run.variants == ["common", "local", "mu=0", "mu>0", "concat", "auto"]
+    assert run.seconds > 0
     lines = run.table().splitlines()
     assert lines[0] == "chfl on wine"
     assert lines[1].split() == ["1", "seed", "accuracy", "macro-F1", "worst", "client"]

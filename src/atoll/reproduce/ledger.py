@@ -9,7 +9,7 @@ import numpy as np
 
 from atoll.runs.config import RunConfig, to_toml
 
-__all__ = ["Cell", "Claim", "as_json", "as_markdown", "config_hash", "paired"]
+__all__ = ["Cell", "Claim", "Ledger", "as_json", "as_markdown", "config_hash", "paired"]
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,14 @@ class Run:
         known, chance = self.facts["known_at"], 1 / self.facts["data"]["classes"]
         return {v: metrics.summary(self.events, v, known, chance) for v in self.variants}
 
+    @property
+    def seconds(self) -> float:
+        """How long the rounds took, tests included; a resumed run counts each round once."""
+        path = self.folder / "times.jsonl"
+        with disk_errors(path):
+            lines = path.read_text().splitlines()
+        return sum(float(json.loads(line)["seconds"]) for line in lines)
+
     def table(self) -> str:
         """The metrics as a text table."""
         header, rows = table([self])
