@@ -98,7 +98,7 @@ def table(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     columns = {"accuracy": "final_accuracy", "macro-F1": "macro_f1", "worst client": "worst_client"}
     if stages > 1:
         columns["forgetting"] = "forgetting_best_last"
-    if runs[0].config["scenario"]["split"] == "domains":
+    if runs[0].config.get("scenario", {}).get("split") == "domains":
         columns |= {"own domain": "intra_accuracy", "other domains": "inter_accuracy"}
     rows = []
     for variant in runs[0].variants:
