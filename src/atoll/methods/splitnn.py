@@ -136,7 +136,7 @@ class Client:
         if request.step and last > self.done:  # a message that is repeated is not applied twice
             embedding = self.half.again(last, lambda: self._inputs(request, moment, -1))
             pull = self._distil(embedding.detach(), request, moment)
-            gradients = self.half.backward(request.gradient + pull)
+            gradients = self.half.backward(request.gradient.to(pull) + pull)
             self.half.descend(gradients, self.options.rate)
             self.done = last
         if not request.more:
@@ -283,8 +283,10 @@ class Server:
         """One step of the top; its loss, and the gradient by each client's embedding."""
         options = self.options
         ids = list(replies)
-        for id in ids:
-            fitting(replies[id], len(y), options.width, id)
+        replies = {
+            id: fitting(reply, len(y), options.width, id).to(y.device)
+            for id, reply in replies.items()
+        }
         joint = self._joined(replies).requires_grad_()
         moving = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
         with torch.enable_grad():
@@ -385,7 +387,8 @@ class Server:
             replies = clients.ask(Client.embed, dict.fromkeys(ids, request))
             for id, reply in replies.items():
                 wanted = min(CHUNK, rows - start)
-                found[id].append(fitting(reply.embedding, wanted, self.options.width, id))
+                part_of = fitting(reply.embedding, wanted, self.options.width, id)
+                found[id].append(part_of.to(self.site.device))
         return {id: torch.cat(parts) for id, parts in found.items()}
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
@@ -421,6 +424,7 @@ class Server:
         }
 
     def restore(self, state: Tensors) -> None:
+        state = {name: tensor.to(self.site.device) for name, tensor in state.items()}
         self.weights = copied(without("weights", state))
         last = self.weights[f"bias{len(self.weights) // 2 - 1}"]
         self.classes = len(last) // self._turns()

@@ -189,7 +189,7 @@ class Client:
         if self._still(moment):
             return
         self.half.again(last, lambda: self._inputs(request, moment, -1))
-        gradients = self.half.backward(request.gradient)
+        gradients = self.half.backward(request.gradient.to(self.site.device))
         self.half.descend(gradients, self.options.rate, self._frozen(moment))
 
     def _still(self, moment: Moment) -> bool:
@@ -232,7 +232,8 @@ class Client:
         order = Batches(len(x), len(x), request.seed).at(0, x.device)
         x = self._scaled(x[order[: len(request.gradient)]])
         self._frozen(moment)  # the mask of this stage is that of the stages before
-        found = fisher(self.half.function, self.half.weights, x, request.gradient)
+        gradient = request.gradient.to(self.site.device)
+        found = fisher(self.half.function, self.half.weights, x, gradient)
         self.fisher, self.measured = added(self.fisher, found), moment.stage
         return Empty()
 
@@ -343,9 +344,9 @@ class Server:
         return {name: value / rows for name, value in totals.items()}
 
     def _now_and_before(self, id: str, reply: Learned, rows: int) -> tuple[Tensor, Tensor]:
-        width = self.options.width
-        now = fitting(reply.embedding, rows, width, id)
-        return now, fitting(reply.before, len(reply.before) and rows, width, id)
+        width, device = self.options.width, self.site.device
+        now = fitting(reply.embedding, rows, width, id).to(device)
+        return now, fitting(reply.before, len(reply.before) and rows, width, id).to(device)
 
     def _step(
         self, joint: Tensor, before: Tensor, y: Tensor, where: tuple[Moment, int]
@@ -461,7 +462,8 @@ class Server:
             wanted = min(CHUNK, rows - start)
             request = Embed(part, number, seed, start, wanted)
             for id, reply in clients.ask(Client.embed, dict.fromkeys(ids, request)).items():
-                found[id].append(fitting(reply.embedding, wanted, self.options.width, id))
+                rows_of = fitting(reply.embedding, wanted, self.options.width, id)
+                found[id].append(rows_of.to(self.site.device))
         return {id: torch.cat(parts) for id, parts in found.items()}
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
@@ -504,6 +506,7 @@ class Server:
         }
 
     def restore(self, state: Tensors) -> None:
+        state = {name: tensor.to(self.site.device) for name, tensor in state.items()}
         self.weights = copied(without("weights", state))
         self.seen, self.known = state["seen"].clone(), state["known"].clone()
         self.means, self.received = state["means"].clone(), state["received"].clone()
