@@ -8,7 +8,7 @@ from typing import Any, Literal, get_type_hints
 
 from atoll.core import options
 from atoll.core.errors import UserError
-from atoll.data import fetch, images, tabular, text
+from atoll.data import fetch, images, tabular, text, textfiles
 from atoll.data.dataset import Dataset
 
 __all__ = ["About", "Dataset", "about", "load", "names"]
@@ -33,8 +33,11 @@ def names() -> list[str]:
 
 
 def load(name: str, **given: Any) -> Dataset:
-    """The data set of this name; what else may be given stands in its function's signature."""
-    _, source = _source(name)
+    """The data set of this name; what else may be given stands in its function's signature.
+
+    Without a name, `files` are the user's own texts.
+    """
+    source = _source(name)[1] if name or "files" not in given else textfiles.text_files
     hints = get_type_hints(source, include_extras=True)
     fields = [
         (parameter.name, hints[parameter.name], dataclasses.field(default=parameter.default))

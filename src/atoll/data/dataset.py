@@ -30,6 +30,8 @@ class Dataset:
     group: Array | None = None  # (rows,) int64, an index into groups: a row's site, domain or task
     groups: tuple[str, ...] = ()
     words: tuple[str, ...] = ()  # text: the word of each token; 0 is padding, 1 is unknown
+    stage: Array | None = None  # (rows,) int64, an index into stages: when a row comes
+    stages: tuple[str, ...] = ()
     vectors: str = "best"  # text: the word vectors it is read with where none are named
 
     def __post_init__(self) -> None:
@@ -38,6 +40,7 @@ class Dataset:
         assert not self.columns or len(self.columns) == self.x.shape[1]
         assert self.test is None or len(self.test) == len(self.y)
         assert self.group is None or len(self.group) == len(self.y)
+        assert self.stage is None or len(self.stage) == len(self.y)
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -52,7 +55,7 @@ class Dataset:
     def fingerprint(self) -> str:
         """A hash of all content; equal data give equal fingerprints."""
         digest = hashlib.sha256()
-        for array in (self.x, self.y, self.test, self.group):
+        for array in (self.x, self.y, self.test, self.group, self.stage):
             if array is not None:
                 digest.update(f"{array.dtype}{array.shape}".encode())
                 digest.update(np.ascontiguousarray(array).tobytes())
@@ -68,4 +71,5 @@ class Dataset:
             y=self.y[rows],
             test=None if self.test is None else self.test[rows],
             group=None if self.group is None else self.group[rows],
+            stage=None if self.stage is None else self.stage[rows],
         )
