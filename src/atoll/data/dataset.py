@@ -42,6 +42,8 @@ class Dataset:
     groups: tuple[str, ...] = ()
     layout: Layout | None = None  # of the user's own tables
     words: tuple[str, ...] = ()  # text: the word of each token; 0 is padding, 1 is unknown
+    stage: Array | None = None  # (rows,) int64, an index into stages: when a row comes
+    stages: tuple[str, ...] = ()
     vectors: str = "best"  # text: the word vectors it is read with where none are named
 
     def __post_init__(self) -> None:
@@ -50,6 +52,7 @@ class Dataset:
         assert not self.columns or len(self.columns) == self.x.shape[1]
         assert self.test is None or len(self.test) == len(self.y)
         assert self.group is None or len(self.group) == len(self.y)
+        assert self.stage is None or len(self.stage) == len(self.y)
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -65,7 +68,7 @@ class Dataset:
         """A hash of all content; equal data give equal fingerprints."""
         digest = hashlib.sha256()
         layout = () if self.layout is None else (self.layout.held, self.layout.stage)
-        for array in (self.x, self.y, self.test, self.group, *layout):
+        for array in (self.x, self.y, self.test, self.group, self.stage, *layout):
             if array is not None:
                 digest.update(f"{array.dtype}{array.shape}".encode())
                 digest.update(np.ascontiguousarray(array).tobytes())
@@ -82,4 +85,5 @@ class Dataset:
             test=None if self.test is None else self.test[rows],
             group=None if self.group is None else self.group[rows],
             layout=self.layout and replace(self.layout, stage=self.layout.stage[rows]),
+            stage=None if self.stage is None else self.stage[rows],
         )

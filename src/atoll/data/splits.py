@@ -431,6 +431,8 @@ def _by_parties(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenar
 
 def _by_tasks(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenario:
     """Clients have a sequence of tasks each, of which no two share a training row (FedSeIT)."""
+    if dataset.stage is not None:
+        return _by_streams(dataset, options, seed)
     parts = _cut_all(dataset, options, Stream.of(seed, "split"))
     pool = np.sort(np.concatenate([parts.train, parts.valid]))  # g.3: in file order
     tasks = _drawn_tasks(dataset, options, parts.test)
@@ -449,6 +451,29 @@ def _by_tasks(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenario
         _task_names(options.stages),
         _all_columns(dataset),
     )
+
+
+def _by_streams(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenario:
+    """Tasks as the data set tells them: a client for each group, a task for each of its stages."""
+    groups, stream = list(_group_rows(dataset).values()), Stream.of(seed, "split", "streams")
+    ids, shares = client_ids(len(groups)), (1 - options.train - options.valid, options.valid)
+    holdings: list[list[Holding]] = []
+    tests: list[list[Array]] = []
+    for id, mine in zip(ids, groups, strict=True):
+        holdings.append([])
+        tests.append([])
+        for number, name in enumerate(dataset.stages):
+            assert dataset.stage is not None
+            rows = mine[dataset.stage[mine] == number]
+            if not len(rows):
+                what = f"client '{id}' has no rows for stage '{name}'"
+                raise _refusal(what, "give every file rows of every stage, or leave the stage out")
+            take = by_class(dataset.y, stream.child(id, name).numpy(), keep=1)
+            test, pool = take(rows, round(shares[0] * len(rows)))
+            valid, train = take(pool, round(shares[1] * len(rows)))
+            holdings[-1].append(Holding(train, valid, _NONE))
+            tests[-1].append(test)
+    return _made(ids, holdings, tests, dataset.stages, _all_columns(dataset))
 
 
 def _by_domains(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenario:

@@ -8,8 +8,7 @@ unknown word.
 import ast
 import platform
 import sysconfig
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,12 @@ from atoll.core.options import AtLeastOne
 from atoll.core.rng import Stream
 from atoll.data.dataset import Dataset
 from atoll.data.fetch import File, Group, obtain, reading, refused
+from atoll.data.tokens import PADDING, UNKNOWN, numbered, tokenised
 
 __all__ = ["docstrings", "reuters8", "subj", "synthetic_text", "tmn", "trec6", "trec50"]
 
 Array = np.ndarray[Any, Any]
 
-PADDING, UNKNOWN = "", "<unknown>"  # the words of tokens 0 and 1
-FILTERS = '!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~\t\n'  # what Keras takes for punctuation: not the '
 PACKAGES = (  # in every CPython 3.11 to 3.13, each with more than a hundred docstrings
     *("asyncio", "email", "http", "importlib", "logging", "multiprocessing", "unittest", "xml"),
 )
@@ -107,7 +105,7 @@ def docstrings(length: AtLeastOne = 64) -> Dataset:
     for package in PACKAGES:
         for text in _documented(root, package):
             first.setdefault(text, package)
-    pairs = [(_tokens(text), package) for text, package in first.items()]
+    pairs = [(tokenised(text), package) for text, package in first.items()]
     texts = [tokens for tokens, _ in pairs if len(tokens) >= FEWEST_TOKENS]
     labels = [label for tokens, label in pairs if len(tokens) >= FEWEST_TOKENS]
     if set(labels) != set(PACKAGES):
@@ -117,7 +115,7 @@ def docstrings(length: AtLeastOne = 64) -> Dataset:
             "use a Python that comes with the source of its library",
             EXIT_DATA_MISSING,
         )
-    x, words = _numbered(texts, length, fewest=2)
+    x, words = numbered(texts, length, fewest=2)
     y = np.array([PACKAGES.index(label) for label in labels], dtype=np.int64)
     source = f"docstrings of CPython {platform.python_version()}, PSF licence"
     return Dataset("docstrings", "text", x, y, (), PACKAGES, source, words=words)
@@ -160,7 +158,7 @@ def _build(name: str, shape: tuple[int, int], length: int, source: str) -> Datas
         table = pyarrow.parquet.read_table(path, columns=["split", "label", "text"])
         splits, labels, texts = (column.to_pylist() for column in table.itercolumns())
         classes = sorted(set(labels))
-        x, words = _numbered([_tokens(text) for text in texts], length, fewest=1)
+        x, words = numbered([tokenised(text) for text in texts], length, fewest=1)
     if (len(x), len(classes)) != shape:
         found = f"{len(x):,} texts in {len(classes)} classes"
         raise refused(path, f"holds {found}, expected {shape[0]:,} in {shape[1]}")
@@ -168,26 +166,6 @@ def _build(name: str, shape: tuple[int, int], length: int, source: str) -> Datas
     y = np.array([places[label] for label in labels], dtype=np.int64)
     test = np.array([split == "test" for split in splits])
     return Dataset(name, "text", x, y, (), tuple(classes), source, test=test, words=words)
-
-
-def _tokens(text: str) -> list[str]:
-    """The words of a text as Keras parts them."""
-    return text.lower().translate(str.maketrans(FILTERS, " " * len(FILTERS))).split()
-
-
-def _numbered(
-    texts: Sequence[Sequence[str]], length: int, fewest: int
-) -> tuple[Array, tuple[str, ...]]:
-    """Tokens as (texts, length) numbers, cut or padded at the end; rarer words than this are 1."""
-    counts = Counter(token for tokens in texts for token in tokens)
-    kept = [word for word, count in counts.items() if count >= fewest]
-    words = (PADDING, UNKNOWN, *sorted(kept, key=lambda word: (-counts[word], word)))
-    numbers = {word: number for number, word in enumerate(words) if number > 1}
-    x = np.zeros((len(texts), length), dtype=np.int32)
-    for row, tokens in zip(x, texts, strict=True):
-        found = [numbers.get(token, 1) for token in tokens[:length]]
-        row[: len(found)] = found
-    return x, words
 
 
 def _documented(root: Path, package: str) -> Iterator[str]:

@@ -14,6 +14,7 @@ from atoll import data
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.data import text
 from atoll.data.fetch import File
+from atoll.data.tokens import numbered, tokenised
 
 
 @pytest.fixture
@@ -32,18 +33,18 @@ def write(path: Path, rows: list[tuple[str, str, str]]) -> None:
 
 
 def test_words_are_parted_as_keras_does() -> None:
-    assert text._tokens("What's THE e-mail\tof U.S. (he asked) ?") == (
+    assert tokenised("What's THE e-mail\tof U.S. (he asked) ?") == (
         ["what's", "the", "e", "mail", "of", "u", "s", "he", "asked"]
     )
-    assert text._tokens(" ... ") == []
+    assert tokenised(" ... ") == []
 
 
 def test_tokens_are_numbered_by_frequency_cut_and_padded() -> None:
-    x, words = text._numbered([["b", "a", "b"], ["c"], []], length=2, fewest=1)
+    x, words = numbered([["b", "a", "b"], ["c"], []], length=2, fewest=1)
     assert words == ("", "<unknown>", "b", "a", "c")
     assert x.tolist() == [[2, 3], [4, 0], [0, 0]]
     assert x.dtype == np.int32
-    rare, kept = text._numbered([["b", "a", "b"], ["c"]], length=3, fewest=2)
+    rare, kept = numbered([["b", "a", "b"], ["c"]], length=3, fewest=2)
     assert kept == ("", "<unknown>", "b")
     assert rare.tolist() == [[2, 1, 2], [1, 0, 0]]
 

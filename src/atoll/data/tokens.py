@@ -1,0 +1,34 @@
+"""Texts as numbers: words as the Keras tokenizer parts them, numbered by how often they occur."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["PADDING", "UNKNOWN", "numbered", "tokenised"]
+
+Array = np.ndarray[Any, Any]
+
+PADDING, UNKNOWN = "", "<unknown>"  # the words of tokens 0 and 1
+FILTERS = '!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~\t\n'  # what Keras takes for punctuation: not the '
+
+
+def tokenised(text: str) -> list[str]:
+    """The words of a text as Keras parts them."""
+    return text.lower().translate(str.maketrans(FILTERS, " " * len(FILTERS))).split()
+
+
+def numbered(
+    texts: Sequence[Sequence[str]], length: int, fewest: int
+) -> tuple[Array, tuple[str, ...]]:
+    """Tokens as (texts, length) numbers, cut or padded at the end; rarer words than this are 1."""
+    counts = Counter(token for tokens in texts for token in tokens)
+    kept = [word for word, count in counts.items() if count >= fewest]
+    words = (PADDING, UNKNOWN, *sorted(kept, key=lambda word: (-counts[word], word)))
+    numbers = {word: number for number, word in enumerate(words) if number > 1}
+    x = np.zeros((len(texts), length), dtype=np.int32)
+    for row, tokens in zip(x, texts, strict=True):
+        found = [numbers.get(token, 1) for token in tokens[:length]]
+        row[: len(found)] = found
+    return x, words
