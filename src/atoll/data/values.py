@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 import numpy as np
@@ -65,9 +66,20 @@ def as_dates(text: pa.Array) -> pa.Array:
     """Days since 1970 where the text is a date as 2024-03-31 or 2024-03-31 12:30, else null."""
     fits = pc.match_substring_regex(text, DATE)
     bare = pc.replace_substring_regex(text, "Z$", "")
-    stamps = pc.if_else(fits, bare, pa.scalar(None, pa.string())).cast(pa.timestamp("us"))
-    seconds = pc.divide(stamps.cast(pa.int64()).cast(pa.float64()), 1e6)
-    return pc.divide(seconds, DAY)
+    found = pc.if_else(fits, bare, pa.scalar(None, pa.string()))
+    try:
+        stamps = found.cast(pa.timestamp("us"))
+    except pa.ArrowInvalid:  # the 31st of February: no date, one by one
+        stamps = pa.array([_stamp(value) for value in found.to_pylist()], pa.timestamp("us"))
+    microseconds = stamps.cast(pa.int64()).cast(pa.float64(), safe=False)
+    return pc.divide(microseconds, 1e6 * DAY)
+
+
+def _stamp(value: str | None) -> datetime | None:
+    try:
+        return None if value is None else datetime.fromisoformat(value)
+    except ValueError:
+        return None
 
 
 def encoded(block: Block, text: pa.Array, comma: bool) -> Array:
