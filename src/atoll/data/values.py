@@ -52,6 +52,9 @@ class Block:
 
 def as_numbers(text: pa.Array, comma: bool) -> pa.Array:
     """Numbers where the text is one, else null; true and false are 1 and 0."""
+    fits = pc.match_substring_regex(text, NUMBER)
+    if pc.all(fits, min_count=0).as_py() and not pc.any(pc.starts_with(text, "+")).as_py():
+        return text.cast(pa.float64())  # the common case, and several times quicker
     lower = pc.utf8_lower(text)
     text = pc.if_else(pc.equal(lower, "true"), "1", pc.if_else(pc.equal(lower, "false"), "0", text))
     if comma:
