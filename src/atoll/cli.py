@@ -592,6 +592,9 @@ def report_command(
     out.print(f"the report is in {page.write(runs, to or home, figures)}", soft_wrap=True)
 
 
+DEALT = ("train", "valid", "test", "common", "own")
+
+
 @app.command("inspect")
 def inspect_command(
     what: Annotated[
@@ -607,11 +610,15 @@ def inspect_command(
         _print_survey(tables.survey(**given))
     held = facts(parts(config))["holdings"]
     rows = [
-        [id, *(f"{sum(site[part]):,}" for part in ("train", "valid", "test")), str(site["own"])]
+        [
+            id,
+            *(f"{sum(site[part]):,}" for part in DEALT[:3]),
+            str(held["common"]),
+            str(site["own"]),
+        ]
         for id, site in held["sites"].items()
     ]
-    title = f"rows as dealt with seed {config.seed}; {held['common']} common columns of numbers"
-    _print_grid(title, ["site", "train", "valid", "test", "own columns of numbers"], rows)
+    _print_grid("rows and columns of numbers, as dealt", ["site", *DEALT], rows)
 
 
 def _print_survey(found: tables.Survey) -> None:

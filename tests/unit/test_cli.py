@@ -655,3 +655,22 @@ def test_seeds_are_numbers_and_ranges(text: str, numbers: list[int]) -> None:
 def test_what_is_no_list_of_seeds_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="not a list of numbers"):
         cli.numbers(text, "--seeds")
+
+
+def test_inspect_shows_who_holds_what_and_trains_nothing(atoll: Command, here: Path) -> None:
+    ended = atoll("inspect", "demo")
+    assert ended.code == 0
+    lines = [line.split() for line in ended.out.splitlines()]
+    assert lines[1] == ["site", "train", "valid", "test", "common", "own"]
+    assert lines[2] == ["site-0", "269", "90", "359", "26", "10"]
+    assert list(here.iterdir()) == []
+
+
+def test_a_report_goes_into_the_runs_folder_or_where_it_is_told(atoll: Command, here: Path) -> None:
+    assert atoll("run", "fedavg", *TINY, "--out", "one").code == 0
+    ended = atoll("report", "one")
+    assert ended.out.strip() == "the report is in one/report.html"
+    assert atoll("report", "one", "-o", "page.html", "--figures", "pictures").code == 0
+    assert (here / "page.html").read_text() == (here / "one" / "report.html").read_text()
+    assert list((here / "pictures").glob("*.svg"))
+    assert complaint(atoll("report", "two"))[0] == "no run in this folder"

@@ -131,7 +131,8 @@ class _Profile:
         self._count(text, values, there & ~found, rows)
         numbers = values.drop_null().to_numpy(zero_copy_only=False)
         self.numbers += len(numbers)
-        self.dates += len(as_dates(text).drop_null())
+        if len(numbers) < int(there.sum()):  # dates are no numbers, and slow to look for
+            self.dates += len(as_dates(text).drop_null())
         if len(numbers):
             self._measure(numbers)
         if len(self.sample) < SAMPLE:

@@ -12,7 +12,7 @@ import pytest
 
 from atoll import data
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
-from atoll.data import sheets, tables
+from atoll.data import sheets, tables, values
 from atoll.data.splits import ScenarioOptions, scenario
 
 HEAD = "age,sex,outcome"
@@ -291,6 +291,11 @@ def test_dates_of_another_form_are_refused_by_name() -> None:
     write("b.csv", "age,seen,outcome", [f"{i},2024-03-1{i},{'xy'[i % 2]}" for i in range(9)])
     with pytest.raises(UserError, match="'seen' has dates"):
         look("b.csv", dates="refuse")
+
+
+def test_days_are_counted_from_1970_and_no_day_is_made_up() -> None:
+    text = pa.array(["1970-01-02", "1969-12-31T12:00:00Z", "2024-02-31", "9999-12-31", None])
+    assert values.as_dates(text).to_pylist() == [1.0, -0.5, None, 2932896.0, None]
 
 
 def test_nested_parquet_is_refused_by_column() -> None:

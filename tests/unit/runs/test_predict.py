@@ -262,7 +262,7 @@ def test_init_does_not_overwrite_and_finds_mistakes_at_once(files: Files) -> Non
 
 
 def test_real_data_in_four_files_beat_being_alone_at_the_small_sites() -> None:
-    """UCI Adult: two larger sites, two small ones, own columns; three seeds."""
+    """UCI Adult: two larger sites, two small ones, own columns; two seeds."""
     path = Path(os.environ.get("ATOLL_DATA", "")) / "tabular" / "adult.parquet"
     if not path.exists():
         pytest.skip("needs tabular/adult.parquet in the folder that ATOLL_DATA names")
@@ -279,9 +279,9 @@ def test_real_data_in_four_files_beat_being_alone_at_the_small_sites() -> None:
     gains = []
     data = {"files": [f"{name}.csv" for name in sizes], "label": "income"}
     assert len(tables.survey(**data).sites) == 4
-    for seed in range(3):
+    for seed in range(2):
         found = run(
-            "chfl", [], f"run-{seed}", data=data, seed=seed, rounds=10, widths=[32, 16], epochs=2,
+            "chfl", [], f"run-{seed}", data=data, seed=seed, rounds=8, widths=[32, 16], epochs=2,
             batch=32, mu=[0.1, 1.0], variants=["local", "auto"],
         )  # fmt: skip
         by = {(s.client, s.variant): s.accuracy for s in found.scores}
