@@ -364,6 +364,7 @@ def test_18_a_union_is_the_mean_of_its_classes_weighted_by_rows(tmp_path: Path) 
 
 
 def test_19_no_honest_test_is_above_joint_but_the_oracle_is(tmp_path: Path) -> None:
+    """That the oracle is above holds for this setting: with too few rows and rounds it was not."""
     how = {"rounds": 6, "width": 32, "scenario.train": 0.4, "scenario.clients": 2}
     once = {"scenario.mode": "none", "scenario.window": 0, "scenario.stages": 1}
     strips = {**STRIPS, "scenario.window": 0, "scenario.stages": 1}
