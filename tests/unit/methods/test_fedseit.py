@@ -20,11 +20,11 @@ from atoll.core.messages import Check, Empty, Packet, Tensors, contents, pack, u
 from atoll.core.record import Message, Score, read_events
 from atoll.data.scenario import Holding, Scenario
 from atoll.engines.local import execute
+from atoll.learning import decomposed
 from atoll.learning.decomposed import (
     Plan,
     composed,
     dropped,
-    foreign_features,
     logits,
     objective,
     penalty,
@@ -251,8 +251,9 @@ def test_past_weights_cost_nothing_at_first_and_something_once_the_base_has_move
     assert float(held(client._plan(), client._trained())) > 0
 
 
-def test_the_snapshot_is_taken_before_the_next_base_comes() -> None:
-    one = play(1)
+@pytest.mark.parametrize("combine", ["banks", "none"])
+def test_the_snapshot_is_taken_before_the_next_base_comes(combine: str) -> None:
+    one = play(1, combine=combine)
     client = one.clients["site-0"]
     own = {layer: client.weights[f"base/{layer}"].clone() for layer in CONVS}
     masks = {layer: client.weights[f"now/mask/{layer}"].clone() for layer in CONVS}
@@ -391,16 +392,19 @@ def test_foreign_slots_may_change_places() -> None:
 
 def test_the_kept_extremes_give_what_the_convolution_gives() -> None:
     _, client = in_second_task()
-    x = client.site.train(1).x
-    foreign = [client.weights[f"foreign/{layer}"] for layer in CONVS]
-    found = foreign_features(client.words, x, foreign).unflatten(1, (2, 3, 3, -1))
-    vectors = client.words.table[x.long()].transpose(1, 2)
-    for place, bank in enumerate(foreign):
-        for slot, alpha in enumerate((-0.7, 0.0, 1.3)):
-            most, least = found[:, 0, place, slot], found[:, 1, place, slot]
-            cached = alpha * (most if alpha >= 0 else least)
-            direct = torch.conv1d(vectors, alpha * bank[slot]).max(-1).values
-            torch.testing.assert_close(cached, direct, atol=1e-5, rtol=1e-5)
+    weights, plan, rows = client._trained(), client._plan(), client._rows("train", 1)
+    vectors = client.words.table[rows.x.long()].transpose(1, 2)
+    wanted = []
+    for size in KERNELS:
+        alpha = weights[f"now/alpha/conv{size}"] = torch.tensor([-0.7, 0.0, 1.3])
+        kernels = alpha[:, None, None, None] * client.weights[f"foreign/conv{size}"]
+        found = [torch.conv1d(vectors, kernel).max(-1).values for kernel in kernels]
+        g = torch.stack(found, 1) + weights[f"now/foreign_bias/conv{size}"]
+        projected = g.flatten(1) @ weights[f"now/dense/align{size}"].T
+        wanted.append(torch.relu(projected + weights[f"now/bias/align{size}"]))
+    torch.testing.assert_close(
+        decomposed._foreign(weights, rows, plan), torch.cat(wanted, 1), atol=1e-5, rtol=1e-5
+    )
 
 
 # I10, I11
