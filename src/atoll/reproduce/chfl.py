@@ -22,8 +22,8 @@ from atoll.core.errors import UserError
 from atoll.core.record import Round, write_whole
 from atoll.engines.sweep import points, sweep
 from atoll.reproduce.figures import ratio_figure, strength_figure
-from atoll.reproduce.ledger import Cell, Claim, Ledger, config_hash, paired
-from atoll.runs.config import change, read, resolve
+from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
+from atoll.runs.config import change, read
 from atoll.runs.result import Run
 
 __all__ = [
@@ -246,11 +246,14 @@ def measure(
 
 
 def _wanted(setting: Setting, plan: Plan) -> str:
-    """What a measurement must have been made of to count for this plan."""
-    values = change(setting.values(), {"rounds": plan.rounds})
-    config = resolve({**values, "method": _method(values, plan, 0.0)}, setting.name)
-    seeds = f"{plan.feature_seeds} {plan.seeds} {plan.rates}"
-    return config_hash(config) + hashlib.sha256(seeds.encode()).hexdigest()[:6]
+    """What a measurement must have been made of to count for this plan.
+
+    A hash of what was asked for, not of the resolved config: an option that is added later, with
+    a default that changes nothing, does not make an old measurement another one.
+    """
+    values = {**setting.values(), "rounds": plan.rounds}
+    asked = [values, plan.feature_seeds, plan.seeds, plan.rates]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def known(setting: Setting, plan: Plan) -> dict[str, Any] | None:

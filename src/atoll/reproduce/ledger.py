@@ -1,15 +1,12 @@
 """A ledger of reproduced cells: ours, theirs, a verdict, and what it took."""
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-from atoll.runs.config import RunConfig, to_toml
-
-__all__ = ["Cell", "Claim", "Ledger", "as_json", "as_markdown", "config_hash", "paired"]
+__all__ = ["Cell", "Claim", "Ledger", "as_json", "as_markdown", "paired"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +21,7 @@ class Cell:
     ours: tuple[float, ...] = ()  # one for each run, empty where the data are not here
     splits: tuple[float, ...] = ()  # the means of the feature splits
     command: str = ""
-    config: str = ""  # hash of the resolved config
+    config: str = ""  # hash of what was asked for
     data: str = ""  # hash of the data
     note: str = ""  # partial data, a stand-in, or why there is no number
     order_holds: bool = True  # whether its row has the paper's order of methods at this cell
@@ -68,11 +65,6 @@ class Ledger:
     facts: dict[str, Any] = field(default_factory=dict)
     cells: tuple[Cell, ...] = ()
     claims: tuple[Claim, ...] = ()
-
-
-def config_hash(config: RunConfig) -> str:
-    """A short name for a resolved config; where it ran and how fast has no part in it."""
-    return hashlib.sha256(to_toml(replace(config, engine={})).encode()).hexdigest()[:12]
 
 
 def paired(text: str, one: Sequence[float], other: Sequence[float]) -> Claim:

@@ -171,7 +171,7 @@ def resolve(values: Mapping[str, Any], where: str) -> RunConfig:
     if "name" not in config.method:
         raise UserError("no method", where, "add method = { name = 'fedavg' }")
     method = methods.load(str(config.method["name"]))
-    own = "files" in config.data
+    own = "files" in config.data and "text" not in config.data  # texts are dealt by task
     full = dataclasses.replace(
         config,
         data=config.data or {"name": "synthetic-table"},
