@@ -4,13 +4,14 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEMO = $(eval DEMO := runs/demo-$(shell n=1; while [ -e runs/demo-$$n ]; do n=$$((n+1)); done; echo $$n))$(DEMO)
 
+DEMOS := demo demo-vertical demo-text demo-models
 DEVICE ?= cpu
 
 .PHONY: demo setup check test process browser picture golden bench all clean
 
 demo: $(READY)
-	$(BIN)/atoll run demo --out "$(DEMO)"
-	$(BIN)/atoll report "$(DEMO)"
+	for name in $(DEMOS); do $(BIN)/atoll run $$name --out "$(DEMO)/$$name" || exit 1; done
+	$(BIN)/atoll report $(addprefix "$(DEMO)"/,$(DEMOS)) --out "$(DEMO)/report.html"
 
 setup: $(READY)
 
