@@ -42,9 +42,6 @@ from atoll.data.splits import ScenarioOptions
 from atoll.engines.local import execute, fresh_folder, last_folder, recorded
 from atoll.engines.sweep import Point, points, sweep
 from atoll.learning.models import ModelOptions
-from atoll.reproduce import chfl
-from atoll.reproduce.ledger import as_json as as_json_ledger
-from atoll.reproduce.ledger import as_markdown
 from atoll.runs.config import EngineOptions, RunConfig, change, presets, read, resolve
 from atoll.runs.draft import draft
 from atoll.runs.loop import Progress, facts
@@ -202,6 +199,10 @@ def reproduce_command(
     ),
 ) -> None:
     """Run a paper's tables again and print ours beside theirs."""
+    # Figures need matplotlib, which takes a second to import and writes a cache of fonts.
+    from atoll.reproduce import chfl  # noqa: PLC0415
+    from atoll.reproduce.ledger import as_json, as_markdown  # noqa: PLC0415
+
     if paper != "chfl":
         raise UserError(f"no tables of '{paper}' yet", "atoll reproduce", nearest(paper, ["chfl"]))
     plan = chfl.Plan.quick(to, device) if quick else chfl.Plan(to, device, tf32=tf32)
@@ -222,7 +223,7 @@ def reproduce_command(
                 raise
             missing[setting.name] = f"not here: {error.remedy}"
     made = chfl.ledger(measured, missing)
-    write_whole(to / "ledger.json", json.dumps(as_json_ledger(made), indent=1).encode())
+    write_whole(to / "ledger.json", json.dumps(as_json(made), indent=1).encode())
     write_whole(to / "ledger.md", as_markdown(made).encode())
     for name, content in chfl.figures(measured).items():
         write_whole(to / name, content)

@@ -108,7 +108,11 @@ def test_modules_take_from_each_other_only_what_is_public() -> None:
 
 
 @pytest.mark.process
-def test_importing_any_module_prints_and_writes_nothing(here: Path) -> None:
+def test_importing_any_module_prints_and_writes_nothing(
+    here: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """But for matplotlib's own cache of fonts, which it writes when figures are imported."""
+    fonts = str(tmp_path_factory.mktemp("fonts"))
     code = f"import importlib\nfor name in {MODULES!r}: importlib.import_module(name)"
     variables = ("HOME", "XDG_CACHE_HOME", "ATOLL_DATA", "TMPDIR")
     folders = {name: str(here / name) for name in variables}
@@ -116,7 +120,7 @@ def test_importing_any_module_prints_and_writes_nothing(here: Path) -> None:
         Path(folder).mkdir()
     ended = subprocess.run(
         [sys.executable, "-B", "-W", "error", "-c", code],
-        env={**os.environ, **folders, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **folders, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": fonts},
         capture_output=True,
         text=True,
         check=False,
