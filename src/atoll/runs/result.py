@@ -37,6 +37,11 @@ class Run:
         """Versions, machine, data."""
         return _parsed(self.folder / "facts.json", json.loads)
 
+    def read(self) -> None:
+        """Read the record now; what was read stays when the folder goes."""
+        for name in ("events", "config", "facts"):
+            getattr(self, name)
+
     @property
     def scores(self) -> list[Score]:
         """Every test of every client."""
