@@ -25,7 +25,6 @@ from rich.text import Text
 
 from atoll import __version__, data, methods
 from atoll.core.errors import (
-    EXIT_DATA_MISSING,
     EXIT_INTERRUPTED,
     EXIT_OUR_FAULT,
     EXIT_SITE_FAILED,
@@ -182,8 +181,8 @@ def _print_sweep(found: list[Point], runs: list[Run], folder: Path, as_json: boo
 
 @app.command("reproduce")
 def reproduce_command(
-    paper: Annotated[str, typer.Argument(help="chfl")],
-    table_: Annotated[str, typer.Option("--table", help="2, 3, 4 or figure4; default all")] = "",
+    paper: Annotated[str, typer.Argument(help="whose tables, e.g. chfl")],
+    table_: Annotated[str, typer.Option("--table", help="e.g. 2 or figure4; default all")] = "",
     only: Annotated[str, typer.Option("--only", help="one setting by name")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     quick: Annotated[
@@ -200,32 +199,17 @@ def reproduce_command(
 ) -> None:
     """Run a paper's tables again and print ours beside theirs."""
     # Figures need matplotlib, which takes a second to import and writes a cache of fonts.
-    from atoll.reproduce import chfl  # noqa: PLC0415
     from atoll.reproduce.ledger import as_json, as_markdown  # noqa: PLC0415
+    from atoll.reproduce.papers import Asked, again  # noqa: PLC0415
 
-    if paper != "chfl":
-        raise UserError(f"no tables of '{paper}' yet", "atoll reproduce", nearest(paper, ["chfl"]))
-    plan = chfl.Plan.quick(to, device) if quick else chfl.Plan(to, device, tf32=tf32)
-    wanted = [*chfl.chosen(only, table_), *(chfl.STUDIES if studies else ())]
-    measured, missing = {}, {}
-    for setting in wanted:
-        found = chfl.known(setting, plan)
-        if found is not None:
-            measured[setting.name] = found
-            continue
-        if render:
-            missing[setting.name] = f"not run yet: atoll reproduce chfl --only '{setting.name}'"
-            continue
-        try:
-            measured[setting.name] = chfl.measure(setting, plan, err.print)
-        except UserError as error:
-            if error.exit_code != EXIT_DATA_MISSING:
-                raise
-            missing[setting.name] = f"not here: {error.remedy}"
-    made = chfl.ledger(measured, missing)
-    write_whole(to / "ledger.json", json.dumps(as_json(made), indent=1).encode())
-    write_whole(to / "ledger.md", as_markdown(made).encode())
-    for name, content in chfl.figures(measured).items():
+    asked = Asked(to, table_, only, device, quick, tf32, studies, render)
+    made, figures = again(paper, asked, err.print)
+    files = {
+        "ledger.json": json.dumps(as_json(made), indent=1).encode(),
+        "ledger.md": as_markdown(made).encode(),
+        **figures,
+    }
+    for name, content in files.items():
         write_whole(to / name, content)
     out.print(as_markdown(made), soft_wrap=True)
     out.print(f"the ledger is in {to}", soft_wrap=True)

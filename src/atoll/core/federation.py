@@ -41,6 +41,7 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 Working = Generator[Job, Any, R]  # what an action returns that leaves its work to the engine
 SERVER = "server"
+OWN = ("state", "restore", "look")  # what only the engine at the site itself may call
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,12 @@ class Moment:
 
 
 class Client(Protocol):
-    """One site's half of a method; any other public method is an action: (request, moment)."""
+    """One site's half of a method; any other public method is an action: (request, moment).
+
+    It may also have `look(moment) -> list[Look]`: what the site sees of itself at the end of a
+    stage, for pictures. It is no action, nobody can ask for it, and it stays where it was made.
+    A server may have the same.
+    """
 
     def state(self) -> Tensors:
         """All that must outlive a message."""
@@ -105,13 +111,11 @@ class Transport(Protocol):
 
 
 def actions(kind: type) -> dict[str, Callable[..., Any]]:
-    """The actions of a class of clients by name: its public methods but for state and restore."""
+    """The actions of a class of clients by name: its public methods but for the engine's own."""
     return {
         name: value
         for name, value in vars(kind).items()
-        if inspect.isfunction(value)
-        and not name.startswith("_")
-        and name not in ("state", "restore")
+        if inspect.isfunction(value) and not name.startswith("_") and name not in OWN
     }
 
 

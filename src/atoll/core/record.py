@@ -1,13 +1,15 @@
 """A run's folder: its config, its events, its last checkpoint. Needs no torch.
 
 events.jsonl has one event a line and no clock in it, so two equal runs have equal files; seconds
-stand in times.jsonl. A checkpoint remembers how long both files were, and resuming cuts them there.
+stand in times.jsonl, and what parts saw of themselves and sent to nobody in looks.jsonl. A
+checkpoint remembers how long these files were, and resuming cuts them there.
 """
 
 import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +25,7 @@ from atoll.core.errors import EXIT_USER, UserError
 
 __all__ = [
     "Event",
+    "Look",
     "Message",
     "Record",
     "Round",
@@ -31,6 +34,7 @@ __all__ = [
     "disk_errors",
     "read_checkpoint",
     "read_events",
+    "read_looks",
     "write_whole",
 ]
 
@@ -88,6 +92,19 @@ class Message:
     bytes: int  # bytes that travel
 
 
+@dataclass(frozen=True)
+class Look:
+    """What a part saw of itself at the end of a stage, for pictures; it is never sent."""
+
+    stage: int
+    part: str  # a client, or "server"
+    name: str  # what it is, e.g. "attention" or "frozen share"
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: tuple[tuple[float, ...], ...]  # a row each
+
+
+FILES = ("events", "times", "looks")
 Event = Score | Round | Stage | Message
 KINDS: Mapping[str, type] = {kind.__name__.lower(): kind for kind in (Score, Round, Stage, Message)}
 
@@ -115,6 +132,27 @@ def read_events(folder: Path) -> list[Event]:
         raise UserError(
             "a line of the record is damaged", str(path), "use --resume, or restore it from a copy"
         ) from error
+
+
+def read_looks(folder: Path) -> list[Look]:
+    """What the parts of a run saw of themselves."""
+    path = folder / "looks.jsonl"
+    if not path.exists():
+        return []
+    with disk_errors(path):
+        lines = path.read_bytes().split(b"\n")[:-1]
+    try:
+        return [_look(json.loads(line)) for line in lines]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            "a line of the record is damaged", str(path), "use --resume, or restore it from a copy"
+        ) from error
+
+
+def _look(body: dict[str, Any]) -> Look:
+    values = tuple(tuple(math.nan if v is None else v for v in row) for row in body.pop("values"))
+    rows, columns = tuple(body.pop("rows")), tuple(body.pop("columns"))
+    return Look(**body, rows=rows, columns=columns, values=values)
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
@@ -178,7 +216,7 @@ class Record:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._files = {name: folder / f"{name}.jsonl" for name in ("events", "times")}
+        self._files = {name: folder / f"{name}.jsonl" for name in FILES}
 
     @staticmethod
     def create(folder: Path, config: str, facts: Mapping[str, Any]) -> "Record":
@@ -211,6 +249,11 @@ class Record:
     def add(self, events: Iterable[Event]) -> None:
         """Append events."""
         self._append("events", b"".join(_line(event) for event in events))
+
+    def look(self, looks: Iterable[Look]) -> None:
+        """Append what parts saw of themselves."""
+        lines = [json.dumps(_plain_look(look), separators=(",", ":")) for look in looks]
+        self._append("looks", "".join(f"{line}\n" for line in lines).encode())
 
     def time(self, **values: float) -> None:
         """Append seconds, apart from the events."""
@@ -257,9 +300,14 @@ class Record:
                 os.truncate(path, lengths[name])
 
 
+def _plain_look(look: Look) -> dict[str, Any]:
+    values = [[float(v) if math.isfinite(v) else None for v in row] for row in look.values]
+    return {**vars(look), "values": values}
+
+
 def _unfinished(folder: Path) -> bool:
     """Whether nothing is in the folder but what a creation that was cut off leaves."""
-    ours = {"facts.json", "events.jsonl", "times.jsonl"}
+    ours = {"facts.json", *(f"{name}.jsonl" for name in FILES)}
     parts = {f".{name}.part" for name in (*ours, "config.toml")}
     return all(entry.name in ours | parts for entry in folder.iterdir())
 

@@ -11,7 +11,7 @@ import torch
 from atoll.core.errors import ClientFailedError, UserError
 from atoll.core.federation import Moment, begin
 from atoll.core.messages import Packet, Tensors
-from atoll.core.record import Record, disk_errors
+from atoll.core.record import Look, Record, disk_errors
 from atoll.data.dataset import Dataset
 from atoll.engines.workshop import Workshop
 from atoll.learning.weights import copied
@@ -64,6 +64,15 @@ class LocalEngine:
             with _named("of this round", action):
                 results = self.workshop.do(jobs)
         return answers
+
+    def looks(self, moment: Moment) -> list[Look]:
+        """What the clients that have been asked see of themselves."""
+        seeing = [id for id in sorted(self._clients) if hasattr(self._clients[id], "look")]
+        found = []
+        for id in seeing:
+            with _named(id, "look"):
+                found += self._clients[id].look(moment)
+        return found
 
     def states(self) -> dict[str, Tensors]:
         """The state of every client that has been asked."""

@@ -1,8 +1,9 @@
 """Records become one HTML page that needs nothing else: no network, no other file."""
 
+import importlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
@@ -15,7 +16,23 @@ from atoll.report import figures, tables
 from atoll.report.figures import Picture
 from atoll.report.tables import Group, Pair, Table
 
-__all__ = ["page", "pictures", "write"]
+__all__ = ["Section", "page", "pictures", "write"]
+
+SECTIONS: tuple[str, ...] = ()  # modules of this package that say more of some methods
+
+
+@dataclass(frozen=True)
+class Section:
+    """What is to be said of one group of runs because of the method that they ran.
+
+    A module of SECTIONS has `section(group, number)`, which returns one or None; `number` makes
+    the names of pictures unique.
+    """
+
+    title: str
+    words: str
+    pictures: list[Picture] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -30,6 +47,7 @@ class Run:
     holdings: Table | None
     departures: list[tables.Departure]
     pictures: list[Picture]
+    sections: list[Section]
 
 
 def write(folders: Sequence[Path], out: Path, figure_folder: Path | None = None) -> Path:
@@ -73,6 +91,7 @@ def pictures(groups: Sequence[Group]) -> list[Picture]:
     found = _lead(groups, tables.gains(groups))
     for number, group in enumerate(groups, 1):
         found += _pictures(number, group)
+        found += [p for section in _sections(number, group) for p in section.pictures]
     return found
 
 
@@ -92,6 +111,14 @@ def _pictures(number: int, group: Group) -> list[Picture]:
     return [picture for picture in made if picture]
 
 
+def _sections(number: int, group: Group) -> list[Section]:
+    found = []
+    for name in SECTIONS:
+        made = importlib.import_module(f"atoll.report.{name}").section(group, number)
+        found += [made] if made else []
+    return found
+
+
 def _run(number: int, group: Group, gained: dict[str, Pair]) -> Run:
     path = group.first.folder / "config.toml"
     with disk_errors(path):
@@ -105,6 +132,7 @@ def _run(number: int, group: Group, gained: dict[str, Pair]) -> Run:
         tables.holdings(group),
         tables.departures(group.first),
         _pictures(number, group),
+        _sections(number, group),
     )
 
 

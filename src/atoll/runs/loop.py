@@ -17,7 +17,7 @@ from atoll.core import VERSION
 from atoll.core.errors import InterruptedRunError, UserError
 from atoll.core.federation import Clients, Moment, Server, Transport
 from atoll.core.messages import Tensors
-from atoll.core.record import Event, Record, Round, Stage, write_whole
+from atoll.core.record import Event, Look, Record, Round, Stage, write_whole
 from atoll.learning.weights import prefixed, without
 from atoll.runs.config import RunConfig
 from atoll.runs.parts import Parts
@@ -34,6 +34,10 @@ class Engine(Transport, Protocol):
 
     def restore(self, states: Mapping[str, Tensors]) -> None:
         """Give every client its state back."""
+        ...
+
+    def looks(self, moment: Moment) -> list[Look]:
+        """What the clients here see of themselves at the end of a stage."""
         ...
 
 
@@ -225,6 +229,9 @@ def _round(run: _Run, stage: int, number: int) -> tuple[int, int]:
         events += [*run.server.evaluate(clients, moment), *clients.traffic]
     if ended:
         events.append(Stage(stage, number + 1))
+        if config.looks:
+            own: list[Look] = getattr(run.server, "look", lambda moment: [])(moment)
+            run.record.look([*own, *run.engine.looks(moment)])
     seconds = time.monotonic() - began
     _tell(run, moment, events, seconds)
     return (stage + 1, 0) if ended else (stage, number + 1)

@@ -11,7 +11,15 @@ from typing import Any
 
 from atoll import methods, metrics
 from atoll.core.errors import UserError
-from atoll.core.record import Event, Score, disk_errors, read_events, write_whole
+from atoll.core.record import (
+    Event,
+    Look,
+    Score,
+    disk_errors,
+    read_events,
+    read_looks,
+    write_whole,
+)
 
 __all__ = ["Run", "plain", "table", "write_result"]
 
@@ -28,6 +36,11 @@ class Run:
         return read_events(self.folder)
 
     @cached_property
+    def looks(self) -> list[Look]:
+        """What the parts saw of themselves at the end of each stage."""
+        return read_looks(self.folder)
+
+    @cached_property
     def config(self) -> dict[str, Any]:
         """The resolved config."""
         return _parsed(self.folder / "config.toml", tomllib.loads)
@@ -39,7 +52,7 @@ class Run:
 
     def read(self) -> None:
         """Read the record now; what was read stays when the folder goes."""
-        for name in ("events", "config", "facts"):
+        for name in ("events", "looks", "config", "facts"):
             getattr(self, name)
 
     @property

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import math
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from atoll.core.errors import UserError
 from atoll.core.record import (
     Event,
+    Look,
     Message,
     Record,
     Round,
@@ -22,6 +24,7 @@ from atoll.core.record import (
     Stage,
     disk_errors,
     read_events,
+    read_looks,
     write_whole,
 )
 
@@ -303,3 +306,16 @@ def test_a_record_that_is_shorter_than_its_checkpoint_says_is_a_users_error(reco
 def test_records_need_no_torch() -> None:
     program = "import sys, atoll.core.record; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_looks_come_back_and_are_cut_with_the_rest(tmp_path: Path) -> None:
+    record = Record.create(tmp_path / "run", "", {})
+    first = Look(0, "a", "attention", ("x",), ("y", "z"), ((1.0, 0.5),))
+    record.look([first])
+    record.checkpoint({}, {"stage": 1})
+    record.look([Look(1, "a", "attention", ("x",), ("y", "z"), ((float("nan"), 2.0),))])
+    later = read_looks(record.folder)
+    assert later[0] == first
+    assert math.isnan(later[1].values[0][0])
+    record.resume()
+    assert read_looks(record.folder) == [first]
