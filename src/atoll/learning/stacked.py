@@ -9,7 +9,7 @@ graph and replayed; the stack keeps its buffers, so later rounds use the same gr
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -22,7 +22,9 @@ from atoll.learning.train import Tally, Work, Worked, descend
 
 __all__ = ["NotStackableError", "Stack", "form", "largest_difference", "signature", "tally"]
 
-GROUPS = 8  # members with other rates or step counts than this many are stepped one formula for all
+GROUPS = (
+    16  # members with other rates or step counts than this many are stepped one formula for all
+)
 EAGER = 2  # steps before a CUDA graph is captured
 CELLS = 1 << 17  # rows of all members in one pass without gradient
 
@@ -147,10 +149,12 @@ class Stack:
         self.data = _Data.of(self.held)
         self.phases, self.batch = jobs[0].phases, jobs[0].batch
         self.weights: Tensors = {}
+        self.given: list[Tensors] = []  # the members' weights as this stack last gave them out
         self.optimisers: list[_Optimiser] = []
         device = self.data.y.device
         self.graph = graph and device.type == "cuda"
         self.captured: dict[int, torch.cuda.CUDAGraph] = {}
+        self.eager: dict[int, int] = {}  # steps of so many members that were taken without a graph
         longest, members = max(self.steps, default=0), len(jobs)
         self.index = torch.zeros((longest, members, self.batch), dtype=torch.int64, device=device)
         self.share = torch.zeros(
@@ -173,6 +177,8 @@ class Stack:
     def _load(self, jobs: Sequence[Work]) -> None:
         """Copy weights and moments into the stack's own buffers."""
         for name in jobs[0].weights:
+            if _same(name, jobs, self.given):
+                continue  # what this stack gave out comes back
             stacked = _stacked([job.weights[name] for job in jobs])
             if name in self.weights:
                 self.weights[name].copy_(stacked)
@@ -218,24 +224,28 @@ class Stack:
 
     def _run(self, active: int, count: int) -> None:
         step = self._step_of(active)
-        if not self.graph or (active not in self.captured and count <= EAGER):
-            for _ in range(count):
-                step()
-            return
-        if active not in self.captured:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(EAGER):
-                    step()
-            torch.cuda.current_stream().wait_stream(stream)
+        while count and self.eager.get(active, 0) < (EAGER if self.graph else count + 1):
+            self._eagerly(step)
+            self.eager[active] = self.eager.get(active, 0) + self.graph
+            count -= 1
+        if count and active not in self.captured:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, pool=_pool()):
                 step()
             self.captured[active] = graph
-            count -= EAGER
         for _ in range(count):
             self.captured[active].replay()
+
+    def _eagerly(self, step: Callable[[], None]) -> None:
+        """One step without a graph; where one is to come, on a stream of its own."""
+        if not self.graph:
+            step()
+            return
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            step()
+        torch.cuda.current_stream().wait_stream(stream)
 
     def _step_of(self, active: int) -> Callable[[], None]:
         """One step of the first members, all of it on the device."""
@@ -261,7 +271,8 @@ class Stack:
 
     def _unload(self, jobs: Sequence[Work]) -> list[Worked]:
         """What each member has now, in the order in which the works were given."""
-        weights = {name: tensor.clone() for name, tensor in self.weights.items()}
+        moved = {name for phase in self.phases for name in phase.moves}
+        weights = {name: self.weights[name].clone() for name in moved}
         means = (
             self.losses
             / torch.tensor(
@@ -270,12 +281,23 @@ class Stack:
         ).T.tolist()
         moments = [optimiser.unload(jobs) for optimiser in self.optimisers]
         found: list[Worked | None] = [None] * len(jobs)
+        self.given = []
         for place, job in enumerate(jobs):
-            own = {n: _trimmed(weights[n][place], w) for n, w in job.weights.items()}
+            own = {
+                n: _trimmed(weights[n][place], w) if n in moved else w
+                for n, w in job.weights.items()
+            }
+            self.given.append(dict(own))
             memory = {n: m for part in moments for n, m in part[place].items()}
             losses = dict(zip((p.name for p in self.phases), means[place], strict=True))
             found[self.order[place]] = Worked(own, {**job.moments, **memory}, losses)
         return [one for one in found if one is not None]
+
+
+@cache
+def _pool() -> Any:
+    """One memory for what graphs need while they run: they never run at the same time."""
+    return torch.cuda.graph_pool_handle()
 
 
 def _steps(job: Work) -> int:
@@ -283,17 +305,23 @@ def _steps(job: Work) -> int:
 
 
 def signature(jobs: Sequence[Work]) -> Hashable:
-    """A stack fits works on the same rows with the same optimisers, whatever their weights are."""
+    """A stack fits works on the same rows, whatever their weights and rates are."""
     return tuple(
         (
             job.rows.x.data_ptr(),
             job.rows.own.data_ptr(),
             len(job.rows),
             job.epochs,
-            tuple(p.optimiser for p in job.phases),
+            tuple(replace(p.optimiser, rate=0.0) for p in job.phases),
         )
         for job in jobs
     )
+
+
+def _same(name: str, jobs: Sequence[Work], given: Sequence[Tensors]) -> bool:
+    """Whether the members come with the very weights that they were given."""
+    both = zip(jobs, given, strict=False)
+    return bool(given) and all(job.weights[name] is own.get(name) for job, own in both)
 
 
 def _trimmed(tensor: Tensor, like: Tensor) -> Tensor:
@@ -305,17 +333,20 @@ class _Optimiser:
 
     def __init__(self, number: int, weights: Tensors, jobs: Sequence[Work]) -> None:
         self.number, self.phase = number, jobs[0].phases[number]
-        self.rates = [job.phases[number].optimiser.rate for job in jobs]
         self.adaptive = self.phase.optimiser.kind == "adam"
+        self.rates: list[float] = []
         moved = [weights[name] for name in self.phase.moves]
         self.first = [torch.zeros_like(w) for w in moved] if self.adaptive else []
         self.second = [torch.zeros_like(w) for w in moved] if self.adaptive else []
         device = moved[0].device
-        self.rate = torch.tensor(self.rates, dtype=torch.float64, device=device)
+        self.rate = torch.zeros(len(jobs), dtype=torch.float64, device=device)
         self.taken = torch.zeros(len(jobs), dtype=torch.float64, device=device)
-        self.groups: list[tuple[int, int, float]] = []  # first member, last + 1, rate
+        self.groups: list[tuple[int, int, float]] = []  # first member, last + 1, rate if fixed
+        self.all_rates = torch.empty(0)  # one a group: Adam reads them at every step
+        self.all_counts = torch.empty(0)
         self.counts: list[list[Tensor]] = []  # steps of each group, one tensor for each weight
         self.before: list[int] = []
+        self.given: list[Tensors] = []  # moments as they were last given out
 
     def load(self, jobs: Sequence[Work]) -> bool:
         """Take the members' moments in; whether that changed how they are grouped."""
@@ -324,6 +355,9 @@ class _Optimiser:
         for name, first, second in zip(names, self.first, self.second, strict=True):
             for kind, buffer in (("first", first), ("second", second)):
                 kept = [job.moments.get(f"{kind}/{name}") for job in jobs]
+                given = [one.get(f"{kind}/{name}") for one in self.given]
+                if given and all(k is g for k, g in zip(kept, given, strict=True)):
+                    continue
                 present = [k for k in kept if k is not None]
                 if len(present) == len(jobs):
                     buffer.copy_(_stacked_as(present, buffer))
@@ -335,21 +369,33 @@ class _Optimiser:
                             _stacked_as([one], buffer)[0]
                         )
         self.taken.copy_(torch.tensor(self.before, dtype=torch.float64))
+        self.rates = [job.phases[self.number].optimiser.rate for job in jobs]
+        self.rate.copy_(torch.tensor(self.rates, dtype=torch.float64))
         return self._group(jobs)
 
     def _group(self, jobs: Sequence[Work]) -> bool:
-        """Neighbours with one rate and one count of steps share a step; whether groups changed."""
+        """Neighbours with one rate and one count of steps share a step; whether groups changed.
+
+        Adam's groups stay parted once they were, so a rate that changes needs no new graph.
+        """
         keys = [(r, b, _steps(j)) for r, b, j in zip(self.rates, self.before, jobs, strict=True)]
-        starts = [i for i in range(len(keys)) if i == 0 or keys[i] != keys[i - 1]]
-        ends = [*starts[1:], len(keys)]
-        groups = [(a, b, self.rates[a]) for a, b in zip(starts, ends, strict=True)]
+        parted = {start for start, _, _ in self.groups} if self.adaptive else set()
+        parted |= {i for i in range(len(keys)) if i == 0 or keys[i] != keys[i - 1]}
+        starts = sorted(parted)
+        fixed = [0.0 if self.adaptive else self.rates[start] for start in starts]
+        groups = list(zip(starts, [*starts[1:], len(keys)], fixed, strict=True))
         changed = groups != self.groups
         if changed:
-            self.groups = groups
-            self.counts = [[torch.zeros((), device=w.device) for w in self.first] for _ in groups]
-        for (start, _, _), counts in zip(self.groups, self.counts, strict=True):
-            for count in counts:
-                count.fill_(self.before[start])
+            self.groups, device = groups, self.rate.device
+            self.all_counts = torch.zeros((len(groups), len(self.first)), device=device)
+            self.counts = [list(row.unbind()) for row in self.all_counts]
+            # torch's kernel on a GPU reads a rate from a tensor in single precision only
+            kind = torch.float32 if device.type == "cuda" else torch.float64
+            self.all_rates = torch.zeros(len(groups), dtype=kind, device=device)
+        self.all_rates.copy_(
+            torch.tensor([self.rates[start] for start in starts], dtype=torch.float64)
+        )
+        self.all_counts.copy_(torch.tensor([[float(self.before[start])] for start in starts]))
         return changed
 
     def descend(self, active: int, weights: list[Tensor], gradients: list[Tensor]) -> None:
@@ -357,17 +403,18 @@ class _Optimiser:
         if len(self.groups) > GROUPS:
             self._by_formula(active, weights, gradients)
             return
-        for (start, stop, rate), counts in zip(self.groups, self.counts, strict=True):
+        for number, (start, stop, fixed) in enumerate(self.groups):
             if start >= active:
                 break
             part = slice(start, min(stop, active))
-            how = replace(self.phase.optimiser, rate=rate)
+            how = replace(self.phase.optimiser, rate=fixed)
             first, second = [m[part] for m in self.first], [m[part] for m in self.second]
             descend(
                 [w[part] for w in weights],
                 [g[part] for g in gradients],
-                (first, second, counts),
+                (first, second, self.counts[number]),
                 how,
+                self.all_rates[number] if self.adaptive else None,
             )
 
     def _by_formula(self, active: int, weights: list[Tensor], gradients: list[Tensor]) -> None:
@@ -404,6 +451,7 @@ class _Optimiser:
                 memory[f"first/{name}"] = _trimmed(first[i][place], job.weights[name])
                 memory[f"second/{name}"] = _trimmed(second[i][place], job.weights[name])
             found.append(memory)
+        self.given = [dict(memory) for memory in found]
         return found
 
 
