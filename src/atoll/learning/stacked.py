@@ -230,7 +230,7 @@ class Stack:
             count -= 1
         if count and active not in self.captured:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=_pool()):
+            with torch.cuda.graph(graph, pool=_first_graph().pool()):
                 step()
             self.captured[active] = graph
         for _ in range(count):
@@ -295,9 +295,15 @@ class Stack:
 
 
 @cache
-def _pool() -> Any:
-    """One memory for what graphs need while they run: they never run at the same time."""
-    return torch.cuda.graph_pool_handle()
+def _first_graph() -> torch.cuda.CUDAGraph:
+    """A graph whose memory all others share: they never run at the same time.
+
+    It is kept for good, because torch gives a memory up when its last graph goes.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.zeros(1, device="cuda")
+    return graph
 
 
 def _steps(job: Work) -> int:
