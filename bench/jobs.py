@@ -58,8 +58,24 @@ def wait(device: str) -> Callable[[], None]:
     return torch.cuda.synchronize if device == "cuda" else lambda: None
 
 
-def run(given: RunConfig, dataset: Dataset | None = None, inside: bool = False) -> Timed:
-    """Run a config and time it; its data may be given, else they are loaded by name."""
+def warm(device: str) -> None:
+    """Load what torch loads when it is first used, so that no way pays for it."""
+    weight = torch.zeros((2, 2), device=device, requires_grad=True)
+    for kind in (torch.optim.SGD, torch.optim.Adam):
+        optimiser = kind([weight], lr=0.1)
+        (torch.ones((2, 2), device=device) @ weight).sum().backward()
+        optimiser.step()
+    wait(device)()
+
+
+def run(
+    given: RunConfig, dataset: Dataset | None = None, inside: bool = False, cpu: bool = False
+) -> Timed:
+    """Run a config and time it; its data may be given, else they are loaded by name.
+
+    `inside` also times the clients' local training, `cpu` counts CPU seconds of this process.
+    """
+    now = time.process_time if cpu else time.perf_counter
     loaded = {} if dataset is None else {json.dumps(given.data, sort_keys=True): dataset}
     options = given.engine_options()
     with tempfile.TemporaryDirectory() as folder:
@@ -70,10 +86,10 @@ def run(given: RunConfig, dataset: Dataset | None = None, inside: bool = False) 
         clock = Clock(bench, wait=pause)
         engine = LocalEngine(made, clock if inside else bench)
         pause()
-        began = time.perf_counter()
+        began = now()
         server = _go(made, engine, record)
         pause()
-        seconds = time.perf_counter() - began
+        seconds = now() - began
         scores = [e for e in read_events(home) if isinstance(e, Score)]
         last = [s for s in scores if (s.stage, s.round) == (scores[-1].stage, scores[-1].round)]
         accuracy = sum(s.correct for s in last) / sum(s.rows for s in last)
