@@ -2,12 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+NETWORK := .venv/.network
 DEMO = $(eval DEMO := runs/demo-$(shell n=1; while [ -e runs/demo-$$n ]; do n=$$((n+1)); done; echo $$n))$(DEMO)
 
 DEMOS := demo demo-vertical demo-text demo-models
 DEVICE ?= cpu
 
-.PHONY: demo setup check test process browser picture golden bench all clean
+.PHONY: demo setup check test network process browser picture golden bench all clean
 
 demo: $(READY)
 	for name in $(DEMOS); do $(BIN)/atoll run $$name --out "$(DEMO)/$$name" || exit 1; done
@@ -31,8 +32,15 @@ check: $(READY)
 test: $(READY)
 	$(BIN)/pytest -q -n 2
 
-process: $(READY)
+process: $(NETWORK)
 	$(BIN)/pytest -q -m process
+
+# NVFlare is 240 MB: only what runs over a network installs it.
+network: $(NETWORK)
+
+$(NETWORK): $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[nvflare]'
+	touch $(NETWORK)
 
 browser: $(READY)
 	$(BIN)/pytest -q -m browser

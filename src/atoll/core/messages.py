@@ -28,6 +28,7 @@ __all__ = [
     "Tensors",
     "Weights",
     "contents",
+    "opened",
     "pack",
     "same_shapes",
     "unpack",
@@ -207,6 +208,15 @@ def unpack(packet: Packet, kind: type[M], sender: str) -> M:
     values = _values(body["values"], kind, sender)
     values.update(_tensor_fields(tensors, body["named"], kind, sender))
     return kind(**values)
+
+
+def opened(header: bytes, block: bytes, kind: type, sender: str) -> Packet:
+    """Bytes that came from elsewhere as a packet, read once; or an error that names the sender."""
+    size = len(header) + len(block)
+    message: Any = unpack(Packet(header, block, 0, size, ()), kind, sender)
+    tensors = contents(message)
+    payload = sum(t.nbytes for t in tensors.values())
+    return Packet(b"", b"", payload, size, _signature(tensors), message)
 
 
 def _read_header(header: bytes, kind: type, sender: str) -> dict[str, Any]:
