@@ -1,5 +1,6 @@
 """The commands of a federation between real sites: parse, call, print."""
 
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -195,13 +196,14 @@ class _Commands:
         shown: dict[str, Any] = {"what": "", "when": 0.0}
 
         def tell(lines: list[str]) -> None:
-            what = "\n".join(line.partition(",")[0] for line in lines)
             if quiet:
                 return
             if live:
                 live.update(Text("\n".join(lines)))
-            elif what != shown["what"] or time.monotonic() - shown["when"] > AGAIN_SECONDS:
-                shown.update(what=what, when=time.monotonic())
+                return
+            now, what = time.monotonic(), _gist(lines)
+            if what != shown["what"] or now - shown["when"] > AGAIN_SECONDS:
+                shown.update(what=what, when=now)
                 for line in lines:
                     self.err.print(line, soft_wrap=True)
 
@@ -212,6 +214,12 @@ class _Commands:
         finally:
             if live:
                 live.stop()
+
+
+def _gist(lines: list[str]) -> list[str]:
+    """What is worth a new line in a log: who is there and who is not, not every step."""
+    said = [re.sub(r"(stage \S+ round \S+ done|running)", "at work", line) for line in lines]
+    return [re.sub(r"working on \w+", "connected", line.partition(",")[0]) for line in said]
 
 
 def _folder(config: RunConfig, resume: bool) -> Path:

@@ -203,7 +203,7 @@ class Gate:
         """Save the client's memory under the name of a place; the last two are kept."""
         with self._alone("keep"):
             state = self._ready.state()
-            arrays = {n: np.ascontiguousarray(t.detach().cpu().numpy()) for n, t in state.items()}
+            arrays = {n: np.asarray(t.detach().cpu().numpy(), order="C") for n, t in state.items()}
             write_whole(self._file(place), save(arrays))
             kept = sorted(self._home.glob("state-*.safetensors"), key=_age)
             for path in kept[:-KEPT]:

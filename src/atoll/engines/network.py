@@ -365,16 +365,26 @@ class _Process:
 
 def _end_former(kit: Kit) -> None:
     """End what an earlier command that was killed has left running with this kit."""
-    path = kit.folder / "pid"
-    if not path.exists():
-        return
-    with suppress(ValueError, OSError):
-        pid = int(path.read_text())
-        line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-        if str(kit.folder.resolve()) in line:
-            os.killpg(pid, signal.SIGKILL)
-            time.sleep(0.5)
-    path.unlink(missing_ok=True)
+    for _ in range(20):
+        found = _running(str(kit.folder.resolve()))
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not found:
+            break
+        time.sleep(0.2)
+    (kit.folder / "pid").unlink(missing_ok=True)
+
+
+def _running(folder: str) -> list[int]:
+    """NVFlare's processes that were started with a folder, where the system shows processes."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            line = path.read_bytes().decode(errors="replace").split("\0")
+            if folder in line and any(word.startswith("nvflare.private") for word in line):
+                found.append(int(path.parent.name))
+    return found
 
 
 # The coordinator's end
@@ -464,6 +474,8 @@ class _Serving:
         found = self.session.sites()
         if found is not None:
             self.heard |= found
+            for name in found.keys() - set(self.kit.sites):
+                self.session.ban(name)  # a site that was revoked, or of another list
         now = time.time()
         return [n for n in self.kit.sites if found and now - found.get(n, 0.0) < FRESH]
 
@@ -607,6 +619,10 @@ def _settle(kit: Kit) -> None:
         if component["id"] == "job_manager":
             component["args"]["uri_root"] = str(work / "jobs")
     write_whole(path, json.dumps(resources, indent=1).encode())
+    banned = _json(kit.folder / "disabled_clients.json").get("disabled_clients", [])
+    still = [name for name in banned if name not in kit.sites]  # who is back on the list is heard
+    body = json.dumps({"disabled_clients": still}).encode()
+    write_whole(kit.folder / "disabled_clients.json", body)
 
 
 def _free(kit: Kit) -> None:

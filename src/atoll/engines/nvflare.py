@@ -6,6 +6,7 @@ No code travels: a job is three JSON files that name classes which are installed
 """
 
 import json
+import logging
 import os
 import sys
 import threading
@@ -485,6 +486,8 @@ class Session:
     def __init__(self, admin: str, kit: Path) -> None:
         self.admin, self.kit = admin, kit
         self._session: Any = None
+        logging.getLogger().addHandler(logging.NullHandler())  # it would print what it retries
+        logging.getLogger().setLevel(logging.CRITICAL)
 
     def connect(self) -> bool:
         """Whether the server could be reached."""
@@ -518,6 +521,10 @@ class Session:
     def abort(self, job: str) -> None:
         """End a job."""
         self._do(lambda session: session.abort_job(job))
+
+    def ban(self, site: str) -> None:
+        """Let the server hear no more of a site, from now on."""
+        self._do(lambda session: session.disable_client(site))
 
     def _do(self, work: Callable[[Any], Any]) -> Any:
         quiet = StringIO()

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import time
+from pathlib import Path
 
 import torch
 from safetensors.torch import load, save
@@ -12,25 +13,32 @@ from atoll.core.messages import Packet
 __all__ = ["spoilt"]
 
 
+def _said() -> tuple[str, str]:
+    """How answers are to be spoilt: ATOLL_REHEARSAL, or what the file that it names says now."""
+    said = os.environ.get("ATOLL_REHEARSAL", "")
+    if said.startswith("@"):
+        said = Path(said[1:]).read_text().strip()
+    how, _, amount = said.partition("=")
+    return how, amount
+
+
 def spoilt(packet: Packet) -> Packet:
-    """The packet as it is; or spoilt where ATOLL_REHEARSAL says how."""
-    how, _, amount = os.environ.get("ATOLL_REHEARSAL", "").partition("=")
+    """The packet as it is; or spoilt where this site was asked to rehearse that."""
+    how, amount = _said()
     if not how:
         return packet
     if how == "slow":
         time.sleep(float(amount))
         return packet
     tensors = load(packet.block)
-    floats = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
-    if not floats:
+    name = min((n for n, tensor in tensors.items() if tensor.is_floating_point()), default="")
+    if not name:
         return packet
-    name = min(floats)
-    if how == "nan":
-        tensors[name] = torch.full_like(tensors[name], float("nan"))
-    elif how == "shape":
-        tensors[name] = tensors[name].flatten()[:1].repeat(3)
-    elif how == "large":
-        tensors[name] = torch.cat([tensors[name]] * 10)
-    elif how == "unknown":
-        tensors["slipped in"] = torch.zeros(1)
-    return dataclasses.replace(packet, block=save(tensors))
+    one = tensors[name]
+    changes = {
+        "nan": {name: torch.full_like(one, float("nan"))},
+        "shape": {name: one.flatten()[:1].repeat(3)},
+        "large": {name: torch.cat([one] * 10)},
+        "unknown": {"slipped in": torch.zeros(1)},
+    }
+    return dataclasses.replace(packet, block=save(tensors | changes[how]))

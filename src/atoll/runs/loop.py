@@ -205,7 +205,7 @@ class _Run:
 
 
 def _arrays(state: Tensors) -> dict[str, np.ndarray[Any, Any]]:
-    return {name: np.ascontiguousarray(t.detach().cpu().numpy()) for name, t in state.items()}
+    return {name: np.asarray(t.detach().cpu().numpy(), order="C") for name, t in state.items()}
 
 
 def go(
