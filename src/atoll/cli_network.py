@@ -2,6 +2,7 @@
 
 import re
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,8 +15,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from atoll.core.errors import EXIT_INTERRUPTED, InterruptedRunError, UserError
-from atoll.engines import egress, network
+from atoll.core.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_SITE_FAILED,
+    InterruptedRunError,
+    UserError,
+)
+from atoll.engines import egress, network, rehearsal
 from atoll.engines.local import fresh_folder, last_folder
 from atoll.runs.config import RunConfig, read, resolve
 from atoll.runs.result import Run
@@ -37,6 +43,7 @@ def register(app: typer.Typer, out: Console, err: Console, show: Show) -> None:
     app.command("serve")(commands.serve)
     app.command("join")(commands.join)
     app.command("egress")(commands.egress)
+    app.command("rehearse")(commands.rehearse)
 
 
 class _Commands:
@@ -150,6 +157,29 @@ class _Commands:
             self.err.print(warning, soft_wrap=True)
         with self._stoppable("leaving") as stopping, self._lines(quiet) as tell:
             network.join(network.Kit(kit), site, lambda line: tell([line]), stopping)
+
+    def rehearse(
+        self,
+        project: Annotated[Path, typer.Argument(help="the project's file, .toml")],
+        run: Annotated[str, typer.Argument(help="a run: a .toml file or a preset", metavar="RUN")],
+        kits: Annotated[Path, typer.Option(help="the folder of the kits")] = Path("kits"),
+        to: Annotated[
+            Path | None, typer.Option("--out", help="keep everything in this folder")
+        ] = None,
+    ) -> None:
+        """Try a federation on this machine, first undisturbed, then with faults: go or no go."""
+        config = resolve(read(run), run)
+        with tempfile.TemporaryDirectory(prefix="atoll-") as temporary:
+            folder = to or Path(temporary) / "rehearsal"
+            if folder.exists():
+                raise UserError("the folder is there already", str(folder), "choose another --out")
+            found = rehearsal.rehearse(project, kits, config, folder, self._say)
+        failed = [item for item in found if not item.passed]
+        self._say("go" if not failed else f"NO GO: {len(failed)} of {len(found)}")
+        if failed:
+            raise UserError(
+                f"no go: {failed[0].what}", str(project), failed[0].words, EXIT_SITE_FAILED
+            )
 
     def egress(
         self,

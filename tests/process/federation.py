@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -24,9 +25,12 @@ CLIENTS = ("site-0", "site-1", "site-2")
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    """One below those that the system itself gives away."""
+    while True:
+        port = random.randint(20_000, 32_000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("localhost", port)):
+                return port
 
 
 def wait_for(what: str, true: Callable[[], Any], seconds: float = 90) -> None:

@@ -3,7 +3,6 @@
 Rounds are slowed down at the sites, so that there is a moment in which to do harm.
 """
 
-import datetime
 import os
 import shutil
 import signal
@@ -19,6 +18,7 @@ import pytest
 from atoll.core.record import Absence, read_events
 from atoll.engines import egress
 from atoll.engines.local import execute
+from atoll.engines.rehearsal import outdate
 from atoll.runs.config import read, resolve
 
 from .federation import SITES, Federation, federation, free_port, wait_for
@@ -258,7 +258,7 @@ def test_a_kit_under_another_name_is_found_out(waiting: Federation) -> None:
 def test_an_expired_certificate_is_found_out_here_and_refused_there(waiting: Federation) -> None:
     expired = waiting.folder / "expired"
     shutil.copytree(waiting.kit("basel"), expired)
-    outdate(waiting, expired)
+    outdate(expired, waiting.folder / "kits/authority/alps/state/cert.json")
     ended = waiting.call("join", "expired", "expired/site.toml")
     assert ended.returncode == 2
     assert "the certificate of basel ended on" in ended.stderr
@@ -283,33 +283,6 @@ def test_a_certificate_of_another_authority_is_found_out(
     assert "unknown ca" in refusal(mixed, _port(waiting))
     ended = other.call("join", "mixed", "mixed/site.toml")
     assert "is not from this project's authority" in ended.stderr
-
-
-def outdate(made: Federation, kit: Path) -> None:
-    """Put a certificate into a kit that the project's own authority signed, and that has ended."""
-    import json  # noqa: PLC0415
-
-    from cryptography import x509  # noqa: PLC0415
-    from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
-
-    state = made.folder / "kits" / "authority" / "alps" / "state" / "cert.json"
-    body = json.loads(state.read_text())
-    key = serialization.load_pem_private_key(body["root_pri_key"].encode(), None)
-    root = x509.load_pem_x509_certificate(body["root_cert"].encode())
-    path = kit / "startup" / "client.crt"
-    old = x509.load_pem_x509_certificate(path.read_bytes())
-    now = datetime.datetime.now(datetime.UTC)
-    made_up = (
-        x509.CertificateBuilder()
-        .subject_name(old.subject)
-        .issuer_name(root.subject)
-        .public_key(old.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=9))
-        .not_valid_after(now - datetime.timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
-    path.write_bytes(made_up.public_bytes(serialization.Encoding.PEM))
 
 
 def refusal(kit: Path, port: int) -> str:

@@ -1,11 +1,13 @@
 """Every method between processes over mutual TLS ends as it does in one process, bit for bit."""
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from atoll import methods
@@ -13,6 +15,7 @@ from atoll.core.record import Message, read_events
 from atoll.engines import egress
 from atoll.engines.local import execute
 from atoll.runs.config import RunConfig, change, resolve, to_toml
+from atoll.runs.parts import Parts, parts
 
 from .federation import CLIENTS, SITES, Federation, federation, tensors
 
@@ -42,7 +45,8 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """One job that does a run of every method, and the same runs on the local engine."""
     with federation(tmp_path_factory.mktemp("twins")) as made:
         made.allow(methods.names())
-        made.join()
+        for site in SITES:
+            made.join(site, ATOLL_REHEARSAL=f"copy={made.folder / 'left' / site}")
         for name in methods.names():
             (made.folder / f"{name}.toml").write_text(to_toml(small(name)))
         serving = made.serve(*(f"{name}.toml" for name in methods.names()))
@@ -109,3 +113,57 @@ def test_the_command_shows_the_log_and_that_its_chain_is_whole(twins: Federation
     assert ended.returncode == 2
     assert "broken at line 2" in ended.stderr
     path.write_bytes(b"".join(lines))
+
+
+def left(twins: Federation, site: str, name: str) -> list[bytes]:
+    """Every packet that left a site for a method's run: the copy that the log's digest is of."""
+    run = store(twins, site, name).name
+    copies = [path.read_bytes() for path in sorted((twins.folder / "left" / site).iterdir())]
+    log = list(egress.lines(twins.kit(site) / "store" / "egress.jsonl"))
+    assert len(copies) == len(log)
+    for copy, line in zip(copies, log, strict=True):
+        assert hashlib.blake2b(copy, digest_size=16).hexdigest() == line.digest
+    return [copy for copy, line in zip(copies, log, strict=True) if line.run == run]
+
+
+def private(made: Parts, id: str) -> dict[str, list[bytes]]:
+    """What must not leave a site: rows as they are and as they are scaled, labels, own names."""
+    site, rows, labels = made.site(id), list[bytes](), list[bytes]()
+    for stage, holding in enumerate(made.scenario.holdings[id]):
+        seen = site.train(stage)
+        for block in (seen.x.flatten(1), seen.own, seen.all.flatten(1)):
+            if block.shape[1] >= 3:  # shorter rows could be found by chance
+                rows += [row.numpy().tobytes() for row in block]
+        raw = made.dataset.x[holding.train].reshape(len(holding.train), -1)
+        rows += [np.ascontiguousarray(row).tobytes() for row in raw]
+        for kind in (np.int64, np.int32, np.uint8, np.float32):
+            if len(holding.train) >= 16:
+                labels.append(made.dataset.y[holding.train].astype(kind).tobytes())
+    own = {i for holding in made.scenario.holdings[id] for i in holding.own}
+    names = [made.dataset.columns[i].encode() for i in own if made.dataset.columns]
+    return {"row": [r for r in rows if len(r) >= 12], "label": labels, "name": names}
+
+
+def memory(path: Path) -> list[bytes]:
+    """The optimiser's moments in what a site keeps."""
+    return [
+        content
+        for name, (_, _, content) in tensors(path).items()
+        if "moments" in name and len(content) >= 16 and any(content)
+    ]
+
+
+@every_method
+def test_nothing_private_is_in_any_packet_that_left_a_site(name: str, twins: Federation) -> None:
+    made = parts(small(name))
+    for site, client in zip(SITES, CLIENTS, strict=True):
+        crossed = b"|".join(left(twins, site, name))
+        assert crossed
+        found = private(made, client)
+        last = max(store(twins, site, name).glob("state-*.safetensors"))
+        found["optimiser"] = memory(last)
+        assert {what: sum(one in crossed for one in all) for what, all in found.items()} == (
+            dict.fromkeys(found, 0)
+        )
+    row = found["row"][0]
+    assert row in b"|".join([crossed, row])  # the probe itself finds what is there

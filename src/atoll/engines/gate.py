@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,15 +28,26 @@ from atoll.core.messages import Packet
 from atoll.core.options import AtLeastOne, NotNegativeInt, build, nearest
 from atoll.core.record import Look, disk_errors, write_whole
 from atoll.engines.egress import EgressLog
+from atoll.engines.spoil import spoilt
 from atoll.learning.weights import copied
 from atoll.runs.config import RunConfig, resolve
 from atoll.runs.parts import Parts, parts
 
-__all__ = ["Contract", "Gate", "RefusedError", "SiteFile", "read_site"]
+__all__ = [
+    "Contract",
+    "Gate",
+    "RefusedError",
+    "SiteFile",
+    "answered",
+    "handled",
+    "read_site",
+    "told",
+]
 
 KEPT = 2  # checkpoints that a site keeps: the server may have died before it wrote its own
 MOST_CONFIG = 1 << 20  # bytes of a run's config
 log = logging.getLogger("atoll.site")
+Reply = dict[str, Any]  # ok, and then what was asked for or why it was not given
 
 
 class RefusedError(Exception):
@@ -289,6 +300,30 @@ class Gate:
 def _age(path: Path) -> tuple[int, int]:
     stage, _, number = path.stem.removeprefix("state-").partition("-")
     return int(stage), int(number)
+
+
+def answered(gate: Gate, action: str, work: Callable[[Gate], dict[str, Any] | None]) -> Reply:
+    """The result of some work as it goes out; of an error only its kind and fixed words leave."""
+    try:
+        return {"ok": True, **(work(gate) or {})}
+    except Exception as error:
+        log.warning("%s: %s", action[:80], error, exc_info=not isinstance(error, UserError))
+        kind, reason = told(error)
+        return {"ok": False, "kind": kind, "reason": reason}
+
+
+def handled(gate: Gate, number: int, action: str, moment: list[int], asked: Packet) -> Reply:
+    """A question off the wire, answered: whatever it is made of, a reply of the agreed form."""
+
+    def work(gate: Gate) -> dict[str, Any]:
+        if not (isinstance(asked.header, bytes) and isinstance(asked.block, bytes)):
+            raise RefusedError("a question that is not made of bytes")
+        if not all(type(n) is int for n in (number, *moment)) or len(moment) != 3:
+            raise RefusedError("a moment that is not three whole numbers")
+        reply = spoilt(gate.handle(number, str(action), Moment(*moment), asked))
+        return {"header": reply.header, "block": reply.block}
+
+    return answered(gate, str(action), work)
 
 
 def told(error: BaseException) -> tuple[str, str]:

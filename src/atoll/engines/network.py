@@ -44,6 +44,8 @@ WARN_DAYS = 30  # before a certificate ends
 FRESH = 20.0  # seconds since NVFlare last heard of a site, from which it counts as away
 STUCK = 5  # jobs in a row that bring a run no further
 START_SECONDS = 90.0  # in which a job must have begun
+END_SECONDS = 8.0  # in which NVFlare should have ended a job that has done its work
+HIGHEST_PORT = 32_767  # systems take higher ones for connections that go out
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,40}")
 
 
@@ -92,6 +94,9 @@ def read_project(path: Path) -> Project:
         if not NAME.fullmatch(name) or name in (COORDINATOR, "server"):
             remedy = "use a letter, then letters, digits and -; not 'server' or 'coordinator'"
             raise UserError(f"nothing can be called '{name}'", str(path), remedy)
+    if found.port > HIGHEST_PORT:
+        what = f"port {found.port} may be taken by connections that go out"
+        raise UserError(what, str(path), f"choose one up to {HIGHEST_PORT}")
     if not found.sites or len({name.lower() for name in found.sites}) < len(found.sites):
         raise UserError("no sites, or one twice", str(path), "name each site once in sites = [...]")
     return found
@@ -376,13 +381,14 @@ def _end_former(kit: Kit) -> None:
     (kit.folder / "pid").unlink(missing_ok=True)
 
 
-def _running(folder: str) -> list[int]:
+def _running(folder: str, kind: str = "") -> list[int]:
     """NVFlare's processes that were started with a folder, where the system shows processes."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             line = path.read_bytes().decode(errors="replace").split("\0")
-            if folder in line and any(word.startswith("nvflare.private") for word in line):
+            modules = [word for word in line if word.startswith("nvflare.private")]
+            if folder in line and any(word.endswith(kind) for word in modules):
                 found.append(int(path.parent.name))
     return found
 
@@ -515,27 +521,53 @@ class _Serving:
         return _json(self.control / "ended.json")
 
     def _watch(self, job: str, sites: list[str]) -> None:
-        began, looked = time.monotonic(), 0.0
+        """Until the job has ended, its server is gone, or it has gone quiet."""
+        began, looked, starts = time.monotonic(), 0.0, self.host.starts
         while True:
             time.sleep(0.25)
             if self.stopping() or self._returned(sites):
                 (self.control / "stop").touch()
-            if self.host.process is not None and self.host.process.poll() is not None:
-                return
             if time.monotonic() - looked > 1.0:
                 looked = time.monotonic()
-                state = self.session.state(job)
-                if state is not None and state.startswith("FINISHED"):
-                    return
-                if (self.control / "ended.json").exists() and time.monotonic() - began > 600:
-                    return
                 self._here()
-            running = (self.control / "status.json").exists()
-            if not running and time.monotonic() - began > START_SECONDS:
-                self.session.abort(job)
+                state = self.session.state(job)
+                if self.host.starts > starts or (state or "").startswith("FINISHED"):
+                    return
+                if self._said_so():
+                    self._end(job)
+                    return
+            quiet = self._quiet(began)
+            if quiet > START_SECONDS:
+                self._end(job)
                 return
             done = str(_json(self.control / "status.json").get("done", ""))
-            self.tell((done or "running") if running else "starting", self._views())
+            self.tell(done or ("running" if quiet < 10 else "starting"), self._views())
+
+    def _said_so(self) -> bool:
+        """Whether the job has said how it ended, some seconds ago."""
+        try:
+            return time.time() - (self.control / "ended.json").stat().st_mtime > END_SECONDS
+        except OSError:
+            return False
+
+    def _end(self, job: str) -> None:
+        """End a job that has done what it can: NVFlare waits a minute for a site that is gone."""
+        self.session.abort(job)
+        end = time.monotonic() + END_SECONDS
+        while time.monotonic() < end:
+            if (self.session.state(job) or "").startswith("FINISHED"):
+                return
+            time.sleep(0.5)
+        for pid in _running(str(self.kit.folder.resolve()), "runner_process"):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _quiet(self, began: float) -> float:
+        """Seconds since the job's own process last gave a sign of life."""
+        try:
+            return time.time() - (self.control / "status.json").stat().st_mtime
+        except OSError:
+            return time.monotonic() - began + 10
 
     def _returned(self, sites: list[str]) -> bool:
         """Whether a site that the job goes without is back."""

@@ -26,9 +26,8 @@ from atoll.core.errors import BadMessageError, ClientFailedError, InterruptedRun
 from atoll.core.federation import Moment, actions, kinds
 from atoll.core.messages import Packet, Tensors, opened, pack
 from atoll.core.record import Look, write_whole
-from atoll.engines.gate import Gate, log, read_site, told
+from atoll.engines.gate import Gate, Reply, answered, handled, log, read_site
 from atoll.engines.local import prepare
-from atoll.engines.rehearsal import spoilt
 from atoll.runs.config import read, resolve
 from atoll.runs.loop import Progress, go
 from atoll.runs.parts import Parts
@@ -93,13 +92,8 @@ class Outpost:
         self, number: int, action: str, moment: list[int], header: bytes, block: bytes
     ) -> dict[str, Any]:
         """Answer a question of the method."""
-
-        def work(gate: Gate) -> dict[str, Any]:
-            asked = Packet(header, block, 0, len(header) + len(block), ())
-            reply = spoilt(gate.handle(number, action, Moment(*moment), asked))
-            return {"header": reply.header, "block": reply.block}
-
-        return self._told(action, work)
+        size = len(header) + len(block)
+        return handled(self._open, number, action, moment, Packet(header, block, 0, size, ()))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def keep(self, place: str) -> dict[str, Any]:
@@ -121,15 +115,13 @@ class Outpost:
         """What is being done here now."""
         return {"doing": self._gate.doing if self._gate else ""}
 
-    def _told(self, action: str, work: Callable[[Gate], dict[str, Any] | None]) -> dict[str, Any]:
-        """The result of some work; of an error only its kind and fixed words leave the site."""
+    def _told(self, action: str, work: Callable[[Gate], dict[str, Any] | None]) -> Reply:
+        return answered(self._open, action, work)
+
+    @property
+    def _open(self) -> Gate:
         assert self._gate is not None  # begin has made it
-        try:
-            return {"ok": True, **(work(self._gate) or {})}
-        except Exception as error:
-            log.warning("%s: %s", action[:80], error, exc_info=not isinstance(error, UserError))
-            kind, reason = told(error)
-            return {"ok": False, "kind": kind, "reason": reason}
+        return self._gate
 
 
 @dataclass
@@ -291,6 +283,7 @@ class Coordinator:
     def go(self) -> None:
         """Do every run of the plan that has not been done, then say how it ended."""
         _die_with_parent()
+        threading.Thread(target=self._live, daemon=True, name="atoll-alive").start()
         plan = json.loads((self.control / "plan.json").read_text())
         proxies = {proxy.name: proxy for proxy in collab.clients}
         try:
@@ -322,6 +315,13 @@ class Coordinator:
         go(made, engine, record, self._progress, stop.exists)
         self._tell(parties, run["id"], always=True)
         write_result(folder)
+
+    def _live(self) -> None:
+        """A sign of life every other second, whatever is being done."""
+        while True:
+            with suppress(OSError):
+                os.utime(self.control / "status.json")
+            time.sleep(2)
 
     def _progress(self, progress: Progress) -> None:
         stage, number = progress.stage + 1, progress.round + 1
