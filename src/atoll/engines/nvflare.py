@@ -93,7 +93,7 @@ class Outpost:
     ) -> dict[str, Any]:
         """Answer a question of the method."""
         size = len(header) + len(block)
-        return handled(self._open, number, action, moment, Packet(header, block, 0, size, ()))
+        return handled(self._open(), number, action, moment, Packet(header, block, 0, size, ()))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def keep(self, place: str) -> dict[str, Any]:
@@ -116,9 +116,8 @@ class Outpost:
         return {"doing": self._gate.doing if self._gate else ""}
 
     def _told(self, action: str, work: Callable[[Gate], dict[str, Any] | None]) -> Reply:
-        return answered(self._open, action, work)
+        return answered(self._open(), action, work)
 
-    @property
     def _open(self) -> Gate:
         assert self._gate is not None  # begin has made it
         return self._gate
