@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,15 +18,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from atoll import methods
 from atoll.core.errors import BadMessageError, UserError
-from atoll.core.federation import Moment, actions, answer
-from atoll.core.messages import Packet
+from atoll.core.federation import SERVER, Moment, actions, answer
+from atoll.core.messages import Packet, pack, unpack
 from atoll.core.options import AtLeastOne, NotNegativeInt, build, nearest
 from atoll.core.record import Look, disk_errors, write_whole
+from atoll.data.agree import Agree, Offer, OwnTable, Plan, only_here
+from atoll.data.splits import scenario
 from atoll.engines.egress import EgressLog
 from atoll.engines.spoil import spoilt
 from atoll.learning.weights import copied
@@ -47,6 +50,8 @@ __all__ = [
 KEPT = 2  # checkpoints that a site keeps: the server may have died before it wrote its own
 MOST_CONFIG = 1 << 20  # bytes of a run's config
 log = logging.getLogger("atoll.site")
+TELLING = ("offer", "agree")  # what sites with own tables tell before training
+BEFORE = Moment(0, 0, 1)
 Reply = dict[str, Any]  # ok, and then what was asked for or why it was not given
 
 
@@ -83,6 +88,7 @@ class SiteFile:
                 remedy = nearest(name, methods.names())
                 raise UserError(f"unknown method '{name}'", "[contract] methods", remedy)
         known = {a for name in found.methods for a in actions(methods.load(name).client)}
+        known |= {*TELLING}
         for name in found.actions:
             if name not in known:
                 what = f"no method of the contract has an action '{name}'"
@@ -122,31 +128,71 @@ class Gate:
         self.run, self.id, self.doing = "", "", ""
         self._client: Any = None
         self._parts: Parts | None = None
+        self._table: OwnTable | None = None
+        self._key = ""
         self._method = ""
         self._lock = threading.Lock()  # a question that was given up goes on: the next one waits
         self._last: tuple[int, Packet] | None = None
 
-    def prepare(self, run: str, config: str, client: str) -> str:
-        """Make ready for a run, with the data of this site; the fingerprint of its data."""
+    def offer(self, run: str, config: str, client: str, packet: Packet) -> Packet:
+        """Say what this site's own table has, so that columns can be agreed on."""
+        with self._alone("offer"):
+            made = self._begin(run, config)
+            self._may("offer")
+            request = unpack(packet, Offer, SERVER)
+            self._table, self._key = _own_table(client, made), request.key
+            reply = pack(self._table.offered(request))
+            self._let_out("offer", BEFORE, reply)
+            return reply
+
+    def agree(self, packet: Packet) -> Packet:
+        """Say what else must be known of the columns that all sites have."""
+        with self._alone("agree"):
+            self._may("agree")
+            if self._table is None:
+                raise RefusedError("nothing was offered")
+            reply = pack(self._table.agreed(unpack(packet, Agree, SERVER), self._key))
+            self._let_out("agree", BEFORE, reply)
+            return reply
+
+    def _may(self, action: str) -> None:
+        if action not in self.terms.actions:
+            reason = f"the action '{action}' is not in the contract"
+            self.egress.refused(self.run, action, reason)
+            raise RefusedError(reason)
+
+    def prepare(
+        self, run: str, config: str, client: str, clients: Sequence[str] = (), plan: str = ""
+    ) -> str:
+        """Make ready for a run, with the data of this site; the fingerprint of its data.
+
+        For own tables, with the clients' names and the plan that the sites have agreed on.
+        """
         with self._alone("prepare"):
-            self._client, self._last = None, None
-            made = self._resolved(config)
-            self._method = str(made.method["name"])
-            if self._method not in self.terms.methods:
-                raise RefusedError(f"the method '{self._method}' is not in the contract")
-            if not run.isascii() or not run.replace("-", "").replace("_", "").isalnum():
-                raise RefusedError("a run's name with other than letters, digits and -")
-            if made.engine_options().threads:
-                torch.set_num_threads(made.engine_options().threads)
-            self._parts = parts(made)
+            made = self._begin(run, config)
+            self._parts = _own_parts(made, client, clients, plan) if plan else parts(made)
             if client not in self._parts.scenario.clients:
                 raise RefusedError(f"no client '{client[:80]}' in this run")
-            self.run, self.id = run, client
+            self.id = client
             self._client = self._parts.client(client)
             with disk_errors(self._home):
                 self._home.mkdir(parents=True, exist_ok=True)
             write_whole(self._home / "config.toml", config.encode())
             return self._parts.dataset.fingerprint
+
+    def _begin(self, run: str, config: str) -> RunConfig:
+        """What a run is to be, if this site has agreed to such runs."""
+        self._client, self._last, self._table = None, None, None
+        made = self._resolved(config)
+        self._method = str(made.method["name"])
+        if self._method not in self.terms.methods:
+            raise RefusedError(f"the method '{self._method}' is not in the contract")
+        if not run.isascii() or not run.replace("-", "").replace("_", "").isalnum():
+            raise RefusedError("a run's name with other than letters, digits and -")
+        if made.engine_options().threads:
+            torch.set_num_threads(made.engine_options().threads)
+        self.run = run
+        return made
 
     def _resolved(self, config: str) -> RunConfig:
         if len(config) > MOST_CONFIG:
@@ -295,6 +341,25 @@ class Gate:
             part.replace(path)
         except OSError:  # a full disk is told where something is lost by it
             pass
+
+
+def _own_table(client: str, config: RunConfig) -> OwnTable:
+    given = {key: value for key, value in config.data.items() if key != "name"}
+    return OwnTable(client, **given)
+
+
+def _own_parts(config: RunConfig, client: str, clients: Sequence[str], text: str) -> Parts:
+    """The parts of a run on own tables: this site's rows, and of the others their names alone."""
+    try:
+        plan = TypeAdapter(Plan).validate_json(text)
+    except ValueError as error:
+        raise RefusedError("a plan that is not of the agreed form") from error
+    if config.scale == "global":
+        raise RefusedError("scale = 'global' would need all sites' rows; use 'local'")
+    dataset = _own_table(client, config).dataset(plan)
+    made = scenario(dataset, config.scenario_options(), config.seed)
+    here = only_here(made, plan, client, clients, dataset.x.shape[1])
+    return Parts(config, dataset, here)
 
 
 def _age(path: Path) -> tuple[int, int]:

@@ -33,7 +33,7 @@ from atoll.core.errors import (
 )
 from atoll.core.options import AtLeastOne, build
 from atoll.core.record import disk_errors, write_whole
-from atoll.engines.gate import Contract, read_site
+from atoll.engines.gate import TELLING, Contract, read_site
 from atoll.runs.config import RunConfig, to_toml
 
 __all__ = ["Kit", "Project", "Terms", "View", "init", "join", "read_project", "renew", "serve"]
@@ -308,7 +308,9 @@ def _draft(run: RunConfig | None) -> str:
 
     name = str(run.method["name"]) if run else ""
     allowed = json.dumps([name] if run else [])
-    asked = json.dumps(sorted(actions(methods.load(name).client)) if run else [])
+    every = sorted(actions(methods.load(name).client)) if run else []
+    every += TELLING if run and "files" in run.data else ()
+    asked = json.dumps(every)
     terms = Contract()
     return f"""\
 # This site's own file. Paths are meant from the folder that this file is in.

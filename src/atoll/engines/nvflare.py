@@ -14,22 +14,35 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from nvflare.collab import CollabCallError, collab
+from pydantic import TypeAdapter
 
 from atoll import methods
 from atoll.core.errors import BadMessageError, ClientFailedError, InterruptedRunError, UserError
 from atoll.core.federation import Moment, actions, kinds
 from atoll.core.messages import Packet, Tensors, opened, pack
-from atoll.core.record import Look, write_whole
+from atoll.core.options import build
+from atoll.core.record import Look, Record, write_whole
+from atoll.data.agree import (
+    Agree,
+    Agreed,
+    Offer,
+    Offered,
+    Plan,
+    common,
+    elsewhere,
+    planned,
+)
+from atoll.data.tables import TableOptions
 from atoll.engines.gate import Gate, Reply, answered, handled, log, read_site
 from atoll.engines.local import prepare
-from atoll.runs.config import read, resolve
-from atoll.runs.loop import Progress, go
+from atoll.runs.config import RunConfig, read, resolve, to_toml
+from atoll.runs.loop import Progress, facts, go
 from atoll.runs.parts import Parts
 from atoll.runs.result import write_result
 
@@ -83,9 +96,27 @@ class Outpost:
         self._gate = Gate(read_site(Path(os.environ["ATOLL_SITE"])))
 
     @collab.publish  # type: ignore[untyped-decorator]
-    def prepare(self, run: str, config: str, client: str) -> dict[str, Any]:
+    def offer(
+        self, run: str, config: str, client: str, header: bytes, block: bytes
+    ) -> dict[str, Any]:
+        """Say what this site's own table has."""
+        asked = Packet(header, block, 0, len(header) + len(block), ())
+        return self._told("offer", lambda gate: _bytes(gate.offer(run, config, client, asked)))
+
+    @collab.publish  # type: ignore[untyped-decorator]
+    def agree(self, header: bytes, block: bytes) -> dict[str, Any]:
+        """Say what else must be known of the common columns."""
+        asked = Packet(header, block, 0, len(header) + len(block), ())
+        return self._told("agree", lambda gate: _bytes(gate.agree(asked)))
+
+    @collab.publish  # type: ignore[untyped-decorator]
+    def prepare(
+        self, run: str, config: str, client: str, clients: list[str], plan: str
+    ) -> dict[str, Any]:
         """Make ready for a run."""
-        return self._told("prepare", lambda gate: {"data": gate.prepare(run, config, client)})
+        return self._told(
+            "prepare", lambda gate: {"data": gate.prepare(run, config, client, clients, plan)}
+        )
 
     @collab.publish  # type: ignore[untyped-decorator]
     def handle(
@@ -123,6 +154,10 @@ class Outpost:
         return self._gate
 
 
+def _bytes(packet: Packet) -> dict[str, Any]:
+    return {"header": packet.header, "block": packet.block}
+
+
 @dataclass
 class Party:
     """What the coordinator knows of a site."""
@@ -140,7 +175,7 @@ class Party:
 class Remote:
     """The engine: carries packets to sites and looks after those that take long."""
 
-    parts: Parts
+    config: RunConfig
     parties: Mapping[str, Party]  # by the client's id
     deadline: float  # seconds that one exchange may take
     silence: float  # seconds without a sign of life after which a site counts as lost
@@ -152,10 +187,33 @@ class Remote:
         """A thread for every question, and one for a look at who answers it."""
         self._pool = ThreadPoolExecutor(2 * len(self.parties))
 
-    def prepare(self, run: str, config: str) -> dict[str, str]:
+    def agreement(self, run: str) -> Plan:
+        """Let sites with own tables agree on columns; only hashes, types and levels come here."""
+        given = {key: value for key, value in self.config.data.items() if key != "name"}
+        options = build(TableOptions, given, "[data]")
+        about = {"run": run, "config": to_toml(self.config)}
+        offer = pack(Offer(run))
+        asked = {id: {**about, "client": id, **_bytes(offer)} for id in self._present}
+        offers = self._told("offer", asked, Offered)
+        columns = pack(Agree(common(offers, options)))
+        agreed = self._told("agree", {id: _bytes(columns) for id in self._present}, Agreed)
+        return planned(run, offers, agreed, options)
+
+    def _told(self, what: str, asked: Mapping[str, dict[str, Any]], kind: type) -> dict[str, Any]:
+        """Messages that sites with own tables give, in the order of the run's files."""
+        replies = self._ask(what, asked)
+        order = [Path(file).stem for file in self.config.data["files"]]
+        ids = sorted(replies, key=lambda id: (order.index(id) if id in order else len(order), id))
+        return {id: self._opened(id, replies[id], kind).message for id in ids}
+
+    def prepare(self, run: str, plan: Plan | None) -> dict[str, str]:
         """Make all sites ready for a run; the fingerprints of their data."""
-        asked = {id: {"run": run, "config": config, "client": id} for id in self._present}
-        return {id: str(reply["data"]) for id, reply in self._ask("prepare", asked).items()}
+        about = {
+            "run": run, "config": to_toml(self.config), "clients": sorted(self.parties),
+            "plan": json.dumps(asdict(plan)) if plan else "",
+        }  # fmt: skip
+        replies = self._ask("prepare", {id: {**about, "client": id} for id in self._present})
+        return {id: str(reply["data"]) for id, reply in replies.items()}
 
     @property
     def _present(self) -> list[str]:
@@ -166,7 +224,7 @@ class Remote:
     ) -> Mapping[str, Packet]:
         """Bring each packet to its site and bring back the answers; those away give none."""
         self._number += 1
-        kind = kinds(actions(methods.load(self.parts.config.method["name"]).client)[action])[1]
+        kind = kinds(actions(methods.load(self.config.method["name"]).client)[action])[1]
         when, asked = [moment.stage, moment.round, moment.rounds], {}
         for id in (id for id in self._present if id in packets):
             packet = packets[id]
@@ -177,14 +235,14 @@ class Remote:
             }  # fmt: skip
             self.parties[id].sent += packet.size
         replies = self._ask("handle", asked, action)
-        found = {}
-        for id, reply in replies.items():
-            header, block = reply.get("header"), reply.get("block")
-            if not isinstance(header, bytes) or not isinstance(block, bytes):
-                raise BadMessageError(id, "its answer is not made of bytes")
-            self.parties[id].received += len(header) + len(block)
-            found[id] = opened(header, block, kind, id)
-        return found
+        return {id: self._opened(id, reply, kind) for id, reply in replies.items()}
+
+    def _opened(self, id: str, reply: Mapping[str, Any], kind: type) -> Packet:
+        header, block = reply.get("header"), reply.get("block")
+        if not isinstance(header, bytes) or not isinstance(block, bytes):
+            raise BadMessageError(id, "its answer is not made of bytes")
+        self.parties[id].received += len(header) + len(block)
+        return opened(header, block, kind, id)
 
     def states(self, place: str) -> dict[str, Tensors]:
         """Let every site keep its client's memory; nothing of it comes here."""
@@ -300,16 +358,20 @@ class Coordinator:
             return
         source = folder / "config.toml" if (folder / "config.toml").exists() else run["config"]
         config = resolve(read(str(source)), str(source))
-        made, record = prepare(config, folder, resume=True)
-        parties = _parties(plan["sites"], made.scenario.clients, proxies)
+        own = "files" in config.data
+        made, record = (None, None) if own else prepare(config, folder, resume=True)
+        clients = made.scenario.clients if made else tuple(plan["sites"])
+        parties = _parties(plan["sites"], clients, proxies)
         self._tell(parties, run["id"], always=True)
         engine = Remote(
-            *(made, parties, plan["deadline"], plan["silence"]),
+            *(config, parties, plan["deadline"], plan["silence"]),
             tell=lambda: self._tell(parties, run["id"]),
             at_least=plan["at_least"],
         )
-        found = engine.prepare(run["id"], (folder / "config.toml").read_text())
-        _same_data(made, found)
+        if made is None or record is None:
+            made, record = _on_own_tables(engine, run["id"], folder)
+        else:
+            _same_data(made, engine.prepare(run["id"], None))
         stop = self.control / "stop"
         go(made, engine, record, self._progress, stop.exists)
         self._tell(parties, run["id"], always=True)
@@ -359,10 +421,30 @@ def _parties(
     return {id: Party(name, id, proxies.get(name)) for name, id in zip(named, clients, strict=True)}
 
 
+def _on_own_tables(engine: Remote, run: str, folder: Path) -> tuple[Parts, Record]:
+    """A run whose tables are at the sites: what was agreed once stays with the run."""
+    config, path = engine.config, folder / "agreed.json"
+    if "text" in config.data or methods.load(config.method["name"]).split == "parties":
+        remedy = "use tables, with chfl, fedavg or alone"
+        raise UserError("own files of this kind stay on one machine", "data", remedy)
+    kept = json.loads(path.read_text()) if path.exists() else None
+    plan = TypeAdapter(Plan).validate_python(kept["plan"]) if kept else engine.agreement(run)
+    found = engine.prepare(run, plan)
+    for id, fingerprint in found.items():
+        if kept and kept["data"].get(id, fingerprint) != fingerprint:
+            what, remedy = "its table has changed since the run began", "start a new run"
+            raise UserError(what, engine.parties[id].name, remedy)
+    ids = sorted(engine.parties)
+    made = Parts(config, *elsewhere(plan, ids, config.data["files"]))
+    if kept:
+        return made, Record(folder)
+    record = Record.create(folder, to_toml(config), facts(made))
+    write_whole(path, json.dumps({"plan": asdict(plan), "data": found}, indent=1).encode())
+    return made, record
+
+
 def _same_data(made: Parts, found: Mapping[str, str]) -> None:
-    """Refuse a site that has other data under the same name; own files differ, as they should."""
-    if "files" in made.config.data:
-        return
+    """Refuse a site that has other data under the same name."""
     for id, fingerprint in found.items():
         if fingerprint != made.dataset.fingerprint:
             raise ClientFailedError(id, "prepare", f"it has other data named '{made.dataset.name}'")
