@@ -127,8 +127,11 @@ def test_a_site_that_stays_away_is_named_and_asked_again_when_it_is_back(
 ) -> None:
     alps.leave("geneva")
     few = ("--at-least", "2", "--patience", "3")
+    calm(alps, "basel", "slow=5")
     serving = begun(alps, "few", *few, method="fedavg")
     come(alps, "geneva")
+    wait_for("it is seen", (alps.kit("coordinator") / "work" / "stop").exists)
+    calm(alps, "basel")
     _, said = serving.communicate(timeout=300)
     assert serving.returncode == 0, said[-3000:]
     away = [e for e in read_events(alps.folder / "few") if isinstance(e, Absence)]

@@ -25,16 +25,18 @@ from safetensors.numpy import load_file, save
 from atoll import methods
 from atoll.core.errors import BadMessageError, UserError
 from atoll.core.federation import SERVER, Moment, actions, answer
-from atoll.core.messages import Packet, pack, unpack
+from atoll.core.messages import Packet, Tensors, pack, unpack
 from atoll.core.options import AtLeastOne, NotNegativeInt, build, nearest
-from atoll.core.record import Look, disk_errors, write_whole
+from atoll.core.record import FILES, Look, Record, disk_errors, write_whole
 from atoll.data.agree import Agree, Offer, OwnTable, Plan, only_here
 from atoll.data.splits import scenario
 from atoll.engines.egress import EgressLog
 from atoll.engines.spoil import spoilt
-from atoll.learning.weights import copied
+from atoll.learning.weights import copied, prefixed
 from atoll.runs.config import RunConfig, resolve
+from atoll.runs.loop import write_recipe
 from atoll.runs.parts import Parts, parts
+from atoll.runs.result import write_result
 
 __all__ = [
     "Contract",
@@ -69,6 +71,15 @@ class Contract:
     largest: AtLeastOne = 50_000_000  # bytes of one answer
     total: AtLeastOne = 5_000_000_000  # bytes of all answers of a run
     question: AtLeastOne = 200_000_000  # bytes of one question that is read at all
+
+
+@dataclass(frozen=True)
+class Finish:
+    """What a site needs to predict by itself when a run on own tables is over."""
+
+    state: Tensors  # of the server
+    events: str  # this client's scores, as the record has them
+    facts: str  # of the record
 
 
 @dataclass(frozen=True)
@@ -259,9 +270,7 @@ class Gate:
     def keep(self, place: str) -> None:
         """Save the client's memory under the name of a place; the last two are kept."""
         with self._alone("keep"):
-            state = self._ready.state()
-            arrays = {n: np.asarray(t.detach().cpu().numpy(), order="C") for n, t in state.items()}
-            write_whole(self._file(place), save(arrays))
+            write_whole(self._file(place), save(_arrays(self._ready.state())))
             kept = sorted(self._home.glob("state-*.safetensors"), key=_age)
             for path in kept[:-KEPT]:
                 path.unlink(missing_ok=True)
@@ -290,6 +299,20 @@ class Gate:
             if state:
                 client.restore(copied(state))
             return there
+
+    def finish(self, packet: Packet) -> None:
+        """Make the store's folder of this run one that predictions can be made with."""
+        with self._alone("finish"):
+            told = unpack(packet, Finish, SERVER)
+            state = prefixed("server", told.state)
+            state |= prefixed(f"client/{self.id}", self._ready.state())
+            for name in FILES:
+                content = told.events.encode() if name == "events" else b""
+                write_whole(self._home / f"{name}.jsonl", content)
+            write_whole(self._home / "facts.json", told.facts.encode())
+            write_recipe(self._known, self._home)
+            Record(self._home).checkpoint(_arrays(state), {"stage": 0, "round": 0})
+            write_result(self._home)
 
     def look(self, moment: Moment) -> None:
         """Keep here what the client sees of itself; it is never sent."""
@@ -341,6 +364,10 @@ class Gate:
             part.replace(path)
         except OSError:  # a full disk is told where something is lost by it
             pass
+
+
+def _arrays(state: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: np.asarray(t.detach().cpu().numpy(), order="C") for name, t in state.items()}
 
 
 def _own_table(client: str, config: RunConfig) -> OwnTable:

@@ -19,6 +19,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import torch
 from nvflare.collab import CollabCallError, collab
 from pydantic import TypeAdapter
 
@@ -27,7 +28,14 @@ from atoll.core.errors import BadMessageError, ClientFailedError, InterruptedRun
 from atoll.core.federation import Moment, actions, kinds
 from atoll.core.messages import Packet, Tensors, opened, pack
 from atoll.core.options import build
-from atoll.core.record import Look, Record, write_whole
+from atoll.core.record import (
+    Look,
+    Record,
+    Score,
+    read_checkpoint,
+    read_events,
+    write_whole,
+)
 from atoll.data.agree import (
     Agree,
     Agreed,
@@ -39,8 +47,9 @@ from atoll.data.agree import (
     planned,
 )
 from atoll.data.tables import TableOptions
-from atoll.engines.gate import Gate, Reply, answered, handled, log, read_site
+from atoll.engines.gate import Finish, Gate, Reply, answered, handled, log, read_site
 from atoll.engines.local import prepare
+from atoll.learning.weights import without
 from atoll.runs.config import RunConfig, read, resolve, to_toml
 from atoll.runs.loop import Progress, facts, go
 from atoll.runs.parts import Parts
@@ -125,6 +134,12 @@ class Outpost:
         """Answer a question of the method."""
         size = len(header) + len(block)
         return handled(self._open(), number, action, moment, Packet(header, block, 0, size, ()))
+
+    @collab.publish  # type: ignore[untyped-decorator]
+    def finish(self, header: bytes, block: bytes) -> dict[str, Any]:
+        """Keep what predictions need."""
+        asked = Packet(header, block, 0, len(header) + len(block), ())
+        return self._told("finish", lambda gate: gate.finish(asked))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def keep(self, place: str) -> dict[str, Any]:
@@ -243,6 +258,19 @@ class Remote:
             raise BadMessageError(id, "its answer is not made of bytes")
         self.parties[id].received += len(header) + len(block)
         return opened(header, block, kind, id)
+
+    def finish(self, folder: Path) -> None:
+        """Give every site what it needs to predict by itself: the shared state, its own scores."""
+        tensors = read_checkpoint(folder)[0]
+        state = {name: torch.from_numpy(array) for name, array in tensors.items()}
+        scores = [e for e in read_events(folder) if isinstance(e, Score)]
+        about, asked = (folder / "facts.json").read_text(), {}
+        for id in self._present:
+            own = "".join(
+                json.dumps({"event": "score", **vars(e)}) + "\n" for e in scores if e.client == id
+            )
+            asked[id] = _bytes(pack(Finish(without("server", state), own, about)))
+        self._ask("finish", asked)
 
     def states(self, place: str) -> dict[str, Tensors]:
         """Let every site keep its client's memory; nothing of it comes here."""
@@ -374,6 +402,8 @@ class Coordinator:
             _same_data(made, engine.prepare(run["id"], None))
         stop = self.control / "stop"
         go(made, engine, record, self._progress, stop.exists)
+        if own and config.checkpoints:
+            engine.finish(folder)
         self._tell(parties, run["id"], always=True)
         write_result(folder)
 

@@ -129,7 +129,7 @@ def write_recipe(parts: Parts, folder: Path) -> None:
         return
     alone = not parts.config.data.get("site")  # each site has a file of its own
     sites = {}
-    for number, id in enumerate(scenario.clients):
+    for number, id in enumerate(dataset.groups):  # at a site of a network, that site alone
         common, own = parts.site(id).scaling()
         rows = np.flatnonzero(dataset.group == number)
         first = int(rows[0]) if alone else 0

@@ -8,18 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from atoll.core.errors import UserError
 from atoll.core.federation import Moment
 from atoll.core.messages import Packet, Tensors, opened, pack
-from atoll.core.record import Look, Record
+from atoll.core.record import Look, Record, Score, read_checkpoint, read_events
 from atoll.data.agree import Agree, Agreed, Offer, Offered, Plan, common, elsewhere, planned
 from atoll.data.tables import TableOptions
-from atoll.engines.gate import Gate, RefusedError, SiteFile
+from atoll.engines.gate import Finish, Gate, RefusedError, SiteFile
 from atoll.engines.local import execute
 from atoll.runs.config import RunConfig, change, resolve, to_toml
-from atoll.runs.loop import go
+from atoll.runs.loop import facts, go
 from atoll.runs.parts import Parts
+from atoll.runs.predict import Predictor, predict
 
 SITES = ("basel", "bern", "geneva")
 
@@ -139,6 +141,33 @@ def test_a_run_on_tables_at_their_sites_is_the_run_in_one_place(
     log = (tmp_path / "sites" / "bern" / "store" / "egress.jsonl").read_text()
     assert "answered 'offer'" in log
     assert "answered 'agree'" in log
+
+
+def test_a_site_predicts_by_itself_what_it_would_in_one_place(tmp_path: Path) -> None:
+    tables(tmp_path)
+    made = config(tmp_path, "chfl")
+    execute(made, tmp_path / "local")
+    rows = tmp_path / "rows.csv"
+    rows.write_text((tmp_path / "bern.csv").read_text())
+    near = Near(gates(tmp_path, "chfl"))
+    plan = near.agreement(made)
+    for name, gate in near.gates.items():
+        gate.prepare("run", to_toml(made), name, SITES, json.dumps(dataclasses.asdict(plan)))
+    parts = Parts(made, *elsewhere(plan, SITES, made.data["files"]))
+    record = Record.create(tmp_path / "network", to_toml(made), facts(parts))
+    go(parts, near, record, lambda progress: None, lambda: False)
+    scores = [e for e in read_events(tmp_path / "network") if isinstance(e, Score)]
+    own = "".join(
+        json.dumps({"event": "score", **vars(e)}) + "\n" for e in scores if e.client == "bern"
+    )
+    state = read_checkpoint(tmp_path / "network")[0]
+    shared = {n.removeprefix("server/"): torch.from_numpy(a) for n, a in state.items()}
+    about = (tmp_path / "network" / "facts.json").read_text()
+    near.gates["bern"].finish(pack(Finish(shared, own, about)))
+    here = tmp_path / "sites" / "bern" / "store" / "run"
+    for folder, out in ((tmp_path / "local", "one.csv"), (here, "other.csv")):
+        predict(Predictor(folder, "bern", ""), rows, tmp_path / out)
+    assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "other.csv").read_bytes()
 
 
 def test_a_site_whose_contract_has_no_offer_refuses_it(tmp_path: Path) -> None:
