@@ -61,6 +61,7 @@ class Client:
         """Train the shared weights on the rows of the stage."""
         options, rows = self.options, self.site.train(moment.stage)
         weights = {name: tensor.to(self.site.device) for name, tensor in request.weights.items()}
+        self.site.witness("others", moment, partial(self._checked, weights))
         moves = tuple(name for name, _ in self.model.named_parameters())
         loss = plain if options.penalty == "none" else proximal
         if options.penalty == "proximal":
@@ -71,12 +72,18 @@ class Client:
         stream = self.site.stream("fit", moment)
         done = yield Work(weights, {}, (phase,), rows, options.batch, options.epochs, stream)
         fitted = {name: done.weights[name] for name in request.weights}
+        self.site.witness("own", moment, partial(self._checked, fitted))
         return Fitted(fitted, done.losses["loss"], len(rows))
 
     def check(self, request: Check, moment: Moment) -> Checked:
         """Test the shared weights on a task."""
-        self.model.load_state_dict(request.weights)
-        return checked(self.model, self.site.test(request.task))
+        found = self._checked(request.weights, request.task)
+        self.site.witness("others", moment, lambda task: found, tasks=[request.task])
+        return found
+
+    def _checked(self, weights: Tensors, task: int) -> Checked:
+        self.model.load_state_dict(weights)
+        return checked(self.model, self.site.test(task))
 
     def state(self) -> Tensors:
         return {}  # nothing outlives a message

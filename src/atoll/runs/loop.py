@@ -227,6 +227,7 @@ def _round(run: _Run, stage: int, number: int) -> tuple[int, int]:
     if ended or (config.score_every and (number + 1) % config.score_every == 0):
         clients = run.clients(moment)
         events += [*run.server.evaluate(clients, moment), *clients.traffic]
+    run.record.look(run.parts.witness.asked())
     if ended:
         events.append(Stage(stage, number + 1))
         if config.looks:

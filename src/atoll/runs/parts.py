@@ -16,7 +16,7 @@ from atoll.core.rows import Public
 from atoll.data.dataset import Dataset
 from atoll.data.public import public
 from atoll.data.scenario import Scenario
-from atoll.data.site import Shelf, Site
+from atoll.data.site import Shelf, Site, Witness
 from atoll.data.splits import scenario
 from atoll.data.vectors import Vectors
 from atoll.data.vectors import load as load_vectors
@@ -66,7 +66,13 @@ class Parts:
             *(id, self._shelf, self.dataset, self.scenario, seed, self._network),
             special=own,
             public=lambda: self.public,
+            witness=self.witness,
         )
+
+    @cached_property
+    def witness(self) -> Witness:
+        """Where the sites of this process put what they see of their models in each round."""
+        return Witness(self.config.attribution)
 
     @cached_property
     def public(self) -> Public:
