@@ -47,6 +47,7 @@ from atoll.runs.loop import Progress, facts
 from atoll.runs.parts import parts
 from atoll.runs.predict import Predictor, export, predict
 from atoll.runs.result import Run, plain, table
+from atoll.runs.track import known, tracked
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -85,6 +86,9 @@ def run_command(
         Path | None, typer.Option("--out", help="the run's folder; default runs/NAME-N")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was cut")] = False,
+    track: Annotated[
+        list[str] | None, typer.Option("--track", help="tensorboard, mlflow or trackio")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="print the result as JSON and nothing else")
     ] = False,
@@ -95,6 +99,7 @@ def run_command(
     changes |= {"engine.name": engine} if engine else {}
     changes |= {"engine.device": device} if device else {}
     config = resolve(change(read(what), changes), what)
+    trackers = known(track or [])
     chosen = numbers(seeds, "--seeds") if seeds else []
     folder = to or (last_folder(config.name) if resume else fresh_folder(config.name))
     todo = [(dataclasses.replace(config, seed=n), folder / f"seed-{n}") for n in chosen]
@@ -103,10 +108,17 @@ def run_command(
         for part_config, part in todo:
             _same_config(part_config, part)
     for part_config, part in todo:
-        with _watching(part_config, quiet or as_json) as watch:
+        with (
+            _watching(part_config, quiet or as_json) as seen,
+            tracked(trackers, part_config, part, seen, _aside) as watch,
+        ):
             job = partial(execute, part_config, part, resume=resume, watch=watch)
             _guarded(part, lambda stopping, job=job: job(stopping=stopping))  # type: ignore[misc]
     _print_result([Run(part) for _, part in todo], folder, as_json)
+
+
+def _aside(words: str) -> None:
+    err.print(words, soft_wrap=True)
 
 
 @app.command("sweep")
@@ -575,6 +587,21 @@ def report_command(
 
     home = runs[0] / "report.html" if len(runs) == 1 else Path("report.html")
     out.print(f"the report is in {page.write(runs, to or home, figures)}", soft_wrap=True)
+
+
+@app.command("watch")
+def watch_command(
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs", metavar="RUN...")],
+    port: Annotated[int, typer.Option(help="of this machine; 0 for any that is free")] = 8200,
+) -> None:
+    """Serve the report of runs that go on, live, to this machine alone."""
+    from atoll.report import watch  # noqa: PLC0415 - matplotlib takes a second to import
+
+    def ready(address: str) -> None:
+        out.print(f"watching at {address} until Ctrl-C", soft_wrap=True)
+        sys.stdout.flush()
+
+    watch.serve(watch.Watch(runs), port, ready)
 
 
 DEALT = ("train", "valid", "test", "common", "own")
