@@ -44,6 +44,7 @@ from atoll.learning.models import ModelOptions
 from atoll.runs.config import EngineOptions, RunConfig, change, presets, read, resolve
 from atoll.runs.draft import draft
 from atoll.runs.loop import Progress, facts
+from atoll.runs.onnx import write as write_onnx
 from atoll.runs.parts import parts
 from atoll.runs.predict import Predictor, export, predict
 from atoll.runs.result import Run, plain, table
@@ -729,10 +730,14 @@ def export_command(
     site: Annotated[str, typer.Option(help="whose model")],
     to: Annotated[Path | None, typer.Option("-o", "--out", help="a folder")] = None,
     model: Annotated[str, typer.Option(help="a variant; default the method's headline")] = "",
+    onnx: Annotated[bool, typer.Option("--onnx", help="as ONNX too; needs the extra onnx")] = False,
 ) -> None:
     """Write one site's model as safetensors with a card in JSON."""
     from atoll.report.tables import departures  # noqa: PLC0415
 
     crossed = {one.client: one.sentence for one in departures(Run(run))}.get(site, "nothing")
-    found = export(Predictor(run, site, model), to or run / f"export-{site}", crossed)
+    predictor = Predictor(run, site, model)
+    found = export(predictor, to or run / f"export-{site}", crossed)
+    if onnx:
+        write_onnx(predictor, found / "model.onnx")
     out.print(f"the model and its card are in {found}", soft_wrap=True)

@@ -18,10 +18,11 @@ from safetensors.numpy import load_file
 import atoll
 from atoll import cli
 from atoll.core.errors import UserError
-from atoll.data import tables
+from atoll.data import sheets, tables
 from atoll.engines.local import execute
+from atoll.runs import onnx
 from atoll.runs.config import change, read, resolve
-from atoll.runs.predict import Predictor, predict
+from atoll.runs.predict import Predicted, Predictor, _numbers, predict
 from atoll.runs.result import Run
 
 Files = Callable[..., list[str]]
@@ -287,3 +288,32 @@ def test_real_data_in_four_files_beat_being_alone_at_the_small_sites() -> None:
         by = {(s.client, s.variant): s.accuracy for s in found.scores}
         gains += [by[site, "auto"] - by[site, "local"] for site in ("c", "d")]
     assert np.mean(gains) > 0
+
+
+@pytest.mark.parametrize("method", ["alone", "fedavg", "chfl"])
+def test_onnx_answers_as_our_own_model_does(method: str, files: Files) -> None:
+    for name in ("onnx", "onnxscript"):
+        pytest.importorskip(name, reason="needs the extra onnx")
+    runtime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    run(method, files(), batch=16)
+    assert call("export", "run", "--site", "b", "--onnx") == 0
+    session = runtime.InferenceSession("run/export-b/model.onnx")
+    predictor = Predictor(Path("run"), "b", "")
+    sheet, done = sheets.opened(Path("b.csv")), Predicted()
+    (batch,) = sheets.batches(sheet, predictor.recipe["missing"])
+    x = _numbers(predictor, sheet, batch, 0, done)
+    read = onnx.columns(predictor)
+    (theirs,) = session.run(None, {"x": x[:, read]})
+    assert theirs.shape == (60, 2)
+    np.testing.assert_allclose(theirs, predictor.probabilities(x), atol=1e-5)
+    card = json.loads(Path("run/export-b/card.json").read_text())
+    assert len(card["columns"]) == len(read)
+
+
+def test_onnx_without_its_extra_is_refused_with_what_to_do(
+    files: Files, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run("alone", files(), batch=16)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    assert call("export", "run", "--site", "b", "--onnx") == 2
+    assert "pip install 'atoll[onnx]'" in capfd.readouterr().err
