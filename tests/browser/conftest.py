@@ -98,10 +98,11 @@ class Tab:
         return found["result"].get("value")
 
     def until(self, expression: str) -> Any:
-        """Wait until an expression is true."""
+        """Wait until an expression is true; a page that is just loading has nothing yet."""
+        safe = f"(function () {{ try {{ return {expression}; }} catch (e) {{ return null; }} }})()"
         ends = time.monotonic() + PATIENCE
         while time.monotonic() < ends:
-            value = self.says(expression)
+            value = self.says(safe)
             if value:
                 return value
             time.sleep(0.05)

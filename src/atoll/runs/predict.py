@@ -164,12 +164,25 @@ class Predictor:
     def held_out(self, sheet: Sheet) -> Array:
         """The rows of the file that the run kept for its tests."""
         counted = sum(len(batch) for batch in batches(sheet, ()))
-        if counted != self._mine["rows"]:
+        first, rows = self._piece(sheet)
+        if counted != rows:
             raise UserError(
-                f"the file has {counted:,} rows, the run read {self._mine['rows']:,}",
+                f"the file has {counted:,} rows, the run read {rows:,}",
                 str(sheet.path), "give the file that the run was made with",
             )  # fmt: skip
-        return np.unique(np.concatenate([np.array(rows) for rows in self._mine["held_out"]]))
+        found = np.unique(np.concatenate([np.array(part) for part in self._mine["held_out"]]))
+        return found[(found >= first) & (found < first + rows)] - first
+
+    def _piece(self, sheet: Sheet) -> tuple[int, int]:
+        """Where a file begins among the rows of its site, and how many rows it has."""
+        pieces = self.recipe.get("files", {}).get(self.site)
+        if not pieces:
+            return 0, int(self._mine["rows"])
+        by_name = {name: (start - pieces[0][1], rows) for name, start, rows in pieces}
+        if sheet.path.name not in by_name:
+            what = f"the run did not read a file of this name at '{self.site}'"
+            raise UserError(what, str(sheet.path), nearest(sheet.path.name, by_name))
+        return by_name[sheet.path.name]
 
 
 def _config(folder: Path) -> RunConfig:
