@@ -103,11 +103,12 @@ class OwnTable:
 
     def __init__(self, site: str, **given: Any) -> None:
         options = build(tables.TableOptions, given, "[data]")
-        if len(options.files) != 1 or not options.label or options.site:
+        files = () if isinstance(options.files, dict) else options.files
+        if len(files) != 1 or not options.label or options.site:
             remedy = "name this site's one file in its site.toml, and the label in the run"
             raise UserError("not one file with a label", "data", remedy)
         self.site, self.options = site, options
-        sheet = opened(Path(options.files[0]), options.delimiter, options.encoding)
+        sheet = opened(Path(files[0]), options.delimiter, options.encoding)
         look = tables._Look(options, (sheet,))
         tables._needed(sheet, options)
         tables._first_pass(look, sheet)
@@ -165,7 +166,7 @@ class OwnTable:
         layout = Layout(
             np.ones((1, width), dtype=bool),
             np.concatenate([tables._scaled(block) for block in blocks]),
-            *(made.stage, plan.stages, tables._recipe(found)),
+            *(made.stage, plan.stages, tables._recipe(found, {})),
         )
         names = tuple(name for block in blocks for name in block.names)
         return Dataset(

@@ -244,6 +244,7 @@ def _round(run: _Run, stage: int, number: int) -> tuple[int, int]:
             *clients.traffic,
             *clients.absences,
         ]
+    run.record.look(run.parts.witness.asked())
     if ended:
         events.append(Stage(stage, number + 1))
         if config.looks:
