@@ -41,7 +41,7 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 Working = Generator[Job, Any, R]  # what an action returns that leaves its work to the engine
 SERVER = "server"
-OWN = ("state", "restore", "look")  # what only the engine at the site itself may call
+OWN = ("state", "restore", "look", "lend", "take")  # what only the engine at the site may call
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class Client(Protocol):
 
     It may also have `look(moment) -> list[Look]`: what the site sees of itself at the end of a
     stage, for pictures. It is no action, nobody can ask for it, and it stays where it was made.
-    A server may have the same.
+    A server may have the same. `lend(moment, work)` and `take(done, moment)` are for an engine that
+    holds all parts and does many exchanges at once (`Clients.whole`); they are no actions either.
     """
 
     def state(self) -> Tensors:
@@ -193,6 +194,23 @@ class Clients:
             replies[id] = unpack(answers[id], kind, id)
             same_shapes(requests[id], replies[id], id)
         return replies
+
+    def whole(self, work: Any) -> Any:
+        """Many exchanges as one piece of work; None where the engine cannot: then ask step by step.
+
+        What would have been sent is entered in the ledger with `note`.
+        """
+        do = getattr(self.transport, "whole", None)
+        return do(work, self.moment) if do else None
+
+    def note(
+        self, action: Callable[..., Any], ids: Sequence[ClientId], asked: Q, said: Any
+    ) -> None:
+        """Enter an exchange in the ledger that was part of a whole; tensors need no values."""
+        request, reply = wrap(asked), wrap(said)
+        for id in ids:
+            self._count(action.__name__, SERVER, id, type(asked), request)
+            self._count(action.__name__, id, SERVER, type(said), reply)
 
     @overload
     def ask_all(

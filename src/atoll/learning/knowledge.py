@@ -51,14 +51,15 @@ def evolved(old: Tensor, known: Tensor, new: Tensor, counts: Tensor, beta: float
     return torch.where((counts > 0)[:, None], found, old)
 
 
-def drift_scalar(before: Tensor, now: Tensor) -> Tensor:
-    """Eq. 3 and 4: the mean over classes of the cosine between old and new means."""
-    return torch.nn.functional.cosine_similarity(before, now, dim=-1).mean()
+def drift_scalar(before: Tensor, now: Tensor, here: Tensor) -> Tensor:
+    """Eq. 3 and 4: the mean of the cosine between old and new means, over the classes `here`."""
+    near = torch.nn.functional.cosine_similarity(before, now, dim=-1)
+    return torch.where(here, near, 0).sum() / here.sum()
 
 
-def drift_vector(before: Tensor, now: Tensor) -> Tensor:
-    """How far class means have moved, on average: (width,)."""
-    return (now - before).mean(0)
+def drift_vector(before: Tensor, now: Tensor, here: Tensor) -> Tensor:
+    """How far class means have moved, on average over the classes `here`: (width,)."""
+    return torch.where(here[:, None], now - before, 0).sum(0) / here.sum()
 
 
 def fisher(network: Architecture, weights: Mapping[str, Tensor], x: Tensor, g: Tensor) -> Tensors:

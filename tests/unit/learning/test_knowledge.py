@@ -49,11 +49,14 @@ def test_a_known_prototype_is_mixed_a_new_one_inserted_an_absent_one_left(
 
 
 def test_drift_of_what_did_not_move_is_one_and_no_movement() -> None:
-    means = drawn(3, 6)
-    assert float(knowledge.drift_scalar(means, means)) == pytest.approx(1, abs=1e-6)
-    assert knowledge.drift_vector(means, means).abs().max() == 0
-    moved = knowledge.drift_vector(means, means + torch.arange(6.0))
-    torch.testing.assert_close(moved, torch.arange(6.0).double())
+    means, here = drawn(3, 6), torch.tensor([True, False, True])
+    assert float(knowledge.drift_scalar(means, means, here)) == pytest.approx(1, abs=1e-6)
+    assert knowledge.drift_vector(means, means, here).abs().max() == 0
+    away = means + torch.arange(6.0)
+    away[1] = 1000  # a class that is not there counts nothing
+    torch.testing.assert_close(
+        knowledge.drift_vector(means, away, here), torch.arange(6.0).double()
+    )
 
 
 def test_fisher_is_the_mean_of_each_samples_squared_gradient() -> None:
