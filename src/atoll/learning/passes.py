@@ -8,6 +8,7 @@ graph. The numbers are those of the exchange message by message, but for roundin
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -268,6 +269,19 @@ class _Halves:
         self.graph = None
 
 
+@contextmanager
+def _exact_as_products(device: torch.device) -> Iterator[None]:
+    """On a GPU convolutions are rounded as products are, which torch lets differ."""
+    kept = torch.backends.cudnn.allow_tf32
+    if device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
+    try:
+        yield
+    finally:
+        if device.type == "cuda":
+            torch.backends.cudnn.allow_tf32 = kept
+
+
 def _first(value: Any) -> Any:
     """Of tensors with an axis of runs in front, those of the first run."""
     if isinstance(value, dict):
@@ -310,10 +324,11 @@ class Together:
 
     def __call__(self, jobs: Sequence[Passes]) -> list[Passed]:
         """Do the steps of a round."""
-        self._load(jobs)
-        for size, count in self._sizes():
-            for _ in range(count):
-                self._advance(size)
+        with _exact_as_products(self.device):
+            self._load(jobs)
+            for size, count in self._sizes():
+                for _ in range(count):
+                    self._advance(size)
         return self._unload(jobs)
 
     def _load(self, jobs: Sequence[Passes]) -> None:

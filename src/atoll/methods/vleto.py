@@ -603,7 +603,7 @@ def moved(means: Tensor, gamma: Tensor, drift: str, step: Step) -> Tensor:
     if not drift or not len(step.before):
         return means
     joint, before = step.joint.detach(), step.before
-    kinds = F.one_hot(step.y, len(means)).to(joint.dtype)
+    kinds = (step.y[:, None] == torch.arange(len(means), device=step.y.device)).to(joint.dtype)
     counts = kinds.sum(0)
     now, past = (kinds.T @ rows / counts.clamp(min=1)[:, None] for rows in (joint, before))
     follow = drift_scalar if drift == "scalar" else drift_vector
