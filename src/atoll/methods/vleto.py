@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from atoll.core.federation import Clients, Moment
+from atoll.core.federation import SERVER, Clients, Moment
 from atoll.core.messages import Embed, Embedded, Empty, Learn, Tensors
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
-from atoll.core.record import Score
+from atoll.core.record import Look, Score
 from atoll.data.site import Site
 from atoll.learning.knowledge import (
     LmoRule,
@@ -35,6 +35,7 @@ from atoll.learning.knowledge import (
     frozen,
     share,
 )
+from atoll.learning.leakage import labels_from_gradients, reconstruction
 from atoll.learning.models import Architecture
 from atoll.learning.passes import Lent, Passes, Step, draws, would_be
 from atoll.learning.replay import noisy
@@ -58,6 +59,10 @@ from atoll.learning.split_nets import NetName, bottom, top, widened
 from atoll.learning.train import hits
 from atoll.learning.weights import copied, prefixed, without
 from atoll.methods import Method
+
+AUDITED = 1000  # training rows on which a look measures what leaks
+FEWEST = 30  # rows without which it says nothing
+SHOWN = 120  # test rows of a task in a picture
 
 
 @dataclass(frozen=True)
@@ -247,6 +252,24 @@ class Client:
             self.before = copied(self.half.weights)
         return Settled(share(held) if held else 0.0)
 
+    def look(self, moment: Moment) -> list[Look]:
+        """What this site holds back, and how well its columns could be guessed from embeddings."""
+        x = self.site.train(moment.stage).x[:AUDITED]
+        if len(x) < FEWEST:  # it has not joined yet, or has too few rows to say
+            return []
+        embedding, known = self.half.embed(self._scaled(x)), len(x) * 2 // 3
+        digits = {"as set": self.options.digits, "digits = 1": 1}
+        guessed = [reconstruction(rounded(embedding, d), x, known) for d in digits.values()]
+        where = (moment.stage, self.site.id)
+        found = [Look(*where, "columns from embeddings", tuple(digits), ("explained",),
+                      tuple((value,) for value in guessed))]  # fmt: skip
+        if held := self._mask[1] if self._mask[0] == moment.stage else None:
+            shares = tuple(
+                (share({name: mask}), float(mask.numel())) for name, mask in held.items()
+            )
+            found.append(Look(*where, "held back", tuple(held), ("share", "weights"), shares))
+        return found
+
     def state(self) -> Tensors:
         found = prefixed("weights", self.half.weights) | prefixed("before", self.before)
         found |= prefixed("fisher", self.fisher)
@@ -280,6 +303,9 @@ class Server:
         self.mixed = torch.zeros_like(self.means)  # mu_bar of the round: columns by stage
         self.received = torch.zeros_like(self.means)  # mu_t of the last round, with `stream`
         self.arrived = torch.zeros(classes, dtype=torch.int64, device=site.device)
+        none = (like.new_zeros((0, options.width)), torch.zeros(0, dtype=torch.int64))
+        self._learned, self._tested = none, none  # embeddings and labels, for pictures alone
+        self._mixes: dict[str, float] = {}  # how far the stage moved prototypes, for pictures too
 
     def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
         """Some passes over the rows; at the end of a stage, prototypes and Fisher diagonals."""
@@ -327,7 +353,9 @@ class Server:
         """Eq. 2: the class means of the stage's training rows."""
         rows = self._embedded(clients, self._learners(moment), "train", moment.stage)
         y = self.site.train(moment.stage).y
-        return class_means(joined(list(rows.values()), self.options.agg), y, len(self.known))
+        joint = joined(list(rows.values()), self.options.agg)
+        self._learned = (joint[:AUDITED], y[:AUDITED])
+        return class_means(joint, y, len(self.known))
 
     def _passes(self, clients: Clients, moment: Moment) -> dict[str, float]:
         """The steps of a round; the mean loss and its terms."""
@@ -463,6 +491,7 @@ class Server:
         moved = (evolution - self.means).norm(dim=-1)
         both = torch.nonzero(self.known & (counts > 0)).flatten().tolist()
         notes = {f"moved class {kind}": float(moved[kind]) for kind in both}
+        self._mixes = {str(self.site.classes[kind]): float(moved[kind]) for kind in both}
         self.means, self.known = evolution, self.known | (counts > 0)
         if self.options.lmo_rule != "off":
             self._measure(clients, moment)
@@ -507,7 +536,7 @@ class Server:
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """Every task so far, and all their classes together (variant `union`)."""
-        tasks = list(clients.tasks)
+        tasks, self._tested = list(clients.tasks), (self.means[:0], self.arrived[:0])
         said = {task: self._predicted(clients, moment, task) for task in tasks}
         oracle = self.site.by_columns and self.options.fil_eval == "label_oracle"
         variant = "label_oracle" if oracle else ""
@@ -527,6 +556,10 @@ class Server:
             joint = 0.5 * parts[-1] + 0.5 * moment.stage * self.means[y]
         else:
             joint = combined(parts, self.options.fil_eval, self.options.beta)
+        self._tested = (
+            torch.cat([self._tested[0], joint[:SHOWN]]),
+            torch.cat([self._tested[1], y[:SHOWN]]),
+        )
         with torch.no_grad():
             return self._logits(joint), y
 
@@ -538,6 +571,48 @@ class Server:
         correct, f1 = hits(logits, y)
         where = (moment.stage, moment.round, "server", task, variant, "test")
         return Score(*where, len(y), correct, f1)
+
+    def look(self, moment: Moment) -> list[Look]:
+        """Prototypes, some test embeddings, and how well labels could be guessed from gradients."""
+        names, where = self.site.classes, (moment.stage, SERVER)
+        columns = tuple(f"e{number}" for number in range(self.options.width))
+        known = [str(names[kind]) for kind in torch.nonzero(self.known).flatten().tolist()]
+        tested = tuple(str(names[kind]) for kind in self._tested[1].tolist())
+        found = [
+            Look(*where, "prototypes", tuple(known), columns, _plain(self.means[self.known])),
+            Look(*where, "embeddings", tested, columns, _plain(self._tested[0])),
+        ]
+        if self._mixes:
+            far = tuple((value,) for value in self._mixes.values())
+            found.append(Look(*where, "mixed", tuple(self._mixes), ("moved",), far))
+        guesses = self._guesses(moment)
+        shares = tuple((share, 1 / len(self._learned[1].unique())) for share in guesses.values())
+        if guesses:
+            columns = ("guessed", "chance")
+            found.append(Look(*where, "labels from gradients", tuple(guesses), columns, shares))
+        return found
+
+    def _guesses(self, moment: Moment) -> dict[str, float]:
+        """The share of labels that a curious client finds, as the options are and with more noise.
+
+        It knows three rows of each class, and gradients as they would be sent for one batch each.
+        """
+        joint, y = self._learned
+        kinds = y.unique()
+        known = torch.cat([torch.nonzero(y == kind).flatten()[:3] for kind in kinds] or [y])
+        if len(y) < FEWEST or len(known) == len(y):
+            return {}
+        rows, options = joint.detach().requires_grad_(), self.options
+        with torch.enable_grad():
+            loss = F.cross_entropy(self._logits(rows), y, reduction="sum") / options.batch
+        (plain,) = torch.autograd.grad(loss, [rows])
+        key = torch.tensor(self.site.stream("audit", moment).key, device=y.device)
+        size = float(plain.norm(dim=1).mean())
+        noisier = {"as set": (options.clip, options.noise),
+                   "clip and noise 0.3": (size, 0.3 * size),
+                   "clip and noise 1": (size, size)}  # fmt: skip
+        sent = {how: guarded(plain, *amount, key) for how, amount in noisier.items()}
+        return {how: labels_from_gradients(g, y, known) for how, g in sent.items()}
 
     def state(self) -> Tensors:
         return prefixed("weights", self.weights) | {
@@ -555,6 +630,11 @@ class Server:
         self.seen, self.known = state["seen"].clone(), state["known"].clone()
         self.means, self.received = state["means"].clone(), state["received"].clone()
         self.arrived = state["arrived"].clone()
+
+
+def _plain(rows: Tensor) -> tuple[tuple[float, ...], ...]:
+    """Rows as short numbers for a file."""
+    return tuple(tuple(float(f"{value:.4g}") for value in row) for row in rows.tolist())
 
 
 class How(NamedTuple):
