@@ -204,13 +204,16 @@ class Clients:
         return do(work, self.moment) if do else None
 
     def note(
-        self, action: Callable[..., Any], ids: Sequence[ClientId], asked: Q, said: Any
+        self, action: Callable[..., Any], ids: Sequence[ClientId], said: tuple[Any, Any], count: int
     ) -> None:
-        """Enter an exchange in the ledger that was part of a whole; tensors need no values."""
-        request, reply = wrap(asked), wrap(said)
+        """Enter exchanges of one form in the ledger that were part of a whole: request, reply.
+
+        Their tensors need no values.
+        """
+        request, reply = wrap(said[0]), wrap(said[1])
         for id in ids:
-            self._count(action.__name__, SERVER, id, type(asked), request)
-            self._count(action.__name__, id, SERVER, type(said), reply)
+            self._count(action.__name__, SERVER, id, type(said[0]), request, count)
+            self._count(action.__name__, id, SERVER, type(said[1]), reply, count)
 
     @overload
     def ask_all(
@@ -232,11 +235,13 @@ class Clients:
                 packed[id(request)] = pack(request) if self.packing else wrap(request)
         return {client: packed[id(requests[client])] for client in sorted(requests)}
 
-    def _count(self, action: str, sender: str, receiver: str, kind: type, packet: Packet) -> None:
+    def _count(
+        self, action: str, sender: str, receiver: str, kind: type, packet: Packet, count: int = 1
+    ) -> None:
         what = (sender, receiver, action, kind.__name__, packet.tensors)
         entry = self.sent.setdefault(what, [0, 0, 0])
         for i, amount in enumerate((1, packet.payload, packet.size)):
-            entry[i] += amount
+            entry[i] += count * amount
 
     @property
     def traffic(self) -> list[Message]:

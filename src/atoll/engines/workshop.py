@@ -20,7 +20,7 @@ import torch
 from atoll.core.errors import UserError
 from atoll.core.record import write_whole
 from atoll.learning import models, passes, split_nets, stacked, train
-from atoll.learning.passes import WAYS, Passes, Together, Way, passes_signature
+from atoll.learning.passes import WAYS, Passes, Together, Way, passes_signature, trial_key
 from atoll.learning.stacked import (
     NotStackableError,
     Stack,
@@ -41,7 +41,8 @@ TRIAL = 3  # batches of a trial
 SAMPLE = 8  # members that the trial does one by one
 STACKS = 8  # stacks that keep their buffers
 CODE = (stacked, train, models, passes, split_nets)  # what a choice is about
-PASSES = 8  # steps of a trial of split networks
+PASSES = 4  # steps of a trial of split networks
+CHECKED = 16  # rows of a batch by which ways are compared
 GAIN = 0.95  # a stack must need less than this share of the loop's time
 
 
@@ -97,7 +98,8 @@ class Workshop:
         """How works of this form are done; tried once, whatever their number is later."""
         if key not in self._decided:
             size = len(jobs).bit_length()  # a choice for 60 members will do for 50
-            name = _name(f"{key!r} x 2^{size} on {_machine(jobs[0])}")
+            about = trial_key(jobs[0]) if isinstance(jobs[0], Passes) else key
+            name = _name(f"{about!r} x 2^{size} on {_machine(jobs[0])}")
             if self.mode == "stacked":
                 self._chose(name, Choice(_what(key), len(jobs), "stacked", "asked for"))
             elif name not in self.choices:
@@ -183,11 +185,13 @@ def _tried(key: Hashable, jobs: Sequence[Any]) -> Choice:
 
 def _fastest_way(key: Hashable, jobs: Sequence[Passes]) -> Choice:
     """Split networks: the fastest way for halves of one shape that gives what each gives alone."""
-    short, double = [_shortened(job) for job in jobs], [_doubled(_shortened(job)) for job in jobs]
+    if all(lent.still for job in jobs for lent in job.lent):
+        return Choice(_what(key), len(jobs), "stacked", "nothing moves at the clients")
+    double = [_doubled(_shortened(job, CHECKED)) for job in jobs]
+    short = [_shortened(job, job.batches.size) for job in jobs]
     plain, seconds, apart = Together(double, "each")(double), dict[Way, float](), dict[Way, float]()
     for way in WAYS:
-        done = Together(double, way)(double)
-        apart[way] = max(map(_apart, plain, done))
+        apart[way] = max(map(_apart, plain, Together(double, way, graph=False)(double)))
         if apart[way] > TOLERANCE:
             continue
         together = Together(short, way)
@@ -199,10 +203,11 @@ def _fastest_way(key: Hashable, jobs: Sequence[Passes]) -> Choice:
     return Choice(_what(key), len(jobs), "stacked", reason, apart[best], TOLERANCE, ratio, best)
 
 
-def _shortened(job: Passes) -> Passes:
-    """The first rows and steps of passes."""
-    rows = min(job.batches.rows, PASSES * job.batches.size)
-    batches = replace(job.batches, rows=rows)
+def _shortened(job: Passes, size: int) -> Passes:
+    """The first rows of passes, in a few batches of at most this size."""
+    size = min(size, job.batches.size)
+    rows = min(job.batches.rows, PASSES * size)
+    batches = replace(job.batches, rows=rows, size=size)
     lent = tuple(replace(one, x=one.x[:rows], keys=one.keys[: len(batches)]) for one in job.lent)
     return replace(job, y=job.y[:rows], batches=batches, steps=len(batches), lent=lent)
 

@@ -10,10 +10,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
 
 from atoll.core.messages import Tensors
-from atoll.learning.models import Architecture
+from atoll.learning.split_nets import Bottom
 
 __all__ = [
     "LmoRule",
@@ -62,20 +61,23 @@ def drift_vector(before: Tensor, now: Tensor, here: Tensor) -> Tensor:
     return torch.where(here[:, None], now - before, 0).sum(0) / here.sum()
 
 
-def fisher(network: Architecture, weights: Mapping[str, Tensor], x: Tensor, g: Tensor) -> Tensors:
+def fisher(network: Bottom, weights: Mapping[str, Tensor], x: Tensor, g: Tensor) -> Tensors:
     """Eq. 7: the mean over samples of the squared gradient, g being each sample's by its embedding.
 
-    One gradient for each sample: the square of a batch's mean gradient would be another number.
+    One gradient for each sample: the square of a batch's mean gradient would be another number. So
+    each sample gets weights of its own, equal to all the others.
     """
-
-    def agreement(w: dict[str, Tensor], row: Tensor, by_embedding: Tensor) -> Tensor:
-        return (network(w, row[None])[0] * by_embedding).sum()
-
-    each = vmap(grad(agreement), in_dims=(None, 0, 0))
-    used, total = {n: w.detach() for n, w in weights.items()}, dict[str, Tensor]()
+    total = {name: torch.zeros_like(w) for name, w in weights.items()}
     for rows, gradients in zip(x.split(CHUNK), g.split(CHUNK), strict=True):
-        for name, found in each(used, rows, gradients).items():
-            total[name] = total.get(name, 0) + (found**2).sum(0)
+        own = {
+            name: w.detach().expand(len(rows), *w.shape).clone().requires_grad_()
+            for name, w in weights.items()
+        }
+        with torch.enable_grad():
+            embedding = network.unfolded(own, rows[:, None])
+        found = torch.autograd.grad(embedding, list(own.values()), gradients[:, None])
+        for name, each in zip(own, found, strict=True):
+            total[name] += (each**2).sum(0)
     return {name: summed / len(x) for name, summed in total.items()}
 
 

@@ -7,6 +7,7 @@ a half that does not move says of a row is computed once. On a GPU a step is cap
 graph. The numbers are those of the exchange message by message, but for rounding.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ __all__ = [
     "draws",
     "passes_form",
     "passes_signature",
+    "trial_key",
     "would_be",
 ]
 
@@ -119,15 +121,22 @@ class Passed:
     sums: Tensor  # (classes, width) of the embeddings, where wanted
 
 
-def would_be(work: Passes, width: int, dtype: torch.dtype) -> Iterator[tuple[Learn, Tensor]]:
-    """The requests of a round and the embeddings of their replies, without values: for a ledger."""
+def would_be(work: Passes, width: int, dtype: torch.dtype) -> Iterator[tuple[Learn, Tensor, int]]:
+    """The requests of a round and the embeddings of their replies, without values: for a ledger.
+
+    Those of one size are given once, with how many there are.
+    """
     sizes = chunks([len(work.y)] * (work.steps // len(work.batches)), work.batches.size)
     sizes = [size * work.turns for size in sizes]
-    for step, (last, now) in enumerate(zip([0, *sizes], [*sizes, 0], strict=True)):
+    forms = [
+        (last, now, len(str(step)), step < work.steps)
+        for step, (last, now) in enumerate(zip([0, *sizes], [*sizes, 0], strict=True))
+    ]
+    for (last, now, digits, more), count in Counter(forms).items():
         gradient, embedding = (
             torch.empty((rows, width), dtype=dtype, device="meta") for rows in (last, now)
         )
-        yield Learn(work.batches.key, step, step < work.steps, gradient), embedding
+        yield Learn(work.batches.key, 10 ** (digits - 1), more, gradient), embedding, count
 
 
 def passes_form(job: Passes, function: Callable[[Any], Hashable]) -> Hashable:
@@ -142,6 +151,13 @@ def passes_form(job: Passes, function: Callable[[Any], Hashable]) -> Hashable:
     rows = (job.batches.rows, job.batches.size, job.steps, job.turns, job.summed)
     how = (job.rate, job.agg, job.places, job.parties, job.clip, job.noise)
     return ("passes", function(job.loss), shapes, halves, rows, how, str(job.y.device))
+
+
+def trial_key(job: Passes) -> Hashable:
+    """What the choice of a way depends on: the halves that move, not how many rows there are."""
+    moving = [lent for lent in job.lent if not lent.still]
+    shapes = [(one.function, tuple(one.x.shape[1:]), str(one.x.dtype)) for one in moving]
+    return ("passes", tuple(shapes), job.batches.size * job.turns)
 
 
 def passes_signature(jobs: Sequence[Passes]) -> Hashable:

@@ -271,8 +271,8 @@ class Server:
         else:
             total, self.weights = done.totals["loss"], done.weights
             finite(total, moment.stage, moment.round)
-            for asked, embedding in would_be(work, self.options.width, self.means.dtype):
-                clients.note(Client.learn, work.ids, asked, Embedded(embedding))
+            for asked, embedding, count in would_be(work, self.options.width, self.means.dtype):
+                clients.note(Client.learn, work.ids, (asked, Embedded(embedding)), count)
         return total / max(1, self.options.epochs * len(work.y) * self._turns())
 
     def _work(self, moment: Moment) -> Passes:

@@ -241,7 +241,7 @@ class Client:
         x = self._scaled(x[order[: len(request.gradient)]])
         self._frozen(moment)  # the mask of this stage is that of the stages before
         gradient = request.gradient.to(self.site.device)
-        found = fisher(self.half.function, self.half.weights, x, gradient)
+        found = fisher(self.half.network, self.half.weights, x, gradient)
         self.fisher, self.measured = added(self.fisher, found), moment.stage
         return Empty()
 
@@ -445,9 +445,9 @@ class Server:
 
     def _note(self, clients: Clients, moment: Moment, work: Passes) -> None:
         """Enter in the ledger what the messages of a round would have been."""
-        for asked, embedding in would_be(work, self.options.width, self.means.dtype):
+        for asked, embedding, count in would_be(work, self.options.width, self.means.dtype):
             before = embedding if self._shows(moment) else embedding[:0]
-            clients.note(Client.learn, work.ids, asked, Learned(embedding, before))
+            clients.note(Client.learn, work.ids, (asked, Learned(embedding, before)), count)
 
     def _now_and_before(self, id: str, reply: Learned, rows: int) -> tuple[Tensor, Tensor]:
         width, device = self.options.width, self.site.device

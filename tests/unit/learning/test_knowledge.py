@@ -9,7 +9,6 @@ from torch import Tensor
 from atoll.core.rng import Stream
 from atoll.learning import knowledge
 from atoll.learning.knowledge import class_means, delta, evolved, fisher, frozen, share, threshold
-from atoll.learning.models import Architecture
 from atoll.learning.split_nets import bottom
 
 
@@ -63,7 +62,7 @@ def test_fisher_is_the_mean_of_each_samples_squared_gradient() -> None:
     made = bottom("lenet2", (1, 6, 5), 3, Stream.of(0, "net")).double()
     weights = {name: w.detach() for name, w in made.named_parameters()}
     x, g = drawn(70, 1, 6, 5), drawn(70, 3, name="g")  # more than one chunk
-    found = fisher(Architecture(made), weights, x, g)
+    found = fisher(made, weights, x, g)
     one_by_one = {name: torch.zeros_like(w) for name, w in weights.items()}
     for row, by_embedding in zip(x, g, strict=True):
         agreement = (made(row[None])[0] * by_embedding).sum()
@@ -79,7 +78,7 @@ def test_a_scaled_loss_scales_fisher_by_the_square_and_freezes_the_same() -> Non
     made = bottom("dense", (4,), 3, Stream.of(0, "net")).double()
     weights = {name: w.detach() for name, w in made.named_parameters()}
     x, g = drawn(20, 4), drawn(20, 3, name="g")
-    one, three = (fisher(Architecture(made), weights, x, scale * g) for scale in (1.0, 3.0))
+    one, three = (fisher(made, weights, x, scale * g) for scale in (1.0, 3.0))
     for name in one:
         torch.testing.assert_close(three[name], 9 * one[name])
     rules: tuple[knowledge.LmoRule, ...] = ("paper", "code", "quantile")
