@@ -13,6 +13,7 @@ import secrets
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,10 @@ def align(tables: Mapping[str, Sequence[str]], hub: str, exact: bool = False) ->
     for spoke in others:
         if not asking.left or not spoke.ids:
             raise _nothing(spoke.name)
-        setup, request = spoke.setup(len(asking.left)), asking.request()
+        with ThreadPoolExecutor(1) as other:  # both work at once: the library needs no lock
+            setting = other.submit(spoke.setup, len(asking.left))
+            request = asking.request()
+            setup = setting.result()
         response = spoke.respond(request)
         asking.receive(setup, response)
         sent += [

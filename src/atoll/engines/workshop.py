@@ -40,6 +40,7 @@ TOLERANCE = 1e-8
 TRIAL = 3  # batches of a trial
 SAMPLE = 8  # members that the trial does one by one
 STACKS = 8  # stacks that keep their buffers
+SPLITS = 3  # of split networks, which hold the rows of a stage too
 CODE = (stacked, train, models, passes, split_nets)  # what a choice is about
 PASSES = 4  # steps of a trial of split networks
 CHECKED = 16  # rows of a batch by which ways are compared
@@ -113,7 +114,7 @@ class Workshop:
         passes = isinstance(jobs[0], Passes)
         whole = (key, passes_signature(jobs) if passes else signature(jobs))
         if whole not in self._stacks:
-            while len(self._stacks) >= STACKS:
+            while len(self._stacks) >= (SPLITS if passes else STACKS):
                 self._stacks.pop(next(iter(self._stacks)))
             way = self._decided[key].way
             self._stacks[whole] = Together(jobs, way) if passes else Stack(jobs)

@@ -75,7 +75,8 @@ def fisher(network: Bottom, weights: Mapping[str, Tensor], x: Tensor, g: Tensor)
         }
         with torch.enable_grad():
             embedding = network.unfolded(own, rows[:, None])
-        found = torch.autograd.grad(embedding, list(own.values()), gradients[:, None])
+        # copied: how a product is rounded may depend on where a message's bytes happen to lie
+        found = torch.autograd.grad(embedding, list(own.values()), gradients[:, None].clone())
         for name, each in zip(own, found, strict=True):
             total[name] += (each**2).sum(0)
     return {name: summed / len(x) for name, summed in total.items()}
@@ -93,7 +94,7 @@ def delta(task: int, k0: float, alpha: float) -> float:
 
 def threshold(f: Tensors, deviations: float) -> float:
     """Kappa: the mean of all entries minus so many standard deviations."""
-    flat = torch.cat([tensor.flatten() for tensor in f.values()]).double()
+    flat = torch.cat([f[name].flatten() for name in sorted(f)]).double()
     return float(flat.mean() - deviations * flat.std(correction=0))
 
 
@@ -113,13 +114,15 @@ def frozen(f: Tensors, rule: LmoRule, deviations: float, rho: float) -> Tensors:
 
 
 def _largest(f: Tensors, rho: float) -> Tensors:
-    """The share rho of all entries that is largest; of equal ones the first."""
-    flat = torch.cat([tensor.flatten() for tensor in f.values()])
+    """The share rho of all entries that is largest; of equal ones the first, by name and place."""
+    names = sorted(f)  # a client that was restored may have them in another order
+    flat = torch.cat([f[name].flatten() for name in names])
     order = torch.argsort(flat, descending=True, stable=True)
     chosen = torch.zeros_like(flat, dtype=torch.bool)
     chosen[order[: round(rho * len(flat))]] = True
-    pieces = chosen.split([tensor.numel() for tensor in f.values()])
-    return {name: p.view(t.shape) for (name, t), p in zip(f.items(), pieces, strict=True)}
+    pieces = chosen.split([f[name].numel() for name in names])
+    found = {name: piece.view(f[name].shape) for name, piece in zip(names, pieces, strict=True)}
+    return {name: found[name] for name in f}
 
 
 def share(mask: Tensors) -> float:

@@ -328,6 +328,7 @@ class Together:
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.capturing = graph and self.device.type == "cuda"
         self.eager: dict[int, int] = {}
+        self.pool: Any = None
 
     def _grouped(self, jobs: Sequence[Passes], way: Way) -> list[_Halves]:
         forms: dict[Hashable, list[int]] = {}
@@ -379,17 +380,23 @@ class Together:
         """One step; on a GPU replayed once it has been done a few times."""
         if size in self.graphs:
             self.graphs[size].replay()
-            return
-        taken = self.eager.get(size, 0)
-        if not self.capturing or taken < EAGER:
-            self.eager[size] = taken + 1
-            self._aside(size) if self.capturing else self._step(size)
-            return
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):  # records, and does nothing yet
+        elif not self.capturing:
             self._step(size)
-        self.graphs[size] = graph
-        graph.replay()
+        else:
+            self._aside(size)
+            self.eager[size] = self.eager.get(size, 0) + 1
+            if (
+                self.eager[size] >= EAGER
+            ):  # by the thread that has just done one: it has all it needs
+                self.graphs[size] = self._captured(size)
+
+    def _captured(self, size: int) -> torch.cuda.CUDAGraph:
+        """A step, recorded and not done; all of them share their scratch memory."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            self._step(size)
+        self.pool = graph.pool()
+        return graph
 
     def _aside(self, size: int) -> None:
         """A step on another stream, as it must be before a graph is captured."""
