@@ -29,7 +29,7 @@ from atoll.learning.stacked import (
     signature,
     tally,
 )
-from atoll.learning.train import Tally, Work
+from atoll.learning.train import Optimiser, Tally, Work
 
 __all__ = ["Choice", "Mode", "Workshop"]
 
@@ -66,21 +66,27 @@ class Workshop:
 
     def __init__(self, mode: Mode = "auto", folder: Path | None = None, tf32: bool = False) -> None:
         torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch.backends.cudnn.allow_tf32 = tf32
         self.mode, self.folder = mode, folder
         self.choices: dict[str, Choice] = choices(folder) if folder else {}
         self._decided: dict[Hashable, Choice] = {}
         self._stacks: dict[Hashable, Stack | Together] = {}
 
     def do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
-        """The results of jobs by the id of who asked for them."""
+        """The results of jobs by the id of who asked for them.
+
+        On a GPU one client alone may be a stack too: its steps are then a graph.
+        """
         groups: dict[Hashable, list[str]] = {}
         for id, job in jobs.items():
             groups.setdefault(self._form(id, job), []).append(id)
         done: dict[str, Any] = {}
         for key, ids in groups.items():
             works = [jobs[id] for id in ids]
-            several = len(ids) > 1 or isinstance(works[0], Passes)  # these have several clients
-            together = several and self._choice(key, works).mode == "stacked"
+            alone = isinstance(works[0], Passes) or (
+                not isinstance(key, str) and works[0].rows.y.is_cuda
+            )  # passes have several clients
+            together = (len(ids) > 1 or alone) and self._choice(key, works).mode == "stacked"
             results = self._together(key, works) if together else [job() for job in works]
             done |= dict(zip(ids, results, strict=True))
         return done
@@ -238,10 +244,11 @@ def _apart(one: Any, other: Any) -> float:
 
 
 def _difference(jobs: Sequence[Work]) -> float:
-    """The largest difference between both ways, both in double precision."""
+    """The largest difference between both ways, both in double precision and at the same rates."""
     double = [
         replace(
             job,
+            phases=tuple(replace(p, optimiser=_single(p.optimiser)) for p in job.phases),
             weights={n: _double(w) for n, w in job.weights.items()},
             moments={n: _double(m) for n, m in job.moments.items()},
             rows=replace(job.rows, x=_double(job.rows.x), own=_double(job.rows.own)),
@@ -249,6 +256,11 @@ def _difference(jobs: Sequence[Work]) -> float:
         for job in jobs
     ]
     return max(map(largest_difference, [job() for job in double], Stack(double)(double)))
+
+
+def _single(how: Optimiser) -> Optimiser:
+    """The same with a rate that single precision knows: on a GPU a stack has no other."""
+    return replace(how, rate=float(torch.tensor(how.rate, dtype=torch.float32)))
 
 
 def _double(tensor: torch.Tensor) -> torch.Tensor:

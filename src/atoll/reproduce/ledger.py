@@ -57,6 +57,7 @@ class Claim:
     text: str
     holds: bool | None  # None: the difference is within two standard errors
     evidence: str
+    open: bool = False  # what it needs was not run
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,9 @@ def as_json(ledger: Ledger) -> dict[str, Any]:
         derived = {"mean": cell.mean, "spread": cell.spread} if cell.ours else {}
         cells.append({**asdict(cell), **derived, "verdict": cell.verdict})
     claims = [asdict(claim) for claim in ledger.claims]
+    for claim in claims:
+        if not claim["open"]:
+            del claim["open"]
     return {"title": ledger.title, "facts": ledger.facts, "cells": cells, "claims": claims}
 
 
@@ -100,6 +104,7 @@ def as_markdown(ledger: Ledger) -> str:
         lines += ["### The paper's claims", "", "| claim | holds | evidence |", "|---|---|---|"]
         for claim in ledger.claims:
             answer = {True: "yes", False: "**no**", None: "within noise"}[claim.holds]
+            answer = "open" if claim.open else answer
             lines.append(f"| {claim.text} | {answer} | {claim.evidence} |")
         lines.append("")
     return "\n".join(lines)

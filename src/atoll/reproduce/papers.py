@@ -25,6 +25,7 @@ __all__ = ["PAPERS", "Asked", "again"]
 
 PAPERS = (
     "chfl",
+    "fedseit",
     "vleto",
 )
 
