@@ -628,6 +628,8 @@ def _c11(data: str, of: dict[str, Any]) -> Iterator[Claim]:
         if name.startswith(f"{data} FIL ")
         and not name.endswith(("Joint", "label_oracle", "Standalone"))
     }
+    if not ends:
+        raise KeyError(f"{data} FIL P2")
     best = max(ends, key=lambda name: ends[name])
     yield Claim(
         f"11 {data} FIL: no honest variant is above Joint (leakage alarm)",
