@@ -504,7 +504,7 @@ def _version(name: str) -> str:
 
 @app.command("align")
 def align_command(
-    files: Annotated[list[Path], typer.Argument(help="one CSV file for each party")],
+    files: Annotated[list[Path], typer.Argument(help="one CSV or Parquet file for each party")],
     hub: Annotated[Path, typer.Option(help="the file of the party that has the labels")],
     column: Annotated[str, typer.Option("--id", help="the column of ids")] = "id",
     to: Annotated[Path, typer.Option("--out", help="folder for the index files")] = Path("aligned"),

@@ -43,7 +43,7 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 Working = Generator[Job, Any, R]  # what an action returns that leaves its work to the engine
 SERVER = "server"
-OWN = ("state", "restore", "look")  # what only the engine at the site itself may call
+OWN = ("state", "restore", "look", "lend", "take")  # what only the engine at the site may call
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ class Client(Protocol):
 
     It may also have `look(moment) -> list[Look]`: what the site sees of itself at the end of a
     stage, for pictures. It is no action, nobody can ask for it, and it stays where it was made.
-    A server may have the same.
+    A server may have the same. `lend(moment, work)` and `take(done, moment)` are for an engine that
+    holds all parts and does many exchanges at once (`Clients.whole`); they are no actions either.
     """
 
     def state(self) -> Tensors:
@@ -205,6 +206,26 @@ class Clients:
             same_shapes(requests[id], reply, id)
         return replies
 
+    def whole(self, work: Any) -> Any:
+        """Many exchanges as one piece of work; None where the engine cannot: then ask step by step.
+
+        What would have been sent is entered in the ledger with `note`.
+        """
+        do = getattr(self.transport, "whole", None)
+        return do(work, self.moment) if do else None
+
+    def note(
+        self, action: Callable[..., Any], ids: Sequence[ClientId], said: tuple[Any, Any], count: int
+    ) -> None:
+        """Enter exchanges of one form in the ledger that were part of a whole: request, reply.
+
+        Their tensors need no values.
+        """
+        request, reply = wrap(said[0]), wrap(said[1])
+        for id in ids:
+            self._count(action.__name__, SERVER, id, type(said[0]), request, count)
+            self._count(action.__name__, id, SERVER, type(said[1]), reply, count)
+
     @overload
     def ask_all(
         self, action: Callable[[Any, Q, Moment], Working[R]], request: Q
@@ -231,11 +252,13 @@ class Clients:
                 packed[id(request)] = pack(request) if self.packing else wrap(request)
         return {client: packed[id(requests[client])] for client in sorted(requests)}
 
-    def _count(self, action: str, sender: str, receiver: str, kind: type, packet: Packet) -> None:
+    def _count(
+        self, action: str, sender: str, receiver: str, kind: type, packet: Packet, count: int = 1
+    ) -> None:
         what = (sender, receiver, action, kind.__name__, packet.tensors)
         entry = self.sent.setdefault(what, [0, 0, 0])
         for i, amount in enumerate((1, packet.payload, packet.size)):
-            entry[i] += amount
+            entry[i] += count * amount
 
     @property
     def traffic(self) -> list[Message]:

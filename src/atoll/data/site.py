@@ -76,10 +76,17 @@ def colours(scale: Scale, channels: int, name: str = "") -> tuple[list[Any], lis
 
 
 def standardised(x: Tensor, fit: Tensor) -> Tensor:
-    """Columns with the mean 0 and deviation 1 that they have in `fit`; constant ones are left."""
+    """Columns with the mean 0 and deviation 1 that they have in `fit`; constant ones are left.
+
+    Values that are missing (NaN) count nothing and stay missing.
+    """
     if not len(fit):
         return x
     deviation, mean = torch.std_mean(fit.double(), 0, correction=0)
+    if bool(torch.isnan(mean).any()):
+        mean = fit.double().nanmean(0)
+        deviation = (fit.double() - mean).square().nanmean(0).sqrt()
+        mean, deviation = mean.nan_to_num(0.0), deviation.nan_to_num(0.0)
     moving = deviation > 0
     return torch.where(moving, (x - mean) / torch.where(moving, deviation, 1), x).to(x.dtype)
 
@@ -294,6 +301,8 @@ class Site:
         if self._table and self._shelf.scale == "local" and len(columns):
             since = next(held for held in scenario.holdings[whose] if len(held.train))
             x = standardised(x, self._shelf.inputs(since.train, columns))
+        if self._shelf.layout is not None:  # a missing value becomes the mean
+            x = x.nan_to_num(0.0)
         y = self._shelf.labels(rows)
         if self.id != SERVER:
             y = torch.full_like(y, -1)

@@ -18,7 +18,7 @@ from atoll.report.tables import Group, Pair, Table
 
 __all__ = ["Section", "page", "pictures", "write"]
 
-SECTIONS: tuple[str, ...] = ()  # modules of this package that say more of some methods
+SECTIONS: tuple[str, ...] = ("vertical",)  # modules of this package that say more of some methods
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Section:
     """What is to be said of one group of runs because of the method that they ran.
 
     A module of SECTIONS has `section(group, number)`, which returns one or None; `number` makes
-    the names of pictures unique.
+    the names of pictures unique. It may have `overall(groups)`: pictures of several groups.
     """
 
     title: str
@@ -104,7 +104,11 @@ def _lead(groups: Sequence[Group], gained: dict[str, Pair]) -> list[Picture]:
         if group.label in gained
     ]
     shared = figures.curves(groups, "curves")
-    return [*made, shared] if shared else made
+    made += [shared] if shared else []
+    for name in SECTIONS:
+        overall = getattr(importlib.import_module(f"atoll.report.{name}"), "overall", None)
+        made += overall(groups) if overall else []
+    return made
 
 
 def _pictures(number: int, group: Group) -> list[Picture]:

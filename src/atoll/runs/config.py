@@ -174,11 +174,12 @@ def resolve(values: Mapping[str, Any], where: str) -> RunConfig:
         raise UserError("no method", where, "add method = { name = 'fedavg' }")
     method = methods.load(str(config.method["name"]))
     own = "files" in config.data and "text" not in config.data  # texts are dealt by task
+    parties = "parties" in config.data
     full = dataclasses.replace(
         config,
         data=config.data or {"name": "synthetic-table"},
         scenario={"split": "files" if own else method.split, **config.scenario},
-        scale="local" if own and "scale" not in values else config.scale,
+        scale="local" if (own or parties) and "scale" not in values else config.scale,
     )
     return dataclasses.replace(
         full,
