@@ -1,8 +1,9 @@
 """Does the work that clients yield: one after another, or those of one form together.
 
-`auto` tries both on the first batches of a round, holds the fast way to the slow one within a
-stated tolerance, and takes the faster; what it chose and why is kept with the run, and on this
-machine for later runs, so that equal runs choose alike.
+On a GPU the steps of a client that is done alone may be captured and replayed. `auto` tries such
+ways on the first batches of a round, holds the fast way to the slow one within a stated tolerance,
+and takes the faster; what it chose and why is kept with the run, and on this machine for later
+runs, so that equal runs choose alike.
 """
 
 import hashlib
@@ -18,7 +19,9 @@ import torch
 
 from atoll.core.errors import UserError
 from atoll.core.record import write_whole
-from atoll.learning import models, stacked, train
+from atoll.engines import kept
+from atoll.learning import captured, models, stacked, train
+from atoll.learning.captured import Captured, NotCapturableError, likeness
 from atoll.learning.stacked import (
     NotStackableError,
     Stack,
@@ -31,11 +34,12 @@ from atoll.learning.train import Tally, Work
 
 __all__ = ["Choice", "Mode", "Workshop"]
 
-Mode = Literal["auto", "loop", "stacked"]
+Mode = Literal["auto", "loop", "stacked", "captured"]
 # Relative, after the batches of a trial in double precision: in single precision the first steps
 # of Adam take the sign of gradients that are rounding errors, and nothing could be told from it.
 TOLERANCE = 1e-8
 TRIAL = 3  # batches of a trial
+SMALL = 64  # rows of a batch in the trial of captured steps
 SAMPLE = 8  # members that the trial does one by one
 STACKS = 8  # stacks that keep their buffers
 GAIN = 0.95  # a stack must need less than this share of the loop's time
@@ -47,35 +51,91 @@ class Choice:
 
     work: str  # what it is, in short
     members: int
-    mode: Literal["loop", "stacked"]
+    mode: Literal["loop", "stacked", "captured"]
     reason: str
     difference: float = 0.0  # between the two ways, relative, largest over all weights
     tolerance: float = 0.0
-    ratio: float = 0.0  # time of the loop over time of the stack, in the trial
+    ratio: float = 0.0  # time of the loop over time of the other way, in the trial
 
 
 class Workshop:
     """Where works are done; remembers what it chose."""
 
-    def __init__(self, mode: Mode = "auto", folder: Path | None = None, tf32: bool = False) -> None:
+    def __init__(
+        self,
+        mode: Mode = "auto",
+        folder: Path | None = None,
+        tf32: bool = False,
+        streams: bool = False,
+        keep: Path | None = None,
+    ) -> None:
         torch.backends.cuda.matmul.allow_tf32 = tf32
-        self.mode, self.folder = mode, folder
+        torch.backends.cudnn.allow_tf32 = tf32
+        self.mode, self.folder, self.streams, self.keep = mode, folder, streams, keep
         self.choices: dict[str, Choice] = choices(folder) if folder else {}
         self._decided: dict[Hashable, Choice] = {}
         self._stacks: dict[Hashable, Stack] = {}
+        self._captured: dict[Hashable, Captured] = {}
 
     def do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
-        """The results of jobs by the id of who asked for them."""
+        """The results of jobs by the id of who asked for them; some may be known from before."""
+        names = kept.named(jobs, self.keep, f"{self.mode}, {torch.backends.cudnn.allow_tf32}")
+        found = {id: kept.load(path, jobs[id]) for id, path in names.items() if path.exists()}
+        done = self._do({id: job for id, job in jobs.items() if id not in found})
+        for id in names.keys() - found.keys():
+            kept.save_as(names[id], done[id])
+        return {id: found[id] if id in found else done[id] for id in jobs}
+
+    def _do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
         groups: dict[Hashable, list[str]] = {}
         for id, job in jobs.items():
             groups.setdefault(self._form(id, job), []).append(id)
         done: dict[str, Any] = {}
+        alone: dict[str, Any] = {}
         for key, ids in groups.items():
             works = [jobs[id] for id in ids]
-            together = len(ids) > 1 and self._choice(key, works).mode == "stacked"
-            results = self._together(key, works) if together else [job() for job in works]
-            done |= dict(zip(ids, results, strict=True))
-        return done
+            if len(ids) > 1 and self._choice(key, works).mode == "stacked":
+                done |= dict(zip(ids, self._together(key, works), strict=True))
+            else:
+                alone |= dict(zip(ids, works, strict=True))
+        return done | self._alone(alone)
+
+    def _alone(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
+        """Works that are no stack: one after another, by captured steps where these are better."""
+        keys = {id: (id, likeness(job)) for id, job in jobs.items() if self._to_capture(job)}
+        for old in self._captured.keys() - set(keys.values()):  # their memory is wanted
+            del self._captured[old]
+        for id, key in keys.items():
+            if key not in self._captured:
+                # graphs that run one after another may share the memory of their activations
+                shared = next(iter(self._captured.values())).pool if self._captured else None
+                self._captured[key] = Captured(jobs[id], None if self.streams else shared)
+        made = {id: self._captured[key] for id, key in keys.items()}
+        if self.streams and made:
+            works = [jobs[id] for id in made]
+            found = dict(zip(made, captured.done(list(made.values()), works), strict=True))
+        else:
+            found = {id: captured.done([one], [jobs[id]])[0] for id, one in made.items()}
+        return {id: found[id] if id in found else job() for id, job in jobs.items()}
+
+    def _to_capture(self, job: Any) -> bool:
+        """Whether steps of this work are captured: as asked for, or on a GPU as a trial says."""
+        if not isinstance(job, Work) or self.mode in ("loop", "stacked") or not len(job.rows):
+            return False
+        try:
+            key = ("captured", *_without_rows(likeness(job)))
+        except NotCapturableError:
+            return False
+        if self.mode == "captured":
+            return True
+        if job.rows.x.device.type != "cuda":
+            return False
+        if key not in self._decided:
+            name = _name(f"{key!r} on {_machine(job)}")
+            if name not in self.choices:
+                self._chose(name, _remembered(name, lambda: _tried_captured(job)))
+            self._decided[key] = self.choices[name]
+        return self._decided[key].mode == "captured"
 
     def _form(self, id: str, job: Any) -> Hashable:
         if self.mode == "loop":
@@ -142,7 +202,9 @@ def _machine(job: Any) -> str:
     """What a choice depends on beside the form of the work: the device, torch, and our own code."""
     device = job.rows.y.device
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    code = b"".join(Path(str(module.__file__)).read_bytes() for module in (stacked, train, models))
+    code = b"".join(
+        Path(str(module.__file__)).read_bytes() for module in (stacked, train, models, captured)
+    )
     code = hashlib.blake2b(code, digest_size=8).hexdigest().encode()
     return f"{where}, {torch.get_num_threads()} threads, torch {torch.__version__}, {code!r}"
 
@@ -173,16 +235,41 @@ def _tried(key: Hashable, jobs: Sequence[Any]) -> Choice:
 
 def _difference(jobs: Sequence[Work]) -> float:
     """The largest difference between both ways, both in double precision."""
-    double = [
-        replace(
-            job,
-            weights={n: _double(w) for n, w in job.weights.items()},
-            moments={n: _double(m) for n, m in job.moments.items()},
-            rows=replace(job.rows, x=_double(job.rows.x), own=_double(job.rows.own)),
-        )
-        for job in jobs
-    ]
+    double = [_in_double(job) for job in jobs]
     return max(map(largest_difference, [job() for job in double], Stack(double)(double)))
+
+
+def _in_double(job: Work) -> Work:
+    return replace(
+        job,
+        weights={n: _double(w) for n, w in job.weights.items()},
+        moments={n: _double(m) for n, m in job.moments.items()},
+        rows=replace(job.rows, x=_double(job.rows.x), own=_double(job.rows.own)),
+    )
+
+
+def _without_rows(key: Any) -> tuple[Hashable, ...]:
+    """A likeness without the sizes of tensors: how steps are best done does not hang on them."""
+    phases, _, *rest = key
+    return phases, *rest
+
+
+def _tried_captured(job: Work) -> Choice:
+    """Both ways on some small batches; captured steps are taken if they are equal and faster."""
+    small = min(job.batch, SMALL)
+    few = replace(job, rows=job.rows.at(slice(0, TRIAL * small)), batch=small, epochs=2)
+    exact = _in_double(few)
+    difference = largest_difference(exact(), captured.done([Captured(exact)], [exact])[0])
+    one = Captured(few)
+    captured.done([one], [few])  # makes buffers and captures
+    loop_seconds, _ = _timed(few)
+    seconds, _ = _timed(lambda: captured.done([one], [few]))
+    ratio = loop_seconds / seconds
+    equal, faster = difference <= TOLERANCE, 1 / ratio <= GAIN
+    mode: Literal["loop", "captured"] = "captured" if equal and faster else "loop"
+    told = "equal and faster" if mode == "captured" else "not faster"
+    reason = told if equal else f"captured steps differ by {difference:.1e}"
+    return Choice("work", 1, mode, reason, difference, TOLERANCE, ratio)
 
 
 def _double(tensor: torch.Tensor) -> torch.Tensor:

@@ -77,7 +77,7 @@ class Watched:
                 raise ClientFailedError(id, action, "its machine is gone")
             if how == "nan" and action == "align":
                 weights = self.clients[id].learner.weights
-                self.clients[id].last = {
+                self.clients[id].learner.last = {
                     n: w * float("nan") if w.is_floating_point() else w for n, w in weights.items()
                 }
             answers[id] = answer(self.clients[id], action, moment, packet)
@@ -153,20 +153,20 @@ def test_the_first_teacher_never_changes_and_the_second_is_the_last_rounds_model
         moment = Moment(0, number, 3)
         server.round(Clients(made.scenario.clients, watched, moment, (0, 1)), moment)
         for id, client in watched.clients.items():
-            assert hashed(client.solo) == solo.setdefault(id, hashed(client.solo))
-            assert hashed(client.last) == hashed(client.learner.weights)
-            assert hashed(client.last) not in (solo[id], last.get(id))
-            assert any("running_mean" in name for name in client.solo)
-            last[id] = hashed(client.last)
+            assert hashed(client.learner.solo) == solo.setdefault(id, hashed(client.learner.solo))
+            assert hashed(client.learner.last) == hashed(client.learner.weights)
+            assert hashed(client.learner.last) not in (solo[id], last.get(id))
+            assert any("running_mean" in name for name in client.learner.solo)
+            last[id] = hashed(client.learner.last)
 
 
 def test_teachers_that_answer_leave_no_trace() -> None:
     client = parts(config()).client("site-0")
-    before = hashed(client.solo)
+    before = hashed(client.learner.solo)
     rows: Rows = client.site.train(0)
     first, second = client._taught(rows).own, client._taught(rows).own
     assert torch.equal(first, second)
-    assert hashed(client.solo) == before
+    assert hashed(client.learner.solo) == before
 
 
 def test_in_the_first_round_both_teachers_say_the_same() -> None:
@@ -352,7 +352,7 @@ def test_fml_sends_the_shared_network_and_never_the_own() -> None:
     for *_, action, packet in watched.packets:
         if action == "fit":
             assert {tensor[0] for tensor in packet.tensors} == shared
-    own = set(watched.clients["site-0"].weights)
+    own = set(watched.clients["site-0"].learner.weights)
     assert own != {name.removeprefix("weights/") for name in shared}
 
 
