@@ -185,6 +185,15 @@ def rate(options: Options, moment: Moment) -> float:
     return options.rate * (1 - 0.9 * moment.round / moment.rounds if linear else 1)
 
 
+def _seen(said: dict[str, Tensor]) -> dict[str, float]:
+    """How clients' logits go together with their mean, class by class, for the record."""
+    target = average(said)
+    m = torch.stack([correlation(z, target[id]) for id, z in said.items()]).mean(0)
+    diagonal, classes = float(m.diagonal().mean()), len(m)
+    rest = (float(m.sum()) - classes * diagonal) / max(1, classes * (classes - 1))
+    return {"diagonal": diagonal, "off diagonal": rest}
+
+
 class Server:
     """Takes the mean of logits; holds nothing."""
 
@@ -197,7 +206,7 @@ class Server:
         if moment.stage == 0 and moment.first:
             notes |= self._begin(roll)
         if self.options.collaborate:
-            notes["aligned"] = self._collaborate(roll, moment)
+            notes |= self._collaborate(roll, moment)
         common = shared(roll, Client.share) if self.options.average else Weights({})
         fitted = roll.ask(Client.fit, dict.fromkeys(roll.ids, common))
         notes["loss"] = sum(reply.loss for reply in fitted.values()) / len(fitted)
@@ -209,13 +218,21 @@ class Server:
         roll.agree(Client.join, Join(public.fingerprint, len(public), list(self.site.classes)))
         return prepared(roll, Client.prepare)
 
-    def _collaborate(self, roll: Roll, moment: Moment) -> float:
-        public, options = self.site.public(), self.options
+    def _collaborate(self, roll: Roll, moment: Moment) -> dict[str, float]:
+        """The mean loss, and the mean of M on and off its diagonal at the round's last exchange."""
+        public, options, said = self.site.public(), self.options, dict[str, Tensor]()
         key, classes = self.site.stream("public", moment).key, len(self.site.classes)
         once = options.exchange == "round"
         steps = 1 if once else plan(options).steps(public)
         shape = (len(public) if once else options.public_batch, classes)
-        return collaborate(roll, Client.align, key, steps, shape, average)
+
+        def combine(answers: dict[str, Tensor]) -> dict[str, Tensor]:
+            said.clear()
+            said.update(answers)
+            return average(answers)
+
+        aligned = collaborate(roll, Client.align, key, steps, shape, combine)
+        return {"aligned": aligned, **_seen(said)}
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """Every client on every domain."""

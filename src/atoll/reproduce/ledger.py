@@ -41,8 +41,10 @@ class Cell:
         """Inside the paper's spread; else whether the order of methods holds at least."""
         if not self.ours:
             return "open"
-        if self.theirs is None or self.their_spread is None:
+        if self.theirs is None:
             return "no figure in the paper"
+        if self.their_spread is None:  # a single number
+            return f"{self.mean - self.theirs:+.4f}"
         if abs(self.mean - self.theirs) <= self.their_spread:
             return "inside the paper's spread"
         return "outside, the order holds" if self.order_holds else "differs"
@@ -109,7 +111,9 @@ def _table(cells: Sequence[Cell]) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for cell in cells:
-        theirs = "-" if cell.theirs is None else f"{cell.theirs:.4f} ± {cell.their_spread:.4f}"
+        theirs = "-" if cell.theirs is None else f"{cell.theirs:.4f}"
+        if cell.their_spread is not None:
+            theirs += f" ± {cell.their_spread:.4f}"
         ours = f"{cell.mean:.4f} ± {cell.spread:.4f}" if cell.ours else "-"
         splits = f"± {float(np.std(cell.splits)):.4f}" if cell.splits else "-"
         parts = (cell.row, cell.column, theirs, ours, splits, cell.verdict, cell.note)

@@ -4,7 +4,8 @@ A paper is a module of this package with: `SETTINGS` and `STUDIES`, what can be 
 a `name`; `Plan(folder, device, tf32=...)` and `Plan.quick(folder, device)`, how much is run;
 `chosen(only, table)`, the settings that a command asks for; `known(setting, plan)`, what was
 measured before; `measure(setting, plan, say)`, which measures and keeps it as one small file;
-`ledger(measured, missing)` and `figures(measured)`, what came out.
+`ledger(measured, missing)` and `figures(measured)`, what came out. It may have `partly(setting,
+plan)`: what there is of a measurement that is not whole yet, to be shown where nothing is run.
 """
 
 import importlib
@@ -19,7 +20,10 @@ from atoll.reproduce.ledger import Ledger
 
 __all__ = ["PAPERS", "Asked", "again"]
 
-PAPERS = ("chfl",)
+PAPERS = (
+    "chfl",
+    "fccl",
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ def again(
     chosen = module.chosen(asked.only, asked.table)
     for setting in [*chosen, *(module.STUDIES if asked.studies and not asked.only else ())]:
         found = module.known(setting, made)
+        if found is None and asked.render:
+            found = getattr(module, "partly", lambda setting, plan: None)(setting, made)
         if found is None and asked.render:
             missing[setting.name] = f"not run yet: atoll reproduce {paper} --only '{setting.name}'"
             continue

@@ -508,7 +508,7 @@ def test_a_record_says_which_public_images_it_had(tmp_path: Path) -> None:
     execute(config(rounds=1), tmp_path)
     events = read_events(tmp_path)
     notes = next(e for e in events if isinstance(e, Round)).notes
-    assert notes.keys() == {"prepared", "aligned", "loss"}
+    assert notes.keys() == {"prepared", "aligned", "loss", "diagonal", "off diagonal"}
     assert {e.kind for e in events if isinstance(e, Message)} >= {"Align", "Aligned"}
     text = (tmp_path / "facts.json").read_text()
     assert parts(config()).public.fingerprint in text
