@@ -107,7 +107,7 @@ def _named(client: str, action: str) -> Iterator[None]:
 def workshop(options: EngineOptions, folder: Path) -> Workshop:
     """The workshop that a run's options ask for."""
     keep = Path(options.keep) if options.keep else None
-    return Workshop(options.mode, folder, options.tf32, options.streams, keep)
+    return Workshop(options.mode, folder, options.tf32, options.streams, keep, options.tune)
 
 
 def execute(

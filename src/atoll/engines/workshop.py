@@ -68,9 +68,10 @@ class Workshop:
         tf32: bool = False,
         streams: bool = False,
         keep: Path | None = None,
+        tune: bool = False,
     ) -> None:
         torch.backends.cuda.matmul.allow_tf32 = tf32
-        torch.backends.cudnn.allow_tf32 = tf32
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = tf32, tune
         self.mode, self.folder, self.streams, self.keep = mode, folder, streams, keep
         self.choices: dict[str, Choice] = choices(folder) if folder else {}
         self._decided: dict[Hashable, Choice] = {}

@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -11,7 +10,8 @@ from matplotlib.figure import Figure
 __all__ = ["bars", "matrices", "over_rounds"]
 
 KINDS = {"intra": "own domain", "inter": "other domains"}
-Runs = Mapping[str, Sequence[dict[str, Any]]]  # by method
+Lines = Mapping[str, Sequence[Mapping[int, Mapping[str, float]]]]  # method -> seeds -> round
+Cells = Mapping[str, Sequence[Sequence[Sequence[float]]]]  # method -> seeds -> client -> domain
 
 
 def _svg(figure: Figure) -> bytes:
@@ -22,14 +22,14 @@ def _svg(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def over_rounds(runs: Runs) -> bytes:
+def over_rounds(lines: Lines) -> bytes:
     """Accuracy over rounds on the own and on other domains, the mean over seeds (Figure 6)."""
     figure = Figure(figsize=(9, 3.6))
     for axes, (kind, words) in zip(figure.subplots(1, 2), KINDS.items(), strict=True):
-        for method, found in runs.items():
-            rounds = sorted(map(int, found[0]["over_rounds"]))
-            lines = [[run["over_rounds"][str(r)][kind] for r in rounds] for run in found]
-            axes.plot(rounds, np.mean(lines, 0), marker="o", markersize=3, label=method)
+        for method, seeds in lines.items():
+            rounds = sorted(set.intersection(*(set(seed) for seed in seeds)))
+            values = [[seed[r][kind] for r in rounds] for seed in seeds]
+            axes.plot(rounds, np.mean(values, 0), marker="o", markersize=3, label=method)
         axes.set_xlabel("round")
         axes.set_ylabel(f"test accuracy, {words}")
         axes.grid(alpha=0.3)
@@ -38,10 +38,8 @@ def over_rounds(runs: Runs) -> bytes:
     return _svg(figure)
 
 
-def matrices(runs: Runs, domains: Sequence[str]) -> bytes:
+def matrices(shown: Cells, domains: Sequence[str]) -> bytes:
     """Accuracy of every client (rows) on every domain (columns), the mean over seeds."""
-    shown = {"SOLO": [run["matrix"]["solo"] for run in next(iter(runs.values()))]}
-    shown |= {m: [run["matrix"][run["headline"]] for run in found] for m, found in runs.items()}
     figure = Figure(figsize=(2.1 * len(shown), 2.4))
     grid = np.atleast_1d(figure.subplots(1, len(shown)))
     for axes, (method, found) in zip(grid, shown.items(), strict=True):

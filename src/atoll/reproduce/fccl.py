@@ -32,6 +32,7 @@ __all__ = [
     "STUDIES",
     "Plan",
     "Setting",
+    "after",
     "chosen",
     "figures",
     "known",
@@ -183,6 +184,7 @@ class Plan:
     precision: str = "float32"
     layout: str = "plain"
     mode: str = "auto"
+    tune: bool = False
     score_every: int = 10
     tiny: bool = False  # other data and networks: shows that it works, says nothing of the paper
 
@@ -208,6 +210,7 @@ class Plan:
                 "engine.device": self.device,
                 "engine.tf32": self.tf32,
                 "engine.mode": self.mode,
+                "engine.tune": self.tune,
                 "engine.packing": False,
                 "engine.keep": str(self.folder / "common"),
             },
@@ -237,22 +240,26 @@ def one(
 ) -> dict[str, Any]:
     """One run, or what was kept of it."""
     kept = _kept(setting, seed, plan)
-    if kept is not None:
+    if kept is not None and kept["rounds"] == plan.rounds:
         return kept
     values, began = plan.values(setting, seed), time.monotonic()
     folder = plan.folder / "runs" / f"{_file(setting, seed)}-{time.time_ns()}"
 
-    def watch(progress: Any) -> None:
-        if (progress.round + 1) % 10 == 0:
-            say(f"{setting.name}, seed {seed}: round {progress.round + 1}, {_since(began)}")
+    def keep() -> dict[str, Any]:
+        head = {"config": _wanted(setting, plan), "tiny": plan.tiny}
+        found = {**head, **_brief(Run(folder)), "seconds": time.monotonic() - began}
+        path = plan.folder / f"{_file(setting, seed)}.json"
+        write_whole(path, json.dumps(found, indent=1).encode())
+        return found
 
-    execute(resolve(values, setting.name), folder, watch=watch)
-    run = Run(folder)
-    found = {"config": _wanted(setting, plan), "tiny": plan.tiny, **_brief(run)}
-    found["seconds"] = time.monotonic() - began
+    def watch(progress: Any) -> None:
+        if any(isinstance(event, Score) for event in progress.events):
+            say(f"{setting.name}, seed {seed}: round {progress.round + 1}, {_since(began)}")
+            keep()
+
     plan.folder.mkdir(parents=True, exist_ok=True)
-    path = plan.folder / f"{_file(setting, seed)}.json"
-    write_whole(path, json.dumps(found, indent=1).encode())
+    execute(resolve(values, setting.name), folder, watch=watch)
+    found = keep()
     shutil.rmtree(folder)
     return found
 
@@ -262,16 +269,19 @@ def _since(began: float) -> str:
 
 
 def _brief(run: Run) -> dict[str, Any]:
-    """What the ledger needs of a run: accuracy of every client on every domain, and how it went."""
+    """What the ledger needs of a run: accuracy of every client on every domain, and how it went.
+
+    It is kept at every test, so a run that is cut leaves what it had.
+    """
     notes = [event.notes for event in run.events if isinstance(event, Round)]
     rounds = sorted({score.round for score in run.scores})
-    last = {v: _matrix(run.scores, v, rounds[-1]) for v in run.variants}
-    headline = run.headline
     return {
         "seed": run.config["seed"],
-        "headline": headline,
-        "matrix": last,
-        "over_rounds": {str(r + 1): _means(_matrix(run.scores, headline, r)) for r in rounds},
+        "rounds": rounds[-1] + 1,
+        "headline": run.headline,
+        "matrix": {
+            str(r + 1): {v: _matrix(run.scores, v, r) for v in run.variants} for r in rounds
+        },
         "notes": notes,
         "bytes_up": metrics.bytes_up(run.events),
         "facts": {k: run.facts[k] for k in ("atoll", "packages", "device", "data", "public")},
@@ -317,13 +327,14 @@ def _joined(setting: Setting, runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def known(setting: Setting, plan: Plan) -> dict[str, Any] | None:
-    """What was measured before of the same, if all seeds are there."""
+    """What was measured before of the same, if all seeds are there and went to their end."""
     found = partly(setting, plan)
-    return found if found and len(found["runs"]) == len(plan.seeds) else None
+    whole = [run for run in found["runs"] if run["rounds"] == plan.rounds] if found else []
+    return found if len(whole) == len(plan.seeds) else None
 
 
 def partly(setting: Setting, plan: Plan) -> dict[str, Any] | None:
-    """The seeds of a setting that were measured."""
+    """The seeds of a setting that were measured, be it for some rounds."""
     runs = [_kept(setting, seed, plan) for seed in plan.seeds]
     there = [run for run in runs if run is not None]
     return _joined(setting, there) if there else None
@@ -338,8 +349,11 @@ def _kept(setting: Setting, seed: int, plan: Plan) -> dict[str, Any] | None:
 
 
 def _wanted(setting: Setting, plan: Plan) -> str:
-    """A hash of what was asked for, engine, precision and later options apart."""
-    asked = [setting.values(), plan.rounds, plan.tiny]
+    """A hash of what was asked for, engine, precision and later options apart.
+
+    The number of rounds is apart too: no value depends on it, so round 10 of 40 is round 10 of 10.
+    """
+    asked = [setting.values(), plan.tiny]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -348,14 +362,25 @@ def _file(setting: Setting, seed: int) -> str:
     return f"{name}-seed-{seed}"
 
 
-def means(found: dict[str, Any], kind: str, variant: str = "") -> list[float]:
+def after(*found: dict[str, Any]) -> str:
+    """The last round at which all runs were tested, so that they can be compared."""
+    tested = [set(run["matrix"]) for one in found for run in one["runs"]]
+    common = set.intersection(*tested)
+    return max(common, key=int) if common else "0"
+
+
+def means(found: dict[str, Any], kind: str, variant: str = "", at: str = "") -> list[float]:
     """The mean over domains of a setting's model, or of another one, seed by seed."""
-    return [_means(run["matrix"][variant or run["headline"]])[kind] for run in found["runs"]]
+    return [_means(_last(run, variant, at))[kind] for run in found["runs"]]
 
 
-def _domain(found: dict[str, Any], kind: str, place: int, variant: str = "") -> list[float]:
-    matrices = [run["matrix"][variant or run["headline"]] for run in found["runs"]]
-    return [_by_domain(matrix, kind)[place] for matrix in matrices]
+def _last(run: dict[str, Any], variant: str, at: str = "") -> list[list[float]]:
+    matrix: list[list[float]] = run["matrix"][at or str(run["rounds"])][variant or run["headline"]]
+    return matrix
+
+
+def _domain(found: dict[str, Any], kind: str, place: int, variant: str, at: str) -> list[float]:
+    return [_by_domain(_last(run, variant, at), kind)[place] for run in found["runs"]]
 
 
 def ledger(measured: dict[str, dict[str, Any]], missing: dict[str, str]) -> Ledger:
@@ -385,6 +410,7 @@ def _row(
     source = replace(setting, method="FCCL") if solo else setting
     found, variant = measured.get(source.name), "solo" if solo else ""
     cells = []
+    at = _table_round(setting, measured)
     for place, column in enumerate((*DOMAINS[setting.task], "AVG")):
         average = place == len(theirs)
         printed = (float(np.mean(theirs)) if average else theirs[place]) / 100
@@ -392,21 +418,24 @@ def _row(
             note = missing.get(source.name, f"not run: --only '{source.name}'")
             cells.append(Cell(title, setting.method, column, printed, None, note=note))
             continue
-        ours = means(found, kind, variant) if average else _domain(found, kind, place, variant)
-        cells.append(_cell((title, setting.method, column), printed, ours, found, source))
+        if average:
+            ours = means(found, kind, variant, at)
+        else:
+            ours = _domain(found, kind, place, variant, at)
+        cells.append(_cell((title, setting.method, column), printed, (at, ours), found, source))
     return cells
 
 
 def _cell(
     place: tuple[str, str, str],
     printed: float,
-    ours: Sequence[float],
+    found_at: tuple[str, Sequence[float]],  # round, and a value for each seed
     found: dict[str, Any],
     source: Setting,
 ) -> Cell:
-    run = found["runs"][0]
+    run, (at, ours) = found["runs"][0], found_at
     note = "a miniature: other data and networks" if run["tiny"] else STAND_INS[source.task]
-    note += f"; {len(ours)} seed{'s' * (len(ours) > 1)}"
+    note += f"; {len(ours)} seed{'s' * (len(ours) > 1)}, {at} rounds"
     if run["model"]["precision"] != "float32":
         note += f"; {run['model']['precision']}"
     return Cell(
@@ -416,6 +445,18 @@ def _cell(
         data=run["facts"]["data"]["fingerprint"][:12],
         note=note,
     )
+
+
+def _table_round(setting: Setting, measured: dict[str, dict[str, Any]]) -> str:
+    """The round that a table is read at: the last one that all its rows have been tested at."""
+    rows = PAPER[setting.task, setting.homogeneous, "inter"]
+    names = [replace(setting, method=method).name for method in rows]
+    there = [measured[name] for name in names if name in measured]
+    return after(*there) if there else "0"
+
+
+def _figure_names() -> list[str]:
+    return [Setting("digits", m, public).name for public, rows in BY_PUBLIC.items() for m in rows]
 
 
 def _public_cells(measured: dict[str, dict[str, Any]], missing: dict[str, str]) -> list[Cell]:
@@ -432,8 +473,9 @@ def _public_cells(measured: dict[str, dict[str, Any]], missing: dict[str, str]) 
                     note = missing.get(setting.name, usual)
                     cells.append(Cell(title, method, public, printed / 100, None, note=note))
                 else:
-                    place, ours = (title, method, public), means(found, kind)
-                    cells.append(_cell(place, printed / 100, ours, found, setting))
+                    at = after(*(measured[s] for s in _figure_names() if s in measured))
+                    place, ours = (title, method, public), means(found, kind, "", at)
+                    cells.append(_cell(place, printed / 100, (at, ours), found, setting))
     return cells
 
 
@@ -471,11 +513,11 @@ Model = tuple[dict[str, Any], str]  # what was measured, and which of its models
 
 
 def _paired(text: str, one: Model, other: Model, kind: str) -> Claim:
-    """A claim on the seeds that both have."""
-    values = []
+    """A claim on the seeds that both have, at the last round that both have."""
+    values, at = [], after(one[0], other[0])
     for found, variant in (one, other):
         seeds = [run["seed"] for run in found["runs"]]
-        values.append(dict(zip(seeds, means(found, kind, variant), strict=True)))
+        values.append(dict(zip(seeds, means(found, kind, variant, at), strict=True)))
     common = sorted(values[0].keys() & values[1].keys())
     return paired(text, *([each[seed] for seed in common] for each in values))
 
@@ -501,8 +543,12 @@ def figures(measured: dict[str, dict[str, Any]]) -> dict[str, bytes]:
         here = {m: measured.get(Setting(task, m).name) for m in COMPARED}
         runs = {m: found["runs"] for m, found in here.items() if found}
         if "FCCL" in runs:
-            made[f"figure6-{task}.svg"] = over_rounds(runs)
-            made[f"matrix-{task}.svg"] = matrices(runs, names)
+            lines = {m: [_by_round(run) for run in found] for m, found in runs.items()}
+            made[f"figure6-{task}.svg"] = over_rounds(lines)
+            at = after(*(found for found in here.values() if found))
+            cells = {"SOLO": [_last(run, "solo", at) for run in runs["FCCL"]]}
+            cells |= {m: [_last(run, "", at) for run in found] for m, found in runs.items()}
+            made[f"matrix-{task}.svg"] = matrices(cells, names)
     by_public = {
         (public, method): measured[Setting("digits", method, public).name]
         for public in BY_PUBLIC
@@ -510,9 +556,16 @@ def figures(measured: dict[str, dict[str, Any]]) -> dict[str, bytes]:
         if Setting("digits", method, public).name in measured
     }
     if by_public:
-        groups = {k: {p: means(f, k) for p, f in by_public.items()} for k in ("inter", "intra")}
+        at = after(*by_public.values())
+        groups = {
+            k: {p: means(f, k, "", at) for p, f in by_public.items()} for k in ("inter", "intra")
+        }
         made["figure7-8.svg"] = bars(groups)
     return made
+
+
+def _by_round(run: dict[str, Any]) -> dict[int, dict[str, float]]:
+    return {int(r): _means(found[run["headline"]]) for r, found in run["matrix"].items()}
 
 
 def chosen(only: str, table: str) -> list[Setting]:

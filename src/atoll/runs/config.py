@@ -40,6 +40,7 @@ class EngineOptions:
     streams: bool = False  # captured steps of several clients side by side: wants more GPU memory
     packing: bool = True  # messages become bytes and back; false: copied and counted, for sweeps
     tf32: bool = False  # rounded products on GPUs that have them: faster, less exact
+    tune: bool = False  # cuDNN tries its ways on the first batches: faster, other last digits
     keep: str = ""  # a folder where training before the first round is kept for other runs
     device: str = "auto"  # auto, cpu or cuda
     threads: NotNegativeInt = 0  # of torch on the CPU; 0 for torch's own choice

@@ -25,8 +25,8 @@ def run(seed: int, own: float, others: float, solo: float = 0.1) -> dict[str, An
         "tiny": False,
         "config": "c",
         "headline": "m",
-        "matrix": {"m": matrix, "solo": np.full((4, 4), solo).tolist()},
-        "over_rounds": {"1": {"intra": own, "inter": others}},
+        "rounds": 40,
+        "matrix": {"40": {"m": matrix, "solo": np.full((4, 4), solo).tolist()}},
         "notes": [note, {**note, "diagonal": 0.8}],
         "facts": facts,
         "model": {"precision": "float32"},
@@ -74,7 +74,7 @@ def test_a_cell_is_the_mean_over_clients_of_own_or_other_domains() -> None:
     assert cells["Table 2, intra-domain, digits", "FCCL", "M"].ours == pytest.approx((0.8, 0.9))
     assert cells["Table 1, inter-domain, digits", "SOLO", "AVG"].ours == pytest.approx((0.1, 0.1))
     assert cells["Table 1, inter-domain, office", "FCCL", "A"].verdict == "open"
-    assert "MNIST-M stands in for SYN; 2 seeds" in inter.note
+    assert "MNIST-M stands in for SYN; 2 seeds, 40 rounds" in inter.note
     assert json.loads(json.dumps(as_json(made)))["cells"]
     assert "| FCCL | AVG | 0.3351 |" in as_markdown(made)
 
@@ -96,6 +96,24 @@ def test_claims_compare_the_seeds_that_both_have() -> None:
     assert claims["digits: the diagonal of M on public data grows"].holds is True
 
 
+def test_runs_that_were_cut_are_compared_at_the_last_round_that_all_have() -> None:
+    short, long = run(0, 0.5, 0.2), run(0, 0.9, 0.6)
+    short["matrix"] = {"10": short["matrix"]["40"]}
+    short["rounds"] = 10
+    long["matrix"]["10"] = run(0, 0.6, 0.3)["matrix"]["40"]
+    measured = {
+        Setting("digits", "FCCL").name: found(long),
+        Setting("digits", "FedMD").name: found(short),
+    }
+    made = fccl.ledger(measured, {})
+    cell = next(c for c in made.cells if (c.row, c.column) == ("FCCL", "AVG"))
+    assert cell.ours == pytest.approx((0.3,))
+    assert "1 seed, 10 rounds" in cell.note
+    claim = next(c for c in made.claims if c.text == "digits: FCCL above FedMD, inter-domain")
+    assert claim.evidence.startswith("+0.1000")
+    assert fccl.after(found(long)) == "40"
+
+
 def test_figures_are_drawn_of_what_is_there() -> None:
     measured = {
         Setting("digits", m).name: found(run(0, 0.8, 0.4)) for m in ("FCCL", "FCCL w/o CON")
@@ -109,7 +127,7 @@ def test_figures_are_drawn_of_what_is_there() -> None:
 def test_a_run_is_kept_and_a_part_of_the_seeds_is_known_as_such(tmp_path: Path) -> None:
     setting, plan = Setting("digits", "FCCL"), replace(Plan.quick(tmp_path, "cpu"), rounds=1)
     first = fccl.one(setting, 0, plan)
-    assert np.asarray(first["matrix"]["fccl"]).shape == (4, 4)
+    assert np.asarray(first["matrix"]["1"]["fccl"]).shape == (4, 4)
     assert set(first["notes"][0]) >= {"diagonal", "off diagonal", "aligned", "loss", "prepared"}
     assert fccl.one(setting, 0, plan) == first
     assert fccl.known(setting, plan) == fccl.partly(setting, plan)
