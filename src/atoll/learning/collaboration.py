@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from atoll.core.errors import BadMessageError, ClientFailedError, UserError
 from atoll.core.federation import ClientId, Clients, Moment
 from atoll.core.messages import Checked, Empty, Tensors, Weights
+from atoll.core.record import Look
 from atoll.core.rng import Stream
 from atoll.core.rows import Public, Rows
 from atoll.learning.augment import strongly, varied
-from atoll.learning.distill import said, taught_loss
-from atoll.learning.models import skeleton
+from atoll.learning.distill import correlation, said, taught_loss
+from atoll.learning.models import features, skeleton
 from atoll.learning.train import Optimiser, Phase, Work, Worked, descend, hits
 from atoll.learning.weights import copied, mean, prefixed, without
 
@@ -39,11 +40,14 @@ __all__ = [
     "collaborate",
     "epochs_at",
     "filled",
+    "matrix_look",
     "met",
     "prepared",
     "shared",
 ]
 
+SEEN = 2048  # rows of the correlations that a site looks at
+FEATURES, COMPONENTS = 40, 20  # rows of each domain, and numbers of each, that a site looks at
 Again = Callable[[Tensor], Tensor]  # other images -> their logits under the same weights
 StepLoss = Callable[[Tensor, Again], Tensor]  # logits of the public batch -> one number
 
@@ -272,6 +276,28 @@ class Learner:
                 correct[model + end], f1[model + end] = count, score
         return Checked(len(rows), correct, f1)
 
+    def look(self, part: str, stage: int, tests: Mapping[str, Rows], own: str) -> list[Look]:
+        """What a site sees of its network, for pictures: correlations of classes, features.
+
+        `tests` are its test rows by domain, `own` the domain that it learns from.
+        """
+        found = []
+        if own in tests and len(tests[own]):
+            m = correlation(*[self.says(self.weights, tests[own].x[:SEEN])] * 2)
+            found.append(matrix_look(part, stage, "correlation, own test rows", m))
+        some = {name: rows.at(slice(0, FEATURES)) for name, rows in tests.items() if len(rows)}
+        if not some:
+            return found
+        x = torch.cat([rows.x for rows in some.values()])
+        read = features(self.testing, self.weights, x)
+        if read is not None and len(x) > 2:
+            labels = [f"{name}|{int(y)}" for name, rows in some.items() for y in rows.y]
+            points = principal(read)
+            columns = tuple(f"component {i + 1}" for i in range(points.shape[1]))
+            values = tuple(tuple(round(v, 4) for v in row) for row in points.tolist())
+            found.append(Look(stage, part, "features", tuple(labels), columns, values))
+        return found
+
     def state(self) -> Tensors:
         """The weights with their buffers, those of before, and the moments."""
         parts = {"weights": self.weights, "last": self.last, "solo": self.solo}
@@ -284,6 +310,22 @@ class Learner:
             copied(without(part, state)) for part in ("weights", "last", "solo", "moments")
         )
         self._cache, self._solo_scores = None, {}
+
+
+def matrix_look(part: str, stage: int, name: str, m: Tensor) -> Look:
+    """A matrix of classes by classes, to be looked at."""
+    names = tuple(str(number) for number in range(len(m)))
+    values = tuple(tuple(round(value, 4) for value in row) for row in m.tolist())
+    return Look(stage, part, name, names, names, values)
+
+
+def principal(x: Tensor, count: int = COMPONENTS) -> Tensor:
+    """The first principal components of rows, each turned so that its largest value is positive."""
+    centred = (x - x.mean(0)).double()
+    u, size, _ = torch.linalg.svd(centred, full_matrices=False)
+    points: Tensor = (u * size)[:, :count]
+    turn = points.gather(0, points.abs().argmax(0, keepdim=True)).sign()
+    return points.mul(torch.where(turn == 0, 1, turn))
 
 
 def _zeros(like: Sequence[Tensor]) -> list[Tensor]:

@@ -26,6 +26,7 @@ __all__ = [
     "Architecture",
     "ModelOptions",
     "draw_linear",
+    "features",
     "linear",
     "network",
     "outputs",
@@ -186,6 +187,21 @@ class Architecture:
         # no cache of rounded weights: a graph that is captured must round them anew each time
         with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
             return functional_call(self.model, weights, (x,)).to(x.dtype)  # type: ignore[no-any-return]
+
+
+def features(network: Architecture, weights: Mapping[str, Tensor], x: Tensor) -> Tensor | None:
+    """What the last linear layer reads of each row; None where a network has no such layer."""
+    layers = [layer for layer in network.model.modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        return None
+    seen: list[Tensor] = []
+    handle = layers[-1].register_forward_pre_hook(lambda layer, given: seen.append(given[0]))
+    try:
+        with torch.no_grad():
+            network(weights, x)
+    finally:
+        handle.remove()
+    return seen[-1].flatten(1).to(x.dtype)
 
 
 def network(

@@ -20,7 +20,7 @@ from torch import Tensor
 from atoll.core.federation import Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors, Weights
 from atoll.core.options import AtLeastOne, NotNegative, NotNegativeInt, Positive
-from atoll.core.record import Score
+from atoll.core.record import Look, Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.learning.collaboration import (
@@ -37,6 +37,7 @@ from atoll.learning.collaboration import (
     collaborate,
     epochs_at,
     filled,
+    matrix_look,
     met,
     prepared,
     shared,
@@ -86,6 +87,7 @@ class Client:
         self.options, self.site, self.plan = options, site, plan(options)
         self.epochs = epochs_at(options.epochs_each, options.epochs, site.clients, site.id)
         self.learner = Learner(site.model(), site.public(), self.plan)
+        self.m = torch.zeros((len(site.classes),) * 2, device=site.device)  # M of the last step
 
     def join(self, request: Join, moment: Moment) -> Joined:
         """Say which public images and classes this site has; refuse others."""
@@ -134,6 +136,7 @@ class Client:
         def loss(z: Tensor, again: object) -> Tensor:
             mixed = target if earlier is None else target + (earlier - z.detach()) / request.count
             m = correlation(z, mixed)
+            self.m = m.detach().float()
             return correlation_loss(m, options.lambda_col, float(options.off_diagonal))
 
         place, how = (moment.stage, moment.round), Optimiser("adam", rate(options, moment))
@@ -166,11 +169,20 @@ class Client:
         rows = self.site.test(request.task)
         return self.learner.checked("fccl", request.task, rows, self.options.top)
 
+    def look(self, moment: Moment) -> list[Look]:
+        """What this site sees of its own network; it stays here."""
+        tests = {name: self.site.test(task) for task, name in enumerate(self.site.tasks)}
+        own = self.site.tasks[self.site.clients.index(self.site.id) % len(tests)]
+        found = self.learner.look(self.site.id, moment.stage, tests, own)
+        m = matrix_look(self.site.id, moment.stage, "correlation, public images", self.m)
+        return [*found, m] if self.options.collaborate else found
+
     def state(self) -> Tensors:
-        return self.learner.state()
+        return self.learner.state() | {"seen/m": self.m}
 
     def restore(self, state: Tensors) -> None:
         self.learner.restore(state)
+        self.m = state["seen/m"].clone()
 
 
 def plan(options: Options) -> Plan:

@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 from atoll.core.federation import Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors, Weights
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
-from atoll.core.record import Score
+from atoll.core.record import Look, Score
 from atoll.data.site import Site
 from atoll.learning.collaboration import (
     Again,
@@ -130,6 +130,12 @@ class Client:
         """Test the model, and the one before any exchange, on a domain."""
         rows = self.site.test(request.task)
         return self.learner.checked("fedmatch", request.task, rows, self.options.top)
+
+    def look(self, moment: Moment) -> list[Look]:
+        """What this site sees of its own network; it stays here."""
+        tests = {name: self.site.test(task) for task, name in enumerate(self.site.tasks)}
+        own = self.site.tasks[self.site.clients.index(self.site.id) % len(tests)]
+        return self.learner.look(self.site.id, moment.stage, tests, own)
 
     def state(self) -> Tensors:
         return self.learner.state()

@@ -205,6 +205,7 @@ class Plan:
                 "rounds": self.rounds,
                 "score_every": self.score_every,
                 "checkpoints": False,
+                "looks": False,
                 "model.precision": self.precision,
                 "model.layout": self.layout,
                 "engine.device": self.device,
