@@ -46,7 +46,7 @@ def timed(job: Work, captured: Captured | None, steps: int) -> float:
     job, best = replace(job, epochs=steps), float("inf")
     for _ in range(4):  # the first one warms up
         began = time.perf_counter()
-        _ = job() if captured is None else done([captured], [job])
+        _ = job() if captured is None else done([captured], [[job]])
         if job.rows.x.is_cuda:
             torch.cuda.synchronize()
         best = min(best, (time.perf_counter() - began) / steps)
@@ -61,7 +61,7 @@ def measured(
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
     options = ModelOptions(name, precision=precision, layout=layout)  # type: ignore[arg-type]
     job = work(options, batch, device)
-    found = timed(job, Captured(job) if graph else None, steps)
+    found = timed(job, Captured([job]) if graph else None, steps)
     peak = torch.cuda.max_memory_reserved() / 2**30 if device.type == "cuda" else 0.0
     line = {"network": name, "batch": batch, "precision": precision, "layout": layout, "tf32": tf32}
     return {**line, "captured": graph, "milliseconds": round(found, 3), "GiB": round(peak, 2)}

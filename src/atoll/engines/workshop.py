@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ from atoll.learning.stacked import (
     signature,
     tally,
 )
-from atoll.learning.train import Tally, Work
+from atoll.learning.train import Tally, Work, Worked
 
 __all__ = ["Choice", "Mode", "Workshop"]
 
@@ -39,6 +40,7 @@ Mode = Literal["auto", "loop", "stacked", "captured"]
 # of Adam take the sign of gradients that are rounding errors, and nothing could be told from it.
 TOLERANCE = 1e-8
 TRIAL = 3  # batches of a trial
+NOTHING = 1e-3  # a tensor of smaller weights is compared with this
 SMALL = 64  # rows of a batch in the trial of captured steps
 SAMPLE = 8  # members that the trial does one by one
 STACKS = 8  # stacks that keep their buffers
@@ -102,22 +104,56 @@ class Workshop:
         return done | self._alone(alone)
 
     def _alone(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
-        """Works that are no stack: one after another, by captured steps where these are better."""
-        keys = {id: (id, likeness(job)) for id, job in jobs.items() if self._to_capture(job)}
+        """Works that are no stack: replicas together, others one by one, captured if better."""
+        groups = self._replicas(jobs)
+        keys = {tuple(ids): (tuple(ids), likeness(jobs[ids[0]])) for ids in groups}
         for old in self._captured.keys() - set(keys.values()):  # their memory is wanted
             del self._captured[old]
-        for id, key in keys.items():
+        for ids, key in keys.items():
             if key not in self._captured:
                 # graphs that run one after another may share the memory of their activations
                 shared = next(iter(self._captured.values())).pool if self._captured else None
-                self._captured[key] = Captured(jobs[id], None if self.streams else shared)
-        made = {id: self._captured[key] for id, key in keys.items()}
-        if self.streams and made:
-            works = [jobs[id] for id in made]
-            found = dict(zip(made, captured.done(list(made.values()), works), strict=True))
+                pool = None if self.streams else shared
+                self._captured[key] = Captured([jobs[id] for id in ids], pool)
+        made = {ids: self._captured[key] for ids, key in keys.items()}
+        works = {ids: [jobs[id] for id in ids] for ids in made}
+        if self.streams:
+            results = captured.done(list(made.values()), list(works.values()))
         else:
-            found = {id: captured.done([one], [jobs[id]])[0] for id, one in made.items()}
+            results = [captured.done([one], [works[ids]])[0] for ids, one in made.items()]
+        found = {
+            id: one
+            for ids, several in zip(made, results, strict=True)
+            for id, one in zip(ids, several, strict=True)
+        }
         return {id: found[id] if id in found else job() for id, job in jobs.items()}
+
+    def _replicas(self, jobs: Mapping[str, Any]) -> list[list[str]]:
+        """Works whose steps are captured: those that are alike in one step, if that is better."""
+        alike: dict[Hashable, list[str]] = {}
+        for id, job in jobs.items():
+            if isinstance(job, Work) and self.mode != "loop" and len(job.rows):
+                try:
+                    alike.setdefault(likeness(job), []).append(id)
+                except NotCapturableError:
+                    continue
+        found: list[list[str]] = []
+        for key, ids in alike.items():
+            works = [jobs[id] for id in ids]
+            if len(ids) > 1 and captured.replicas(works) and self._as_replicas(key, works):
+                found.append(ids)
+            else:
+                found += [[id] for id in ids if self._to_capture(jobs[id])]
+        return found
+
+    def _as_replicas(self, key: Any, jobs: Sequence[Work]) -> bool:
+        """Whether works that are alike take their steps together: as asked for, or as tried."""
+        if self.mode != "auto":
+            return self.mode == "stacked"
+        name = _name(f"replicas {_without_rows(key)!r} x {len(jobs)} on {_machine(jobs[0])}")
+        if name not in self.choices:
+            self._chose(name, _remembered(name, lambda: _tried_replicas(jobs)))
+        return self.choices[name].mode == "stacked"
 
     def _to_capture(self, job: Any) -> bool:
         """Whether steps of this work are captured: as asked for, or on a GPU as a trial says."""
@@ -139,7 +175,7 @@ class Workshop:
         return self._decided[key].mode == "captured"
 
     def _form(self, id: str, job: Any) -> Hashable:
-        if self.mode == "loop":
+        if self.mode in ("loop", "captured"):
             return id
         try:
             return form(job)
@@ -249,22 +285,58 @@ def _in_double(job: Work) -> Work:
     )
 
 
+def _by_gradient(job: Work) -> Work:
+    """The same work with plain steps: a weight whose true gradient is 0, as a shift before a batch
+    norm has it, gets a rounding error for one, and Adam would take the sign of that.
+    """
+    plain = [replace(p, optimiser=replace(p.optimiser, kind="sgd")) for p in job.phases]
+    return replace(job, phases=tuple(plain), moments={})
+
+
+def _apart(one: Worked, other: Worked) -> float:
+    """The largest difference of two results, relative to weights that are more than nothing."""
+    found = 0.0
+    for name, tensor in one.weights.items():
+        if tensor.is_floating_point() and tensor.numel():
+            scale = max(float(tensor.abs().max()), NOTHING)
+            found = max(found, float((tensor - other.weights[name]).abs().max()) / scale)
+    return found
+
+
 def _without_rows(key: Any) -> tuple[Hashable, ...]:
     """A likeness without the sizes of tensors: how steps are best done does not hang on them."""
     phases, _, *rest = key
     return phases, *rest
 
 
+def _tried_replicas(jobs: Sequence[Work]) -> Choice:
+    """Steps together or one by one, on some batches of the full size."""
+    few = [replace(j, rows=j.rows.at(slice(0, TRIAL * j.batch)), epochs=1) for j in jobs]
+    exact = [_by_gradient(_in_double(job)) for job in few]
+    together = captured.done([Captured(exact)], [exact])[0]
+    difference = max(map(_apart, [job() for job in exact], together))
+    seconds = []
+    for groups in ([few], [[job] for job in few]):
+        made = [Captured(group) for group in groups]
+        captured.done(made, groups)  # makes buffers and captures
+        seconds.append(_timed(partial(captured.done, made, groups))[0])
+    ratio, equal = seconds[1] / seconds[0], difference <= TOLERANCE
+    mode: Literal["loop", "stacked"] = "stacked" if equal and 1 / ratio <= GAIN else "loop"
+    told = "replicas in one step are faster" if mode == "stacked" else "not faster"
+    reason = told if equal else f"replicas differ by {difference:.1e}"
+    return Choice("replicas", len(jobs), mode, reason, difference, TOLERANCE, ratio)
+
+
 def _tried_captured(job: Work) -> Choice:
     """Both ways on some small batches; captured steps are taken if they are equal and faster."""
     small = min(job.batch, SMALL)
     few = replace(job, rows=job.rows.at(slice(0, TRIAL * small)), batch=small, epochs=2)
-    exact = _in_double(few)
-    difference = largest_difference(exact(), captured.done([Captured(exact)], [exact])[0])
-    one = Captured(few)
-    captured.done([one], [few])  # makes buffers and captures
+    exact = _by_gradient(_in_double(few))
+    (found,) = captured.done([Captured([exact])], [[exact]])[0]
+    difference, one = _apart(exact(), found), Captured([few])
+    captured.done([one], [[few]])  # makes buffers and captures
     loop_seconds, _ = _timed(few)
-    seconds, _ = _timed(lambda: captured.done([one], [few]))
+    seconds, _ = _timed(lambda: captured.done([one], [[few]]))
     ratio = loop_seconds / seconds
     equal, faster = difference <= TOLERANCE, 1 / ratio <= GAIN
     mode: Literal["loop", "captured"] = "captured" if equal and faster else "loop"

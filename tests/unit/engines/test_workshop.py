@@ -106,6 +106,20 @@ def test_captured_steps_give_what_the_loop_gives_and_keep_their_buffers() -> Non
     assert set(workshop._captured) < set(buffers)  # the memory of the other one is given back
 
 
+def test_replicas_of_one_client_are_found_and_tried(tmp_path: Path) -> None:
+    asked = jobs(mixing, 3)  # no stack may be made of these, but each has batches of its own
+    alike = {id: replace(j, phases=asked["site-0"].phases) for id, j in asked.items()}
+    done = Workshop("stacked", tmp_path)._alone(alike)
+    for id, job in alike.items():
+        assert largest_difference(job(), done[id]) < 1e-5
+    workshop = Workshop("auto", tmp_path / "auto")
+    (tmp_path / "auto").mkdir()
+    workshop._alone(alike)
+    (choice,) = workshop.choices.values()
+    assert choice.work == "replicas"
+    assert choice.difference <= choice.tolerance
+
+
 def test_streams_give_the_same() -> None:
     asked = jobs(honest, 3)
     done = Workshop("captured", streams=True).do(asked)
