@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -95,17 +95,22 @@ class Workshop:
             groups.setdefault(self._form(id, job), []).append(id)
         done: dict[str, Any] = {}
         alone: dict[str, Any] = {}
+        refused: set[str] = set()
         for key, ids in groups.items():
             works = [jobs[id] for id in ids]
             if len(ids) > 1 and self._choice(key, works).mode == "stacked":
                 done |= dict(zip(ids, self._together(key, works), strict=True))
             else:
                 alone |= dict(zip(ids, works, strict=True))
-        return done | self._alone(alone)
+                refused |= {*ids} if len(ids) > 1 else set()
+        return done | self._alone(alone, refused)
 
-    def _alone(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
-        """Works that are no stack: replicas together, others one by one, captured if better."""
-        groups = self._replicas(jobs)
+    def _alone(self, jobs: Mapping[str, Any], refused: Collection[str] = ()) -> dict[str, Any]:
+        """Works that are no stack: replicas together, others one by one, captured if better.
+
+        Those whose stack was `refused` are not tried together once more.
+        """
+        groups = self._replicas(jobs, refused)
         keys = {tuple(ids): (tuple(ids), likeness(jobs[ids[0]])) for ids in groups}
         for old in self._captured.keys() - set(keys.values()):  # their memory is wanted
             del self._captured[old]
@@ -128,7 +133,7 @@ class Workshop:
         }
         return {id: found[id] if id in found else job() for id, job in jobs.items()}
 
-    def _replicas(self, jobs: Mapping[str, Any]) -> list[list[str]]:
+    def _replicas(self, jobs: Mapping[str, Any], refused: Collection[str]) -> list[list[str]]:
         """Works whose steps are captured: those that are alike in one step, if that is better."""
         alike: dict[Hashable, list[str]] = {}
         for id, job in jobs.items():
@@ -140,7 +145,8 @@ class Workshop:
         found: list[list[str]] = []
         for key, ids in alike.items():
             works = [jobs[id] for id in ids]
-            if len(ids) > 1 and captured.replicas(works) and self._as_replicas(key, works):
+            several = len(ids) > 1 and not any(id in refused for id in ids)
+            if several and captured.replicas(works) and self._as_replicas(key, works):
                 found.append(ids)
             else:
                 found += [[id] for id in ids if self._to_capture(jobs[id])]
