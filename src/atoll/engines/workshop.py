@@ -31,7 +31,7 @@ from atoll.learning.stacked import (
     signature,
     tally,
 )
-from atoll.learning.train import Tally, Work, Worked
+from atoll.learning.train import Optimiser, Tally, Work, Worked
 
 __all__ = ["Choice", "Mode", "Workshop"]
 
@@ -98,7 +98,9 @@ class Workshop:
         refused: set[str] = set()
         for key, ids in groups.items():
             works = [jobs[id] for id in ids]
-            if len(ids) > 1 and self._choice(key, works).mode == "stacked":
+            # on a GPU one client alone may be a stack too: its steps are then a graph
+            worth = len(ids) > 1 or (not isinstance(key, str) and works[0].rows.y.is_cuda)
+            if worth and self._choice(key, works).mode == "stacked":
                 done |= dict(zip(ids, self._together(key, works), strict=True))
             else:
                 alone |= dict(zip(ids, works, strict=True))
@@ -277,7 +279,7 @@ def _tried(key: Hashable, jobs: Sequence[Any]) -> Choice:
 
 
 def _difference(jobs: Sequence[Work]) -> float:
-    """The largest difference between both ways, both in double precision."""
+    """The largest difference between both ways, both in double precision and at the same rates."""
     double = [_in_double(job) for job in jobs]
     return max(map(largest_difference, [job() for job in double], Stack(double)(double)))
 
@@ -285,6 +287,7 @@ def _difference(jobs: Sequence[Work]) -> float:
 def _in_double(job: Work) -> Work:
     return replace(
         job,
+        phases=tuple(replace(p, optimiser=_single(p.optimiser)) for p in job.phases),
         weights={n: _double(w) for n, w in job.weights.items()},
         moments={n: _double(m) for n, m in job.moments.items()},
         rows=replace(job.rows, x=_double(job.rows.x), own=_double(job.rows.own)),
@@ -349,6 +352,11 @@ def _tried_captured(job: Work) -> Choice:
     told = "equal and faster" if mode == "captured" else "not faster"
     reason = told if equal else f"captured steps differ by {difference:.1e}"
     return Choice("work", 1, mode, reason, difference, TOLERANCE, ratio)
+
+
+def _single(how: Optimiser) -> Optimiser:
+    """The same with a rate that single precision knows: on a GPU a stack has no other."""
+    return replace(how, rate=float(torch.tensor(how.rate, dtype=torch.float32)))
 
 
 def _double(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from atoll.core.errors import UserError
 from atoll.core.options import AtLeastOne, NotNegative
 from atoll.core.rng import Stream
 from atoll.learning import image_nets
+from atoll.learning.convolutions import for_members
 
 __all__ = [
     "MLP",
@@ -175,18 +177,24 @@ class Architecture:
             return logits(weights, x)  # type: ignore[no-any-return]
         name, shape = next(iter(self._shapes.items()))
         if weights[name].dim() == len(shape):
-            return self._said(dict(weights), x)
-        return torch.vmap(self._said)(dict(weights), x)
+            return self._said(self.model, dict(weights), x)
+        one = lambda w, part: self._said(self._many, w, part)  # noqa: E731
+        return torch.vmap(one)(dict(weights), x)
 
-    def _said(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+    def _said(self, model: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         """The logits of one member, in the precision and layout that its options ask for."""
         if self._channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
         if not self._narrow:
-            return functional_call(self.model, weights, (x,))  # type: ignore[no-any-return]
+            return functional_call(model, weights, (x,))  # type: ignore[no-any-return]
         # no cache of rounded weights: a graph that is captured must round them anew each time
         with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
-            return functional_call(self.model, weights, (x,)).to(x.dtype)  # type: ignore[no-any-return]
+            return functional_call(model, weights, (x,)).to(x.dtype)  # type: ignore[no-any-return]
+
+    @cached_property
+    def _many(self) -> nn.Module:
+        """The network with layers that know what to do with many members' weights."""
+        return for_members(copy.deepcopy(self.model).to("meta"), linear)
 
 
 def features(network: Architecture, weights: Mapping[str, Tensor], x: Tensor) -> Tensor | None:

@@ -26,6 +26,7 @@ __all__ = ["PAPERS", "Asked", "again"]
 PAPERS = (
     "chfl",
     "fccl",
+    "fedseit",
 )
 
 
