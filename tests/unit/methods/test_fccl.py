@@ -412,6 +412,54 @@ def test_a_client_that_was_left_out_takes_part_again() -> None:
     assert "excluded site-1" not in again
 
 
+@pytest.mark.parametrize("name", ["fccl", "fedmd", "fedmatch", "fml"])
+def test_a_client_that_fails_is_left_out_by_every_method(name: str) -> None:
+    """Named in the notes, absent from the mean, and back in the next round."""
+    changes: dict[str, Any] = {"data": {**IMAGES, "domains": 3}, "models": ["cnn"] * 3, "absent": 1}
+    if name == "fml":
+        changes["model.name"] = "cnn-plain"
+    made = parts(config(name, **changes))
+    watched, server = Watched(made, {("site-1", "fit"): "fails"}), made.server()
+    first = server.round(Clients(made.scenario.clients, watched, FIRST, (0, 1, 2)), FIRST)
+    assert first["excluded site-1"] == 1.0
+    watched.spoil.clear()
+    second = Moment(0, 1, 2)
+    again = server.round(Clients(made.scenario.clients, watched, second, (0, 1, 2)), second)
+    assert "excluded site-1" not in again
+    for client in watched.clients.values():
+        assert all(torch.isfinite(w).all() for w in client.learner.weights.values())
+
+
+def test_a_helper_that_fails_is_replaced_by_the_next_nearest() -> None:
+    changes: dict[str, Any] = {"data": {**IMAGES, "domains": 3}, "models": ["cnn"] * 3}
+    made = parts(config("fedmatch", **changes, helpers=2, absent=1))
+    watched, server = Watched(made), made.server()
+    server.round(Clients(made.scenario.clients, watched, FIRST, (0, 1, 2)), FIRST)
+    assert {len(helpers) for helpers in server.helpers.values()} == {2}
+    watched.spoil[("site-1", "align")] = "fails"
+    second = Moment(0, 1, 2)
+    notes = server.round(Clients(made.scenario.clients, watched, second, (0, 1, 2)), second)
+    assert notes["excluded site-1"] == 1.0
+    assert server.helpers == {"site-0": ["site-2"], "site-2": ["site-0"]}
+
+
+def test_constant_logits_poison_nobody() -> None:
+    """A network that says the same of every image correlates 0 with all, and nothing is NaN."""
+    made = parts(config())
+    watched = Watched(made)
+    learner = watched.clients["site-0"].learner
+    learner.weights = {n: w * 0 if n.startswith("head") else w for n, w in learner.weights.items()}
+    learner.last = learner.weights
+    key = made.server().site.stream("public", FIRST).key
+    client = watched.clients["site-0"]
+    z = client.align(Align(key, 0, 2, torch.zeros(0)), FIRST).logits
+    assert float(z.std(0).max()) == 0.0
+    answered = client.align(Align(key, 1, 2, z + torch.randn_like(z)), FIRST)
+    assert answered.loss == pytest.approx(CLASSES + 0.0051 * CLASSES * (CLASSES - 1), abs=1e-4)
+    assert all(torch.isfinite(w).all() for w in learner.weights.values())
+    assert torch.isfinite(answered.logits).all()
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -496,12 +544,15 @@ def test_inter_accuracy_is_the_mean_of_the_rows_without_their_diagonal(tmp_path:
     assert {e.variant for e in events if isinstance(e, Score)} == {"fccl", "solo"}
 
 
-def test_top_counts_the_likeliest_few(tmp_path: Path) -> None:
+def test_top_counts_the_likeliest_few_and_tells_the_likeliest_too(tmp_path: Path) -> None:
     for top in (1, CLASSES):
         execute(config(rounds=1, top=top), tmp_path / str(top))
     one, all_ = (read_events(tmp_path / str(top)) for top in (1, CLASSES))
     assert metrics.summary(one, "fccl")["final_accuracy"] < 1
     assert metrics.summary(all_, "fccl")["final_accuracy"] == 1
+    plain, beside = (metrics.summary(e, v) for e, v in ((one, "fccl"), (all_, "fccl top-1")))
+    assert plain["final_accuracy"] == beside["final_accuracy"]
+    assert metrics.variants(all_) == ["fccl", "fccl top-1", "solo", "solo top-1"]
 
 
 def test_a_record_says_which_public_images_it_had(tmp_path: Path) -> None:
