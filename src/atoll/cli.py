@@ -23,7 +23,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from atoll import __version__, data, methods
+from atoll import __version__, cli_network, data, methods
 from atoll.core.errors import (
     EXIT_INTERRUPTED,
     EXIT_OUR_FAULT,
@@ -513,6 +513,9 @@ def align_command(
     moved = sum(len(message.content) for message in made.sent)
     count = len(next(iter(made.rows.values())))
     out.print(f"{count} rows in common, {_size(moved)} moved; index files in {to}", soft_wrap=True)
+
+
+cli_network.register(app, out, err, _print_result)
 
 
 def main() -> None:

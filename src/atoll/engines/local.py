@@ -42,6 +42,8 @@ class Bench(Protocol):
 class LocalEngine:
     """Clients in this process; each is built when it is first asked."""
 
+    at_least = 0  # nobody is ever absent here
+
     def __init__(self, parts: Parts, workshop: Bench | None = None) -> None:
         self._parts = parts
         self._clients: dict[str, Any] = {}
@@ -82,11 +84,11 @@ class LocalEngine:
                 found += self._clients[id].look(moment)
         return found
 
-    def states(self) -> dict[str, Tensors]:
+    def states(self, place: str = "") -> dict[str, Tensors]:
         """The state of every client that has been asked."""
         return {id: self._clients[id].state() for id in sorted(self._clients)}
 
-    def restore(self, states: Mapping[str, Tensors]) -> None:
+    def restore(self, states: Mapping[str, Tensors], place: str = "") -> None:
         """Give clients their state back; those without one begin anew."""
         for id, state in states.items():
             if state:

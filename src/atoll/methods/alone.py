@@ -126,4 +126,4 @@ def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
     return logits(model, rows, **client.how)
 
 
-METHOD = Method(Options, Server, Client, split="columns", kept=kept, said=said)
+METHOD = Method(Options, Server, Client, split="columns", kept=kept, said=said, quorum=True)

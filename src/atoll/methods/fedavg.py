@@ -131,4 +131,4 @@ def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
     return client.tested(model, rows.x)
 
 
-METHOD = Method(Options, Server, Client, kept=kept, said=said)
+METHOD = Method(Options, Server, Client, kept=kept, said=said, quorum=True)

@@ -276,7 +276,7 @@ def _unseen(block: Block, text: pa.Array, done: Predicted) -> None:
 
 def export(predictor: Predictor, out: Path, crossed: str) -> Path:
     """Write a site's model and its card: weights as safetensors, the rest as JSON."""
-    weights = {n: np.ascontiguousarray(t.cpu().numpy()) for n, t in predictor.model.items()}
+    weights = {n: np.asarray(t.cpu().numpy(), order="C") for n, t in predictor.model.items()}
     run, recipe = predictor.run, predictor.recipe
     result = primary(run.events, predictor.chosen, run.facts["known_at"])
     card = {
