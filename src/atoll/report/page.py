@@ -18,7 +18,10 @@ from atoll.report.tables import Group, Pair, Table
 
 __all__ = ["Section", "page", "pictures", "write"]
 
-SECTIONS: tuple[str, ...] = ("vertical",)  # modules of this package that say more of some methods
+SECTIONS: tuple[str, ...] = (  # modules of this package that say more of some methods
+    "domains",
+    "vertical",
+)
 
 
 @dataclass(frozen=True)
