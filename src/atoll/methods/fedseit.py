@@ -24,7 +24,7 @@ from atoll.core.errors import BadMessageError, UserError
 from atoll.core.federation import SERVER, Clients, Job, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors
 from atoll.core.options import AtLeastOne, NotNegative, Positive
-from atoll.core.record import Score
+from atoll.core.record import Look, Score
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.data.site import Site
@@ -49,6 +49,7 @@ CONVS = tuple(f"conv{size}" for size in KERNELS)
 ALIGNS = tuple(f"align{size}" for size in KERNELS)
 EPSILON = 1e-7  # of Adam, as in Keras
 RECTIFIED = 0.7  # cosines below it count nothing where similarity = "rectified"
+LEFT_OUT = ("loss on validation rows", "accuracy on test rows")
 RATE, BEST, PATIENCE, STOPPED = range(4)  # places in a client's course
 
 Task = tuple[int, str]  # stage and client
@@ -275,19 +276,54 @@ class Client:
     def check(self, request: Check, moment: Moment) -> Checked:
         """Test a task of this client with its own base, with the mean base too where it came."""
         rows = self._tested(self._rows("test", request.task))
-        classes = max(1, len(self._labels(request.task)))
-        weights, plan = self._weights_of(request.task), self._plan()
+        weights = self._weights_of(request.task)
         models = {"own": weights}
         if request.weights:
             models["global"] = weights | prefixed("base", self._here(request.weights))
         correct, f1 = {}, {}
         for name, model in models.items():
-            said = in_chunks(partial(logits, model, plan=plan), rows)
-            unseen = torch.full_like(said[:, :1], -math.inf)  # a class never trained, never said
-            beyond = bool((rows.y >= classes).any())
-            said = torch.cat([said, unseen], 1) if beyond else said
-            correct[name], f1[name] = hits(said, rows.y)
+            correct[name], f1[name] = self._hits(model, rows, request.task)
         return Checked(len(rows), correct, f1)
+
+    def _hits(self, weights: Tensors, rows: Rows, task: int) -> tuple[int, float]:
+        said = in_chunks(partial(logits, weights, plan=self._plan()), rows)
+        unseen = torch.full_like(said[:, :1], -math.inf)  # a class never trained, never said
+        beyond = bool((rows.y >= max(1, len(self._labels(task)))).any())
+        return hits(torch.cat([said, unseen], 1) if beyond else said, rows.y)
+
+    def look(self, moment: Moment) -> list[Look]:
+        """How much this client attends to each foreign part, and what it loses without it."""
+        if moment.stage != self.task or f"foreign/{CONVS[0]}" not in self.weights:
+            return []
+        slots = tuple(str(slot) for slot in range(self.slots))
+        attention = [tuple(self.weights[f"now/alpha/{n}"].tolist()) for n in self.layers]
+        found = [self._left_out(slot) for slot in (None, *range(self.slots))]
+        values = tuple(zip(*found, strict=True))
+        return [
+            Look(self.task, self.site.id, "attention", self.layers, slots, tuple(attention)),
+            Look(self.task, self.site.id, "left out", LEFT_OUT, ("nothing", *slots), values),
+        ]
+
+    @torch.no_grad()
+    def _left_out(self, slot: int | None) -> tuple[float, float]:
+        """Loss on validation rows and accuracy on test rows where a slot's filters are zero."""
+        weights, loss = self._weights_of(self.task), math.nan
+        valid, test = (self._without(self._rows(p, self.task), slot) for p in ("valid", "test"))
+        for name in [n for n in weights if n.startswith("foreign/") and slot is not None]:
+            weights[name] = weights[name].clone()
+            weights[name][slot] = 0
+        if len(valid):
+            loss = float(row_losses(weights, valid, plan=self._plan()).mean())
+        correct, _ = self._hits(weights, test, self.task)
+        return loss, correct / len(test) if len(test) else math.nan
+
+    def _without(self, rows: Rows, slot: int | None) -> Rows:
+        """Rows in which the filters of a slot found nothing."""
+        if slot is None or self.options.combine == "sum":
+            return rows
+        own = rows.own.clone()
+        own[:, 1:].unflatten(1, (2 * len(KERNELS), self.slots, -1))[:, :, slot] = 0
+        return replace(rows, own=own)
 
     def _here(self, tensors: Tensors) -> Tensors:
         return {n: t.to(self.site.device, self.site.dtype) for n, t in tensors.items()}
@@ -504,6 +540,7 @@ class Server:
     def __init__(self, options: Options, site: Site) -> None:
         checked_options(options)
         self.options, model = released(options), text_network(site)
+        self.ids = site.clients
         layers = shapes(options, model, len(site.clients))
         first = dict(model.state_dict())
         for layer in decomposed(options, list(layers)):
@@ -582,6 +619,24 @@ class Server:
         """Every client's model on the test rows of its tasks so far."""
         weights = self.base if self.options.test_global else {}
         return scores(clients, Client.check, weights, moment)
+
+    def look(self, moment: Moment) -> list[Look]:
+        """Who was given whose task in which slot, and how like the two tasks were found."""
+        if moment.stage == 0 or self.options.combine == "none":
+            return []
+        past = sorted(task for task in self.adaptive if task[0] < moment.stage)
+        slots, similar = [], []
+        for id in self.ids:
+            chosen, scored = self._chosen(self.ids, id, moment.stage)
+            place = {task: float(slot) for slot, task in enumerate(chosen)}
+            score = dict(zip(chosen, scored, strict=False))
+            slots.append(tuple(place.get(task, math.nan) for task in past))
+            similar.append(tuple(score.get(task, math.nan) for task in past))
+        names = tuple(f"{other} task {stage}" for stage, other in past)
+        return [
+            Look(moment.stage, SERVER, "slot", self.ids, names, tuple(slots)),
+            Look(moment.stage, SERVER, "similarity", self.ids, names, tuple(similar)),
+        ]
 
     def state(self) -> Tensors:
         found = prefixed("base", self.base)

@@ -18,7 +18,9 @@ from atoll.report.tables import Group, Pair, Table
 
 __all__ = ["Section", "page", "pictures", "write"]
 
-SECTIONS: tuple[str, ...] = ()  # modules of this package that say more of some methods
+SECTIONS: tuple[str, ...] = (  # modules of this package that say more of some methods
+    "transfer",
+)
 
 
 @dataclass(frozen=True)
