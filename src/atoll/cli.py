@@ -193,6 +193,8 @@ def reproduce_command(
     render: Annotated[
         bool, typer.Option("--render", help="run nothing: only what was measured before")
     ] = False,
+    jobs: Annotated[int, typer.Option(help="settings at a time, each in a process", min=1)] = 1,
+    measure: Annotated[bool, typer.Option("--measure", hidden=True)] = False,
     to: Annotated[Path, typer.Option("--out", help="where results are kept")] = Path(
         "reproduction"
     ),
@@ -202,8 +204,10 @@ def reproduce_command(
     from atoll.reproduce.ledger import as_json, as_markdown  # noqa: PLC0415
     from atoll.reproduce.papers import Asked, again  # noqa: PLC0415
 
-    asked = Asked(to, table_, only, device, quick, tf32, studies, render)
+    asked = Asked(to, table_, only, device, quick, tf32, studies, render, jobs)
     made, figures = again(paper, asked, err.print)
+    if measure:  # one of several processes: the one that started them writes the ledger
+        return
     files = {
         "ledger.json": json.dumps(as_json(made), indent=1).encode(),
         "ledger.md": as_markdown(made).encode(),

@@ -48,23 +48,32 @@ def points(values: dict[str, Any], axes: Mapping[str, Sequence[Any]], folder: Pa
 
 
 class _Meeting:
-    """Where runs that have work wait for each other."""
+    """Where runs that have work wait for each other.
+
+    Only the run whose turn it is computes: threads that all want Python's lock back after every
+    tensor operation are much slower than the same threads one after another.
+    """
 
     def __init__(self, workshop: Workshop, count: int) -> None:
         self.workshop, self.alive = workshop, count
         self.waiting: dict[int, dict[str, Any]] = {}
         self.results: dict[int, Any] = {}
         self.changed = threading.Condition()
+        self.turn = threading.Lock()
 
     def do(self, number: int, jobs: dict[str, Any]) -> dict[str, Any]:
         """The results of one run's jobs, done with those of all the others."""
         if not jobs:
             return {}
-        with self.changed:
-            self.waiting[number] = jobs
-            self._work_if_all_wait()
-            self.changed.wait_for(lambda: number in self.results)
-            result = self.results.pop(number)
+        self.turn.release()
+        try:
+            with self.changed:
+                self.waiting[number] = jobs
+                self._work_if_all_wait()
+                self.changed.wait_for(lambda: number in self.results)
+                result = self.results.pop(number)
+        finally:
+            self.turn.acquire()
         if isinstance(result, BaseException):
             raise result
         return dict(result)
@@ -122,8 +131,9 @@ def sweep(
     def one(number: int) -> None:
         made, record = ready[number]
         try:
-            go(made, LocalEngine(made, _Seat(meeting, number)), record, watch, stopping)
-            write_result(found[number].folder)
+            with meeting.turn:
+                go(made, LocalEngine(made, _Seat(meeting, number)), record, watch, stopping)
+                write_result(found[number].folder)
         except BaseException as error:  # raised again below
             failures[number] = error
         finally:

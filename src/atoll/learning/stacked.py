@@ -18,13 +18,12 @@ from torch import Tensor
 from atoll.core.messages import Tensors
 from atoll.core.rng import permutations
 from atoll.core.rows import Rows
+from atoll.learning import adam
 from atoll.learning.train import Tally, Work, Worked, descend
 
 __all__ = ["NotStackableError", "Stack", "form", "largest_difference", "signature", "tally"]
 
-GROUPS = (
-    16  # members with other rates or step counts than this many are stepped one formula for all
-)
+GROUPS = 8  # members with other rates or step counts than this many are stepped one formula for all
 EAGER = 2  # steps before a CUDA graph is captured
 CELLS = 1 << 17  # rows of all members in one pass without gradient
 
@@ -104,6 +103,56 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(_padded(tensors))
 
 
+class _Buffer:
+    """One tensor of all members; those with a shorter last axis have zeros at its end."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.whole = torch.zeros_like(_stacked(tensors))
+        widths = [t.shape[-1] if t.dim() else 0 for t in tensors]
+        self.widths = widths if len(set(widths)) > 1 else []
+        self.places = self.parts(self.whole)
+
+    def parts(self, whole: Tensor) -> list[Tensor]:
+        """Each member's part of such a tensor."""
+        found = whole.unbind(0)
+        if not self.widths:
+            return list(found)
+        return [part[..., :width] for part, width in zip(found, self.widths, strict=True)]
+
+    def copies(self) -> list[Tensor]:
+        """What each member has now, apart from what comes later."""
+        return self.parts(self.whole.clone())
+
+
+def _put(
+    buffers: Mapping[str, _Buffer],
+    brought: Sequence[Mapping[str, Tensor]],
+    given: Sequence[Mapping[str, Tensor]],
+) -> None:
+    """Copy what the members bring into the buffers, in few kernels; zeros for what is missing.
+
+    What the stack gave out last and comes back as the same objects is in the buffers already.
+    """
+    places, tensors = [], []
+    for name, buffer in buffers.items():
+        new = [one.get(name) for one in brought]
+        if given and all(n is g.get(name) for n, g in zip(new, given, strict=True)):
+            continue
+        if any(one is None for one in new):
+            buffer.whole.zero_()
+        there = [(p, one) for p, one in zip(buffer.places, new, strict=True) if one is not None]
+        places += [place for place, _ in there]
+        tensors += [one for _, one in there]
+    if places:
+        torch._foreach_copy_(places, tensors)
+
+
+def _members(columns: Mapping[str, Sequence[Tensor]], count: int) -> list[Tensors]:
+    """By name each member's tensor -> for each member its tensors by name."""
+    rows = zip(*columns.values(), strict=True) if columns else ([()] * count)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
 @dataclass(frozen=True)
 class _Data:
     """The rows of all members end to end; members that share rows share them here."""
@@ -148,11 +197,14 @@ class Stack:
         self.held = [job.rows for job in jobs]  # so that no other rows come to lie where they are
         self.data = _Data.of(self.held)
         self.phases, self.batch = jobs[0].phases, jobs[0].batch
-        self.weights: Tensors = {}
+        self.buffers = {n: _Buffer([j.weights[n] for j in jobs]) for n in jobs[0].weights}
+        self.weights: Tensors = {name: buffer.whole for name, buffer in self.buffers.items()}
         self.given: list[Tensors] = []  # the members' weights as this stack last gave them out
-        self.optimisers: list[_Optimiser] = []
         device = self.data.y.device
         self.graph = graph and device.type == "cuda"
+        self.optimisers = [
+            _Optimiser(number, self.buffers, jobs) for number in range(len(self.phases))
+        ]
         self.captured: dict[int, torch.cuda.CUDAGraph] = {}
         self.eager: dict[int, int] = {}  # steps of so many members that were taken without a graph
         longest, members = max(self.steps, default=0), len(jobs)
@@ -176,18 +228,7 @@ class Stack:
 
     def _load(self, jobs: Sequence[Work]) -> None:
         """Copy weights and moments into the stack's own buffers."""
-        for name in jobs[0].weights:
-            if _same(name, jobs, self.given):
-                continue  # what this stack gave out comes back
-            stacked = _stacked([job.weights[name] for job in jobs])
-            if name in self.weights:
-                self.weights[name].copy_(stacked)
-            else:
-                self.weights[name] = stacked
-        if not self.optimisers:
-            self.optimisers = [
-                _Optimiser(number, self.weights, jobs) for number in range(len(self.phases))
-            ]
+        _put(self.buffers, [job.weights for job in jobs], self.given)
         if any([optimiser.load(jobs) for optimiser in self.optimisers]):  # noqa: C419 - load all
             self.captured.clear()
 
@@ -264,33 +305,29 @@ class Stack:
                 gradients = list(torch.autograd.grad(loss.sum(), moved[number]))
                 with torch.no_grad():
                     self.optimisers[number].descend(active, moved[number], gradients)
-                    self.losses[number, :active] += loss.detach() * count
+                    self.losses[number, :active].addcmul_(loss.detach(), count)
             self.now += 1
 
         return step
 
     def _unload(self, jobs: Sequence[Work]) -> list[Worked]:
         """What each member has now, in the order in which the works were given."""
+        rows = [max(1, job.epochs * len(job.rows)) for job in jobs]
+        means = (self.losses / torch.tensor(rows, device=self.losses.device)).T.tolist()
+        names = [phase.name for phase in self.phases]
         moved = {name for phase in self.phases for name in phase.moves}
-        weights = {name: self.weights[name].clone() for name in moved}
-        means = (
-            self.losses
-            / torch.tensor(
-                [max(1, j.epochs * len(j.rows)) for j in jobs], device=self.losses.device
-            )
-        ).T.tolist()
+        weights = _members({n: self.buffers[n].copies() for n in sorted(moved)}, len(jobs))
         moments = [optimiser.unload(jobs) for optimiser in self.optimisers]
         found: list[Worked | None] = [None] * len(jobs)
         self.given = []
         for place, job in enumerate(jobs):
-            own = {
-                n: _trimmed(weights[n][place], w) if n in moved else w
-                for n, w in job.weights.items()
-            }
+            own = {**job.weights, **weights[place]}
             self.given.append(dict(own))
-            memory = {n: m for part in moments for n, m in part[place].items()}
-            losses = dict(zip((p.name for p in self.phases), means[place], strict=True))
-            found[self.order[place]] = Worked(own, {**job.moments, **memory}, losses)
+            memory = dict(job.moments)
+            for part in moments:
+                memory |= part[place]
+            losses = dict(zip(names, means[place], strict=True))
+            found[self.order[place]] = Worked(own, memory, losses)
         return [one for one in found if one is not None]
 
 
@@ -324,106 +361,85 @@ def signature(jobs: Sequence[Work]) -> Hashable:
     )
 
 
-def _same(name: str, jobs: Sequence[Work], given: Sequence[Tensors]) -> bool:
-    """Whether the members come with the very weights that they were given."""
-    both = zip(jobs, given, strict=False)
-    return bool(given) and all(job.weights[name] is own.get(name) for job, own in both)
-
-
-def _trimmed(tensor: Tensor, like: Tensor) -> Tensor:
-    return tensor[..., : like.shape[-1]] if tensor.shape != like.shape else tensor
-
-
 class _Optimiser:
     """The optimiser of one phase for all members; rates and counts of steps may differ."""
 
-    def __init__(self, number: int, weights: Tensors, jobs: Sequence[Work]) -> None:
+    def __init__(self, number: int, weights: Mapping[str, _Buffer], jobs: Sequence[Work]) -> None:
         self.number, self.phase = number, jobs[0].phases[number]
-        self.adaptive = self.phase.optimiser.kind == "adam"
         self.rates: list[float] = []
-        moved = [weights[name] for name in self.phase.moves]
-        self.first = [torch.zeros_like(w) for w in moved] if self.adaptive else []
-        self.second = [torch.zeros_like(w) for w in moved] if self.adaptive else []
+        self.adaptive = self.phase.optimiser.kind == "adam"
+        moved = [weights[name].whole for name in self.phase.moves]
+        moments = self.phase.moves if self.adaptive else ()
+        self.first, self.second = (
+            [_Buffer([job.weights[name] for job in jobs]) for name in moments] for _ in range(2)
+        )
+        self.buffers = {f"first/{n}": b for n, b in zip(moments, self.first, strict=True)}
+        self.buffers |= {f"second/{n}": b for n, b in zip(moments, self.second, strict=True)}
+        self.given: list[Tensors] = []  # moments as they were last given out
         device = moved[0].device
         self.rate = torch.zeros(len(jobs), dtype=torch.float64, device=device)
         self.taken = torch.zeros(len(jobs), dtype=torch.float64, device=device)
-        self.groups: list[tuple[int, int, float]] = []  # first member, last + 1, rate if fixed
-        self.all_rates = torch.empty(0)  # one a group: Adam reads them at every step
-        self.all_counts = torch.empty(0)
+        self.kernel = self.adaptive and adam.usable(moved)
+        self.groups: list[tuple[int, int, float]] = []  # first member, last + 1, rate
         self.counts: list[list[Tensor]] = []  # steps of each group, one tensor for each weight
         self.before: list[int] = []
-        self.given: list[Tensors] = []  # moments as they were last given out
 
     def load(self, jobs: Sequence[Work]) -> bool:
         """Take the members' moments in; whether that changed how they are grouped."""
         self.before = [int(job.moments.get(f"steps/{self.phase.name}", 0)) for job in jobs]
-        names = self.phase.moves if self.adaptive else ()
-        for name, first, second in zip(names, self.first, self.second, strict=True):
-            for kind, buffer in (("first", first), ("second", second)):
-                kept = [job.moments.get(f"{kind}/{name}") for job in jobs]
-                given = [one.get(f"{kind}/{name}") for one in self.given]
-                if given and all(k is g for k, g in zip(kept, given, strict=True)):
-                    continue
-                present = [k for k in kept if k is not None]
-                if len(present) == len(jobs):
-                    buffer.copy_(_stacked_as(present, buffer))
-                elif not present:
-                    buffer.zero_()
-                else:
-                    for place, one in enumerate(kept):
-                        buffer[place].zero_() if one is None else buffer[place].copy_(
-                            _stacked_as([one], buffer)[0]
-                        )
+        _put(self.buffers, [job.moments for job in jobs], self.given)
         self.taken.copy_(torch.tensor(self.before, dtype=torch.float64))
         self.rates = [job.phases[self.number].optimiser.rate for job in jobs]
         self.rate.copy_(torch.tensor(self.rates, dtype=torch.float64))
-        return self._group(jobs)
+        return False if self.kernel else self._group(jobs)
 
     def _group(self, jobs: Sequence[Work]) -> bool:
-        """Neighbours with one rate and one count of steps share a step; whether groups changed.
-
-        Adam's groups stay parted once they were, so a rate that changes needs no new graph.
-        """
+        """Neighbours with one rate and one count of steps share a step; whether groups changed."""
         keys = [(r, b, _steps(j)) for r, b, j in zip(self.rates, self.before, jobs, strict=True)]
-        parted = {start for start, _, _ in self.groups} if self.adaptive else set()
-        parted |= {i for i in range(len(keys)) if i == 0 or keys[i] != keys[i - 1]}
-        starts = sorted(parted)
-        fixed = [0.0 if self.adaptive else self.rates[start] for start in starts]
-        groups = list(zip(starts, [*starts[1:], len(keys)], fixed, strict=True))
+        starts = [i for i in range(len(keys)) if i == 0 or keys[i] != keys[i - 1]]
+        ends = [*starts[1:], len(keys)]
+        groups = [(a, b, self.rates[a]) for a, b in zip(starts, ends, strict=True)]
         changed = groups != self.groups
         if changed:
-            self.groups, device = groups, self.rate.device
-            self.all_counts = torch.zeros((len(groups), len(self.first)), device=device)
-            self.counts = [list(row.unbind()) for row in self.all_counts]
-            # torch's kernel on a GPU reads a rate from a tensor in single precision only
-            kind = torch.float32 if device.type == "cuda" else torch.float64
-            self.all_rates = torch.zeros(len(groups), dtype=kind, device=device)
-        self.all_rates.copy_(
-            torch.tensor([self.rates[start] for start in starts], dtype=torch.float64)
-        )
-        self.all_counts.copy_(torch.tensor([[float(self.before[start])] for start in starts]))
+            self.groups = groups
+            self.counts = [
+                [torch.zeros((), device=b.whole.device) for b in self.first] for _ in groups
+            ]
+        for (start, _, _), counts in zip(self.groups, self.counts, strict=True):
+            for count in counts:
+                count.fill_(self.before[start])
         return changed
 
     def descend(self, active: int, weights: list[Tensor], gradients: list[Tensor]) -> None:
         """One step of the first members, in place."""
-        if len(self.groups) > GROUPS:
-            self._by_formula(active, weights, gradients)
+        firsts, seconds = ([b.whole[:active] for b in part] for part in (self.first, self.second))
+        if self.kernel:
+            taken, moments = self.taken[:active], (firsts, seconds)
+            adam.adam(weights, gradients, moments, self.rate[:active], taken, self.phase.optimiser)
+            taken += 1
             return
-        for number, (start, stop, fixed) in enumerate(self.groups):
+        if len(self.groups) > GROUPS:
+            self._by_formula(active, weights, gradients, (firsts, seconds))
+            return
+        for (start, stop, rate), counts in zip(self.groups, self.counts, strict=True):
             if start >= active:
                 break
             part = slice(start, min(stop, active))
-            how = replace(self.phase.optimiser, rate=fixed)
-            first, second = [m[part] for m in self.first], [m[part] for m in self.second]
+            how = replace(self.phase.optimiser, rate=rate)
             descend(
                 [w[part] for w in weights],
                 [g[part] for g in gradients],
-                (first, second, self.counts[number]),
+                ([m[part] for m in firsts], [m[part] for m in seconds], counts),
                 how,
-                self.all_rates[number] if self.adaptive else None,
             )
 
-    def _by_formula(self, active: int, weights: list[Tensor], gradients: list[Tensor]) -> None:
+    def _by_formula(
+        self,
+        active: int,
+        weights: list[Tensor],
+        gradients: list[Tensor],
+        moments: tuple[list[Tensor], list[Tensor]],
+    ) -> None:
         """The same with a rate and a count of steps for each member (Kingma and Ba 2015)."""
         rate, decay = self.rate[:active], self.phase.optimiser.decay
         epsilon = self.phase.optimiser.epsilon
@@ -433,43 +449,29 @@ class _Optimiser:
             for weight, gradient in zip(weights, gradients, strict=True):
                 weight.sub_(gradient * _column(rate, gradient))
             return
-        self.taken[:active] += 1
-        steps = self.taken[:active]
+        steps = self.taken[:active].add_(1)
         size, root = rate / (1 - 0.9**steps), (1 - 0.999**steps).sqrt()
-        for weight, gradient, first, second in zip(
-            weights, gradients, self.first, self.second, strict=True
-        ):
-            first[:active].lerp_(gradient, 0.1)
-            second[:active].mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-            below = (second[:active].sqrt() / _column(root, gradient)).add_(epsilon)
-            weight.sub_(_column(size, gradient) * first[:active] / below)
+        for weight, gradient, first, second in zip(weights, gradients, *moments, strict=True):
+            first.lerp_(gradient, 0.1)
+            second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+            below = (second.sqrt() / _column(root, gradient)).add_(epsilon)
+            weight.sub_(_column(size, gradient) * first / below)
 
     def unload(self, jobs: Sequence[Work]) -> list[Tensors]:
         """The moments of each member."""
         if not self.adaptive:
             return [{} for _ in jobs]
-        first, second = [m.clone() for m in self.first], [m.clone() for m in self.second]
-        found = []
-        for place, job in enumerate(jobs):
-            taken = self.before[place] + _steps(job)
-            memory = {f"steps/{self.phase.name}": torch.tensor(taken)}
-            for i, name in enumerate(self.phase.moves):
-                memory[f"first/{name}"] = _trimmed(first[i][place], job.weights[name])
-                memory[f"second/{name}"] = _trimmed(second[i][place], job.weights[name])
-            found.append(memory)
-        self.given = [dict(memory) for memory in found]
-        return found
+        taken = [before + _steps(job) for before, job in zip(self.before, jobs, strict=True)]
+        columns: dict[str, list[Tensor]] = {
+            f"steps/{self.phase.name}": [torch.tensor(count) for count in taken],
+            **{name: buffer.copies() for name, buffer in self.buffers.items()},
+        }
+        self.given = _members(columns, len(jobs))
+        return self.given
 
 
 def _column(values: Tensor, like: Tensor) -> Tensor:
     return values.to(like.dtype).view(-1, *[1] * (like.dim() - 1))
-
-
-def _stacked_as(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
-    widest = like.shape[-1] if like.dim() > 1 else None
-    if widest is None:
-        return torch.stack(list(tensors))
-    return torch.stack([torch.nn.functional.pad(t, (0, widest - t.shape[-1])) for t in tensors])
 
 
 @torch.no_grad()

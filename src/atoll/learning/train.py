@@ -138,7 +138,6 @@ def descend(
     gradients: list[Tensor],
     memory: tuple[list[Tensor], list[Tensor], list[Tensor]],  # first and second moments, steps
     how: Optimiser,
-    rate: Tensor | None = None,  # of Adam, where it is to be read anew at every step
 ) -> None:
     """One step of the optimiser, in place."""
     # torch's fused kernels take a gradient to lie in memory as its weight does
@@ -150,8 +149,8 @@ def descend(
         return
     first, second, steps = memory
     adam(weights, gradients, first, second, [], steps, fused=True, amsgrad=False, beta1=0.9,
-         beta2=0.999, lr=how.rate if rate is None else rate, weight_decay=how.decay,
-         eps=how.epsilon, maximize=False)  # fmt: skip
+         beta2=0.999, lr=how.rate, weight_decay=how.decay, eps=how.epsilon,
+         maximize=False)  # fmt: skip
 
 
 @dataclass(frozen=True)

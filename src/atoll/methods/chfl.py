@@ -210,7 +210,8 @@ class Client:
         self.mu = strengths[:, None, None]
         self.weights = prefixed("common", copied(model.state_dict())) | self._first_weights(model)
         self.moments: Tensors = {}
-        self.candidate: dict[str, Tensors] = {}  # the models of the last round, by variant
+        self.candidate: Tensors = {}  # what the models of the last round are made of
+        self.chosen: dict[str, int] = {}  # which member of the bank stands for a variant
         self.best: dict[str, Tensors] = {}  # the models to be used, by variant
         self.best_local = torch.tensor(-1)  # validation hits of the best network trained alone
 
@@ -333,19 +334,17 @@ class Client:
         counts = (yield Tally(weights, self.site.valid(moment.stage), how, OWN)).tolist()
         members = len(self.mu) if self.bank else 0
         bank, rest = counts[1 : 1 + members], counts[1 + members :]
-        found, models = {"common": counts[0]}, {"common": prefixed("common", received)}
-        for variant, member in self._chosen(bank).items():
-            found[variant], models[variant] = bank[member], self._member(said, member)
+        self.chosen = self._chosen(bank)
+        found = {"common": counts[0], **{v: bank[member] for v, member in self.chosen.items()}}
+        parts = [prefixed("common", received), prefixed("said", said)]
         if self.concat:
             found["concat"] = rest.pop(0)
-            column = prefixed("concat", without("concat", self.weights))
-            models["concat"] = {**prefixed("common", said), **column}
         if self.alone:
-            best = rest.index(max(rest))
-            models["local"] = prefixed("local", without(self.alone[best], self.weights))
-        self.candidate = {variant: models[variant] for variant in reported(self.options)}
+            parts.append(prefixed("local", without(self.alone[rest.index(max(rest))], weights)))
+        own = {n: w for n, w in weights.items() if n.startswith(("unique/", "concat/"))}
+        self.candidate = {name: w for part in (*parts, own) for name, w in part.items()}
         self._keep_local(max(rest, default=-1))
-        return {variant: found[variant] for variant in self.candidate if variant != "local"}
+        return {v: found[v] for v in reported(self.options) if v != "local"}
 
     def _chosen(self, bank: list[int]) -> dict[str, int]:
         """Which member of the bank stands for a variant, by hits; ties go to the smaller mu."""
@@ -355,11 +354,6 @@ class Client:
         chosen |= {f"mu={mu:g}": 1 + place for place, mu in enumerate(self.options.mu)}
         return {**chosen, "auto": bank.index(max(bank))}
 
-    def _member(self, common: Tensors, number: int) -> Tensors:
-        """One model of the bank by itself."""
-        unique = {n: w[number] for n, w in self.weights.items() if n.startswith("unique/")}
-        return {**prefixed("common", common), **unique, "mu": self.mu[number, 0, 0]}
-
     def _keep_local(self, count: int) -> None:
         """The network trained alone is nobody else's business: the client keeps its best itself."""
         if count > int(self.best_local) or self.options.select == "last":
@@ -367,27 +361,49 @@ class Client:
             self._keep(["local"])
 
     def _keep(self, variants: list[str]) -> None:
+        """Copy the models of the last round that these variants are to use."""
+        source = self.candidate
+        wanted = [v for v in variants if v in reported(self.options)] if source else []
+        if "common" in wanted:
+            self.best["common"] = prefixed("common", copied(without("common", source)))
+        if "local" in wanted:
+            self.best["local"] = prefixed("local", copied(without("local", source)))
+        if set(wanted) <= {"common", "local"}:
+            return
+        said = prefixed("common", copied(without("said", source)))
+        if "concat" in wanted:
+            self.best["concat"] = said | prefixed("concat", copied(without("concat", source)))
+        self._keep_members([v for v in wanted if v in self.chosen], said)
+
+    def _keep_members(self, variants: list[str], said: Tensors) -> None:
+        """Copy the members of the bank that stand for variants, each once."""
+        numbers = sorted({self.chosen[v] for v in variants})
+        if not numbers:
+            return
+        places = torch.tensor(numbers, device=self.mu.device)
+        bank = {n: w for n, w in self.candidate.items() if n.startswith("unique/")}
+        columns = {n: w.index_select(0, places).unbind(0) for n, w in bank.items()}
         for variant in variants:
-            if variant in self.candidate:
-                self.best[variant] = copied(self.candidate[variant])
+            place = numbers.index(self.chosen[variant])
+            unique = {n: parts[place] for n, parts in columns.items()}
+            self.best[variant] = {**said, **unique, "mu": self.mu[self.chosen[variant], 0, 0]}
 
     def state(self) -> Tensors:
         found = prefixed("weights", self.weights) | prefixed("moments", self.moments)
-        for which, models in (("candidate", self.candidate), ("best", self.best)):
-            for variant, model in models.items():
-                found |= prefixed(f"{which}/{variant}", model)
+        found |= prefixed("candidate", self.candidate)
+        found |= {f"chosen/{v}": torch.tensor(member) for v, member in self.chosen.items()}
+        for variant, model in self.best.items():
+            found |= prefixed(f"best/{variant}", model)
         return {**found, "best_local": self.best_local}
 
     def restore(self, state: Tensors) -> None:
         self.weights = copied(without("weights", state))
         self.moments = copied(without("moments", state))
         self.best_local = state["best_local"].clone()
-        self.candidate = self._models("candidate", state)
-        self.best = self._models("best", state)
-
-    def _models(self, which: str, state: Tensors) -> dict[str, Tensors]:
-        found = {v: copied(without(f"{which}/{v}", state)) for v in reported(self.options)}
-        return {variant: model for variant, model in found.items() if model}
+        self.candidate = copied(without("candidate", state))
+        self.chosen = {v: int(member) for v, member in without("chosen", state).items()}
+        found = {v: copied(without(f"best/{v}", state)) for v in reported(self.options)}
+        self.best = {variant: model for variant, model in found.items() if model}
 
 
 class Server:

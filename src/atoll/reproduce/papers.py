@@ -8,6 +8,9 @@ measured before; `measure(setting, plan, say)`, which measures and keeps it as o
 """
 
 import importlib
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +40,7 @@ class Asked:
     tf32: bool = False
     studies: bool = False
     render: bool = False  # run nothing, show what was measured before
+    jobs: int = 1  # settings that are measured at the same time, each by a process of its own
 
 
 def again(
@@ -53,8 +57,11 @@ def again(
     )
     measured: dict[str, Any] = {}
     missing: dict[str, str] = {}
-    chosen = module.chosen(asked.only, asked.table)
-    for setting in [*chosen, *(module.STUDIES if asked.studies and not asked.only else ())]:
+    chosen = list(module.chosen(asked.only, asked.table))
+    chosen += module.STUDIES if asked.studies and not asked.only else ()
+    if asked.jobs > 1 and not asked.render:
+        _side_by_side(paper, asked, [s.name for s in chosen if module.known(s, made) is None])
+    for setting in chosen:
         found = module.known(setting, made)
         if found is None and asked.render:
             missing[setting.name] = f"not run yet: atoll reproduce {paper} --only '{setting.name}'"
@@ -66,3 +73,33 @@ def again(
                 raise
             missing[setting.name] = f"not here: {error.remedy}"
     return module.ledger(measured, missing), module.figures(measured)
+
+
+def _side_by_side(paper: str, asked: Asked, names: list[str]) -> None:
+    """Measure settings in processes, `jobs` at a time; each keeps what it found as a file.
+
+    One process leaves a GPU idle while its Python works. What cannot be measured because data are
+    missing is left to the caller, who says so.
+    """
+    waiting, running = list(names), dict[str, subprocess.Popen[bytes]]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < asked.jobs:
+                name = waiting.pop(0)
+                running[name] = subprocess.Popen(_command(paper, asked, name))
+            time.sleep(0.2)
+            for name in [name for name, process in running.items() if process.poll() is not None]:
+                code = running.pop(name).returncode
+                if code not in (0, EXIT_DATA_MISSING):
+                    what = f"measuring '{name}' ended with exit code {code}"
+                    raise UserError(what, f"atoll reproduce {paper}", "see its error above")
+    finally:
+        for process in running.values():
+            process.terminate()
+
+
+def _command(paper: str, asked: Asked, name: str) -> list[str]:
+    start = [sys.executable, "-c", "from atoll.cli import main; main()", "reproduce", paper]
+    switches = [f"--{key}" for key in ("quick", "tf32") if getattr(asked, key)]
+    where = ["--only", name, "--device", asked.device, "--out", str(asked.folder)]
+    return [*start, *where, *switches, "--measure"]

@@ -73,13 +73,31 @@ def test_members_with_other_numbers_of_rows_and_own_columns_stack() -> None:
     )
 
 
+def histories() -> list[Work]:
+    """Members with other rates, rows and counts of steps."""
+    rates = (0.01, 0.1, 0.03, 0.03, 0.1)
+    return [
+        member(n, rows=20 - 3 * n, how=Optimiser("adam", rate), steps=n)
+        for n, rate in enumerate(rates)
+    ]
+
+
 def test_members_with_other_rates_and_histories_stack() -> None:
-    same(
-        [
-            member(n, how=Optimiser("adam", rate), steps=n)
-            for n, rate in enumerate((0.01, 0.1, 0.03))
-        ]
-    )
+    same(histories())
+
+
+@pytest.mark.gpu
+def test_a_stack_on_a_gpu_gives_the_same() -> None:
+    """The kernel of Adam, its rates and counts by member, and a CUDA graph."""
+    same([on_gpu(job) for job in histories()])
+
+
+def on_gpu(job: Work) -> Work:
+    """The same work, its tensors on the GPU; counts of steps stay on the CPU."""
+    moments = {n: m if n.startswith("steps/") else m.cuda() for n, m in job.moments.items()}
+    rows = Rows(job.rows.x.cuda(), job.rows.own.cuda(), job.rows.y.cuda())
+    weights = {n: w.cuda() for n, w in job.weights.items()}
+    return replace(job, weights=weights, moments=moments, rows=rows)
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd"])

@@ -388,13 +388,25 @@ def test_i17_where_labels_need_the_own_block_alone_it_is_found(tmp_path: Path) -
     assert accuracy["auto"] > accuracy["local"] - 0.04
 
 
+def candidates(one: Any) -> dict[str, Tensors]:
+    """The models of a client's last round, by variant."""
+    source = one.candidate
+    said = {n.replace("said/", "common/"): w for n, w in source.items() if n.startswith("said/")}
+    found = {"common": {n: w for n, w in source.items() if n.startswith("common/")}}
+    found["concat"] = said | {n: w for n, w in source.items() if n.startswith("concat/")}
+    for variant, member in one.chosen.items():
+        bank = {n: w[member] for n, w in source.items() if n.startswith("unique/")}
+        found[variant] = {**said, **bank, "mu": one.mu[member, 0, 0]}
+    return found
+
+
 def test_validation_chooses_mu_for_each_client_and_zero_is_not_among_the_positive() -> None:
     made = parts(config())
     _, engine = trajectory(made)
     for id in made.scenario.clients:
         one = engine._clients[id]
-        assert float(one.candidate["mu=0"]["mu"]) == 0
-        assert round(float(one.candidate["mu>0"]["mu"]), 6) in (0.1, 1.0)
+        assert float(candidates(one)["mu=0"]["mu"]) == 0
+        assert round(float(candidates(one)["mu>0"]["mu"]), 6) in (0.1, 1.0)
 
 
 def test_a_kept_model_is_the_one_of_its_best_round_not_of_the_last(tmp_path: Path) -> None:
@@ -410,12 +422,12 @@ def test_a_kept_model_is_the_one_of_its_best_round_not_of_the_last(tmp_path: Pat
             valid = notes.get(f"valid {variant}", -1.0)
             if number and valid > best.get(variant, -1.0):
                 best[variant] = valid
-                candidate: dict[str, Tensor] = engine._clients["site-0"].candidate[variant]
+                candidate = candidates(engine._clients["site-0"])[variant]
                 snapshots[variant] = {n: w.clone() for n, w in candidate.items()}
     moment = Moment(0, 5, 6)
     server.evaluate(Clients(made.scenario.clients, engine, moment), moment)
     kept = engine._clients["site-0"].best
-    final = engine._clients["site-0"].candidate
+    final = candidates(engine._clients["site-0"])
     for variant, snapshot in snapshots.items():
         assert equal(kept[variant], snapshot) or equal(kept[variant], final[variant])
     assert server.best.tolist() == pytest.approx(

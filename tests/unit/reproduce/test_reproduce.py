@@ -1,6 +1,7 @@
 """The ledger says what the runs say."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 
 from atoll.core.errors import UserError
-from atoll.reproduce import chfl
+from atoll.reproduce import chfl, papers
 from atoll.reproduce.ledger import Cell, as_json, as_markdown, paired
+from atoll.reproduce.papers import Asked, again
 
 LEDGER = Path(__file__).parents[3] / "docs" / "reproduction" / "chfl"
 
@@ -72,3 +74,20 @@ def test_the_committed_ledger_is_what_the_committed_measurements_say() -> None:
         if one is None
     }
     assert as_markdown(chfl.ledger(measured, missing)) == (LEDGER / "ledger.md").read_text()
+
+
+def test_processes_that_measure_leave_missing_data_to_be_told(tmp_path: Path) -> None:
+    asked = Asked(tmp_path, only="helena K=5 30%", device="cpu", quick=True, jobs=2)
+    made, figures = again("chfl", asked)
+    cell = next(c for c in made.cells if c.row == "helena K=5 30%")
+    assert cell.verdict == "open"
+    assert cell.note.startswith("not here: ")
+    assert figures == {}
+
+
+def test_a_process_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = [sys.executable, "-c", "raise SystemExit(70)"]
+    monkeypatch.setattr(papers, "_command", lambda *given: failing)
+    asked = Asked(tmp_path, only="helena K=5 30%", jobs=2)
+    with pytest.raises(UserError, match=r"measuring 'helena K=5 30%' ended with exit code 70"):
+        again("chfl", asked)
