@@ -54,7 +54,7 @@ def section(group: Group, number: int) -> Section | None:
     if not found:
         return None
     clients = sorted(group.first.facts["clients"])
-    pictures = [_map(found, clients, f"transfer-{number}")]
+    pictures = [_map(found, clients, group.first.facts["tasks"], f"transfer-{number}")]
     course = _course(group, clients, f"course-{number}")
     pictures += [course] if course else []
     helped = sum(link.gain > 0 for link in found)
@@ -64,7 +64,9 @@ def section(group: Group, number: int) -> Section | None:
         f"Seed {group.first.config['seed']}: {len(found)} tasks were given, {own} of them to the "
         f"client that they came from; {helped} of the {known} that could be left out were of use. "
     )
-    return Section("Who took from whom", words + WORDS, pictures, [_table(found)])
+    return Section(
+        "Who took from whom", words + WORDS, pictures, [_table(found, group.first.facts["tasks"])]
+    )
 
 
 def links(looks: Sequence[Look]) -> list[Link]:
@@ -96,13 +98,13 @@ def _used(use: Look, left: Look, slot: int) -> tuple[float, float, float]:
     return share, loss[slot + 1] - loss[0], accuracy[0] - accuracy[slot + 1]
 
 
-def _table(found: Sequence[Link]) -> Table:
+def _table(found: Sequence[Link], tasks: Sequence[str]) -> Table:
     header = ("given to", "for task", "task of", "its task", "similarity", "attention",
               "gain in loss", "gain in accuracy, points")  # fmt: skip
     rows = tuple(
         (
-            Cell(link.client), Cell(str(link.stage + 1), link.stage), Cell(link.source),
-            Cell(str(link.source_stage + 1), link.source_stage),
+            Cell(link.client), Cell(str(tasks[link.stage]), link.stage), Cell(link.source),
+            Cell(str(tasks[link.source_stage]), link.source_stage),
             _cell(link.similarity, "{:.3f}"), _cell(100 * link.attention, "{:.0f} %"),
             _cell(link.gain, "{:+.4f}"), _cell(100 * link.points, "{:+.1f}"),
         )
@@ -116,7 +118,7 @@ def _cell(value: float, form: str) -> Cell:
     return Cell(form.format(value) if math.isfinite(value) else "", value)
 
 
-def _map(found: Sequence[Link], clients: Sequence[str], name: str) -> Picture:
+def _map(found: Sequence[Link], clients: Sequence[str], tasks: Sequence[str], name: str) -> Picture:
     """Tasks as points, from left to right; a line from the task that was given to its user."""
     drawn = sorted(found, key=lambda link: -link.used)[:MOST]
     stages = 1 + max(link.stage for link in found)
@@ -127,7 +129,7 @@ def _map(found: Sequence[Link], clients: Sequence[str], name: str) -> Picture:
             axes.add_patch(_arrow(link, clients))
         for stage in range(stages):
             axes.plot([stage] * len(clients), range(len(clients)), "o", color=INK, markersize=7)
-        axes.set_xticks(range(stages), [f"task {stage + 1}" for stage in range(stages)])
+        axes.set_xticks(range(stages), [str(task) for task in tasks[:stages]])
         axes.set_yticks(range(len(clients)), clients)
         axes.set_xlim(-0.4, stages - 0.6)
         axes.set_ylim(len(clients) - 0.4, -0.6)

@@ -910,6 +910,59 @@ def test_a_damaged_foreign_part_is_refused() -> None:
         client.receive(Foreign(many, torch.zeros(0)), moment)
 
 
+# Looks
+
+
+@pytest.mark.parametrize("variant", ["FedSeIT", "SIT", "DLS", "FedWeIT"])
+def test_a_look_says_who_was_given_what_and_what_is_lost_without_it(variant: str) -> None:
+    one = play(2, **VARIANTS[variant])
+    moment = Moment(1, ROUNDS - 1, ROUNDS)
+    slots, similar = one.server.look(moment)
+    assert slots.columns == ("site-0 task 0", "site-1 task 0", "site-2 task 0")
+    notes = one.parts.scenario.clients
+    assert slots.rows == notes == similar.rows
+    kept = one.clients["site-0"].slots
+    for row, scores in zip(slots.values, similar.values, strict=True):
+        given = sorted(value for value in row if math.isfinite(value))
+        assert given == [float(slot) for slot in range(min(kept, 3))]
+        assert sum(math.isfinite(score) for score in scores) == (2 if variant == "SIT" else 0)
+    client = one.clients["site-1"]
+    attention, left = client.look(moment)
+    torch.testing.assert_close(
+        torch.tensor(attention.values[0]), client.weights["now/alpha/conv3"], rtol=1e-6, atol=0
+    )
+    assert left.columns == ("nothing", *(str(slot) for slot in range(kept)))
+    changed = dict(client._weights_of(1))
+    for name in [name for name in changed if name.startswith("foreign/")]:
+        changed[name] = changed[name].clone()
+        changed[name][0] = 0
+    fresh = one.parts.client("site-1")
+    fresh.restore({**client.state(), **{f"weights/{n}": w for n, w in changed.items()
+                                        if n.startswith("foreign/")}})  # fmt: skip
+    rows = fresh._rows("valid", 1)
+    wanted = decomposed.row_losses(fresh._weights_of(1), rows, plan=fresh._plan()).mean()
+    assert left.values[0][1] == pytest.approx(float(wanted), rel=1e-5)
+    assert left.values[0][1] != left.values[0][0]
+
+
+def test_there_is_nothing_to_look_at_in_the_first_task_or_alone() -> None:
+    one = play(1)
+    assert one.server.look(Moment(0, 1, ROUNDS)) == []
+    assert one.clients["site-0"].look(Moment(0, 1, ROUNDS)) == []
+    alone = play(2, **VARIANTS["Local"])
+    assert alone.server.look(Moment(1, 1, ROUNDS)) == []
+    assert alone.clients["site-0"].look(Moment(1, 1, ROUNDS)) == []
+
+
+def test_looking_changes_nothing() -> None:
+    _, client = in_second_task(transfer="sit", keep=2)
+    before = {name: tensor.clone() for name, tensor in client.state().items()}
+    client.look(Moment(1, 0, ROUNDS))
+    after = client.state()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
 # Bad input
 
 
