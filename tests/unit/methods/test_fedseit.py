@@ -910,6 +910,64 @@ def test_a_damaged_foreign_part_is_refused() -> None:
         client.receive(Foreign(many, torch.zeros(0)), moment)
 
 
+# Options of FedWeIT's code and of deployment
+
+
+def test_with_channel_sparse_only_the_filters_with_large_masks_are_sent() -> None:
+    one = play(1, channel_sparse=0.3, **{"model.widths": [10]})
+    sent = [p for s, _, action, p in one.packets if action == "fit_channels" and s != "server"]
+    assert not [action for _, _, action, _ in one.packets if action == "fit"]
+    assert {packet.payload for packet in sent} == {7 * 16 * 12 * 4 + 3 * 2}  # 7 of 10, and bits
+    client = one.clients["site-0"]
+    found = load(sent[3].block)  # the first client in the last round
+    masks = client.weights["now/mask/conv3"].abs()
+    kept = torch.from_numpy(np.unpackbits(found["channels/conv3/bits"].numpy())[:10].astype(bool))
+    assert float(masks[kept].min()) > float(masks[~kept].max())
+    torch.testing.assert_close(
+        found["channels/conv3/values"], client.weights["base/conv3"][kept], rtol=0, atol=0
+    )
+
+
+def test_a_filter_is_averaged_over_those_that_sent_it() -> None:
+    layers = [torch.zeros(3, 2, 1) for _ in range(3)]
+    layers[0][0], layers[1][0], layers[2][1] = 1.0, 4.0, 5.0
+    wanted = torch.tensor([2.5, 5.0, 0.0]).view(3, 1, 1).expand(3, 2, 1)
+    assert torch.equal(fedseit.mean_of_sent(layers), wanted)  # a zero keeps the local value
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"conv3/bits": None},
+        {"conv3/bits": torch.zeros(2, dtype=torch.uint8)},
+        {"conv3/values": None},
+    ],
+)
+def test_filters_that_do_not_fit_are_refused(changed: dict[str, Tensor | None]) -> None:
+    like = torch.ones(10, 4, 3)
+    good: dict[str, Tensor | None] = {
+        "conv3/values": torch.ones(1, 4, 3),
+        "conv3/bits": torch.tensor([128, 0], dtype=torch.uint8),
+    }
+    whole = {name: tensor for name, tensor in good.items() if tensor is not None}
+    assert float(fedseit.widened("conv3", whole, like, "site-0").sum()) == 12
+    bad = {name: tensor for name, tensor in {**good, **changed}.items() if tensor is not None}
+    with pytest.raises(BadMessageError, match="site-0"):
+        fedseit.widened("conv3", bad, like, "site-0")
+
+
+def test_with_a_vocabulary_of_its_own_a_client_reads_words_of_its_own_texts_alone() -> None:
+    one = play(1, vocabulary="local")
+    client = one.clients["site-0"]
+    own, asked = client.site.train(0).x, client.site.test(0).x
+    read = client._rows("test", 0).x
+    known = torch.isin(asked, torch.cat([own.flatten(), torch.tensor([0, 1])]))
+    assert torch.equal(read, torch.where(known, asked, 1))
+    assert not bool(known.all())  # else this would say nothing
+    assert torch.equal(client._rows("train", 0).x, own)
+    assert torch.equal(play(1).clients["site-0"]._rows("test", 0).x, asked)
+
+
 # Looks
 
 
