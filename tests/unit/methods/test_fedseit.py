@@ -547,11 +547,12 @@ def foreign_bytes(**changes: Any) -> dict[int, float]:
 def test_what_selection_sends_does_not_grow_with_tasks_or_clients() -> None:
     """Nor does what training reads of it: as many slots as are kept. Without it both grow."""
     small = {"data.rows": 800, "data.length": 6, "model.widths": [3], "batch": 64}
-    sit = {**small, "transfer": "sit", "keep": 3, "scenario.stages": 5}
-    few, many = foreign_bytes(**sit, clients=3), foreign_bytes(**sit, clients=8)
-    assert few[4] == pytest.approx(few[1], rel=0.1)
-    assert many[4] == pytest.approx(many[1], rel=0.1)
-    assert many[4] == pytest.approx(few[4], rel=0.1)
+    sit = {**small, "transfer": "sit", "keep": 3, "scenario.stages": 10}
+    few = foreign_bytes(**sit, clients=3)
+    many = foreign_bytes(**{**sit, "data.rows": 2400}, clients=20)
+    assert few[9] == pytest.approx(few[1], rel=0.1)
+    assert many[9] == pytest.approx(many[1], rel=0.1)  # task 10 as task 2, with 20 clients
+    assert many[9] == pytest.approx(few[9], rel=0.1)
     short = {**small, "scenario.stages": 2}
     every = {clients: foreign_bytes(**short, clients=clients)[1] for clients in (3, 8)}
     assert every[8] == pytest.approx(every[3] * 8 / 3, rel=0.1)
@@ -885,6 +886,8 @@ def test_the_mean_base_is_tested_too_where_that_is_asked_for() -> None:
         ({"dls": True, "combine": "sum"}, "dls"),
         ({"dense": True}, "dense"),
         ({"transfer": "sit", "representation": "mean_unit", "similarity": "rectified"}, "centres"),
+        ({"channel_sparse": 0.3, "weighting": "rows"}, "channel_sparse"),
+        ({"channel_sparse": 0.3, "profile": "released"}, "channel_sparse"),
         ({"data": "wine", "scenario.split": "rows", "stages": 1}, "texts"),
         ({"vectors": "nowhere"}, "no word vectors 'nowhere'"),
     ],
