@@ -1,9 +1,10 @@
 """The contract: servers ask, clients answer, a transport carries packets it does not read."""
 
 import inspect
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints, overload
+from functools import cache
+from typing import Any, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints, overload
 
 from atoll.core.errors import BadMessageError, ClientFailedError
 from atoll.core.messages import (
@@ -14,6 +15,7 @@ from atoll.core.messages import (
     pack,
     same_shapes,
     unpack,
+    unpack_all,
     wrap,
 )
 from atoll.core.record import Message, Score
@@ -112,6 +114,11 @@ class Transport(Protocol):
 
 def actions(kind: type) -> dict[str, Callable[..., Any]]:
     """The actions of a class of clients by name: its public methods but for the engine's own."""
+    return _actions(cast(Hashable, kind))
+
+
+@cache
+def _actions(kind: Any) -> dict[str, Callable[..., Any]]:
     return {
         name: value
         for name, value in vars(kind).items()
@@ -144,6 +151,7 @@ def answer(client: Any, action: str, moment: Moment, packet: Packet) -> Packet:
         return reply
 
 
+@cache
 def kinds(action: Callable[..., Any]) -> tuple[type, type]:
     """The messages that an action takes and gives, whether or not it yields work in between."""
     hints = get_type_hints(action)
@@ -184,14 +192,14 @@ class Clients:
         name, kind = action.__name__, kinds(action)[1]
         packets = self._packed(requests)
         answers = self.transport.carry(name, self.moment, packets)
-        replies: dict[ClientId, Any] = {}
         for id, packet in packets.items():
             if id not in answers:
                 raise ClientFailedError(id, name, "it did not answer")
             self._count(name, SERVER, id, type(requests[id]), packet)
             self._count(name, id, SERVER, kind, answers[id])
-            replies[id] = unpack(answers[id], kind, id)
-            same_shapes(requests[id], replies[id], id)
+        replies: dict[ClientId, Any] = unpack_all({id: answers[id] for id in packets}, kind)
+        for id, reply in replies.items():
+            same_shapes(requests[id], reply, id)
         return replies
 
     @overload

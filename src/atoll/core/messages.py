@@ -7,6 +7,7 @@ are those of the message, and every number in it is finite; otherwise its sender
 import dataclasses
 import json
 import math
+import weakref
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +18,7 @@ from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from atoll.core.errors import BadMessageError
 
@@ -31,6 +33,7 @@ __all__ = [
     "pack",
     "same_shapes",
     "unpack",
+    "unpack_all",
     "wrap",
 ]
 
@@ -194,19 +197,49 @@ def _copy(value: Any, in_order: bool = False) -> Any:
 def unpack(packet: Packet, kind: type[M], sender: str) -> M:
     """The message in a packet, or an error that names the sender."""
     if packet.message is not None:
-        if type(packet.message) is not kind:
-            raise BadMessageError(
-                sender, f"a {type(packet.message).__name__}, not a {kind.__name__}"
-            )
-        _admit(contents(packet.message), sender)
-        for name in _plain(kind):
-            _finite_value(getattr(packet.message, name), name, sender)
-        return packet.message
+        if not _is_last(packet) or type(packet.message) is not kind:
+            _admitted(packet, kind, sender)
+            _finite(_numbers(contents(packet.message)), sender)
+            _LAST[0] = weakref.ref(packet)
+        return cast(M, packet.message)
     body = _read_header(packet.header, kind, sender)
     tensors = _read_block(packet.block, sender)
     values = _values(body["values"], kind, sender)
     values.update(_tensor_fields(tensors, body["named"], kind, sender))
     return kind(**values)
+
+
+def unpack_all(packets: Mapping[str, Packet], kind: type[M]) -> dict[str, M]:
+    """The messages of several senders, all of one kind.
+
+    Where an engine skips packing, the numbers of all of them are looked at together.
+    """
+    if any(packet.message is None for packet in packets.values()):
+        return {sender: unpack(packet, kind, sender) for sender, packet in packets.items()}
+    numbers: list[Tensor] = []
+    for sender, packet in packets.items():
+        _admitted(packet, kind, sender)
+        numbers += _numbers(contents(packet.message)).values()
+    if not _all_finite(numbers):
+        return {sender: unpack(packet, kind, sender) for sender, packet in packets.items()}
+    return {sender: packet.message for sender, packet in packets.items()}
+
+
+# The packet that was admitted last: one that goes to many clients is looked at once.
+_LAST: "list[weakref.ref[Packet] | None]" = [None]
+
+
+def _is_last(packet: Packet) -> bool:
+    return _LAST[0] is not None and _LAST[0]() is packet
+
+
+def _admitted(packet: Packet, kind: type, sender: str) -> None:
+    """Refuse an unpacked message of another kind, or one that could not be packed."""
+    if type(packet.message) is not kind:
+        raise BadMessageError(sender, f"a {type(packet.message).__name__}, not a {kind.__name__}")
+    _admit(contents(packet.message), sender)
+    for name in _plain(kind):
+        _finite_value(getattr(packet.message, name), name, sender)
 
 
 def _read_header(header: bytes, kind: type, sender: str) -> dict[str, Any]:
@@ -232,6 +265,7 @@ def _read_block(block: bytes, sender: str) -> Tensors:
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:
         raise BadMessageError(sender, "its tensors are not a whole safetensors block") from error
     _admit(tensors, sender)
+    _finite(_numbers(tensors), sender)
     return tensors
 
 
@@ -245,13 +279,20 @@ def _admit(tensors: Tensors, sender: str) -> None:
             raise BadMessageError(sender, f"tensor {name!r} has {tensor.dim()} axes")
         if tensor.dtype == torch.bool and bool((tensor.view(torch.uint8) > 1).any()):
             raise BadMessageError(sender, f"tensor {name!r} has truth values beyond 0 and 1")
-    _finite({n: t for n, t in tensors.items() if t.is_floating_point() and t.numel()}, sender)
+
+
+def _numbers(tensors: Tensors) -> Tensors:
+    return {n: t for n, t in tensors.items() if t.is_floating_point() and t.numel()}
+
+
+def _all_finite(tensors: list[Tensor]) -> bool:
+    """Whether a norm of all numbers is finite; one that is not may have overflowed."""
+    return not tensors or math.isfinite(float(get_total_norm(tensors)))
 
 
 def _finite(tensors: Tensors, sender: str) -> None:
-    """Refuse numbers that are not finite; sums are looked at first, once for all tensors."""
-    sums = [tensor.sum(dtype=torch.float64) for tensor in tensors.values()]
-    if not sums or bool(torch.stack(sums).isfinite().all()):
+    """Refuse numbers that are not finite; their norm is looked at first, once for all tensors."""
+    if _all_finite(list(tensors.values())):
         return
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):

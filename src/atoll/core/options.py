@@ -6,8 +6,9 @@ import inspect
 import io
 import json
 import tokenize
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Hashable, Iterable, Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -51,13 +52,21 @@ def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
         if name not in fields:
             raise UserError(f"unknown option '{name}'", where, nearest(name, fields))
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(dict(values)), strict=True)
+        made: T = _adapter(cast(Hashable, kind)).validate_json(
+            json.dumps(dict(values)), strict=True
+        )
+        return made
     except (TypeError, ValueError) as error:
         if not isinstance(error, ValidationError):
             raise UserError(
                 "an option has a value of an unknown type", where, str(error)
             ) from error
         raise _explained(error, values, where) from error
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def _explained(error: ValidationError, values: Mapping[str, Any], where: str) -> UserError:

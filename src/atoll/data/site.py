@@ -43,6 +43,7 @@ class Shelf:
         self.train, self.layout = train, dataset.layout
         self.y = torch.from_numpy(dataset.y).to(device)
         self._taken: dict[bytes, Tensor] = {}
+        self.outlines: dict[tuple[Network, tuple[int, ...], bool], nn.Module] = {}
 
     def inputs(self, rows: Array, columns: Array | None) -> Tensor:
         """Rows and columns of the inputs; a request made before gives the same tensor."""
@@ -170,6 +171,16 @@ class Site:
         stream = self.stream("model") if own else Stream.of(self._seed, "model")
         model = self._special(self.inputs(own), len(self.classes), stream)
         return model.to(self.device, self.dtype)
+
+    def outline(self, training: bool = True) -> nn.Module:
+        """The network of `model()` without weights, made once for all sites that have the same.
+
+        It is to be read, not to be trained: what it computes is a function of weights given to it.
+        """
+        key = (self._special, self.inputs(), training)
+        if key not in self._shelf.outlines:
+            self._shelf.outlines[key] = self.model().to("meta").train(training)
+        return self._shelf.outlines[key]
 
     def shared_model(self) -> nn.Module:
         """The network that is the same at all parts, also where each site has its own kind."""

@@ -59,6 +59,7 @@ class Workshop:
 
     def __init__(self, mode: Mode = "auto", folder: Path | None = None, tf32: bool = False) -> None:
         torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch.backends.cudnn.allow_tf32 = tf32
         self.mode, self.folder = mode, folder
         self.choices: dict[str, Choice] = choices(folder) if folder else {}
         self._decided: dict[Hashable, Choice] = {}

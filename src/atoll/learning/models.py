@@ -8,6 +8,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 from atoll.core.options import AtLeastOne, NotNegative
 from atoll.core.rng import Stream
 from atoll.learning import image_nets
+from atoll.learning.convolutions import for_members
 
 __all__ = [
     "MLP",
@@ -167,8 +169,13 @@ class Architecture:
         name, shape = next(iter(self._shapes.items()))
         if weights[name].dim() == len(shape):
             return functional_call(self.model, dict(weights), (x,))  # type: ignore[no-any-return]
-        one = lambda w, part: functional_call(self.model, w, (part,))  # noqa: E731
+        one = lambda w, part: functional_call(self._many, w, (part,))  # noqa: E731
         return torch.vmap(one)(dict(weights), x)  # type: ignore[no-any-return]
+
+    @cached_property
+    def _many(self) -> nn.Module:
+        """The network with layers that know what to do with many members' weights."""
+        return for_members(copy.deepcopy(self.model).to("meta"), linear)
 
 
 def network(

@@ -167,7 +167,7 @@ class _Data:
         places: dict[tuple[int, ...], int] = {}
         first, kept, count = [], [], 0
         for one in rows:
-            key = (one.x.data_ptr(), one.own.data_ptr(), one.y.data_ptr(), len(one))
+            key = _place(one)
             if key not in places:
                 places[key], count = count, count + len(one)
                 kept.append(one)
@@ -182,6 +182,11 @@ class _Data:
         flat, lead = index.flatten(), index.shape
         x, own, y = self.x[flat], self.own[flat], self.y[flat]
         return Rows(x.view(*lead, *x.shape[1:]), own.view(*lead, -1), y.view(lead), share)
+
+
+def _place(rows: Rows) -> tuple[int, ...]:
+    """Where rows lie in memory."""
+    return rows.x.data_ptr(), rows.own.data_ptr(), rows.y.data_ptr(), len(rows)
 
 
 class Stack:
@@ -220,11 +225,25 @@ class Stack:
     def __call__(self, jobs: Sequence[Work]) -> list[Worked]:
         """Do the works of a round."""
         jobs = [jobs[i] for i in self.order]
+        self._take([job.rows for job in jobs])
         self._load(jobs)
         self._schedule(jobs)
         for active, count in self._blocks():
             self._run(active, count)
         return self._unload(jobs)
+
+    def _take(self, rows: list[Rows]) -> None:
+        """Take other rows than those of last time into the same buffers."""
+        if [_place(one) for one in rows] == [_place(one) for one in self.held]:
+            return
+        fresh, old = _Data.of(rows), self.data
+        if (fresh.first, fresh.x.shape, fresh.own.shape) == (old.first, old.x.shape, old.own.shape):
+            for new, buffer in ((fresh.x, old.x), (fresh.own, old.own), (fresh.y, old.y)):
+                buffer.copy_(new)
+        else:
+            self.data = fresh
+            self.captured.clear()
+        self.held = rows
 
     def _load(self, jobs: Sequence[Work]) -> None:
         """Copy weights and moments into the stack's own buffers."""
@@ -348,12 +367,11 @@ def _steps(job: Work) -> int:
 
 
 def signature(jobs: Sequence[Work]) -> Hashable:
-    """A stack fits works on the same rows, whatever their weights and rates are."""
+    """A stack fits works on as many rows, whatever their weights and rates are."""
     return tuple(
         (
-            job.rows.x.data_ptr(),
-            job.rows.own.data_ptr(),
             len(job.rows),
+            job.rows.own.shape[-1],
             job.epochs,
             tuple(replace(p.optimiser, rate=0.0) for p in job.phases),
         )

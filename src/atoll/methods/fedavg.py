@@ -21,7 +21,7 @@ from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.learning.losses import plain, proximal
 from atoll.learning.models import Architecture
-from atoll.learning.train import Optimiser, Phase, Work, checked
+from atoll.learning.train import Optimiser, Phase, Work, hits, in_chunks
 from atoll.learning.weights import copied, mean, prefixed
 from atoll.methods import Method
 
@@ -54,20 +54,21 @@ class Client:
     """Trains the shared model; nothing outlives a message."""
 
     def __init__(self, options: Options, site: Site) -> None:
-        self.options, self.site, self.model = options, site, site.model()
-        self.network = Architecture(self.model)
+        self.options, self.site = options, site
+        self.network = Architecture(site.outline())
+        self.tested = Architecture(site.outline(training=False))
+        self.moves = tuple(name for name, _ in site.outline().named_parameters())
 
     def fit(self, request: Weights, moment: Moment) -> Working[Fitted]:
         """Train the shared weights on the rows of the stage."""
         options, rows = self.options, self.site.train(moment.stage)
         weights = {name: tensor.to(self.site.device) for name, tensor in request.weights.items()}
-        moves = tuple(name for name, _ in self.model.named_parameters())
         loss = plain if options.penalty == "none" else proximal
         if options.penalty == "proximal":
-            weights |= prefixed("anchor", {name: weights[name] for name in moves})
+            weights |= prefixed("anchor", {name: weights[name] for name in self.moves})
             weights["strength"] = torch.tensor(options.strength, device=self.site.device)
         how = Optimiser(options.optimiser, options.rate)
-        phase = Phase("loss", moves, partial(loss, self.network), how)
+        phase = Phase("loss", self.moves, partial(loss, self.network), how)
         stream = self.site.stream("fit", moment)
         done = yield Work(weights, {}, (phase,), rows, options.batch, options.epochs, stream)
         fitted = {name: done.weights[name] for name in request.weights}
@@ -75,8 +76,10 @@ class Client:
 
     def check(self, request: Check, moment: Moment) -> Checked:
         """Test the shared weights on a task."""
-        self.model.load_state_dict(request.weights)
-        return checked(self.model, self.site.test(request.task))
+        weights = {name: tensor.to(self.site.device) for name, tensor in request.weights.items()}
+        rows = self.site.test(request.task)
+        correct, f1 = hits(in_chunks(lambda part: self.tested(weights, part.x), rows), rows.y)
+        return Checked(len(rows), {"": correct}, {"": f1})
 
     def state(self) -> Tensors:
         return {}  # nothing outlives a message
@@ -125,7 +128,7 @@ def kept(client: Client, shared: Tensors, variant: str) -> Tensors:
 
 def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
     """The logits of a model that was kept."""
-    return client.network(model, rows.x)
+    return client.tested(model, rows.x)
 
 
 METHOD = Method(Options, Server, Client, kept=kept, said=said)

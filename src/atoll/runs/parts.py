@@ -61,12 +61,24 @@ class Parts:
         """What the part with this id may see."""
         models, clients = self.config.models, self.scenario.clients
         named = models[clients.index(id)] if models and id in clients else ""
-        seed, own = self.config.seed, partial(self._network, name=named)
+        seed, own = (
+            self.config.seed,
+            self._kinds.setdefault(named, partial(self._network, name=named)),
+        )
         return Site(
             *(id, self._shelf, self.dataset, self.scenario, seed, self._network),
             special=own,
             public=lambda: self.public,
         )
+
+    @cached_property
+    def _kinds(self) -> dict[str, partial[torch.nn.Module]]:
+        """Makers of networks by name, so that sites can see that theirs is the same."""
+        return {}
+
+    @cached_property
+    def _options(self) -> Any:
+        return self.config.options()
 
     @cached_property
     def public(self) -> Public:
@@ -106,7 +118,7 @@ class Parts:
     def client(self, id: str) -> Any:
         """A new client."""
         method = methods.load(self.config.method["name"])
-        return method.client(self.config.options(), self.site(id))
+        return method.client(self._options, self.site(id))
 
     def server(self) -> Any:
         """A new server."""

@@ -1,0 +1,246 @@
+"""Layers of torch's own networks with weights for each member of a stack.
+
+A network is written for one client. For many it is mapped over their weights by torch.func, and
+its convolutions and linear layers say themselves how that is done: torch has no convolution with
+other weights for each image. There are two ways to make one: all members are groups of channels
+of one large convolution, or every patch of an image becomes a column and a product of matrices
+does the rest. Which is faster depends on shapes and device, so both are timed once for each shape.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+__all__ = ["CHOSEN", "WAYS", "Sizes", "Timing", "convolve", "for_members", "grouped", "unfolded"]
+
+TRIALS = 3  # of each way, the fastest counts
+Pair = tuple[int, int]
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Way = Literal["grouped", "unfolded"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a convolution does beside its weights."""
+
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Which way was taken for a shape, and the seconds of both for one step forth and back."""
+
+    way: Way
+    seconds: dict[Way, float]
+
+
+CHOSEN: dict[str, Timing] = {}  # by shapes, type and device
+
+
+def grouped(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
+    """Members as groups: x (members, rows, channels, h, w), weight (members, out, in, kh, kw)."""
+    members, rows = x.shape[:2]
+    wide = x.transpose(0, 1).reshape(rows, -1, *x.shape[3:])
+    flat = None if bias is None else bias.flatten()
+    groups = members * sizes.groups
+    said = F.conv2d(
+        wide, weight.flatten(0, 1), flat, sizes.stride, sizes.padding, sizes.dilation, groups
+    )
+    return said.view(rows, members, -1, *said.shape[2:]).transpose(0, 1)
+
+
+def unfolded(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
+    """Patches as columns: (out, channels x kernel) times (channels x kernel, places)."""
+    members, rows, channels, height, width = x.shape
+    kernel, groups = weight.shape[-2:], sizes.groups
+    # All images side by side as channels of one: torch unfolds those in a single pass.
+    patches = F.unfold(
+        x.reshape(1, -1, height, width), kernel, sizes.dilation, sizes.padding, sizes.stride
+    )
+    inside = channels // groups * kernel[0] * kernel[1]
+    columns = patches.view(members, rows, groups, inside, -1)
+    matrix = weight.reshape(members, 1, groups, -1, inside)
+    said = torch.matmul(matrix, columns).flatten(2, 3)
+    if bias is not None:
+        said = said + bias[:, None, :, None]
+    above = [
+        (size + 2 * pad - gap * (side - 1) - 1) // step + 1
+        for size, pad, gap, side, step in zip(
+            (height, width), sizes.padding, sizes.dilation, kernel, sizes.stride, strict=True
+        )
+    ]
+    return said.view(members, rows, -1, *above)
+
+
+WAYS: dict[Way, Callable[[Tensor, Tensor, Tensor | None, Sizes], Tensor]] = {
+    "grouped": grouped,
+    "unfolded": unfolded,
+}
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
+    """A convolution with weights of each member, the way that is faster for this shape."""
+    return WAYS[_way(x, weight, bias, sizes)](x, weight, bias, sizes)
+
+
+def _way(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Way:
+    key = _key(x, weight, bias, sizes)
+    if key not in CHOSEN:
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            return "grouped"  # no clock runs while a graph is captured
+        seconds = {name: _seconds(way, x, weight, bias, sizes) for name, way in WAYS.items()}
+        CHOSEN[key] = Timing(min(WAYS, key=lambda name: seconds[name]), seconds)
+    return CHOSEN[key].way
+
+
+def _key(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> str:
+    where = torch.cuda.get_device_name(x.device) if x.is_cuda else "cpu"
+    exact = "" if not x.is_cuda else f" tf32 {torch.backends.cuda.matmul.allow_tf32}"
+    moves = x.requires_grad, weight.requires_grad
+    return (
+        f"{tuple(x.shape)} by {tuple(weight.shape)}, {sizes}, {bias is not None}, {x.dtype},"
+        f" gradients {moves}, {where}{exact}, {torch.get_num_threads()} threads"
+    )
+
+
+def _seconds(
+    way: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes
+) -> float:
+    """The time of one step forth and, where it is asked for, back."""
+    x, weight = (t.detach().requires_grad_(t.requires_grad) for t in (x, weight))
+    moved = [t for t in (x, weight) if t.requires_grad]
+    found = []
+    for _ in range(1 + TRIALS):  # the first one is not counted: kernels are looked for
+        _wait(x)
+        began = time.perf_counter()
+        said = way(x, weight, None if bias is None else bias.detach(), sizes)
+        if moved:
+            torch.autograd.grad(said, moved, torch.ones_like(said))
+        _wait(x)
+        found.append(time.perf_counter() - began)
+    return min(found[1:])
+
+
+def _wait(x: Tensor) -> None:
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
+
+
+def _in_front(tensor: Tensor, axis: int | None, members: int) -> Tensor:
+    """The axis of the members first; what all members share is repeated without copying."""
+    return tensor.expand(members, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution that knows what to do when it is mapped over members."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
+        return F.conv2d(x, weight, bias, sizes.stride, sizes.padding, sizes.dilation, sizes.groups)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, bias, ctx.sizes = inputs
+        ctx.biased = None if bias is None else list(bias.shape)
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        sizes, wanted = ctx.sizes, [*ctx.needs_input_grad[:2], ctx.biased is not None]
+        found = torch.ops.aten.convolution_backward(
+            gradient, x, weight, ctx.biased, sizes.stride, sizes.padding, sizes.dilation, False,
+            (0, 0), sizes.groups, wanted,
+        )  # fmt: skip
+        return (*found, None)
+
+    @staticmethod
+    def vmap(
+        info: Any, axes: tuple[Any, ...], x: Tensor, weight: Tensor, bias: Tensor | None,
+        sizes: Sizes,
+    ) -> tuple[Tensor, int]:  # fmt: skip
+        count = info.batch_size
+        x, weight = _in_front(x, axes[0], count), _in_front(weight, axes[1], count)
+        bias = None if bias is None else _in_front(bias, axes[2], count)
+        return convolve(x, weight, bias, sizes), 0
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer that knows what to do when it is mapped over members."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, many: Linear) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, bias, _ = inputs
+        ctx.biased = bias is not None
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        flat, rows = gradient.flatten(0, -2), x.flatten(0, -2)
+        by_bias = flat.sum(0) if ctx.biased else None
+        return gradient @ weight, flat.mT @ rows, by_bias, None
+
+    @staticmethod
+    def vmap(
+        info: Any, axes: tuple[Any, ...], x: Tensor, weight: Tensor, bias: Tensor | None,
+        many: Linear,
+    ) -> tuple[Tensor, int]:  # fmt: skip
+        count = info.batch_size
+        x, weight = _in_front(x, axes[0], count), _in_front(weight, axes[1], count)
+        if bias is None or x.dim() != 3:
+            said = torch.matmul(x, weight.mT.unflatten(0, (count, *[1] * (x.dim() - 3))))
+            front = None if bias is None else _in_front(bias, axes[2], count)
+            return said if front is None else said + front.view(count, *[1] * (x.dim() - 2), -1), 0
+        return many(x, weight, _in_front(bias, axes[2], count)), 0
+
+
+class _Layer(nn.Module):
+    """A layer with the weights of another one, under the same names, and another function."""
+
+    def __init__(self, like: nn.Module, function: Callable[..., Tensor], how: Any) -> None:
+        super().__init__()
+        self.weight, self.bias = like.weight, like.bias
+        self.function, self.how = function, how
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the other layer says."""
+        return self.function(x, self.weight, self.bias, self.how)
+
+
+def for_members(model: nn.Module, linear: Linear) -> nn.Module:
+    """The network, changed in place, with layers that can be mapped over many members' weights.
+
+    Layers of the user's own and those that are not plain are left to torch.func's own rules.
+    """
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, _Layer(child, _Linear.apply, linear))
+            elif type(child) is nn.Conv2d and _plain(child):
+                sizes = Sizes(
+                    _pair(child.stride), _pair(child.padding), _pair(child.dilation), child.groups
+                )
+                setattr(parent, name, _Layer(child, _Convolution.apply, sizes))
+    return model
+
+
+def _plain(layer: nn.Conv2d) -> bool:
+    return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+
+
+def _pair(value: Any) -> Pair:
+    first, second = value
+    return int(first), int(second)
