@@ -284,23 +284,28 @@ class Stack:
 
     def _run(self, active: int, count: int) -> None:
         step = self._step_of(active)
-        while count and self.eager.get(active, 0) < (EAGER if self.graph else count + 1):
-            self._eagerly(step)
-            self.eager[active] = self.eager.get(active, 0) + self.graph
-            count -= 1
-        if count and active not in self.captured:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=_first_graph().pool()):
+        if not self.graph:
+            for _ in range(count):
                 step()
-            self.captured[active] = graph
+            return
+        while count and active not in self.captured:
+            # the step before a capture is taken by the same thread, whose cuBLAS is ready then
+            self._eagerly(step)
+            self.eager[active] = self.eager.get(active, 0) + 1
+            count -= 1
+            if count and self.eager[active] >= EAGER:
+                self._capture(active, step)
         for _ in range(count):
             self.captured[active].replay()
 
-    def _eagerly(self, step: Callable[[], None]) -> None:
-        """One step without a graph; where one is to come, on a stream of its own."""
-        if not self.graph:
+    def _capture(self, active: int, step: Callable[[], None]) -> None:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=_first_graph().pool()):
             step()
-            return
+        self.captured[active] = graph
+
+    def _eagerly(self, step: Callable[[], None]) -> None:
+        """One step without a graph, on a stream of its own."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
