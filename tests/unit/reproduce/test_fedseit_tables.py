@@ -11,6 +11,8 @@ from atoll.reproduce import fedseit, papers
 from atoll.reproduce.fedseit import Plan, Setting
 from atoll.reproduce.ledger import as_markdown
 
+LEDGER = Path(__file__).parents[3] / "docs" / "reproduction" / "fedseit"
+
 
 def small(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Plan:
     monkeypatch.setattr(fedseit, "DATA", {"R8": "synthetic-text"})
@@ -76,6 +78,12 @@ def test_an_open_cell_names_the_command_that_fills_it(tmp_path: Path) -> None:
     assert wanted in as_markdown(made)
 
 
+def test_the_committed_ledger_is_what_the_committed_measurements_say() -> None:
+    made, _ = papers.again("fedseit", papers.Asked(LEDGER, render=True))
+    assert as_markdown(made) == (LEDGER / "ledger.md").read_text()
+    assert sum(bool(cell.ours) for cell in made.cells) == 2
+
+
 def test_whether_the_order_holds_is_told_against_fedweit() -> None:
     def measured(value: float) -> dict[str, object]:
         return {"runs": [{"accuracy": value}]}
@@ -86,5 +94,7 @@ def test_whether_the_order_holds_is_told_against_fedweit() -> None:
     assert fedseit._ordered(Setting("R8", "FedWeIT", "1.0"), ours)
     assert not fedseit._ordered(better, {**ours, better.name: measured(0.7)})
     assert not fedseit._ordered(better, {better.name: measured(0.9)})
+    alone = {"R8 FedWeIT 1.0": measured(0.8)}
+    assert not fedseit._ordered(Setting("R8", "FedWeIT", "1.0"), alone)  # nothing to compare with
     level = {"TREC6 FedWeIT 1.0": measured(0.7), worse.name: measured(0.6)}
     assert fedseit._ordered(worse, level)  # the paper has 78.2 for both
