@@ -27,7 +27,7 @@ ROUNDS = 3
 def values(given: argparse.Namespace, clients: int, transfer: str) -> dict[str, Any]:
     """A run of so many clients."""
     data = {
-        "name": "synthetic-text", "rows": clients * given.tasks * 90, "classes": 8,
+        "name": "synthetic-text", "rows": clients * given.tasks * given.rows, "classes": 8,
         "vocabulary": 2000, "length": 30,
     }  # fmt: skip
     return change(
@@ -66,6 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--clients", default="3,20")
     parser.add_argument("--tasks", type=int, default=10)
+    parser.add_argument("--rows", type=int, default=50, help="texts of a task, test rows included")
     parser.add_argument("--keep", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--filters", type=int, default=16)

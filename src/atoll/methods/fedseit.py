@@ -560,8 +560,9 @@ class Client:
         valid, loss = self._rows("valid", moment.stage), done.losses["objective"]
         if len(valid):
             watch = row_losses if plain else row_objectives  # J19
-            watched = {**self._trained(), "noise": key}
-            loss = float((yield Tally(watched, valid, partial(watch, plan=plan)))) / len(valid)
+            unread = ("past/",) if plain else ()  # a loss without penalties has no use for them
+            read = {n: w for n, w in self._trained().items() if not n.startswith(unread)}
+            loss = float((yield Tally(read, valid, partial(watch, plan=plan)))) / len(valid)
         self.course = stepped(course, loss, self.options)
         if not plain and self.course[RATE] != course[RATE]:
             self.moments = {}  # J19
