@@ -20,6 +20,7 @@ __all__ = ["Section", "page", "pictures", "write"]
 
 SECTIONS: tuple[str, ...] = (  # modules of this package that say more of some methods
     "domains",
+    "transfer",
     "vertical",
 )
 
