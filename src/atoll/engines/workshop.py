@@ -2,7 +2,9 @@
 
 `auto` tries both on the first batches of a round, holds the fast way to the slow one within a
 stated tolerance, and takes the faster; what it chose and why is kept with the run, and on this
-machine for later runs, so that equal runs choose alike.
+machine for later runs, so that equal runs choose alike. A stack's losses take all members at once
+if that gives what the loop gives; else torch.func maps them over the members; else the works are
+done one by one. A stack that finds no memory is done in halves.
 """
 
 import hashlib
@@ -38,6 +40,8 @@ TOLERANCE = 1e-8
 TRIAL = 3  # batches of a trial
 SAMPLE = 8  # members that the trial does one by one
 STACKS = 8  # stacks that keep their buffers
+HALVED = "; in parts: out of memory"
+WAYS: tuple[Literal["batched", "mapped"], ...] = ("batched", "mapped")
 GAIN = 0.95  # a stack must need less than this share of the loop's time
 
 
@@ -52,6 +56,8 @@ class Choice:
     difference: float = 0.0  # between the two ways, relative, largest over all weights
     tolerance: float = 0.0
     ratio: float = 0.0  # time of the loop over time of the stack, in the trial
+    way: Literal["", "batched", "mapped"] = ""  # how a stack's losses see many members
+    parts: int = 1  # stacks that the members are dealt to, more than one for want of memory
 
 
 class Workshop:
@@ -62,7 +68,7 @@ class Workshop:
         torch.backends.cudnn.allow_tf32 = tf32
         self.mode, self.folder = mode, folder
         self.choices: dict[str, Choice] = choices(folder) if folder else {}
-        self._decided: dict[Hashable, Choice] = {}
+        self._decided: dict[Hashable, str] = {}
         self._stacks: dict[Hashable, Stack] = {}
 
     def do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,7 +80,7 @@ class Workshop:
         for key, ids in groups.items():
             works = [jobs[id] for id in ids]
             together = len(ids) > 1 and self._choice(key, works).mode == "stacked"
-            results = self._together(key, works) if together else [job() for job in works]
+            results = self._in_parts(key, works) if together else [job() for job in works]
             done |= dict(zip(ids, results, strict=True))
         return done
 
@@ -93,27 +99,53 @@ class Workshop:
         if key not in self._decided:
             size = len(jobs).bit_length()  # a choice for 60 members will do for 50
             name = _name(f"{key!r} x 2^{size} on {_machine(jobs[0])}")
-            if self.mode == "stacked":
-                self._chose(name, Choice(_what(key), len(jobs), "stacked", "asked for"))
+            if self.mode == "stacked" and name not in self.choices:
+                self._chose(name, _proved(key, jobs))
             elif name not in self.choices:
                 self._chose(name, _remembered(name, lambda: _tried(key, jobs)))
-            self._decided[key] = self.choices[name]
-        return self._decided[key]
+            self._decided[key] = name
+        return self.choices[self._decided[key]]
 
-    def _together(self, key: Hashable, jobs: Sequence[Any]) -> list[Any]:
+    def _in_parts(self, key: Hashable, jobs: Sequence[Any]) -> list[Any]:
+        """The results of a stack, or of halves of it, and of halves of these, as memory allows.
+
+        Works change nothing, so those that were done before memory ended are done again.
+        """
+        choice = self.choices[self._decided[key]]
+        size = max(1, -(-len(jobs) // choice.parts))
+        try:
+            found: list[Any] = []
+            for start in range(0, len(jobs), size):
+                found += self._together(key, jobs[start : start + size], choice)
+            return found
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if size == 1 or not _out_of_memory(error):
+                raise
+        self._stacks.clear()  # out here, the error and all that its trace held is gone
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        told = choice.reason.removesuffix(HALVED)
+        self._tell(
+            self._decided[key], replace(choice, parts=2 * choice.parts, reason=told + HALVED)
+        )
+        return self._in_parts(key, jobs)
+
+    def _together(self, key: Hashable, jobs: Sequence[Any], choice: Choice) -> list[Any]:
         if isinstance(jobs[0], Tally):
             return list(tally(jobs))
         whole = (key, signature(jobs))
         if whole not in self._stacks:
-            while len(self._stacks) >= STACKS:
+            while len(self._stacks) >= max(STACKS, choice.parts):
                 self._stacks.pop(next(iter(self._stacks)))
-            self._stacks[whole] = Stack(jobs)
+            self._stacks[whole] = Stack(jobs, mapped=choice.way == "mapped")
         return list(self._stacks[whole](jobs))
 
     def _chose(self, name: str, choice: Choice) -> None:
         """Remember a choice, with the run too, so that it resumes the same way."""
-        if name in self.choices:
-            return
+        if name not in self.choices:
+            self._tell(name, choice)
+
+    def _tell(self, name: str, choice: Choice) -> None:
         self.choices[name] = choice
         if self.folder:
             body = {key: asdict(value) for key, value in self.choices.items()}
@@ -150,40 +182,56 @@ def _machine(job: Any) -> str:
 
 def _tried(key: Hashable, jobs: Sequence[Any]) -> Choice:
     """Both ways on the first batches: the stack is taken if it gives the same and is faster."""
-    if isinstance(jobs[0], Tally):
-        return Choice(_what(key), len(jobs), "stacked", "a count without gradient")
+    proved = _proved(key, jobs)
+    if isinstance(jobs[0], Tally) or proved.mode == "loop":
+        return proved
     short = [replace(j, rows=j.rows.at(slice(0, TRIAL * j.batch)), epochs=1) for j in jobs]
-    difference = _difference(short[:SAMPLE])
-    tolerance, stack = TOLERANCE, Stack(short)
+    stack = Stack(short, mapped=proved.way == "mapped")
     loop_seconds, _ = _timed(lambda: [job() for job in short[:SAMPLE]])
     loop_seconds *= len(short) / len(short[:SAMPLE])
     stack(short)  # the first call makes buffers and captures
     stack_seconds, _ = _timed(lambda: stack(short))
     ratio = loop_seconds / stack_seconds
-    if difference > tolerance:
-        reason = f"the stack differs by {difference:.1e}, more than {tolerance:.0e}"
-        return Choice(_what(key), len(jobs), "loop", reason, difference, tolerance, ratio)
     if 1 / ratio > GAIN:
-        return Choice(
-            _what(key), len(jobs), "loop", "the stack is not faster", difference, tolerance, ratio
-        )
-    return Choice(
-        _what(key), len(jobs), "stacked", "equal and faster", difference, tolerance, ratio
+        return replace(proved, mode="loop", reason="the stack is not faster", ratio=ratio, way="")
+    return replace(proved, reason="equal and faster", ratio=ratio)
+
+
+def _proved(key: Hashable, jobs: Sequence[Any]) -> Choice:
+    """The first way to stack that gives what the loop gives, in double precision; else the loop."""
+    known = Choice(_what(key), len(jobs), "stacked", "asked for", tolerance=TOLERANCE)
+    if isinstance(jobs[0], Tally):
+        return replace(known, reason="a count without gradient", tolerance=0.0)
+    exact = [_exact(job, number) for number, job in enumerate(jobs[:SAMPLE])]
+    alone, wrong, difference = [job() for job in exact], "", 0.0
+    for way in WAYS:
+        try:
+            done = Stack(exact, mapped=way == "mapped")(exact)
+        except Exception as error:  # a loss may fail in any way on what it was not written for
+            wrong += f"; {way}: {type(error).__name__}: {error}"[:200]
+            continue
+        difference = max(map(largest_difference, alone, done))
+        if difference <= TOLERANCE:
+            return replace(known, difference=difference, way=way)
+        wrong += f"; {way}: the stack differs by {difference:.1e}, more than {TOLERANCE:.0e}"
+    return replace(known, mode="loop", reason=wrong.removeprefix("; "), difference=difference)
+
+
+def _exact(job: Work, number: int) -> Work:
+    """A few batches of a work in double precision; the last is not full, and others end sooner."""
+    rows = job.rows.at(slice(0, max(1, TRIAL * job.batch - job.batch // 2 - number % 2)))
+    return replace(
+        job,
+        weights={n: _double(w) for n, w in job.weights.items()},
+        moments={n: _double(m) for n, m in job.moments.items()},
+        rows=replace(rows, x=_double(rows.x), own=_double(rows.own)),
+        epochs=1,
     )
 
 
-def _difference(jobs: Sequence[Work]) -> float:
-    """The largest difference between both ways, both in double precision."""
-    double = [
-        replace(
-            job,
-            weights={n: _double(w) for n, w in job.weights.items()},
-            moments={n: _double(m) for n, m in job.moments.items()},
-            rows=replace(job.rows, x=_double(job.rows.x), own=_double(job.rows.own)),
-        )
-        for job in jobs
-    ]
-    return max(map(largest_difference, [job() for job in double], Stack(double)(double)))
+def _out_of_memory(error: BaseException) -> bool:
+    """Whether this is a want of memory: torch has a class for it on GPUs, and words on the CPU."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _double(tensor: torch.Tensor) -> torch.Tensor:

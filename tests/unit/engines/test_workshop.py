@@ -1,9 +1,10 @@
 """The workshop proves the fast way by the slow one, and says what it chose."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from atoll.core.rows import Rows
 from atoll.engines.workshop import Workshop, choices
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import outputs
-from atoll.learning.stacked import largest_difference
+from atoll.learning.stacked import Stack, largest_difference
 from atoll.learning.train import Optimiser, Phase, Work
 
 
@@ -27,6 +28,12 @@ def mixing(weights: Mapping[str, Tensor], batch: Rows, *, depth: int) -> Tensor:
     """A loss that mixes the members of a stack: right for one, wrong for many."""
     logits = outputs(weights, batch.x, depth)[-1]
     return (logits - logits.mean()).pow(2).mean((-1, -2))
+
+
+def hidden(weights: Mapping[str, Tensor], batch: Rows, *, depth: int) -> Tensor:
+    """The same, with a number that torch.func cannot follow: nothing but the loop does it right."""
+    logits = outputs(weights, batch.x, depth)[-1]
+    return (logits - float(logits.detach().mean())).pow(2).mean((-1, -2))
 
 
 def jobs(loss: Callable[..., Tensor], count: int = 4) -> dict[str, Work]:
@@ -45,14 +52,69 @@ def jobs(loss: Callable[..., Tensor], count: int = 4) -> dict[str, Work]:
 
 
 def test_a_stack_that_differs_is_refused_with_a_reason_and_the_loop_is_used(tmp_path: Path) -> None:
-    workshop, asked = Workshop("auto", tmp_path), jobs(mixing)
+    workshop, asked = Workshop("auto", tmp_path), jobs(hidden)
     done = workshop.do(asked)
     (choice,) = choices(tmp_path).values()
     assert choice.mode == "loop"
-    assert "differs" in choice.reason
+    assert "batched: the stack differs" in choice.reason
+    assert "mapped: RuntimeError" in choice.reason
     assert choice.difference > choice.tolerance > 0
     for id, job in asked.items():
         assert largest_difference(job(), done[id]) == 0
+
+
+@pytest.mark.parametrize("loss", [honest, mixing])
+def test_a_loss_for_one_client_alone_is_mapped_over_many(
+    loss: Callable[..., Tensor], tmp_path: Path
+) -> None:
+    """Asked for or not, a stack is taken only in a way that was seen to be right."""
+    workshop, asked = Workshop("stacked", tmp_path), jobs(loss)
+    done = workshop.do(asked)
+    (choice,) = choices(tmp_path).values()
+    assert (choice.mode, choice.way) == ("stacked", "batched" if loss is honest else "mapped")
+    for id, job in asked.items():
+        assert largest_difference(job(), done[id]) < 1e-5
+
+
+class Scarce(Stack):
+    """A stack that finds memory for two members only."""
+
+    def __init__(self, works: Sequence[Work], mapped: bool = False) -> None:
+        if len(works) > 2 and len(works[0].rows) == 24:  # the trials are shorter
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        super().__init__(works, mapped=mapped)
+
+
+def test_a_stack_without_memory_is_done_in_halves_and_the_record_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.engines.workshop.Stack", Scarce)
+    monkeypatch.setattr("atoll.engines.workshop.TRIAL", 2)
+    workshop, asked = Workshop("stacked", tmp_path), jobs(honest, 7)
+    for _ in range(2):
+        done = workshop.do(asked)
+        for id, job in asked.items():
+            assert largest_difference(job(), done[id]) < 1e-5
+    (choice,) = choices(tmp_path).values()
+    assert choice.parts == 4
+    assert choice.reason.endswith("out of memory")
+    assert choice.reason.count("out of memory") == 1
+    again = Workshop("stacked", tmp_path)  # a run that is resumed knows it from the beginning
+    again.do(asked)
+    assert again.choices == workshop.choices
+
+
+def test_an_error_that_is_not_for_want_of_memory_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Stack, works: Sequence[Work]) -> list[Any]:
+        raise RuntimeError("something else")
+
+    workshop, asked = Workshop("stacked", tmp_path), jobs(honest)
+    workshop.do(asked)
+    monkeypatch.setattr(Stack, "__call__", broken)
+    with pytest.raises(RuntimeError, match="something else"):
+        workshop.do(asked)
 
 
 def test_a_stack_that_is_equal_is_judged_by_time_alone(tmp_path: Path) -> None:
