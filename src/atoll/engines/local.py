@@ -13,6 +13,7 @@ from atoll.core.federation import Moment, begin
 from atoll.core.messages import Packet, Tensors
 from atoll.core.record import Look, Record, disk_errors
 from atoll.data.dataset import Dataset
+from atoll.engines.plan import Peak, plan, write_plan
 from atoll.engines.workshop import Workshop
 from atoll.learning.weights import copied
 from atoll.runs.config import RunConfig, read, resolve, to_toml
@@ -105,10 +106,20 @@ def execute(
     stopping: Callable[[], bool] = lambda: False,
 ) -> None:
     """Run a config in a folder, or go on with the run that is there."""
-    made, record = prepare(config, folder, resume)
+    data: dict[str, Dataset] = {}
+    made, record = prepare(config, folder, resume, data)
     options = config.engine_options()
-    engine = LocalEngine(made, Workshop(options.mode, folder, options.tf32))
-    go(made, engine, record, watch, stopping)
+    planned = plan(
+        lambda: parts(config, data),
+        lambda few: LocalEngine(few, Workshop("stacked", tf32=options.tf32)),
+    )
+    if planned is not None:
+        write_plan(folder, planned)
+    workshop = Workshop(options.mode, folder, options.tf32, planned.parts if planned else 1)
+    peak = Peak(made.site(made.scenario.clients[0]).device)
+    go(made, LocalEngine(made, workshop), record, watch, stopping)
+    if planned is not None:
+        write_plan(folder, planned, peak.bytes)
     write_result(folder)
 
 

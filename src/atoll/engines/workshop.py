@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,8 @@ import torch
 
 from atoll.core.errors import UserError
 from atoll.core.record import write_whole
-from atoll.learning import models, stacked, train
+from atoll.learning import convolutions, models, stacked, train
+from atoll.learning.convolutions import Timing
 from atoll.learning.stacked import (
     NotStackableError,
     Stack,
@@ -40,6 +41,8 @@ TOLERANCE = 1e-8
 TRIAL = 3  # batches of a trial
 SAMPLE = 8  # members that the trial does one by one
 STACKS = 8  # stacks that keep their buffers
+CONVOLUTION = "convolution "
+PLANNED = "; in parts: planned"
 HALVED = "; in parts: out of memory"
 WAYS: tuple[Literal["batched", "mapped"], ...] = ("batched", "mapped")
 GAIN = 0.95  # a stack must need less than this share of the loop's time
@@ -63,11 +66,15 @@ class Choice:
 class Workshop:
     """Where works are done; remembers what it chose."""
 
-    def __init__(self, mode: Mode = "auto", folder: Path | None = None, tf32: bool = False) -> None:
+    def __init__(
+        self, mode: Mode = "auto", folder: Path | None = None, tf32: bool = False, parts: int = 1
+    ) -> None:
+        """`parts`: how many stacks works of one form are dealt to, by a plan of memory."""
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32 = tf32
-        self.mode, self.folder = mode, folder
+        self.mode, self.folder, self.parts = mode, folder, parts
         self.choices: dict[str, Choice] = choices(folder) if folder else {}
+        convolutions.CHOSEN.update(_kept_timings() | _timings(self.choices.values()))
         self._decided: dict[Hashable, str] = {}
         self._stacks: dict[Hashable, Stack] = {}
 
@@ -117,6 +124,7 @@ class Workshop:
             found: list[Any] = []
             for start in range(0, len(jobs), size):
                 found += self._together(key, jobs[start : start + size], choice)
+            self._tell_convolutions()
             return found
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if size == 1 or not _out_of_memory(error):
@@ -124,7 +132,7 @@ class Workshop:
         self._stacks.clear()  # out here, the error and all that its trace held is gone
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        told = choice.reason.removesuffix(HALVED)
+        told = choice.reason.removesuffix(HALVED).removesuffix(PLANNED)
         self._tell(
             self._decided[key], replace(choice, parts=2 * choice.parts, reason=told + HALVED)
         )
@@ -140,9 +148,21 @@ class Workshop:
             self._stacks[whole] = Stack(jobs, mapped=choice.way == "mapped")
         return list(self._stacks[whole](jobs))
 
+    def _tell_convolutions(self) -> None:
+        """Keep which way convolutions were done, with the run and for later ones."""
+        fresh = {k: t for k, t in convolutions.CHOSEN.items() if _name(k) not in self.choices}
+        for key, timing in fresh.items():
+            slow, fast = max(timing.seconds.values()), timing.seconds[timing.way]
+            work = f"{CONVOLUTION}{key}"
+            self._tell(_name(key), Choice(work, 1, "stacked", timing.way, ratio=slow / fast))
+        if fresh:
+            _keep_timings()
+
     def _chose(self, name: str, choice: Choice) -> None:
         """Remember a choice, with the run too, so that it resumes the same way."""
         if name not in self.choices:
+            if self.parts > 1 and choice.mode == "stacked":
+                choice = replace(choice, parts=self.parts, reason=choice.reason + PLANNED)
             self._tell(name, choice)
 
     def _tell(self, name: str, choice: Choice) -> None:
@@ -161,6 +181,40 @@ def choices(folder: Path) -> dict[str, Choice]:
         return {name: Choice(**body) for name, body in json.loads(path.read_text()).items()}
     except (ValueError, TypeError) as error:
         raise UserError("not an engine's choices", str(path), "delete the file") from error
+
+
+def _timings(chosen: Iterable[Choice]) -> dict[str, Timing]:
+    """The ways of convolutions among a run's choices."""
+    return {
+        choice.work.removeprefix(CONVOLUTION): Timing(way, {way: 1.0})
+        for choice in chosen
+        if choice.work.startswith(CONVOLUTION)
+        for way in convolutions.WAYS
+        if way == choice.reason
+    }
+
+
+def _kept_timings() -> dict[str, Timing]:
+    """The ways that earlier runs on this machine found faster."""
+    try:
+        body = json.loads((_cache() / "convolutions.json").read_text())
+        return {key: Timing(**timing) for key, timing in body.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _keep_timings() -> None:
+    body = {key: asdict(timing) for key, timing in convolutions.CHOSEN.items()}
+    try:
+        _cache().mkdir(parents=True, exist_ok=True)
+        write_whole(_cache() / "convolutions.json", json.dumps(body).encode())
+    except (OSError, UserError):  # a cache that cannot be written is no cache
+        pass
+
+
+def _cache() -> Path:
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "atoll" / "choices"
 
 
 def _name(text: str) -> str:
@@ -253,14 +307,13 @@ def _wait() -> None:
 
 def _remembered(name: str, find: Callable[[], Choice]) -> Choice:
     """What an earlier run on this machine chose for the same form; else what a trial finds."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atoll" / "choices"
-    path = cache / f"{name}.json"
+    path = _cache() / f"{name}.json"
     try:
         return Choice(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
         found = find()
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(asdict(found)).encode())
     except (OSError, UserError):  # a cache that cannot be written is no cache
         pass

@@ -14,8 +14,9 @@ from atoll.core.errors import UserError
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.engines.workshop import Workshop, choices
-from atoll.learning.losses import cross_entropy
-from atoll.learning.models import outputs
+from atoll.learning import convolutions, image_nets
+from atoll.learning.losses import cross_entropy, plain
+from atoll.learning.models import outputs, skeleton
 from atoll.learning.stacked import Stack, largest_difference
 from atoll.learning.train import Optimiser, Phase, Work
 
@@ -102,6 +103,42 @@ def test_a_stack_without_memory_is_done_in_halves_and_the_record_says_so(
     again = Workshop("stacked", tmp_path)  # a run that is resumed knows it from the beginning
     again.do(asked)
     assert again.choices == workshop.choices
+
+
+def test_the_way_of_a_convolution_is_kept_with_the_run_and_for_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(convolutions, "CHOSEN", {})
+    asked = {
+        f"site-{n}": replace(picture(n), rows=picture(n).rows.at(slice(0, rows)))
+        for n, rows in enumerate((10, 7))
+    }
+    Workshop("stacked", tmp_path).do(asked)
+    found = [c for c in choices(tmp_path).values() if c.work.startswith("convolution")]
+    assert found
+    assert {c.reason for c in found} <= set(convolutions.WAYS)
+    first = {key: timing.way for key, timing in convolutions.CHOSEN.items()}
+    for folder in (tmp_path, tmp_path / "other"):  # resumed; another run on the same machine
+        convolutions.CHOSEN.clear()
+        folder.mkdir(exist_ok=True)
+        Workshop("stacked", folder)
+        assert {key: timing.way for key, timing in convolutions.CHOSEN.items()} == first
+    (tmp_path / "cache" / "atoll" / "choices" / "convolutions.json").write_text("[")
+    convolutions.CHOSEN.clear()
+    Workshop("stacked")
+    assert convolutions.CHOSEN == {}
+
+
+def picture(number: int) -> Work:
+    model = image_nets.build("cnn-plain", (1, 6, 6), 3, Stream.of(number))
+    weights = {n: w.detach().clone() for n, w in model.state_dict().items()}
+    phase = Phase(
+        "loss", tuple(weights), partial(plain, skeleton(model, True)), Optimiser("sgd", 0.1)
+    )
+    x = torch.randn(10, 1, 6, 6, generator=torch.Generator().manual_seed(number))
+    rows = Rows(x, torch.zeros(10, 0), torch.arange(10) % 3)
+    return Work(weights, {}, (phase,), rows, 4, 1, Stream.of(number))
 
 
 def test_an_error_that_is_not_for_want_of_memory_is_raised(
