@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ from atoll.learning.stacked import (
     signature,
     tally,
 )
-from atoll.learning.train import Tally, Work
+from atoll.learning.train import Optimiser, Tally, Work
 
 __all__ = ["Choice", "Mode", "Workshop"]
 
@@ -41,6 +42,7 @@ TOLERANCE = 1e-8
 TRIAL = 3  # batches of a trial
 SAMPLE = 8  # members that the trial does one by one
 STACKS = 8  # stacks that keep their buffers
+CACHE = 24 << 20  # bytes of weights, gradients and moments that a CPU's cache may hold
 CONVOLUTION = "convolution "
 PLANNED = "; in parts: planned"
 HALVED = "; in parts: out of memory"
@@ -60,7 +62,7 @@ class Choice:
     tolerance: float = 0.0
     ratio: float = 0.0  # time of the loop over time of the stack, in the trial
     way: Literal["", "batched", "mapped"] = ""  # how a stack's losses see many members
-    parts: int = 1  # stacks that the members are dealt to, more than one for want of memory
+    parts: int = 1  # stacks that members are dealt to: as memory allows, as a cache is large
 
 
 class Workshop:
@@ -79,14 +81,18 @@ class Workshop:
         self._stacks: dict[Hashable, Stack] = {}
 
     def do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
-        """The results of jobs by the id of who asked for them."""
+        """The results of jobs by the id of who asked for them.
+
+        On a GPU one client alone may be a stack too: its steps are then a graph.
+        """
         groups: dict[Hashable, list[str]] = {}
         for id, job in jobs.items():
             groups.setdefault(self._form(id, job), []).append(id)
         done: dict[str, Any] = {}
         for key, ids in groups.items():
             works = [jobs[id] for id in ids]
-            together = len(ids) > 1 and self._choice(key, works).mode == "stacked"
+            worth = len(ids) > 1 or (not isinstance(key, str) and works[0].rows.y.is_cuda)
+            together = worth and self._choice(key, works).mode == "stacked"
             results = self._in_parts(key, works) if together else [job() for job in works]
             done |= dict(zip(ids, results, strict=True))
         return done
@@ -161,7 +167,7 @@ class Workshop:
     def _chose(self, name: str, choice: Choice) -> None:
         """Remember a choice, with the run too, so that it resumes the same way."""
         if name not in self.choices:
-            if self.parts > 1 and choice.mode == "stacked":
+            if self.parts > choice.parts and choice.mode == "stacked":
                 choice = replace(choice, parts=self.parts, reason=choice.reason + PLANNED)
             self._tell(name, choice)
 
@@ -240,15 +246,37 @@ def _tried(key: Hashable, jobs: Sequence[Any]) -> Choice:
     if isinstance(jobs[0], Tally) or proved.mode == "loop":
         return proved
     short = [replace(j, rows=j.rows.at(slice(0, TRIAL * j.batch)), epochs=1) for j in jobs]
-    stack = Stack(short, mapped=proved.way == "mapped")
-    loop_seconds, _ = _timed(lambda: [job() for job in short[:SAMPLE]])
+    loop_seconds = _timed(lambda: [job() for job in short[:SAMPLE]])
     loop_seconds *= len(short) / len(short[:SAMPLE])
-    stack(short)  # the first call makes buffers and captures
-    stack_seconds, _ = _timed(lambda: stack(short))
+    parts, stack_seconds = _fastest(short, proved.way == "mapped")
     ratio = loop_seconds / stack_seconds
     if 1 / ratio > GAIN:
         return replace(proved, mode="loop", reason="the stack is not faster", ratio=ratio, way="")
-    return replace(proved, reason="equal and faster", ratio=ratio)
+    return replace(proved, reason="equal and faster", ratio=ratio, parts=parts)
+
+
+def _fastest(jobs: Sequence[Work], mapped: bool) -> tuple[int, float]:
+    """To how many stacks members are dealt, and the seconds of all of them together.
+
+    On a CPU, stacks that fit into its cache may be faster than one that does not.
+    """
+    found = {}
+    for parts in sorted({1, _that_fit(jobs)}):
+        some = jobs[: -(-len(jobs) // parts)]
+        stack = Stack(some, mapped=mapped)
+        stack(some)  # the first call makes buffers and captures
+        found[parts] = _timed(partial(stack, some)) * len(jobs) / len(some)
+    return min(found.items(), key=lambda item: item[1])
+
+
+def _that_fit(jobs: Sequence[Work]) -> int:
+    """How many stacks there must be for each to fit into a CPU's cache; one on a GPU."""
+    job = jobs[0]
+    if job.rows.y.is_cuda:
+        return 1
+    copies = max(4 if phase.optimiser.kind == "adam" else 2 for phase in job.phases)
+    moved = sum(job.weights[name].nbytes for phase in job.phases for name in phase.moves)
+    return max(1, min(len(jobs) // 2, -(-len(jobs) * moved * copies // CACHE)))
 
 
 def _proved(key: Hashable, jobs: Sequence[Any]) -> Choice:
@@ -272,10 +300,14 @@ def _proved(key: Hashable, jobs: Sequence[Any]) -> Choice:
 
 
 def _exact(job: Work, number: int) -> Work:
-    """A few batches of a work in double precision; the last is not full, and others end sooner."""
+    """A few batches of a work in double precision; the last is not full, and others end sooner.
+
+    The rates are those that single precision knows.
+    """
     rows = job.rows.at(slice(0, max(1, TRIAL * job.batch - job.batch // 2 - number % 2)))
     return replace(
         job,
+        phases=tuple(replace(p, optimiser=_single(p.optimiser)) for p in job.phases),
         weights={n: _double(w) for n, w in job.weights.items()},
         moments={n: _double(m) for n, m in job.moments.items()},
         rows=replace(rows, x=_double(rows.x), own=_double(rows.own)),
@@ -288,16 +320,25 @@ def _out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
+def _single(how: Optimiser) -> Optimiser:
+    """The same with a rate that single precision knows: on a GPU a stack has no other."""
+    return replace(how, rate=float(torch.tensor(how.rate, dtype=torch.float32)))
+
+
 def _double(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    _wait()
-    began = time.perf_counter()
-    result = call()
-    _wait()
-    return time.perf_counter() - began, result
+def _timed(call: Callable[[], Any]) -> float:
+    """Seconds, the better of two tries."""
+    found = []
+    for _ in range(2):
+        _wait()
+        began = time.perf_counter()
+        call()
+        _wait()
+        found.append(time.perf_counter() - began)
+    return min(found)
 
 
 def _wait() -> None:

@@ -39,15 +39,21 @@ def _merged(
 ) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     """The cluster of each row, until none has fewer rows than `least`; the smallest goes first."""
     member = member.copy()
+    sizes = np.bincount(member)
+    sums = np.zeros((len(sizes), rows.shape[1]))
+    np.add.at(sums, member, rows)
     while True:
-        names, sizes = np.unique(member, return_counts=True)
-        if len(names) == 1 or sizes.min() >= least:
+        names = np.flatnonzero(sizes)
+        if len(names) == 1 or sizes[names].min() >= least:
             return member
-        small = names[sizes.argmin()]
+        small = names[sizes[names].argmin()]
         others = names[names != small]
-        middles = np.stack([rows[member == name].mean(0) for name in others])
-        distance = ((middles - rows[member == small].mean(0)) ** 2).sum(1)
-        member[member == small] = others[distance.argmin()]
+        middles = sums[others] / sizes[others, None]
+        distance = ((middles - sums[small] / sizes[small]) ** 2).sum(1)
+        into = others[distance.argmin()]
+        member[member == small] = into
+        sums[into] += sums[small]
+        sizes[into], sizes[small] = sizes[into] + sizes[small], 0
 
 
 def unit_mean(found: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ and head. A stack of clients has one more axis in front of everything.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -108,16 +108,16 @@ def _foreign(weights: Named, batch: Rows, plan: Plan) -> Tensor:
     """Eq. 2 and 3 from the extremes kept with the rows: alpha * max if alpha >= 0, else * min."""
     slots, filters = weights["now/foreign_bias/conv3"].shape[-2:]
     kept = batch.own[..., 1:].unflatten(-1, (2, len(KERNELS), slots, filters))
+    alphas = torch.stack([weights[f"now/alpha/conv{size}"] for size in KERNELS], -2)
+    biases = torch.stack([weights[f"now/foreign_bias/conv{size}"] for size in KERNELS], -3)
+    alpha = alphas[..., None, :, :, None]  # (..., 1, sizes, slots, 1)
+    extreme = torch.where(alpha >= 0, kept[..., 0, :, :, :], kept[..., 1, :, :, :])
+    g = torch.addcmul(biases.unsqueeze(-4), alpha, extreme).flatten(-2)
     found = []
     for place, size in enumerate(KERNELS):
-        alpha = weights[f"now/alpha/conv{size}"][..., None, :, None]
-        most, least = kept[..., 0, place, :, :], kept[..., 1, place, :, :]
-        bias = weights[f"now/foreign_bias/conv{size}"].unsqueeze(-3)
-        g = torch.where(alpha >= 0, alpha * most, alpha * least) + bias
-        layer = f"align{size}"
-        said = linear(g.flatten(-2), composed(weights, layer, plan), weights[f"now/bias/{layer}"])
-        found.append(torch.relu(said))
-    return torch.cat(found, -1)
+        theta = composed(weights, f"align{size}", plan)
+        found.append(linear(g[..., place, :], theta, weights[f"now/bias/align{size}"]))
+    return torch.relu(torch.cat(found, -1))
 
 
 def dropped(z: Tensor, key: Tensor, numbers: Tensor, rate: float) -> Tensor:
@@ -144,31 +144,80 @@ def logits(weights: Named, batch: Rows, plan: Plan, noise: bool = False) -> Tens
     return linear(z, weights["now/dense/head"], weights["now/bias/head"])
 
 
+def _spread(values: Tensor, like: Tensor) -> Tensor:
+    """A value for each member, beside tensors with more axes behind."""
+    return values.view(*values.shape, *[1] * (like.dim() - values.dim()))
+
+
+class _Shrunk(torch.autograd.Function):
+    """one * sum of absolute values + two / 2 * sum of squares; few passes over large weights."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, one: float, two: float, axes: int) -> Tensor:
+        ctx.save_for_backward(values)
+        ctx.one, ctx.two = one, two
+        flat = values.flatten(axes)
+        total: Tensor = torch.linalg.vector_norm(flat, 2, -1) ** 2 * (two / 2)
+        return total.add_(torch.linalg.vector_norm(flat, 1, -1), alpha=one) if one else total
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None, None]:
+        (values,) = ctx.saved_tensors
+        if not ctx.one:
+            return values * _spread(slope * ctx.two, values), None, None, None
+        found = values.sgn().mul_(_spread(slope * ctx.one, values))
+        return found.addcmul_(values, _spread(slope * ctx.two, values)), None, None, None
+
+
+class _Held(torch.autograd.Function):
+    """two / 2 * squared distance of the weights of past tasks to where they are to be held."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, base: Tensor, mask: Tensor, past: Tensor, target: Tensor, two: float
+    ) -> Tensor:
+        gate, axes = _gate(mask, past), mask.dim() - 2  # in front of tasks and outputs
+        moved = (base.unsqueeze(axes) * gate).add_(past).sub_(target)  # restored() - target
+        ctx.save_for_backward(moved, gate, base, mask)
+        ctx.two, ctx.axes = two, axes
+        total: Tensor = torch.linalg.vector_norm(moved.flatten(axes), 2, -1) ** 2 * (two / 2)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor | None, Tensor, None, None]:
+        moved, gate, base, mask = ctx.saved_tensors
+        of_past = moved * _spread(slope * ctx.two, moved)
+        of_base = (of_past * gate).sum(ctx.axes)
+        of_mask = None
+        if ctx.needs_input_grad[1]:
+            inner = (of_past * base.unsqueeze(ctx.axes)).flatten(mask.dim()).sum(-1)
+            of_mask = inner * torch.sigmoid(mask) * torch.sigmoid(-mask)
+        return of_base, of_mask, of_past, None, None
+
+
 def penalty(weights: Named, plan: Plan, axes: int = 0) -> Tensor:
     """All terms of the objective but cross-entropy; `axes` in front are members of a stack."""
 
-    def total(values: Tensor) -> Tensor:
-        return values.flatten(axes).sum(-1)
+    def pulled(name: str, one: float, two: float) -> None:
+        if one or two:
+            terms.append(_Shrunk.apply(weights[name], one, two, axes))
 
-    terms = []
+    terms: list[Tensor] = [weights[f"now/mask/{plan.layers[0]}"].flatten(axes).sum(-1) * 0]
     for layer in plan.layers:
-        base, mask = weights[f"base/{layer}"], weights[f"now/mask/{layer}"]
-        adaptive = weights[f"now/adaptive/{layer}"]
-        terms.append(plan.lambda1 * total(adaptive.abs()))
-        terms.append(plan.decay / 2 * (total(adaptive**2) + total(mask**2)))
-        terms.append(plan.lambda_m * total(torch.sigmoid(mask)))
+        pulled(f"now/adaptive/{layer}", plan.lambda1, plan.decay)
+        pulled(f"now/mask/{layer}", 0.0, plan.decay)
+        if plan.lambda_m:
+            gate = torch.sigmoid(weights[f"now/mask/{layer}"])
+            terms.append(plan.lambda_m * gate.flatten(axes).sum(-1))
         if plan.first:
-            terms.append(plan.decay / 2 * total(base**2))
+            pulled(f"base/{layer}", 0.0, plan.decay)
         if f"past/adaptive/{layer}" in weights:
-            past = weights[f"past/adaptive/{layer}"]
-            now = restored(base.unsqueeze(axes), weights[f"past/mask/{layer}"], past)
-            moved = total((now - weights[f"past/target/{layer}"]) ** 2)
-            terms.append(plan.lambda1 * total(past.abs()) + plan.lambda2 / 2 * moved)
+            pulled(f"past/adaptive/{layer}", plan.lambda1, 0.0)
+            past = [weights[f"past/{kind}/{layer}"] for kind in ("mask", "adaptive", "target")]
+            terms.append(_Held.apply(weights[f"base/{layer}"], *past, plan.lambda2))
     for layer in plan.private:
-        own = weights[f"now/dense/{layer}"]
-        terms.append(plan.decay / 2 * total(own**2))
-        if layer in plan.sparse_private:
-            terms.append(plan.lambda1 * total(own.abs()))
+        sparse = layer in plan.sparse_private
+        pulled(f"now/dense/{layer}", plan.lambda1 if sparse else 0.0, plan.decay)
     return torch.stack(terms).sum(0)
 
 

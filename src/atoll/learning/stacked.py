@@ -10,7 +10,7 @@ graph and replayed; the stack keeps its buffers, so later rounds use the same gr
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -126,11 +126,27 @@ class _Buffer:
         return self.parts(self.whole.clone())
 
 
-def _put(buffers: Sequence[_Buffer], tensors: Sequence[Sequence[Tensor]]) -> None:
-    """Copy what the members bring into the buffers, in few kernels."""
-    places = [place for buffer in buffers for place in buffer.places]
+def _put(
+    buffers: Mapping[str, _Buffer],
+    brought: Sequence[Mapping[str, Tensor]],
+    given: Sequence[Mapping[str, Tensor]],
+) -> None:
+    """Copy what the members bring into the buffers, in few kernels; zeros for what is missing.
+
+    What the stack gave out last and comes back as the same objects is in the buffers already.
+    """
+    places, tensors = [], []
+    for name, buffer in buffers.items():
+        new = [one.get(name) for one in brought]
+        if given and all(n is g.get(name) for n, g in zip(new, given, strict=True)):
+            continue
+        if any(one is None for one in new):
+            buffer.whole.zero_()
+        there = [(p, one) for p, one in zip(buffer.places, new, strict=True) if one is not None]
+        places += [place for place, _ in there]
+        tensors += [one for _, one in there]
     if places:
-        torch._foreach_copy_(places, [one for each in tensors for one in each])
+        torch._foreach_copy_(places, tensors)
 
 
 def _members(columns: Mapping[str, Sequence[Tensor]], count: int) -> list[Tensors]:
@@ -193,6 +209,7 @@ class Stack:
         self.phases, self.batch = jobs[0].phases, jobs[0].batch
         self.buffers = {n: _Buffer([j.weights[n] for j in jobs]) for n in jobs[0].weights}
         self.weights: Tensors = {name: buffer.whole for name, buffer in self.buffers.items()}
+        self.given: list[Tensors] = []  # the members' weights as this stack last gave them out
         device = self.data.y.device
         self.mapped, self.done = mapped, 0
         uneven = mapped and any(count % self.batch for count in self.rows)
@@ -201,6 +218,7 @@ class Stack:
             _Optimiser(number, self.buffers, jobs) for number in range(len(self.phases))
         ]
         self.captured: dict[int, torch.cuda.CUDAGraph] = {}
+        self.eager: dict[int, int] = {}  # steps of so many members that were taken without a graph
         longest, members = max(self.steps, default=0), len(jobs)
         self.index = torch.zeros((longest, members, self.batch), dtype=torch.int64, device=device)
         self.share = torch.zeros(
@@ -236,7 +254,7 @@ class Stack:
 
     def _load(self, jobs: Sequence[Work]) -> None:
         """Copy weights and moments into the stack's own buffers."""
-        _put(list(self.buffers.values()), [[j.weights[n] for j in jobs] for n in self.buffers])
+        _put(self.buffers, [job.weights for job in jobs], self.given)
         if any([optimiser.load(jobs) for optimiser in self.optimisers]):  # noqa: C419 - load all
             self.captured.clear()
 
@@ -274,24 +292,33 @@ class Stack:
 
     def _run(self, active: int, count: int) -> None:
         step = self._step_of(active)
-        if not self.graph or (active not in self.captured and count <= EAGER):
+        if not self.graph:
             for _ in range(count):
                 step()
             return
-        if active not in self.captured:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(EAGER):
-                    step()
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                step()
-            self.captured[active] = graph
-            count -= EAGER
+        while count and active not in self.captured:
+            # the step before a capture is taken by the same thread, whose cuBLAS is ready then
+            self._eagerly(step)
+            self.eager[active] = self.eager.get(active, 0) + 1
+            count -= 1
+            if count and self.eager[active] >= EAGER:
+                self._capture(active, step)
         for _ in range(count):
             self.captured[active].replay()
+
+    def _capture(self, active: int, step: Callable[[], None]) -> None:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=_first_graph().pool()):
+            step()
+        self.captured[active] = graph
+
+    def _eagerly(self, step: Callable[[], None]) -> None:
+        """One step without a graph, on a stream of its own."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            step()
+        torch.cuda.current_stream().wait_stream(stream)
 
     def _step_of(self, active: int) -> Callable[[], None]:
         """One step of the first members, all of it on the device."""
@@ -328,16 +355,32 @@ class Stack:
         rows = [max(1, job.epochs * len(job.rows)) for job in jobs]
         means = (self.losses / torch.tensor(rows, device=self.losses.device)).T.tolist()
         names = [phase.name for phase in self.phases]
-        weights = _members({n: b.copies() for n, b in self.buffers.items()}, len(jobs))
+        moved = {name for phase in self.phases for name in phase.moves}
+        weights = _members({n: self.buffers[n].copies() for n in sorted(moved)}, len(jobs))
         moments = [optimiser.unload(jobs) for optimiser in self.optimisers]
         found: list[Worked | None] = [None] * len(jobs)
+        self.given = []
         for place, job in enumerate(jobs):
+            own = {**job.weights, **weights[place]}
+            self.given.append(dict(own))
             memory = dict(job.moments)
             for part in moments:
                 memory |= part[place]
             losses = dict(zip(names, means[place], strict=True))
-            found[self.order[place]] = Worked(weights[place], memory, losses)
+            found[self.order[place]] = Worked(own, memory, losses)
         return [one for one in found if one is not None]
+
+
+@cache
+def _first_graph() -> torch.cuda.CUDAGraph:
+    """A graph whose memory all others share: they never run at the same time.
+
+    It is kept for good, because torch gives a memory up when its last graph goes.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.zeros(1, device="cuda")
+    return graph
 
 
 def _steps(job: Work) -> int:
@@ -345,9 +388,14 @@ def _steps(job: Work) -> int:
 
 
 def signature(jobs: Sequence[Work]) -> Hashable:
-    """A stack fits works on as many rows with the same optimisers, whatever their weights are."""
+    """A stack fits works on as many rows, whatever their weights and rates are."""
     return tuple(
-        (len(job.rows), job.rows.own.shape[-1], job.epochs, tuple(p.optimiser for p in job.phases))
+        (
+            len(job.rows),
+            job.rows.own.shape[-1],
+            job.epochs,
+            tuple(replace(p.optimiser, rate=0.0) for p in job.phases),
+        )
         for job in jobs
     )
 
@@ -357,15 +405,18 @@ class _Optimiser:
 
     def __init__(self, number: int, weights: Mapping[str, _Buffer], jobs: Sequence[Work]) -> None:
         self.number, self.phase = number, jobs[0].phases[number]
-        self.rates = [job.phases[number].optimiser.rate for job in jobs]
+        self.rates: list[float] = []
         self.adaptive = self.phase.optimiser.kind == "adam"
         moved = [weights[name].whole for name in self.phase.moves]
         moments = self.phase.moves if self.adaptive else ()
         self.first, self.second = (
             [_Buffer([job.weights[name] for job in jobs]) for name in moments] for _ in range(2)
         )
+        self.buffers = {f"first/{n}": b for n, b in zip(moments, self.first, strict=True)}
+        self.buffers |= {f"second/{n}": b for n, b in zip(moments, self.second, strict=True)}
+        self.given: list[Tensors] = []  # moments as they were last given out
         device = moved[0].device
-        self.rate = torch.tensor(self.rates, dtype=torch.float64, device=device)
+        self.rate = torch.zeros(len(jobs), dtype=torch.float64, device=device)
         self.taken = torch.zeros(len(jobs), dtype=torch.float64, device=device)
         self.kernel = self.adaptive and adam.usable(moved)
         self.groups: list[tuple[int, int, float]] = []  # first member, last + 1, rate
@@ -375,21 +426,10 @@ class _Optimiser:
     def load(self, jobs: Sequence[Work]) -> bool:
         """Take the members' moments in; whether that changed how they are grouped."""
         self.before = [int(job.moments.get(f"steps/{self.phase.name}", 0)) for job in jobs]
-        names = self.phase.moves if self.adaptive else ()
-        full: list[tuple[_Buffer, list[Tensor]]] = []
-        for name, first, second in zip(names, self.first, self.second, strict=True):
-            for kind, buffer in (("first", first), ("second", second)):
-                kept = [job.moments.get(f"{kind}/{name}") for job in jobs]
-                if any(one is None for one in kept):
-                    buffer.whole.zero_()
-                there = [(p, k) for p, k in zip(buffer.places, kept, strict=True) if k is not None]
-                if len(there) == len(jobs):
-                    full.append((buffer, [one for _, one in there]))
-                    continue
-                for place, one in there:
-                    place.copy_(one)
-        _put([buffer for buffer, _ in full], [kept for _, kept in full])
+        _put(self.buffers, [job.moments for job in jobs], self.given)
         self.taken.copy_(torch.tensor(self.before, dtype=torch.float64))
+        self.rates = [job.phases[self.number].optimiser.rate for job in jobs]
+        self.rate.copy_(torch.tensor(self.rates, dtype=torch.float64))
         return False if self.kernel else self._group(jobs)
 
     def _group(self, jobs: Sequence[Work]) -> bool:
@@ -462,11 +502,11 @@ class _Optimiser:
             return [{} for _ in jobs]
         taken = [before + _steps(job) for before, job in zip(self.before, jobs, strict=True)]
         columns: dict[str, list[Tensor]] = {
-            f"steps/{self.phase.name}": [torch.tensor(count) for count in taken]
+            f"steps/{self.phase.name}": [torch.tensor(count) for count in taken],
+            **{name: buffer.copies() for name, buffer in self.buffers.items()},
         }
-        for name, first, second in zip(self.phase.moves, self.first, self.second, strict=True):
-            columns |= {f"first/{name}": first.copies(), f"second/{name}": second.copies()}
-        return _members(columns, len(jobs))
+        self.given = _members(columns, len(jobs))
+        return self.given
 
 
 def _column(values: Tensor, like: Tensor) -> Tensor:

@@ -2,9 +2,12 @@
 
 Texts are rows of tokens, 0 for padding at the end. A batch is cut where its longest text ends, one
 window of padding left: that window stands for all others of padding, so nothing is changed by it.
-A stack of networks has one more axis in front of every weight and row, as in models.py.
+A filter is multiplied once with the vector of each different word of a batch; what it says of a
+window is then a sum of numbers that are looked up, so padding and repeated words cost next to
+nothing. A stack of networks has one more axis in front of every weight and row, as in models.py.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -28,25 +31,28 @@ __all__ = [
 ]
 
 KERNELS: Final = (3, 4, 5)  # words in a window
-CELLS: Final = 1 << 15  # tokens of one pass without gradient
+CELLS = {"cpu": 1 << 15, "cuda": 1 << 21}  # tokens of one pass without gradient
 TRUNCATED: Final = 0.87962566103423978  # deviation of a normal draw cut at two deviations
 
-Fold = Callable[[Tensor], Tensor]  # (..., time) -> what is kept of it
+Fold = Callable[[Tensor], Tensor]  # (..., windows, filters) -> what is kept of it
+_Found = tuple[Tensor, Tensor]  # vectors, and where each token has its own among them
 
 
 class Words:
-    """A frozen table of word vectors, known by its name wherever two losses are compared."""
+    """A frozen table of word vectors; losses on tables of equal content are the same loss."""
 
     def __init__(self, name: str, table: Tensor, known: Tensor) -> None:
         self.name, self.table, self.known = name, table, known
+        content = table.detach().cpu().contiguous().numpy().tobytes()
+        self.mark = hashlib.blake2b(content, digest_size=8).hexdigest()
 
     def __repr__(self) -> str:
         """The name and the size."""
         return f"Words({self.name}, {len(self.table)} x {self.dimension})"
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same table in memory."""
-        return isinstance(other, Words) and self.table.data_ptr() == other.table.data_ptr()
+        """Whether it is the same table: runs of a sweep have one each, of equal content."""
+        return isinstance(other, Words) and self.mark == other.mark
 
     def __hash__(self) -> int:
         """Equal tables have equal hashes."""
@@ -57,34 +63,54 @@ class Words:
         """Numbers in a vector."""
         return self.table.shape[1]
 
-    def vectors(self, x: Tensor, kind: torch.dtype) -> Tensor:
-        """The vectors of tokens: (..., tokens) -> (..., dimension, tokens)."""
-        return F.embedding(x, self.table).to(kind).transpose(-1, -2)
-
 
 def trimmed(x: Tensor, reach: int) -> Tensor:
     """Tokens without the columns in which all texts have ended, but for the next `reach` of them.
 
     So one window of padding is left wherever there was one; a text shorter than a window is filled.
     """
-    if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):  # a graph's shapes are fixed
+    if not _capturing(x):
         used = (x != 0).flatten(0, -2).any(0).nonzero()
         longest = int(used[-1]) + 1 if len(used) else 0
         x = x[..., : longest + reach]
     return F.pad(x, (0, reach - x.shape[-1])) if x.shape[-1] < reach else x
 
 
-def _windows(vectors: Tensor, filters: Tensor) -> Tensor:
-    """Each filter on each window: (rows, D, time), (filters, D, size) -> (rows, filters, windows).
+def _capturing(x: Tensor) -> bool:
+    """Whether a CUDA graph is being recorded: then no shape may depend on what tensors hold."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
-    With members: (members, rows, D, time), (members, filters, D, size) -> one axis more in front.
+
+def _different(table: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors that hold those of all tokens, and where each token has its own among them.
+
+    (words, D) for all members, or (members, words, D) where each has its own.
     """
-    if filters.dim() == 3:
-        return F.conv1d(vectors, filters)
-    members, rows = vectors.shape[:2]
-    side_by_side = vectors.transpose(0, 1).flatten(1, 2)
-    said = F.conv1d(side_by_side, filters.flatten(0, 1), groups=members)
-    return said.view(rows, members, filters.shape[1], -1).transpose(0, 1)
+    if not _capturing(x):
+        tokens, places = x.unique(return_inverse=True)
+        return F.embedding(tokens, table), places
+    cells = x.shape[-2:].numel()
+    if cells >= len(table):
+        return table, x.long()
+    places = torch.arange(cells, device=x.device).view(x.shape[-2:]).expand(x.shape)
+    return F.embedding(x.flatten(-2), table), places
+
+
+def _windows(vectors: Tensor, places: Tensor, filters: Tensor) -> Tensor:
+    """Each filter on each window: (filters, D, size) -> (rows, windows, filters).
+
+    With members: (members, filters, D, size) -> one axis more in front.
+    """
+    outputs, dimension, size = filters.shape[-3:]
+    by_word = filters.movedim(-3, -1).reshape(-1, dimension, size * outputs)
+    said = torch.matmul(vectors.to(filters.dtype), by_word)  # (members or 1, words, size x outputs)
+    step = torch.arange(size, device=places.device)
+    rows = places.unfold(-1, size, 1) * size + step  # (..., rows, windows, size)
+    if filters.dim() == 4:
+        first = torch.arange(len(filters), device=places.device) * (said.shape[-2] * size)
+        rows = rows + first.view(-1, 1, 1, 1)
+    sums = F.embedding_bag(rows.reshape(-1, size), said.view(-1, outputs), mode="sum")
+    return sums.view(*rows.shape[:-1], outputs)
 
 
 class _Largest(torch.autograd.Function):
@@ -95,8 +121,8 @@ class _Largest(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, filters: Tensor, vectors: Tensor, x: Tensor, table: Tensor) -> Tensor:
-        values, at = _windows(vectors, filters).max(-1)
+    def forward(ctx: Any, filters: Tensor, words: _Found, x: Tensor, table: Tensor) -> Tensor:
+        values, at = _windows(*words, filters).max(-2)
         ctx.save_for_backward(x, at, table)
         ctx.shape = filters.shape
         return values
@@ -122,10 +148,10 @@ class _Largest(torch.autograd.Function):
 def _over_time(words: Words, x: Tensor, banks: Sequence[Tensor], fold: Fold | None) -> list[Tensor]:
     """What `fold` keeps of each bank's windows; without one the largest, with a gradient."""
     x = trimmed(x, max(bank.shape[-1] for bank in banks))
-    vectors = words.vectors(x, banks[0].dtype)
+    found = _different(words.table, x)
     if fold is None:
-        return [_Largest.apply(bank, vectors, x, words.table) for bank in banks]
-    return [fold(_windows(vectors, bank)) for bank in banks]
+        return [_Largest.apply(bank, found, x, words.table) for bank in banks]
+    return [fold(_windows(*found, bank)) for bank in banks]
 
 
 def _in_buckets(
@@ -136,30 +162,30 @@ def _in_buckets(
     longest = lengths if x.dim() == 2 else lengths.amax(0)
     order = torch.argsort(longest, stable=True)
     sizes = [(length + 8) * (x.shape[0] if x.dim() == 3 else 1) for length in longest.tolist()]
-    borders = _borders([sizes[i] for i in order.tolist()])
+    borders = _borders([sizes[i] for i in order.tolist()], CELLS[x.device.type])
     pieces = [_over_time(words, x[..., order[begin:end], :], banks, fold) for begin, end in borders]
     back = torch.argsort(order)
     return [torch.cat(parts, -2)[..., back, :] for parts in zip(*pieces, strict=True)]
 
 
-def _borders(sizes: Sequence[int]) -> list[tuple[int, int]]:
+def _borders(sizes: Sequence[int], cells: int) -> list[tuple[int, int]]:
     """Where to cut rows of rising size so that a piece, filled up to its largest, has few cells."""
     found, begin = [], 0
     for end in range(1, len(sizes) + 1):
-        if end == len(sizes) or (end + 1 - begin) * sizes[end] > CELLS:
+        if end == len(sizes) or (end + 1 - begin) * sizes[end] > cells:
             found.append((begin, end))
             begin = end
     return found
 
 
 def _pooled(words: Words, x: Tensor, banks: Sequence[Tensor], fold: Fold | None) -> list[Tensor]:
-    few = x.shape[-2] <= 1 or x.numel() <= CELLS
+    few = x.shape[-2] <= 1 or x.numel() <= CELLS[x.device.type]
     how = _over_time if few or torch.is_grad_enabled() else _in_buckets
     return how(words, x, banks, fold)
 
 
 def _largest_and_smallest(windows: Tensor) -> Tensor:
-    return torch.cat([windows.max(-1).values, windows.min(-1).values], -1)
+    return torch.cat([windows.amax(-2), windows.amin(-2)], -1)
 
 
 def highest(words: Words, x: Tensor, banks: Sequence[Tensor]) -> list[Tensor]:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-__all__ = ["ratio_figure", "strength_figure"]
+__all__ = ["course_figure", "ratio_figure", "strength_figure"]
 
 LINES = {
     "common": "Common",
@@ -76,6 +76,26 @@ def strength_figure(panels: Sequence[tuple[str, Sequence[tuple[str, dict[str, An
         axes.set_title(title, fontsize=10)
         _labelled(axes, "mu", "paired gain over mu = 0")
         axes.legend(fontsize=8)
+    figure.tight_layout()
+    return _svg(figure)
+
+
+def course_figure(lines: dict[str, list[list[list[float]]]]) -> bytes:
+    """Accuracy by round, a panel for each task: method -> runs -> tasks -> rounds.
+
+    A line is the mean over runs for as many rounds as all of them have.
+    """
+    tasks = len(next(iter(lines.values()))[0])
+    figure = Figure(figsize=(2.3 * tasks, 2.6))
+    panels = np.atleast_1d(figure.subplots(1, tasks, sharey=True))
+    for task, axes in enumerate(panels):
+        for name, runs in lines.items():
+            rounds = min(len(run[task]) for run in runs)
+            mean = np.mean([run[task][:rounds] for run in runs], axis=0)
+            axes.plot(range(1, rounds + 1), mean, marker="o", markersize=3, label=name)
+        axes.set_title(f"task {task + 1}", fontsize=10)
+        _labelled(axes, "round", "test accuracy" if not task else "")
+    panels[0].legend(fontsize=8)
     figure.tight_layout()
     return _svg(figure)
 

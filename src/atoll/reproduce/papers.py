@@ -22,7 +22,10 @@ from atoll.reproduce.ledger import Ledger
 
 __all__ = ["PAPERS", "Asked", "again"]
 
-PAPERS = ("chfl",)
+PAPERS = (
+    "chfl",
+    "fedseit",
+)
 
 
 @dataclass(frozen=True)

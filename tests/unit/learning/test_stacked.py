@@ -14,7 +14,14 @@ from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import linear, outputs
-from atoll.learning.stacked import NotStackableError, Stack, form, largest_difference, tally
+from atoll.learning.stacked import (
+    NotStackableError,
+    Stack,
+    form,
+    largest_difference,
+    signature,
+    tally,
+)
 from atoll.learning.train import Optimiser, Phase, Tally, Work, descend
 
 
@@ -95,8 +102,44 @@ def on_gpu(job: Work) -> Work:
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
+def test_a_stack_goes_on_with_what_it_gave_out_at_other_rates(kind: str) -> None:
+    """Rates that part, meet again and are changed for all need no new stack."""
+    jobs = [member(n, rows=20 - n % 2, how=Optimiser(kind, 0.01)) for n in range(4)]  # type: ignore[arg-type]
+    stack, alone = Stack(jobs), jobs
+    for number, cuts in enumerate(((1, 1, 1, 1), (1, 3, 1, 1), (3, 3, 3, 3), (9, 3, 3, 27))):
+        jobs, alone = (
+            [
+                replace(job, phases=(at_rate(job.phases[0], 0.01 / cut),), stream=Stream.of(number))
+                for job, cut in zip(some, cuts, strict=True)
+            ]
+            for some in (jobs, alone)
+        )
+        done, wanted = stack(jobs), [job() for job in alone]
+        for one, other in zip(wanted, done, strict=True):
+            assert largest_difference(one, other) < 1e-10
+        jobs, alone = (
+            [
+                replace(j, weights=w.weights, moments=w.moments)
+                for j, w in zip(some, works, strict=True)
+            ]
+            for some, works in ((jobs, done), (alone, wanted))
+        )
+
+
+def at_rate(phase: Phase, rate: float) -> Phase:
+    return replace(phase, optimiser=replace(phase.optimiser, rate=rate))
+
+
+def test_a_change_of_the_rate_asks_for_no_other_stack() -> None:
+    one = member(0)
+    slower = replace(one, phases=(at_rate(one.phases[0], 0.001),))
+    assert signature([one]) == signature([slower])
+    assert signature([one]) != signature([replace(one, epochs=3)])
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
 def test_many_members_of_different_histories_go_by_one_formula(kind: str) -> None:
-    hows = [Optimiser(kind, 0.01 * (n + 1), decay=0.1) for n in range(12)]  # type: ignore[arg-type]
+    hows = [Optimiser(kind, 0.01 * (n + 1), decay=0.1) for n in range(20)]  # type: ignore[arg-type]
     same([member(n, how=how, steps=n % 4) for n, how in enumerate(hows)])
 
 

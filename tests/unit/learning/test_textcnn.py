@@ -73,7 +73,7 @@ def test_a_batch_is_cut_behind_its_longest_text_and_one_window_of_padding() -> N
 def test_texts_in_buckets_give_the_same(cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     table, x, found = words(), texts(), banks()
     wanted = highest(table, x, found)
-    monkeypatch.setattr(textcnn, "CELLS", cells)
+    monkeypatch.setattr(textcnn, "CELLS", {"cpu": cells})
     with torch.no_grad():
         for here, there in zip(highest(table, x, found), wanted, strict=True):
             torch.testing.assert_close(here, there)
@@ -95,10 +95,28 @@ def test_members_of_a_stack_give_what_each_gives_alone(monkeypatch: pytest.Monke
         for place in range(len(KERNELS)):
             torch.testing.assert_close(said[place][member], one[place])
             torch.testing.assert_close(together[place][member], gradients[place])
-    monkeypatch.setattr(textcnn, "CELLS", 100)
+    monkeypatch.setattr(textcnn, "CELLS", {"cpu": 100})
     with torch.no_grad():
         for here, there in zip(highest(table, x, found), said, strict=True):
             torch.testing.assert_close(here, there)
+
+
+@pytest.mark.parametrize("count", [30, 4000])
+@pytest.mark.parametrize("members", [0, 3])
+def test_in_a_graph_whole_tables_or_all_tokens_give_the_same(
+    count: int, members: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph cannot ask which words occur: it takes the table, or every token, the fewer."""
+    table, found = words(count), banks(members)
+    x = torch.stack([texts(seed=seed, count=count) for seed in range(max(1, members))])
+    x = x if members else x[0]
+    wanted = highest(table, x, found)
+    gradients = torch.autograd.grad(torch.cat(wanted, -1).square().sum(), found)
+    monkeypatch.setattr(textcnn, "_capturing", lambda x: True)
+    said = highest(table, x, found)
+    again = torch.autograd.grad(torch.cat(said, -1).square().sum(), found)
+    for here, there in zip([*said, *again], [*wanted, *gradients], strict=True):
+        torch.testing.assert_close(here, there)
 
 
 def test_no_rows_give_no_values() -> None:

@@ -1,0 +1,387 @@
+"""FedSeIT's tables: 5 data sets, 7 methods, 2 strengths of lambda2; in both profiles; controls.
+
+Nothing is tuned here: all settings are the paper's. The seeds of a setting run as one stack. A
+setting that has been run is a small file in the output folder and is not run again. The paper's
+figures stand beside the profile `default` and beside `released`, which behaves as the authors'
+code does; docs/methods/fedseit.md says where the two differ.
+"""
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atoll import metrics
+from atoll.core.errors import UserError
+from atoll.core.record import Round, Score, write_whole
+from atoll.engines.sweep import points, sweep
+from atoll.reproduce.figures import course_figure
+from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
+from atoll.runs.config import change, read
+from atoll.runs.result import Run
+
+__all__ = [
+    "SETTINGS",
+    "STUDIES",
+    "Plan",
+    "Setting",
+    "chosen",
+    "figures",
+    "known",
+    "ledger",
+    "measure",
+]
+
+DATA = {"R8": "reuters8", "TMN": "tmn", "TREC6": "trec6", "TREC50": "trec50", "SUBJ": "subj"}
+COLUMNS: dict[str, dict[str, Any]] = {
+    "FedWeIT": {"combine": "sum"},
+    "FedSeIT": {},
+    "SIT K=3": {"transfer": "sit", "keep": 3},
+    "SIT K=5": {"transfer": "sit", "keep": 5},
+    "FedSeIT+DLS": {"dls": True},
+    "DLS, SIT K=3": {"dls": True, "transfer": "sit", "keep": 3},
+    "DLS, SIT K=5": {"dls": True, "transfer": "sit", "keep": 5},
+}
+CONTROLS: dict[str, dict[str, Any]] = {
+    "FedWeIT-Dense": {"combine": "sum", "dense": True},
+    "Local": {"combine": "none", "average": False},
+}
+STRENGTHS = ("1.0", "0.1")
+PROFILES = ("default", "released")
+DRAWN = ("R8", "1.0")  # Figure 5 draws these: the accuracy of each task after each round
+
+# TTA in %, mean and deviation as printed, in the order of COLUMNS.
+PAPER: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {
+    "1.0": {
+        "R8": ((79.1, 2.5), (90.5, 0.6), (90.5, 0.5), (90.6, 0.7), (83.1, 5.0), (82.3, 5.9),
+               (82.4, 3.5)),
+        "TMN": ((84.2, 0.9), (88.2, 0.2), (88.3, 0.1), (88.6, 0.3), (84.7, 2.4), (84.3, 1.9),
+                (83.6, 1.3)),
+        "TREC6": ((78.2, 1.9), (83.6, 0.6), (83.6, 0.5), (83.3, 0.2), (78.2, 2.1), (78.3, 1.5),
+                  (77.7, 1.8)),
+        "TREC50": ((85.1, 1.1), (88.4, 2.5), (88.5, 2.4), (88.7, 1.9), (86.4, 1.1), (86.3, 1.5),
+                   (85.2, 0.2)),
+        "SUBJ": ((86.5, 0.9), (88.5, 0.6), (88.6, 0.6), (89.5, 0.3), (88.9, 0.5), (89.7, 1.7),
+                 (89.0, 0.9)),
+    },
+    "0.1": {
+        "R8": ((68.1, 10.4), (89.9, 0.7), (89.9, 1.1), (89.7, 0.8), (60.7, 14.5), (61.9, 14.9),
+               (65.3, 10.6)),
+        "TMN": ((80.9, 0.6), (88.5, 0.1), (88.4, 0.07), (88.3, 0.7), (72.8, 9.1), (73.3, 9.8),
+                (71.1, 8.5)),
+        "TREC6": ((77.1, 3.6), (84.7, 1.1), (84.9, 1.3), (84.7, 1.2), (78.3, 1.6), (78.9, 1.3),
+                  (76.8, 3.0)),
+        "TREC50": ((76.1, 0.9), (81.2, 3.5), (81.2, 2.9), (80.9, 2.1), (69.8, 3.9), (69.4, 4.7),
+                   (68.9, 1.2)),
+        "SUBJ": ((85.6, 0.6), (89.1, 0.4), (88.8, 0.1), (90.4, 1.5), (88.1, 1.3), (90.2, 1.8),
+                 (84.2, 2.6)),
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A data set, a method, a strength of lambda2, a profile."""
+
+    row: str
+    column: str
+    strength: str
+    profile: str = "default"
+
+    @property
+    def name(self) -> str:
+        """What --only takes."""
+        end = "" if self.profile == "default" else f" {self.profile}"
+        return f"{self.row} {self.column} {self.strength}{end}"
+
+    def values(self) -> dict[str, Any]:
+        """The run's values; a task of SUBJ has its two classes."""
+        options = {**COLUMNS, **CONTROLS}[self.column]
+        options = {**options, "lambda2": float(self.strength), "profile": self.profile}
+        more = {f"method.{key}": value for key, value in options.items()}
+        classes = {"scenario.task_classes": 2} if self.row == "SUBJ" else {}
+        scored = {"score_every": 1} if (self.row, self.strength) == DRAWN else {}
+        return change(read("fedseit"), {"data": DATA[self.row], **more, **classes, **scored})
+
+
+SETTINGS = tuple(
+    Setting(row, column, strength) for strength in STRENGTHS for row in DATA for column in COLUMNS
+)
+
+STUDIES = (
+    *(Setting(row, column, strength) for strength in STRENGTHS for row in DATA
+      for column in CONTROLS),
+    *(Setting(row, column, strength, "released") for strength in STRENGTHS for row in DATA
+      for column in (*COLUMNS, *CONTROLS)),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is run, and where."""
+
+    folder: Path
+    device: str = "auto"
+    seeds: tuple[int, ...] = (1, 2, 3)
+    rounds: int = 10
+    epochs: int = 50
+    stages: int = 5
+    filters: int = 128
+    tf32: bool = False
+
+    @staticmethod
+    def quick(folder: Path, device: str) -> "Plan":
+        """A miniature for a look: one seed, two tasks a client, one round of two epochs."""
+        return Plan(folder, device, (1,), 1, 2, 2, 16)
+
+    def sizes(self) -> dict[str, Any]:
+        """What of it changes a result beyond rounding; a whole plan leaves the preset as it is."""
+        return {
+            "rounds": self.rounds, "method.epochs": self.epochs, "scenario.stages": self.stages,
+            "model.widths": [self.filters],
+        }  # fmt: skip
+
+
+def measure(
+    setting: Setting, plan: Plan, say: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """Run a setting, or read what was measured before with the same config."""
+    found = known(setting, plan)
+    if found is not None:
+        return found
+    how = {
+        "engine.device": plan.device, "engine.packing": False, "engine.tf32": plan.tf32,
+        "engine.mode": "stacked" if plan.device == "cuda" else "auto",
+        "checkpoints": False, "looks": False,
+    }  # fmt: skip
+    values = change(change(setting.values(), plan.sizes()), how)
+    began = time.monotonic()
+    runs = _swept(values, plan, setting, say)
+    found = {
+        "setting": setting.name,
+        "config": _wanted(setting, plan),
+        "facts": {k: runs[0].facts[k] for k in ("atoll", "packages", "device", "data", "vectors")},
+        "engine": runs[0].config["engine"],
+        "seconds": round(time.monotonic() - began, 1),
+        "runs": [_brief(run) for run in runs],
+    }
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    write_whole(plan.folder / f"{_file(setting)}.json", json.dumps(found, indent=1).encode())
+    return found
+
+
+def _swept(
+    values: dict[str, Any], plan: Plan, setting: Setting, say: Callable[[str], None]
+) -> list[Run]:
+    """The seeds as one sweep; only numbers are kept of it."""
+    folder = plan.folder / "runs" / f"{_file(setting)}-{time.time_ns()}"
+    began, told = time.monotonic(), [-1]
+
+    def watch(progress: Any) -> None:
+        if progress.stage > told[0]:
+            told[0] = progress.stage
+            say(f"{setting.name}: task {progress.stage + 1}, {time.monotonic() - began:.0f} s")
+
+    runs = sweep(points(values, {"seed": plan.seeds}, folder), folder, watch=watch)
+    for run in runs:
+        run.read()
+    shutil.rmtree(folder)
+    return runs
+
+
+def _wanted(setting: Setting, plan: Plan) -> str:
+    """What a measurement must have been made of to count for this plan: a hash of what was asked.
+
+    Later options whose defaults change nothing do not make an old measurement another one.
+    """
+    asked = [change(setting.values(), plan.sizes()), plan.seeds]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def known(setting: Setting, plan: Plan) -> dict[str, Any] | None:
+    """What was measured before of the same."""
+    path = plan.folder / f"{_file(setting)}.json"
+    if not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found if found["config"] == _wanted(setting, plan) else None
+
+
+def _file(setting: Setting) -> str:
+    return "".join(c if c.isalnum() else "-" for c in setting.name).strip("-").lower()
+
+
+def _brief(run: Run) -> dict[str, Any]:
+    """What the ledger needs of a run: TTA, every task's accuracy at the end, traffic, rounds."""
+    rounds = [event for event in run.events if isinstance(event, Round)]
+    last = rounds[-1].stage
+    final = [s for s in run.scores if s.variant == "own" and s.stage == last]
+    by_task = {(s.client, s.task): round(s.accuracy, 6) for s in final}  # the last test counts
+    found: dict[str, Any] = {
+        "seed": run.config["seed"],
+        "accuracy": float(np.mean(list(by_task.values()))),
+        "tasks": {client: [by_task[client, task] for task in range(last + 1)]
+                  for client in sorted({client for client, _ in by_task})},
+        "forgetting": run.metrics["own"]["forgetting_diagonal_last"],
+        "rounds": [1 + max(r.round for r in rounds if r.stage == stage)
+                   for stage in range(last + 1)],
+        "rates": [_lowest(rounds, stage) for stage in range(last + 1)],
+        "nonzero": {name: int(value) for r in rounds if r.stage == last
+                    for name, value in r.notes.items() if name.startswith("nonzero ")},
+        "bytes_up": max(metrics.bytes_up(run.events).values()),
+        "bytes_down": max(metrics.bytes_down(run.events).values()),
+    }  # fmt: skip
+    if run.config["score_every"]:
+        found["course"] = _course(run.scores)
+    return found
+
+
+def _lowest(rounds: list[Round], stage: int) -> float:
+    """The lowest rate of any client at the end of a task (pitfall 10)."""
+    rates = [v for r in rounds if r.stage == stage for n, v in r.notes.items() if n[:5] == "rate "]
+    return min(rates)
+
+
+def _course(scores: list[Score]) -> list[list[float]]:
+    """For each task of the last client, its accuracy after each round from its own stage on."""
+    client = max(s.client for s in scores)
+    own = [s for s in scores if s.client == client and s.variant == "own"]
+    tasks = range(1 + max(s.task for s in own))
+    return [[round(s.accuracy, 4) for s in own if s.task == task == s.stage] for task in tasks]
+
+
+def ledger(measured: dict[str, dict[str, Any]], missing: dict[str, str]) -> Ledger:
+    """Every cell of both tables in both profiles, and the controls that were run."""
+    cells = []
+    for profile in PROFILES:
+        for strength, rows in PAPER.items():
+            for row in rows:
+                cells += _row(row, strength, profile, measured, missing)
+    facts = {name: found["facts"] for name, found in measured.items()}
+    return Ledger("FedSeIT", facts, tuple(cells), tuple(_claims(measured)))
+
+
+def _row(
+    row: str,
+    strength: str,
+    profile: str,
+    measured: dict[str, dict[str, Any]],
+    missing: dict[str, str],
+) -> list[Cell]:
+    cells = []
+    table = f"lambda2 = {strength}" + (", as released" if profile == "released" else "")
+    for place, column in enumerate((*COLUMNS, *CONTROLS)):
+        setting = Setting(row, column, strength, profile)
+        printed = PAPER[strength][row][place] if column in COLUMNS else None
+        theirs, spread = [round(value / 100, 4) for value in printed] if printed else (None, None)
+        command = f"atoll reproduce fedseit --only '{setting.name}'"
+        found = measured.get(setting.name)
+        if found is None and column in CONTROLS:
+            continue
+        if found is None:
+            note = missing.get(setting.name, f"not run yet: {command}")
+            cells.append(Cell(table, row, column, theirs, spread, command=command, note=note))
+            continue
+        cells.append(
+            Cell(
+                table, row, column, theirs, spread, tuple(_values(found)), (), command,
+                found["config"], found["facts"]["data"]["fingerprint"][:12],
+                f"vectors {found['facts']['vectors']['name']}",
+                _ordered(setting, measured),
+            )
+        )  # fmt: skip
+    return cells
+
+
+def _values(found: dict[str, Any]) -> list[float]:
+    return [run["accuracy"] for run in found["runs"]]
+
+
+def _ordered(setting: Setting, measured: dict[str, dict[str, Any]]) -> bool:
+    """Whether a method stands to FedWeIT as in the paper; FedWeIT: whether all others do."""
+    baseline = Setting(setting.row, "FedWeIT", setting.strength, setting.profile)
+    theirs = PAPER[setting.strength][setting.row]
+    if setting.column in CONTROLS or baseline.name not in measured:
+        return False
+    ours = float(np.mean(_values(measured[baseline.name])))
+    columns = list(COLUMNS)[1:] if setting == baseline else [setting.column]
+    for column in columns:
+        found = measured.get(Setting(setting.row, column, setting.strength, setting.profile).name)
+        above = theirs[list(COLUMNS).index(column)][0] > theirs[0][0]
+        if found is not None and (float(np.mean(_values(found))) > ours) != above:
+            return False
+    return True
+
+
+PAIRS = (
+    ("FedSeIT", "FedWeIT"),
+    ("SIT K=3", "FedWeIT"),
+    ("FedSeIT", "FedWeIT-Dense"),
+    ("FedSeIT", "Local"),
+    ("FedSeIT", "FedSeIT+DLS"),
+)
+
+
+def _claims(measured: dict[str, dict[str, Any]]) -> list[Claim]:
+    """The paper's claims on paired seeds, wherever both sides were run."""
+    found = []
+    for profile in PROFILES:
+        end = "" if profile == "default" else ", as released"
+        for strength in STRENGTHS:
+            for row in DATA:
+                by_column = {
+                    column: _values(measured[setting.name])
+                    for column in (*COLUMNS, *CONTROLS)
+                    if (setting := Setting(row, column, strength, profile)).name in measured
+                }
+                place = f"{row}, lambda2 = {strength}{end}"
+                found += [
+                    paired(f"{place}: {a} above {b}", by_column[a], by_column[b])
+                    for a, b in PAIRS
+                    if a in by_column and b in by_column
+                ]
+                if {"FedSeIT", "SIT K=3"} <= by_column.keys():
+                    found.append(_near(place, by_column["SIT K=3"], by_column["FedSeIT"]))
+    return found
+
+
+def _near(place: str, one: list[float], other: list[float]) -> Claim:
+    """That the mean of one is within a point of the other's, on the same seeds."""
+    difference = float(np.mean(one) - np.mean(other))
+    text = f"{place}: SIT K=3 within one point of FedSeIT"
+    return Claim(text, abs(difference) <= 0.01, f"{100 * difference:+.2f} points")
+
+
+def figures(measured: dict[str, dict[str, Any]]) -> dict[str, bytes]:
+    """Figure 5: the accuracy of the last client's tasks after each round, where it was run."""
+    row, strength = DRAWN
+    found = {}
+    for profile, name in zip(PROFILES, ("figure5.svg", "figure5-released.svg"), strict=True):
+        lines = {}
+        for column in ("FedWeIT", "FedSeIT"):
+            one = measured.get(Setting(row, column, strength, profile).name)
+            if one is not None:
+                lines[column] = [run["course"] for run in one["runs"]]
+        if len(lines) == 2:
+            found[name] = course_figure(lines)
+    return found
+
+
+def chosen(only: str, table: str) -> list[Setting]:
+    """The settings that a command asks for."""
+    if only:
+        found = [s for s in (*SETTINGS, *STUDIES) if s.name == only]
+        if not found:
+            known = "; ".join(s.name for s in SETTINGS[:3])
+            remedy = f"a data set, a method, lambda2, and perhaps released, for example {known}"
+            raise UserError(f"no setting '{only}'", "--only", remedy)
+        return found
+    if table and table not in STRENGTHS:
+        raise UserError(f"no table '{table}'", "--table", "use 1.0 or 0.1, the value of lambda2")
+    return [s for s in SETTINGS if not table or s.strength == table]
