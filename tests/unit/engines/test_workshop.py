@@ -105,6 +105,24 @@ def test_a_stack_without_memory_is_done_in_halves_and_the_record_says_so(
     assert again.choices == workshop.choices
 
 
+@pytest.mark.parametrize(("seconds", "parts"), [({4: 1.0, 2: 0.4}, 2), ({4: 1.0, 2: 0.6}, 1)])
+def test_members_are_dealt_to_stacks_that_fit_a_cache_where_that_is_faster(
+    seconds: dict[int, float], parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def clock(call: Any) -> float:
+        return seconds[len(call.args[0])] if isinstance(call, partial) else 100.0  # the loop
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("atoll.engines.workshop.CACHE", 1)
+    monkeypatch.setattr("atoll.engines.workshop._timed", clock)
+    workshop, asked = Workshop("auto", tmp_path), jobs(honest)
+    done = workshop.do(asked)
+    (choice,) = choices(tmp_path).values()
+    assert (choice.mode, choice.parts) == ("stacked", parts)
+    for id, job in asked.items():
+        assert largest_difference(job(), done[id]) < 1e-5
+
+
 def test_the_way_of_a_convolution_is_kept_with_the_run_and_for_later_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
