@@ -8,8 +8,9 @@ DEMO = $(eval DEMO := runs/demo-$(shell n=1; while [ -e runs/demo-$$n ]; do n=$$
 DEMOS := demo demo-vertical demo-text demo-models
 DEVICE ?= cpu
 FUZZ_SECONDS ?= 300
+COMMA := ,
 
-.PHONY: demo setup check test network process fuzz browser picture golden bench bench-network all clean
+.PHONY: demo setup check test network process fuzz browser picture golden bench bench-network flower all clean
 
 demo: $(READY)
 	for name in $(DEMOS); do $(BIN)/atoll run $$name --out "$(DEMO)/$$name" || exit 1; done
@@ -58,8 +59,22 @@ picture: $(READY)
 golden: $(READY)
 	ATOLL_GOLDEN=renew $(BIN)/pytest -q tests/golden
 
+# Side by side in one run, with equal results; make flower first to have Flower beside them.
 bench: $(READY)
-	$(BIN)/python bench/steps.py --device $(DEVICE)
+	$(BIN)/python bench/compare.py --device $(DEVICE)
+	$(BIN)/python bench/steps.py --device $(DEVICE) --clients $(if $(filter cuda,$(DEVICE)),5$(COMMA)75$(COMMA)1125 --epochs 5 --loops 1,5$(COMMA)50)
+	$(BIN)/python bench/overhead.py --device $(DEVICE)
+	$(BIN)/python bench/memory.py --device $(DEVICE)
+	$(BIN)/python bench/flute.py --device $(DEVICE)
+	$(if $(filter cuda,$(DEVICE)),$(BIN)/python bench/pfl.py --device cuda && $(BIN)/python bench/pfl.py --device cuda --tf32)
+
+# Flower's simulation, in an environment of its own since its pins clash with ours.
+flower: .venv-flower/.ready
+.venv-flower/.ready:
+	test -d .venv-flower || $(PYTHON) -m venv .venv-flower
+	.venv-flower/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-flower/bin/pip install --quiet --disable-pip-version-check 'flwr[simulation]==1.41.0'
+	touch .venv-flower/.ready
 
 bench-network: $(NETWORK)
 	$(BIN)/python bench/network.py
@@ -67,4 +82,4 @@ bench-network: $(NETWORK)
 all: check test process browser
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-flower build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

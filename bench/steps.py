@@ -7,6 +7,8 @@ do the same arithmetic on the same batches; the weights they end with are compar
 
 import argparse
 import json
+import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +21,7 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
+from atoll.engines.workshop import Workshop
 from atoll.learning.models import draw_linear
 from atoll.learning.stacked import Stack, largest_difference
 from atoll.learning.train import Optimiser, Phase, Work
@@ -128,12 +131,18 @@ def measure(
     stack = Stack(works)
     first_seconds, _ = timed(lambda: stack(works), device)
     stack_seconds, _ = timed(lambda: stack(works), device)
+    exactly = not torch.backends.cuda.matmul.allow_tf32
+    auto, jobs = Workshop("auto", tf32=not exactly), {str(n): work for n, work in enumerate(works)}
+    auto.do(jobs)
+    auto_seconds, _ = timed(lambda: auto.do(jobs), device)
+    (choice,) = auto.choices.values()
     exact = [double(replace(w, epochs=1, rows=w.rows.at(slice(0, 4 * BATCH)))) for w in works[:8]]
     difference = max(map(largest_difference, [w() for w in exact], Stack(exact)(exact)))
     memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     return {
         "clients": clients, "steps": steps, "loader": len(few) * steps / loader_seconds,
         "loop": len(few) * steps / loop_seconds, "stacked": clients * steps / stack_seconds,
+        "auto": clients * steps / auto_seconds, "auto is": f"{choice.mode} x {choice.parts}",
         "first call": first_seconds, "difference loop/stacked": difference,
         "GiB": memory / 2**30,
     }  # fmt: skip
@@ -161,6 +170,7 @@ def main() -> None:
     parser.add_argument("--out")
     given = parser.parse_args()
     device = torch.device(given.device)
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # what earlier runs found is not known here
     torch.backends.cuda.matmul.allow_tf32 = given.tf32
     found = [
         measure(int(n), given.rows, given.epochs, device, given.loops)

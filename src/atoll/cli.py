@@ -391,6 +391,7 @@ def _print_result(runs: list[Run], folder: Path, as_json: bool) -> None:
                 "accuracy": run.accuracy,
                 "seconds": run.seconds,
                 "metrics": run.metrics,
+                **({"memory": run.memory} if run.memory else {}),
             }
             for run in runs
         ]

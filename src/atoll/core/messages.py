@@ -167,9 +167,12 @@ def _header(message: Any) -> bytes:
 
 
 def _signature(tensors: Tensors) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-    return tuple(
-        (n, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in tensors.items()
-    )
+    return tuple((n, _kind(t.dtype), tuple(t.shape)) for n, t in tensors.items())
+
+
+@cache
+def _kind(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @cache

@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +122,22 @@ KINDS: Mapping[str, type] = {
 }
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+_PLACE = "\x00tensors\x00"  # where the tensors of a message go
+
+
+@lru_cache(maxsize=1024)
+def _shapes(tensors: tuple[Any, ...]) -> str:
+    """The tensors of a message in JSON; many messages have the same."""
+    return _ENCODER.encode(tensors)
+
+
 def _line(event: Event) -> bytes:
     body = {"event": type(event).__name__.lower(), **vars(event)}
-    return json.dumps(body, separators=(",", ":")).encode() + b"\n"
+    if not isinstance(event, Message):
+        return _ENCODER.encode(body).encode() + b"\n"
+    line = _ENCODER.encode({**body, "tensors": _PLACE})
+    return line.replace(_ENCODER.encode(_PLACE), _shapes(event.tensors)).encode() + b"\n"
 
 
 def _event(line: bytes) -> Event:

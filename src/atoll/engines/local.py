@@ -14,6 +14,7 @@ from atoll.core.federation import SERVER, Moment, begin
 from atoll.core.messages import Packet, Tensors
 from atoll.core.record import Look, Record, disk_errors
 from atoll.data.dataset import Dataset
+from atoll.engines.plan import Peak, plan, write_plan
 from atoll.engines.workshop import Workshop
 from atoll.learning.weights import copied
 from atoll.runs.config import EngineOptions, RunConfig, read, resolve, to_toml
@@ -128,10 +129,18 @@ def _named(client: str, action: str) -> Iterator[None]:
         raise ClientFailedError(client, action, f"{type(error).__name__}: {error}") from error
 
 
-def workshop(options: EngineOptions, folder: Path) -> Workshop:
+def workshop(options: EngineOptions, folder: Path, parts: int = 1) -> Workshop:
     """The workshop that a run's options ask for."""
     keep = Path(options.keep) if options.keep else None
-    return Workshop(options.mode, folder, options.tf32, options.streams, keep, options.tune)
+    return Workshop(
+        options.mode,
+        folder,
+        tf32=options.tf32,
+        streams=options.streams,
+        keep=keep,
+        tune=options.tune,
+        parts=parts,
+    )
 
 
 def execute(
@@ -143,10 +152,20 @@ def execute(
     stopping: Callable[[], bool] = lambda: False,
 ) -> None:
     """Run a config in a folder, or go on with the run that is there."""
-    made, record = prepare(config, folder, resume)
+    data: dict[str, Dataset] = {}
+    made, record = prepare(config, folder, resume, data)
     options = config.engine_options()
-    engine = LocalEngine(made, workshop(options, folder))
+    planned = plan(
+        lambda: parts(config, data),
+        lambda few: LocalEngine(few, Workshop("stacked", tf32=options.tf32)),
+    )
+    if planned is not None:
+        write_plan(folder, planned)
+    peak = Peak(made.site(made.scenario.clients[0]).device)
+    engine = LocalEngine(made, workshop(options, folder, planned.parts if planned else 1))
     go(made, engine, record, watch, stopping)
+    if planned is not None:
+        write_plan(folder, planned, peak.bytes)
     write_result(folder)
 
 

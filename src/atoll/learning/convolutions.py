@@ -93,7 +93,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Te
 
 def _way(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Way:
     key = _key(x, weight, bias, sizes)
-    if key not in CHOSEN:
+    if key not in CHOSEN or CHOSEN[key].way not in WAYS:
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return "grouped"  # no clock runs while a graph is captured
         seconds = {name: _seconds(way, x, weight, bias, sizes) for name, way in WAYS.items()}
@@ -106,7 +106,8 @@ def _key(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> str:
     exact = "" if not x.is_cuda else f" tf32 {torch.backends.cuda.matmul.allow_tf32}"
     moves = x.requires_grad, weight.requires_grad
     return (
-        f"{tuple(x.shape)} by {tuple(weight.shape)}, {sizes}, {bias is not None}, {x.dtype},"
+        f"torch {torch.__version__}, {tuple(x.shape)}"
+        f" by {tuple(weight.shape)}, {sizes}, {bias is not None}, {x.dtype},"
         f" gradients {moves}, {where}{exact}, {torch.get_num_threads()} threads"
     )
 

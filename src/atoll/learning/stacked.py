@@ -7,6 +7,7 @@ is not full is filled with rows that count nothing. On a GPU the step is capture
 graph and replayed; the stack keeps its buffers, so later rounds use the same graph.
 """
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -19,8 +20,9 @@ from atoll.core.messages import Tensors
 from atoll.core.rng import permutations
 from atoll.core.rows import Rows
 from atoll.learning import adam
+from atoll.learning.mapped import each, size
 from atoll.learning.passes import Passes, passes_form
-from atoll.learning.train import Tally, Work, Worked, descend
+from atoll.learning.train import Phase, Tally, Work, Worked, descend
 
 __all__ = ["NotStackableError", "Stack", "form", "largest_difference", "signature", "tally"]
 
@@ -193,9 +195,12 @@ def _place(rows: Rows) -> tuple[int, ...]:
 
 
 class Stack:
-    """Works of one form, done together; made once, loaded and run each round."""
+    """Works of one form, done together; made once, loaded and run each round.
 
-    def __init__(self, jobs: Sequence[Work], graph: bool = True) -> None:
+    With `mapped`, losses see one member at a time and torch.func makes one computation of them.
+    """
+
+    def __init__(self, jobs: Sequence[Work], graph: bool = True, mapped: bool = False) -> None:
         steps = [_steps(job) for job in jobs]
         rates = [tuple(p.optimiser.rate for p in job.phases) for job in jobs]
         self.order = sorted(range(len(jobs)), key=lambda i: (-steps[i], rates[i]))
@@ -209,7 +214,9 @@ class Stack:
         self.weights: Tensors = {name: buffer.whole for name, buffer in self.buffers.items()}
         self.given: list[Tensors] = []  # the members' weights as this stack last gave them out
         device = self.data.y.device
-        self.graph = graph and device.type == "cuda"
+        self.mapped, self.done = mapped, 0
+        uneven = mapped and any(count % self.batch for count in self.rows)
+        self.graph = graph and device.type == "cuda" and not uneven
         self.optimisers = [
             _Optimiser(number, self.buffers, jobs) for number in range(len(self.phases))
         ]
@@ -274,6 +281,7 @@ class Stack:
             self.share[: order.shape[1], where] = share[:, None]
         self.now.zero_()
         self.losses.zero_()
+        self.done = 0
 
     def _blocks(self) -> list[tuple[int, int]]:
         """(members that are not done, steps that they share), in order."""
@@ -325,7 +333,7 @@ class Stack:
             batch = self.data.at(index, share)
             count = share.sum(-1)
             for number, phase in enumerate(self.phases):
-                loss = phase.loss(weights, batch).view(active, -1).sum(-1)
+                loss = self._loss(phase, weights, batch, active)
                 gradients = list(torch.autograd.grad(loss.sum(), moved[number]))
                 if not moving:
                     continue
@@ -333,8 +341,16 @@ class Stack:
                     self.optimisers[number].descend(active, moved[number], gradients)
                     self.losses[number, :active].addcmul_(loss.detach(), count)
             self.now += moving
+            self.done += moving
 
         return step
+
+    def _loss(self, phase: Phase, weights: Tensors, batch: Rows, active: int) -> Tensor:
+        """The loss of each of the first members."""
+        if not self.mapped:
+            return phase.loss(weights, batch).view(active, -1).sum(-1)
+        sizes = [size(count, self.batch, self.done) for count in self.rows[:active]]
+        return each(phase.loss, weights, batch, sizes)
 
     def _unload(self, jobs: Sequence[Work]) -> list[Worked]:
         """What each member has now, in the order in which the works were given."""
@@ -529,5 +545,6 @@ def largest_difference(one: Worked, other: Worked) -> float:
     for name, tensor in one.weights.items():
         if tensor.is_floating_point() and tensor.numel():
             scale = float(tensor.abs().max()) or 1.0
-            found = max(found, float((tensor - other.weights[name]).abs().max()) / scale)
+            far = float((tensor - other.weights[name]).abs().max()) / scale
+            found = max(found, math.inf if math.isnan(far) else far)
     return found

@@ -50,6 +50,12 @@ class Run:
         """Versions, machine, data."""
         return _parsed(self.folder / "facts.json", json.loads)
 
+    @cached_property
+    def memory(self) -> dict[str, Any]:
+        """The plan of a large run's memory and the peak that was measured; empty for small ones."""
+        path = self.folder / "memory.json"
+        return _parsed(path, json.loads) if path.exists() else {}
+
     def read(self) -> None:
         """Read the record now; what was read stays when the folder goes."""
         for name in ("events", "looks", "config", "facts"):

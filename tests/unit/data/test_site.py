@@ -77,3 +77,27 @@ def test_a_party_that_has_not_joined_has_no_rows_to_learn_from() -> None:
 )
 def test_only_a_rectangle_keeps_its_sides(columns: list[int], shape: tuple[int, ...]) -> None:
     assert block(np.array(columns, dtype=np.int64), (1, 3, 4)) == shape
+
+
+def test_the_outline_of_a_network_is_made_once_and_has_no_weights() -> None:
+    dataset = load("synthetic-table")
+    made = scenario(dataset, ScenarioOptions("rows", clients=3), 0)
+    shelf = Shelf(
+        dataset, "global", made.holdings["site-0"][0].train, torch.device("cpu"), torch.float32
+    )
+    drawn = []
+
+    def network(shape: tuple[int, ...], classes: int, stream: Stream) -> torch.nn.Module:
+        drawn.append(stream)
+        return torch.nn.Sequential(torch.nn.Linear(shape[0], classes), torch.nn.Dropout())
+
+    first, second = (Site(id, shelf, dataset, made, 0, network) for id in ("site-0", "site-1"))
+    outline = first.outline()
+    assert outline is second.outline()
+    assert len(drawn) == 1
+    assert {w.device.type for w in outline.parameters()} == {"meta"}
+    assert [n for n, _ in outline.named_parameters()] == [
+        n for n, _ in first.model().named_parameters()
+    ]
+    assert outline.training
+    assert not first.outline(training=False).training

@@ -1,9 +1,10 @@
 """The workshop proves the fast way by the slow one, and says what it chose."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,10 @@ from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.engines import kept
 from atoll.engines.workshop import Workshop, choices
-from atoll.learning.losses import cross_entropy
-from atoll.learning.models import outputs
-from atoll.learning.stacked import largest_difference
+from atoll.learning import convolutions, image_nets
+from atoll.learning.losses import cross_entropy, plain
+from atoll.learning.models import outputs, skeleton
+from atoll.learning.stacked import Stack, largest_difference
 from atoll.learning.train import Optimiser, Phase, Work, Worked
 
 
@@ -28,6 +30,12 @@ def mixing(weights: Mapping[str, Tensor], batch: Rows, *, depth: int) -> Tensor:
     """A loss that mixes the members of a stack: right for one, wrong for many."""
     logits = outputs(weights, batch.x, depth)[-1]
     return (logits - logits.mean()).pow(2).mean((-1, -2))
+
+
+def hidden(weights: Mapping[str, Tensor], batch: Rows, *, depth: int) -> Tensor:
+    """The same, with a number that torch.func cannot follow: nothing but the loop does it right."""
+    logits = outputs(weights, batch.x, depth)[-1]
+    return (logits - float(logits.detach().mean())).pow(2).mean((-1, -2))
 
 
 def jobs(loss: Callable[..., Tensor], count: int = 4) -> dict[str, Work]:
@@ -46,14 +54,123 @@ def jobs(loss: Callable[..., Tensor], count: int = 4) -> dict[str, Work]:
 
 
 def test_a_stack_that_differs_is_refused_with_a_reason_and_the_loop_is_used(tmp_path: Path) -> None:
-    workshop, asked = Workshop("auto", tmp_path), jobs(mixing)
+    workshop, asked = Workshop("auto", tmp_path), jobs(hidden)
     done = workshop.do(asked)
     (choice,) = choices(tmp_path).values()
     assert choice.mode == "loop"
-    assert "differs" in choice.reason
+    assert "batched: the stack differs" in choice.reason
+    assert "mapped: RuntimeError" in choice.reason
     assert choice.difference > choice.tolerance > 0
     for id, job in asked.items():
         assert largest_difference(job(), done[id]) == 0
+
+
+@pytest.mark.parametrize("loss", [honest, mixing])
+def test_a_loss_for_one_client_alone_is_mapped_over_many(
+    loss: Callable[..., Tensor], tmp_path: Path
+) -> None:
+    """Asked for or not, a stack is taken only in a way that was seen to be right."""
+    workshop, asked = Workshop("stacked", tmp_path), jobs(loss)
+    done = workshop.do(asked)
+    (choice,) = choices(tmp_path).values()
+    assert (choice.mode, choice.way) == ("stacked", "batched" if loss is honest else "mapped")
+    for id, job in asked.items():
+        assert largest_difference(job(), done[id]) < 1e-5
+
+
+class Scarce(Stack):
+    """A stack that finds memory for two members only."""
+
+    def __init__(self, works: Sequence[Work], mapped: bool = False) -> None:
+        if len(works) > 2 and len(works[0].rows) == 24:  # the trials are shorter
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        super().__init__(works, mapped=mapped)
+
+
+def test_a_stack_without_memory_is_done_in_halves_and_the_record_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.engines.workshop.Stack", Scarce)
+    monkeypatch.setattr("atoll.engines.workshop.TRIAL", 2)
+    workshop, asked = Workshop("stacked", tmp_path), jobs(honest, 7)
+    for _ in range(2):
+        done = workshop.do(asked)
+        for id, job in asked.items():
+            assert largest_difference(job(), done[id]) < 1e-5
+    (choice,) = choices(tmp_path).values()
+    assert choice.parts == 4
+    assert choice.reason.endswith("out of memory")
+    assert choice.reason.count("out of memory") == 1
+    again = Workshop("stacked", tmp_path)  # a run that is resumed knows it from the beginning
+    again.do(asked)
+    assert again.choices == workshop.choices
+
+
+@pytest.mark.parametrize(("seconds", "parts"), [({4: 1.0, 2: 0.4}, 2), ({4: 1.0, 2: 0.6}, 1)])
+def test_members_are_dealt_to_stacks_that_fit_a_cache_where_that_is_faster(
+    seconds: dict[int, float], parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def clock(call: Any) -> float:
+        return seconds[len(call.args[0])] if isinstance(call, partial) else 100.0  # the loop
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("atoll.engines.workshop.CACHE", 1)
+    monkeypatch.setattr("atoll.engines.workshop._timed", clock)
+    workshop, asked = Workshop("auto", tmp_path), jobs(honest)
+    done = workshop.do(asked)
+    (choice,) = choices(tmp_path).values()
+    assert (choice.mode, choice.parts) == ("stacked", parts)
+    for id, job in asked.items():
+        assert largest_difference(job(), done[id]) < 1e-5
+
+
+def test_the_way_of_a_convolution_is_kept_with_the_run_and_for_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(convolutions, "CHOSEN", {})
+    asked = {
+        f"site-{n}": replace(picture(n), rows=picture(n).rows.at(slice(0, rows)))
+        for n, rows in enumerate((10, 7))
+    }
+    Workshop("stacked", tmp_path).do(asked)
+    found = [c for c in choices(tmp_path).values() if c.work.startswith("convolution")]
+    assert found
+    assert {c.reason for c in found} <= set(convolutions.WAYS)
+    first = {key: timing.way for key, timing in convolutions.CHOSEN.items()}
+    for folder in (tmp_path, tmp_path / "other"):  # resumed; another run on the same machine
+        convolutions.CHOSEN.clear()
+        folder.mkdir(exist_ok=True)
+        Workshop("stacked", folder)
+        assert {key: timing.way for key, timing in convolutions.CHOSEN.items()} == first
+    (tmp_path / "cache" / "atoll" / "choices" / "convolutions.json").write_text("[")
+    convolutions.CHOSEN.clear()
+    Workshop("stacked")
+    assert convolutions.CHOSEN == {}
+
+
+def picture(number: int) -> Work:
+    model = image_nets.build("cnn-plain", (1, 6, 6), 3, Stream.of(number))
+    weights = {n: w.detach().clone() for n, w in model.state_dict().items()}
+    phase = Phase(
+        "loss", tuple(weights), partial(plain, skeleton(model, True)), Optimiser("sgd", 0.1)
+    )
+    x = torch.randn(10, 1, 6, 6, generator=torch.Generator().manual_seed(number))
+    rows = Rows(x, torch.zeros(10, 0), torch.arange(10) % 3)
+    return Work(weights, {}, (phase,), rows, 4, 1, Stream.of(number))
+
+
+def test_an_error_that_is_not_for_want_of_memory_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Stack, works: Sequence[Work]) -> list[Any]:
+        raise RuntimeError("something else")
+
+    workshop, asked = Workshop("stacked", tmp_path), jobs(honest)
+    workshop.do(asked)
+    monkeypatch.setattr(Stack, "__call__", broken)
+    with pytest.raises(RuntimeError, match="something else"):
+        workshop.do(asked)
 
 
 def test_a_stack_that_is_equal_is_judged_by_time_alone(tmp_path: Path) -> None:

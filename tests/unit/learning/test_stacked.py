@@ -1,5 +1,6 @@
 """Stacks give what their members give one by one."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -140,6 +141,30 @@ def test_a_change_of_the_rate_asks_for_no_other_stack() -> None:
 def test_many_members_of_different_histories_go_by_one_formula(kind: str) -> None:
     hows = [Optimiser(kind, 0.01 * (n + 1), decay=0.1) for n in range(20)]  # type: ignore[arg-type]
     same([member(n, how=how, steps=n % 4) for n, how in enumerate(hows)])
+
+
+def alone(weights: Mapping[str, Tensor], batch: Rows) -> Tensor:
+    """A loss as one writes it for one client: no members, no rows that count nothing."""
+    logits = outputs(weights, batch.all, 2)[-1]
+    return F.cross_entropy(logits, batch.y) + 0.1 * (logits - logits.mean()).pow(2).mean()
+
+
+def test_a_loss_written_for_one_client_is_mapped_over_members_with_other_numbers_of_rows() -> None:
+    jobs = []
+    for number, rows in enumerate((20, 7, 33, 20, 24)):
+        job = member(number, rows=rows)
+        jobs.append(replace(job, phases=(replace(job.phases[0], loss=alone),)))
+    stack = Stack(jobs, mapped=True)
+    for _ in range(2):
+        for one, other in zip([job() for job in jobs], stack(jobs), strict=True):
+            assert largest_difference(one, other) < 1e-10
+            assert one.losses["loss"] == pytest.approx(other.losses["loss"], abs=1e-12)
+
+
+def test_a_result_that_is_no_number_is_infinitely_far_from_one_that_is() -> None:
+    done = member(0)()
+    lost = replace(done, weights={n: w * math.nan for n, w in done.weights.items()})
+    assert largest_difference(done, lost) == math.inf
 
 
 def test_weight_decay_is_part_of_the_form() -> None:

@@ -1,0 +1,167 @@
+"""How much memory a run will need, told before it begins.
+
+A round and a test are done with a few clients and with twice as many, while every tensor that is
+made or freed is counted; what a client more costs tells what all of them will. Nothing of it is
+kept. Python's own objects are not counted.
+"""
+
+import gc
+import json
+import resource
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from atoll.core.federation import Clients, Moment, Transport
+from atoll.core.record import write_whole
+from atoll.runs.parts import Parts
+
+__all__ = ["Meter", "Peak", "Plan", "plan", "write_plan"]
+
+FEWEST = 200  # clients asked in a round; a smaller run is not planned
+FEW, MORE = 8, 16  # clients of the two trials
+SHARE = 0.9  # of the free memory that a plan may fill
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The planned peak of tensors in memory, in bytes."""
+
+    clients: int  # that are asked in a round
+    fixed: int  # whatever their number is
+    each: int  # for one client
+    peak: int  # planned: fixed + clients x each
+    free: int  # on the device before the run; 0 where it is not known
+
+    @property
+    def parts(self) -> int:
+        """Into how many stacks the clients have to be dealt, a power of two."""
+        found = 1
+        room = max(1.0, SHARE * self.free - self.fixed)
+        while self.free and found < self.clients and self.clients * self.each / found > room:
+            found *= 2
+        return found
+
+
+class Meter(TorchDispatchMode):
+    """Counts the bytes of tensors that are alive and were made while it was on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.peak = 0, 0
+        self._alive: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[Any], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Do the operation and look at what it made."""
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
+                self._see(leaf.untyped_storage())
+        return result
+
+    def _see(self, storage: Any) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._alive or not size:
+            return
+        self._alive.add(key)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._gone, key, size)
+
+    def _gone(self, key: int, size: int) -> None:
+        self._alive.discard(key)
+        self.now -= size
+
+    def again(self) -> None:
+        """Forget the peak, not what is alive."""
+        gc.collect()
+        self.peak = self.now
+
+
+def plan(
+    make: Callable[[], Parts], engine: Callable[[Parts], Transport], fewest: int = FEWEST
+) -> Plan | None:
+    """The plan of a run that `make` makes the parts of; None where it is small or cannot be cut."""
+    made = make()
+    every = made.scenario.clients
+    asked = min(len(every), int(getattr(made.config.options(), "cohort", 0)) or len(every))
+    vertical = made.scenario.labels_at_server
+    if asked < max(fewest, MORE) or vertical or made.config.engine_options().mode == "loop":
+        return None
+    rows = _row_bytes(made) * (len(every) - asked)  # those that are not asked at once keep theirs
+    free, found = _free_bytes(made), []
+    for few, more in zip(*(_peaks(make(), engine, n) for n in (FEW, MORE)), strict=True):
+        each = max(0, (more - few) // (MORE - FEW))
+        fixed = max(0, few - FEW * each) + rows
+        found.append(Plan(asked, fixed, each, fixed + asked * each, free))
+    return max(found, key=lambda one: one.peak)
+
+
+def _peaks(made: Parts, engine: Callable[[Parts], Transport], count: int) -> list[int]:
+    """The peaks of a round and of a test with so many clients, after a first one made buffers."""
+    packing = made.config.engine_options().packing
+    ids = made.scenario.clients[:count]
+    found = []
+    with Meter() as meter:
+        server, transport = made.server(), engine(made)
+        for number in range(2):
+            moment, tasks = Moment(0, number, 3), made.scenario.tasks_at(0)
+            for act in (server.round, server.evaluate):
+                meter.again()
+                act(Clients(ids, transport, moment, tasks, packing), moment)
+                found.append(meter.peak)
+    return found[2:]
+
+
+def _row_bytes(made: Parts) -> int:
+    """The training rows of one client, on average, as tensors."""
+    held = [len(h.train) for holdings in made.scenario.holdings.values() for h in holdings[:1]]
+    kind = torch.empty(0, dtype=getattr(torch, made.config.dtype)).element_size()
+    wide = made.dataset.x[0].size
+    return int(sum(held) / max(1, len(held)) * (wide * kind + 8))
+
+
+def _free_bytes(made: Parts) -> int:
+    """What is free on the device of a run; 0 where the system does not say."""
+    if made.site(made.scenario.clients[0]).device.type == "cuda":
+        return int(torch.cuda.mem_get_info()[0])
+    told = Path("/proc/meminfo")
+    lines = told.read_text().splitlines() if told.exists() else []
+    found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else 0
+
+
+class Peak:
+    """What a run really takes: tensors on a GPU, growth of the whole process on the CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats()
+        self.before = self._now()
+
+    def _now(self) -> int:
+        if self.cuda:
+            return torch.cuda.max_memory_allocated()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak << 10  # Linux says KiB
+
+    @property
+    def bytes(self) -> int:
+        """The peak so far; on the CPU 0 where the process had a higher one before."""
+        return self._now() - (0 if self.cuda else self.before)
+
+
+def write_plan(folder: Path, made: Plan, measured: int | None = None) -> None:
+    """Keep a plan with a run, at its end with the peak that was measured."""
+    body = asdict(made) | {"parts": made.parts, "measured": measured}
+    write_whole(folder / "memory.json", json.dumps(body, indent=1).encode() + b"\n")

@@ -1,0 +1,102 @@
+"""A plan tells the memory of a large run from two small trials."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from atoll.engines import local
+from atoll.engines.local import LocalEngine, execute
+from atoll.engines.plan import Meter, Plan, plan
+from atoll.engines.workshop import Workshop
+from atoll.runs.config import RunConfig, resolve
+from atoll.runs.parts import parts
+
+
+def config(clients: int, **more: Any) -> RunConfig:
+    values = {
+        "name": "many",
+        "rounds": 2,
+        "data": {"name": "synthetic-table", "rows": 40 * clients},
+        "scenario": {"split": "rows", "clients": clients},
+        "model": {"widths": [24, 16]},
+        "method": {"name": "fedavg", "batch": 8, "epochs": 1, "tester": "first", **more},
+        "engine": {"mode": "stacked"},
+    }
+    return resolve(values, "test")
+
+
+def engine(made: Any) -> LocalEngine:
+    return LocalEngine(made, Workshop("stacked"))
+
+
+def test_a_meter_counts_what_is_alive() -> None:
+    with Meter() as meter:
+        kept = torch.zeros(1000)
+        lost = torch.ones(2000)
+        view = kept[:10].view(2, 5)
+        assert meter.now == 12_000
+        del lost
+        assert (meter.now, meter.peak) == (4_000, 12_000)
+        meter.again()
+        assert meter.peak == 4_000
+        del kept
+        assert meter.now == 4_000  # the view still holds it
+        del view
+        assert meter.now == 0
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_a_plan_is_within_a_fifth_of_what_a_run_takes(optimiser: str, tmp_path: Path) -> None:
+    given = config(120, optimiser=optimiser)
+    found = plan(lambda: parts(given), engine, fewest=100)
+    assert found is not None
+    with Meter() as meter:
+        execute(given, tmp_path)
+    assert meter.peak / 1.2 < found.peak < meter.peak * 1.2
+    assert found.peak == found.fixed + 120 * found.each
+
+
+def test_clients_that_are_not_asked_cost_their_rows_only(tmp_path: Path) -> None:
+    few, all_of_them = (
+        plan(lambda: parts(config(60, cohort=cohort)), engine, fewest=20)  # noqa: B023
+        for cohort in (20, 0)
+    )
+    assert few is not None
+    assert all_of_them is not None
+    assert few.clients == 20
+    assert few.each == pytest.approx(all_of_them.each, rel=0.05)
+    assert few.peak < all_of_them.peak
+
+
+def test_small_runs_and_those_one_by_one_are_not_planned() -> None:
+    small = config(20)
+    assert plan(lambda: parts(small), engine) is None
+    loop = resolve({**vars(config(30)), "engine": {"mode": "loop"}}, "test")
+    assert plan(lambda: parts(loop), engine, fewest=20) is None
+
+
+def test_a_plan_beyond_the_free_memory_asks_for_parts() -> None:
+    assert Plan(100, fixed=10, each=10, peak=1010, free=0).parts == 1
+    assert Plan(100, fixed=10, each=10, peak=1010, free=2000).parts == 1
+    assert Plan(100, fixed=10, each=10, peak=1010, free=700).parts == 2
+    assert Plan(100, fixed=10, each=10, peak=1010, free=1).parts == 128
+
+
+def test_a_large_run_keeps_its_plan_and_runs_in_the_parts_it_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = Plan(40, fixed=10, each=10, peak=410, free=250)
+    execute(config(40), tmp_path / "whole")
+    monkeypatch.setattr(local, "plan", lambda *given: small)
+    execute(config(40), tmp_path / "parts")
+    body = json.loads((tmp_path / "parts" / "memory.json").read_text())
+    assert body["peak"] == 410
+    assert body["parts"] == 2
+    assert body["measured"] >= 0
+    assert not (tmp_path / "whole" / "memory.json").exists()
+    (choice,) = json.loads((tmp_path / "parts" / "engine.json").read_text()).values()
+    assert choice["parts"] == 2
+    assert "planned" in choice["reason"]
