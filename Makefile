@@ -37,12 +37,13 @@ process: $(READY)
 browser: $(READY)
 	$(BIN)/pytest -q -m browser
 
-# The picture in the README: the demo with three seeds beside the method alone, in a real browser.
+# The pictures in the documents: the demo with three seeds beside the method alone, and a run that
+# is watched, in a real browser.
 picture: $(READY)
-	docs/picture.sh "$(BIN)/atoll" docs/report.png
+	docs/picture.sh "$(BIN)/atoll" docs
 
 golden: $(READY)
-	ATOLL_GOLDEN=renew $(BIN)/pytest -q tests/golden
+	ATOLL_GOLDEN=renew $(BIN)/pytest -q tests/golden tests/unit/test_errors_page.py
 
 bench: $(READY)
 	$(BIN)/python bench/steps.py --device $(DEVICE)
