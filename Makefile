@@ -7,7 +7,7 @@ DEMO = $(eval DEMO := runs/demo-$(shell n=1; while [ -e runs/demo-$$n ]; do n=$$
 DEMOS := demo demo-vertical demo-text demo-models
 DEVICE ?= cpu
 
-.PHONY: demo setup check test process browser picture golden bench all clean
+.PHONY: demo setup extras check test process browser picture golden bench all clean
 
 demo: $(READY)
 	for name in $(DEMOS); do $(BIN)/atoll run $$name --out "$(DEMO)/$$name" || exit 1; done
@@ -21,6 +21,10 @@ $(READY): constraints.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,check,psi]'
 	touch $(READY)
+
+# What only some people need: trackers and ONNX. Their tests are skipped without it.
+extras: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[track,onnx]'
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -680,10 +680,12 @@ def _second_pass(
         into.stage[:] = _places(_labels(batch.column(options.stage)), found.stages)
     elif sheet.stage:
         into.stage[:] = found.stages.index(sheet.stage)
-    raw = [site_name(sheet.site or sheet.path.stem)] * len(batch)
     if options.site:
-        raw = [site_name(str(value)) for value in batch.column(options.site).to_pylist()]
-    into.group[:] = [names.index(site) for site in raw]
+        raw = batch.column(options.site).dictionary_encode()
+        known = np.array([names.index(site_name(str(s))) for s in raw.dictionary.to_pylist()])
+        into.group[:] = known[raw.indices.to_numpy(zero_copy_only=False)]
+    else:
+        into.group[:] = names.index(site_name(sheet.site or sheet.path.stem))
     for block in found.blocks if into.x.flags.writeable else ():
         if block.column in sheet.columns:
             mine = np.ones(len(batch), dtype=bool)
