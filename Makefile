@@ -10,7 +10,7 @@ DEVICE ?= cpu
 FUZZ_SECONDS ?= 300
 COMMA := ,
 
-.PHONY: demo setup check test network process fuzz browser picture golden bench bench-network flower all clean
+.PHONY: demo setup extras check test network process fuzz browser picture golden bench bench-network flower all clean
 
 demo: $(READY)
 	for name in $(DEMOS); do $(BIN)/atoll run $$name --out "$(DEMO)/$$name" || exit 1; done
@@ -24,6 +24,10 @@ $(READY): constraints.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,check,psi]'
 	touch $(READY)
+
+# What only some people need: trackers and ONNX. Their tests are skipped without it.
+extras: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[track,onnx]'
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -52,12 +56,13 @@ fuzz: $(READY)
 browser: $(READY)
 	$(BIN)/pytest -q -m browser
 
-# The picture in the README: the demo with three seeds beside the method alone, in a real browser.
+# The pictures in the documents: the demo with three seeds beside the method alone, and a run that
+# is watched, in a real browser.
 picture: $(READY)
-	docs/picture.sh "$(BIN)/atoll" docs/report.png
+	docs/picture.sh "$(BIN)/atoll" docs
 
 golden: $(READY)
-	ATOLL_GOLDEN=renew $(BIN)/pytest -q tests/golden
+	ATOLL_GOLDEN=renew $(BIN)/pytest -q tests/golden tests/unit/test_errors_page.py
 
 # Side by side in one run, with equal results; make flower first to have Flower beside them.
 bench: $(READY)

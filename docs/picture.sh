@@ -1,15 +1,37 @@
 #!/bin/sh
-# Makes the picture of the report that the README shows: docs/picture.sh ATOLL FILE.png
+# Makes the pictures of the report and of the watch from real runs: docs/picture.sh ATOLL FOLDER,
+# or one of them with a third word, report or watch.
 set -eu
 atoll=$(realpath "$1")
 out=$(realpath "$2")
 chromium=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
 folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
+watch=""
+trap 'kill $watch 2>/dev/null; rm -rf "$folder"' EXIT
 cd "$folder"
-"$atoll" run demo --seeds 0..2 --quiet --out demo
-"$atoll" run alone --set split=columns --set clients=4 --set ratio=0.4 --set 'widths=[64, 32]' \
-  --set rounds=12 --seeds 0..2 --quiet --out alone
-"$atoll" report demo alone -o report.html
-"$chromium" --headless --no-sandbox --disable-gpu --hide-scrollbars --force-color-profile=srgb \
-  --window-size=1080,1240 --screenshot="$out" "file://$folder/report.html"
+shot() {
+  timeout 120 "$chromium" --headless --no-sandbox --disable-gpu --hide-scrollbars --force-color-profile=srgb \
+    "$@" 2>/dev/null
+}
+report() {
+  "$atoll" run demo --seeds 0..2 --quiet --out demo
+  "$atoll" run alone --set split=columns --set clients=4 --set ratio=0.4 --set 'widths=[64, 32]' \
+    --set rounds=12 --seeds 0..2 --quiet --out alone
+  "$atoll" report demo alone -o report.html
+  shot --window-size=1080,1240 --screenshot="$out/report.png" "file://$folder/report.html"
+}
+# The watch: a long run is going on.
+watched() {
+  "$atoll" run fedavg --set split=classes --set stages=3 --set rounds=4000 --quiet --out live/staged &
+  run=$!
+  "$atoll" watch live --port 8231 >watch.log &
+  watch="$! $run"
+  while [ "$(cat live/staged/times.jsonl 2>/dev/null | wc -l)" -lt 12 ] || ! grep -q watching watch.log; do sleep 1; done
+  sleep 5
+  shot --window-size=1080,820 --timeout=4000 --screenshot="$out/watch.png" http://127.0.0.1:8231/
+}
+case "${3:-both}" in
+  report) report ;;
+  watch) watched ;;
+  both) report; watched ;;
+esac

@@ -37,15 +37,15 @@ from atoll.core.errors import (
 from atoll.core.options import describe, nearest
 from atoll.core.record import Message, Round, Score, disk_errors, write_whole
 from atoll.data import align, fetch, tables
-from atoll.data.splits import ScenarioOptions
+from atoll.data.splits import ScenarioOptions, scenario
 from atoll.engines.local import execute, fresh_folder, last_folder, recorded
 from atoll.engines.sweep import Point, points, sweep
 from atoll.learning.models import ModelOptions
 from atoll.runs.config import EngineOptions, RunConfig, change, presets, read, resolve
 from atoll.runs.draft import draft
-from atoll.runs.loop import Progress, facts
+from atoll.runs.loop import Progress, holdings
 from atoll.runs.onnx import write as write_onnx
-from atoll.runs.parts import parts
+from atoll.runs.parts import Parts, parts
 from atoll.runs.predict import Predictor, export, predict
 from atoll.runs.result import Run, plain, table
 from atoll.runs.track import known, tracked
@@ -626,10 +626,15 @@ def inspect_command(
     """Show what each site holds and what will be done with it, before anything trains."""
     changes = dict(_assignment(text) for text in set_ or [])
     config = resolve(change(read(what), changes), what)
-    if "files" in config.data:
+    if config.scenario["split"] == "files":
         given = {key: value for key, value in config.data.items() if key != "name"}
-        _print_survey(tables.survey(**given))
-    held = facts(parts(config))["holdings"]
+        found = tables.survey(**given)
+        _print_survey(found)
+        made = tables.filled(found, values=False)
+        dealt = scenario(made, config.scenario_options(), config.seed)
+        held = holdings(Parts(config, made, dealt))
+    else:
+        held = holdings(parts(config))
     rows = [
         [
             id,

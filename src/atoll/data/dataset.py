@@ -71,7 +71,7 @@ class Dataset:
         for array in (self.x, self.y, self.test, self.group, self.stage, *layout):
             if array is not None:
                 digest.update(f"{array.dtype}{array.shape}".encode())
-                digest.update(np.ascontiguousarray(array).tobytes())
+                digest.update(np.ascontiguousarray(array).data)  # not copied: it may be large
         for names in (self.columns, self.classes, self.groups, self.words):
             digest.update("\x1f".join(names).encode() + b"\x1e")
         return digest.hexdigest()

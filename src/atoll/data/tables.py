@@ -23,7 +23,7 @@ from atoll.data.dataset import Dataset, Layout
 from atoll.data.sheets import Sheet, batches, line_of, opened
 from atoll.data.values import LARGEST, Block, as_dates, as_numbers, encoded
 
-__all__ = ["Column", "Finding", "SiteSurvey", "Survey", "TableOptions", "load", "survey"]
+__all__ = ["Column", "Finding", "SiteSurvey", "Survey", "TableOptions", "filled", "load", "survey"]
 
 Array = np.ndarray[Any, Any]
 MISSING = ("NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "?", "#N/A")
@@ -622,10 +622,15 @@ def _leaks(profile: _Profile, kind: str) -> bool:
 
 def load(name: str = "", **given: Any) -> Dataset:
     """The user's own tables as numbers; equal files give equal data."""
-    found = survey(**given)
+    return filled(survey(**given), name)
+
+
+def filled(found: Survey, name: str = "", values: bool = True) -> Dataset:
+    """The second pass; without `values` every input is 0 and takes no memory: who has what."""
     rows, width = sum(site.rows for site in found.sites), sum(b.width for b in found.blocks)
+    nothing = np.broadcast_to(np.float32(0), (rows, width))
     made = _Made(
-        np.zeros((rows, width), dtype=np.float32),
+        np.zeros((rows, width), dtype=np.float32) if values else nothing,
         *(np.zeros(rows, dtype=np.int64) for _ in range(3)),
     )
     names, total = [site.name for site in found.sites], 0
@@ -675,11 +680,13 @@ def _second_pass(
         into.stage[:] = _places(_labels(batch.column(options.stage)), found.stages)
     elif sheet.stage:
         into.stage[:] = found.stages.index(sheet.stage)
-    raw = [site_name(sheet.site or sheet.path.stem)] * len(batch)
     if options.site:
-        raw = [site_name(str(value)) for value in batch.column(options.site).to_pylist()]
-    into.group[:] = [names.index(site) for site in raw]
-    for block in found.blocks:
+        raw = batch.column(options.site).dictionary_encode()
+        known = np.array([names.index(site_name(str(s))) for s in raw.dictionary.to_pylist()])
+        into.group[:] = known[raw.indices.to_numpy(zero_copy_only=False)]
+    else:
+        into.group[:] = names.index(site_name(sheet.site or sheet.path.stem))
+    for block in found.blocks if into.x.flags.writeable else ():
         if block.column in sheet.columns:
             mine = np.ones(len(batch), dtype=bool)
             if block.site:

@@ -22,7 +22,7 @@ from atoll.learning.weights import prefixed, without
 from atoll.runs.config import RunConfig
 from atoll.runs.parts import Parts
 
-__all__ = ["Engine", "Progress", "facts", "go", "same_data"]
+__all__ = ["Engine", "Progress", "facts", "go", "holdings", "same_data"]
 
 
 class Engine(Transport, Protocol):
@@ -90,7 +90,7 @@ def facts(parts: Parts) -> dict[str, Any]:
         "known_at": list(parts.scenario.known_at),
         "stages": parts.scenario.stages,
         "headline": methods.load(parts.config.method["name"]).headline,
-        "holdings": _holdings(parts),
+        "holdings": holdings(parts),
     }
 
 
@@ -105,7 +105,7 @@ def _public(parts: Parts) -> dict[str, Any]:
     return {"public": {"name": name, **found}}
 
 
-def _holdings(parts: Parts) -> dict[str, Any]:
+def holdings(parts: Parts) -> dict[str, Any]:
     """Who holds what, in numbers and names of columns: rows by stage, test rows by task."""
     scenario, dataset = parts.scenario, parts.dataset
     named = dataset.columns if len(dataset.columns) <= MOST_NAMES else ()

@@ -4,11 +4,11 @@ import csv
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pyarrow as pa
@@ -222,9 +222,31 @@ def predict(predictor: Predictor, file: Path, out: Path, held_out: bool = False)
             f"it reads {', '.join(sorted(columns)[:8])}",
         )  # fmt: skip
     done = Predicted(right=0 if label in sheet.columns else None, absent=absent)
-    text = StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", "prediction", *(f"p {name}" for name in classes)])
+    with _growing(out) as text:
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["row", "prediction", *(f"p {name}" for name in classes)])
+        _predict(predictor, sheet, writer, chosen, done)
+    return done
+
+
+@contextmanager
+def _growing(out: Path) -> Iterator[TextIO]:
+    """A file that is written piece by piece, and is there whole or not at all."""
+    temporary = out.with_name(f".{out.name}.part")
+    with disk_errors(out):
+        try:
+            with temporary.open("w", encoding="utf-8", newline="") as file:
+                yield file
+            temporary.replace(out)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _predict(
+    predictor: Predictor, sheet: Sheet, writer: Any, chosen: set[int] | None, done: Predicted
+) -> None:
+    """Write the predictions, a piece of the file at a time."""
+    classes, label = predictor.recipe["classes"], predictor.recipe["label"]
     for first, batch in _pieces(sheet, predictor.recipe["missing"]):
         kept = [i for i in range(len(batch)) if chosen is None or first + i in chosen]
         if not kept:
@@ -239,9 +261,8 @@ def predict(predictor: Predictor, file: Path, out: Path, held_out: bool = False)
             true = _labels(batch.column(label), kept)
             done.right += sum(a == b for a, b in zip(said, true, strict=True))
     if not done.rows:
-        raise UserError("no rows to predict", str(file), "give a file with rows", EXIT_DATA_MISSING)
-    write_whole(out, text.getvalue().encode())
-    return done
+        remedy = "give a file with rows"
+        raise UserError("no rows to predict", str(sheet.path), remedy, EXIT_DATA_MISSING)
 
 
 def _labels(column: pa.Array, kept: Sequence[int]) -> list[str | None]:
