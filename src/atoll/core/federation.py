@@ -18,7 +18,7 @@ from atoll.core.messages import (
     unpack_all,
     wrap,
 )
-from atoll.core.record import Message, Score
+from atoll.core.record import Absence, Message, Score
 
 __all__ = [
     "SERVER",
@@ -113,7 +113,7 @@ class Transport(Protocol):
         ...
 
 
-def actions(kind: type) -> dict[str, Callable[..., Any]]:
+def actions(kind: Any) -> dict[str, Callable[..., Any]]:
     """The actions of a class of clients by name: its public methods but for the engine's own."""
     return _actions(cast(Hashable, kind))
 
@@ -172,11 +172,13 @@ class Clients:
     moment: Moment
     tasks: Sequence[int] = (0,)  # the tasks that can be tested by now
     packing: bool = True
+    at_least: int = 0  # clients that must answer an exchange; 0: every one that is asked
     sent: dict[tuple[Any, ...], list[int]] = field(default_factory=dict)  # what -> count
+    absent: dict[Absence, None] = field(default_factory=dict)  # in the order in which it was seen
 
     def at(self, moment: Moment, tasks: Sequence[int]) -> "Clients":
         """The same clients at another moment, with an empty ledger."""
-        return Clients(self.ids, self.transport, moment, tasks, self.packing)
+        return Clients(self.ids, self.transport, moment, tasks, self.packing, self.at_least)
 
     @overload
     def ask(
@@ -195,7 +197,8 @@ class Clients:
         answers = self.transport.carry(name, self.moment, packets)
         for id, packet in packets.items():
             if id not in answers:
-                raise ClientFailedError(id, name, "it did not answer")
+                self._miss(id, name, len(answers))
+                continue
             self._count(name, SERVER, id, type(requests[id]), packet)
             self._count(name, id, SERVER, kind, answers[id])
         replies: dict[ClientId, Any] = unpack_all({id: answers[id] for id in packets}, kind)
@@ -235,6 +238,12 @@ class Clients:
         """The same request to every client."""
         return self.ask(action, dict.fromkeys(self.ids, request))
 
+    def _miss(self, id: ClientId, action: str, answers: int) -> None:
+        """Note that a client did not answer, or end the run where it cannot do without."""
+        if not self.at_least or answers < self.at_least:
+            raise ClientFailedError(id, action, "it did not answer")
+        self.absent[Absence(self.moment.stage, self.moment.round, id, action)] = None
+
     def _packed(self, requests: Mapping[ClientId, Any]) -> dict[ClientId, Packet]:
         """The requests as packets; what goes to several clients is packed once."""
         packed: dict[int, Packet] = {}
@@ -258,6 +267,11 @@ class Clients:
             Message(self.moment.stage, self.moment.round, *what, *amounts)
             for what, amounts in self.sent.items()
         ]
+
+    @property
+    def absences(self) -> list[Absence]:
+        """Who was away, in the order in which it was seen."""
+        return list(self.absent)
 
 
 def scores(

@@ -33,6 +33,7 @@ __all__ = [
     "Tensors",
     "Weights",
     "contents",
+    "opened",
     "pack",
     "same_shapes",
     "unpack",
@@ -271,6 +272,15 @@ def _admitted(packet: Packet, kind: type, sender: str) -> None:
     _admit(contents(packet.message), sender)
     for name in _plain(kind):
         _finite_value(getattr(packet.message, name), name, sender)
+
+
+def opened(header: bytes, block: bytes, kind: type, sender: str) -> Packet:
+    """Bytes that came from elsewhere as a packet, read once; or an error that names the sender."""
+    size = len(header) + len(block)
+    message: Any = unpack(Packet(header, block, 0, size, ()), kind, sender)
+    tensors = contents(message)
+    payload = sum(t.nbytes for t in tensors.values())
+    return Packet(b"", b"", payload, size, _signature(tensors), message)
 
 
 def _read_header(header: bytes, kind: type, sender: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A site: all that one part of a method may see."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -9,12 +10,14 @@ from torch import Tensor, nn
 
 from atoll.core.errors import UserError
 from atoll.core.federation import SERVER, Moment
+from atoll.core.messages import Checked
+from atoll.core.record import Look
 from atoll.core.rng import Stream
 from atoll.core.rows import Public, Rows
 from atoll.data.dataset import Dataset
 from atoll.data.scenario import Scenario
 
-__all__ = ["Scale", "Shelf", "Site", "block", "colours", "filled"]
+__all__ = ["Scale", "Shelf", "Site", "Witness", "block", "colours", "filled"]
 
 Array = np.ndarray[Any, Any]
 Scale = Literal["global", "local", "none", "imagenet"]
@@ -117,6 +120,19 @@ def filled(x: Tensor, scaling: Tensor) -> Tensor:
     return moved.to(x.dtype)
 
 
+@dataclass
+class Witness:
+    """What the sites of one process saw of their models since somebody last asked."""
+
+    wanted: bool = False
+    seen: list[Look] = field(default_factory=list)
+
+    def asked(self) -> list[Look]:
+        """All that was seen since the last time."""
+        found, self.seen = self.seen, []
+        return found
+
+
 class Site:
     """One part's view of the data, its networks, its random streams, its device.
 
@@ -135,12 +151,14 @@ class Site:
         *,
         special: Network | None = None,
         public: Callable[[], Public] | None = None,
+        witness: Witness | None = None,
     ) -> None:
         """Remember where things are; nothing is copied before it is asked for.
 
         `special` is this site's own kind of network, where sites have different ones.
         """
         self._special, self._public = special or network, public
+        self._witness = witness or Witness()
         self.id, self.classes, self.clients = id, dataset.classes, scenario.clients
         self.device, self.dtype = shelf.x.device, shelf.dtype
         self._shelf, self._scenario, self._seed, self._network = shelf, scenario, seed, network
@@ -201,10 +219,38 @@ class Site:
             raise UserError("no public data here", "public", "give public = { name = ... }")
         return self._public()
 
+    def witness(
+        self,
+        doing: Literal["own", "others"],
+        moment: Moment,
+        check: Callable[[int], Checked],
+        variant: str = "",
+        tasks: Iterable[int] | None = None,
+    ) -> None:
+        """Where the run asks for it, test the model that the site would use now.
+
+        `doing` says whose doing it is that the model is another than the last time: the site's own
+        training, or what it received from others. What is seen stays here, for pictures.
+        """
+        if not self._witness.wanted:
+            return
+        known = self._scenario.tasks_at(moment.stage) if tasks is None else tasks
+        found = {task: check(task) for task in known}
+        tested = {task: reply for task, reply in found.items() if reply.rows}
+        values = ((float(moment.round), r.correct[variant] / r.rows) for r in tested.values())
+        names, columns = tuple(map(str, tested)), ("round", "accuracy")
+        look = Look(moment.stage, self.id, f"after {doing}", names, columns, tuple(values))
+        self._witness.seen.append(look)
+
     def parties(self, stage: int) -> list[str]:
         """The clients that hold columns at a stage, in the order in which they came."""
         holdings = self._scenario.holdings
         return [id for id in self.clients if len(holdings[id][stage].own)]
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of what is tested: domains, or tasks of the stages."""
+        return self._scenario.tasks
 
     @property
     def stages(self) -> int:

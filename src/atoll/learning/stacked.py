@@ -289,40 +289,37 @@ class Stack:
         step = self._step_of(active)
         if not self.graph:
             for _ in range(count):
-                step()
+                step(True)
             return
         while count and active not in self.captured:
-            # the step before a capture is taken by the same thread, whose cuBLAS is ready then
-            self._eagerly(step)
+            if self.eager.get(active, 0) >= EAGER:  # a block of one step each time counts too
+                self._capture(active, step)
+                break
+            step(True)
             self.eager[active] = self.eager.get(active, 0) + 1
             count -= 1
-            if count and self.eager[active] >= EAGER:
-                self._capture(active, step)
         for _ in range(count):
             self.captured[active].replay()
 
-    def _capture(self, active: int, step: Callable[[], None]) -> None:
+    def _capture(self, active: int, step: Callable[[bool], None]) -> None:
+        """Record a step; just before, one that moves nothing makes this thread's cuBLAS ready.
+
+        Neither is taken on a stream of its own: torch keeps the memory of every stream apart.
+        """
+        step(False)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=_first_graph().pool()):
-            step()
+            step(True)
         self.captured[active] = graph
 
-    def _eagerly(self, step: Callable[[], None]) -> None:
-        """One step without a graph, on a stream of its own."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            step()
-        torch.cuda.current_stream().wait_stream(stream)
-
-    def _step_of(self, active: int) -> Callable[[], None]:
-        """One step of the first members, all of it on the device."""
+    def _step_of(self, active: int) -> Callable[[bool], None]:
+        """One step of the first members, all of it on the device; or the same without moving."""
         weights = {name: tensor[:active] for name, tensor in self.weights.items()}
         moved = [[weights[name].detach().requires_grad_() for name in p.moves] for p in self.phases]
         for phase, leaves in zip(self.phases, moved, strict=True):
             weights |= dict(zip(phase.moves, leaves, strict=True))
 
-        def step() -> None:
+        def step(moving: bool) -> None:
             index = self.index.index_select(0, self.now.view(1))[0, :active]
             share = self.share.index_select(0, self.now.view(1))[0, :active]
             batch = self.data.at(index, share)
@@ -330,10 +327,12 @@ class Stack:
             for number, phase in enumerate(self.phases):
                 loss = phase.loss(weights, batch).view(active, -1).sum(-1)
                 gradients = list(torch.autograd.grad(loss.sum(), moved[number]))
+                if not moving:
+                    continue
                 with torch.no_grad():
                     self.optimisers[number].descend(active, moved[number], gradients)
                     self.losses[number, :active].addcmul_(loss.detach(), count)
-            self.now += 1
+            self.now += moving
 
         return step
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -24,7 +25,7 @@ from atoll.core.errors import BadMessageError, UserError
 from atoll.core.federation import SERVER, Clients, Job, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors
 from atoll.core.options import AtLeastOne, NotNegative, Positive
-from atoll.core.record import Score
+from atoll.core.record import Look, Score
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.data.site import Site
@@ -47,8 +48,10 @@ from atoll.methods import Method
 
 CONVS = tuple(f"conv{size}" for size in KERNELS)
 ALIGNS = tuple(f"align{size}" for size in KERNELS)
+UNKNOWN = 1  # the token of a word that is not in the vocabulary
 EPSILON = 1e-7  # of Adam, as in Keras
 RECTIFIED = 0.7  # cosines below it count nothing where similarity = "rectified"
+LEFT_OUT = ("loss on validation rows", "accuracy on test rows")
 RATE, BEST, PATIENCE, STOPPED = range(4)  # places in a client's course
 
 Task = tuple[int, str]  # stage and client
@@ -77,6 +80,8 @@ class Options:
     rate_cut: Annotated[float, Field(gt=1)] = 3.0  # what the rate is divided by then
     least_rate: Positive = 1e-10  # a client with a smaller rate is done with the task
     weighting: Literal["equal", "rows"] = "equal"  # how much each client counts in the mean
+    channel_sparse: Share = 0.0  # share of the filters whose base is not sent; FedWeIT's code: 0.3
+    vocabulary: Literal["shared", "local"] = "shared"  # local: of the client's own texts so far
     start: NotNegative = 0.2  # an adaptive part begins as this share of the base
     centres: AtLeastOne = 200  # sit: most vectors that stand for a task (Q)
     least_cluster: AtLeastOne = 2  # sit: different texts behind each of them, at least
@@ -116,6 +121,15 @@ class Fitted:
     rows: int  # training rows where the mean is weighted by them, else 0
     rate: float  # of the next step
     stopped: bool  # done with this task
+
+
+@dataclass(frozen=True)
+class Trimmed:
+    """The same, with those filters of the base alone that the client's masks weigh most."""
+
+    channels: Tensors  # LAYER/values (kept, ...), and LAYER/bits that say which
+    rate: float
+    stopped: bool
 
 
 @dataclass(frozen=True)
@@ -166,8 +180,13 @@ def checked_options(options: Options) -> None:
         "rectified similarity needs all centres": released(options).similarity == "rectified"
         and options.transfer == "sit"
         and options.representation == "mean_unit",
+        "channel_sparse has no weighted mean": options.channel_sparse > 0
+        and released(options).weighting == "rows",
     }
-    remedies = ("set combine = 'banks'", "set combine = 'sum'", "set representation = 'centres'")
+    remedies = (
+        *("set combine = 'banks'", "set combine = 'sum'", "set representation = 'centres'"),
+        "set weighting = 'equal' in the default profile",
+    )
     for (what, holds), remedy in zip(wrong.items(), remedies, strict=True):
         if holds:
             raise UserError(what, "[method]", remedy)
@@ -225,8 +244,8 @@ class Client:
 
     def describe(self, request: Empty, moment: Moment) -> Described:
         """Say what the task that begins is like."""
-        rows, options = self.site.train(moment.stage), self.options
-        vectors = document_means(self.words, rows.x)
+        options, x = self.options, self._read(self.site.train(moment.stage).x, moment.stage)
+        vectors = document_means(self.words, x)
         found = centres(vectors, options.centres, options.least_cluster)
         return Described(unit_mean(found) if options.representation == "mean_unit" else found)
 
@@ -255,15 +274,31 @@ class Client:
             self.weights = prefixed("base", self._here(request.base))
         self._begin(moment.stage)
         self._load(self._here(request.base))
+        self.site.witness("others", moment, self._checked, "own")
         self.course[BEST], self.course[PATIENCE] = math.inf, self.options.patience
         rows = self._rows("train", moment.stage)
         for epoch in range(self.options.epochs):
             if self.course[STOPPED] or not len(rows):
                 break
             yield from self._epoch(rows, moment, epoch)
+        self.site.witness("own", moment, self._checked, "own")
         count = len(rows) if self.options.weighting == "rows" else 0
         rate, stopped = float(self.course[RATE]), bool(self.course[STOPPED])
         return Fitted(without("base", self.weights), count, rate, stopped)
+
+    def fit_channels(self, request: Fit, moment: Moment) -> Working[Trimmed]:
+        """The same, but give the base of those filters alone whose masks are large (J7)."""
+        done = yield from self.fit(request, moment)
+        found: Tensors = {}
+        for layer in self.layers:
+            size = self.weights[f"now/mask/{layer}"].abs()
+            kept = size > torch.quantile(size, self.options.channel_sparse)
+            bits = np.packbits(kept.cpu().numpy())
+            found |= {
+                f"{layer}/values": done.base[layer][kept],
+                f"{layer}/bits": torch.from_numpy(bits),
+            }
+        return Trimmed(found, done.rate, done.stopped)
 
     def share(self, request: Empty, moment: Moment) -> Shared:
         """Give what is left of the task's adaptive part after pruning."""
@@ -274,20 +309,58 @@ class Client:
 
     def check(self, request: Check, moment: Moment) -> Checked:
         """Test a task of this client with its own base, with the mean base too where it came."""
-        rows = self._tested(self._rows("test", request.task))
-        classes = max(1, len(self._labels(request.task)))
-        weights, plan = self._weights_of(request.task), self._plan()
+        return self._checked(request.task, request.weights)
+
+    def _checked(self, task: int, mean_base: Tensors | None = None) -> Checked:
+        rows = self._tested(self._rows("test", task))
+        weights = self._weights_of(task)
         models = {"own": weights}
-        if request.weights:
-            models["global"] = weights | prefixed("base", self._here(request.weights))
+        if mean_base:
+            models["global"] = weights | prefixed("base", self._here(mean_base))
         correct, f1 = {}, {}
         for name, model in models.items():
-            said = in_chunks(partial(logits, model, plan=plan), rows)
-            unseen = torch.full_like(said[:, :1], -math.inf)  # a class never trained, never said
-            beyond = bool((rows.y >= classes).any())
-            said = torch.cat([said, unseen], 1) if beyond else said
-            correct[name], f1[name] = hits(said, rows.y)
+            correct[name], f1[name] = self._hits(model, rows, task)
         return Checked(len(rows), correct, f1)
+
+    def _hits(self, weights: Tensors, rows: Rows, task: int) -> tuple[int, float]:
+        said = in_chunks(partial(logits, weights, plan=self._plan()), rows)
+        unseen = torch.full_like(said[:, :1], -math.inf)  # a class never trained, never said
+        beyond = bool((rows.y >= max(1, len(self._labels(task)))).any())
+        return hits(torch.cat([said, unseen], 1) if beyond else said, rows.y)
+
+    def look(self, moment: Moment) -> list[Look]:
+        """How much this client attends to each foreign part, and what it loses without it."""
+        if moment.stage != self.task or f"foreign/{CONVS[0]}" not in self.weights:
+            return []
+        slots = tuple(str(slot) for slot in range(self.slots))
+        attention = [tuple(self.weights[f"now/alpha/{n}"].tolist()) for n in self.layers]
+        found = [self._left_out(slot) for slot in (None, *range(self.slots))]
+        values = tuple(zip(*found, strict=True))
+        return [
+            Look(self.task, self.site.id, "attention", self.layers, slots, tuple(attention)),
+            Look(self.task, self.site.id, "left out", LEFT_OUT, ("nothing", *slots), values),
+        ]
+
+    @torch.no_grad()
+    def _left_out(self, slot: int | None) -> tuple[float, float]:
+        """Loss on validation rows and accuracy on test rows where a slot's filters are zero."""
+        weights, loss = self._weights_of(self.task), math.nan
+        valid, test = (self._without(self._rows(p, self.task), slot) for p in ("valid", "test"))
+        for name in [n for n in weights if n.startswith("foreign/") and slot is not None]:
+            weights[name] = weights[name].clone()
+            weights[name][slot] = 0
+        if len(valid):
+            loss = float(row_losses(weights, valid, plan=self._plan()).mean())
+        correct, _ = self._hits(weights, test, self.task)
+        return loss, correct / len(test) if len(test) else math.nan
+
+    def _without(self, rows: Rows, slot: int | None) -> Rows:
+        """Rows in which the filters of a slot found nothing."""
+        if slot is None or self.options.combine == "sum":
+            return rows
+        own = rows.own.clone()
+        own[:, 1:].unflatten(1, (2 * len(KERNELS), self.slots, -1))[:, :, slot] = 0
+        return replace(rows, own=own)
 
     def _here(self, tensors: Tensors) -> Tensors:
         return {n: t.to(self.site.device, self.site.dtype) for n, t in tensors.items()}
@@ -387,20 +460,31 @@ class Client:
         if (part, task) not in self._cache:
             rows: Rows = getattr(self.site, part)(task)
             own = torch.arange(len(rows), device=rows.y.device).unsqueeze(1).to(self.like)
+            x = self._read(rows.x, task)
             if self.options.combine != "sum":
-                own = torch.cat([own, self._features(rows, task)], 1)
+                own = torch.cat([own, self._features(x, task)], 1)
             labels = renumbered(rows.y, self._labels(task))
-            self._cache[part, task] = Rows(rows.x, own, labels)
+            self._cache[part, task] = Rows(x, own, labels)
         return self._cache[part, task]
 
-    def _features(self, rows: Rows, task: int) -> Tensor:
+    def _read(self, x: Tensor, task: int) -> Tensor:
+        """Tokens; with a vocabulary of its own, words of none of its texts up to then unknown."""
+        if self.options.vocabulary == "shared":
+            return x
+        known = torch.zeros(len(self.words.table), dtype=torch.bool, device=x.device)
+        known[:2] = True
+        for stage in range(task + 1):
+            known[self.site.train(stage).x.long()] = True
+        return torch.where(known[x.long()], x, UNKNOWN)
+
+    def _features(self, x: Tensor, task: int) -> Tensor:
         start = "" if task == self.task else f"kept/{task}/"
         foreign = [self.weights.get(f"{start}foreign/{layer}") for layer in CONVS]
         banks = [bank for bank in foreign if bank is not None]
         if not banks or self.options.profile == "released":  # J4: zero kernels there
             width = 2 * len(KERNELS) * self.slots * self.filters
-            return torch.zeros((len(rows), width)).to(self.like)
-        return foreign_features(self.words, rows.x, banks)
+            return torch.zeros((len(x), width)).to(self.like)
+        return foreign_features(self.words, x, banks)
 
     def _tested(self, rows: Rows) -> Rows:
         if self.options.profile == "default":
@@ -481,8 +565,9 @@ class Client:
         valid, loss = self._rows("valid", moment.stage), done.losses["objective"]
         if len(valid):
             watch = row_losses if plain else row_objectives  # J19
-            watched = {**self._trained(), "noise": key}
-            loss = float((yield Tally(watched, valid, partial(watch, plan=plan)))) / len(valid)
+            unread = ("past/",) if plain else ()  # a loss without penalties has no use for them
+            read = {n: w for n, w in self._trained().items() if not n.startswith(unread)}
+            loss = float((yield Tally(read, valid, partial(watch, plan=plan)))) / len(valid)
         self.course = stepped(course, loss, self.options)
         if not plain and self.course[RATE] != course[RATE]:
             self.moments = {}  # J19
@@ -504,6 +589,7 @@ class Server:
     def __init__(self, options: Options, site: Site) -> None:
         checked_options(options)
         self.options, model = released(options), text_network(site)
+        self.ids = site.clients
         layers = shapes(options, model, len(site.clients))
         first = dict(model.state_dict())
         for layer in decomposed(options, list(layers)):
@@ -524,21 +610,39 @@ class Server:
             self.stopped = set()
             notes |= self._transfer(clients, moment)
         asked = [id for id in clients.ids if id not in self.stopped]
-        replies = clients.ask(Client.fit, dict.fromkeys(asked, Fit(self.base)))
-        for id, reply in replies.items():
+        for id, reply in self._fitted(clients, asked).items():
             self.bases[id], self.rows[id] = reply.base, reply.rows
             self.stopped |= {id} if reply.stopped else set()
             notes[f"rate {id}"] = reply.rate
         if self.options.average:
-            shares = [float(self.rows[id]) for id in clients.ids]
-            weighted = self.options.weighting == "rows" and sum(shares) > 0
-            self.base = mean([self.bases[id] for id in clients.ids], shares if weighted else None)
+            self.base = self._mean(clients.ids)
         done = len(self.stopped) == len(clients.ids)
         if self.options.combine != "none" and (moment.last or done):
             for id, shared in clients.ask_all(Client.share, Empty()).items():
                 self.adaptive[moment.stage, id] = shared.adaptive
                 notes[f"nonzero {id}"] = float(len(shared.adaptive["values"]))
         return {**notes, "finished": float(done)}
+
+    def _fitted(self, clients: Clients, asked: Sequence[str]) -> dict[str, Fitted]:
+        """Let clients train; of filters that a client did not send its base is zero."""
+        requests = dict.fromkeys(asked, Fit(self.base))
+        if not self.options.channel_sparse:
+            return clients.ask(Client.fit, requests)
+        replies = clients.ask(Client.fit_channels, requests)
+        found = {}
+        for id, reply in replies.items():
+            base = {n: widened(n, reply.channels, like, id) for n, like in self.base.items()}
+            found[id] = Fitted(base, 0, reply.rate, reply.stopped)
+        return found
+
+    def _mean(self, ids: Sequence[str]) -> Tensors:
+        """The mean base; of filters that some did not send, over those that did."""
+        bases = [self.bases[id] for id in ids]
+        if self.options.channel_sparse:
+            return {name: mean_of_sent([base[name] for base in bases]) for name in self.base}
+        shares = [float(self.rows[id]) for id in ids]
+        weighted = self.options.weighting == "rows" and sum(shares) > 0
+        return mean(bases, shares if weighted else None)
 
     def _transfer(self, clients: Clients, moment: Moment) -> dict[str, float]:
         """Choose and send foreign parts; who was given whose, with the score, is noted."""
@@ -583,6 +687,24 @@ class Server:
         weights = self.base if self.options.test_global else {}
         return scores(clients, Client.check, weights, moment)
 
+    def look(self, moment: Moment) -> list[Look]:
+        """Who was given whose task in which slot, and how like the two tasks were found."""
+        if moment.stage == 0 or self.options.combine == "none":
+            return []
+        past = sorted(task for task in self.adaptive if task[0] < moment.stage)
+        slots, similar = [], []
+        for id in self.ids:
+            chosen, scored = self._chosen(self.ids, id, moment.stage)
+            place = {task: float(slot) for slot, task in enumerate(chosen)}
+            score = dict(zip(chosen, scored, strict=False))
+            slots.append(tuple(place.get(task, math.nan) for task in past))
+            similar.append(tuple(score.get(task, math.nan) for task in past))
+        names = tuple(f"{other} task {stage}" for stage, other in past)
+        return [
+            Look(moment.stage, SERVER, "slot", self.ids, names, tuple(slots)),
+            Look(moment.stage, SERVER, "similarity", self.ids, names, tuple(similar)),
+        ]
+
     def state(self) -> Tensors:
         found = prefixed("base", self.base)
         for id, base in self.bases.items():
@@ -608,6 +730,28 @@ class Server:
         for name, tensor in without("described", state).items():
             stage, id = name.split("/")
             self.described[int(stage), id] = tensor
+
+
+def widened(layer: str, channels: Tensors, like: Tensor, sender: str) -> Tensor:
+    """A layer with the filters that a client sent, and zeros for the others."""
+    count, wanted = len(like), like.shape[1:]
+    values, bits = channels.get(f"{layer}/values"), channels.get(f"{layer}/bits")
+    if values is None or bits is None or len(bits) != -(-count // 8):
+        raise BadMessageError(sender, f"filters of {layer} without what says which they are")
+    kept = torch.from_numpy(np.unpackbits(bits.cpu().numpy())[:count].astype(bool))
+    if values.shape != (int(kept.sum()), *wanted) or values.dtype != like.dtype:
+        raise BadMessageError(sender, f"filters of {layer} of shape {tuple(values.shape)}")
+    found = torch.zeros_like(like)
+    found[kept.to(like.device)] = values.to(like.device)
+    return found
+
+
+def mean_of_sent(layers: Sequence[Tensor]) -> Tensor:
+    """The mean over those clients that sent a filter; zero where none did."""
+    together = torch.stack(list(layers)).double()
+    sent = (together != 0).flatten(2).any(-1).sum(0).clamp(min=1)
+    total: Tensor = together.sum(0) / sent.view(-1, *[1] * (together.dim() - 2))
+    return total.to(layers[0].dtype)
 
 
 def nearest_tasks(scored: Mapping[Task, float], count: int) -> tuple[list[Task], list[float]]:

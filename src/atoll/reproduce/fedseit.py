@@ -11,7 +11,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -306,17 +306,20 @@ def _values(found: dict[str, Any]) -> list[float]:
 def _ordered(setting: Setting, measured: dict[str, dict[str, Any]]) -> bool:
     """Whether a method stands to FedWeIT as in the paper; FedWeIT: whether all others do."""
     baseline = Setting(setting.row, "FedWeIT", setting.strength, setting.profile)
-    theirs = PAPER[setting.strength][setting.row]
-    if setting.column in CONTROLS or baseline.name not in measured:
-        return False
-    ours = float(np.mean(_values(measured[baseline.name])))
     columns = list(COLUMNS)[1:] if setting == baseline else [setting.column]
-    for column in columns:
-        found = measured.get(Setting(setting.row, column, setting.strength, setting.profile).name)
-        above = theirs[list(COLUMNS).index(column)][0] > theirs[0][0]
-        if found is not None and (float(np.mean(_values(found))) > ours) != above:
-            return False
-    return True
+    others = {c: measured.get(replace(setting, column=c).name) for c in columns if c in COLUMNS}
+    there = {column: found for column, found in others.items() if found is not None}
+    if baseline.name not in measured or not there:
+        return False
+    theirs, ours = PAPER[setting.strength][setting.row], _mean(measured[baseline.name])
+    return all(
+        (_mean(found) > ours) == (theirs[list(COLUMNS).index(column)][0] > theirs[0][0])
+        for column, found in there.items()
+    )
+
+
+def _mean(found: dict[str, Any]) -> float:
+    return float(np.mean(_values(found)))
 
 
 PAIRS = (

@@ -547,11 +547,12 @@ def foreign_bytes(**changes: Any) -> dict[int, float]:
 def test_what_selection_sends_does_not_grow_with_tasks_or_clients() -> None:
     """Nor does what training reads of it: as many slots as are kept. Without it both grow."""
     small = {"data.rows": 800, "data.length": 6, "model.widths": [3], "batch": 64}
-    sit = {**small, "transfer": "sit", "keep": 3, "scenario.stages": 5}
-    few, many = foreign_bytes(**sit, clients=3), foreign_bytes(**sit, clients=8)
-    assert few[4] == pytest.approx(few[1], rel=0.1)
-    assert many[4] == pytest.approx(many[1], rel=0.1)
-    assert many[4] == pytest.approx(few[4], rel=0.1)
+    sit = {**small, "transfer": "sit", "keep": 3, "scenario.stages": 10}
+    few = foreign_bytes(**sit, clients=3)
+    many = foreign_bytes(**{**sit, "data.rows": 2400}, clients=20)
+    assert few[9] == pytest.approx(few[1], rel=0.1)
+    assert many[9] == pytest.approx(many[1], rel=0.1)  # task 10 as task 2, with 20 clients
+    assert many[9] == pytest.approx(few[9], rel=0.1)
     short = {**small, "scenario.stages": 2}
     every = {clients: foreign_bytes(**short, clients=clients)[1] for clients in (3, 8)}
     assert every[8] == pytest.approx(every[3] * 8 / 3, rel=0.1)
@@ -885,6 +886,8 @@ def test_the_mean_base_is_tested_too_where_that_is_asked_for() -> None:
         ({"dls": True, "combine": "sum"}, "dls"),
         ({"dense": True}, "dense"),
         ({"transfer": "sit", "representation": "mean_unit", "similarity": "rectified"}, "centres"),
+        ({"channel_sparse": 0.3, "weighting": "rows"}, "channel_sparse"),
+        ({"channel_sparse": 0.3, "profile": "released"}, "channel_sparse"),
         ({"data": "wine", "scenario.split": "rows", "stages": 1}, "texts"),
         ({"vectors": "nowhere"}, "no word vectors 'nowhere'"),
     ],
@@ -908,6 +911,117 @@ def test_a_damaged_foreign_part_is_refused() -> None:
     many = {n.replace("0/", f"{slot}/"): t for slot in range(4) for n, t in good.items()}
     with pytest.raises(BadMessageError, match="4 foreign parts for 3 slots"):
         client.receive(Foreign(many, torch.zeros(0)), moment)
+
+
+# Options of FedWeIT's code and of deployment
+
+
+def test_with_channel_sparse_only_the_filters_with_large_masks_are_sent() -> None:
+    one = play(1, channel_sparse=0.3, **{"model.widths": [10]})
+    sent = [p for s, _, action, p in one.packets if action == "fit_channels" and s != "server"]
+    assert not [action for _, _, action, _ in one.packets if action == "fit"]
+    assert {packet.payload for packet in sent} == {7 * 16 * 12 * 4 + 3 * 2}  # 7 of 10, and bits
+    client = one.clients["site-0"]
+    found = load(sent[3].block)  # the first client in the last round
+    masks = client.weights["now/mask/conv3"].abs()
+    kept = torch.from_numpy(np.unpackbits(found["channels/conv3/bits"].numpy())[:10].astype(bool))
+    assert float(masks[kept].min()) > float(masks[~kept].max())
+    torch.testing.assert_close(
+        found["channels/conv3/values"], client.weights["base/conv3"][kept], rtol=0, atol=0
+    )
+
+
+def test_a_filter_is_averaged_over_those_that_sent_it() -> None:
+    layers = [torch.zeros(3, 2, 1) for _ in range(3)]
+    layers[0][0], layers[1][0], layers[2][1] = 1.0, 4.0, 5.0
+    wanted = torch.tensor([2.5, 5.0, 0.0]).view(3, 1, 1).expand(3, 2, 1)
+    assert torch.equal(fedseit.mean_of_sent(layers), wanted)  # a zero keeps the local value
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"conv3/bits": None},
+        {"conv3/bits": torch.zeros(2, dtype=torch.uint8)},
+        {"conv3/values": None},
+    ],
+)
+def test_filters_that_do_not_fit_are_refused(changed: dict[str, Tensor | None]) -> None:
+    like = torch.ones(10, 4, 3)
+    good: dict[str, Tensor | None] = {
+        "conv3/values": torch.ones(1, 4, 3),
+        "conv3/bits": torch.tensor([128, 0], dtype=torch.uint8),
+    }
+    whole = {name: tensor for name, tensor in good.items() if tensor is not None}
+    assert float(fedseit.widened("conv3", whole, like, "site-0").sum()) == 12
+    bad = {name: tensor for name, tensor in {**good, **changed}.items() if tensor is not None}
+    with pytest.raises(BadMessageError, match="site-0"):
+        fedseit.widened("conv3", bad, like, "site-0")
+
+
+def test_with_a_vocabulary_of_its_own_a_client_reads_words_of_its_own_texts_alone() -> None:
+    one = play(1, vocabulary="local")
+    client = one.clients["site-0"]
+    own, asked = client.site.train(0).x, client.site.test(0).x
+    read = client._rows("test", 0).x
+    known = torch.isin(asked, torch.cat([own.flatten(), torch.tensor([0, 1])]))
+    assert torch.equal(read, torch.where(known, asked, 1))
+    assert not bool(known.all())  # else this would say nothing
+    assert torch.equal(client._rows("train", 0).x, own)
+    assert torch.equal(play(1).clients["site-0"]._rows("test", 0).x, asked)
+
+
+# Looks
+
+
+@pytest.mark.parametrize("variant", ["FedSeIT", "SIT", "DLS", "FedWeIT"])
+def test_a_look_says_who_was_given_what_and_what_is_lost_without_it(variant: str) -> None:
+    one = play(2, **VARIANTS[variant])
+    moment = Moment(1, ROUNDS - 1, ROUNDS)
+    slots, similar = one.server.look(moment)
+    assert slots.columns == ("site-0 task 0", "site-1 task 0", "site-2 task 0")
+    notes = one.parts.scenario.clients
+    assert slots.rows == notes == similar.rows
+    kept = one.clients["site-0"].slots
+    for row, scores in zip(slots.values, similar.values, strict=True):
+        given = sorted(value for value in row if math.isfinite(value))
+        assert given == [float(slot) for slot in range(min(kept, 3))]
+        assert sum(math.isfinite(score) for score in scores) == (2 if variant == "SIT" else 0)
+    client = one.clients["site-1"]
+    attention, left = client.look(moment)
+    torch.testing.assert_close(
+        torch.tensor(attention.values[0]), client.weights["now/alpha/conv3"], rtol=1e-6, atol=0
+    )
+    assert left.columns == ("nothing", *(str(slot) for slot in range(kept)))
+    changed = dict(client._weights_of(1))
+    for name in [name for name in changed if name.startswith("foreign/")]:
+        changed[name] = changed[name].clone()
+        changed[name][0] = 0
+    fresh = one.parts.client("site-1")
+    fresh.restore({**client.state(), **{f"weights/{n}": w for n, w in changed.items()
+                                        if n.startswith("foreign/")}})  # fmt: skip
+    rows = fresh._rows("valid", 1)
+    wanted = decomposed.row_losses(fresh._weights_of(1), rows, plan=fresh._plan()).mean()
+    assert left.values[0][1] == pytest.approx(float(wanted), rel=1e-5)
+    assert left.values[0][1] != left.values[0][0]
+
+
+def test_there_is_nothing_to_look_at_in_the_first_task_or_alone() -> None:
+    one = play(1)
+    assert one.server.look(Moment(0, 1, ROUNDS)) == []
+    assert one.clients["site-0"].look(Moment(0, 1, ROUNDS)) == []
+    alone = play(2, **VARIANTS["Local"])
+    assert alone.server.look(Moment(1, 1, ROUNDS)) == []
+    assert alone.clients["site-0"].look(Moment(1, 1, ROUNDS)) == []
+
+
+def test_looking_changes_nothing() -> None:
+    _, client = in_second_task(transfer="sit", keep=2)
+    before = {name: tensor.clone() for name, tensor in client.state().items()}
+    client.look(Moment(1, 0, ROUNDS))
+    after = client.state()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 # Bad input

@@ -1,0 +1,100 @@
+"""FedSeIT's ledger says what the runs say, and which cells are open."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atoll.core.errors import UserError
+from atoll.reproduce import fedseit, papers
+from atoll.reproduce.fedseit import Plan, Setting
+from atoll.reproduce.ledger import as_markdown
+
+LEDGER = Path(__file__).parents[3] / "docs" / "reproduction" / "fedseit"
+
+
+def small(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Plan:
+    monkeypatch.setattr(fedseit, "DATA", {"R8": "synthetic-text"})
+    return Plan(folder, "cpu", (1, 2), rounds=2, epochs=1, stages=2, filters=4)
+
+
+def test_there_are_five_sets_seven_methods_and_two_strengths() -> None:
+    assert len(fedseit.SETTINGS) == len({s.name for s in fedseit.SETTINGS}) == 70
+    assert all(len(row) == 7 for rows in fedseit.PAPER.values() for row in rows.values())
+    means = [np.mean([row[i][0] for row in fedseit.PAPER["1.0"].values()]) for i in range(7)]
+    assert [round(float(mean), 1) for mean in means] == [82.6, 87.8, 87.9, 88.1, 84.3, 84.2, 83.6]
+    means = [np.mean([row[i][0] for row in fedseit.PAPER["0.1"].values()]) for i in range(7)]
+    assert [round(float(mean), 1) for mean in means] == [77.6, 86.7, 86.6, 86.8, 73.9, 74.7, 73.3]
+
+
+def test_settings_are_the_papers() -> None:
+    values = Setting("SUBJ", "DLS, SIT K=5", "0.1", "released").values()
+    assert values["method"] == {
+        "name": "fedseit", "epochs": 50, "dls": True, "transfer": "sit", "keep": 5,
+        "lambda2": 0.1, "profile": "released",
+    }  # fmt: skip
+    assert values["scenario"]["task_classes"] == 2
+    assert values["rounds"] == 10
+    assert "task_classes" not in Setting("R8", "FedSeIT", "1.0").values()["scenario"]
+    with pytest.raises(UserError, match="no setting 'R9'"):
+        fedseit.chosen("R9", "")
+    with pytest.raises(UserError, match="no table '3'"):
+        fedseit.chosen("", "3")
+    assert len(fedseit.chosen("", "0.1")) == 35
+    assert [s.name for s in fedseit.chosen("R8 Local 1.0", "")] == ["R8 Local 1.0"]
+
+
+def test_a_setting_is_measured_once_and_its_cell_is_the_mean_over_seeds_of_all_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, setting = small(monkeypatch, tmp_path), Setting("R8", "SIT K=3", "1.0")
+    found = fedseit.measure(setting, plan)
+    assert fedseit.measure(setting, plan, pytest.fail) == found  # not run again
+    assert fedseit.known(setting, replace(plan, epochs=2)) is None
+    assert not any((tmp_path / "runs").iterdir())
+    for run in found["runs"]:
+        assert [len(tasks) for tasks in run["tasks"].values()] == [2, 2, 2]
+        assert run["accuracy"] == pytest.approx(np.mean(list(run["tasks"].values())))
+        assert [len(course) for course in run["course"]] == [2, 2]
+    other = fedseit.measure(Setting("R8", "FedWeIT", "1.0"), plan)
+    both = {setting.name: found, "R8 FedWeIT 1.0": other}
+    made = fedseit.ledger(both, {})
+    cell = next(c for c in made.cells if c.column == "SIT K=3" and c.ours)
+    assert cell.mean == pytest.approx(np.mean([run["accuracy"] for run in found["runs"]]))
+    assert (cell.theirs, cell.their_spread) == (0.905, 0.005)
+    assert any("SIT K=3 above FedWeIT" in claim.text for claim in made.claims)
+    assert fedseit.figures(both) == {}
+    assert list(fedseit.figures({**both, "R8 FedSeIT 1.0": found})) == ["figure5.svg"]
+
+
+def test_an_open_cell_names_the_command_that_fills_it(tmp_path: Path) -> None:
+    asked = papers.Asked(tmp_path, render=True)
+    made, figures = papers.again("fedseit", asked)
+    assert figures == {}
+    assert len(made.cells) == 140  # both profiles
+    assert {cell.verdict for cell in made.cells} == {"open"}
+    wanted = "| TREC6 | SIT K=3 | 0.8360 ± 0.0050 | - | - | open | not run yet: atoll reproduce"
+    assert wanted in as_markdown(made)
+
+
+def test_the_committed_ledger_is_what_the_committed_measurements_say() -> None:
+    made, _ = papers.again("fedseit", papers.Asked(LEDGER, render=True))
+    assert as_markdown(made) == (LEDGER / "ledger.md").read_text()
+    assert sum(bool(cell.ours) for cell in made.cells) == 2
+
+
+def test_whether_the_order_holds_is_told_against_fedweit() -> None:
+    def measured(value: float) -> dict[str, object]:
+        return {"runs": [{"accuracy": value}]}
+
+    better, worse = Setting("R8", "FedSeIT", "1.0"), Setting("TREC6", "FedSeIT+DLS", "1.0")
+    ours = {"R8 FedWeIT 1.0": measured(0.8), better.name: measured(0.9)}
+    assert fedseit._ordered(better, ours)
+    assert fedseit._ordered(Setting("R8", "FedWeIT", "1.0"), ours)
+    assert not fedseit._ordered(better, {**ours, better.name: measured(0.7)})
+    assert not fedseit._ordered(better, {better.name: measured(0.9)})
+    alone = {"R8 FedWeIT 1.0": measured(0.8)}
+    assert not fedseit._ordered(Setting("R8", "FedWeIT", "1.0"), alone)  # nothing to compare with
+    level = {"TREC6 FedWeIT 1.0": measured(0.7), worse.name: measured(0.6)}
+    assert fedseit._ordered(worse, level)  # the paper has 78.2 for both
