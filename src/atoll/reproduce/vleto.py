@@ -242,13 +242,18 @@ class Plan:
     rounds: int = 10
     tf32: bool = False
     changes: tuple[tuple[str, Any], ...] = ()  # to every setting: a miniature
+    rates: tuple[float, ...] = RATES
 
     @staticmethod
     def quick(folder: Path, device: str) -> "Plan":
-        """A miniature for a look: 1,200 rows, one linear layer for each strip, one seed."""
+        """A miniature for a look: 1,200 rows, one linear layer for each strip, one seed.
+
+        Steps are five times as long, since there are so few of them.
+        """
         small = {"scenario.train": 0.02, "scenario.valid": 0.98, "method.network": "dense",
                  "method.batch": 32}  # fmt: skip
-        return Plan(folder, device, (0,), 4, changes=tuple(sorted(small.items())))
+        rates = (0.05, *RATES)
+        return Plan(folder, device, (0,), 4, changes=tuple(sorted(small.items())), rates=rates)
 
 
 def _values(setting: Setting, plan: Plan) -> dict[str, Any]:
@@ -270,6 +275,7 @@ def measure(
         "setting": setting.name,
         "config": _wanted(setting, plan),
         "rate": rate,
+        "rates": list(plan.rates),
         "miniature": bool(plan.changes),
         "facts": {k: runs[0].facts[k] for k in ("atoll", "packages", "device", "data")},
         "engine": runs[0].config["engine"],
@@ -286,7 +292,7 @@ def _steady(
     values: dict[str, Any], setting: Setting, plan: Plan, say: Callable[[str], None]
 ) -> tuple[list[Run], float]:
     """The runs at the first rate at which the loss of every seed stays a number."""
-    for rate in RATES:
+    for rate in plan.rates:
         folder = plan.folder / "runs" / f"{_file(setting)}-{time.time_ns()}"
         try:
             full = change(values, {"method.rate": rate})
@@ -294,7 +300,7 @@ def _steady(
             for run in runs:
                 run.read()  # before the folder goes: only numbers are kept
         except UserError as error:
-            if "no longer a number" not in str(error) or rate == RATES[-1]:
+            if "no longer a number" not in str(error) or rate == plan.rates[-1]:
                 raise
             say(f"{setting.name}: the loss is no number at rate {rate:g}")
             continue
@@ -321,7 +327,7 @@ def _brief(run: Run) -> dict[str, Any]:
 
 def _wanted(setting: Setting, plan: Plan) -> str:
     """What a measurement must have been made of to count for this plan."""
-    asked = [_values(setting, plan), plan.seeds, RATES]
+    asked = [_values(setting, plan), plan.seeds, plan.rates]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -402,9 +408,9 @@ def _cell(
     name: str,
     found: dict[str, Any],
 ) -> Cell:
-    data, rate = found["facts"]["data"], found["rate"]
+    data, rate, first = found["facts"]["data"], found["rate"], found.get("rates", RATES)[0]
     notes = [f"partial: {data['partial']}"] if data["partial"] else []
-    notes += [f"rate {rate:g}: at larger ones the loss is no number"] * (rate != RATES[0])
+    notes += [f"rate {rate:g}: at larger ones the loss is no number"] * (rate != first)
     notes += ["a miniature"] * found["miniature"]
     notes += ["reads the test labels"] * name.endswith("label_oracle")
     if printed == IMPOSSIBLE:

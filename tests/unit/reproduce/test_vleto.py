@@ -146,9 +146,9 @@ def test_a_rate_at_which_the_loss_is_no_number_is_told_and_a_smaller_one_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(vleto.DATA, "FMNIST", "digits")
-    monkeypatch.setattr(vleto, "RATES", (1e6, 0.01))
     small = {"scenario.train": 0.2, "scenario.valid": 0.6, "method.network": "dense"}
-    plan = vleto.Plan(tmp_path, "cpu", (0,), 1, changes=tuple(sorted(small.items())))
+    changes = tuple(sorted(small.items()))
+    plan = vleto.Plan(tmp_path, "cpu", (0,), 1, changes=changes, rates=(1e6, 0.01))
     told: list[str] = []
     found = vleto.measure(by_name("FMNIST CIL PyVertical"), plan, told.append)
     assert found["rate"] == 0.01
