@@ -213,15 +213,26 @@ class Learner:
         return z.detach()
 
     def follow(
-        self, place: tuple[int, ...], key: int, step: int, loss: StepLoss, how: Optimiser
+        self,
+        place: tuple[int, ...],
+        key: int,
+        step: int,
+        loss: StepLoss,
+        how: Optimiser,
+        penalty: Callable[[Tensors], Tensor] | None = None,
     ) -> float:
-        """One optimiser step on all parameters, by a loss of this step's public logits."""
+        """One optimiser step on all parameters, by a loss of this step's public logits.
+
+        `penalty` adds what the parameters themselves cost.
+        """
         if self._cache is None or self._cache[0] != (*place, key, step):
             self.logits(place, key, step)
         assert self._cache is not None  # logits() has just filled it
         _, weights, z = self._cache
         self._cache = None
         lost = loss(z, lambda x: self.training(weights, x))
+        if penalty is not None:
+            lost = lost + penalty({n: weights[n] for n in self.moves})
         gradients = torch.autograd.grad(lost, [weights[n] for n in self.moves], allow_unused=True)
         self._descend(weights, gradients, how)
         return float(lost.detach())

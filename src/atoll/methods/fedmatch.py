@@ -2,11 +2,13 @@
 
 Jeong, Yoon, Yang, Hwang, Federated Semi-Supervised Learning with Inter-Client Consistency and
 Disjoint Learning, ICLR 2021, as section h of the FCCL specification adapts it to other networks:
-the helpers' logits travel instead of their models, and there is one set of weights, not two.
+the helpers' logits travel instead of their models. There is one set of weights theta, or, with
+`disjoint`, theta = sigma + psi: labels move sigma, public images move psi.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -36,7 +38,7 @@ from atoll.learning.collaboration import (
     shared,
 )
 from atoll.learning.train import Optimiser
-from atoll.learning.weights import copied
+from atoll.learning.weights import copied, prefixed, without
 from atoll.methods import Method
 
 
@@ -49,6 +51,9 @@ class Options:
     confidence: Fraction = 0.75  # a public image counts if the own network is as sure as this
     lambda_s: Positive = 10.0  # weight of the labels in local training
     lambda_iccs: NotNegative = 0.01  # weight of both losses on public images
+    disjoint: bool = False  # weights in two parts: labels move one, public images the other
+    lambda_l1: NotNegative = 1e-4  # disjoint: weight of |psi|, so that few of it are not 0
+    lambda_l2: NotNegative = 10.0  # disjoint: weight of |sigma - psi| squared
     public_batch: AtLeastOne = 512  # images in a public step; what is left over is dropped
     public_epochs: AtLeastOne = 1  # passes over the public images in a round
     rate: Positive = 0.001  # size of a step of Adam, in all phases
@@ -82,6 +87,9 @@ class Client:
         self.options, self.site, self.plan = options, site, plan(options)
         self.epochs = epochs_at(options.epochs_each, options.epochs, site.clients, site.id)
         self.learner = Learner(site.model(), site.public(), self.plan)
+        moves = self.learner.moves if options.disjoint else ()
+        self.psi = {n: torch.zeros_like(self.learner.weights[n]) for n in moves}
+        self.last_psi = self.psi
 
     def join(self, request: Join, moment: Moment) -> Joined:
         """Say which public images and classes this site has; refuse others."""
@@ -99,6 +107,7 @@ class Client:
         learner, place, loss = self.learner, (moment.stage, moment.round), 0.0
         if request.step == 0:
             learner.rewind()
+            self.psi = self.last_psi
         else:
             learner.moments = {}
             step, options = request.step - 1, self.options
@@ -110,8 +119,18 @@ class Client:
                 return options.lambda_iccs * found
 
             how = Optimiser("adam", options.rate)
-            loss = learner.follow(place, request.key, step, lost, how)
+            sigma = {n: learner.weights[n] - psi for n, psi in self.psi.items()}
+            penalty = partial(self._penalty, sigma) if sigma else None
+            loss = learner.follow(place, request.key, step, lost, how, penalty)
+            self.psi = {n: learner.weights[n] - part for n, part in sigma.items()}
         return learner.answer(place, request, loss)
+
+    def _penalty(self, sigma: Tensors, theta: Tensors) -> Tensor:
+        """lambda_l1 |psi| + lambda_l2 |sigma - psi|^2 with psi = theta - sigma; sigma rests."""
+        parts = [(part, theta[n] - part) for n, part in sigma.items()]
+        small = torch.stack([psi.abs().sum() for _, psi in parts]).sum()
+        near = torch.stack([((part - psi) ** 2).sum() for part, psi in parts]).sum()
+        return self.options.lambda_l1 * small + self.options.lambda_l2 * near
 
     def share(self, request: Empty, moment: Moment) -> Weights:
         """All weights and buffers, where all clients have the same network."""
@@ -124,6 +143,7 @@ class Client:
         lessons = Lessons(options.batch, self.epochs, self.site.stream("fit", moment))
         rows, loss = self.site.train(moment.stage), learner.loss(truth=options.lambda_s)
         work = learner.work(lessons, rows, loss, Optimiser("adam", options.rate))
+        self.last_psi = self.psi  # labels move sigma, so psi stays as public images left it
         return learner.ended((yield work))
 
     def check(self, request: Check, moment: Moment) -> Checked:
@@ -138,10 +158,12 @@ class Client:
         return self.learner.look(self.site.id, moment.stage, tests, own)
 
     def state(self) -> Tensors:
-        return self.learner.state()
+        halves = prefixed("psi", self.psi) | prefixed("last_psi", self.last_psi)
+        return self.learner.state() | halves
 
     def restore(self, state: Tensors) -> None:
         self.learner.restore(state)
+        self.psi, self.last_psi = (copied(without(n, state)) for n in ("psi", "last_psi"))
 
 
 def plan(options: Options) -> Plan:

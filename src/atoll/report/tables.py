@@ -35,7 +35,7 @@ __all__ = [
 
 SERVER = "server"
 ALONE = "alone"  # the method whose sites do not talk
-LOCAL = "local"  # the variant of a method that each site trains alone
+LOCAL = ("local", "solo")  # variants of methods that each site trains alone
 FORGETTING = ("forgetting_best_last", "forgetting_first_last", "forgetting_diagonal_last")
 
 
@@ -223,8 +223,9 @@ def gains(groups: Sequence[Group]) -> dict[str, Pair]:
         mine = (group, group.first.headline)
         if group.method == ALONE or not group.first.variants:
             continue
-        if LOCAL in group.first.variants and mine[1] != LOCAL:
-            found[group.label] = _pair(mine, (group, LOCAL))
+        local = _local(group)
+        if local and mine[1] != local:
+            found[group.label] = _pair(mine, (group, local))
         for other in groups:
             if other.method == ALONE and _comparable(group, other) and other.first.variants:
                 pair = _pair(mine, (other, other.first.headline))
@@ -233,11 +234,16 @@ def gains(groups: Sequence[Group]) -> dict[str, Pair]:
     return {label: pair for label, pair in found.items() if pair.differences}
 
 
+def _local(group: Group) -> str:
+    """The model that each site of a group trains alone, where there is one."""
+    return next((variant for variant in LOCAL if variant in group.first.variants), "")
+
+
 def differences(groups: Sequence[Group]) -> Table | None:
     """Paired differences in accuracy: within a run all models against one, then run by run."""
     pairs: list[Pair] = []
     for group in groups:
-        base = LOCAL if LOCAL in group.first.variants else group.first.headline
+        base = _local(group) or group.first.headline
         models = [v for v in group.first.variants if v != base]
         pairs += [_pair((group, variant), (group, base)) for variant in models]
     for a, b in combinations(groups, 2):

@@ -436,7 +436,9 @@ def _cell(
 ) -> Cell:
     run, (at, ours) = found["runs"][0], found_at
     note = "a miniature: other data and networks" if run["tiny"] else STAND_INS[source.task]
-    note += f"; {len(ours)} seed{'s' * (len(ours) > 1)}, {at} rounds"
+    note += f"; {len(ours)} seed{'s' * (len(ours) > 1)}"
+    if place[1] != "SOLO":  # which is trained before the first round
+        note += f", {at} rounds"
     if run["model"]["precision"] != "float32":
         note += f"; {run['model']['precision']}"
     return Cell(

@@ -344,6 +344,28 @@ def test_fedmatch_counts_only_images_that_a_client_is_sure_of() -> None:
     assert float(fedmatch.consistency(weak[1:], strong[1:], helpers[:, 1:], 0.75)) == 0.0
 
 
+def test_with_disjoint_weights_labels_leave_psi_and_public_images_leave_sigma() -> None:
+    options = {"disjoint": True, "lambda_l1": 0.01, "lambda_l2": 0.5}
+    made = parts(config("fedmatch", **options))
+    client = made.client("site-0")
+    learner = client.learner
+    before = {n: learner.weights[n].clone() for n in learner.moves}
+    z = client.align(Align(5, 0, 2, torch.zeros(0)), FIRST).logits
+    client.align(Align(5, 1, 2, z[None]), FIRST)
+    for n in learner.moves:  # psi took the whole step, sigma is what theta was
+        torch.testing.assert_close(learner.weights[n] - client.psi[n], before[n])
+    assert any(psi.abs().max() > 0 for psi in client.psi.values())
+    psi = {n: p.clone() for n, p in client.psi.items()}
+    answer(client, "fit", FIRST, pack(Weights({})))
+    assert all(torch.equal(client.psi[n], psi[n]) for n in psi)
+    sigma, theta = {"w": torch.tensor([2.0, 1.0])}, {"w": torch.tensor([3.0, 0.0])}
+    assert float(client._penalty(sigma, theta)) == pytest.approx(0.01 * 2 + 0.5 * (1 + 4))
+    again = made.client("site-0")
+    again.restore(client.state())
+    assert hashed(again.psi) == hashed(client.psi)
+    assert not same(weights_after("fedmatch", **options), weights_after("fedmatch"))
+
+
 def test_fml_sends_the_shared_network_and_never_the_own() -> None:
     made = parts(config("fml", **{"model.name": "cnn-plain"}))
     watched = Watched(made)

@@ -14,6 +14,8 @@ from atoll.reproduce.fccl import PAPER, Plan, Setting
 from atoll.reproduce.ledger import as_json, as_markdown
 from atoll.runs.config import resolve
 
+LEDGER = Path(__file__).parents[3] / "docs" / "reproduction" / "fccl"
+
 
 def run(seed: int, own: float, others: float, solo: float = 0.1) -> dict[str, Any]:
     """A kept run: each client has one accuracy on its own domain and one on the others."""
@@ -148,3 +150,16 @@ def test_unknown_tables_and_settings_are_named() -> None:
         fccl.chosen("x", "")
     assert {s.task for s in fccl.chosen("", "3")} == {"office"}
     assert len(fccl.chosen("", "1")) == 12
+
+
+def test_the_ledger_in_the_documents_is_that_of_its_files() -> None:
+    plan = Plan(LEDGER)
+    found = {s.name: fccl.partly(s, plan) for s in fccl.SETTINGS}
+    measured = {name: one for name, one in found.items() if one is not None}
+    assert list(measured) == [Setting("digits", "FedMatch").name]
+    missing = {
+        name: f"not run yet: atoll reproduce fccl --only '{name}'"
+        for name, one in found.items()
+        if one is None
+    }
+    assert as_markdown(fccl.ledger(measured, missing)) == (LEDGER / "ledger.md").read_text()
