@@ -2,12 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+NETWORK := .venv/.network
 DEMO = $(eval DEMO := runs/demo-$(shell n=1; while [ -e runs/demo-$$n ]; do n=$$((n+1)); done; echo $$n))$(DEMO)
 
 DEMOS := demo demo-vertical demo-text demo-models
 DEVICE ?= cpu
+FUZZ_SECONDS ?= 300
 
-.PHONY: demo setup check test process browser picture golden bench all clean
+.PHONY: demo setup check test network process fuzz browser picture golden bench bench-network all clean
 
 demo: $(READY)
 	for name in $(DEMOS); do $(BIN)/atoll run $$name --out "$(DEMO)/$$name" || exit 1; done
@@ -31,8 +33,20 @@ check: $(READY)
 test: $(READY)
 	$(BIN)/pytest -q -n 2
 
-process: $(READY)
+process: $(NETWORK)
 	$(BIN)/pytest -q -m process
+
+# NVFlare is 240 MB: only what runs over a network installs it.
+network: $(NETWORK)
+
+$(NETWORK): $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[nvflare]'
+	touch $(NETWORK)
+
+# A longer look for bytes that break what reads the network; led by coverage where atheris is installed.
+fuzz: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt atheris || true
+	$(BIN)/python tests/fuzz/fuzz_wire.py -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=2000
 
 browser: $(READY)
 	$(BIN)/pytest -q -m browser
@@ -46,6 +60,9 @@ golden: $(READY)
 
 bench: $(READY)
 	$(BIN)/python bench/steps.py --device $(DEVICE)
+
+bench-network: $(NETWORK)
+	$(BIN)/python bench/network.py
 
 all: check test process browser
 

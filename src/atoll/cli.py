@@ -23,7 +23,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from atoll import __version__, data, methods
+from atoll import __version__, cli_network, data, methods
 from atoll.core.errors import (
     EXIT_INTERRUPTED,
     EXIT_OUR_FAULT,
@@ -44,9 +44,11 @@ from atoll.learning.models import ModelOptions
 from atoll.runs.config import EngineOptions, RunConfig, change, presets, read, resolve
 from atoll.runs.draft import draft
 from atoll.runs.loop import Progress, facts
+from atoll.runs.onnx import write as write_onnx
 from atoll.runs.parts import parts
 from atoll.runs.predict import Predictor, export, predict
 from atoll.runs.result import Run, plain, table
+from atoll.runs.track import known, tracked
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -85,6 +87,9 @@ def run_command(
         Path | None, typer.Option("--out", help="the run's folder; default runs/NAME-N")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was cut")] = False,
+    track: Annotated[
+        list[str] | None, typer.Option("--track", help="tensorboard, mlflow or trackio")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="print the result as JSON and nothing else")
     ] = False,
@@ -95,6 +100,7 @@ def run_command(
     changes |= {"engine.name": engine} if engine else {}
     changes |= {"engine.device": device} if device else {}
     config = resolve(change(read(what), changes), what)
+    trackers = known(track or [])
     chosen = numbers(seeds, "--seeds") if seeds else []
     folder = to or (last_folder(config.name) if resume else fresh_folder(config.name))
     todo = [(dataclasses.replace(config, seed=n), folder / f"seed-{n}") for n in chosen]
@@ -103,10 +109,17 @@ def run_command(
         for part_config, part in todo:
             _same_config(part_config, part)
     for part_config, part in todo:
-        with _watching(part_config, quiet or as_json) as watch:
+        with (
+            _watching(part_config, quiet or as_json) as seen,
+            tracked(trackers, part_config, part, seen, _aside) as watch,
+        ):
             job = partial(execute, part_config, part, resume=resume, watch=watch)
             _guarded(part, lambda stopping, job=job: job(stopping=stopping))  # type: ignore[misc]
     _print_result([Run(part) for _, part in todo], folder, as_json)
+
+
+def _aside(words: str) -> None:
+    err.print(words, soft_wrap=True)
 
 
 @app.command("sweep")
@@ -491,7 +504,7 @@ def _version(name: str) -> str:
 
 @app.command("align")
 def align_command(
-    files: Annotated[list[Path], typer.Argument(help="one CSV file for each party")],
+    files: Annotated[list[Path], typer.Argument(help="one CSV or Parquet file for each party")],
     hub: Annotated[Path, typer.Option(help="the file of the party that has the labels")],
     column: Annotated[str, typer.Option("--id", help="the column of ids")] = "id",
     to: Annotated[Path, typer.Option("--out", help="folder for the index files")] = Path("aligned"),
@@ -513,6 +526,9 @@ def align_command(
     moved = sum(len(message.content) for message in made.sent)
     count = len(next(iter(made.rows.values())))
     out.print(f"{count} rows in common, {_size(moved)} moved; index files in {to}", soft_wrap=True)
+
+
+cli_network.register(app, out, err, _print_result)
 
 
 def main() -> None:
@@ -579,6 +595,21 @@ def report_command(
 
     home = runs[0] / "report.html" if len(runs) == 1 else Path("report.html")
     out.print(f"the report is in {page.write(runs, to or home, figures)}", soft_wrap=True)
+
+
+@app.command("watch")
+def watch_command(
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs", metavar="RUN...")],
+    port: Annotated[int, typer.Option(help="of this machine; 0 for any that is free")] = 8200,
+) -> None:
+    """Serve the report of runs that go on, live, to this machine alone."""
+    from atoll.report import watch  # noqa: PLC0415 - matplotlib takes a second to import
+
+    def ready(address: str) -> None:
+        out.print(f"watching at {address} until Ctrl-C", soft_wrap=True)
+        sys.stdout.flush()
+
+    watch.serve(watch.Watch(runs), port, ready)
 
 
 DEALT = ("train", "valid", "test", "common", "own")
@@ -706,10 +737,14 @@ def export_command(
     site: Annotated[str, typer.Option(help="whose model")],
     to: Annotated[Path | None, typer.Option("-o", "--out", help="a folder")] = None,
     model: Annotated[str, typer.Option(help="a variant; default the method's headline")] = "",
+    onnx: Annotated[bool, typer.Option("--onnx", help="as ONNX too; needs the extra onnx")] = False,
 ) -> None:
     """Write one site's model as safetensors with a card in JSON."""
     from atoll.report.tables import departures  # noqa: PLC0415
 
     crossed = {one.client: one.sentence for one in departures(Run(run))}.get(site, "nothing")
-    found = export(Predictor(run, site, model), to or run / f"export-{site}", crossed)
+    predictor = Predictor(run, site, model)
+    found = export(predictor, to or run / f"export-{site}", crossed)
+    if onnx:
+        write_onnx(predictor, found / "model.onnx")
     out.print(f"the model and its card are in {found}", soft_wrap=True)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from atoll.report import page
 
 pytestmark = pytest.mark.browser
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 PROBE = """
 <script>
 window.addEventListener("load", function () {
@@ -45,21 +43,13 @@ SORT = f"""(function () {{
 
 
 @pytest.fixture(scope="module")
-def browser() -> str:
-    for name in BROWSERS:
-        path = shutil.which(name)
-        if path:
-            return path
-    pytest.skip(f"needs a browser, and none of {', '.join(BROWSERS)} is installed")
-
-
-@pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a real run of CHFL and one with stages."""
     folder = tmp_path_factory.mktemp("report")
     tiny: dict[str, Any] = {"data": "wine", "clients": 3, "widths": [8], "engine.mode": "loop"}
     atoll.run("chfl", out=folder / "chfl", rounds=4, mu=[0.1], **tiny)
-    atoll.run("fedavg", out=folder / "staged", rounds=2, split="classes", stages=3, **tiny)
+    staged: dict[str, Any] = {"split": "classes", "stages": 3, "attribution": True}
+    atoll.run("fedavg", out=folder / "staged", rounds=2, **staged, **tiny)
     return page.write([folder / "chfl", folder / "staged"], folder / "report.html")
 
 
@@ -83,7 +73,7 @@ def test_it_opens_from_disk_without_network_and_complains_of_nothing(
     browser: str, report: Path
 ) -> None:
     found, log = opened(browser, report, "document.querySelectorAll('svg').length")
-    assert found == 6  # gain, curves, and two for each run
+    assert found == 7  # gain, curves, two for each run, and whose doing forgetting is
     assert "CONSOLE" not in log, log
 
 
@@ -116,3 +106,49 @@ def test_dark_is_dark_and_light_is_light(browser: str, report: Path) -> None:
     assert dark["dark"]
     assert dark["paper"] != light["paper"]
     assert dark["wide"] <= dark["window"]
+
+
+def test_the_keyboard_alone_sorts_a_table_and_opens_what_is_folded(tab: Any, report: Path) -> None:
+    tab.offline()
+    tab.open(report.as_uri())
+    wanted = "document.activeElement.closest('#results') && document.activeElement.tagName"
+    for _ in range(80):  # links and regions come first
+        tab.press("Tab")
+        if tab.says(wanted) == "BUTTON":
+            break
+    assert tab.says("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    sort = "document.activeElement.parentNode.getAttribute('aria-sort')"
+    tab.press("Enter")
+    assert tab.says(sort) == "ascending"
+    tab.press(" ")
+    assert tab.says(sort) == "descending"
+    tab.says("document.querySelector('summary').focus()")
+    tab.press("Enter")
+    assert tab.says("document.querySelector('details').open")
+    assert tab.complaints == []
+
+
+@pytest.mark.parametrize("width", [320, 390, 768])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_it_without_scrolling_sideways(
+    tab: Any, report: Path, width: int, scheme: str
+) -> None:
+    tab.resize(width)
+    tab.scheme(scheme)
+    tab.open(report.as_uri())
+    assert tab.says("document.documentElement.scrollWidth") <= width
+    dark = tab.says("getComputedStyle(document.body).backgroundColor") == "rgb(17, 22, 28)"
+    assert dark == (scheme == "dark")
+
+
+def test_every_word_of_every_figure_can_be_read_aloud(tab: Any, report: Path) -> None:
+    tab.open(report.as_uri())
+    labels = tab.says("Array.from(document.querySelectorAll('figure [role=img]'))"
+                      ".map(function (f) { return f.ariaLabel; })")  # fmt: skip
+    assert len(labels) == 7
+    assert all(len(label) > 20 for label in labels)
+
+
+def test_it_prints(tab: Any, report: Path) -> None:
+    tab.open(report.as_uri())
+    assert tab.pdf().startswith(b"%PDF")

@@ -64,6 +64,7 @@ class Spy:
     rebuild: bool = False
     backwards: bool = False
     packets: list[tuple[str, str, Packet]] = dataclasses.field(default_factory=list)
+    at_least: int = 0
 
     def __post_init__(self) -> None:
         self.clients = {id: self.parts.client(id) for id in self.parts.scenario.clients}
@@ -81,13 +82,13 @@ class Spy:
             self.packets += [("server", action, packets[id]), (id, action, answers[id])]
         return answers
 
-    def states(self) -> dict[str, Tensors]:
+    def states(self, place: str) -> dict[str, Tensors]:
         return {id: client.state() for id, client in self.clients.items()}
 
     def looks(self, moment: Moment) -> list[Look]:
         return []
 
-    def restore(self, states: Mapping[str, Tensors]) -> None:
+    def restore(self, states: Mapping[str, Tensors], place: str) -> None:
         raise AssertionError("these runs are not resumed")
 
 

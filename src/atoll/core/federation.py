@@ -18,7 +18,7 @@ from atoll.core.messages import (
     unpack_all,
     wrap,
 )
-from atoll.core.record import Message, Score
+from atoll.core.record import Absence, Message, Score
 
 __all__ = [
     "SERVER",
@@ -43,7 +43,7 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 Working = Generator[Job, Any, R]  # what an action returns that leaves its work to the engine
 SERVER = "server"
-OWN = ("state", "restore", "look")  # what only the engine at the site itself may call
+OWN = ("state", "restore", "look", "lend", "take")  # what only the engine at the site may call
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ class Client(Protocol):
 
     It may also have `look(moment) -> list[Look]`: what the site sees of itself at the end of a
     stage, for pictures. It is no action, nobody can ask for it, and it stays where it was made.
-    A server may have the same.
+    A server may have the same. `lend(moment, work)` and `take(done, moment)` are for an engine that
+    holds all parts and does many exchanges at once (`Clients.whole`); they are no actions either.
     """
 
     def state(self) -> Tensors:
@@ -112,7 +113,7 @@ class Transport(Protocol):
         ...
 
 
-def actions(kind: type) -> dict[str, Callable[..., Any]]:
+def actions(kind: Any) -> dict[str, Callable[..., Any]]:
     """The actions of a class of clients by name: its public methods but for the engine's own."""
     return _actions(cast(Hashable, kind))
 
@@ -171,11 +172,13 @@ class Clients:
     moment: Moment
     tasks: Sequence[int] = (0,)  # the tasks that can be tested by now
     packing: bool = True
+    at_least: int = 0  # clients that must answer an exchange; 0: every one that is asked
     sent: dict[tuple[Any, ...], list[int]] = field(default_factory=dict)  # what -> count
+    absent: dict[Absence, None] = field(default_factory=dict)  # in the order in which it was seen
 
     def at(self, moment: Moment, tasks: Sequence[int]) -> "Clients":
         """The same clients at another moment, with an empty ledger."""
-        return Clients(self.ids, self.transport, moment, tasks, self.packing)
+        return Clients(self.ids, self.transport, moment, tasks, self.packing, self.at_least)
 
     @overload
     def ask(
@@ -194,13 +197,34 @@ class Clients:
         answers = self.transport.carry(name, self.moment, packets)
         for id, packet in packets.items():
             if id not in answers:
-                raise ClientFailedError(id, name, "it did not answer")
+                self._miss(id, name, len(answers))
+                continue
             self._count(name, SERVER, id, type(requests[id]), packet)
             self._count(name, id, SERVER, kind, answers[id])
         replies: dict[ClientId, Any] = unpack_all({id: answers[id] for id in packets}, kind)
         for id, reply in replies.items():
             same_shapes(requests[id], reply, id)
         return replies
+
+    def whole(self, work: Any) -> Any:
+        """Many exchanges as one piece of work; None where the engine cannot: then ask step by step.
+
+        What would have been sent is entered in the ledger with `note`.
+        """
+        do = getattr(self.transport, "whole", None)
+        return do(work, self.moment) if do else None
+
+    def note(
+        self, action: Callable[..., Any], ids: Sequence[ClientId], said: tuple[Any, Any], count: int
+    ) -> None:
+        """Enter exchanges of one form in the ledger that were part of a whole: request, reply.
+
+        Their tensors need no values.
+        """
+        request, reply = wrap(said[0]), wrap(said[1])
+        for id in ids:
+            self._count(action.__name__, SERVER, id, type(said[0]), request, count)
+            self._count(action.__name__, id, SERVER, type(said[1]), reply, count)
 
     @overload
     def ask_all(
@@ -214,6 +238,12 @@ class Clients:
         """The same request to every client."""
         return self.ask(action, dict.fromkeys(self.ids, request))
 
+    def _miss(self, id: ClientId, action: str, answers: int) -> None:
+        """Note that a client did not answer, or end the run where it cannot do without."""
+        if not self.at_least or answers < self.at_least:
+            raise ClientFailedError(id, action, "it did not answer")
+        self.absent[Absence(self.moment.stage, self.moment.round, id, action)] = None
+
     def _packed(self, requests: Mapping[ClientId, Any]) -> dict[ClientId, Packet]:
         """The requests as packets; what goes to several clients is packed once."""
         packed: dict[int, Packet] = {}
@@ -222,11 +252,13 @@ class Clients:
                 packed[id(request)] = pack(request) if self.packing else wrap(request)
         return {client: packed[id(requests[client])] for client in sorted(requests)}
 
-    def _count(self, action: str, sender: str, receiver: str, kind: type, packet: Packet) -> None:
+    def _count(
+        self, action: str, sender: str, receiver: str, kind: type, packet: Packet, count: int = 1
+    ) -> None:
         what = (sender, receiver, action, kind.__name__, packet.tensors)
         entry = self.sent.setdefault(what, [0, 0, 0])
         for i, amount in enumerate((1, packet.payload, packet.size)):
-            entry[i] += amount
+            entry[i] += count * amount
 
     @property
     def traffic(self) -> list[Message]:
@@ -235,6 +267,11 @@ class Clients:
             Message(self.moment.stage, self.moment.round, *what, *amounts)
             for what, amounts in self.sent.items()
         ]
+
+    @property
+    def absences(self) -> list[Absence]:
+        """Who was away, in the order in which it was seen."""
+        return list(self.absent)
 
 
 def scores(

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import Any, Literal, TypeVar, cast, get_type_hints
 
 import torch
 from pydantic import TypeAdapter
@@ -25,11 +25,15 @@ from atoll.core.errors import BadMessageError
 __all__ = [
     "Check",
     "Checked",
+    "Embed",
+    "Embedded",
     "Empty",
+    "Learn",
     "Packet",
     "Tensors",
     "Weights",
     "contents",
+    "opened",
     "pack",
     "same_shapes",
     "unpack",
@@ -77,6 +81,34 @@ class Checked:
     rows: int
     correct: dict[str, int]
     macro_f1: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Embed:
+    """Split networks: a request for the embeddings of rows, without gradient."""
+
+    part: Literal["train", "test"]
+    number: int  # the stage or task
+    seed: int  # of the order of rows; 0 for their own
+    start: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Split networks: embeddings, in the order of the rows that were asked for."""
+
+    embedding: Tensor  # (rows, width)
+
+
+@dataclass(frozen=True)
+class Learn:
+    """Split networks: the gradient of the last step, and the step whose embeddings are wanted."""
+
+    seed: int  # of the order of rows in this round
+    step: int  # batches so far in this round
+    more: bool  # whether there is such a step; else the gradient is the last
+    gradient: Tensor  # (rows, width), no rows before the first step
 
 
 @dataclass(frozen=True)
@@ -240,6 +272,15 @@ def _admitted(packet: Packet, kind: type, sender: str) -> None:
     _admit(contents(packet.message), sender)
     for name in _plain(kind):
         _finite_value(getattr(packet.message, name), name, sender)
+
+
+def opened(header: bytes, block: bytes, kind: type, sender: str) -> Packet:
+    """Bytes that came from elsewhere as a packet, read once; or an error that names the sender."""
+    size = len(header) + len(block)
+    message: Any = unpack(Packet(header, block, 0, size, ()), kind, sender)
+    tensors = contents(message)
+    payload = sum(t.nbytes for t in tensors.values())
+    return Packet(b"", b"", payload, size, _signature(tensors), message)
 
 
 def _read_header(header: bytes, kind: type, sender: str) -> dict[str, Any]:

@@ -93,6 +93,16 @@ class Message:
 
 
 @dataclass(frozen=True)
+class Absence:
+    """A client that was not there for an exchange, where the run could do without it."""
+
+    stage: int
+    round: int
+    client: str
+    action: str
+
+
+@dataclass(frozen=True)
 class Look:
     """What a part saw of itself at the end of a stage, for pictures; it is never sent."""
 
@@ -105,8 +115,10 @@ class Look:
 
 
 FILES = ("events", "times", "looks")
-Event = Score | Round | Stage | Message
-KINDS: Mapping[str, type] = {kind.__name__.lower(): kind for kind in (Score, Round, Stage, Message)}
+Event = Score | Round | Stage | Message | Absence
+KINDS: Mapping[str, type] = {
+    kind.__name__.lower(): kind for kind in (Score, Round, Stage, Message, Absence)
+}
 
 
 def _line(event: Event) -> bytes:

@@ -2,17 +2,19 @@
 
 Permutations come from a counter: row i gets the 64-bit hash of (key, i), and the order of the
 hashes is the order of the rows. The hash is whole-number arithmetic, so every device gives the
-same order, and the orders of many clients can be drawn in one call.
+same order, and the orders of many clients can be drawn in one call. Noise and choices inside a
+training step come from the same hash of a key that is a tensor, so that they need no host.
 """
 
 import hashlib
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Stream", "hashes", "permutations"]
+__all__ = ["Stream", "below", "hashes", "normals", "permutations", "uniforms"]
 
 Device = torch.device  # Stream has a method named torch
 
@@ -82,3 +84,22 @@ def permutations(keys: Tensor, count: int) -> Tensor:
     """For each key one order of 0..count-1: (keys,) -> (keys, count), equal on every device."""
     index = torch.arange(count, device=keys.device, dtype=torch.int64)
     return torch.argsort(hashes(keys[:, None], index), dim=1, stable=True)
+
+
+def uniforms(key: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Numbers above 0 and below 1 in double precision, from one key: () -> shape."""
+    numbers = torch.arange(math.prod(shape), device=key.device, dtype=torch.int64)
+    return ((_shift(hashes(key, numbers), 11) + 0.5) * 2.0**-53).view(shape)
+
+
+def normals(key: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Numbers of the standard normal distribution in double precision (Box and Muller)."""
+    length, angle = uniforms(key, (2, *shape))
+    found: Tensor = (-2 * length.log()).sqrt() * (2 * math.pi * angle).cos()
+    return found
+
+
+def below(limit: int, key: Tensor, count: int) -> Tensor:
+    """Whole numbers from 0 to limit - 1, each with equal chance."""
+    numbers = torch.arange(count, device=key.device, dtype=torch.int64)
+    return _shift(hashes(key, numbers), 1) % limit

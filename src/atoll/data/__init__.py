@@ -8,7 +8,7 @@ from typing import Any, Literal, get_type_hints
 
 from atoll.core import options
 from atoll.core.errors import UserError
-from atoll.data import fetch, images, tables, tabular, text, textfiles
+from atoll.data import fetch, images, parties, tables, tabular, text, textfiles
 from atoll.data.dataset import Dataset
 
 __all__ = ["About", "Dataset", "about", "load", "names"]
@@ -35,8 +35,11 @@ def names() -> list[str]:
 def load(name: str, **given: Any) -> Dataset:
     """The data set of this name; what else may be given stands in its function's signature.
 
-    `files` are the user's own: texts where a column of `text` is named, else tables.
+    `files` are the user's own: texts where a column of `text` is named, else tables; `parties` are
+    tables with different columns of the same rows.
     """
+    if "parties" in given:
+        return parties.load(name, **given)
     own_texts = "files" in given and "text" in given
     if "files" in given and not own_texts:
         return tables.load(name, **given)

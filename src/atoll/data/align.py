@@ -13,14 +13,18 @@ import secrets
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 
 from atoll.core.errors import UserError
 from atoll.core.record import disk_errors
+from atoll.data.sheets import PARQUET, opened
 
 __all__ = ["Aligned", "Hub", "Sent", "Spoke", "align", "assume_aligned", "normalised", "read_ids"]
 
@@ -177,7 +181,10 @@ def align(tables: Mapping[str, Sequence[str]], hub: str, exact: bool = False) ->
     for spoke in others:
         if not asking.left or not spoke.ids:
             raise _nothing(spoke.name)
-        setup, request = spoke.setup(len(asking.left)), asking.request()
+        with ThreadPoolExecutor(1) as other:  # both work at once: the library needs no lock
+            setting = other.submit(spoke.setup, len(asking.left))
+            request = asking.request()
+            setup = setting.result()
         response = spoke.respond(request)
         asking.receive(setup, response)
         sent += [
@@ -215,13 +222,28 @@ def assume_aligned(tables: Mapping[str, Sequence[str]], exact: bool = False) -> 
 
 
 def read_ids(path: Path, column: str) -> list[str]:
-    """The column of ids of a CSV file, as text."""
+    """The column of ids of a CSV or Parquet file, as text."""
+    if path.suffix.lower() in PARQUET:
+        return _parquet_ids(path, column)
     try:
         with disk_errors(path), path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
+            reader = csv.DictReader(file, delimiter=opened(path).delimiter)
             if column not in (reader.fieldnames or []):
-                known = ", ".join((reader.fieldnames or [])[:20]) or "none"
-                raise UserError(f"no column '{column}'", str(path), f"columns: {known}")
+                raise _no_ids(path, column, list(reader.fieldnames or []))
             return [row[column] or "" for row in reader]
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError("not a CSV file in UTF-8", str(path), "save it as one") from error
+
+
+def _parquet_ids(path: Path, column: str) -> list[str]:
+    sheet = opened(path)
+    if column not in sheet.columns:
+        raise _no_ids(path, column, sheet.columns)
+    found = pyarrow.parquet.read_table(path, columns=[column]).column(0).cast(pa.string())
+    return [text or "" for text in found.to_pylist()]
+
+
+def _no_ids(path: Path, column: str, known: Sequence[str]) -> UserError:
+    return UserError(
+        f"no column '{column}'", str(path), f"columns: {', '.join(known[:20]) or 'none'}"
+    )

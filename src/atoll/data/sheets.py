@@ -33,6 +33,8 @@ class Sheet:
     delimiter: str  # empty for Parquet
     encoding: str  # empty for Parquet
     stamp: tuple[int, int]  # size and time of the last change
+    site: str = ""  # whose it is, where that was said; else it is called after the file
+    stage: str = ""  # when its rows come, where each stage has a file
 
     @property
     def comma(self) -> bool:

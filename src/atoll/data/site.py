@@ -1,6 +1,7 @@
 """A site: all that one part of a method may see."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -9,12 +10,14 @@ from torch import Tensor, nn
 
 from atoll.core.errors import UserError
 from atoll.core.federation import SERVER, Moment
+from atoll.core.messages import Checked
+from atoll.core.record import Look
 from atoll.core.rng import Stream
 from atoll.core.rows import Public, Rows
 from atoll.data.dataset import Dataset
 from atoll.data.scenario import Scenario
 
-__all__ = ["Scale", "Shelf", "Site", "block", "colours", "filled"]
+__all__ = ["Scale", "Shelf", "Site", "Witness", "block", "colours", "filled"]
 
 Array = np.ndarray[Any, Any]
 Scale = Literal["global", "local", "none", "imagenet"]
@@ -73,10 +76,17 @@ def colours(scale: Scale, channels: int, name: str = "") -> tuple[list[Any], lis
 
 
 def standardised(x: Tensor, fit: Tensor) -> Tensor:
-    """Columns with the mean 0 and deviation 1 that they have in `fit`; constant ones are left."""
+    """Columns with the mean 0 and deviation 1 that they have in `fit`; constant ones are left.
+
+    Values that are missing (NaN) count nothing and stay missing.
+    """
     if not len(fit):
         return x
     deviation, mean = torch.std_mean(fit.double(), 0, correction=0)
+    if bool(torch.isnan(mean).any()):
+        mean = fit.double().nanmean(0)
+        deviation = (fit.double() - mean).square().nanmean(0).sqrt()
+        mean, deviation = mean.nan_to_num(0.0), deviation.nan_to_num(0.0)
     moving = deviation > 0
     return torch.where(moving, (x - mean) / torch.where(moving, deviation, 1), x).to(x.dtype)
 
@@ -110,6 +120,19 @@ def filled(x: Tensor, scaling: Tensor) -> Tensor:
     return moved.to(x.dtype)
 
 
+@dataclass
+class Witness:
+    """What the sites of one process saw of their models since somebody last asked."""
+
+    wanted: bool = False
+    seen: list[Look] = field(default_factory=list)
+
+    def asked(self) -> list[Look]:
+        """All that was seen since the last time."""
+        found, self.seen = self.seen, []
+        return found
+
+
 class Site:
     """One part's view of the data, its networks, its random streams, its device.
 
@@ -128,12 +151,14 @@ class Site:
         *,
         special: Network | None = None,
         public: Callable[[], Public] | None = None,
+        witness: Witness | None = None,
     ) -> None:
         """Remember where things are; nothing is copied before it is asked for.
 
         `special` is this site's own kind of network, where sites have different ones.
         """
         self._special, self._public = special or network, public
+        self._witness = witness or Witness()
         self.id, self.classes, self.clients = id, dataset.classes, scenario.clients
         self.device, self.dtype = shelf.x.device, shelf.dtype
         self._shelf, self._scenario, self._seed, self._network = shelf, scenario, seed, network
@@ -194,6 +219,29 @@ class Site:
             raise UserError("no public data here", "public", "give public = { name = ... }")
         return self._public()
 
+    def witness(
+        self,
+        doing: Literal["own", "others"],
+        moment: Moment,
+        check: Callable[[int], Checked],
+        variant: str = "",
+        tasks: Iterable[int] | None = None,
+    ) -> None:
+        """Where the run asks for it, test the model that the site would use now.
+
+        `doing` says whose doing it is that the model is another than the last time: the site's own
+        training, or what it received from others. What is seen stays here, for pictures.
+        """
+        if not self._witness.wanted:
+            return
+        known = self._scenario.tasks_at(moment.stage) if tasks is None else tasks
+        found = {task: check(task) for task in known}
+        tested = {task: reply for task, reply in found.items() if reply.rows}
+        values = ((float(moment.round), r.correct[variant] / r.rows) for r in tested.values())
+        names, columns = tuple(map(str, tested)), ("round", "accuracy")
+        look = Look(moment.stage, self.id, f"after {doing}", names, columns, tuple(values))
+        self._witness.seen.append(look)
+
     def parties(self, stage: int) -> list[str]:
         """The clients that hold columns at a stage, in the order in which they came."""
         holdings = self._scenario.holdings
@@ -253,6 +301,8 @@ class Site:
         if self._table and self._shelf.scale == "local" and len(columns):
             since = next(held for held in scenario.holdings[whose] if len(held.train))
             x = standardised(x, self._shelf.inputs(since.train, columns))
+        if self._shelf.layout is not None:  # a missing value becomes the mean
+            x = x.nan_to_num(0.0)
         y = self._shelf.labels(rows)
         if self.id != SERVER:
             y = torch.full_like(y, -1)

@@ -321,10 +321,11 @@ def scenario(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenario:
             f"train = {options.train:g} and valid = {options.valid:g} cannot be shares of the rows",
             "choose train above 0, and both together at most 1",
         )
-    if dataset.layout is not None and options.split != "files":
+    own = "files" if dataset.group is not None else "parties"  # rows apart, or columns
+    if dataset.layout is not None and options.split != own:
         raise _refusal(
             f"your own tables cannot be dealt out by split = '{options.split}'",
-            "use split = 'files', or leave it out",
+            f"use split = '{own}', or leave it out",
         )
     made = _SPLITS[options.split](dataset, options, seed)
     if options.stages not in (1, made.stages):
@@ -406,15 +407,12 @@ def _by_sites(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenario
 def _by_parties(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenario:
     """Clients have columns of the same rows, the server has the labels (V-LETO)."""
     parts = _cut_all(dataset, options, Stream.of(seed, "split"))
-    pieces = _party_columns(dataset, options)
-    stages = [np.arange(len(dataset.classes))]
-    tasks: tuple[str, ...] = ("all",)
-    if options.mode == "classes":
-        stages = _class_stages(dataset, options)
-        tasks = _task_names(len(stages))
+    own = dataset.layout is not None  # the user's own tables
+    pieces, ids = _party_columns(dataset, options), client_ids(options.clients)
+    ids = dataset.groups if own else ids
+    tasks, inside = _party_stages(dataset, options)
     train, valid, tests = (
-        [_of_classes(rows, dataset.y, stage) for stage in stages]
-        for rows in (parts.train, parts.valid, parts.test)
+        [rows[there[rows]] for there in inside] for rows in (parts.train, parts.valid, parts.test)
     )
     holdings = [
         [Holding(*rows, piece) for rows in zip(train, valid, strict=True)] for piece in pieces
@@ -425,8 +423,25 @@ def _by_parties(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenar
             [replace(present, own=own) if len(own) else _ABSENT for own in client]
             for client in columns_by_stage(pieces)
         ]
-    made = _made(client_ids(options.clients), holdings, [tests], tasks, common=_NONE)
+    made = _made(ids, holdings, [tests], tasks, common=_NONE)
     return replace(made, labels_at_server=True)
+
+
+def _party_stages(
+    dataset: Dataset, options: ScenarioOptions
+) -> tuple[tuple[str, ...], list[Array]]:
+    """The tasks, and for each which rows of the data set belong to it."""
+    layout = dataset.layout
+    if options.mode == "classes":
+        stages = _class_stages(dataset, options)
+        return _task_names(len(stages)), [np.isin(dataset.y, kinds) for kinds in stages]
+    if layout is not None and layout.stages:
+        if options.mode == "columns":
+            raise _refusal(
+                "rows come by stage, and columns too", "leave the stage out, or mode = 'columns'"
+            )
+        return layout.stages, [layout.stage == number for number in range(len(layout.stages))]
+    return ("all",), [np.ones(len(dataset), dtype=bool)]
 
 
 def _by_tasks(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenario:
@@ -713,6 +728,8 @@ def _common_first(order: Array, options: ScenarioOptions) -> tuple[Array, int]:
 
 def _party_columns(dataset: Dataset, options: ScenarioOptions) -> list[Array]:
     """The columns of each client where rows are common to all."""
+    if dataset.layout is not None:
+        return [np.flatnonzero(held) for held in dataset.layout.held]
     order = _column_order(dataset, options)
     if options.cut in ("strips", "quadrants"):
         return _image_columns(dataset, options)

@@ -8,7 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -41,7 +41,8 @@ ODD_DATE = re.compile(r"^\d{1,4}[./-]\d{1,2}[./-]\d{1,4}( .*)?$")
 class TableOptions:
     """What may stand in `data` beside `files`."""
 
-    files: tuple[str, ...] = ()  # one for each site, or one with a site column; CSV or Parquet
+    # one for each site, or one with a site column, CSV or Parquet; or by site a list, one a stage
+    files: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
     label: str = ""  # the column to be predicted
     site: str = ""  # the column that names a row's site, in one file for all
     stage: str = ""  # the column that names a row's stage, for data that come over time
@@ -117,18 +118,19 @@ class _Profile:
     high: float = -math.inf
     size: float = 0.0  # sum of absolute values
     counts: Counter[str] = field(default_factory=Counter)
-    word: tuple[int, str] | None = None  # the first value that is no number: row, text
-    huge: tuple[int, str] | None = None
+    word: tuple[Sheet, int, str] | None = None  # the first that is no number: file, row, text
+    huge: tuple[Sheet, int, str] | None = None
     sample: list[tuple[str, str]] = field(default_factory=list)  # value, label
 
-    def add(self, text: pa.Array, labels: pa.Array, rows: Array, comma: bool) -> None:
+    def add(self, text: pa.Array, labels: pa.Array, rows: Array, sheet: Sheet) -> None:
         """Take in some values; `rows` are their places in the file."""
         self.rows += len(text)
         there = text.is_valid().to_numpy(zero_copy_only=False)
         self.present += int(there.sum())
-        values = as_numbers(text, comma)
+        values = as_numbers(text, sheet.comma)
         found = values.is_valid().to_numpy(zero_copy_only=False)
-        self._count(text, values, there & ~found, rows)
+        self._count(text, values, there & ~found)
+        self._odd(text, values, there & ~found, (sheet, rows))
         numbers = values.drop_null().to_numpy(zero_copy_only=False)
         self.numbers += len(numbers)
         if len(numbers) < int(there.sum()):  # dates are no numbers, and slow to look for
@@ -139,14 +141,20 @@ class _Profile:
             pairs = zip(text[:SAMPLE].to_pylist(), labels[:SAMPLE].to_pylist(), strict=True)
             self.sample += [(v, y) for v, y in pairs if v is not None and y is not None]
 
-    def _count(self, text: pa.Array, values: pa.Array, words: Array, rows: Array) -> None:
+    def _odd(
+        self, text: pa.Array, values: pa.Array, words: Array, where: tuple[Sheet, Array]
+    ) -> None:
+        """Remember the first value that is no number, and the first that is too large."""
+        sheet, rows = where
+        large = np.abs(pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)) > LARGEST
         if self.word is None and words.any():
             place = int(np.argmax(words))
-            self.word = (int(rows[place]), str(text[place].as_py()))
-        large = np.abs(pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)) > LARGEST
+            self.word = (sheet, int(rows[place]), str(text[place].as_py()))
         if self.huge is None and large.any():
             place = int(np.argmax(large))
-            self.huge = (int(rows[place]), str(text[place].as_py()))
+            self.huge = (sheet, int(rows[place]), str(text[place].as_py()))
+
+    def _count(self, text: pa.Array, values: pa.Array, words: Array) -> None:
         if len(self.counts) < CAP:
             for item in text.drop_null().value_counts().to_pylist():
                 self.counts[item["values"]] += item["counts"]
@@ -188,7 +196,7 @@ class _Look:
     options: TableOptions
     sheets: tuple[Sheet, ...]
     profiles: Profiles = field(default_factory=dict)
-    files: dict[str, Sheet] = field(default_factory=dict)
+    files: dict[str, list[Sheet]] = field(default_factory=dict)
     called: dict[str, tuple[Path, str]] = field(default_factory=lambda: dict(RESERVED))
     classes: dict[str, Counter[str]] = field(default_factory=dict)
     stages: dict[str, Counter[str]] = field(default_factory=dict)
@@ -210,14 +218,33 @@ def survey(**given: Any) -> Survey:
         lacking = "files" if not options.files else "label"
         remedy = 'write for example data = { files = ["a.csv", "b.csv"], label = "outcome" }'
         raise UserError(f"no {lacking}", "[data]", remedy)
-    if options.site and len(options.files) > 1:
+    if options.site and (len(options.files) > 1 or isinstance(options.files, dict)):
         raise UserError("a site column and several files", "[data]", "give one of the two")
-    sheets = tuple(opened(Path(f), options.delimiter, options.encoding) for f in options.files)
+    sheets = tuple(_sheets(options))
     look = _Look(options, sheets)
     for sheet in sheets:
         _needed(sheet, options)
         _first_pass(look, sheet)
     return _surveyed(look)
+
+
+def _sheets(options: TableOptions) -> Iterator[Sheet]:
+    """The files, each with its site and stage where they were said."""
+    if not isinstance(options.files, dict):
+        for file in options.files:
+            yield opened(Path(file), options.delimiter, options.encoding)
+        return
+    counts = {name: len(files) for name, files in options.files.items()}
+    few, many = min(counts, key=lambda n: counts[n]), max(counts, key=lambda n: counts[n])
+    if counts[few] != counts[many] or not counts[few]:
+        what = f"site '{few}' has {counts[few]} files and '{many}' has {counts[many]}"
+        raise UserError(what, "[data]", "give each site one file for each stage")
+    if options.stage and counts[few] > 1:
+        raise UserError("a stage column and a file a stage", "[data]", "give one of the two")
+    for name, files in options.files.items():
+        for number, file in enumerate(files, 1):
+            sheet = opened(Path(file), options.delimiter, options.encoding)
+            yield replace(sheet, site=name, stage=str(number) if len(files) > 1 else "")
 
 
 def _needed(sheet: Sheet, options: TableOptions) -> None:
@@ -240,7 +267,7 @@ def _parted(look: _Look, sheet: Sheet, batch: pa.RecordBatch) -> Iterator[tuple[
     """The sites of a batch, each with the places of its rows."""
     options = look.options
     if not options.site:
-        yield site_name(sheet.path.stem), np.arange(len(batch))
+        yield sheet.site or site_name(sheet.path.stem), np.arange(len(batch))
         return
     coded = batch.column(options.site).dictionary_encode()
     places = coded.indices.to_numpy(zero_copy_only=False)
@@ -254,7 +281,8 @@ def _first_pass(look: _Look, sheet: Sheet) -> None:
         _filled(sheet, batch, look.special, total)
         for raw, places in _parted(look, sheet, batch):
             name = site_name(raw)
-            if look.called.setdefault(name, (sheet.path, raw)) != (sheet.path, raw):
+            home = (Path() if sheet.site else sheet.path, raw)
+            if look.called.setdefault(name, home) != home:
                 remedy = "rename one of the files or sites"
                 raise _wrong(f"two parts would be called '{name}'", str(sheet.path), remedy)
             _take(look, sheet, name, batch.take(pa.array(places)), places + total)
@@ -278,16 +306,19 @@ def _filled(sheet: Sheet, batch: pa.RecordBatch, special: Sequence[str], before:
 
 def _take(look: _Look, sheet: Sheet, site: str, batch: pa.RecordBatch, rows: Array) -> None:
     options = look.options
-    look.files[site] = sheet
+    if sheet not in look.files.setdefault(site, []):
+        look.files[site].append(sheet)
     labels = _labels(batch.column(options.label))
     look.classes.setdefault(site, Counter()).update(labels.to_pylist())
-    stages = _labels(batch.column(options.stage)).to_pylist() if options.stage else [""] * len(rows)
+    stages = [sheet.stage] * len(rows)
+    if options.stage:
+        stages = _labels(batch.column(options.stage)).to_pylist()
     look.stages.setdefault(site, Counter()).update(stages)
     profiles = look.profiles.setdefault(site, {})
     for name in sheet.columns:
         if name not in look.special and name not in options.ignore:
             column = batch.column(name)
-            profiles.setdefault(name, _Profile()).add(column, labels, rows, sheet.comma)
+            profiles.setdefault(name, _Profile()).add(column, labels, rows, sheet)
 
 
 def _labels(text: pa.Array) -> pa.Array:
@@ -319,7 +350,7 @@ def _surveyed(look: _Look) -> Survey:
         look.sheets,
         tuple(_site(look, name) for name in sites),
         tuple(classes),
-        tuple(stages) if options.stage else (),
+        tuple(stages) if stages != [""] else (),
         tuple(planned.columns),
         tuple(_site_findings(look, sites, classes) + planned.findings),
         tuple(planned.crossing(classes)),
@@ -342,7 +373,8 @@ def _site(look: _Look, name: str) -> SiteSurvey:
         dict(sorted(found[name].items(), key=lambda item: _natural(item[0])))
         for found in (look.classes, look.stages)
     )
-    return SiteSurvey(name, str(look.files[name].path), sum(classes.values()), classes, stages)
+    files = ", ".join(str(sheet.path) for sheet in look.files[name])
+    return SiteSurvey(name, files, sum(classes.values()), classes, stages)
 
 
 def _site_findings(look: _Look, sites: Sequence[str], classes: Sequence[str]) -> list[Finding]:
@@ -430,18 +462,18 @@ class _Plan:
 
     def _check(self, name: str, site: str, profile: _Profile, kind: str) -> None:
         """Refuse what is surely a mistake: words among numbers, dates of another form."""
-        sheet = self.look.files[site]
+        path = str(self.look.files[site][0].path)
         if kind == "number" and profile.huge:
-            row, text = profile.huge
+            sheet, row, text = profile.huge
             what = f"'{text}' in the column '{name}' is too large a number"
             raise _wrong(what, line_of(sheet, row), "write it in another unit")
         if kind == "date" and self.look.options.dates == "refuse":
             what = f"the column '{name}' has dates"
-            raise _wrong(what, str(sheet.path), "write ignore = [...] or dates = 'days'")
+            raise _wrong(what, path, "write ignore = [...] or dates = 'days'")
         if kind != "text" or name in self.look.options.categorical:
             return
         if profile.present >= 10 and profile.numbers >= STRAY * profile.present and profile.word:
-            row, text = profile.word
+            sheet, row, text = profile.word
             what = f"the text '{text[:40]}' in the column '{name}', which has numbers otherwise"
             remedy = f"mend it, add it to missing, or write categorical = ['{name}']"
             raise _wrong(what, line_of(sheet, row), remedy)
@@ -449,7 +481,7 @@ class _Plan:
         if odd >= STRAY * profile.present:
             what = f"the column '{name}' has dates such as '{next(iter(profile.counts))}'"
             remedy = f"write them as 2024-03-31, or ignore = ['{name}']"
-            raise _wrong(what, str(sheet.path), remedy)
+            raise _wrong(what, path, remedy)
 
     def _common(self, name: str, held: Mapping[str, _Profile], kinds: Mapping[str, Any]) -> str:
         kind = next(iter(kinds.values()))
@@ -597,15 +629,20 @@ def load(name: str = "", **given: Any) -> Dataset:
         *(np.zeros(rows, dtype=np.int64) for _ in range(3)),
     )
     names, total = [site.name for site in found.sites], 0
+    pieces: dict[str, list[tuple[str, int, int]]] = {}  # site -> file, its first row, its rows
     for sheet in found.sheets:
+        before = total
         for batch in batches(sheet, found.options.missing):
             _second_pass(found, names, sheet, batch, made.part(total, total + len(batch)))
             total += len(batch)
+        if sheet.stage:
+            piece = (sheet.path.name, before, total - before)
+            pieces.setdefault(site_name(sheet.site), []).append(piece)
     held = np.array([[_holds(b, s, found) for b in found.blocks] for s in names])
     widths = [block.width for block in found.blocks]
     numbers = np.concatenate([_scaled(block) for block in found.blocks])
     layout = Layout(
-        np.repeat(held, widths, axis=1), numbers, made.stage, found.stages, _recipe(found)
+        np.repeat(held, widths, axis=1), numbers, made.stage, found.stages, _recipe(found, pieces)
     )
     columns = tuple(name for block in found.blocks for name in block.names)
     source = "own files: " + ", ".join(sheet.path.name for sheet in found.sheets)
@@ -636,7 +673,9 @@ def _second_pass(
     into.y[:] = _places(_labels(batch.column(options.label)), found.classes)
     if options.stage:
         into.stage[:] = _places(_labels(batch.column(options.stage)), found.stages)
-    raw = [site_name(sheet.path.stem)] * len(batch)
+    elif sheet.stage:
+        into.stage[:] = found.stages.index(sheet.stage)
+    raw = [site_name(sheet.site or sheet.path.stem)] * len(batch)
     if options.site:
         raw = [site_name(str(value)) for value in batch.column(options.site).to_pylist()]
     into.group[:] = [names.index(site) for site in raw]
@@ -668,11 +707,16 @@ def _scaled(block: Block) -> Array:
     return numbers
 
 
-def _recipe(found: Survey) -> dict[str, Any]:
+def _recipe(found: Survey, pieces: Mapping[str, list[tuple[str, int, int]]]) -> dict[str, Any]:
     """How a file becomes numbers, as JSON: what a prediction needs."""
     return {
         "label": found.options.label,
         "classes": list(found.classes),
         "missing": list(found.options.missing),
+        **(
+            {"files": {site: [list(p) for p in own] for site, own in pieces.items()}}
+            if pieces
+            else {}
+        ),
         "blocks": [{**asdict(block), "levels": list(block.levels)} for block in found.blocks],
     }

@@ -3,13 +3,14 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from atoll.core.errors import ClientFailedError, UserError
-from atoll.core.federation import Moment, begin
+from atoll.core.federation import SERVER, Moment, begin
 from atoll.core.messages import Packet, Tensors
 from atoll.core.record import Look, Record, disk_errors
 from atoll.data.dataset import Dataset
@@ -26,6 +27,11 @@ __all__ = ["LocalEngine", "execute", "fresh_folder", "last_folder", "prepare", "
 class Bench(Protocol):
     """Where work is done."""
 
+    @property
+    def mode(self) -> str:
+        """auto, loop or stacked."""
+        ...
+
     def do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
         """The results of jobs by the id of who asked for them."""
         ...
@@ -33,6 +39,8 @@ class Bench(Protocol):
 
 class LocalEngine:
     """Clients in this process; each is built when it is first asked."""
+
+    at_least = 0  # nobody is ever absent here
 
     def __init__(self, parts: Parts, workshop: Bench | None = None) -> None:
         self._parts = parts
@@ -65,6 +73,22 @@ class LocalEngine:
                 results = self.workshop.do(jobs)
         return answers
 
+    def whole(self, work: Any, moment: Moment) -> Any:
+        """Many exchanges as one piece of work on the device; None: it is to be done by messages."""
+        clients = {id: self._client(id) for id in work.ids}
+        if self.workshop.mode == "loop" or not all(hasattr(c, "lend") for c in clients.values()):
+            return None
+        lent = []
+        for id, client in clients.items():
+            with _named(id, "lend"):
+                lent.append(client.lend(moment, work))
+        with _named("of this round", "whole"):
+            done = self.workshop.do({SERVER: replace(work, lent=tuple(lent))})[SERVER]
+        if done is not None:
+            for client, half in zip(clients.values(), done.halves, strict=True):
+                client.take(half, moment, work.steps)
+        return done
+
     def looks(self, moment: Moment) -> list[Look]:
         """What the clients that have been asked see of themselves."""
         seeing = [id for id in sorted(self._clients) if hasattr(self._clients[id], "look")]
@@ -74,11 +98,11 @@ class LocalEngine:
                 found += self._clients[id].look(moment)
         return found
 
-    def states(self) -> dict[str, Tensors]:
+    def states(self, place: str = "") -> dict[str, Tensors]:
         """The state of every client that has been asked."""
         return {id: self._clients[id].state() for id in sorted(self._clients)}
 
-    def restore(self, states: Mapping[str, Tensors]) -> None:
+    def restore(self, states: Mapping[str, Tensors], place: str = "") -> None:
         """Give clients their state back; those without one begin anew."""
         for id, state in states.items():
             if state:

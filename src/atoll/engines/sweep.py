@@ -102,7 +102,7 @@ class _Seat:
     """A run's place at the meeting, in the form of a workshop."""
 
     def __init__(self, meeting: _Meeting, number: int) -> None:
-        self.meeting, self.number = meeting, number
+        self.meeting, self.number, self.mode = meeting, number, meeting.workshop.mode
 
     def do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
         """What a workshop does."""

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,8 @@ import torch
 
 from atoll.core.errors import UserError
 from atoll.core.record import write_whole
-from atoll.learning import models, stacked, train
+from atoll.learning import models, passes, split_nets, stacked, train
+from atoll.learning.passes import WAYS, Passes, Together, Way, passes_signature, trial_key
 from atoll.learning.stacked import (
     NotStackableError,
     Stack,
@@ -38,6 +40,10 @@ TOLERANCE = 1e-8
 TRIAL = 3  # batches of a trial
 SAMPLE = 8  # members that the trial does one by one
 STACKS = 8  # stacks that keep their buffers
+SPLITS = 3  # of split networks, which hold the rows of a stage too
+CODE = (stacked, train, models, passes, split_nets)  # what a choice is about
+PASSES = 4  # steps of a trial of split networks
+CHECKED = 16  # rows of a batch by which ways are compared
 GAIN = 0.95  # a stack must need less than this share of the loop's time
 
 
@@ -52,6 +58,7 @@ class Choice:
     difference: float = 0.0  # between the two ways, relative, largest over all weights
     tolerance: float = 0.0
     ratio: float = 0.0  # time of the loop over time of the stack, in the trial
+    way: Way = "grouped"  # split networks: how halves of one shape do their forward pass
 
 
 class Workshop:
@@ -63,7 +70,7 @@ class Workshop:
         self.mode, self.folder = mode, folder
         self.choices: dict[str, Choice] = choices(folder) if folder else {}
         self._decided: dict[Hashable, Choice] = {}
-        self._stacks: dict[Hashable, Stack] = {}
+        self._stacks: dict[Hashable, Stack | Together] = {}
 
     def do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
         """The results of jobs by the id of who asked for them.
@@ -76,8 +83,10 @@ class Workshop:
         done: dict[str, Any] = {}
         for key, ids in groups.items():
             works = [jobs[id] for id in ids]
-            worth = len(ids) > 1 or (not isinstance(key, str) and works[0].rows.y.is_cuda)
-            together = worth and self._choice(key, works).mode == "stacked"
+            alone = isinstance(works[0], Passes) or (
+                not isinstance(key, str) and works[0].rows.y.is_cuda
+            )  # passes have several clients
+            together = (len(ids) > 1 or alone) and self._choice(key, works).mode == "stacked"
             results = self._together(key, works) if together else [job() for job in works]
             done |= dict(zip(ids, results, strict=True))
         return done
@@ -96,7 +105,8 @@ class Workshop:
         """How works of this form are done; tried once, whatever their number is later."""
         if key not in self._decided:
             size = len(jobs).bit_length()  # a choice for 60 members will do for 50
-            name = _name(f"{key!r} x 2^{size} on {_machine(jobs[0])}")
+            about = trial_key(jobs[0]) if isinstance(jobs[0], Passes) else key
+            name = _name(f"{about!r} x 2^{size} on {_machine(jobs[0])}")
             if self.mode == "stacked":
                 self._chose(name, Choice(_what(key), len(jobs), "stacked", "asked for"))
             elif name not in self.choices:
@@ -107,11 +117,13 @@ class Workshop:
     def _together(self, key: Hashable, jobs: Sequence[Any]) -> list[Any]:
         if isinstance(jobs[0], Tally):
             return list(tally(jobs))
-        whole = (key, signature(jobs))
+        passes = isinstance(jobs[0], Passes)
+        whole = (key, passes_signature(jobs) if passes else signature(jobs))
         if whole not in self._stacks:
-            while len(self._stacks) >= STACKS:
+            while len(self._stacks) >= (SPLITS if passes else STACKS):
                 self._stacks.pop(next(iter(self._stacks)))
-            self._stacks[whole] = Stack(jobs)
+            way = self._decided[key].way
+            self._stacks[whole] = Together(jobs, way) if passes else Stack(jobs)
         return list(self._stacks[whole](jobs))
 
     def _chose(self, name: str, choice: Choice) -> None:
@@ -145,9 +157,9 @@ def _what(key: Any) -> str:
 
 def _machine(job: Any) -> str:
     """What a choice depends on beside the form of the work: the device, torch, and our own code."""
-    device = job.rows.y.device
+    device = job.y.device if isinstance(job, Passes) else job.rows.y.device
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    code = b"".join(Path(str(module.__file__)).read_bytes() for module in (stacked, train, models))
+    code = b"".join(Path(str(module.__file__)).read_bytes() for module in CODE)
     code = hashlib.blake2b(code, digest_size=8).hexdigest().encode()
     return f"{where}, {torch.get_num_threads()} threads, torch {torch.__version__}, {code!r}"
 
@@ -156,6 +168,8 @@ def _tried(key: Hashable, jobs: Sequence[Any]) -> Choice:
     """Both ways on the first batches: the stack is taken if it gives the same and is faster."""
     if isinstance(jobs[0], Tally):
         return Choice(_what(key), len(jobs), "stacked", "a count without gradient")
+    if isinstance(jobs[0], Passes):
+        return _fastest_way(key, jobs)
     short = [replace(j, rows=j.rows.at(slice(0, TRIAL * j.batch)), epochs=1) for j in jobs]
     difference = _difference(short[:SAMPLE])
     tolerance, stack = TOLERANCE, Stack(short)
@@ -173,6 +187,59 @@ def _tried(key: Hashable, jobs: Sequence[Any]) -> Choice:
         )
     return Choice(
         _what(key), len(jobs), "stacked", "equal and faster", difference, tolerance, ratio
+    )
+
+
+def _fastest_way(key: Hashable, jobs: Sequence[Passes]) -> Choice:
+    """Split networks: the fastest way for halves of one shape that gives what each gives alone."""
+    if all(lent.still for job in jobs for lent in job.lent):
+        return Choice(_what(key), len(jobs), "stacked", "nothing moves at the clients")
+    double = [_doubled(_shortened(job, CHECKED)) for job in jobs]
+    short = [_shortened(job, job.batches.size) for job in jobs]
+    plain, seconds, apart = Together(double, "each")(double), dict[Way, float](), dict[Way, float]()
+    for way in WAYS:
+        apart[way] = max(map(_apart, plain, Together(double, way, graph=False)(double)))
+        if apart[way] > TOLERANCE:
+            continue
+        together = Together(short, way)
+        together(short)  # the first call makes buffers and captures
+        seconds[way] = _timed(partial(together, short))[0]
+    best = min(seconds, key=lambda way: seconds[way])
+    ratio = seconds["each"] / seconds[best]
+    reason = "the fastest of " + ", ".join(f"{w} {1000 * s:.1f} ms" for w, s in seconds.items())
+    return Choice(_what(key), len(jobs), "stacked", reason, apart[best], TOLERANCE, ratio, best)
+
+
+def _shortened(job: Passes, size: int) -> Passes:
+    """The first rows of passes, in a few batches of at most this size."""
+    size = min(size, job.batches.size)
+    rows = min(job.batches.rows, PASSES * size)
+    batches = replace(job.batches, rows=rows, size=size)
+    lent = tuple(replace(one, x=one.x[:rows], keys=one.keys[: len(batches)]) for one in job.lent)
+    return replace(job, y=job.y[:rows], batches=batches, steps=len(batches), lent=lent)
+
+
+def _doubled(job: Passes) -> Passes:
+    lent = tuple(
+        replace(
+            one,
+            x=_double(one.x),
+            weights={n: _double(w) for n, w in one.weights.items()},
+            before={n: _double(w) for n, w in one.before.items()},
+        )
+        for one in job.lent
+    )
+    top, given = ({n: _double(t) for n, t in part.items()} for part in (job.weights, job.given))
+    return replace(job, weights=top, given=given, lent=lent)
+
+
+def _apart(one: Any, other: Any) -> float:
+    """The largest difference between two results of passes, relative to the largest weight."""
+    pairs = [(one.weights, other.weights), *zip(one.halves, other.halves, strict=True)]
+    return max(
+        float((a[n] - b[n]).abs().max() / a[n].abs().max().clamp(min=1e-12))
+        for a, b in pairs
+        for n in a
     )
 
 

@@ -10,10 +10,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
 
 from atoll.core.messages import Tensors
-from atoll.learning.models import Architecture
+from atoll.learning.split_nets import Bottom
 
 __all__ = [
     "LmoRule",
@@ -51,30 +50,35 @@ def evolved(old: Tensor, known: Tensor, new: Tensor, counts: Tensor, beta: float
     return torch.where((counts > 0)[:, None], found, old)
 
 
-def drift_scalar(before: Tensor, now: Tensor) -> Tensor:
-    """Eq. 3 and 4: the mean over classes of the cosine between old and new means."""
-    return torch.nn.functional.cosine_similarity(before, now, dim=-1).mean()
+def drift_scalar(before: Tensor, now: Tensor, here: Tensor) -> Tensor:
+    """Eq. 3 and 4: the mean of the cosine between old and new means, over the classes `here`."""
+    near = torch.nn.functional.cosine_similarity(before, now, dim=-1)
+    return torch.where(here, near, 0).sum() / here.sum()
 
 
-def drift_vector(before: Tensor, now: Tensor) -> Tensor:
-    """How far class means have moved, on average: (width,)."""
-    return (now - before).mean(0)
+def drift_vector(before: Tensor, now: Tensor, here: Tensor) -> Tensor:
+    """How far class means have moved, on average over the classes `here`: (width,)."""
+    return torch.where(here[:, None], now - before, 0).sum(0) / here.sum()
 
 
-def fisher(network: Architecture, weights: Mapping[str, Tensor], x: Tensor, g: Tensor) -> Tensors:
+def fisher(network: Bottom, weights: Mapping[str, Tensor], x: Tensor, g: Tensor) -> Tensors:
     """Eq. 7: the mean over samples of the squared gradient, g being each sample's by its embedding.
 
-    One gradient for each sample: the square of a batch's mean gradient would be another number.
+    One gradient for each sample: the square of a batch's mean gradient would be another number. So
+    each sample gets weights of its own, equal to all the others.
     """
-
-    def agreement(w: dict[str, Tensor], row: Tensor, by_embedding: Tensor) -> Tensor:
-        return (network(w, row[None])[0] * by_embedding).sum()
-
-    each = vmap(grad(agreement), in_dims=(None, 0, 0))
-    used, total = {n: w.detach() for n, w in weights.items()}, dict[str, Tensor]()
+    total = {name: torch.zeros_like(w) for name, w in weights.items()}
     for rows, gradients in zip(x.split(CHUNK), g.split(CHUNK), strict=True):
-        for name, found in each(used, rows, gradients).items():
-            total[name] = total.get(name, 0) + (found**2).sum(0)
+        own = {
+            name: w.detach().expand(len(rows), *w.shape).clone().requires_grad_()
+            for name, w in weights.items()
+        }
+        with torch.enable_grad():
+            embedding = network.unfolded(own, rows[:, None])
+        # copied: how a product is rounded may depend on where a message's bytes happen to lie
+        found = torch.autograd.grad(embedding, list(own.values()), gradients[:, None].clone())
+        for name, each in zip(own, found, strict=True):
+            total[name] += (each**2).sum(0)
     return {name: summed / len(x) for name, summed in total.items()}
 
 
@@ -90,7 +94,7 @@ def delta(task: int, k0: float, alpha: float) -> float:
 
 def threshold(f: Tensors, deviations: float) -> float:
     """Kappa: the mean of all entries minus so many standard deviations."""
-    flat = torch.cat([tensor.flatten() for tensor in f.values()]).double()
+    flat = torch.cat([f[name].flatten() for name in sorted(f)]).double()
     return float(flat.mean() - deviations * flat.std(correction=0))
 
 
@@ -110,13 +114,15 @@ def frozen(f: Tensors, rule: LmoRule, deviations: float, rho: float) -> Tensors:
 
 
 def _largest(f: Tensors, rho: float) -> Tensors:
-    """The share rho of all entries that is largest; of equal ones the first."""
-    flat = torch.cat([tensor.flatten() for tensor in f.values()])
+    """The share rho of all entries that is largest; of equal ones the first, by name and place."""
+    names = sorted(f)  # a client that was restored may have them in another order
+    flat = torch.cat([f[name].flatten() for name in names])
     order = torch.argsort(flat, descending=True, stable=True)
     chosen = torch.zeros_like(flat, dtype=torch.bool)
     chosen[order[: round(rho * len(flat))]] = True
-    pieces = chosen.split([tensor.numel() for tensor in f.values()])
-    return {name: p.view(t.shape) for (name, t), p in zip(f.items(), pieces, strict=True)}
+    pieces = chosen.split([f[name].numel() for name in names])
+    found = {name: piece.view(f[name].shape) for name, piece in zip(names, pieces, strict=True)}
+    return {name: found[name] for name in f}
 
 
 def share(mask: Tensors) -> float:

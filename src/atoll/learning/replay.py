@@ -8,21 +8,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from atoll.core.rng import Stream
+from atoll.core.rng import below, normals
 
 __all__ = ["contrast", "noisy", "picked", "radius", "translated", "turned"]
 
 
-def noisy(prototypes: Tensor, size: float, stream: Stream) -> Tensor:
-    """Prototypes with Gaussian noise of this size."""
-    drawn = stream.numpy().standard_normal(tuple(prototypes.shape))
-    return prototypes + size * torch.from_numpy(drawn).to(prototypes)
+def noisy(prototypes: Tensor, size: float | Tensor, key: Tensor) -> Tensor:
+    """Prototypes with Gaussian noise of this size, drawn from the key."""
+    return prototypes + size * normals(key, tuple(prototypes.shape)).to(prototypes.dtype)
 
 
-def picked(old: Tensor, count: int, stream: Stream) -> Tensor:
+def picked(old: Tensor, count: int, key: Tensor) -> Tensor:
     """Old classes, each with equal chance, as often as asked."""
-    places = stream.numpy().integers(len(old), size=count)
-    return old[torch.from_numpy(places).to(old.device)]
+    return old[below(len(old), key, count)]
 
 
 def radius(embeddings: Tensor, y: Tensor, means: Tensor) -> float:
@@ -32,18 +30,20 @@ def radius(embeddings: Tensor, y: Tensor, means: Tensor) -> float:
     return float((torch.stack(within).mean() / embeddings.shape[1]).sqrt())
 
 
-def contrast(rows: Tensor, y: Tensor, current: Tensor) -> Tensor:
-    """FedSpace: supervised contrast on the sphere, anchors of current classes, temperature 1."""
+def contrast(rows: Tensor, y: Tensor, current: int) -> Tensor:
+    """FedSpace: supervised contrast on the sphere, temperature 1.
+
+    The first `current` rows are the batch; anchors are all rows of the classes that it has.
+    """
     unit = F.normalize(rows, dim=-1)
-    near = unit @ unit.T
-    near = near.masked_fill(torch.eye(len(rows), dtype=torch.bool, device=rows.device), -torch.inf)
-    logs = torch.log_softmax(near, -1)
-    same = (y[:, None] == y[None, :]).fill_diagonal_(False)
-    anchors = torch.isin(y, current) & same.any(1)
-    if not anchors.any():
-        return rows.sum() * 0  # no pair to compare
-    pulled = torch.where(same, logs, torch.zeros_like(logs)).sum(1) / same.sum(1).clamp(min=1)
-    return -pulled[anchors].mean()
+    near, same = unit @ unit.T, y[:, None] == y[None, :]
+    anchors = same[:, :current].any(1)
+    itself = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
+    logs, same = torch.log_softmax(near.masked_fill(itself, -torch.inf), -1), same & ~itself
+    anchors = anchors & same.any(1)
+    pulled = torch.where(same, logs, 0).sum(1) / same.sum(1).clamp(min=1)
+    # no pair to compare: 0
+    return -torch.where(anchors, pulled, 0).sum() / anchors.sum().clamp(min=1)
 
 
 def translated(embeddings: Tensor, away: Tensor, towards: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atoll.core.errors import BadMessageError, UserError
 from atoll.core.messages import Tensors
-from atoll.core.rng import Stream
+from atoll.core.rng import Stream, normals, uniforms
 from atoll.learning.models import Architecture
 from atoll.learning.split_nets import Bottom
 from atoll.learning.weights import copied
@@ -20,11 +20,13 @@ __all__ = [
     "Agg",
     "Batches",
     "Half",
+    "chunks",
     "dropout",
     "finite",
     "fitting",
     "guarded",
     "joined",
+    "not_declared",
     "parts_of",
     "pixels",
     "rounded",
@@ -34,6 +36,7 @@ __all__ = [
 
 Agg = Literal["sum", "mean", "concat"]
 CHUNK = 1024  # rows of one pass without gradient
+MESSAGE = 2048  # rows of one message without gradient
 
 
 def joined(embeddings: Sequence[Tensor], how: Agg) -> Tensor:
@@ -74,12 +77,11 @@ def _order(rows: int, key: int, epoch: int, device: torch.device) -> Tensor:
     return Stream(key).child("epoch", epoch).permutation(rows, device)
 
 
-def dropout(share: float, shape: tuple[int, ...], stream: Stream, like: Tensor) -> Tensor | None:
+def dropout(share: float, shape: tuple[int, ...], key: Tensor, like: Tensor) -> Tensor | None:
     """A mask that keeps the mean: 0 for the share that is dropped, 1 / (1 - share) elsewhere."""
     if not share:
         return None
-    kept = torch.from_numpy(stream.numpy().random(shape) >= share)
-    return kept.to(like) / (1 - share)
+    return (uniforms(key, shape) >= share).to(like.dtype) / (1 - share)
 
 
 def pixels(x: Tensor, mean: Sequence[float], deviation: Sequence[float]) -> Tensor:
@@ -155,14 +157,13 @@ def fitting(embedding: Tensor, rows: int, width: int, sender: str) -> Tensor:
     return embedding
 
 
-def guarded(gradient: Tensor, clip: float, noise: float, stream: Stream) -> Tensor:
+def guarded(gradient: Tensor, clip: float, noise: float, key: Tensor) -> Tensor:
     """A gradient with rows no longer than `clip` and Gaussian noise: both hide labels a little."""
     if clip:
         length = gradient.norm(dim=-1, keepdim=True).clamp(min=1e-12)
         gradient = gradient * (clip / length).clamp(max=1)
     if noise:
-        drawn = stream.numpy().standard_normal(tuple(gradient.shape))
-        gradient = gradient + noise * torch.from_numpy(drawn).to(gradient)
+        gradient = gradient + noise * normals(key, tuple(gradient.shape)).to(gradient.dtype)
     return gradient
 
 
@@ -183,13 +184,25 @@ def union(said: Mapping[int, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return torch.cat(logits), torch.cat(labels)
 
 
-def finite(loss: Tensor, stage: int, number: int) -> float:
-    """The loss as a number, if it is one."""
-    found = float(loss.detach())
-    if not math.isfinite(found):
+def finite(loss: float, stage: int, number: int) -> None:
+    """Refuse a loss that is not a number."""
+    if not math.isfinite(loss):
         raise UserError(
             f"the loss is no longer a number at stage {stage}, round {number}",
             "method.rate",
             "choose a smaller rate",
         )
-    return found
+
+
+def chunks(rows: Sequence[int], size: int = MESSAGE) -> list[int]:
+    """The sizes of the pieces in which each number of rows is gone through."""
+    return [min(size, count - start) for count in rows for start in range(0, count, size)]
+
+
+def not_declared(name: str, stage: int, classes: int) -> UserError:
+    """A class has come that the head was not made for."""
+    return UserError(
+        f"class '{name}' of stage {stage} is not among the {classes} declared",
+        "method.declared",
+        "declare more classes, or set undeclared = 'widen'",
+    )

@@ -5,6 +5,7 @@ that do not move. Dropout is no layer: it is a mask on the embedding, drawn from
 """
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -51,6 +52,32 @@ class Bottom(nn.Module):
             x = F.conv2d(x, getattr(self, f"kernel{i}"), getattr(self, f"offset{i}"))
             x = F.max_pool2d(torch.relu(x), 2, 1)
         return torch.relu(F.linear(x.flatten(1), self.weight, self.bias))
+
+    def unfolded(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """The same for members (one more axis in front of weights and x), by products alone.
+
+        A convolution is a product of each pixel's neighbourhood; channels lie last meanwhile.
+        """
+        members, rows = x.shape[:2]
+        if self.blocks:
+            x = x.movedim(2, -1)  # (members, rows, height, width, channels)
+        for i in range(self.blocks):
+            height, width = x.shape[2] - 1, x.shape[3] - 1
+            near = torch.cat(
+                [x[:, :, a : a + height, b : b + width] for a in (0, 1) for b in (0, 1)], -1
+            )
+            kernel = weights[f"kernel{i}"].movedim(2, -1).flatten(2)  # (members, channels, 4 below)
+            x = torch.baddbmm(
+                weights[f"offset{i}"][:, None], near.flatten(1, 3), kernel.transpose(1, 2)
+            )
+            x = torch.relu(x).view(members * rows, height, width, -1).permute(0, 3, 1, 2)
+            x = F.max_pool2d(x, 2, 1).permute(0, 2, 3, 1).unflatten(0, (members, rows))
+        if self.blocks:
+            x = x.movedim(-1, 2)
+        x = x.flatten(2)
+        return torch.relu(
+            torch.baddbmm(weights["bias"][:, None], x, weights["weight"].transpose(1, 2))
+        )
 
 
 def chosen(name: NetName, shape: tuple[int, ...]) -> str:

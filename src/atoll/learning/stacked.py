@@ -19,6 +19,7 @@ from atoll.core.messages import Tensors
 from atoll.core.rng import permutations
 from atoll.core.rows import Rows
 from atoll.learning import adam
+from atoll.learning.passes import Passes, passes_form
 from atoll.learning.train import Tally, Work, Worked, descend
 
 __all__ = ["NotStackableError", "Stack", "form", "largest_difference", "signature", "tally"]
@@ -85,6 +86,8 @@ def form(job: Any) -> Hashable:
             tuple(job.rows.x.shape[1:]),
             str(job.rows.x.device),
         )
+    if isinstance(job, Passes):
+        return passes_form(job, _function)
     raise NotStackableError(f"{type(job).__name__} is no kind of work that stacks")
 
 

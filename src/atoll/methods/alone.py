@@ -77,11 +77,15 @@ class Client:
             self.weights, self.moments, (phase,), rows, options.batch, options.epochs, stream
         )
         self.weights, self.moments = done.weights, done.moments
+        self.site.witness("own", moment, self._checked)
         return Trained(done.losses["loss"])
 
     def check(self, request: Check, moment: Moment) -> Checked:
         """Test on a task."""
-        rows = self.site.test(request.task)
+        return self._checked(request.task)
+
+    def _checked(self, task: int) -> Checked:
+        rows = self.site.test(task)
         said = in_chunks(lambda part: logits(self.weights, part, **self.tested), rows)
         correct, f1 = hits(said, rows.y)
         return Checked(len(rows), {"": correct}, {"": f1})
@@ -126,4 +130,4 @@ def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
     return logits(model, rows, **client.how)
 
 
-METHOD = Method(Options, Server, Client, split="columns", kept=kept, said=said)
+METHOD = Method(Options, Server, Client, split="columns", kept=kept, said=said, quorum=True)

@@ -250,6 +250,7 @@ class Client:
         options = self.options
         self._keep(request.keep)
         received = {name: tensor.to(self.site.device) for name, tensor in request.weights.items()}
+        self._witness("others", received, moment)
         valid: dict[str, int] = {}
         if moment.first:
             self.best_local = torch.tensor(-1)
@@ -263,6 +264,7 @@ class Client:
             weights, moments, self._phases(), rows, options.batch, options.epochs, stream, OWN
         )
         self.weights, self.moments = done.weights, done.moments
+        self._witness("own", without("common", self.weights), moment)
         valid_rows = len(self.site.valid(moment.stage))
         common, loss = without("common", self.weights), done.losses["common"]
         return Fitted(common, loss, len(rows), valid_rows, valid)
@@ -271,6 +273,7 @@ class Client:
         """Judge the models of the last round."""
         self._keep(request.keep)
         received = {name: tensor.to(self.site.device) for name, tensor in request.weights.items()}
+        self._witness("others", received, moment)
         valid = yield from self._judge(received, moment)
         return Settled(len(self.site.valid(moment.stage)), valid)
 
@@ -281,12 +284,26 @@ class Client:
 
     def check(self, request: Check, moment: Moment) -> Checked:
         """Test every variant's kept model on a task."""
-        rows = self.site.test(request.task)
-        found = {}
-        for variant, model in sorted(self.best.items()):
+        return self._checked(self.best, request.task)
+
+    def _checked(self, models: Mapping[str, Tensors], task: int) -> Checked:
+        rows, found = self.site.test(task), {}
+        for variant, model in sorted(models.items()):
             found[variant] = hits(in_chunks(partial(self._logits, model), rows), rows.y)
         correct = {variant: count for variant, (count, _) in found.items()}
         return Checked(len(rows), correct, {variant: f1 for variant, (_, f1) in found.items()})
+
+    def _witness(self, doing: Literal["own", "others"], common: Tensors, moment: Moment) -> None:
+        """The network as it stands, of the strength that was chosen last; before that column one.
+
+        Which strength is chosen is the site's own doing: it goes by its validation rows.
+        """
+        model = prefixed("common", common)
+        if "auto" in self.chosen:
+            member = self.chosen["auto"]
+            model |= {n: w[member] for n, w in self.weights.items() if n.startswith("unique/")}
+            model["mu"] = self.mu[member, 0, 0]
+        self.site.witness(doing, moment, partial(self._checked, {"": model}))
 
     def _phases(self) -> tuple[Phase, ...]:
         """Column one by its own loss, then what reads it: disjoint weights, an optimiser each."""

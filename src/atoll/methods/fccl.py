@@ -167,6 +167,7 @@ class Client:
         options, learner = self.options, self.learner
         if request.weights:
             learner.weights = {n: w.to(self.site.device) for n, w in request.weights.items()}
+        self.site.witness("others", moment, self._checked, "fccl")
         which = options.teachers
         strengths = tuple(options.lambda_loc * (which in ("both", t)) for t in ("inter", "intra"))
         rows = self._taught(self.site.train(moment.stage)) if any(strengths) else None
@@ -183,6 +184,7 @@ class Client:
         done = yield learner.work(lessons, rows or self.site.train(moment.stage), loss, how)
         if all(bool(torch.isfinite(w).all()) for w in done.weights.values()):
             learner.weights = self.last = done.weights
+        self.site.witness("own", moment, self._checked, "fccl")
         return Trained(done.losses["loss"])
 
     def _taught(self, rows: Rows) -> Rows:
@@ -192,7 +194,10 @@ class Client:
 
     def check(self, request: Check, moment: Moment) -> Checked:
         """Test the model, and the one before any exchange, on a domain."""
-        rows = self.site.test(request.task)
+        return self._checked(request.task)
+
+    def _checked(self, task: int) -> Checked:
+        rows = self.site.test(task)
         models = {"fccl": self.learner.weights, "solo": self.solo}
         found = {n: self.learner.counted(w, rows, self.options.top) for n, w in models.items()}
         correct = {name: count for name, (count, _) in found.items()}

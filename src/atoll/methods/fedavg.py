@@ -63,22 +63,29 @@ class Client:
         """Train the shared weights on the rows of the stage."""
         options, rows = self.options, self.site.train(moment.stage)
         weights = {name: tensor.to(self.site.device) for name, tensor in request.weights.items()}
+        self.site.witness("others", moment, partial(self._checked, weights))
         loss = plain if options.penalty == "none" else proximal
         if options.penalty == "proximal":
-            weights |= prefixed("anchor", {name: weights[name] for name in self.moves})
+            weights = {**weights, **prefixed("anchor", {n: weights[n] for n in self.moves})}
             weights["strength"] = torch.tensor(options.strength, device=self.site.device)
         how = Optimiser(options.optimiser, options.rate)
         phase = Phase("loss", self.moves, partial(loss, self.network), how)
         stream = self.site.stream("fit", moment)
         done = yield Work(weights, {}, (phase,), rows, options.batch, options.epochs, stream)
         fitted = {name: done.weights[name] for name in request.weights}
+        self.site.witness("own", moment, partial(self._checked, fitted))
         return Fitted(fitted, done.losses["loss"], len(rows))
 
     def check(self, request: Check, moment: Moment) -> Checked:
         """Test the shared weights on a task."""
-        weights = {name: tensor.to(self.site.device) for name, tensor in request.weights.items()}
-        rows = self.site.test(request.task)
-        correct, f1 = hits(in_chunks(lambda part: self.tested(weights, part.x), rows), rows.y)
+        found = self._checked(request.weights, request.task)
+        self.site.witness("others", moment, lambda task: found, tasks=[request.task])
+        return found
+
+    def _checked(self, weights: Tensors, task: int) -> Checked:
+        own = {name: tensor.to(self.site.device) for name, tensor in weights.items()}
+        rows = self.site.test(task)
+        correct, f1 = hits(in_chunks(lambda part: self.tested(own, part.x), rows), rows.y)
         return Checked(len(rows), {"": correct}, {"": f1})
 
     def state(self) -> Tensors:
@@ -131,4 +138,4 @@ def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
     return client.tested(model, rows.x)
 
 
-METHOD = Method(Options, Server, Client, kept=kept, said=said)
+METHOD = Method(Options, Server, Client, kept=kept, said=said, quorum=True)

@@ -150,6 +150,7 @@ class Client:
         options = self.options
         if request.weights:
             self.learner.weights = {n: w.to(self.site.device) for n, w in request.weights.items()}
+        self.site.witness("others", moment, self._checked, "fedmd")
         index = self.site.clients.index(self.site.id)
         epochs = options.epochs_each[index] if options.epochs_each else options.epochs
         done = yield self._local(
@@ -157,11 +158,15 @@ class Client:
         )
         if all(bool(torch.isfinite(w).all()) for w in done.weights.values()):
             self.learner.weights = self.last = done.weights
+        self.site.witness("own", moment, self._checked, "fedmd")
         return Trained(done.losses["loss"])
 
     def check(self, request: Check, moment: Moment) -> Checked:
         """Test the model, and the one before any exchange, on a domain."""
-        rows = self.site.test(request.task)
+        return self._checked(request.task)
+
+    def _checked(self, task: int) -> Checked:
+        rows = self.site.test(task)
         models = {"fedmd": self.learner.weights, "solo": self.solo}
         found = {n: self.learner.counted(w, rows, self.options.top) for n, w in models.items()}
         correct = {name: count for name, (count, _) in found.items()}

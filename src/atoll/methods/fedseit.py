@@ -274,12 +274,14 @@ class Client:
             self.weights = prefixed("base", self._here(request.base))
         self._begin(moment.stage)
         self._load(self._here(request.base))
+        self.site.witness("others", moment, self._checked, "own")
         self.course[BEST], self.course[PATIENCE] = math.inf, self.options.patience
         rows = self._rows("train", moment.stage)
         for epoch in range(self.options.epochs):
             if self.course[STOPPED] or not len(rows):
                 break
             yield from self._epoch(rows, moment, epoch)
+        self.site.witness("own", moment, self._checked, "own")
         count = len(rows) if self.options.weighting == "rows" else 0
         rate, stopped = float(self.course[RATE]), bool(self.course[STOPPED])
         return Fitted(without("base", self.weights), count, rate, stopped)
@@ -307,14 +309,17 @@ class Client:
 
     def check(self, request: Check, moment: Moment) -> Checked:
         """Test a task of this client with its own base, with the mean base too where it came."""
-        rows = self._tested(self._rows("test", request.task))
-        weights = self._weights_of(request.task)
+        return self._checked(request.task, request.weights)
+
+    def _checked(self, task: int, mean_base: Tensors | None = None) -> Checked:
+        rows = self._tested(self._rows("test", task))
+        weights = self._weights_of(task)
         models = {"own": weights}
-        if request.weights:
-            models["global"] = weights | prefixed("base", self._here(request.weights))
+        if mean_base:
+            models["global"] = weights | prefixed("base", self._here(mean_base))
         correct, f1 = {}, {}
         for name, model in models.items():
-            correct[name], f1[name] = self._hits(model, rows, request.task)
+            correct[name], f1[name] = self._hits(model, rows, task)
         return Checked(len(rows), correct, f1)
 
     def _hits(self, weights: Tensors, rows: Rows, task: int) -> tuple[int, float]:

@@ -10,30 +10,33 @@ adds what other continual methods would rehearse; `fresh` begins anew at each st
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from atoll.core.errors import UserError
 from atoll.core.federation import Clients, Moment
-from atoll.core.messages import Empty, Tensors
+from atoll.core.messages import Embed, Embedded, Empty, Learn, Tensors
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Score
 from atoll.data.site import Site
 from atoll.learning.knowledge import class_means
 from atoll.learning.models import Architecture
+from atoll.learning.passes import Lent, Passes, Step, draws, would_be
 from atoll.learning.replay import contrast, noisy, picked, radius, translated, turned
 from atoll.learning.split import (
     Agg,
     Batches,
     Half,
+    chunks,
     dropout,
     finite,
     fitting,
     guarded,
     joined,
+    not_declared,
     parts_of,
     pixels,
     rounded,
@@ -45,7 +48,6 @@ from atoll.learning.train import hits
 from atoll.learning.weights import copied, prefixed, without
 from atoll.methods import Method
 
-CHUNK = 2048  # rows of one message without gradient
 TAU = 0.1  # temperature of PASS and FedSpace
 W_PA, W_KD = 10.0, 10.0  # PASS: weights of prototypes and of distillation
 W_SPACE = 0.01  # FedSpace: weight of prototypes, and of contrast
@@ -78,33 +80,6 @@ class Options:
     digits: NotNegativeInt = 0  # behind the point, of embeddings that are sent; 0 for all
 
 
-@dataclass(frozen=True)
-class Embed:
-    """A request for the embeddings of rows, without gradient."""
-
-    part: Literal["train", "test"]
-    number: int  # the stage or task
-    start: int
-    count: int
-
-
-@dataclass(frozen=True)
-class Embedded:
-    """Embeddings, in the order of the rows."""
-
-    embedding: Tensor  # (rows, width)
-
-
-@dataclass(frozen=True)
-class Learn:
-    """The gradient of the last step, and the step whose embeddings are wanted."""
-
-    seed: int  # of the order of rows in this round
-    step: int  # batches so far in this round
-    more: bool  # whether there is such a step; else the gradient is the last
-    gradient: Tensor  # (rows, width), no rows before the first step
-
-
 class Client:
     """Holds columns and the bottom network that reads them."""
 
@@ -113,6 +88,7 @@ class Client:
         self.half = self._first(0)
         self.before: Tensors = {}  # the weights at the end of the last stage, for distillation
         self.done = (-1, -1, -1)  # stage, round and step of the last gradient that was applied
+        self._shown = (-1, torch.empty(0))  # the rows of a stage as the network reads them
 
     def _first(self, stage: int) -> Half:
         """A new network; each client and, with `fresh`, each stage draws its own."""
@@ -123,15 +99,18 @@ class Client:
         return Half(made, copied(made.state_dict()))
 
     def embed(self, request: Embed, moment: Moment) -> Embedded:
-        """The embeddings of rows in their own order."""
+        """The embeddings of rows in the order asked for."""
         rows = self.site.train if request.part == "train" else self.site.test
-        x = rows(request.number).x[request.start : request.start + request.count]
+        x = rows(request.number).x
+        if request.seed:
+            x = x[Batches(len(x), len(x), request.seed).at(0, x.device)]
+        x = x[request.start : request.start + request.count]
         return Embedded(rounded(self.half.embed(self._scaled(x)), self.options.digits))
 
     def learn(self, request: Learn, moment: Moment) -> Embedded:
         """Apply the gradient of the last step, then give the embeddings of the next."""
-        if self.options.fresh and moment.first and request.step == 0:
-            self.half = self._first(moment.stage)
+        if request.step == 0:
+            self._begin(moment)
         last = (moment.stage, moment.round, request.step - 1)
         if request.step and last > self.done:  # a message that is repeated is not applied twice
             embedding = self.half.again(last, lambda: self._inputs(request, moment, -1))
@@ -144,6 +123,29 @@ class Client:
         key = (moment.stage, moment.round, request.step)
         embedding = self.half.forward(key, *self._inputs(request, moment, 0))
         return Embedded(rounded(embedding.detach(), self.options.digits))
+
+    def _begin(self, moment: Moment) -> None:
+        if self.options.fresh and moment.first:
+            self.half = self._first(moment.stage)
+
+    def lend(self, moment: Moment, work: Passes) -> Lent:
+        """All that `learn` needs for the steps of a round."""
+        self._begin(moment)
+        if self._shown[0] != moment.stage:
+            self._shown = (moment.stage, self._scaled(self.site.train(moment.stage).x))
+        keys = [self._key(moment, step) for step in range(work.steps)] if self._dropped else []
+        return Lent(
+            *(self.half.function, self.half.weights, self._shown[1], self.options.rate),
+            before=self.before if self._pulls else {},
+            pull=W_KD if self._pulls else 0.0,
+            digits=self.options.digits,
+            dropped=self._dropped,
+            keys=tuple(keys),
+        )
+
+    def take(self, weights: Tensors, moment: Moment, steps: int) -> None:
+        """What the steps of a round have made of what was lent."""
+        self.half.weights, self.done = weights, (moment.stage, moment.round, steps - 1)
 
     def settle(self, request: Empty, moment: Moment) -> Empty:
         """Keep the weights with which the stage ended."""
@@ -158,13 +160,24 @@ class Client:
         x = self._scaled(rows.x[index])
         if options.replay == "pass" and options.rotate and x.dim() == 4:
             x = torch.cat([x, turned(x)])
-        share = options.dropout if options.network == "mlp" else 0.0
-        stream = site.stream("dropout", moment, step)
-        return x, dropout(share, (len(x), options.width), stream, x)
+        key = torch.tensor(self._key(moment, step), device=site.device)
+        return x, dropout(self._dropped, (len(x), options.width), key, x)
+
+    @property
+    def _dropped(self) -> float:
+        return self.options.dropout if self.options.network == "mlp" else 0.0
+
+    @property
+    def _pulls(self) -> bool:
+        """PASS: whether embeddings are held near those of the old network."""
+        return self.options.replay == "pass" and bool(self.before)
+
+    def _key(self, moment: Moment, step: int) -> int:
+        return self.site.stream("dropout", moment, step).key
 
     def _distil(self, embedding: Tensor, request: Learn, moment: Moment) -> Tensor:
         """PASS: the gradient of the distance to the old network, which needs no message."""
-        if self.options.replay != "pass" or not self.before:
+        if not self._pulls:
             return torch.zeros_like(embedding)
         x, _ = self._inputs(request, moment, -1)
         apart = embedding - self.half.embed(x, self.before)
@@ -236,12 +249,7 @@ class Server:
 
     def _undeclared(self, highest: int, moment: Moment) -> None:
         if self.options.undeclared == "refuse":
-            name = self.site.classes[highest - 1]
-            raise UserError(
-                f"class '{name}' of stage {moment.stage} is not among the {self.classes} declared",
-                "method.declared",
-                "declare more classes, or set undeclared = 'widen'",
-            )
+            raise not_declared(self.site.classes[highest - 1], moment.stage, self.classes)
         stream = self.site.stream("widen", moment.stage)
         self.classes = highest
         self.weights = widened(self.weights, highest * self._turns(), stream)
@@ -254,28 +262,80 @@ class Server:
 
     def _passes(self, clients: Clients, moment: Moment) -> float:
         """The steps of a round; the mean loss."""
-        options, ids = self.options, self._learners(moment)
-        y, seed = self.site.train(moment.stage).y, self.site.stream("order", moment).key
-        batches = Batches(len(y), options.batch, seed)
-        steps = len(batches) * options.epochs
-        if options.replay == "fedprok" and moment.stage:
+        if self.options.replay == "fedprok" and moment.stage:
             self._refresh(clients, moment)
-        total, empty = 0.0, self.means.new_zeros((0, options.width))
+        work = self._work(moment)
+        done = clients.whole(work)
+        if done is None:
+            total = self._by_messages(clients, moment, work)
+        else:
+            total, self.weights = done.totals["loss"], done.weights
+            finite(total, moment.stage, moment.round)
+            for asked, embedding, count in would_be(work, self.options.width, self.means.dtype):
+                clients.note(Client.learn, work.ids, (asked, Embedded(embedding)), count)
+        return total / max(1, self.options.epochs * len(work.y) * self._turns())
+
+    def _work(self, moment: Moment) -> Passes:
+        """The steps of a round, as an engine can do them that holds all clients."""
+        options, ids, every = self.options, self._learners(moment), list(self.site.clients)
+        y = self.site.train(moment.stage).y
+        batches = Batches(len(y), options.batch, self.site.stream("order", moment).key)
+        return Passes(
+            ids=tuple(ids),
+            places=tuple(every.index(id) for id in ids),
+            parties=len(every),
+            y=y,
+            batches=batches,
+            steps=len(batches) * options.epochs,
+            weights=self.weights,
+            given=self._given(moment),
+            loss=self._loss(moment),
+            stream=self.site.stream("step", moment),
+            rate=options.rate,
+            agg=options.agg,
+            clip=options.clip,
+            noise=options.noise,
+            turns=self._turns(),
+        )
+
+    def _loss(self, moment: Moment) -> partial[dict[str, Tensor]]:
+        """The loss of a stage, as a function of numbers alone."""
+        options = self.options
+        replay = options.replay if moment.stage and len(self._old(moment)) else "none"
+        masked = options.seen_mask or options.replay == "fedspace"
+        tau = TAU if options.replay in ("pass", "fedspace") else 1.0
+        return partial(losses, How(self.network, replay, self._turns(), masked, tau))
+
+    def _given(self, moment: Moment) -> Tensors:
+        """What the loss reads beside weights and rows."""
+        here = (self._now(moment) > 0)[:, None]
+        return {
+            "seen": self.seen[: self.classes].repeat_interleave(self._turns()),
+            "means": self.means,
+            "current": torch.where(here, self.current, self.means),
+            "old": self._old(moment),
+            "radius": self.radius.to(self.means),
+        }
+
+    def _by_messages(self, clients: Clients, moment: Moment, work: Passes) -> float:
+        """The steps one by one; the sum of the loss over rows."""
+        ids, y, seed = work.ids, work.y, work.batches.key
+        total, empty = 0.0, self.means.new_zeros((0, self.options.width))
         replies = clients.ask(Client.learn, dict.fromkeys(ids, Learn(seed, 0, True, empty)))
-        for step in range(steps):
-            labels = y[batches.at(step, y.device)]
-            if self._turns() == 2:
+        for step in range(work.steps):
+            labels = y[work.batches.at(step, y.device)]
+            if work.turns == 2:
                 labels = torch.cat([2 * labels, 2 * labels + 1])
             loss, gradients = self._step(
                 {id: reply.embedding for id, reply in replies.items()}, labels, moment, step
             )
             total += loss * len(labels)
-            more = step + 1 < steps
+            more = step + 1 < work.steps
             asked = {id: Learn(seed, step + 1, more, gradients[id]) for id in ids}
-            if options.agg != "concat":  # one gradient for all is packed once
+            if self.options.agg != "concat":  # one gradient for all is packed once
                 asked = dict.fromkeys(ids, asked[ids[0]])
             replies = clients.ask(Client.learn, asked)
-        return total / max(1, options.epochs * len(y) * self._turns())
+        return total
 
     def _step(
         self, replies: Tensors, y: Tensor, moment: Moment, step: int
@@ -289,14 +349,16 @@ class Server:
         }
         joint = self._joined(replies).requires_grad_()
         moving = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
+        key = torch.tensor(self.site.stream("step", moment).child(step).key, device=y.device)
         with torch.enable_grad():
-            loss = self._loss(moving, joint, y, moment, step)
-        said = finite(loss, moment.stage, moment.round)
+            read = Step(joint, joint.detach()[:0], y, key)
+            loss = self._loss(moment)(moving, self._given(moment), read)["loss"]
+        said = float(loss.detach())
+        finite(said, moment.stage, moment.round)
         by_joint, *found = torch.autograd.grad(loss, [joint, *moving.values()])
         gradients = dict(zip(moving, found, strict=True))
         self.weights = stepped(self.weights, gradients, options.rate, None)
-        stream = self.site.stream("noise", moment, step)
-        by_joint = guarded(by_joint, options.clip, options.noise, stream)
+        by_joint = guarded(by_joint, options.clip, options.noise, draws(key, 3))
         return said, self._parts(by_joint, ids)
 
     def _joined(self, replies: Mapping[str, Tensor]) -> Tensor:
@@ -312,37 +374,6 @@ class Server:
             every = dict(zip(self.site.clients, pieces, strict=True))
             return {id: every[id] for id in ids}
         return dict(zip(ids, parts_of(by_joint, len(ids), self.options.agg), strict=True))
-
-    def _logits(self, weights: Mapping[str, Tensor], joint: Tensor, mask: bool) -> Tensor:
-        logits = self.network(weights, joint)
-        seen = self.seen[: self.classes].repeat_interleave(self._turns())
-        return logits.masked_fill(~seen, -torch.inf) if mask else logits
-
-    def _loss(
-        self, weights: Mapping[str, Tensor], joint: Tensor, y: Tensor, moment: Moment, step: int
-    ) -> Tensor:
-        """Cross-entropy, and what the chosen rehearsal adds (section h of the specification)."""
-        options, turns = self.options, self._turns()
-        masked = options.seen_mask or options.replay == "fedspace"
-        tau = TAU if options.replay in ("pass", "fedspace") else 1.0
-
-        def entropy(rows: Tensor, labels: Tensor) -> Tensor:
-            return F.cross_entropy(self._logits(weights, rows, masked) / tau, labels)
-
-        loss, old = entropy(joint, y), self._old(moment)
-        if not len(old) or options.replay == "none":
-            return loss
-        stream = self.site.stream("replay", moment, step)
-        wanted = picked(old, len(y), stream.child("classes"))
-        if options.replay == "fedprok":
-            means = torch.where((self._now(moment) > 0)[:, None], self.current, self.means)
-            return loss + entropy(translated(joint, means[y], self.means[wanted]), wanted)
-        rows = noisy(self.means[wanted], float(self.radius), stream.child("noise"))
-        rehearsed = entropy(rows, wanted * turns)
-        if options.replay == "pass":
-            return loss + W_PA * rehearsed
-        both, labels = torch.cat([joint, rows]), torch.cat([y, wanted])
-        return loss + W_SPACE * (rehearsed + contrast(both, labels, y.unique()))
 
     def _now(self, moment: Moment) -> Tensor:
         """How many rows of each class a stage has."""
@@ -382,13 +413,13 @@ class Server:
         """The embeddings of all rows of a stage or task, by client."""
         rows = len((self.site.train if part == "train" else self.site.test)(number))
         found: dict[str, list[Tensor]] = {id: [] for id in ids}
-        for start in range(0, rows, CHUNK):
-            request = Embed("train" if part == "train" else "test", number, start, CHUNK)
-            replies = clients.ask(Client.embed, dict.fromkeys(ids, request))
-            for id, reply in replies.items():
-                wanted = min(CHUNK, rows - start)
+        start = 0
+        for wanted in chunks([rows]):
+            request = Embed("train" if part == "train" else "test", number, 0, start, wanted)
+            for id, reply in clients.ask(Client.embed, dict.fromkeys(ids, request)).items():
                 part_of = fitting(reply.embedding, wanted, self.options.width, id)
                 found[id].append(part_of.to(self.site.device))
+            start += wanted
         return {id: torch.cat(parts) for id, parts in found.items()}
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
@@ -407,7 +438,10 @@ class Server:
     def _predicted(self, clients: Clients, ids: list[str], task: int) -> tuple[Tensor, Tensor]:
         joint = self._joined(self._embedded(clients, ids, "test", task))
         with torch.no_grad():
-            logits = self._logits(self.weights, joint, self.options.seen_mask)
+            logits = self.network(self.weights, joint)
+            if self.options.seen_mask:
+                seen = self.seen[: self.classes].repeat_interleave(self._turns())
+                logits = logits.masked_fill(~seen, -torch.inf)
         return logits[:, :: self._turns()], self.site.test(task).y
 
     def _score(self, moment: Moment, task: int, variant: str, logits: Tensor, y: Tensor) -> Score:
@@ -430,6 +464,43 @@ class Server:
         self.classes = len(last) // self._turns()
         self.seen, self.means = state["seen"].clone(), state["means"].clone()
         self.counts, self.radius = state["counts"].clone(), state["radius"].clone()
+
+
+class How(NamedTuple):
+    """What the loss of a stage is made of."""
+
+    network: Architecture
+    replay: str
+    turns: int  # outputs of a class
+    masked: bool  # classes that no stage has had are left out
+    tau: float  # temperature
+
+
+def losses(
+    how: How, weights: Mapping[str, Tensor], given: Mapping[str, Tensor], step: Step
+) -> dict[str, Tensor]:
+    """Cross-entropy, and what the chosen rehearsal adds (section h of the specification)."""
+
+    def entropy(rows: Tensor, labels: Tensor) -> Tensor:
+        logits = how.network(weights, rows)
+        if how.masked:
+            logits = logits.masked_fill(~given["seen"], -torch.inf)
+        return F.cross_entropy(logits / how.tau, labels)
+
+    joint, y, means = step.joint, step.y, given["means"]
+    loss = entropy(joint, y)
+    if how.replay == "none":
+        return {"loss": loss}
+    wanted = picked(given["old"], len(y), draws(step.key, 1))
+    if how.replay == "fedprok":
+        moved = translated(joint, given["current"][y], means[wanted])
+        return {"loss": loss + entropy(moved, wanted)}
+    rows = noisy(means[wanted], given["radius"], draws(step.key, 2))
+    rehearsed = entropy(rows, wanted * how.turns)
+    if how.replay == "pass":
+        return {"loss": loss + W_PA * rehearsed}
+    both, labels = torch.cat([joint, rows]), torch.cat([y, wanted])
+    return {"loss": loss + W_SPACE * (rehearsed + contrast(both, labels, len(y)))}
 
 
 METHOD = Method(Options, Server, Client, split="parties", headline="union")

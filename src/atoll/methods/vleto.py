@@ -11,16 +11,17 @@ Letters follow the specification: E embeddings, mu prototypes, F Fisher diagonal
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from atoll.core.federation import Clients, Moment
-from atoll.core.messages import Empty, Tensors
+from atoll.core.federation import SERVER, Clients, Moment
+from atoll.core.messages import Embed, Embedded, Empty, Learn, Tensors
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
-from atoll.core.record import Score
+from atoll.core.record import Look, Score
 from atoll.data.site import Site
 from atoll.learning.knowledge import (
     LmoRule,
@@ -34,28 +35,34 @@ from atoll.learning.knowledge import (
     frozen,
     share,
 )
+from atoll.learning.leakage import labels_from_gradients, reconstruction
 from atoll.learning.models import Architecture
+from atoll.learning.passes import Lent, Passes, Step, draws, would_be
 from atoll.learning.replay import noisy
 from atoll.learning.split import (
     Batches,
     Half,
+    chunks,
     dropout,
     finite,
     fitting,
     guarded,
     joined,
+    not_declared,
     parts_of,
     pixels,
     rounded,
     stepped,
     union,
 )
-from atoll.learning.split_nets import NetName, bottom, top
+from atoll.learning.split_nets import NetName, bottom, top, widened
 from atoll.learning.train import hits
 from atoll.learning.weights import copied, prefixed, without
 from atoll.methods import Method
 
-CHUNK = 2048  # rows of one message without gradient
+AUDITED = 1000  # training rows on which a look measures what leaks
+FEWEST = 30  # rows without which it says nothing
+SHOWN = 120  # test rows of a task in a picture
 
 
 @dataclass(frozen=True)
@@ -85,39 +92,13 @@ class Options:
     fil_eval: Literal["mix", "sum", "current", "label_oracle"] = "mix"  # P1; oracle reads labels!
     stream: bool = False  # columns by stage: prototypes from the last round's training embeddings
     seen_mask: bool = False  # leave out classes that no stage has had yet
+    declared: NotNegativeInt = 0  # classes that are known from the start; 0 for all of the data set
+    undeclared: Literal["refuse", "widen"] = "refuse"  # what a class beyond those does
     pixel_mean: tuple[float, ...] = ()  # of each channel, from 0 to 1; empty: pixels from -1 to 1
     pixel_std: tuple[float, ...] = ()  # of each channel, with pixel_mean
     clip: NotNegative = 0.0  # longest gradient of a row that is sent; 0 for any
     noise: NotNegative = 0.0  # deviation of the noise on gradients that are sent
     digits: NotNegativeInt = 0  # behind the point, of embeddings that are sent; 0 for all
-
-
-@dataclass(frozen=True)
-class Embed:
-    """A request for the embeddings of rows, without gradient."""
-
-    part: Literal["train", "test"]
-    number: int  # the stage or task
-    seed: int  # of the order of rows; 0 for their own
-    start: int
-    count: int
-
-
-@dataclass(frozen=True)
-class Embedded:
-    """Embeddings, in the order of the rows."""
-
-    embedding: Tensor  # (rows, width)
-
-
-@dataclass(frozen=True)
-class Learn:
-    """The gradient of the last step, and the step whose embeddings are wanted."""
-
-    seed: int  # of the order of rows in this round
-    step: int  # batches so far in this round
-    more: bool  # whether there is such a step; else the gradient is the last
-    gradient: Tensor  # (rows, width), no rows before the first step
 
 
 @dataclass(frozen=True)
@@ -156,6 +137,7 @@ class Client:
         self.done = (-1, -1, -1)  # stage, round and step of the last gradient that was applied
         self.measured = -1  # the last stage whose Fisher diagonal was added
         self._mask: tuple[int, Tensors | None] = (-1, None)  # of a stage; follows from fisher
+        self._shown = (-1, torch.empty(0))  # the rows of a stage as the network reads them
 
     def embed(self, request: Embed, moment: Moment) -> Embedded:
         """The embeddings of rows in the order asked for."""
@@ -203,9 +185,35 @@ class Client:
         rows = site.train(moment.stage)
         index = Batches(len(rows), options.batch, request.seed).at(step, site.device)
         x = self._scaled(rows.x[index])
-        dropped = options.dropout if options.network == "mlp" else 0.0
-        stream = site.stream("dropout", moment, step)
-        return x, dropout(dropped, (len(x), options.width), stream, x)
+        key = torch.tensor(self._key(moment, step), device=site.device)
+        return x, dropout(self._dropped, (len(x), options.width), key, x)
+
+    @property
+    def _dropped(self) -> float:
+        return self.options.dropout if self.options.network == "mlp" else 0.0
+
+    def _key(self, moment: Moment, step: int) -> int:
+        return self.site.stream("dropout", moment, step).key
+
+    def lend(self, moment: Moment, work: Passes) -> Lent:
+        """All that `learn` needs for the steps of a round."""
+        if self._shown[0] != moment.stage:
+            self._shown = (moment.stage, self._scaled(self.site.train(moment.stage).x))
+        mask, options = self._frozen(moment), self.options
+        keys = [self._key(moment, step) for step in range(work.steps)] if self._dropped else []
+        return Lent(
+            *(self.half.function, self.half.weights, self._shown[1], options.rate, mask),
+            still=self._still(moment),
+            before=self.before,
+            shows=bool(self.before),
+            digits=options.digits,
+            dropped=self._dropped,
+            keys=tuple(keys),
+        )
+
+    def take(self, weights: Tensors, moment: Moment, steps: int) -> None:
+        """What the steps of a round have made of what was lent."""
+        self.half.weights, self.done = weights, (moment.stage, moment.round, steps - 1)
 
     def _scaled(self, x: Tensor) -> Tensor:
         return pixels(x, self.options.pixel_mean, self.options.pixel_std)
@@ -233,16 +241,34 @@ class Client:
         x = self._scaled(x[order[: len(request.gradient)]])
         self._frozen(moment)  # the mask of this stage is that of the stages before
         gradient = request.gradient.to(self.site.device)
-        found = fisher(self.half.function, self.half.weights, x, gradient)
+        found = fisher(self.half.network, self.half.weights, x, gradient)
         self.fisher, self.measured = added(self.fisher, found), moment.stage
         return Empty()
 
     def settle(self, request: Empty, moment: Moment) -> Settled:
         """Keep what the next stage needs of this one."""
         held = self._mask[1] if self._mask[0] == moment.stage else None
-        if self.options.gamma:
+        if self.options.gamma and not self.site.by_columns:
             self.before = copied(self.half.weights)
         return Settled(share(held) if held else 0.0)
+
+    def look(self, moment: Moment) -> list[Look]:
+        """What this site holds back, and how well its columns could be guessed from embeddings."""
+        x = self.site.train(moment.stage).x[:AUDITED]
+        if len(x) < FEWEST:  # it has not joined yet, or has too few rows to say
+            return []
+        embedding, known = self.half.embed(self._scaled(x)), len(x) * 2 // 3
+        digits = {"as set": self.options.digits, "digits = 1": 1}
+        guessed = [reconstruction(rounded(embedding, d), x, known) for d in digits.values()]
+        where = (moment.stage, self.site.id)
+        found = [Look(*where, "columns from embeddings", tuple(digits), ("explained",),
+                      tuple((value,) for value in guessed))]  # fmt: skip
+        if held := self._mask[1] if self._mask[0] == moment.stage else None:
+            shares = tuple(
+                (share({name: mask}), float(mask.numel())) for name, mask in held.items()
+            )
+            found.append(Look(*where, "held back", tuple(held), ("share", "weights"), shares))
+        return found
 
     def state(self) -> Tensors:
         found = prefixed("weights", self.half.weights) | prefixed("before", self.before)
@@ -266,7 +292,8 @@ class Server:
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
         classes = len(site.classes)
-        made = top(options.network, options.width, classes, site.stream("top"))
+        self.classes = options.declared or classes
+        made = top(options.network, options.width, self.classes, site.stream("top"))
         self.network = Architecture(made)
         self.weights: Tensors = copied(made.to(site.device, site.dtype).state_dict())
         like = next(iter(self.weights.values()))
@@ -276,19 +303,33 @@ class Server:
         self.mixed = torch.zeros_like(self.means)  # mu_bar of the round: columns by stage
         self.received = torch.zeros_like(self.means)  # mu_t of the last round, with `stream`
         self.arrived = torch.zeros(classes, dtype=torch.int64, device=site.device)
+        none = (like.new_zeros((0, options.width)), torch.zeros(0, dtype=torch.int64))
+        self._learned, self._tested = none, none  # embeddings and labels, for pictures alone
+        self._mixes: dict[str, float] = {}  # how far the stage moved prototypes, for pictures too
 
     def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
         """Some passes over the rows; at the end of a stage, prototypes and Fisher diagonals."""
         if moment.first:
-            self.seen = self.seen.clone()
-            self.seen[self.site.train(moment.stage).y] = True
-            self.arrived = torch.zeros_like(self.arrived)
+            self._begin(moment)
         if self._mixing(moment):
             self.mixed = self._mixed(clients, moment)
         notes = self._passes(clients, moment)
         if moment.last:
             notes |= self._end(clients, moment)
         return notes
+
+    def _begin(self, moment: Moment) -> None:
+        """The classes of a stage; the head is widened by those that were not declared."""
+        y = self.site.train(moment.stage).y
+        highest = int(y.max()) + 1
+        if highest > self.classes:
+            if self.options.undeclared == "refuse":
+                raise not_declared(self.site.classes[highest - 1], moment.stage, self.classes)
+            stream = self.site.stream("widen", moment.stage)
+            self.weights, self.classes = widened(self.weights, highest, stream), highest
+        self.seen = self.seen.clone()
+        self.seen[y] = True
+        self.arrived = torch.zeros_like(self.arrived)
 
     def _learners(self, moment: Moment) -> list[str]:
         """The clients that take part in a stage's training."""
@@ -312,36 +353,101 @@ class Server:
         """Eq. 2: the class means of the stage's training rows."""
         rows = self._embedded(clients, self._learners(moment), "train", moment.stage)
         y = self.site.train(moment.stage).y
-        return class_means(joined(list(rows.values()), self.options.agg), y, len(self.known))
+        joint = joined(list(rows.values()), self.options.agg)
+        self._learned = (joint[:AUDITED], y[:AUDITED])
+        return class_means(joint, y, len(self.known))
 
     def _passes(self, clients: Clients, moment: Moment) -> dict[str, float]:
         """The steps of a round; the mean loss and its terms."""
-        options, ids = self.options, self._learners(moment)
-        y, seed = self.site.train(moment.stage).y, self.site.stream("order", moment).key
-        batches = Batches(len(y), options.batch, seed)
-        steps = len(batches) * options.epochs
+        work = self._work(moment)
+        done = clients.whole(work)
+        if done is None:
+            totals, sums = self._by_messages(clients, moment, work)
+        else:
+            totals, sums, self.weights = done.totals, done.sums, done.weights
+            finite(totals["loss"], moment.stage, moment.round)
+            self._note(clients, moment, work)
+        if work.summed:
+            self.arrived = torch.bincount(work.y, minlength=len(self.known))
+            passed = (self.arrived * self.options.epochs).clamp(min=1)[:, None]
+            self.received = (sums / passed).to(self.means)
+        rows = self.options.epochs * len(work.y)
+        return {name: value / rows for name, value in totals.items()}
+
+    def _work(self, moment: Moment) -> Passes:
+        """The steps of a round, as an engine can do them that holds all clients."""
+        options, y = self.options, self.site.train(moment.stage).y
+        batches = Batches(len(y), options.batch, self.site.stream("order", moment).key)
+        ids, streaming = self._learners(moment), self.site.by_columns and options.stream
+        return Passes(
+            ids=tuple(ids),
+            places=tuple(range(len(ids))),
+            parties=len(ids),
+            y=y,
+            batches=batches,
+            steps=len(batches) * options.epochs,
+            weights=self.weights,
+            given=self._given(moment),
+            loss=self._loss(moment),
+            stream=self.site.stream("step", moment),
+            rate=options.rate,
+            agg=options.agg,
+            clip=options.clip,
+            noise=options.noise,
+            summed=len(self.known) if streaming else 0,
+        )
+
+    def _loss(self, moment: Moment) -> partial[dict[str, Tensor]]:
+        """The terms of a stage, as a function of numbers alone."""
+        options, kept = self.options, ""
+        if self._mixing(moment):
+            kept = "f"
+        elif not self.site.by_columns and options.lambda_a and len(self._old(moment)):
+            kept = "a"
+        drift = options.drift if options.gamma else ""
+        masked, noise = options.seen_mask, options.prototype_noise
+        return partial(terms, How(self.network, kept, masked, noise, drift))
+
+    def _given(self, moment: Moment) -> Tensors:
+        """What the terms read beside weights and rows."""
+        options, like = self.options, self.means
+        later = moment.stage > 0
+        weights = {"ce": options.lambda_ce if later else 1.0, "a": options.lambda_a,
+                   "f": options.lambda_f, "gamma": options.gamma}  # fmt: skip
+        found = {f"lambda_{name}": like.new_tensor(value) for name, value in weights.items()}
+        old = self._old(moment) if later else self._old(moment)[:0]
+        seen = self.seen[: self.classes]
+        return found | {"means": like, "mixed": self.mixed, "old": old, "seen": seen}
+
+    def _by_messages(
+        self, clients: Clients, moment: Moment, work: Passes
+    ) -> tuple[dict[str, float], Tensor]:
+        """The steps one by one: each term summed over rows, and embeddings over classes."""
+        options, ids, y, seed = self.options, work.ids, work.y, work.batches.key
         totals: dict[str, float] = {}
-        streamed = torch.zeros_like(self.means, dtype=torch.float64)
+        sums = torch.zeros_like(self.means, dtype=torch.float64)
         empty = self.means.new_zeros((0, options.width))
         replies = clients.ask(Client.learn, dict.fromkeys(ids, Learn(seed, 0, True, empty)))
-        for step in range(steps):
-            labels = y[batches.at(step, y.device)]
+        for step in range(work.steps):
+            labels = y[work.batches.at(step, y.device)]
             parts = {id: self._now_and_before(id, r, len(labels)) for id, r in replies.items()}
             joint, before = (
                 joined(list(p), options.agg) for p in zip(*parts.values(), strict=True)
             )
-            streamed.index_add_(0, labels, joint.double())
-            terms, by_joint = self._step(joint, before, labels, (moment, step))
-            for name, value in terms.items():
+            sums.index_add_(0, labels, joint.double())
+            said, by_joint = self._step(joint, before, labels, (moment, step))
+            for name, value in said.items():
                 totals[name] = totals.get(name, 0.0) + value * len(labels)
             gradient = parts_of(by_joint, len(ids), options.agg)[0]  # the same for all
-            request = Learn(seed, step + 1, step + 1 < steps, gradient)
+            request = Learn(seed, step + 1, step + 1 < work.steps, gradient)
             replies = clients.ask(Client.learn, dict.fromkeys(ids, request))
-        rows = options.epochs * len(y)
-        self.arrived = torch.bincount(y, minlength=len(self.known))
-        passed = (self.arrived * options.epochs).clamp(min=1)[:, None]
-        self.received = (streamed / passed).to(self.means)
-        return {name: value / rows for name, value in totals.items()}
+        return totals, sums
+
+    def _note(self, clients: Clients, moment: Moment, work: Passes) -> None:
+        """Enter in the ledger what the messages of a round would have been."""
+        for asked, embedding, count in would_be(work, self.options.width, self.means.dtype):
+            before = embedding if self._shows(moment) else embedding[:0]
+            clients.note(Client.learn, work.ids, (asked, Learned(embedding, before)), count)
 
     def _now_and_before(self, id: str, reply: Learned, rows: int) -> tuple[Tensor, Tensor]:
         width, device = self.options.width, self.site.device
@@ -355,68 +461,28 @@ class Server:
         moment, step = where
         joint = joint.detach().requires_grad_()
         moving = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
+        key = torch.tensor(self.site.stream("step", moment).child(step).key, device=y.device)
         with torch.enable_grad():
-            terms = self._terms(moving, joint, y)
-            if moment.stage:
-                terms |= self._kept_terms(moving, joint.detach(), before, y, where)
-            weight = {"ce": self.options.lambda_ce if moment.stage else 1.0,
-                      "a": self.options.lambda_a, "f": self.options.lambda_f}  # fmt: skip
-            loss = torch.stack([weight[name] * term for name, term in terms.items()]).sum()
-        said = {"loss": finite(loss, moment.stage, moment.round)}
-        by_joint, *found = torch.autograd.grad(loss, [joint, *moving.values()])
-        gradients = dict(zip(moving, found, strict=True))
-        self.weights = stepped(self.weights, gradients, self.options.rate, None)
-        said |= {f"loss_{name}": float(term.detach()) for name, term in terms.items()}
-        stream = self.site.stream("noise", moment, step)
-        return said, guarded(by_joint, self.options.clip, self.options.noise, stream)
-
-    def _terms(self, weights: Mapping[str, Tensor], joint: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """L_CE, the only term that reaches the clients."""
-        return {"ce": F.cross_entropy(self._logits(weights, joint), y)}
-
-    def _kept_terms(
-        self,
-        weights: Mapping[str, Tensor],
-        joint: Tensor,
-        before: Tensor,
-        y: Tensor,
-        where: tuple[Moment, int],
-    ) -> dict[str, Tensor]:
-        """L_A of classes that are gone, or L_F of mixed prototypes: both read constants only."""
-        moment, step = where
-        if self.site.by_columns:
-            if not self._mixing(moment):
-                return {}
-            return {"f": F.cross_entropy(self._logits(weights, self.mixed[y]), y)}
-        old = self._old(moment)
-        if not len(old) or not self.options.lambda_a:
-            return {}
-        labels = old.repeat_interleave(len(y))
-        rows = self._moved(joint, before, y)[labels]
-        rows = noisy(rows, self.options.prototype_noise, self.site.stream("replay", moment, step))
-        return {"a": F.cross_entropy(self._logits(weights, rows), labels)}
+            read = Step(joint, before, y, key)
+            found = self._loss(moment)(moving, self._given(moment), read)
+        finite(float(found["loss"].detach()), moment.stage, moment.round)
+        by_joint, *gradients = torch.autograd.grad(found["loss"], [joint, *moving.values()])
+        by_name = dict(zip(moving, gradients, strict=True))
+        self.weights = stepped(self.weights, by_name, self.options.rate, None)
+        said = {name: float(term.detach()) for name, term in found.items()}
+        return said, guarded(by_joint, self.options.clip, self.options.noise, draws(key, 3))
 
     def _old(self, moment: Moment) -> Tensor:
         """Classes with a prototype that the stage has no rows of (O)."""
         return torch.nonzero(self.known & ~self._present(moment)).flatten()
 
+    def _shows(self, moment: Moment) -> bool:
+        """Whether clients also send what their old networks say."""
+        return self.options.gamma > 0 and moment.stage > 0 and not self.site.by_columns
+
     def _present(self, moment: Moment) -> Tensor:
         y = self.site.train(moment.stage).y
         return torch.bincount(y, minlength=len(self.known)) > 0
-
-    def _moved(self, joint: Tensor, before: Tensor, y: Tensor) -> Tensor:
-        """mu_hat: prototypes that follow the drift of the batch's classes (eq. 3 and 4)."""
-        if not self.options.gamma or not len(before):
-            return self.means
-        now, counts = class_means(joint, y, len(self.known))
-        past, _ = class_means(before, y, len(self.known))
-        here = counts > 0
-        how = drift_scalar if self.options.drift == "scalar" else drift_vector
-        return self.means + self.options.gamma * how(past[here], now[here])
-
-    def _logits(self, weights: Mapping[str, Tensor], joint: Tensor) -> Tensor:
-        logits = self.network(weights, joint)
-        return logits.masked_fill(~self.seen, -torch.inf) if self.options.seen_mask else logits
 
     def _end(self, clients: Clients, moment: Moment) -> dict[str, float]:
         """d.4: prototypes by eq. 5, Fisher diagonals, and what was held back at each client."""
@@ -425,6 +491,7 @@ class Server:
         moved = (evolution - self.means).norm(dim=-1)
         both = torch.nonzero(self.known & (counts > 0)).flatten().tolist()
         notes = {f"moved class {kind}": float(moved[kind]) for kind in both}
+        self._mixes = {str(self.site.classes[kind]): float(moved[kind]) for kind in both}
         self.means, self.known = evolution, self.known | (counts > 0)
         if self.options.lmo_rule != "off":
             self._measure(clients, moment)
@@ -441,7 +508,7 @@ class Server:
         joint = joined(list(parts.values()), options.agg).requires_grad_()
         labels = y[Batches(len(y), len(y), seed).at(0, y.device)[:count]]
         with torch.enable_grad():  # a sum over samples: each row's gradient is its own
-            loss = F.cross_entropy(self._logits(self.weights, joint), labels, reduction="sum")
+            loss = F.cross_entropy(self._logits(joint), labels, reduction="sum")
         (gradient,) = torch.autograd.grad(loss, [joint])
         part = parts_of(gradient, len(ids), options.agg)[0]
         clients.ask(Client.measure, dict.fromkeys(ids, Measure(seed, part)))
@@ -458,17 +525,18 @@ class Server:
         seed, count = sample
         rows = count or len((self.site.train if part == "train" else self.site.test)(number))
         found: dict[str, list[Tensor]] = {id: [] for id in ids}
-        for start in range(0, rows, CHUNK):
-            wanted = min(CHUNK, rows - start)
+        start = 0
+        for wanted in chunks([rows]):
             request = Embed(part, number, seed, start, wanted)
             for id, reply in clients.ask(Client.embed, dict.fromkeys(ids, request)).items():
                 rows_of = fitting(reply.embedding, wanted, self.options.width, id)
                 found[id].append(rows_of.to(self.site.device))
+            start += wanted
         return {id: torch.cat(parts) for id, parts in found.items()}
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """Every task so far, and all their classes together (variant `union`)."""
-        tasks = list(clients.tasks)
+        tasks, self._tested = list(clients.tasks), (self.means[:0], self.arrived[:0])
         said = {task: self._predicted(clients, moment, task) for task in tasks}
         oracle = self.site.by_columns and self.options.fil_eval == "label_oracle"
         variant = "label_oracle" if oracle else ""
@@ -488,13 +556,63 @@ class Server:
             joint = 0.5 * parts[-1] + 0.5 * moment.stage * self.means[y]
         else:
             joint = combined(parts, self.options.fil_eval, self.options.beta)
+        self._tested = (
+            torch.cat([self._tested[0], joint[:SHOWN]]),
+            torch.cat([self._tested[1], y[:SHOWN]]),
+        )
         with torch.no_grad():
-            return self._logits(self.weights, joint), y
+            return self._logits(joint), y
+
+    def _logits(self, joint: Tensor) -> Tensor:
+        seen = self.seen[: self.classes]
+        return masked_logits(self.network, self.weights, joint, seen, self.options.seen_mask)
 
     def _score(self, moment: Moment, task: int, variant: str, logits: Tensor, y: Tensor) -> Score:
         correct, f1 = hits(logits, y)
         where = (moment.stage, moment.round, "server", task, variant, "test")
         return Score(*where, len(y), correct, f1)
+
+    def look(self, moment: Moment) -> list[Look]:
+        """Prototypes, some test embeddings, and how well labels could be guessed from gradients."""
+        names, where = self.site.classes, (moment.stage, SERVER)
+        columns = tuple(f"e{number}" for number in range(self.options.width))
+        known = [str(names[kind]) for kind in torch.nonzero(self.known).flatten().tolist()]
+        tested = tuple(str(names[kind]) for kind in self._tested[1].tolist())
+        found = [
+            Look(*where, "prototypes", tuple(known), columns, _plain(self.means[self.known])),
+            Look(*where, "embeddings", tested, columns, _plain(self._tested[0])),
+        ]
+        if self._mixes:
+            far = tuple((value,) for value in self._mixes.values())
+            found.append(Look(*where, "mixed", tuple(self._mixes), ("moved",), far))
+        guesses = self._guesses(moment)
+        shares = tuple((share, 1 / len(self._learned[1].unique())) for share in guesses.values())
+        if guesses:
+            columns = ("guessed", "chance")
+            found.append(Look(*where, "labels from gradients", tuple(guesses), columns, shares))
+        return found
+
+    def _guesses(self, moment: Moment) -> dict[str, float]:
+        """The share of labels that a curious client finds, as the options are and with more noise.
+
+        It knows three rows of each class, and gradients as they would be sent for one batch each.
+        """
+        joint, y = self._learned
+        kinds = y.unique()
+        known = torch.cat([torch.nonzero(y == kind).flatten()[:3] for kind in kinds] or [y])
+        if len(y) < FEWEST or len(known) == len(y):
+            return {}
+        rows, options = joint.detach().requires_grad_(), self.options
+        with torch.enable_grad():
+            loss = F.cross_entropy(self._logits(rows), y, reduction="sum") / options.batch
+        (plain,) = torch.autograd.grad(loss, [rows])
+        key = torch.tensor(self.site.stream("audit", moment).key, device=y.device)
+        size = float(plain.norm(dim=1).mean())
+        noisier = {"as set": (options.clip, options.noise),
+                   "clip and noise 0.3": (size, 0.3 * size),
+                   "clip and noise 1": (size, size)}  # fmt: skip
+        sent = {how: guarded(plain, *amount, key) for how, amount in noisier.items()}
+        return {how: labels_from_gradients(g, y, known) for how, g in sent.items()}
 
     def state(self) -> Tensors:
         return prefixed("weights", self.weights) | {
@@ -508,9 +626,68 @@ class Server:
     def restore(self, state: Tensors) -> None:
         state = {name: tensor.to(self.site.device) for name, tensor in state.items()}
         self.weights = copied(without("weights", state))
+        self.classes = len(self.weights[f"bias{len(self.weights) // 2 - 1}"])
         self.seen, self.known = state["seen"].clone(), state["known"].clone()
         self.means, self.received = state["means"].clone(), state["received"].clone()
         self.arrived = state["arrived"].clone()
+
+
+def _plain(rows: Tensor) -> tuple[tuple[float, ...], ...]:
+    """Rows as short numbers for a file."""
+    return tuple(tuple(float(f"{value:.4g}") for value in row) for row in rows.tolist())
+
+
+class How(NamedTuple):
+    """What the terms of a stage are made of."""
+
+    network: Architecture
+    kept: str  # "a": prototypes of classes that are gone; "f": mixed ones; "": none
+    masked: bool  # classes that no stage has had are left out
+    noise: float  # on prototypes that are rehearsed
+    drift: str  # "scalar", "vector", or "" where prototypes do not follow it
+
+
+def terms(
+    how: How, weights: Mapping[str, Tensor], given: Mapping[str, Tensor], step: Step
+) -> dict[str, Tensor]:
+    """The loss of a step and its terms; only L_CE reaches the clients, the others read constants.
+
+    L_CE on the batch, L_A on noisy prototypes of old classes, L_F on mixed prototypes.
+    """
+
+    def entropy(rows: Tensor, labels: Tensor) -> Tensor:
+        logits = masked_logits(how.network, weights, rows, given["seen"], how.masked)
+        return F.cross_entropy(logits, labels)
+
+    y, found = step.y, {"ce": entropy(step.joint, step.y)}
+    if how.kept == "f":
+        found["f"] = entropy(given["mixed"][y], y)
+    elif how.kept == "a":
+        labels = given["old"][:, None].expand(-1, len(y)).flatten()  # B copies of each
+        rows = moved(given["means"], given["lambda_gamma"], how.drift, step)
+        found["a"] = entropy(noisy(rows[labels], how.noise, draws(step.key, 1)), labels)
+    total = torch.stack([given[f"lambda_{name}"] * term for name, term in found.items()]).sum()
+    return {"loss": total, **{f"loss_{name}": term for name, term in found.items()}}
+
+
+def masked_logits(
+    network: Architecture, weights: Mapping[str, Tensor], rows: Tensor, seen: Tensor, masked: bool
+) -> Tensor:
+    """The logits; with the mask, classes that no stage has had are as unlikely as can be."""
+    logits = network(weights, rows)
+    return logits.masked_fill(~seen, -torch.inf) if masked else logits
+
+
+def moved(means: Tensor, gamma: Tensor, drift: str, step: Step) -> Tensor:
+    """mu_hat: prototypes that follow the drift of the batch's classes (eq. 3 and 4)."""
+    if not drift or not len(step.before):
+        return means
+    joint, before = step.joint.detach(), step.before
+    kinds = (step.y[:, None] == torch.arange(len(means), device=step.y.device)).to(joint.dtype)
+    counts = kinds.sum(0)
+    now, past = (kinds.T @ rows / counts.clamp(min=1)[:, None] for rows in (joint, before))
+    follow = drift_scalar if drift == "scalar" else drift_vector
+    return means + gamma * follow(past, now, counts > 0)
 
 
 def combined(parts: list[Tensor], how: str, beta: float) -> Tensor:

@@ -20,7 +20,7 @@ from atoll import metrics
 from atoll.core.record import Round, Score, Stage
 from atoll.report.tables import Group, Pair
 
-__all__ = ["Picture", "curves", "gain", "heat", "rows"]
+__all__ = ["Picture", "curves", "gain", "heat", "quiet", "rows", "style", "svg"]
 
 INK = "#010203"  # stands for the page's own text colour
 COLOURS = ("#3b82c4", "#e08a2c", "#2a9d8f", "#c65b7c", "#8a6fc9", "#7a8b3a", "#64748b")
@@ -56,14 +56,15 @@ class Picture:
 
 
 @contextmanager
-def _style(name: str) -> Iterator[None]:
+def style(name: str) -> Iterator[None]:
+    """How every figure is drawn; `name` makes its elements' names repeatable."""
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # the page's fonts know more scripts
         warnings.filterwarnings("ignore", message="Matplotlib currently does not support")
         yield
 
 
-def _svg(figure: Figure, name: str) -> str:
+def svg(figure: Figure, name: str) -> str:
     """The figure as an element of a page: no fixed size, no white paper, names of its own."""
     file = io.BytesIO()
     figure.savefig(
@@ -83,7 +84,8 @@ def _svg(figure: Figure, name: str) -> str:
     return text.replace("<svg", f'<svg style="{style}"', 1)
 
 
-def _quiet(axes: Axes) -> None:
+def quiet(axes: Axes) -> None:
+    """A grid and borders that stay behind what is drawn."""
     axes.grid(True, color=INK, alpha=0.12, linewidth=0.8)
     axes.set_axisbelow(True)
     for spine in axes.spines.values():
@@ -95,10 +97,10 @@ def gain(group: Group, pair: Pair, name: str) -> Picture:
     headline = group.first.headline
     with_others = _by_client(group, headline)
     clients = [c for c in sorted(with_others) if math.isfinite(pair.clients.get(c, math.nan))]
-    with _style(name):
+    with style(name):
         figure = Figure(figsize=(6.4, 0.9 + 0.34 * len(clients)))
         axes = figure.add_subplot()
-        _quiet(axes)
+        quiet(axes)
         for place, client in enumerate(clients):
             together, moved = with_others[client], pair.clients[client]
             colour = COLOURS[0] if moved >= 0 else COLOURS[3]
@@ -115,7 +117,7 @@ def gain(group: Group, pair: Pair, name: str) -> Picture:
         axes.set_xlabel("accuracy: grey alone, coloured together; the number is in points")
         title = f"What each site gained over being alone: {group.label}"
         words = f"{pair.name} against {pair.against}, by site, the mean over seeds."
-        return Picture(name, title, words, _svg(figure, name))
+        return Picture(name, title, words, svg(figure, name))
 
 
 def _by_client(group: Group, variant: str) -> dict[str, float]:
@@ -137,11 +139,11 @@ def curves(groups: Sequence[Group], name: str) -> Picture | None:
     shown = [(title, lines) for title, lines in panels if any(len(line) > 1 for line in lines)]
     if not shown:
         return None
-    with _style(name):
+    with style(name):
         figure = Figure(figsize=(3.5 * len(shown) + 0.4, 2.7))
         for place, (title, lines) in enumerate(shown, 1):
             axes = figure.add_subplot(1, len(shown), place)
-            _quiet(axes)
+            quiet(axes)
             axes.set_title(title, loc="left")
             axes.set_xlabel("round")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -155,7 +157,7 @@ def curves(groups: Sequence[Group], name: str) -> Picture | None:
         if len(groups) > 1:
             figure.axes[0].legend(fontsize=SIZE - 1)
         words = "The mean over seeds (and sites). A dotted line is the end of a stage."
-        return Picture(name, "Learning curves", words, _svg(figure, name))
+        return Picture(name, "Learning curves", words, svg(figure, name))
 
 
 Line = list[tuple[float, float]]  # (round counted over all stages from 1, value)
@@ -196,7 +198,7 @@ def heat(group: Group, name: str) -> Picture | None:
     if result.accuracy.shape[1:] == (1, 1):
         return _models(group, name)
     cells = _mean_cells(group)
-    with _style(name):
+    with style(name):
         clients, tasks, stages = cells.shape
         across = min(clients, 4)
         down = math.ceil(clients / across)
@@ -216,7 +218,7 @@ def heat(group: Group, name: str) -> Picture | None:
             f"{group.title(first.headline)}: accuracy of each site on each task after each stage, "
             "the mean over seeds. Empty where never tested."
         )
-        return Picture(name, f"Who knows what when: {group.label}", words, _svg(figure, name))
+        return Picture(name, f"Who knows what when: {group.label}", words, svg(figure, name))
 
 
 def _mean_cells(group: Group) -> np.ndarray[tuple[int, int, int], np.dtype[np.float64]]:
@@ -234,14 +236,14 @@ def _models(group: Group, name: str) -> Picture:
     by_model = [_by_client(group, variant) for variant in variants]
     clients = sorted({client for found in by_model for client in found})
     cells = np.array([[found.get(c, math.nan) for found in by_model] for c in clients])
-    with _style(name):
+    with style(name):
         figure = Figure(figsize=(1.6 + 0.75 * len(variants), 0.9 + 0.34 * len(clients)))
         axes = figure.add_subplot()
         _grid(axes, cells)
         axes.set_xticks(range(len(variants)), [v or group.method for v in variants])
         axes.set_yticks(range(len(clients)), clients)
         words = f"{group.label}: accuracy of each model at each site, the mean over seeds."
-        return Picture(name, f"Accuracy by site: {group.label}", words, _svg(figure, name))
+        return Picture(name, f"Accuracy by site: {group.label}", words, svg(figure, name))
 
 
 def _grid(axes: Axes, cells: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> None:
@@ -265,10 +267,10 @@ def rows(group: Group, name: str) -> Picture | None:
     if not held:
         return None
     clients = sorted(held["sites"])
-    with _style(name):
+    with style(name):
         figure = Figure(figsize=(6.4, 0.9 + 0.3 * len(clients)))
         axes = figure.add_subplot()
-        _quiet(axes)
+        quiet(axes)
         left = np.zeros(len(clients))
         for part, colour in zip(("train", "valid", "test"), COLOURS, strict=False):
             counts = np.array([sum(held["sites"][client][part]) for client in clients], float)
@@ -279,4 +281,4 @@ def rows(group: Group, name: str) -> Picture | None:
         axes.set_xlabel("rows, all stages together")
         axes.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1), fontsize=SIZE - 1)
         words = "Rows to learn from, to choose by and to be tested on; sites may share test rows."
-        return Picture(name, f"Rows by site: {group.label}", words, _svg(figure, name))
+        return Picture(name, f"Rows by site: {group.label}", words, svg(figure, name))

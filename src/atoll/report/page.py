@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from atoll import metrics
 from atoll.core.record import Stage, disk_errors, write_whole
-from atoll.report import figures, tables
+from atoll.report import attribution, figures, tables
 from atoll.report.figures import Picture
 from atoll.report.tables import Group, Pair, Table
 
@@ -20,6 +20,7 @@ __all__ = ["Section", "page", "pictures", "write"]
 
 SECTIONS: tuple[str, ...] = (  # modules of this package that say more of some methods
     "transfer",
+    "vertical",
 )
 
 
@@ -28,7 +29,7 @@ class Section:
     """What is to be said of one group of runs because of the method that they ran.
 
     A module of SECTIONS has `section(group, number)`, which returns one or None; `number` makes
-    the names of pictures unique.
+    the names of pictures unique. It may have `overall(groups)`: pictures of several groups.
     """
 
     title: str
@@ -80,6 +81,7 @@ def page(groups: Sequence[Group]) -> str:
         results=tables.results(groups),
         differences=tables.differences(groups),
         forgetting=tables.forgetting(groups),
+        attributed=[_attributed(number, group) for number, group in enumerate(groups, 1)],
         traffic=tables.traffic(groups),
         lead=_lead(groups, gained),
         runs=[_run(number, group, gained) for number, group in enumerate(groups, 1)],
@@ -92,7 +94,7 @@ def pictures(groups: Sequence[Group]) -> list[Picture]:
     """Every figure of the page."""
     found = _lead(groups, tables.gains(groups))
     for number, group in enumerate(groups, 1):
-        found += _pictures(number, group)
+        found += _pictures(number, group) + _attributed(number, group).pictures
         found += [p for section in _sections(number, group) for p in section.pictures]
     return found
 
@@ -105,12 +107,39 @@ def _lead(groups: Sequence[Group], gained: dict[str, Pair]) -> list[Picture]:
         if group.label in gained
     ]
     shared = figures.curves(groups, "curves")
-    return [*made, shared] if shared else made
+    made += [shared] if shared else []
+    for name in SECTIONS:
+        overall = getattr(importlib.import_module(f"atoll.report.{name}"), "overall", None)
+        made += overall(groups) if overall else []
+    return made
 
 
 def _pictures(number: int, group: Group) -> list[Picture]:
     made = [figures.heat(group, f"accuracy-{number}"), figures.rows(group, f"rows-{number}")]
     return [picture for picture in made if picture]
+
+
+def _attributed(number: int, group: Group) -> Section:
+    """Whose doing forgetting is, or why that is not known."""
+    table = attribution.table(group) if int(group.first.facts["stages"]) > 1 else None
+    if table is None:
+        return Section(group.label, _unattributed(group))
+    picture = attribution.picture(group, f"attribution-{number}")
+    return Section(group.label, attribution.sentence(group), [picture] if picture else [], [table])
+
+
+def _unattributed(group: Group) -> str:
+    if int(group.first.facts["stages"]) < 2:
+        return ""
+    if group.first.config["scenario"].get("split") == "parties":
+        return (
+            "All sites train one network together in every step, so there is no training of a "
+            "site's own that could be told apart from the others'."
+        )
+    return (
+        "Not in the record of this run: with attribution = true a run also tests models before and "
+        "after own training."
+    )
 
 
 def _sections(number: int, group: Group) -> list[Section]:
@@ -243,7 +272,8 @@ def _forgot(group: Group) -> str:
     value = lost.value if lost.value is not None else math.nan
     if not math.isfinite(value):
         return ""
-    return f"From the best it ever was to the end, it forgot {100 * value:.1f} points."
+    words = f"From the best it ever was to the end, it forgot {100 * value:.1f} points."
+    return f"{words} {attribution.sentence(group)}".strip()
 
 
 def _left(group: Group) -> str:

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch
 
 from atoll.core.record import Look, Round, Score
-from atoll.report.figures import COLOURS, INK, SIZE, Picture, _quiet, _style, _svg
+from atoll.report.figures import COLOURS, INK, SIZE, Picture, quiet, style, svg
 from atoll.report.page import Section
 from atoll.report.tables import Cell, Group, Table
 
@@ -122,7 +122,7 @@ def _map(found: Sequence[Link], clients: Sequence[str], tasks: Sequence[str], na
     """Tasks as points, from left to right; a line from the task that was given to its user."""
     drawn = sorted(found, key=lambda link: -link.used)[:MOST]
     stages = 1 + max(link.stage for link in found)
-    with _style(name):
+    with style(name):
         figure = Figure(figsize=(1.6 + 1.5 * stages, 1.2 + 0.62 * len(clients)))
         axes = figure.add_subplot()
         for link in drawn:
@@ -141,7 +141,7 @@ def _map(found: Sequence[Link], clients: Sequence[str], tasks: Sequence[str], na
         words = "From the finished task to the client and task it was given to; wider: more used."
         if len(drawn) < len(found):
             words += f" The {len(drawn)} most used of {len(found)}."
-        return Picture(name, "Transfer map", words, _svg(figure, name))
+        return Picture(name, "Transfer map", words, svg(figure, name))
 
 
 def _arrow(link: Link, clients: Sequence[str]) -> FancyArrowPatch:
@@ -170,11 +170,11 @@ def _course(group: Group, clients: Sequence[str], name: str) -> Picture | None:
         return None
     across = min(len(clients), 4)
     down = math.ceil(len(clients) / across)
-    with _style(name):
+    with style(name):
         figure = Figure(figsize=(2.9 * across, 2.3 * down))
         for place, client in enumerate(clients):
             axes = figure.add_subplot(down, across, place + 1)
-            _quiet(axes)
+            quiet(axes)
             for task, line in sorted(tested.get(client, {}).items()):
                 colour = COLOURS[task % len(COLOURS)]
                 axes.plot(*zip(*line, strict=True), color=colour, marker="o", markersize=2.5,
@@ -189,7 +189,7 @@ def _course(group: Group, clients: Sequence[str], name: str) -> Picture | None:
             "Accuracy of each task on its whole test set, at every round in which it was tested: "
             "with score_every = 1 after each round, else at the end of each task."
         )
-        return Picture(name, "Accuracy of each task by round", words, _svg(figure, name))
+        return Picture(name, "Accuracy of each task by round", words, svg(figure, name))
 
 
 def _tests(group: Group) -> dict[str, dict[int, list[tuple[int, float]]]]:

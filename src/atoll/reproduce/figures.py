@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-__all__ = ["course_figure", "ratio_figure", "strength_figure"]
+__all__ = ["course_figure", "ratio_figure", "sensitivity_figure", "strength_figure"]
 
 LINES = {
     "common": "Common",
@@ -75,6 +75,24 @@ def strength_figure(panels: Sequence[tuple[str, Sequence[tuple[str, dict[str, An
         axes.axhline(0, color="grey", linewidth=0.8)
         axes.set_title(title, fontsize=10)
         _labelled(axes, "mu", "paired gain over mu = 0")
+        axes.legend(fontsize=8)
+    figure.tight_layout()
+    return _svg(figure)
+
+
+def sensitivity_figure(
+    panels: Sequence[tuple[str, Sequence[tuple[float, Sequence[float]]]]],
+) -> bytes:
+    """Accuracy after each stage over an option's values; a panel for each option."""
+    figure = Figure(figsize=(4.5 * len(panels), 3.6))
+    for axes, (title, rows) in zip(
+        np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True
+    ):
+        places = [place for place, _ in rows]
+        for stage in range(len(rows[0][1])):
+            axes.plot(places, [v[stage] for _, v in rows], marker="o", label=f"after {stage + 1}")
+        axes.set_title(title, fontsize=10)
+        _labelled(axes, title.split(" ", maxsplit=1)[0], "test accuracy")
         axes.legend(fontsize=8)
     figure.tight_layout()
     return _svg(figure)

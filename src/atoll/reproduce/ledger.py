@@ -41,8 +41,10 @@ class Cell:
         """Inside the paper's spread; else whether the order of methods holds at least."""
         if not self.ours:
             return "open"
-        if self.theirs is None or self.their_spread is None:
+        if self.theirs is None:
             return "no figure in the paper"
+        if self.their_spread is None:  # a single number
+            return f"{self.mean - self.theirs:+.4f}"
         if abs(self.mean - self.theirs) <= self.their_spread:
             return "inside the paper's spread"
         return "outside, the order holds" if self.order_holds else "differs"
@@ -55,6 +57,7 @@ class Claim:
     text: str
     holds: bool | None  # None: the difference is within two standard errors
     evidence: str
+    open: bool = False  # what it needs was not run
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,9 @@ def as_json(ledger: Ledger) -> dict[str, Any]:
         derived = {"mean": cell.mean, "spread": cell.spread} if cell.ours else {}
         cells.append({**asdict(cell), **derived, "verdict": cell.verdict})
     claims = [asdict(claim) for claim in ledger.claims]
+    for claim in claims:
+        if not claim["open"]:
+            del claim["open"]
     return {"title": ledger.title, "facts": ledger.facts, "cells": cells, "claims": claims}
 
 
@@ -98,6 +104,7 @@ def as_markdown(ledger: Ledger) -> str:
         lines += ["### The paper's claims", "", "| claim | holds | evidence |", "|---|---|---|"]
         for claim in ledger.claims:
             answer = {True: "yes", False: "**no**", None: "within noise"}[claim.holds]
+            answer = "open" if claim.open else answer
             lines.append(f"| {claim.text} | {answer} | {claim.evidence} |")
         lines.append("")
     return "\n".join(lines)
@@ -109,7 +116,9 @@ def _table(cells: Sequence[Cell]) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for cell in cells:
-        theirs = "-" if cell.theirs is None else f"{cell.theirs:.4f} ± {cell.their_spread:.4f}"
+        theirs = "-" if cell.theirs is None else f"{cell.theirs:.4f}"
+        if cell.their_spread is not None:
+            theirs += f" ± {cell.their_spread:.4f}"
         ours = f"{cell.mean:.4f} ± {cell.spread:.4f}" if cell.ours else "-"
         splits = f"± {float(np.std(cell.splits)):.4f}" if cell.splits else "-"
         parts = (cell.row, cell.column, theirs, ours, splits, cell.verdict, cell.note)

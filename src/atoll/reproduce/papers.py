@@ -4,7 +4,8 @@ A paper is a module of this package with: `SETTINGS` and `STUDIES`, what can be 
 a `name`; `Plan(folder, device, tf32=...)` and `Plan.quick(folder, device)`, how much is run;
 `chosen(only, table)`, the settings that a command asks for; `known(setting, plan)`, what was
 measured before; `measure(setting, plan, say)`, which measures and keeps it as one small file;
-`ledger(measured, missing)` and `figures(measured)`, what came out.
+`ledger(measured, missing)` and `figures(measured)`, what came out. It may offer `QUICK`, the
+settings of a miniature where all of them would take too long.
 """
 
 import importlib
@@ -25,6 +26,7 @@ __all__ = ["PAPERS", "Asked", "again"]
 PAPERS = (
     "chfl",
     "fedseit",
+    "vleto",
 )
 
 
@@ -58,6 +60,8 @@ def again(
     measured: dict[str, Any] = {}
     missing: dict[str, str] = {}
     chosen = list(module.chosen(asked.only, asked.table))
+    if asked.quick and not (asked.only or asked.table):
+        chosen = list(getattr(module, "QUICK", chosen))
     chosen += module.STUDIES if asked.studies and not asked.only else ()
     if asked.jobs > 1 and not asked.render:
         _side_by_side(paper, asked, [s.name for s in chosen if module.known(s, made) is None])

@@ -59,6 +59,7 @@ class RunConfig:
     dtype: Literal["float32", "float64"] = "float32"  # of weights and inputs
     score_every: NotNegativeInt = 0  # rounds between tests; 0: at the end of a stage only
     checkpoints: bool = True  # save where the run stands and its models; false: numbers only
+    attribution: bool = False  # test before and after own training too: whose doing is forgetting
     looks: bool = True  # keep what each site sees of itself at the end of a stage, for pictures
     checkpoint_seconds: NotNegative = 20.0  # least time between checkpoints; 0: after every round
 
@@ -173,11 +174,12 @@ def resolve(values: Mapping[str, Any], where: str) -> RunConfig:
         raise UserError("no method", where, "add method = { name = 'fedavg' }")
     method = methods.load(str(config.method["name"]))
     own = "files" in config.data and "text" not in config.data  # texts are dealt by task
+    parties = "parties" in config.data
     full = dataclasses.replace(
         config,
         data=config.data or {"name": "synthetic-table"},
         scenario={"split": "files" if own else method.split, **config.scenario},
-        scale="local" if own and "scale" not in values else config.scale,
+        scale="local" if (own or parties) and "scale" not in values else config.scale,
     )
     return dataclasses.replace(
         full,

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 
 from atoll import methods
+from atoll.core.errors import UserError
 
 __all__ = ["draft"]
 
@@ -15,7 +16,7 @@ REMARKS = {
 
 
 def draft(files: Sequence[str], label: str, method: str, site: str = "", stage: str = "") -> str:
-    """The text of a run.toml."""
+    """The text of a run.toml; a file may be NAME=FILE,FILE: a site with one file for each stage."""
     methods.load(method)  # an unknown one is refused with the nearest
     quoted = {name: json.dumps(value, ensure_ascii=False) for name, value in (
         ("label", label), ("site", site), ("stage", stage))}  # fmt: skip
@@ -26,10 +27,12 @@ def draft(files: Sequence[str], label: str, method: str, site: str = "", stage: 
         'scale = "local"        # each site scales by its own training rows: no statistics cross',
         "",
         "[data]",
-        f"files = {json.dumps(list(files), ensure_ascii=False)}",
+        f"files = {_files(files)}",
         f"label = {quoted['label']}   # the column to be predicted",
     ]
     lines += [f"site = {quoted['site']}   # the column that names a row's site"] if site else []
+    staged = bool(stage) or any("," in file for file in files if "=" in file)
+    lines[4:4] = ["attribution = true     # also tell whose doing forgetting is"] if staged else []
     lines += [f"stage = {quoted['stage']}   # the column that names a row's stage"] if stage else []
     lines += [
         "# ignore = []          # columns to leave out",
@@ -46,3 +49,18 @@ def draft(files: Sequence[str], label: str, method: str, site: str = "", stage: 
         "epochs = 2             # passes over the rows in a round",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _files(given: Sequence[str]) -> str:
+    """A list of files, or a table of sites with one file for each stage."""
+    if not any("=" in file for file in given):
+        return json.dumps(list(given), ensure_ascii=False)
+    sites = []
+    for file in given:
+        name, equals, paths = file.partition("=")
+        if not (equals and name and paths):
+            what = f"'{file}' is not NAME=FILE,FILE"
+            raise UserError(what, "atoll init", "name every site, or none: basel=2023.csv,2024.csv")
+        listed = json.dumps(paths.split(","), ensure_ascii=False)
+        sites.append(f"{json.dumps(name, ensure_ascii=False)} = {listed}")
+    return "{ " + ", ".join(sites) + " }"

@@ -26,14 +26,20 @@ __all__ = ["Engine", "Progress", "facts", "go", "same_data"]
 
 
 class Engine(Transport, Protocol):
-    """A transport whose clients can be saved with the run."""
+    """A transport whose clients can be saved with the run.
 
-    def states(self) -> dict[str, Tensors]:
-        """The state of every client."""
+    A place names a checkpoint. Where clients live elsewhere, their states stay there under that
+    name, and none of them is in what `states` returns.
+    """
+
+    at_least: int  # clients that must answer, where a method can do without some; 0: all
+
+    def states(self, place: str) -> dict[str, Tensors]:
+        """The state of every client that is to be kept in the run's own checkpoint."""
         ...
 
-    def restore(self, states: Mapping[str, Tensors]) -> None:
-        """Give every client its state back."""
+    def restore(self, states: Mapping[str, Tensors], place: str) -> None:
+        """Give every client the state back that it had at a place."""
         ...
 
     def looks(self, moment: Moment) -> list[Look]:
@@ -123,7 +129,7 @@ def write_recipe(parts: Parts, folder: Path) -> None:
         return
     alone = not parts.config.data.get("site")  # each site has a file of its own
     sites = {}
-    for number, id in enumerate(scenario.clients):
+    for number, id in enumerate(dataset.groups):  # at a site of a network, that site alone
         common, own = parts.site(id).scaling()
         rows = np.flatnonzero(dataset.group == number)
         first = int(rows[0]) if alone else 0
@@ -163,8 +169,10 @@ class _Run:
 
     def clients(self, moment: Moment) -> Clients:
         scenario, packing = self.parts.scenario, self.config.engine_options().packing
+        quorum = methods.load(self.config.method["name"]).quorum
         return Clients(
-            scenario.clients, self.engine, moment, scenario.tasks_at(moment.stage), packing
+            *(scenario.clients, self.engine, moment, scenario.tasks_at(moment.stage), packing),
+            at_least=self.engine.at_least if quorum else 0,
         )
 
     def save(self, stage: int, number: int, always: bool = False) -> None:
@@ -173,7 +181,7 @@ class _Run:
         if not (due or always) or not self.config.checkpoints:
             return
         state = prefixed("server", self.server.state())
-        for id, tensors in self.engine.states().items():
+        for id, tensors in self.engine.states(f"{stage}-{number}").items():
             state |= prefixed(f"client/{id}", tensors)
         self.record.checkpoint(_arrays(state), {"stage": stage, "round": number})
         self.saved = time.monotonic()
@@ -190,13 +198,14 @@ class _Run:
             {
                 id: {n: t.to(where) for n, t in without(f"client/{id}", state).items()}
                 for id in self.parts.scenario.clients
-            }
+            },
+            f"{found[1]['stage']}-{found[1]['round']}",
         )
         return found[1]["stage"], found[1]["round"]
 
 
 def _arrays(state: Tensors) -> dict[str, np.ndarray[Any, Any]]:
-    return {name: np.ascontiguousarray(t.detach().cpu().numpy()) for name, t in state.items()}
+    return {name: np.asarray(t.detach().cpu().numpy(), order="C") for name, t in state.items()}
 
 
 def go(
@@ -223,10 +232,19 @@ def _round(run: _Run, stage: int, number: int) -> tuple[int, int]:
     clients = run.clients(moment)
     notes = dict(run.server.round(clients, moment))
     ended = notes.pop("finished", 0.0) > 0 or moment.last
-    events: list[Event] = [Round(stage, number, notes), *clients.traffic]
+    events: list[Event] = [
+        Round(stage, number, notes),
+        *clients.traffic,
+        *clients.absences,
+    ]
     if ended or (config.score_every and (number + 1) % config.score_every == 0):
         clients = run.clients(moment)
-        events += [*run.server.evaluate(clients, moment), *clients.traffic]
+        events += [
+            *run.server.evaluate(clients, moment),
+            *clients.traffic,
+            *clients.absences,
+        ]
+    run.record.look(run.parts.witness.asked())
     if ended:
         events.append(Stage(stage, number + 1))
         if config.looks:

@@ -16,7 +16,7 @@ from atoll.core.rows import Public
 from atoll.data.dataset import Dataset
 from atoll.data.public import public
 from atoll.data.scenario import Scenario
-from atoll.data.site import Shelf, Site
+from atoll.data.site import Shelf, Site, Witness
 from atoll.data.splits import scenario
 from atoll.data.vectors import Vectors
 from atoll.data.vectors import load as load_vectors
@@ -69,6 +69,7 @@ class Parts:
             *(id, self._shelf, self.dataset, self.scenario, seed, self._network),
             special=own,
             public=lambda: self.public,
+            witness=self.witness,
         )
 
     @cached_property
@@ -79,6 +80,11 @@ class Parts:
     @cached_property
     def _options(self) -> Any:
         return self.config.options()
+
+    @cached_property
+    def witness(self) -> Witness:
+        """Where the sites of this process put what they see of their models in each round."""
+        return Witness(self.config.attribution)
 
     @cached_property
     def public(self) -> Public:

@@ -139,28 +139,50 @@ class Predictor:
         return kept
 
     def probabilities(self, x: Array) -> Array:
-        """The probability of each class for rows of encoded columns."""
-        assert self._method.said is not None
-        dtype = getattr(torch, str(self.run.config["dtype"]))
-        inputs, scaling = torch.from_numpy(x).to(dtype), self._mine["scaling"]
-        common, own = (
-            filled(inputs[:, columns], torch.tensor(scaling[part], dtype=torch.float64))
-            for part, columns in (("common", self.recipe["common"]), ("own", self._mine["own"]))
-        )
-        rows = Rows(common, own, torch.zeros(len(x), dtype=torch.int64))
+        """The probability of each class for rows of encoded columns, those of all sites."""
+        read = sorted([*self.recipe["common"], *self._mine["own"]])
         with torch.no_grad():
-            logits = self._method.said(self._client[0], self.model, rows)
-        return np.asarray(torch.softmax(logits.double(), -1).numpy())
+            return np.asarray(self.spoken(torch.from_numpy(x[:, read])).numpy())
+
+    def spoken(self, x: torch.Tensor) -> torch.Tensor:
+        """The same for the columns that this site's model reads, ascending, as torch has it."""
+        assert self._method.said is not None
+        common, own = self.recipe["common"], self._mine["own"]
+        read, scaling = sorted([*common, *own]), self._mine["scaling"]
+        inputs = x.to(getattr(torch, str(self.run.config["dtype"])))
+        parts = [
+            filled(
+                inputs[:, [read.index(place) for place in columns]],
+                torch.tensor(scaling[part], dtype=torch.float64),
+            )
+            for part, columns in (("common", common), ("own", own))
+        ]
+        rows = Rows(parts[0], parts[1], torch.zeros_like(inputs[:, 0], dtype=torch.int64))
+        logits = self._method.said(self._client[0], self.model, rows)
+        return torch.softmax(logits.double(), -1)
 
     def held_out(self, sheet: Sheet) -> Array:
         """The rows of the file that the run kept for its tests."""
         counted = sum(len(batch) for batch in batches(sheet, ()))
-        if counted != self._mine["rows"]:
+        first, rows = self._piece(sheet)
+        if counted != rows:
             raise UserError(
-                f"the file has {counted:,} rows, the run read {self._mine['rows']:,}",
+                f"the file has {counted:,} rows, the run read {rows:,}",
                 str(sheet.path), "give the file that the run was made with",
             )  # fmt: skip
-        return np.unique(np.concatenate([np.array(rows) for rows in self._mine["held_out"]]))
+        found = np.unique(np.concatenate([np.array(part) for part in self._mine["held_out"]]))
+        return found[(found >= first) & (found < first + rows)] - first
+
+    def _piece(self, sheet: Sheet) -> tuple[int, int]:
+        """Where a file begins among the rows of its site, and how many rows it has."""
+        pieces = self.recipe.get("files", {}).get(self.site)
+        if not pieces:
+            return 0, int(self._mine["rows"])
+        by_name = {name: (start - pieces[0][1], rows) for name, start, rows in pieces}
+        if sheet.path.name not in by_name:
+            what = f"the run did not read a file of this name at '{self.site}'"
+            raise UserError(what, str(sheet.path), nearest(sheet.path.name, by_name))
+        return by_name[sheet.path.name]
 
 
 def _config(folder: Path) -> RunConfig:
@@ -276,7 +298,7 @@ def _unseen(block: Block, text: pa.Array, done: Predicted) -> None:
 
 def export(predictor: Predictor, out: Path, crossed: str) -> Path:
     """Write a site's model and its card: weights as safetensors, the rest as JSON."""
-    weights = {n: np.ascontiguousarray(t.cpu().numpy()) for n, t in predictor.model.items()}
+    weights = {n: np.asarray(t.cpu().numpy(), order="C") for n, t in predictor.model.items()}
     run, recipe = predictor.run, predictor.recipe
     result = primary(run.events, predictor.chosen, run.facts["known_at"])
     card = {
@@ -286,6 +308,7 @@ def export(predictor: Predictor, out: Path, crossed: str) -> Path:
         "site": predictor.site,
         "classes": recipe["classes"],
         "reads": [dataclasses.asdict(block) for block in predictor.blocks],
+        "columns": [name for block in predictor.blocks for name in block.names],
         "common": recipe["common"],
         **{key: predictor._mine[key] for key in ("own", "scaling")},
         "data": run.facts["data"],

@@ -130,6 +130,9 @@ def table(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
 
 
 def _cell(values: Sequence[float]) -> str:
+    values = [value for value in values if math.isfinite(value)]
+    if not values:
+        return "not known"  # e.g. what a model forgot that is tested on one task alone
     mean, deviation = metrics.spread(values)
     return f"{mean:.4f} ± {deviation:.4f}" if len(values) > 1 else f"{mean:.4f}"
 

@@ -9,7 +9,6 @@ from torch import Tensor
 from atoll.core.rng import Stream
 from atoll.learning import knowledge
 from atoll.learning.knowledge import class_means, delta, evolved, fisher, frozen, share, threshold
-from atoll.learning.models import Architecture
 from atoll.learning.split_nets import bottom
 
 
@@ -49,18 +48,21 @@ def test_a_known_prototype_is_mixed_a_new_one_inserted_an_absent_one_left(
 
 
 def test_drift_of_what_did_not_move_is_one_and_no_movement() -> None:
-    means = drawn(3, 6)
-    assert float(knowledge.drift_scalar(means, means)) == pytest.approx(1, abs=1e-6)
-    assert knowledge.drift_vector(means, means).abs().max() == 0
-    moved = knowledge.drift_vector(means, means + torch.arange(6.0))
-    torch.testing.assert_close(moved, torch.arange(6.0).double())
+    means, here = drawn(3, 6), torch.tensor([True, False, True])
+    assert float(knowledge.drift_scalar(means, means, here)) == pytest.approx(1, abs=1e-6)
+    assert knowledge.drift_vector(means, means, here).abs().max() == 0
+    away = means + torch.arange(6.0)
+    away[1] = 1000  # a class that is not there counts nothing
+    torch.testing.assert_close(
+        knowledge.drift_vector(means, away, here), torch.arange(6.0).double()
+    )
 
 
 def test_fisher_is_the_mean_of_each_samples_squared_gradient() -> None:
     made = bottom("lenet2", (1, 6, 5), 3, Stream.of(0, "net")).double()
     weights = {name: w.detach() for name, w in made.named_parameters()}
     x, g = drawn(70, 1, 6, 5), drawn(70, 3, name="g")  # more than one chunk
-    found = fisher(Architecture(made), weights, x, g)
+    found = fisher(made, weights, x, g)
     one_by_one = {name: torch.zeros_like(w) for name, w in weights.items()}
     for row, by_embedding in zip(x, g, strict=True):
         agreement = (made(row[None])[0] * by_embedding).sum()
@@ -76,7 +78,7 @@ def test_a_scaled_loss_scales_fisher_by_the_square_and_freezes_the_same() -> Non
     made = bottom("dense", (4,), 3, Stream.of(0, "net")).double()
     weights = {name: w.detach() for name, w in made.named_parameters()}
     x, g = drawn(20, 4), drawn(20, 3, name="g")
-    one, three = (fisher(Architecture(made), weights, x, scale * g) for scale in (1.0, 3.0))
+    one, three = (fisher(made, weights, x, scale * g) for scale in (1.0, 3.0))
     for name in one:
         torch.testing.assert_close(three[name], 9 * one[name])
     rules: tuple[knowledge.LmoRule, ...] = ("paper", "code", "quantile")

@@ -11,11 +11,10 @@ from torch.nn import functional as F  # noqa: N812
 
 from atoll.core.errors import ClientFailedError, UserError
 from atoll.core.federation import SERVER, Clients, Moment
-from atoll.core.messages import Tensors
+from atoll.core.messages import Learn, Tensors
 from atoll.core.record import Message, Score, read_events
 from atoll.engines.local import LocalEngine, execute
 from atoll.learning.split import Batches
-from atoll.methods import splitnn
 from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.parts import Parts, parts
 
@@ -184,7 +183,7 @@ def test_standalone_begins_anew_and_is_tested_on_its_own_task(tmp_path: Path) ->
     made = parts(config(**CLASSES, fresh=True))
     one, two = made.client("site-0"), made.client("site-0")
     for stage, client in ((0, one), (2, two)):
-        request = splitnn.Learn(7, 0, True, torch.zeros(0, 12))
+        request = Learn(7, 0, True, torch.zeros(0, 12))
         client.learn(request, Moment(stage, 0, 2))
     assert not torch.equal(one.half.weights["weight"], two.half.weights["weight"])
 
@@ -231,7 +230,7 @@ def test_pass_turns_images_and_doubles_the_outputs_but_not_those_of_tables() -> 
     made = parts(config(replay="pass"))
     assert len(made.server().weights["bias1"]) == 20
     client = made.client("site-0")
-    reply = client.learn(splitnn.Learn(7, 0, True, torch.zeros(0, 12)), Moment(0, 0, 2))
+    reply = client.learn(Learn(7, 0, True, torch.zeros(0, 12)), Moment(0, 0, 2))
     assert reply.embedding.shape == (64, 12)
     table = {"data": "digits-table", "scenario.cut": "contiguous"}
     assert len(parts(config(replay="pass", **table)).server().weights["bias1"]) == 10

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.federation import SERVER, Clients, Moment, answer
-from atoll.core.messages import Packet, unpack
+from atoll.core.messages import Learn, Packet, unpack
 from atoll.learning.leakage import labels_from_gradients, reconstruction
 from atoll.learning.split import Batches
 from atoll.methods import vleto
@@ -38,7 +38,7 @@ class Curious:
     ) -> Mapping[str, Packet]:
         answers = {id: answer(self.clients[id], action, moment, p) for id, p in packets.items()}
         if action == "learn" and moment.first:
-            request = unpack(packets["site-0"], vleto.Learn, SERVER)
+            request = unpack(packets["site-0"], Learn, SERVER)
             self.seed = request.seed
             self.gradients.append(request.gradient)
             self.embeddings.append(unpack(answers["site-0"], vleto.Learned, "site-0").embedding)

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from atoll.core.federation import SERVER, Clients, Moment, actions, answer, kinds
-from atoll.core.messages import Packet, Tensors, contents, unpack
+from atoll.core.messages import Learn, Packet, Tensors, contents, unpack
 from atoll.core.record import Message, Round, Score, read_events
 from atoll.engines.local import LocalEngine, execute
 from atoll.learning.knowledge import class_means, delta, evolved, frozen
+from atoll.learning.passes import Step
 from atoll.learning.split import Batches
 from atoll.methods import vleto
 from atoll.runs.config import RunConfig, change, resolve
@@ -188,7 +189,7 @@ def test_5_the_order_of_rows_does_not_depend_on_labels() -> None:
     for one in (made, other):
         spy = Spy(one)
         staged(one, spy, 1, rounds=1)
-        learn = [m for _, _, m in spy.heard if isinstance(m, vleto.Learn)]
+        learn = [m for _, _, m in spy.heard if isinstance(m, Learn)]
         seeds.append([(m.seed, m.step) for m in learn])
     assert seeds[0] == seeds[1]
 
@@ -262,16 +263,15 @@ def test_8_class_means_of_mixed_embeddings_are_mixed_prototypes() -> None:
 
 
 def test_10_prototypes_follow_the_drift_by_gamma_and_stay_without_it() -> None:
-    joint, y = torch.rand(8, 12), torch.tensor([2, 3] * 4)
-    for gamma, drift in ((0.0, "scalar"), (0.5, "scalar"), (0.5, "vector")):
-        server = parts(config(gamma=gamma, drift=drift)).server()
-        server.means = torch.rand(10, 12)
-        moved = server._moved(joint, joint, y) - server.means  # nothing drifted: s is 1
-        expected = gamma if drift == "scalar" else 0.0
+    joint, y, means = torch.rand(8, 12), torch.tensor([2, 3] * 4), torch.rand(10, 12)
+    still = Step(joint, joint, y, torch.tensor(0))  # nothing drifted: s is 1
+    far = Step(joint + 3, joint, y, torch.tensor(0))
+    for gamma, drift, expected in ((0.5, "", 0.0), (0.5, "scalar", 0.5), (0.5, "vector", 0.0)):
+        moved = vleto.moved(means, torch.tensor(gamma), drift, still) - means
         torch.testing.assert_close(moved, torch.full_like(moved, expected))
-        if drift == "vector":
-            moved = server._moved(joint + 3, joint, y) - server.means
-            torch.testing.assert_close(moved, torch.full_like(moved, 1.5))
+    moved = vleto.moved(means, torch.tensor(0.5), "vector", far) - means
+    torch.testing.assert_close(moved, torch.full_like(moved, 1.5))
+    assert parts(config(gamma=0.0)).server()._loss(Moment(1, 0, 1)).args[0].drift == ""
 
 
 def test_10_old_embeddings_are_those_of_the_network_at_the_end_of_the_last_stage() -> None:
@@ -280,10 +280,10 @@ def test_10_old_embeddings_are_those_of_the_network_at_the_end_of_the_last_stage
     staged(made, engine, 1)
     client = engine._client("site-0")
     none = torch.zeros(0, 12)
-    first = client.learn(vleto.Learn(5, 0, True, none), Moment(1, 0, 2))
+    first = client.learn(Learn(5, 0, True, none), Moment(1, 0, 2))
     torch.testing.assert_close(first.before, first.embedding)
     gradient = torch.ones_like(first.embedding)
-    second = client.learn(vleto.Learn(5, 1, True, gradient), Moment(1, 0, 2))
+    second = client.learn(Learn(5, 1, True, gradient), Moment(1, 0, 2))
     assert (second.before - second.embedding).abs().max() > 1e-3
 
 
@@ -328,11 +328,11 @@ def test_13_and_14_gradients_are_those_of_the_cross_entropy_alone_and_equal_for_
     torch.testing.assert_close(with_replay, without)
     by_client: dict[int, list[Tensor]] = {}
     for sender, _, message in spy.heard:
-        if sender == SERVER and isinstance(message, vleto.Learn) and message.step:
+        if sender == SERVER and isinstance(message, Learn) and message.step:
             by_client.setdefault(message.step, []).append(message.gradient)
     assert all(torch.equal(same[0], other) for same in by_client.values() for other in same)
     (first,) = [m.gradient for s, r, m in spy.heard
-                if r == "site-0" and isinstance(m, vleto.Learn) and m.step == 1]  # fmt: skip
+                if r == "site-0" and isinstance(m, Learn) and m.step == 1]  # fmt: skip
     fresh = made.server()
     embedded = [m.embedding for s, _, m in spy.heard if isinstance(m, vleto.Learned)][:4]
     joint = torch.stack(embedded).sum(0) / (4 if agg == "mean" else 1)
@@ -343,7 +343,7 @@ def test_13_and_14_gradients_are_those_of_the_cross_entropy_alone_and_equal_for_
 def _labels(made: Parts, spy: Spy) -> Tensor:
     """The labels of the first batch that was learned."""
     y = made.site(SERVER).train(0).y
-    seed = next(m.seed for _, _, m in spy.heard if isinstance(m, vleto.Learn))
+    seed = next(m.seed for _, _, m in spy.heard if isinstance(m, Learn))
     return y[Batches(len(y), 16, seed).at(0, y.device)]
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from atoll.core.errors import UserError
-from atoll.core.record import Message, Record, Round, Score, Stage
-from atoll.report import page, tables
+from atoll.core.record import Look, Message, Record, Round, Score, Stage
+from atoll.report import attribution, page, tables
 from atoll.report.tables import Group, gather
+from atoll.runs.result import Run
 
 SHAPE = (("weights/w", "float32", (2, 3)),)
 
@@ -119,7 +120,40 @@ def test_forgetting_is_told_in_each_definition(tmp_path: Path) -> None:
         ["fedavg", "0.3000", "0.3000", "0.3000", "-0.3000"]
     ]  # fmt: skip
     assert "it forgot 30.0 points" in page.page(found)
-    assert "How much of it is" in page.page(found)
+    assert "Not in the record of this run: with attribution = true" in page.page(found)
+
+
+def seen(stage: int, doing: str, *accuracy: float) -> Look:
+    rows = tuple((0.0, value) for value in accuracy)
+    names = tuple(str(task) for task in range(len(accuracy)))
+    return Look(stage, "a", f"after {doing}", names, ("round", "accuracy"), rows)
+
+
+def by_hand(folder: Path) -> Path:
+    """Site a: 0.8 on the first task when it was learned, 0.5 in the end."""
+    record(folder, "fedavg", 0, {"": {"a": 8, "b": 8}}, stages=2)
+    looks = [
+        seen(0, "own", 0.3), seen(0, "others", 0.8),
+        seen(1, "others", 0.8, 0.1), seen(1, "own", 0.4, 0.9), seen(1, "others", 0.5, 0.8),
+    ]  # fmt: skip
+    Record(folder).look(looks)
+    return folder
+
+
+def test_every_change_is_put_down_to_what_was_done_last(tmp_path: Path) -> None:
+    folder = by_hand(tmp_path / "run")
+    # 0.8 -> 0.8 others, -> 0.4 own, -> 0.5 others, and the score after the stage is 0.5 too
+    (share,) = attribution.shares(Run(folder)).values()
+    assert share.own == pytest.approx(-0.4)
+    assert share.others == pytest.approx(0.1)
+    assert share.choice == 0
+    table = attribution.table(gather([folder])[0])
+    assert table is not None
+    assert table.header == ("site", "own training", "what came from others", "together")
+    assert [cell.text for cell in table.rows[0]] == ["a", "-0.4000", "+0.1000", "-0.3000"]
+    text = page.page(gather([folder]))
+    assert "own training moved accuracy by -40.0 points, and what came from others by +10.0" in text
+    assert "Whose doing forgetting is: fedavg" in text
 
 
 def test_what_left_is_what_the_ledger_has(groups: list[Group]) -> None:

@@ -18,10 +18,11 @@ from safetensors.numpy import load_file
 import atoll
 from atoll import cli
 from atoll.core.errors import UserError
-from atoll.data import tables
+from atoll.data import sheets, tables
 from atoll.engines.local import execute
+from atoll.runs import onnx
 from atoll.runs.config import change, read, resolve
-from atoll.runs.predict import Predictor, predict
+from atoll.runs.predict import Predicted, Predictor, _numbers, predict
 from atoll.runs.result import Run
 
 Files = Callable[..., list[str]]
@@ -287,3 +288,88 @@ def test_real_data_in_four_files_beat_being_alone_at_the_small_sites() -> None:
         by = {(s.client, s.variant): s.accuracy for s in found.scores}
         gains += [by[site, "auto"] - by[site, "local"] for site in ("c", "d")]
     assert np.mean(gains) > 0
+
+
+@pytest.mark.parametrize("method", ["alone", "fedavg", "chfl"])
+def test_onnx_answers_as_our_own_model_does(method: str, files: Files) -> None:
+    for name in ("onnx", "onnxscript"):
+        pytest.importorskip(name, reason="needs the extra onnx")
+    runtime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    run(method, files(), batch=16)
+    assert call("export", "run", "--site", "b", "--onnx") == 0
+    session = runtime.InferenceSession("run/export-b/model.onnx")
+    predictor = Predictor(Path("run"), "b", "")
+    sheet, done = sheets.opened(Path("b.csv")), Predicted()
+    (batch,) = sheets.batches(sheet, predictor.recipe["missing"])
+    x = _numbers(predictor, sheet, batch, 0, done)
+    read = onnx.columns(predictor)
+    (theirs,) = session.run(None, {"x": x[:, read]})
+    assert theirs.shape == (60, 2)
+    np.testing.assert_allclose(theirs, predictor.probabilities(x), atol=1e-5)
+    card = json.loads(Path("run/export-b/card.json").read_text())
+    assert len(card["columns"]) == len(read)
+
+
+def test_onnx_without_its_extra_is_refused_with_what_to_do(
+    files: Files, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run("alone", files(), batch=16)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    assert call("export", "run", "--site", "b", "--onnx") == 2
+    assert "pip install 'atoll[onnx]'" in capfd.readouterr().err
+
+
+def yearly(name: str, year: int, rows: int = 40) -> str:
+    """A site's file of one year."""
+    draw, lines = random.Random(f"{name}{year}"), ["x,z,outcome"]
+    for _ in range(rows):
+        x = draw.gauss(0, 1)
+        lines.append(f"{x:.3f},{draw.gauss(0, 1):.3f},{'pq'[x > 0]}")
+    Path(f"{name}-{year}.csv").write_text("\n".join(lines) + "\n")
+    return f"{name}-{year}.csv"
+
+
+def test_one_file_a_stage_makes_it_continual_and_predicts_each(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    sites = [f"{n}={yearly(n, 2023)},{yearly(n, 2024, 30)}" for n in ("basel", "lund")]
+    assert call("init", *sites, "--label", "outcome") == 0
+    assert "attribution = true" in Path("run.toml").read_text()
+    assert call("inspect", "run.toml") == 0
+    assert "1: 40, 2: 30" in capfd.readouterr().out
+    changes = ["--set", "rounds=2", "--set", "widths=[4]", "--set", "engine.mode=loop"]
+    assert call("run", "run.toml", *changes, "--quiet", "--out", "out") == 0
+    found = Run(Path("out"))
+    assert found.facts["tasks"] == ["1", "2"]
+    last = [s for s in found.scores if s.stage == 1 and s.variant == "auto" and s.client == "lund"]
+    for score, year in zip(last, (2023, 2024), strict=True):
+        done = predict(Predictor(Path("out"), "lund", ""), Path(f"lund-{year}.csv"),
+                       Path("p.csv"), held_out=True)  # fmt: skip
+        assert (done.right, done.rows) == (score.correct, score.rows)
+    with pytest.raises(UserError, match="did not read a file of this name"):
+        predict(Predictor(Path("out"), "lund", ""), Path("basel-2023.csv"), Path("p.csv"), True)
+
+
+def test_sites_with_files_for_other_stages_are_refused() -> None:
+    a, b = yearly("a", 1), yearly("a", 2)
+    for options, what in (
+        ({"files": {"a": [a, b], "b": [a]}}, "site 'b' has 1 files and 'a' has 2"),
+        ({"files": {"a": [a, b]}, "stage": "x"}, "a stage column and a file a stage"),
+        ({"files": {"a": [a]}, "site": "x"}, "a site column and several files"),
+    ):
+        with pytest.raises(UserError, match=what):
+            tables.survey(label="outcome", **options)
+    assert call("init", f"a={a}", b, "--label", "outcome") == 2
+    assert [site.name for site in tables.survey(label="outcome", files={"a b": [a]}).sites] == [
+        "a-b"
+    ]
+
+
+def test_a_word_among_numbers_is_told_with_the_file_that_has_it() -> None:
+    a, b = yearly("a", 1), yearly("a", 2)
+    lines = Path(a).read_text().splitlines()
+    lines[5] = "one,0.5,p"
+    Path(a).write_text("\n".join(lines) + "\n")
+    with pytest.raises(UserError, match="the text 'one'") as error:
+        tables.survey(label="outcome", files={"a": [a, b]})
+    assert error.value.where == "a-1.csv, line 6"

@@ -1,0 +1,269 @@
+"""The commands of a federation between real sites: parse, call, print."""
+
+import re
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from atoll.core.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_SITE_FAILED,
+    InterruptedRunError,
+    UserError,
+)
+from atoll.engines import egress, network, rehearsal
+from atoll.engines.local import fresh_folder, last_folder
+from atoll.runs.config import RunConfig, read, resolve
+from atoll.runs.result import Run
+
+__all__ = ["register"]
+
+Show = Callable[[list[Run], Path, bool], None]
+AGAIN_SECONDS = 10.0  # after which an unchanged line is printed again in a log
+
+
+def register(app: typer.Typer, out: Console, err: Console, show: Show) -> None:
+    """Add the commands to the app."""
+    commands = _Commands(out, err, show)
+    own = typer.Typer(no_args_is_help=True, help="Make and look after the kits of a federation.")
+    own.command("init")(commands.init)
+    own.command("renew")(commands.renew)
+    own.command("show")(commands.show_kits)
+    app.add_typer(own, name="network")
+    app.command("serve")(commands.serve)
+    app.command("join")(commands.join)
+    app.command("egress")(commands.egress)
+    app.command("rehearse")(commands.rehearse)
+
+
+class _Commands:
+    """What the commands share: where to print."""
+
+    def __init__(self, out: Console, err: Console, show: Show) -> None:
+        self.out, self.err, self.show = out, err, show
+
+    def init(
+        self,
+        project: Annotated[Path, typer.Argument(help="the project's file, .toml")],
+        to: Annotated[Path, typer.Option("--out", help="a folder for the kits")] = Path("kits"),
+        run: Annotated[
+            str, typer.Option("--run", help="a run: its actions go into the sites' contracts")
+        ] = "",
+    ) -> None:
+        """Make a kit for every party that has none; the others' kits are not touched."""
+        config = resolve(read(run), run) if run else None
+        made = network.init(project, to, config)
+        for name in made["new"]:
+            until = network.Kit(to / name).until
+            self._say(f"made {to / name}, certificate until {until:%Y-%m-%d}")
+        for name in made["revoked"]:
+            self._say(f"revoked {name}: it is given no more work; its certificate still ends")
+        if not made["new"] and not made["revoked"]:
+            self._say("nothing to do: every party has its kit")
+        self._say(f"keep {to / 'authority'} to yourself; give each site its own kit alone")
+
+    def renew(
+        self,
+        project: Annotated[Path, typer.Argument(help="the project's file, .toml")],
+        name: Annotated[str, typer.Argument(help="a site, or coordinator")],
+        to: Annotated[Path, typer.Option("--out", help="the folder of the kits")] = Path("kits"),
+    ) -> None:
+        """Give one party a new certificate; all other kits stay as they are."""
+        folder = network.renew(project, to, name)
+        until = network.Kit(folder).until
+        self._say(f"renewed {folder}, certificate until {until:%Y-%m-%d}")
+
+    def show_kits(
+        self,
+        kits: Annotated[list[Path], typer.Argument(help="folders of parties")],
+    ) -> None:
+        """Say of every kit whose it is, until when it is valid, and what is wrong with it."""
+        for folder in kits:
+            kit = network.Kit(folder)
+            try:
+                wrong = kit.check() or "in order"
+            except UserError as error:
+                wrong = error.what
+            self._say(f"{kit.name}: until {kit.until:%Y-%m-%d}, {wrong}")
+
+    def serve(
+        self,
+        kit: Annotated[Path, typer.Argument(help="the coordinator's kit")],
+        what: Annotated[
+            list[str], typer.Argument(help="runs: .toml files or presets", metavar="RUN...")
+        ],
+        to: Annotated[
+            Path | None, typer.Option("--out", help="the run's folder; default runs/NAME-N")
+        ] = None,
+        resume: Annotated[
+            bool, typer.Option("--resume", help="go on with a run that was cut")
+        ] = False,
+        at_least: Annotated[
+            int, typer.Option(help="sites that must be there, where the method can do without some")
+        ] = 0,
+        deadline: Annotated[float, typer.Option(help="seconds that one exchange may take")] = 3600,
+        silence: Annotated[
+            float, typer.Option(help="seconds without a sign of life: the site is lost")
+        ] = 30,
+        patience: Annotated[
+            float, typer.Option(help="seconds to wait for a site before going on without it")
+        ] = 120,
+        as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
+        quiet: Annotated[bool, typer.Option("--quiet", help="print the result only")] = False,
+    ) -> None:
+        """Coordinate a run between sites that have joined, to its end."""
+        configs = [resolve(read(name), name) for name in what]
+        if to and len(configs) > 1:
+            raise UserError("one --out for several runs", "--out", "leave it out, or give one run")
+        todo = [(config, to or _folder(config, resume)) for config in configs]
+        for config, folder in todo:
+            _begun(config, folder, resume)
+        terms = network.Terms(deadline, silence, patience, at_least)
+        warning = network.Kit(kit).check()
+        if warning:
+            self.err.print(warning, soft_wrap=True)
+        with self._stoppable("stopping after this round") as stopping, self._lines(quiet) as tell:
+            try:
+                network.serve(
+                    network.Kit(kit), todo, terms,
+                    lambda said, views: tell(network.lines(said, views)), stopping,
+                )  # fmt: skip
+            except InterruptedRunError as error:
+                where = str(todo[0][1])
+                raise UserError(
+                    "interrupted, state saved", where, "go on with --resume", EXIT_INTERRUPTED
+                ) from error
+        self.show([Run(folder) for _, folder in todo], todo[0][1], as_json)
+
+    def join(
+        self,
+        kit: Annotated[Path, typer.Argument(help="this site's kit")],
+        site: Annotated[Path, typer.Argument(help="this site's own file, .toml")],
+        quiet: Annotated[bool, typer.Option("--quiet", help="print mistakes only")] = False,
+    ) -> None:
+        """Take part with this site's data until stopped with Ctrl-C."""
+        warning = network.Kit(kit).check()
+        if warning:
+            self.err.print(warning, soft_wrap=True)
+        with self._stoppable("leaving") as stopping, self._lines(quiet) as tell:
+            network.join(network.Kit(kit), site, lambda line: tell([line]), stopping)
+
+    def rehearse(
+        self,
+        project: Annotated[Path, typer.Argument(help="the project's file, .toml")],
+        run: Annotated[str, typer.Argument(help="a run: a .toml file or a preset", metavar="RUN")],
+        kits: Annotated[Path, typer.Option(help="the folder of the kits")] = Path("kits"),
+        to: Annotated[
+            Path | None, typer.Option("--out", help="keep everything in this folder")
+        ] = None,
+    ) -> None:
+        """Try a federation on this machine, first undisturbed, then with faults: go or no go."""
+        config = resolve(read(run), run)
+        with tempfile.TemporaryDirectory(prefix="atoll-") as temporary:
+            folder = to or Path(temporary) / "rehearsal"
+            if folder.exists():
+                raise UserError("the folder is there already", str(folder), "choose another --out")
+            found = rehearsal.rehearse(project, kits, config, folder, self._say)
+        failed = [item for item in found if not item.passed]
+        self._say("go" if not failed else f"NO GO: {len(failed)} of {len(found)}")
+        if failed:
+            raise UserError(
+                f"no go: {failed[0].what}", str(project), failed[0].words, EXIT_SITE_FAILED
+            )
+
+    def egress(
+        self,
+        store: Annotated[Path, typer.Argument(help="a site's store, or its egress.jsonl")],
+        run: Annotated[str, typer.Option(help="of one run alone")] = "",
+    ) -> None:
+        """Say what has left a site, after checking that the log is whole."""
+        path = store / "egress.jsonl" if store.is_dir() else store
+        total, count, last = 0, 0, ""
+        for line in egress.lines(path):
+            last = line.hash
+            if not run or line.run == run:
+                self._say(f"{line.time}  {line.run}  {line.words}")
+                total, count = total + line.bytes, count + bool(line.bytes)
+        self._say(f"{count:,} answers, {total:,} bytes; the chain is whole and ends in {last}")
+
+    def _say(self, text: str) -> None:
+        self.out.print(text, soft_wrap=True)
+
+    @contextmanager
+    def _stoppable(self, words: str) -> Iterator[Callable[[], bool]]:
+        """The first Ctrl-C asks to stop, the second stops at once."""
+        asked: list[int] = []
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if asked:
+                raise KeyboardInterrupt
+            asked.append(number)
+            self.err.print(f"{words}; press Ctrl-C again to stop at once", soft_wrap=True)
+
+        before = [signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)]
+        try:
+            yield lambda: bool(asked)
+        finally:
+            for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+                signal.signal(number, handler)
+
+    @contextmanager
+    def _lines(self, quiet: bool) -> Iterator[Callable[[list[str]], None]]:
+        """One line for each party: live on a terminal; in a log when something has changed."""
+        live = (
+            Live(console=self.err, transient=True) if self.err.is_terminal and not quiet else None
+        )
+        shown: dict[str, Any] = {"what": "", "when": 0.0}
+
+        def tell(lines: list[str]) -> None:
+            if quiet:
+                return
+            if live:
+                live.update(Text("\n".join(lines)))
+                return
+            now, what = time.monotonic(), _gist(lines)
+            if what != shown["what"] or now - shown["when"] > AGAIN_SECONDS:
+                shown.update(what=what, when=now)
+                for line in lines:
+                    self.err.print(line, soft_wrap=True)
+
+        if live:
+            live.start()
+        try:
+            yield tell
+        finally:
+            if live:
+                live.stop()
+
+
+def _gist(lines: list[str]) -> list[str]:
+    """What is worth a new line in a log: who is there and who is not, not every step."""
+    said = [re.sub(r"(stage \S+ round \S+ done|running)", "at work", line) for line in lines]
+    return [re.sub(r"working on \w+", "connected", line.partition(",")[0]) for line in said]
+
+
+def _folder(config: RunConfig, resume: bool) -> Path:
+    return last_folder(config.name) if resume else fresh_folder(config.name)
+
+
+def _begun(config: RunConfig, folder: Path, resume: bool) -> None:
+    """Refuse to overwrite a run, or to go on with another one than is there."""
+    from atoll.engines.local import recorded  # noqa: PLC0415
+
+    if not (folder / "config.toml").exists():
+        return
+    if not resume:
+        raise UserError("there is a run in this folder", str(folder), "go on with --resume")
+    if recorded(folder) != config:
+        remedy = "resume with the config it was started with"
+        raise UserError("the run in this folder has another config", str(folder), remedy)

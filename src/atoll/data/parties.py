@@ -1,0 +1,321 @@
+"""The user's own tables of parties that hold different columns of the same rows.
+
+Each party has a file (or one for each stage) with a column of ids; one of them, the active party,
+also has the label. `atoll align` has found the rows that all share; its index files say which rows
+of each file these are, in one order. What a value becomes is each party's own business: no level
+and no scale crosses.
+"""
+
+import csv
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from atoll.core.errors import EXIT_DATA_MISSING, UserError
+from atoll.core.options import AtLeastOne, build, nearest
+from atoll.data.align import SHOWN, assume_aligned, normalised
+from atoll.data.dataset import Dataset, Layout
+from atoll.data.sheets import Sheet, batches, opened
+from atoll.data.tables import MISSING
+from atoll.data.values import Block, as_dates, as_numbers, encoded
+
+__all__ = ["PartyOptions", "load"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class PartyOptions:
+    """What may stand in `data` where parties hold different columns of the same rows."""
+
+    parties: tuple[str | tuple[str, ...], ...] = ()  # a file for each, or files for each stage
+    label: str = ""  # the column to be predicted; in the active party's files alone
+    id: str = "id"  # the column of ids, in every file
+    index: str = ""  # the folder with the index files of `atoll align`
+    assume_aligned: bool = False  # rows already match: same ids in the same order in every file
+    stage: str = ""  # a column of the active party that says at which stage a row comes
+    lost: Literal["refuse", "drop"] = "refuse"  # what a class without a common row does
+    ignore: tuple[str, ...] = ()  # columns to leave out
+    categorical: tuple[str, ...] = ()  # columns to read as text, e.g. codes made of digits
+    most_levels: AtLeastOne = 50  # of a text column; rarer ones count as unknown
+    missing: tuple[str, ...] = MISSING  # words that mean that a value is missing; "" always does
+
+
+def _wrong(what: str, where: str | Path, remedy: str) -> UserError:
+    return UserError(what, str(where), remedy, EXIT_DATA_MISSING)
+
+
+@dataclass(frozen=True)
+class _Party:
+    """One party: its files in the order of stages, and the common rows of each."""
+
+    name: str
+    sheets: tuple[Sheet, ...]
+    texts: tuple[pa.Table, ...]  # every value as text, the common rows in their order
+
+
+def load(name: str = "", **given: Any) -> Dataset:
+    """The common rows of all parties, side by side; equal files give equal data."""
+    options = build(PartyOptions, given, "[data]")
+    files = [(one,) if isinstance(one, str) else tuple(one) for one in options.parties]
+    _asked(options, files)
+    sheets = [tuple(opened(Path(path)) for path in party) for party in files]
+    for party in sheets:
+        _lasting(party, options)
+    active = _active(sheets, options)
+    whole = [[_text(sheet, options) for sheet in party] for party in sheets]
+    rows = [_common(stage, options) for stage in zip(*_paired(sheets, whole), strict=True)]
+    labels = [whole[active][s].column(options.label).to_pylist() for s in range(len(rows))]
+    rows = [
+        _labelled(r[active], y, r, sheets[active][s])
+        for s, (r, y) in enumerate(zip(rows, labels, strict=True))
+    ]
+    classes = _classes(labels, [r[active] for r in rows], sheets[active][0], options)
+    parties = [
+        _Party(
+            _name(number, party[0]),
+            party,
+            tuple(t.take(pa.array(rows[s][number])) for s, t in enumerate(texts)),
+        )
+        for number, (party, texts) in enumerate(zip(sheets, whole, strict=True))
+    ]
+    return _dataset(name, parties, active, classes, options)
+
+
+def _name(number: int, sheet: Sheet) -> str:
+    return f"{number}-{sheet.path.stem}"
+
+
+def _asked(options: PartyOptions, files: Sequence[tuple[str, ...]]) -> None:
+    """Refuse a config that lacks something."""
+    example = 'write for example data = { parties = ["bank.csv", "shop.csv"], label = "outcome" }'
+    if len(files) < 2 or not options.label:
+        raise UserError(
+            "no label" if len(files) > 1 else "fewer than two parties", "[data]", example
+        )
+    if len({len(party) for party in files}) > 1:
+        counts = ", ".join(str(len(party)) for party in files)
+        raise UserError(f"parties have different numbers of files: {counts}", "[data]",
+                        "give every party one file for each stage")  # fmt: skip
+    if len(files[0]) > 1 and options.stage:
+        raise UserError("a stage column and a file for each stage", "[data]", "give one of the two")
+    if not options.index and not options.assume_aligned:
+        remedy = "run atoll align and write index = 'aligned', or assume_aligned = true"
+        raise UserError("it is not known which rows belong together", "[data]", remedy)
+
+
+def _lasting(party: Sequence[Sheet], options: PartyOptions) -> None:
+    """Refuse a party whose columns change from one stage's file to the next."""
+    first = party[0]
+    for sheet in party:
+        if options.id not in sheet.columns:
+            raise _wrong(
+                f"no column '{options.id}' for the ids",
+                sheet.path,
+                nearest(options.id, sheet.columns),
+            )
+    for sheet in party[1:]:
+        gone = [c for c in first.columns if c not in sheet.columns and c not in options.ignore]
+        if gone:
+            what = f"the column '{gone[0]}' of {first.path.name} is gone"
+            raise _wrong(what, sheet.path, f"bring it back, or write ignore = ['{gone[0]}']")
+        new = [c for c in sheet.columns if c not in first.columns and c not in options.ignore]
+        if new:
+            what = f"the column '{new[0]}' is not in {first.path.name}"
+            remedy = (
+                "give new columns as a party of their own with scenario.mode = 'columns', or ignore"
+            )
+            raise _wrong(what, sheet.path, remedy)
+
+
+def _active(sheets: Sequence[Sequence[Sheet]], options: PartyOptions) -> int:
+    """Which party has the label; it alone may."""
+    having = [n for n, party in enumerate(sheets) if options.label in party[0].columns]
+    if not having:
+        known = [c for party in sheets for c in party[0].columns]
+        raise UserError(
+            f"no party has a column '{options.label}'", "[data]", nearest(options.label, known)
+        )
+    if len(having) > 1:
+        both = " and ".join(sheets[n][0].path.name for n in having[:2])
+        remedy = f"remove '{options.label}' from the parties that must not know it"
+        raise UserError(f"the label is in {both}", "[data]", remedy)
+    active = sheets[having[0]][0]
+    if options.stage and options.stage not in active.columns:
+        raise _wrong(
+            f"no column '{options.stage}' for the stage",
+            active.path,
+            nearest(options.stage, active.columns),
+        )
+    return having[0]
+
+
+def _text(sheet: Sheet, options: PartyOptions) -> pa.Table:
+    found = pa.Table.from_batches(list(batches(sheet, options.missing)))
+    if not len(found):
+        raise _wrong("a header and no rows", sheet.path, "give a file with rows")
+    return found
+
+
+def _paired(sheets: Any, texts: Any) -> list[list[tuple[Sheet, pa.Table]]]:
+    return [
+        list(zip(party, whole, strict=True)) for party, whole in zip(sheets, texts, strict=True)
+    ]
+
+
+def _common(stage: Sequence[tuple[Sheet, pa.Table]], options: PartyOptions) -> list[Array]:
+    """For each party the common rows of one stage, in one order, checked by their ids."""
+    ids = {
+        str(sheet.path): [v or "" for v in text.column(options.id).to_pylist()]
+        for sheet, text in stage
+    }
+    if options.assume_aligned:
+        made = assume_aligned(ids)
+        return [made.rows[str(sheet.path)] for sheet, _ in stage]
+    rows = [_index(sheet, len(text), options.index) for sheet, text in stage]
+    first, known = stage[0][0], normalised(ids[str(stage[0][0].path)])
+    wanted = [known[row] for row in rows[0]]
+    for (sheet, _), mine in zip(stage[1:], rows[1:], strict=True):
+        here = normalised(ids[str(sheet.path)])
+        if [here[row] for row in mine] != wanted:
+            what = f"its index file does not fit that of {first.path.name}: other rows or order"
+            raise _wrong(what, sheet.path, "run atoll align again: a table has changed since")
+    return rows
+
+
+def _index(sheet: Sheet, count: int, folder: str) -> Array:
+    """The rows that an index file names."""
+    path = Path(folder) / f"{sheet.path.stem}.index.csv"
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = np.array([int(line["row"]) for line in csv.DictReader(file)], dtype=np.int64)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise _wrong(
+            "no index file, or not one of atoll align", path, "run atoll align first"
+        ) from error
+    if not len(rows):
+        raise _wrong("an index file without rows", path, "align tables that share ids")
+    if rows.min() < 0 or rows.max() >= count or len(np.unique(rows)) < len(rows):
+        what = f"its rows do not fit {sheet.path.name}, which has {count}"
+        raise _wrong(what, path, "run atoll align again: the table has changed since")
+    return rows
+
+
+def _labelled(
+    active: Array, labels: Sequence[str | None], rows: Sequence[Array], sheet: Sheet
+) -> list[Array]:
+    """Refuse common rows without a label."""
+    empty = [int(row) for row in active if labels[row] is None]
+    if empty:
+        shown = ", ".join(str(row + 1) for row in empty[:SHOWN])
+        raise _wrong(f"{len(empty)} common rows have no label, e.g. row {shown}", sheet.path,
+                     "give them one, or remove the rows and align again")  # fmt: skip
+    return list(rows)
+
+
+def _classes(
+    labels: Sequence[Sequence[str | None]],
+    active: Sequence[Array],
+    sheet: Sheet,
+    options: PartyOptions,
+) -> tuple[str, ...]:
+    """The classes of common rows; one that lost all of its rows in the alignment is told."""
+    every = {y for part in labels for y in part if y is not None}
+    kept = {part[row] for part, rows in zip(labels, active, strict=True) for row in rows}
+    lost = sorted(every - kept)
+    if lost and options.lost == "refuse":
+        raise _wrong(f"class '{lost[0]}' has no row that all parties have", sheet.path,
+                     "bring its rows to the other parties, or write lost = 'drop'")  # fmt: skip
+    if len(kept) < 2:
+        raise _wrong(f"every common row has the label '{next(iter(kept))}'", sheet.path,
+                     "bring rows of other classes")  # fmt: skip
+    return tuple(sorted((str(y) for y in kept), key=_natural))
+
+
+def _natural(text: str) -> tuple[int, float, str]:
+    try:
+        return (0, float(text), text)
+    except ValueError:
+        return (1, 0.0, text)
+
+
+def _dataset(
+    name: str,
+    parties: Sequence[_Party],
+    active: int,
+    classes: tuple[str, ...],
+    options: PartyOptions,
+) -> Dataset:
+    special = {options.id, options.label, options.stage, *options.ignore}
+    pieces, names, owners, held = [], [], list[int](), list[str]()
+    for party in parties:
+        columns = [c for c in party.sheets[0].columns if c not in special]
+        if not columns:
+            continue  # an active party with labels alone is no client
+        for column in columns:
+            block, values = _encoded(party, column, options)
+            pieces.append(values)
+            names += [f"{party.name}: {n}" for n in block.names]
+            owners += [len(held)] * block.width
+        held.append(party.name)
+    if len(held) < 1:
+        raise UserError(
+            "no party has columns to learn from", "[data]", "give columns beside the id"
+        )
+    y, stage, stages = _when(parties[active], classes, options)
+    owner = np.array(owners)
+    layout = Layout(
+        np.stack([owner == number for number in range(len(held))]),
+        np.ones(len(owner), dtype=bool), stage, stages, {},
+    )  # fmt: skip
+    source = "own files: " + ", ".join(s.path.name for party in parties for s in party.sheets)
+    x = np.concatenate(pieces, 1).astype(np.float32)
+    return Dataset(
+        name or "own tables", "table", x, y, tuple(names), classes, source,
+        groups=tuple(held), layout=layout,
+    )  # fmt: skip
+
+
+def _encoded(party: _Party, column: str, options: PartyOptions) -> tuple[Block, Array]:
+    """A column of a party as numbers; missing ones are NaN, and a further column says so."""
+    text = pa.chunked_array(
+        [c for t in party.texts for c in t.column(column).chunks]
+    ).combine_chunks()
+    there, comma = text.drop_null(), party.sheets[0].comma
+    kind: Literal["number", "date", "text"] = "text"
+    if column not in options.categorical and len(there):
+        if not as_numbers(there, comma).null_count:
+            kind = "number"
+        elif not as_dates(there).null_count:
+            kind = "date"
+    levels: tuple[str, ...] = ()
+    if kind == "text":
+        counts = Counter(there.to_pylist())
+        common = sorted(counts, key=lambda level: (-counts[level], level))[: options.most_levels]
+        levels = tuple(sorted(common, key=_natural))
+    block = Block(column, kind, levels, bool(text.null_count), 0)
+    return block, encoded(block, text, comma)
+
+
+def _when(
+    active: _Party, classes: tuple[str, ...], options: PartyOptions
+) -> tuple[Array, Array, tuple[str, ...]]:
+    """The label and the stage of each row, and the names of the stages."""
+    labels = [str(v) for text in active.texts for v in text.column(options.label).to_pylist()]
+    y = np.array([classes.index(label) for label in labels], dtype=np.int64)
+    if len(active.texts) > 1:
+        stage = np.repeat(np.arange(len(active.texts)), [len(text) for text in active.texts])
+        return y, stage, tuple(sheet.path.stem for sheet in active.sheets)
+    if not options.stage:
+        return y, np.zeros(len(y), dtype=np.int64), ()
+    told = active.texts[0].column(options.stage).to_pylist()
+    if None in told:
+        what = f"no value in the column '{options.stage}'"
+        raise _wrong(what, active.sheets[0].path, "give every row a stage")
+    stages = tuple(sorted({str(v) for v in told}, key=_natural))
+    return y, np.array([stages.index(str(v)) for v in told], dtype=np.int64), stages

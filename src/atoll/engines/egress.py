@@ -1,0 +1,127 @@
+"""The log of what left a site: a line for every answer, in words, each chained to the one before.
+
+A line has the hash of the line before it, so that a line cannot be changed, taken out or put in
+without breaking the chain. Whoever holds the last hash can tell that the whole log is as it was.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from atoll.core.errors import UserError
+from atoll.core.federation import Moment
+from atoll.core.messages import Packet
+from atoll.core.record import disk_errors
+
+__all__ = ["EgressLog", "Line", "lines"]
+
+FIRST = "0" * 32
+MOST_NAMED = 6  # tensors that a line names one by one
+
+
+@dataclass(frozen=True)
+class Line:
+    """One answer that left the site, or one question that was refused."""
+
+    time: str
+    run: str
+    words: str
+    action: str
+    bytes: int  # that left; 0 for a refusal
+    digest: str  # of the packet's bytes
+    before: str  # the hash of the line before
+    hash: str
+
+
+def _hash(body: dict[str, Any]) -> str:
+    plain = {key: value for key, value in body.items() if key != "hash"}
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def lines(path: Path) -> Iterator[Line]:
+    """The lines of a log; a chain that is broken is an error that says where."""
+    before = FIRST
+    with disk_errors(path):
+        found = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    for number, text in enumerate(found, 1):
+        try:
+            line = Line(**json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise _broken(path, number) from error
+        if line.before != before or line.hash != _hash(vars(line)):
+            raise _broken(path, number)
+        before = line.hash
+        yield line
+
+
+def _broken(path: Path, number: int) -> UserError:
+    return UserError(
+        f"the chain of the egress log is broken at line {number}",
+        str(path),
+        "the log was changed or damaged there: keep it, and begin a new one in another store",
+    )
+
+
+class EgressLog:
+    """A site's log, open for writing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.last, self._sums = FIRST, dict[str, int]()
+        self._mend()
+        for line in lines(path):
+            self.last = line.hash
+            self._sums[line.run] = self._sums.get(line.run, 0) + line.bytes
+
+    def _mend(self) -> None:
+        """Cut off a last line that was not written whole, which a site that was killed leaves."""
+        with disk_errors(self.path):
+            content = self.path.read_bytes() if self.path.exists() else b""
+            if content and not content.endswith(b"\n"):
+                os.truncate(self.path, content.rfind(b"\n") + 1)
+
+    def total(self, run: str) -> int:
+        """The bytes that have left for a run so far."""
+        return self._sums.get(run, 0)
+
+    def left(self, run: str, action: str, moment: Moment, packet: Packet) -> None:
+        """Write down an answer; it leaves only when this has been written."""
+        place = f"at stage {moment.stage + 1}, round {moment.round + 1}"
+        words = f"answered '{action}' {place}: {packet.size:,} bytes, {_contents(packet)}"
+        digest = hashlib.blake2b(packet.header + packet.block, digest_size=16).hexdigest()
+        self._add(run, words, action, packet.size, digest)
+
+    def refused(self, run: str, action: str, reason: str) -> None:
+        """Write down a question that was not answered, and why."""
+        self._add(run, f"refused '{action[:80]}': {reason}", action[:80], 0, "")
+
+    def _add(self, run: str, words: str, action: str, count: int, digest: str) -> None:
+        time = datetime.now(UTC).isoformat(timespec="seconds")
+        body: dict[str, Any] = {
+            "time": time, "run": run, "words": words, "action": action, "bytes": count,
+            "digest": digest, "before": self.last,
+        }  # fmt: skip
+        body["hash"] = _hash(body)
+        with disk_errors(self.path), self.path.open("ab") as file:
+            file.write(json.dumps(body, separators=(",", ":")).encode() + b"\n")
+        self.last = body["hash"]
+        self._sums[run] = self._sums.get(run, 0) + count
+
+
+def _contents(packet: Packet) -> str:
+    """What is in a packet, in words: the shape of every tensor, and the plain values."""
+    said = [
+        f"{name} {'x'.join(map(str, shape)) or 'one number'}" for name, _, shape in packet.tensors
+    ]
+    more = f" and {len(said) - MOST_NAMED} more" if len(said) > MOST_NAMED else ""
+    values = sorted(json.loads(packet.header)["values"])
+    tensors = (
+        f"{len(said)} tensors ({', '.join(said[:MOST_NAMED])}{more})" if said else "no tensors"
+    )
+    return f"{tensors}; values: {', '.join(values) or 'none'}"

@@ -1,0 +1,431 @@
+"""The gate of a site: what may come in, what is done with it, what may go out.
+
+It holds the one client of a site, its data and its memory, and knows no network. Whatever goes
+wrong here is told to the other side in a few fixed words; the details stay in the site's own log.
+"""
+
+import dataclasses
+import json
+import logging
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import TypeAdapter
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from atoll import methods
+from atoll.core.errors import BadMessageError, UserError
+from atoll.core.federation import SERVER, Moment, actions, answer
+from atoll.core.messages import Packet, Tensors, pack, unpack
+from atoll.core.options import AtLeastOne, NotNegativeInt, build, nearest
+from atoll.core.record import FILES, Look, Record, disk_errors, write_whole
+from atoll.data.agree import Agree, Offer, OwnTable, Plan, only_here
+from atoll.data.splits import scenario
+from atoll.engines.egress import EgressLog
+from atoll.engines.spoil import spoilt
+from atoll.learning.weights import copied, prefixed
+from atoll.runs.config import RunConfig, resolve
+from atoll.runs.loop import write_recipe
+from atoll.runs.parts import Parts, parts
+from atoll.runs.result import write_result
+
+__all__ = [
+    "Contract",
+    "Gate",
+    "RefusedError",
+    "SiteFile",
+    "answered",
+    "handled",
+    "read_site",
+    "told",
+]
+
+KEPT = 2  # checkpoints that a site keeps: the server may have died before it wrote its own
+MOST_CONFIG = 1 << 20  # bytes of a run's config
+log = logging.getLogger("atoll.site")
+TELLING = ("offer", "agree")  # what sites with own tables tell before training
+BEFORE = Moment(0, 0, 1)
+Reply = dict[str, Any]  # ok, and then what was asked for or why it was not given
+
+
+class RefusedError(Exception):
+    """Something that the site's contract does not allow."""
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What may leave a site; what is not in it is refused."""
+
+    methods: tuple[str, ...] = ()  # that may be run here
+    actions: tuple[str, ...] = ()  # that may be answered
+    stages: NotNegativeInt = 0  # that may be answered, counted from the first; 0 for all
+    largest: AtLeastOne = 50_000_000  # bytes of one answer
+    total: AtLeastOne = 5_000_000_000  # bytes of all answers of a run
+    question: AtLeastOne = 200_000_000  # bytes of one question that is read at all
+
+
+@dataclass(frozen=True)
+class Finish:
+    """What a site needs to predict by itself when a run on own tables is over."""
+
+    state: Tensors  # of the server
+    events: str  # this client's scores, as the record has them
+    facts: str  # of the record
+
+
+@dataclass(frozen=True)
+class SiteFile:
+    """A site's own file: where things are here, and what may leave."""
+
+    store: str = "store"  # a folder for this site's models, checkpoints and its egress log
+    data: dict[str, Any] = field(default_factory=dict)  # in place of the run's own: e.g. files
+    engine: dict[str, Any] = field(default_factory=dict)  # of this site: device, threads, mode
+    contract: dict[str, Any] = field(default_factory=dict)  # what may leave
+
+    def terms(self) -> Contract:
+        """The contract, checked."""
+        found = build(Contract, self.contract, "[contract]")
+        for name in found.methods:
+            if name not in methods.names():
+                remedy = nearest(name, methods.names())
+                raise UserError(f"unknown method '{name}'", "[contract] methods", remedy)
+        known = {a for name in found.methods for a in actions(methods.load(name).client)}
+        known |= {*TELLING}
+        for name in found.actions:
+            if name not in known:
+                what = f"no method of the contract has an action '{name}'"
+                raise UserError(what, "[contract] actions", nearest(name, known))
+        if not found.methods or not found.actions:
+            raise UserError(
+                "a contract that allows nothing", "[contract]", "name methods and actions"
+            )
+        return found
+
+
+def read_site(path: Path) -> SiteFile:
+    """A site's file; its paths are meant from the folder it is in."""
+    with disk_errors(path):
+        text = path.read_bytes()
+    try:
+        values = tomllib.loads(text.decode())
+    except ValueError as error:
+        raise UserError(f"not TOML: {error}", str(path), "mend that line") from error
+    found = build(SiteFile, values, str(path))
+    found.terms()
+    home = path.resolve().parent
+    data = dict(found.data)
+    if "files" in data:
+        data["files"] = [str(home / name) for name in data["files"]]
+    return dataclasses.replace(found, store=str(home / found.store), data=data)
+
+
+class Gate:
+    """One site's half of a run."""
+
+    def __init__(self, site: SiteFile) -> None:
+        self.site, self.terms, self.store = site, site.terms(), Path(site.store)
+        with disk_errors(self.store):
+            self.store.mkdir(parents=True, exist_ok=True)
+        self.egress = EgressLog(self.store / "egress.jsonl")
+        self.run, self.id, self.doing = "", "", ""
+        self._client: Any = None
+        self._parts: Parts | None = None
+        self._table: OwnTable | None = None
+        self._key = ""
+        self._method = ""
+        self._lock = threading.Lock()  # a question that was given up goes on: the next one waits
+        self._last: tuple[int, Packet] | None = None
+
+    def offer(self, run: str, config: str, client: str, packet: Packet) -> Packet:
+        """Say what this site's own table has, so that columns can be agreed on."""
+        with self._alone("offer"):
+            made = self._begin(run, config)
+            self._may("offer")
+            request = unpack(packet, Offer, SERVER)
+            self._table, self._key = _own_table(client, made), request.key
+            reply = pack(self._table.offered(request))
+            self._let_out("offer", BEFORE, reply)
+            return reply
+
+    def agree(self, packet: Packet) -> Packet:
+        """Say what else must be known of the columns that all sites have."""
+        with self._alone("agree"):
+            self._may("agree")
+            if self._table is None:
+                raise RefusedError("nothing was offered")
+            reply = pack(self._table.agreed(unpack(packet, Agree, SERVER), self._key))
+            self._let_out("agree", BEFORE, reply)
+            return reply
+
+    def _may(self, action: str) -> None:
+        if action not in self.terms.actions:
+            reason = f"the action '{action}' is not in the contract"
+            self.egress.refused(self.run, action, reason)
+            raise RefusedError(reason)
+
+    def prepare(
+        self, run: str, config: str, client: str, clients: Sequence[str] = (), plan: str = ""
+    ) -> str:
+        """Make ready for a run, with the data of this site; the fingerprint of its data.
+
+        For own tables, with the clients' names and the plan that the sites have agreed on.
+        """
+        with self._alone("prepare"):
+            made = self._begin(run, config)
+            self._parts = _own_parts(made, client, clients, plan) if plan else parts(made)
+            if client not in self._parts.scenario.clients:
+                raise RefusedError(f"no client '{client[:80]}' in this run")
+            self.id = client
+            self._client = self._parts.client(client)
+            with disk_errors(self._home):
+                self._home.mkdir(parents=True, exist_ok=True)
+            write_whole(self._home / "config.toml", config.encode())
+            return self._parts.dataset.fingerprint
+
+    def _begin(self, run: str, config: str) -> RunConfig:
+        """What a run is to be, if this site has agreed to such runs."""
+        self._client, self._last, self._table = None, None, None
+        made = self._resolved(config)
+        self._method = str(made.method["name"])
+        if self._method not in self.terms.methods:
+            raise RefusedError(f"the method '{self._method}' is not in the contract")
+        if not run.isascii() or not run.replace("-", "").replace("_", "").isalnum():
+            raise RefusedError("a run's name with other than letters, digits and -")
+        if made.engine_options().threads:
+            torch.set_num_threads(made.engine_options().threads)
+        self.run = run
+        return made
+
+    def _resolved(self, config: str) -> RunConfig:
+        if len(config) > MOST_CONFIG:
+            raise RefusedError("a config that is too long")
+        try:
+            values = tomllib.loads(config)
+        except ValueError as error:
+            raise RefusedError("a config that is not TOML") from error
+        if "files" in values.get("data", {}) and not self.site.data:
+            raise RefusedError("the run wants own files, and this site's file names none")
+        values["data"] = {**values.get("data", {}), **self.site.data}
+        values["engine"] = {**values.get("engine", {}), **self.site.engine}
+        return resolve(values, "the run's config")
+
+    def handle(self, number: int, action: str, moment: Moment, packet: Packet) -> Packet:
+        """The answer to a question; one that comes twice is done once."""
+        with self._alone(action):
+            if self._last and self._last[0] == number:
+                return self._last[1]
+            if self._last and number < self._last[0]:
+                raise RefusedError("a question from before the last one")
+            self._admit(action, moment, packet)
+            reply = answer(self._client, action, moment, packet)
+            self._let_out(action, moment, reply)
+            self._last = (number, reply)
+            return reply
+
+    def _admit(self, action: str, moment: Moment, packet: Packet) -> None:
+        if self._client is None:
+            raise RefusedError("no run has been prepared")
+        reason = ""
+        if action not in self.terms.actions:
+            reason = f"the action '{action[:80]}' is not in the contract"
+        elif self.terms.stages and moment.stage >= self.terms.stages:
+            reason = f"stage {moment.stage + 1} is not in the contract"
+        elif not 0 <= moment.stage < self._known.scenario.stages or moment.round < 0:
+            reason = "a moment that is not in the run"
+        elif len(packet.header) + len(packet.block) > self.terms.question:
+            reason = f"a question of {len(packet.header) + len(packet.block):,} bytes"
+        if reason:
+            self.egress.refused(self.run, action, reason)
+            raise RefusedError(reason)
+
+    def _let_out(self, action: str, moment: Moment, reply: Packet) -> None:
+        reason = ""
+        if reply.size > self.terms.largest:
+            reason = f"an answer of {reply.size:,} bytes is larger than the contract allows"
+        elif self.egress.total(self.run) + reply.size > self.terms.total:
+            reason = f"more than {self.terms.total:,} bytes in all are not in the contract"
+        if reason:
+            self.egress.refused(self.run, action, reason)
+            raise RefusedError(reason)
+        self.egress.left(self.run, action, moment, reply)
+
+    @property
+    def _known(self) -> Parts:
+        assert self._parts is not None  # _admit has refused that
+        return self._parts
+
+    @property
+    def _home(self) -> Path:
+        return self.store / self.run
+
+    def keep(self, place: str) -> None:
+        """Save the client's memory under the name of a place; the last two are kept."""
+        with self._alone("keep"):
+            write_whole(self._file(place), save(_arrays(self._ready.state())))
+            kept = sorted(self._home.glob("state-*.safetensors"), key=_age)
+            for path in kept[:-KEPT]:
+                path.unlink(missing_ok=True)
+
+    def restore(self, place: str) -> bool:
+        """Become what was saved at a place; whether that was there.
+
+        A client that was away when it was saved goes on with what it has.
+        """
+        with self._alone("restore"):
+            client, path = self._ready, self._file(place)
+            there = path.exists()
+            if not there:
+                kept = sorted(self._home.glob("state-*.safetensors"), key=_age)
+                if not kept:
+                    return False
+                path = kept[-1]
+            try:
+                arrays = load_file(path)
+            except (SafetensorError, OSError, ValueError) as error:
+                raise UserError(
+                    "a checkpoint is damaged", str(path), "restore it from a copy"
+                ) from error
+            where = self._known.site(self.id).device
+            state = {name: torch.from_numpy(array).to(where) for name, array in arrays.items()}
+            if state:
+                client.restore(copied(state))
+            return there
+
+    def finish(self, packet: Packet) -> None:
+        """Make the store's folder of this run one that predictions can be made with."""
+        with self._alone("finish"):
+            told = unpack(packet, Finish, SERVER)
+            state = prefixed("server", told.state)
+            state |= prefixed(f"client/{self.id}", self._ready.state())
+            for name in FILES:
+                content = told.events.encode() if name == "events" else b""
+                write_whole(self._home / f"{name}.jsonl", content)
+            write_whole(self._home / "facts.json", told.facts.encode())
+            write_recipe(self._known, self._home)
+            Record(self._home).checkpoint(_arrays(state), {"stage": 0, "round": 0})
+            write_result(self._home)
+
+    def look(self, moment: Moment) -> None:
+        """Keep here what the client sees of itself; it is never sent."""
+        with self._alone("look"):
+            seen: list[Look] = getattr(self._ready, "look", lambda moment: [])(moment)
+            lines = [json.dumps(vars(look), default=list) for look in seen]
+            content = "".join(f"{line}\n" for line in lines).encode()
+            write_whole(self._home / f"looks-{moment.stage}.jsonl", content)
+
+    def forget(self) -> None:
+        """Remove what is kept of a run that begins anew."""
+        with self._alone("forget"):
+            for path in self._home.glob("state-*.safetensors"):
+                path.unlink(missing_ok=True)
+
+    @property
+    def _ready(self) -> Any:
+        if self._client is None:
+            raise RefusedError("no run has been prepared")
+        return self._client
+
+    def _file(self, place: str) -> Path:
+        if not place.replace("-", "").isalnum() or not place.isascii():
+            raise RefusedError("a place with other than letters, digits and -")
+        return self._home / f"state-{place}.safetensors"
+
+    @contextmanager
+    def _alone(self, doing: str) -> Iterator[None]:
+        """One thing after another, and the word for it where somebody looks."""
+        with self._lock:
+            self.doing = doing[:80]
+            self._tell()
+            try:
+                yield
+            finally:
+                self.doing = ""
+                self._tell()
+
+    def _tell(self) -> None:
+        """Where this site stands, for whoever watches it here."""
+        body = {
+            "time": time.time(), "run": self.run, "method": self._method, "doing": self.doing,
+            "bytes": self.egress.total(self.run), "log": self.egress.last,
+        }  # fmt: skip
+        path = self.store / "status.json"
+        try:
+            part = path.with_name(".status.json.part")
+            part.write_text(json.dumps(body))
+            part.replace(path)
+        except OSError:  # a full disk is told where something is lost by it
+            pass
+
+
+def _arrays(state: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: np.asarray(t.detach().cpu().numpy(), order="C") for name, t in state.items()}
+
+
+def _own_table(client: str, config: RunConfig) -> OwnTable:
+    given = {key: value for key, value in config.data.items() if key != "name"}
+    return OwnTable(client, **given)
+
+
+def _own_parts(config: RunConfig, client: str, clients: Sequence[str], text: str) -> Parts:
+    """The parts of a run on own tables: this site's rows, and of the others their names alone."""
+    try:
+        plan = TypeAdapter(Plan).validate_json(text)
+    except ValueError as error:
+        raise RefusedError("a plan that is not of the agreed form") from error
+    if config.scale == "global":
+        raise RefusedError("scale = 'global' would need all sites' rows; use 'local'")
+    dataset = _own_table(client, config).dataset(plan)
+    made = scenario(dataset, config.scenario_options(), config.seed)
+    here = only_here(made, plan, client, clients, dataset.x.shape[1])
+    return Parts(config, dataset, here)
+
+
+def _age(path: Path) -> tuple[int, int]:
+    stage, _, number = path.stem.removeprefix("state-").partition("-")
+    return int(stage), int(number)
+
+
+def answered(gate: Gate, action: str, work: Callable[[Gate], dict[str, Any] | None]) -> Reply:
+    """The result of some work as it goes out; of an error only its kind and fixed words leave."""
+    try:
+        return {"ok": True, **(work(gate) or {})}
+    except Exception as error:
+        log.warning("%s: %s", action[:80], error, exc_info=not isinstance(error, UserError))
+        kind, reason = told(error)
+        return {"ok": False, "kind": kind, "reason": reason}
+
+
+def handled(gate: Gate, number: int, action: str, moment: list[int], asked: Packet) -> Reply:
+    """A question off the wire, answered: whatever it is made of, a reply of the agreed form."""
+
+    def work(gate: Gate) -> dict[str, Any]:
+        if not (isinstance(asked.header, bytes) and isinstance(asked.block, bytes)):
+            raise RefusedError("a question that is not made of bytes")
+        if not all(type(n) is int for n in (number, *moment)) or len(moment) != 3:
+            raise RefusedError("a moment that is not three whole numbers")
+        reply = spoilt(gate.handle(number, str(action), Moment(*moment), asked))
+        return {"header": reply.header, "block": reply.block}
+
+    return answered(gate, str(action), work)
+
+
+def told(error: BaseException) -> tuple[str, str]:
+    """What the other side is told of an error: its kind, and fixed words without local details."""
+    if isinstance(error, RefusedError):
+        return "refused", str(error)
+    if isinstance(error, BadMessageError):
+        return "failed", error.reason
+    if isinstance(error, UserError) and error.what == "the disk is full":
+        return "failed", "the disk is full there"
+    if isinstance(error, UserError):
+        return "failed", "something is to be mended there; the site's log says what"
+    return "failed", f"a fault there: {type(error).__name__}; the site's log says more"

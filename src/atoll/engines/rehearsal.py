@@ -1,0 +1,305 @@
+"""A rehearsal: everything on this machine with real kits, first undisturbed, then with faults.
+
+Nothing of the real sites is touched: kits are copied, stores are new, and a run is cut to a few
+rounds. What is tried is what the network tests try; what is learnt is whether these kits, this
+config and this machine stand it.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from atoll.core.errors import UserError
+from atoll.engines import network
+from atoll.engines.local import execute
+from atoll.runs.config import RunConfig, to_toml
+
+__all__ = ["Item", "rehearse"]
+
+SECONDS = 300.0  # that one step may take
+COMMAND = (sys.executable, "-c", "from atoll.cli import main; main()")
+
+
+@dataclass(frozen=True)
+class Item:
+    """A line of the list at the end."""
+
+    what: str
+    passed: bool
+    words: str
+
+
+@dataclass
+class _Stage:
+    """The copied kits and the processes of a rehearsal."""
+
+    folder: Path
+    config: RunConfig
+    kits: Path
+    sites: Sequence[str]
+    authority: Path  # the folder with the key that signs
+    processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+
+    def spoil(self, site: str, how: str) -> None:
+        """From now on, this site spoils its answers so."""
+        (self.folder / f"{site}.spoil").write_text(how)
+
+    def join(self, site: str) -> None:
+        """Start a site."""
+        environment = {**os.environ, "ATOLL_REHEARSAL": f"@{self.folder / site}.spoil"}
+        kit = self.kits / site
+        self.processes[site] = subprocess.Popen(
+            [*COMMAND, "join", str(kit), str(kit / "site.toml"), "--quiet"], env=environment,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def serve(self, name: str) -> subprocess.Popen[str]:
+        """Start the coordinator with the shortened run."""
+        kit, out = self.kits / network.COORDINATOR, self.folder / name
+        self.processes[name] = subprocess.Popen(
+            [*COMMAND, "serve", str(kit), str(self.folder / "run.toml"), "--out", str(out),
+             "--silence", "10", "--quiet"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        return self.processes[name]
+
+    def begun(self, name: str) -> bool:
+        """Wait for the first round of a run; whether it came."""
+        path, end = self.folder / name / "times.jsonl", time.monotonic() + SECONDS
+        while time.monotonic() < end and self.processes[name].poll() is None:
+            if path.exists() and path.stat().st_size:
+                return True
+            time.sleep(0.1)
+        return False
+
+    def ended(self, name: str) -> tuple[int, str]:
+        """Wait for the end of a run: its exit code, and what it complained of."""
+        process = self.processes.pop(name)
+        try:
+            _, said = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)
+            process.communicate()
+            return 1, f"not within {SECONDS:.0f} s"
+        return process.returncode, " ".join(said.splitlines()[:1])
+
+    def kill(self, name: str) -> None:
+        """End all of NVFlare's processes of a kit at once, without warning."""
+        for pid in network._running(str((self.kits / name).resolve())):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End what is left."""
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=20)
+        for name in (network.COORDINATOR, *self.sites):
+            self.kill(name)
+
+
+def rehearse(
+    project: Path, kits: Path, config: RunConfig, folder: Path, tell: Callable[[str], None]
+) -> list[Item]:
+    """Try everything; what came of it, in order."""
+    about = network.read_project(project)
+    found = [_checked(kits / name) for name in (network.COORDINATOR, *about.sites)]
+    for item in found:
+        tell(_line(item))
+    if not all(item.passed for item in found):
+        return found
+    short = dataclasses.replace(config, rounds=min(3, config.rounds), checkpoint_seconds=0.0)
+    with _staged(about, kits, short, folder) as (stage, words):
+        found.append(Item("kits for this machine", True, words))
+        tell(_line(found[-1]))
+        twin = _twin(short, folder)
+        for step in (_plain, _slow, _site_killed, _server_killed, _expired, _nan):
+            found.append(step(stage, twin))
+            tell(_line(found[-1]))
+    return found
+
+
+def _line(item: Item) -> str:
+    return f"{'go   ' if item.passed else 'NO GO'}  {item.what}: {item.words}"
+
+
+def _checked(folder: Path) -> Item:
+    kit = network.Kit(folder)
+    try:
+        warning = kit.check()
+    except UserError as error:
+        return Item(f"the kit of {folder.name}", False, f"{error.what}: {error.remedy}")
+    words = warning or f"in order until {kit.until:%Y-%m-%d}"
+    return Item(f"the kit of {folder.name}", True, words)
+
+
+@contextmanager
+def _staged(
+    about: network.Project, kits: Path, config: RunConfig, folder: Path
+) -> Iterator[tuple[_Stage, str]]:
+    """Copies of the real kits; new ones for localhost where the coordinator is elsewhere."""
+    folder.mkdir(parents=True)
+    here, copied = folder / "kits", _is_here(about.server)
+    names = (network.COORDINATOR, *about.sites)
+    if copied:
+        for name in names:
+            ignored = shutil.ignore_patterns("store", "work", "*.log", "*.txt", "*-*-*-*-*")
+            shutil.copytree(kits / name, here / name, ignore=ignored)
+        words, authority = "copies of the real ones", kits / "authority"
+    else:
+        own = folder / "project.toml"
+        values = {"name": about.name, "port": about.port, "sites": list(about.sites)}
+        own.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
+        network.init(own, here, config)
+        for name in about.sites:
+            shutil.copy(kits / name / "site.toml", here / name / "site.toml")
+        words = f"made for localhost, since {about.server} is not this machine"
+        authority = here / "authority"
+    (folder / "run.toml").write_text(to_toml(config))
+    state = authority / about.name / "state"
+    stage = _Stage(folder, config, here, sorted(about.sites), state)
+    try:
+        for site in stage.sites:
+            stage.spoil(site, "")
+            stage.join(site)
+        yield stage, words
+    finally:
+        stage.close()
+
+
+def _is_here(host: str) -> bool:
+    """Whether a name is one of this machine: whether something can listen at its address."""
+    try:
+        address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(address[0], socket.SOCK_STREAM) as probe:
+            probe.bind(address[4][:2])
+    except OSError:
+        return False
+    return True
+
+
+def _twin(config: RunConfig, folder: Path) -> bytes:
+    """The record that the run has in one process; empty where the files are at the sites."""
+    if "files" in config.data:
+        return b""
+    execute(config, folder / "twin")
+    return (folder / "twin" / "events.jsonl").read_bytes()
+
+
+def _same(stage: _Stage, name: str, twin: bytes) -> tuple[bool, str]:
+    """Whether a run ended, and as it does in one process."""
+    code, said = stage.ended(name)
+    if code:
+        return False, said
+    events = (stage.folder / name / "events.jsonl").read_bytes()
+    if twin and events != twin:
+        same = stage.config.engine_options().mode != "loop"
+        return same, "completed; not bit for bit as in one process" + (
+            ", which works on all clients together" if same else ""
+        )
+    return True, "completed" + (", bit for bit as in one process" if twin else "")
+
+
+def _plain(stage: _Stage, twin: bytes) -> Item:
+    began = time.monotonic()
+    stage.serve("plain")
+    passed, words = _same(stage, "plain", twin)
+    return Item("a short run", passed, f"{words}, {time.monotonic() - began:.0f} s")
+
+
+def _slow(stage: _Stage, twin: bytes) -> Item:
+    stage.spoil(stage.sites[0], "slow=2")
+    stage.serve("slow")
+    passed, words = _same(stage, "slow", twin)
+    stage.spoil(stage.sites[0], "")
+    return Item("a site that answers two seconds late", passed, words)
+
+
+def _disturbed(stage: _Stage, twin: bytes, name: str, what: str, harm: Callable[[], None]) -> Item:
+    for site in stage.sites:
+        stage.spoil(site, "slow=0.5")
+    stage.serve(name)
+    if stage.begun(name):
+        harm()
+    passed, words = _same(stage, name, twin)
+    for site in stage.sites:
+        stage.spoil(site, "")
+    return Item(what, passed, words)
+
+
+def _site_killed(stage: _Stage, twin: bytes) -> Item:
+    what = f"site {stage.sites[-1]} killed in a round"
+    return _disturbed(stage, twin, "site", what, lambda: stage.kill(stage.sites[-1]))
+
+
+def _server_killed(stage: _Stage, twin: bytes) -> Item:
+    what = "the server killed in a round"
+    return _disturbed(stage, twin, "server", what, lambda: stage.kill(network.COORDINATOR))
+
+
+def _nan(stage: _Stage, twin: bytes) -> Item:
+    stage.spoil(stage.sites[0], "nan")
+    stage.serve("nan")
+    code, said = stage.ended("nan")
+    stage.spoil(stage.sites[0], "")
+    if code == 0:
+        said = "completed: no answer of this method has numbers to spoil"
+    return Item("an update that is not a number", "not finite" in said or code == 0, said)
+
+
+def _expired(stage: _Stage, twin: bytes) -> Item:
+    """A certificate that has ended: found out at the site, and refused by the server itself."""
+    what, name = "an expired certificate", stage.sites[0]
+    key = stage.authority / "cert.json"
+    if not key.exists():
+        return Item(what, True, "not tried: the authority's key is not here")
+    old = stage.folder / "expired"
+    shutil.copytree(stage.kits / name, old, ignore=shutil.ignore_patterns("store"))
+    outdate(old, key)
+    try:
+        network.Kit(old).check()
+        here = "NOT found out at the site"
+    except UserError:
+        here = "found out at the site"
+    stage.serve("expired")
+    there = network.reachable(network.Kit(old)) if stage.begun("expired") else "no server"
+    passed, words = _same(stage, "expired", twin)
+    passed = passed and here.startswith("found") and "expired" in there
+    return Item(what, passed, f"{here}; {there or 'TAKEN by the server'}; the run {words}")
+
+
+def outdate(kit: Path, authority: Path) -> None:
+    """Put a certificate into a kit that the authority signed and that ended yesterday."""
+    from cryptography import x509  # noqa: PLC0415 - comes with NVFlare
+    from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
+
+    body = json.loads(authority.read_text())
+    key = serialization.load_pem_private_key(body["root_pri_key"].encode(), None)
+    root = x509.load_pem_x509_certificate(body["root_cert"].encode())
+    path = kit / "startup" / "client.crt"
+    old = x509.load_pem_x509_certificate(path.read_bytes())
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(old.subject)
+        .issuer_name(root.subject)
+        .public_key(old.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=9))
+        .not_valid_after(now - timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    path.write_bytes(made.public_bytes(serialization.Encoding.PEM))

@@ -1,0 +1,56 @@
+"""Answers spoilt on purpose, to rehearse what must be refused; only the site itself can ask for it.
+
+It can also have them copied to a folder of its own, to read what leaves.
+"""
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import load, save
+
+from atoll.core.messages import Packet
+
+__all__ = ["spoilt"]
+
+
+def _said() -> tuple[str, str]:
+    """How answers are to be spoilt: ATOLL_REHEARSAL, or what the file that it names says now."""
+    said = os.environ.get("ATOLL_REHEARSAL", "")
+    if said.startswith("@"):
+        said = Path(said[1:]).read_text().strip()
+    how, _, amount = said.partition("=")
+    return how, amount
+
+
+def _copied(packet: Packet, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{len(list(folder.iterdir())):06d}"
+    (folder / name).write_bytes(packet.header + packet.block)
+
+
+def spoilt(packet: Packet) -> Packet:
+    """The packet as it is; or spoilt where this site was asked to rehearse that."""
+    how, amount = _said()
+    if not how:
+        return packet
+    if how == "slow":
+        time.sleep(float(amount))
+        return packet
+    if how == "copy":
+        _copied(packet, Path(amount))
+        return packet
+    tensors = load(packet.block)
+    name = min((n for n, tensor in tensors.items() if tensor.is_floating_point()), default="")
+    if not name:
+        return packet
+    one = tensors[name]
+    changes = {
+        "nan": {name: torch.full_like(one, float("nan"))},
+        "shape": {name: one.flatten()[:1].repeat(3)},
+        "large": {name: torch.cat([one] * 10)},
+        "unknown": {"slipped in": torch.zeros(1)},
+    }
+    return dataclasses.replace(packet, block=save(tensors | changes[how]))

@@ -1,0 +1,199 @@
+"""Whose doing forgetting is: a site's own training, or what it received from others.
+
+A run with `attribution = true` tests a site's model each time it has changed, on every task known
+by then. Each change in accuracy on a task after the stage at which it was learned is put down to
+what was done last; the changes add up to backward transfer, forgetting with the sign turned.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from atoll.core.record import Score
+from atoll.report.figures import COLOURS, INK, Picture, quiet, style, svg
+from atoll.report.tables import Cell, Group, Table, number
+from atoll.runs.result import Run
+
+__all__ = ["Share", "picture", "sentence", "shares", "table"]
+
+DOINGS = {"after own": "own", "after others": "others"}
+
+
+@dataclass(frozen=True)
+class Share:
+    """Changes in accuracy on what was learned before; below zero something was forgotten."""
+
+    own: float
+    others: float
+    choice: float  # of the round whose model is used in the end
+
+    @property
+    def total(self) -> float:
+        """All of them: backward transfer."""
+        return self.own + self.others + self.choice
+
+
+@dataclass(frozen=True)
+class Step:
+    """A site's accuracy on a task after something was done."""
+
+    stage: int
+    round: int
+    doing: str  # own, others, choice
+    accuracy: float
+
+
+def steps(run: Run) -> dict[tuple[str, int], list[Step]]:
+    """By client and task every test in the order in which it was made."""
+    found: dict[tuple[str, int], list[Step]] = {}
+    for look in run.looks:
+        if look.name in DOINGS:
+            for task, (at, accuracy) in zip(look.rows, look.values, strict=True):
+                step = Step(look.stage, int(at), DOINGS[look.name], accuracy)
+                found.setdefault((look.part, int(task)), []).append(step)
+    tested = [event for event in run.events if isinstance(event, Score) and event.rows]
+    for event in tested:
+        if (event.client, event.task) in found and event.variant == run.headline:
+            step = Step(event.stage, event.round, "choice", event.accuracy)
+            found[event.client, event.task].append(step)
+    for walked in found.values():
+        walked.sort(key=lambda step: (step.stage, step.round, step.doing == "choice"))
+    return found
+
+
+def shares(run: Run) -> dict[str, Share]:
+    """For each client the mean over the tasks that were known before the last stage."""
+    known, last = run.facts["known_at"], int(run.facts["stages"]) - 1
+    by_client: dict[str, list[Share]] = {}
+    for (client, task), walked in steps(run).items():
+        later = [step for step in walked if step.stage > known[task]]
+        if known[task] < last and later and len(later) < len(walked):
+            before = [step for step in walked if step.stage <= known[task]][-1]
+            by_client.setdefault(client, []).append(_share([before, *later]))
+    return {
+        client: Share(*(_mean([getattr(s, part) for s in found]) for part in PARTS))
+        for client, found in sorted(by_client.items())
+    }
+
+
+PARTS = ("own", "others", "choice")
+
+
+def _share(walked: Sequence[Step]) -> Share:
+    moved = dict.fromkeys(PARTS, 0.0)
+    for before, step in pairwise(walked):
+        moved[step.doing] += step.accuracy - before.accuracy
+    return Share(**moved)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def table(group: Group) -> Table | None:
+    """One row for each site and one for all: what own training did, and what came from others."""
+    found = [shares(run) for run in group.runs]
+    clients = sorted({client for one in found for client in one})
+    if not clients:
+        return None
+    chosen = any(abs(share.choice) > 1e-12 for one in found for share in one.values())
+    columns = ("own", "others", *(("choice",) if chosen else ()), "total")
+    rows = []
+    for client in (*clients, ""):
+        cells = [Cell(client or "all sites")]
+        for column in columns:
+            seeds = [_values(one, client, column) for one in found]
+            cells.append(number(seeds, signed=True))
+        rows.append(tuple(cells))
+    titles = {"own": "own training", "others": "what came from others", "total": "together"}
+    titles["choice"] = "choice of the round to keep"
+    caption = (
+        f"{group.title(group.first.headline)}: changes in accuracy on tasks of earlier stages, "
+        "after the stage at which each was learned; the mean over those tasks, and over seeds. "
+        "Below zero something was forgotten. Together they are the backward transfer above."
+    )
+    return Table(caption, ("site", *(titles[name] for name in columns)), tuple(rows))
+
+
+def _values(found: dict[str, Share], client: str, column: str) -> float:
+    """What one client has, or the mean over all where none is named."""
+    return _mean([getattr(s, column) for id, s in found.items() if client in (id, "")])
+
+
+def sentence(group: Group) -> str:
+    """The same in words, for all sites together; empty where it is not in the record."""
+    found = [shares(run) for run in group.runs]
+    own, others = (_mean([_values(one, "", part) for one in found if one]) for part in PARTS[:2])
+    if not math.isfinite(own):
+        return ""
+    return (
+        "On what was learned in earlier stages, own training moved accuracy by "
+        f"{100 * own:+.1f} points, and what came from others by {100 * others:+.1f}."
+    )
+
+
+def picture(group: Group, name: str) -> Picture | None:
+    """Bars for each site, and the first task's accuracy as it went, step by step."""
+    found = [shares(run) for run in group.runs]
+    clients = sorted({client for one in found for client in one})
+    if not clients:
+        return None
+    with style(name):
+        figure = Figure(figsize=(8.6, max(2.6, 1.0 + 0.42 * len(clients))))
+        bars, course = figure.subplots(1, 2, width_ratios=(1, 1.25))
+        _bars(bars, clients, found)
+        _course(course, group)
+        figure.subplots_adjust(wspace=0.3)
+        words = (
+            "Left: points of accuracy on earlier tasks won or lost by own training, and by what "
+            "came from others. Right: accuracy on the first task, the mean over sites and seeds; a "
+            "coloured piece is what that did to it. A dotted line is the end of a stage."
+        )
+        title = f"Whose doing forgetting is: {group.label}"
+        return Picture(name, title, words, svg(figure, name))
+
+
+def _bars(axes: Axes, clients: Sequence[str], found: Sequence[dict[str, Share]]) -> None:
+    quiet(axes)
+    for part, colour, shift in (("own", COLOURS[1], -0.18), ("others", COLOURS[0], 0.18)):
+        values = [100 * _mean([getattr(o[c], part) for o in found if c in o]) for c in clients]
+        places = np.arange(len(clients)) + shift
+        label = "own training" if part == "own" else "from others"
+        axes.barh(places, values, height=0.34, color=colour, label=label)
+    axes.axvline(0, color=INK, alpha=0.5, linewidth=1)
+    axes.set_yticks(range(len(clients)), clients)
+    axes.set_ylim(len(clients) - 0.4, -0.6)
+    axes.set_xlabel("points; below 0: forgotten")
+    axes.legend(ncols=2, loc="lower left", bbox_to_anchor=(0, 1), fontsize=8.5)
+
+
+def _within(keys: Sequence[tuple[int, int, str]], place: int) -> float:
+    """Where in its round a test stands: before own training, after it, or at the end."""
+    trained = [key for key in keys[: place + 1] if key[:2] == keys[place][:2] and key[2] == "own"]
+    return 0.5 if keys[place][2] == "own" else float(bool(trained) or keys[place][2] == "choice")
+
+
+def _course(axes: Axes, group: Group) -> None:
+    """The accuracy on the first task: each piece of the line in the colour of who did it."""
+    quiet(axes)
+    walks = [walked for run in group.runs for (_, task), walked in steps(run).items() if task == 0]
+    keys = [(step.stage, step.round, step.doing) for step in walks[0]]
+    equal = [w for w in walks if [(s.stage, s.round, s.doing) for s in w] == keys]
+    mean = [_mean([walked[place].accuracy for walked in equal]) for place in range(len(keys))]
+    colours = {"own": COLOURS[1], "others": COLOURS[0], "choice": COLOURS[6]}
+    rounds = sorted({(stage, at) for stage, at, _ in keys})
+    x = [rounds.index(key[:2]) + _within(keys, place) for place, key in enumerate(keys)]
+    for place in range(1, len(keys)):
+        pair = slice(place - 1, place + 1)
+        axes.plot(x[pair], mean[pair], color=colours[keys[place][2]])
+    for border in (p for p, (_, at) in enumerate(rounds) if at == 0 and p):
+        axes.axvline(border, color=INK, alpha=0.3, linestyle=":")
+    axes.set_title("first task", loc="left")
+    axes.set_xlabel("rounds, all stages")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -1,0 +1,284 @@
+"""What the report says of split networks: tasks by stage, prototypes, what is held back, leaks."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from atoll.core.record import Look, Round, Score
+from atoll.report.figures import COLOURS, INK, SIZE, Picture, _quiet, _style, _svg
+from atoll.report.page import Section
+from atoll.report.tables import Cell, Group, Table
+
+__all__ = ["overall", "section"]
+
+METHODS = ("vleto", "splitnn")
+NEIGHBOURS = 20.0  # perplexity of t-SNE
+MOST = 600  # points of a picture
+Array = np.ndarray[Any, Any]
+
+
+def section(group: Group, number: int) -> Section | None:
+    """All that the record of a split network has beside its scores."""
+    if group.method not in METHODS:
+        return None
+    drawn = [_map(group, f"map-{number}"), _lineage(group, f"prototypes-{number}")]
+    told = [_tasks(group), _held(group), _ancestry(group), _leaks(group)]
+    return Section(
+        "Stage by stage",
+        "Rows are tested without their labels, unless a model is called label_oracle. Prototypes "
+        "are the mean embeddings of classes that the server keeps; they and the labels never "
+        "leave it.",
+        [picture for picture in drawn if picture],
+        [table for table in told if table],
+    )
+
+
+def _percent(value: float) -> Cell:
+    return Cell("" if math.isnan(value) else f"{100 * value:.1f}", value)
+
+
+def _tasks(group: Group) -> Table | None:
+    """The accuracy of each task after each stage, and of all classes so far."""
+    cells: dict[tuple[str, str, int], list[float]] = {}
+    names = group.first.facts["tasks"]
+    for run in group.runs:
+        for event in run.events:
+            if isinstance(event, Score) and event.rows:
+                union = event.variant == "union"
+                row = "all classes so far" if union else str(names[event.task])
+                model = "" if union else event.variant
+                cells.setdefault((row, model, event.stage), []).append(event.accuracy)
+    stages = sorted({stage for *_, stage in cells})
+    if not cells:
+        return None
+    rows = []
+    last = "all classes so far"  # below the tasks
+    for row, model in sorted(dict.fromkeys(key[:2] for key in cells), key=lambda k: k[0] == last):
+        values = [float(np.mean(cells.get((row, model, s), [math.nan]))) for s in stages]
+        rows.append((Cell(f"{row}: {model}" if model else row), *map(_percent, values)))
+    return Table(
+        "Test accuracy in % of each task after each stage, the mean over seeds.",
+        ("task", *(f"after stage {stage + 1}" for stage in stages)),
+        tuple(rows),
+    )
+
+
+def _held(group: Group) -> Table | None:
+    """The share of each client's weights that were held back at each stage."""
+    shares: dict[tuple[str, int], float] = {}
+    for event in group.first.events:
+        if isinstance(event, Round):
+            for note, value in event.notes.items():
+                if note.startswith("frozen "):
+                    shares[note.removeprefix("frozen "), event.stage] = value
+    if not shares:
+        return None
+    stages = sorted({stage for _, stage in shares})
+    rows = [
+        (Cell(client), *(_percent(shares.get((client, s), math.nan)) for s in stages))
+        for client in sorted({client for client, _ in shares})
+    ]
+    caption = "Weights of each site that were held back while it learned, in %."
+    return Table(caption, ("site", *(f"stage {s + 1}" for s in stages)), tuple(rows))
+
+
+def _looked(group: Group, name: str) -> list[Look]:
+    return [look for look in group.first.looks if look.name == name]
+
+
+def _paths(group: Group) -> dict[str, dict[int, Array]]:
+    """The prototype of each class after each stage."""
+    found: dict[str, dict[int, Array]] = {}
+    for look in _looked(group, "prototypes"):
+        for kind, row in zip(look.rows, look.values, strict=True):
+            found.setdefault(kind, {})[look.stage] = np.array(row)
+    return found
+
+
+def _steps(path: dict[int, Array]) -> dict[int, float]:
+    """How far a prototype moved at each stage after its first, by its length then."""
+    return {now: _away(path[now], path[last]) for last, now in pairwise(sorted(path))}
+
+
+def _away(one: Array, other: Array) -> float:
+    """The distance in parts of the other's length."""
+    return float(np.linalg.norm(one - other)) / max(float(np.linalg.norm(other)), 1e-12)
+
+
+def _ancestry(group: Group) -> Table | None:
+    """When each prototype was made, and what each later stage did to it."""
+    paths = _paths(group)
+    if not paths:
+        return None
+    stages = sorted({stage for path in paths.values() for stage in path})
+    mixed = {look.stage: set(look.rows) for look in _looked(group, "mixed")}
+    rows = []
+    for kind, path in paths.items():
+        moved, again = _steps(path), {s for s, kinds in mixed.items() if kind in kinds}
+        words = [_fate(s, min(path), moved.get(s, 0.0), s in again) for s in stages]
+        rows.append((Cell(kind), *(Cell(word) for word in words)))
+    caption = (
+        "Where each prototype comes from: made at the stage that first has its class, mixed with "
+        "the new mean where a later stage has the class again (in % of its length), else kept."
+    )
+    return Table(caption, ("class", *(f"stage {s + 1}" for s in stages)), tuple(rows))
+
+
+def _fate(stage: int, first: int, moved: float, again: bool) -> str:
+    if stage < first:
+        return ""
+    if stage == first:
+        return "made"
+    return f"mixed, moved {100 * moved:.1f} %" if again else "kept"
+
+
+def _lineage(group: Group, name: str) -> Picture | None:
+    """How far each prototype is from where it began, after each stage."""
+    paths = {kind: path for kind, path in _paths(group).items() if len(path) > 1}
+    if not paths:
+        return None
+    with _style(name):
+        figure = Figure(figsize=(5.2, 3.0))
+        axes = figure.add_subplot()
+        _quiet(axes)
+        for number, (kind, path) in enumerate(paths.items()):
+            stages = sorted(path)
+            far = [100 * _away(path[stage], path[stages[0]]) for stage in stages]
+            dash = "-" if number < len(COLOURS) else "--"
+            axes.plot([s + 1 for s in stages], far, dash, marker="o", label=kind,
+                      color=COLOURS[number % len(COLOURS)])  # fmt: skip
+        axes.set_xlabel("after stage")
+        axes.set_ylabel("distance from where it began, %")
+        axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(fontsize=SIZE - 2, ncols=2, title="class", loc="upper left",
+                    bbox_to_anchor=(1, 1))  # fmt: skip
+        words = (
+            "In % of a prototype's first length; a flat line is a class that did not come again."
+        )
+        return Picture(name, f"Drift of prototypes: {group.label}", words, _svg(figure, name))
+
+
+def _map(group: Group, name: str) -> Picture | None:
+    """Test embeddings and prototypes on a plane (t-SNE), a panel for each stage."""
+    shown = [look for look in _looked(group, "embeddings") if len(look.rows) > 3 * NEIGHBOURS]
+    prototypes = {look.stage: look for look in _looked(group, "prototypes")}
+    if not shown:
+        return None
+    kinds = list(dict.fromkeys(kind for look in shown for kind in look.rows))
+    colours = {kind: COLOURS[i % len(COLOURS)] for i, kind in enumerate(sorted(kinds))}
+    with _style(name):
+        across = min(2, len(shown))
+        down = math.ceil(len(shown) / across)
+        figure = Figure(figsize=(3.2 * across, 3.2 * down))
+        for place, look in enumerate(shown, 1):
+            axes = figure.add_subplot(down, across, place)
+            means = prototypes.get(look.stage)
+            tops = np.array(means.values) if means and means.values else np.zeros((0, 2))
+            points, stars = _plane(np.array(look.values)[-MOST:], tops)
+            _scatter(axes, points, look.rows[-MOST:], stars, means.rows if means else (), colours)
+            axes.set_title(f"after stage {look.stage + 1}", loc="left")
+        words = (
+            "Some test rows of each task so far, by t-SNE (scikit-learn, perplexity "
+            f"{NEIGHBOURS:.0f}); the number is a row's true class, a star a class's prototype. "
+            "Distances between far groups mean nothing."
+        )
+        return Picture(name, f"Global embeddings: {group.label}", words, _svg(figure, name))
+
+
+def _plane(points: Array, tops: Array) -> tuple[Array, Array]:
+    from sklearn.manifold import TSNE  # noqa: PLC0415 - takes a second
+
+    both = np.concatenate([points, tops.reshape(len(tops), points.shape[1])])
+    how = TSNE(2, perplexity=NEIGHBOURS, init="pca", random_state=0, max_iter=500)
+    found = np.asarray(how.fit_transform(both.astype(np.float32)))
+    return found[: len(points)], found[len(points) :]
+
+
+def _scatter(
+    axes: Any, points: Array, kinds: Sequence[str], stars: Array, names: Sequence[str],
+    colours: dict[str, str],
+) -> None:  # fmt: skip
+    of = np.array(kinds)
+    for kind, colour in colours.items():
+        here = points[of == kind]
+        axes.scatter(here[:, 0], here[:, 1], s=5, color=colour, alpha=0.6, linewidths=0)
+        if len(here):
+            middle = np.median(here, axis=0)
+            axes.annotate(kind, middle, fontsize=SIZE - 1, color=INK, ha="center", va="center")
+    for (x, y), kind in zip(stars, names, strict=True):
+        axes.plot([x], [y], marker="*", markersize=10, color=colours.get(kind, INK),
+                  markeredgecolor=INK, markeredgewidth=0.8)  # fmt: skip
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def _leaks(group: Group) -> Table | None:
+    """What a curious part could find out, after the last stage, and what would make it harder."""
+    rows = []
+    labels = _looked(group, "labels from gradients")
+    if labels:
+        for how, (guessed, chance) in zip(labels[-1].rows, labels[-1].values, strict=True):
+            what = "a site guesses labels from gradients"
+            rows.append(
+                (Cell(what), Cell(how), _percent(guessed), Cell(f"chance {100 * chance:.0f}"))
+            )
+    columns = _looked(group, "columns from embeddings")
+    last = max((look.stage for look in columns), default=0)
+    for look in columns:
+        if look.stage == last:
+            what = f"the server guesses the columns of {look.part} from embeddings"
+            for how, (explained,) in zip(look.rows, look.values, strict=True):
+                rows.append((Cell(what), Cell(how), _percent(explained), Cell("mean alone 0")))
+    if not rows:
+        return None
+    caption = (
+        "Two plain attacks on this run's own messages, measured at home: they are lower bounds. "
+        "Labels: three rows of each class are known; in % of the others guessed right. Columns: "
+        "two thirds of the rows are known; in % of the others' variance explained by a linear map. "
+        "Clip and noise are in parts of the mean gradient: options clip, noise and digits."
+    )
+    return Table(caption, ("what", "messages", "%", "without them"), tuple(rows))
+
+
+def overall(groups: Sequence[Group]) -> list[Picture]:
+    """Where groups differ in one option that is a number: accuracy after each stage over it."""
+    ours = [group for group in groups if group.method in METHODS]
+    options = [group.first.config["method"] for group in ours]
+    names = sorted({name for one in options for name in one})
+    varied = [n for n in names if len({str(one.get(n)) for one in options}) > 1]
+    numbers = [n for n in varied if all(isinstance(one.get(n), int | float) for one in options)]
+    if len(ours) < 3 or not numbers or len(numbers) != len(varied):
+        return []
+    return [_sensitivity(ours, numbers[0], "sensitivity")]
+
+
+def _sensitivity(groups: Sequence[Group], option: str, name: str) -> Picture:
+    lines: dict[int, list[tuple[float, float]]] = {}
+    for group in groups:
+        place = float(group.first.config["method"][option])
+        by_stage: dict[int, list[float]] = {}
+        for run in group.runs:
+            for event in run.events:
+                if isinstance(event, Score) and event.variant == run.headline:
+                    by_stage.setdefault(event.stage, []).append(event.accuracy)
+        for stage, values in by_stage.items():
+            lines.setdefault(stage, []).append((place, float(np.mean(values))))
+    with _style(name):
+        figure = Figure(figsize=(5.2, 3.0))
+        axes = figure.add_subplot()
+        _quiet(axes)
+        for number, (stage, line) in enumerate(sorted(lines.items())):
+            colour = COLOURS[number % len(COLOURS)]
+            axes.plot(*zip(*sorted(line), strict=True), marker="o", color=colour,
+                      label=f"after stage {stage + 1}")  # fmt: skip
+        axes.set_xlabel(option)
+        axes.set_ylabel("test accuracy")
+        axes.legend(fontsize=SIZE - 1)
+        words = f"Accuracy over {option}, the mean over seeds; other options are the same."
+        return Picture(name, f"Sensitivity to {option}", words, _svg(figure, name))

@@ -1,0 +1,54 @@
+"""The page about networks, typed in from top to bottom: every command as it stands there."""
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .federation import Federation, free_port
+
+pytest.importorskip("nvflare", reason="needs the extra nvflare")
+pytestmark = pytest.mark.process
+
+PAGE = Path(__file__).parents[2] / "docs" / "network.md"
+BLOCK = re.compile(r"<!-- (file: (\S+)|not run: .*?) -->\n```(\w+)\n(.*?)^```$", re.M | re.S)
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Federation]:
+    made = Federation(tmp_path)
+    yield made
+    made.close()
+
+
+def typed(reader: Federation, line: str) -> None:
+    words = shlex.split(line)
+    if words[:2] == ["atoll", "join"]:  # each in a terminal of its own
+        reader.start(*words[1:])
+    elif words[0] == "atoll":
+        ended = reader.call(*words[1:], seconds=900)
+        assert ended.returncode == 0, (line, ended.stdout, ended.stderr[-2000:])
+        if words[1] == "serve":
+            for process in reader.started:
+                process.terminate()  # Ctrl-C in each terminal, before the rehearsal
+        if words[1] == "rehearse":
+            assert ended.stdout.rstrip().endswith("go")
+            assert ended.stdout.count("go   ") == 11, ended.stdout
+    else:
+        assert subprocess.run(words, cwd=reader.folder, check=False).returncode == 0, line
+
+
+def test_what_the_page_says_works_as_it_is_printed(reader: Federation) -> None:
+    text = PAGE.read_text().replace("port = 8102", f"port = {free_port()}")  # it may be taken here
+    done = []
+    for _, name, language, content in BLOCK.findall(text):
+        if name:
+            (reader.folder / name).write_text(content)
+        elif language == "sh":
+            for line in content.splitlines():
+                typed(reader, line)
+                done.append(line.split()[1])
+    assert set(done) >= {"network", "join", "serve", "run", "egress", "rehearse"}

@@ -1,0 +1,211 @@
+"""Tables that stay at their sites agree on columns, and a run on them is the run in one place."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from atoll.core.errors import UserError
+from atoll.core.federation import Moment
+from atoll.core.messages import Packet, Tensors, opened, pack
+from atoll.core.record import Look, Record, Score, read_checkpoint, read_events
+from atoll.data.agree import Agree, Agreed, Offer, Offered, Plan, common, elsewhere, planned
+from atoll.data.tables import TableOptions
+from atoll.engines.gate import Finish, Gate, RefusedError, SiteFile
+from atoll.engines.local import execute
+from atoll.runs.config import RunConfig, change, resolve, to_toml
+from atoll.runs.loop import facts, go
+from atoll.runs.parts import Parts
+from atoll.runs.predict import Predictor, predict
+
+SITES = ("basel", "bern", "geneva")
+
+
+def tables(folder: Path) -> None:
+    """Three files: common columns in another order each, own columns, gaps, a text column."""
+    draws = np.random.default_rng(3)
+    for place, name in enumerate(SITES):
+        rows = 60 + 10 * place
+        age, weight, own = (draws.normal(size=rows) for _ in range(3))
+        kind = draws.choice(["red", "blue", "green"][: 2 + (place > 0)], size=rows)
+        label = np.where(age + own + (kind == "red") > 0.4, "yes", "no")
+        columns: dict[str, Any] = {
+            "years": [f"{v:.3f}" for v in age],
+            "kilos": [f"{v:.3f}" if i % 9 else "" for i, v in enumerate(weight)],
+            "colour": kind,
+            f"own_{name}": [f"{v:.3f}" for v in own],
+            "outcome": label,
+        }
+        if name == "bern":
+            columns = dict(reversed(columns.items()))
+        lines = [",".join(columns), *(",".join(row) for row in zip(*columns.values(), strict=True))]
+        (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
+
+
+def config(folder: Path, method: str, **changes: Any) -> RunConfig:
+    values = {
+        "method": method, "rounds": 2, "checkpoint_seconds": 0,
+        "data": {"files": [str(folder / f"{n}.csv") for n in SITES], "label": "outcome"},
+    }  # fmt: skip
+    small = {"widths": [8], "epochs": 1, "engine.mode": "loop", "threads": 1}
+    return resolve(change(values, {**small, **changes}), "test")
+
+
+def gates(folder: Path, method: str) -> dict[str, Gate]:
+    made = {}
+    for name in SITES:
+        home = folder / "sites" / name
+        home.mkdir(parents=True)
+        (folder / f"{name}.csv").rename(home / "mine.csv")  # nobody else has it
+        contract = {
+            "methods": [method],
+            "actions": ["offer", "agree", "fit", "check"]
+            + (["settle", "keep"] * (method == "chfl")),
+        }
+        data = {"files": [str(home / "mine.csv")]}
+        made[name] = Gate(SiteFile(store=str(home / "store"), data=data, contract=contract))
+    return made
+
+
+@dataclasses.dataclass
+class Near:
+    """An engine whose sites are gates in this process; it sees every packet."""
+
+    gates: Mapping[str, Gate]
+    at_least: int = 0
+    number: int = 0
+    left: list[bytes] = dataclasses.field(default_factory=list)
+
+    def agreement(self, made: RunConfig) -> Plan:
+        options = TableOptions(tuple(made.data["files"]), made.data["label"])
+        offers: dict[str, Offered] = {}
+        agreed: dict[str, Agreed] = {}
+        for name, gate in self.gates.items():
+            reply = gate.offer("run", to_toml(made), name, pack(Offer("run")))
+            offers[name] = self._message(reply, Offered, name)
+        for name, gate in self.gates.items():
+            reply = gate.agree(pack(Agree(common(offers, options))))
+            agreed[name] = self._message(reply, Agreed, name)
+        return planned("run", offers, agreed, options)
+
+    def _message(self, reply: Packet, kind: type, name: str) -> Any:
+        self.left.append(reply.header + reply.block)
+        return opened(reply.header, reply.block, kind, name).message
+
+    def carry(
+        self, action: str, moment: Moment, packets: Mapping[str, Packet]
+    ) -> Mapping[str, Packet]:
+        self.number += 1
+        replies = {
+            n: self.gates[n].handle(self.number, action, moment, packets[n]) for n in packets
+        }
+        self.left += [reply.header + reply.block for reply in replies.values()]
+        return replies
+
+    def states(self, place: str) -> dict[str, Tensors]:
+        return {}
+
+    def restore(self, states: Mapping[str, Tensors], place: str) -> None:
+        raise AssertionError("these runs are not resumed")
+
+    def looks(self, moment: Moment) -> list[Look]:
+        return []
+
+
+@pytest.mark.parametrize("method", ["fedavg", "chfl", "alone"])
+def test_a_run_on_tables_at_their_sites_is_the_run_in_one_place(
+    method: str, tmp_path: Path
+) -> None:
+    tables(tmp_path)
+    made = config(tmp_path, method)
+    execute(made, tmp_path / "local")
+    near = Near(gates(tmp_path, method))
+    plan = near.agreement(made)
+    for name, gate in near.gates.items():
+        text = json.dumps(dataclasses.asdict(plan))
+        gate.prepare("run", to_toml(made), name, SITES, text)
+    parts = Parts(made, *elsewhere(plan, SITES, made.data["files"]))
+    record = Record.create(tmp_path / "network", to_toml(made), {})
+    go(parts, near, record, lambda progress: None, lambda: False)
+    events = [(tmp_path / name / "events.jsonl").read_bytes() for name in ("local", "network")]
+    assert events[0] == events[1]
+    crossed = b"|".join(near.left)
+    for name in ("own_basel", "own_bern", "own_geneva", "years", "kilos", "colour"):
+        assert name.encode() not in crossed
+    assert b"green" in crossed  # levels of a common text column are told
+    log = (tmp_path / "sites" / "bern" / "store" / "egress.jsonl").read_text()
+    assert "answered 'offer'" in log
+    assert "answered 'agree'" in log
+
+
+def test_a_site_predicts_by_itself_what_it_would_in_one_place(tmp_path: Path) -> None:
+    tables(tmp_path)
+    made = config(tmp_path, "chfl")
+    execute(made, tmp_path / "local")
+    rows = tmp_path / "rows.csv"
+    rows.write_text((tmp_path / "bern.csv").read_text())
+    near = Near(gates(tmp_path, "chfl"))
+    plan = near.agreement(made)
+    for name, gate in near.gates.items():
+        gate.prepare("run", to_toml(made), name, SITES, json.dumps(dataclasses.asdict(plan)))
+    parts = Parts(made, *elsewhere(plan, SITES, made.data["files"]))
+    record = Record.create(tmp_path / "network", to_toml(made), facts(parts))
+    go(parts, near, record, lambda progress: None, lambda: False)
+    scores = [e for e in read_events(tmp_path / "network") if isinstance(e, Score)]
+    own = "".join(
+        json.dumps({"event": "score", **vars(e)}) + "\n" for e in scores if e.client == "bern"
+    )
+    state = read_checkpoint(tmp_path / "network")[0]
+    shared = {n.removeprefix("server/"): torch.from_numpy(a) for n, a in state.items()}
+    about = (tmp_path / "network" / "facts.json").read_text()
+    near.gates["bern"].finish(pack(Finish(shared, own, about)))
+    here = tmp_path / "sites" / "bern" / "store" / "run"
+    for folder, out in ((tmp_path / "local", "one.csv"), (here, "other.csv")):
+        predict(Predictor(folder, "bern", ""), rows, tmp_path / out)
+    assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "other.csv").read_bytes()
+
+
+def test_a_site_whose_contract_has_no_offer_refuses_it(tmp_path: Path) -> None:
+    tables(tmp_path)
+    made = config(tmp_path, "fedavg")
+    site = SiteFile(
+        store=str(tmp_path / "store"), data={"files": [str(tmp_path / "bern.csv")]},
+        contract={"methods": ["fedavg"], "actions": ["fit", "check"]},
+    )  # fmt: skip
+    with pytest.raises(RefusedError, match="'offer' is not in the contract"):
+        Gate(site).offer("run", to_toml(made), "bern", pack(Offer("run")))
+
+
+def test_columns_without_a_match_at_every_site_are_no_common_ones() -> None:
+    offers = {
+        "a": Offered({"x": "number", "y": "text", "z": "number", "w": "left out"}, ["0"], []),
+        "b": Offered({"z": "text", "x": "number", "y": "text", "w": "number"}, ["1"], []),
+    }
+    agreed = {"a": Agreed({"x": False, "y": True}, {"y": ["2", "10"]}),
+              "b": Agreed({"x": True, "y": False}, {"y": ["1"]})}  # fmt: skip
+    assert common(offers, TableOptions()) == ["x", "y"]
+    assert common(offers, TableOptions(levels="local")) == ["x"]
+    plan = planned("key", offers, agreed, TableOptions())
+    assert [(c.hash, c.gaps, c.levels) for c in plan.columns] == [
+        ("x", True, ()), ("y", True, ("1", "2", "10")),
+    ]  # fmt: skip
+    assert plan.left_out == ("w",)
+    assert plan.classes == ("0", "1")
+    with pytest.raises(UserError, match="has 3 levels"):
+        planned("key", offers, agreed, TableOptions(most_levels=2))
+    with pytest.raises(UserError, match="no common column"):
+        common({"a": offers["a"], "b": Offered({}, [], [])}, TableOptions())
+
+
+def test_global_scaling_would_need_rows_of_others(tmp_path: Path) -> None:
+    tables(tmp_path)
+    made = config(tmp_path, "fedavg", scale="global")
+    near = Near(gates(tmp_path, "fedavg"))
+    text = json.dumps(dataclasses.asdict(near.agreement(made)))
+    with pytest.raises(RefusedError, match="scale"):
+        near.gates["bern"].prepare("run", to_toml(made), "bern", SITES, text)

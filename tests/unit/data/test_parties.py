@@ -1,0 +1,188 @@
+"""Own tables of parties with different columns of the same rows."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from atoll import cli, data
+from atoll.core.errors import UserError
+from atoll.core.federation import SERVER
+from atoll.core.record import Score, read_events
+from atoll.engines.local import execute
+from atoll.runs.config import resolve
+from atoll.runs.parts import parts
+
+KINDS = ("basic", "gold", "black")
+
+
+def write(name: str, header: list[str], rows: list[list[Any]]) -> None:
+    lines = [",".join(map(str, line)) for line in [header, *rows]]
+    Path(name).write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bank with labels and a column, a phone company and a shop; all know other customers."""
+    monkeypatch.chdir(tmp_path)
+    draw = random.Random(0)
+    rows = []
+    for number in range(240):
+        a, b, c = (draw.gauss(0, 1) for _ in range(3))
+        card = KINDS[(a + b > 0.3) + (a + b > 0.3 and c > 0)]
+        rows.append((f"C{number:03d}", a, b, c, card, 1 + (card == "black")))
+    write("bank.csv", ["customer", "income", "card", "year"],
+          [[i, f"{a:.3f}", card, year] for i, a, _, _, card, year in rows[:230]])  # fmt: skip
+    mixed = draw.sample(rows, len(rows))
+    write("phone.csv", ["customer", "minutes", "plan"],
+          [[f" {i.lower()} ", f"{b:.3f}" if n % 7 else "", "xy"[n % 2]]
+           for n, (i, _, b, *_) in enumerate(mixed) if i != "C007"])  # fmt: skip
+    columns = {"customer": [r[0] for r in rows[10:]], "spent": [r[3] for r in rows[10:]]}
+    pyarrow.parquet.write_table(pa.table(columns), "shop.parquet")
+    return tmp_path
+
+
+FILES = ("bank.csv", "phone.csv", "shop.parquet")
+OWN = {"parties": list(FILES), "label": "card", "id": "customer", "index": "aligned"}
+
+
+def aligned(*files: str) -> None:
+    pytest.importorskip("private_set_intersection", reason="the extra 'psi' is not installed")
+    paths = [Path(file) for file in files or FILES]
+    cli.align_command(paths, hub=paths[0], column="customer", to=Path("aligned"))
+
+
+def test_rows_that_all_share_stand_side_by_side_in_one_order(tables: Path) -> None:
+    aligned()
+    found = data.load("", **OWN)
+    assert len(found) == 220  # 230 of the bank, without the first ten; C007 is among those
+    assert found.groups == ("0-bank", "1-phone", "2-shop")
+    assert found.classes == ("basic", "black", "gold")
+    assert found.columns == (
+        "0-bank: income", "0-bank: year", "1-phone: minutes", "1-phone: minutes missing",
+        "1-phone: plan=x", "1-phone: plan=y", "2-shop: spent",
+    )  # fmt: skip
+    there = ~np.isnan(found.x[:, 2])
+    high = found.x[there, 0] + found.x[there, 2] > 0.3  # income + minutes decide about a card
+    assert (high == (found.y[there] != 0)).mean() > 0.97  # three digits are left of each
+    assert found.x[~there, 3].all()
+
+
+def test_each_party_has_its_columns_and_the_server_labels_alone(tables: Path) -> None:
+    aligned()
+    made = parts(resolve({"data": {**OWN, "stage": "year"}, "method": "vleto"}, "test"))
+    assert made.scenario.clients == ("0-bank", "1-phone", "2-shop")
+    assert made.scenario.tasks == ("1", "2")
+    shapes = [tuple(made.site(id).train(0).x.shape[1:]) for id in made.scenario.clients]
+    assert shapes == [(1,), (4,), (1,)]
+    phone, server = made.site("1-phone").train(0), made.site(SERVER).train(0)
+    assert not phone.x.isnan().any()
+    assert set(phone.y.tolist()) == {-1}
+    assert server.x.shape[1] == 0
+    assert set(server.y.tolist()) == {0, 2}  # black comes at stage 2, alone
+    assert set(made.site(SERVER).train(1).y.tolist()) == {1}
+
+
+def test_a_run_learns_from_them_with_rows_classes_or_columns_by_stage(tables: Path) -> None:
+    aligned()
+    how = {"rate": 0.1, "batch": 16, "width": 12}
+    for name, given, scenario in (
+        ("rows", {"stage": "year"}, {}),
+        ("classes", {}, {"mode": "classes", "stage_classes": [[0, 2], [1, 2]]}),
+        ("columns", {}, {"mode": "columns"}),
+    ):
+        values = {"rounds": 8, "data": {**OWN, **given}, "scenario": scenario,
+                  "method": {"name": "vleto", **how}, "engine": {"mode": "loop"}}  # fmt: skip
+        execute(resolve(values, "test"), tables / name)
+        scores = [e for e in read_events(tables / name) if isinstance(e, Score)]
+        last = max(score.stage for score in scores)
+        assert last == (2 if name == "columns" else 1)
+        assert scores[0].accuracy > 0.6, name
+
+
+def test_a_file_for_each_stage_and_a_column_that_vanishes_or_comes(tables: Path) -> None:
+    for stage, part in ((1, slice(1, 111)), (2, slice(111, None))):
+        for name in ("bank", "phone"):
+            lines = Path(f"{name}.csv").read_text().splitlines()
+            kept = sorted(lines[1:], key=lambda line: line.strip().lower())[part]
+            Path(f"{name}-{stage}.csv").write_text("\n".join([lines[0], *kept]) + "\n")
+    aligned("bank-1.csv", "phone-1.csv")
+    aligned("bank-2.csv", "phone-2.csv")
+    staged = {**OWN, "parties": [["bank-1.csv", "bank-2.csv"], ["phone-1.csv", "phone-2.csv"]]}
+    found = data.load("", **staged)
+    assert found.layout is not None
+    assert found.layout.stages == ("bank-1", "bank-2")
+    assert set(found.layout.stage.tolist()) == {0, 1}
+    whole = Path("phone-2.csv").read_text()
+    Path("phone-2.csv").write_text("\n".join(x.rsplit(",", 1)[0] for x in whole.splitlines()))
+    with pytest.raises(UserError, match=r"'plan' of phone-1.csv is gone.*phone-2.csv.*ignore"):
+        data.load("", **staged)
+    data.load("", **staged, ignore=["plan"])
+    Path("phone-2.csv").write_text(
+        whole.replace("plan", "plan,more").replace(",x\n", ",x,1\n").replace(",y\n", ",y,2\n")
+    )
+    with pytest.raises(UserError, match=r"'more' is not in phone-1.csv.*mode = 'columns'"):
+        data.load("", **staged)
+
+
+def test_other_lengths_orders_and_repeated_ids_are_named(tables: Path) -> None:
+    assumed = {k: v for k, v in OWN.items() if k != "index"} | {"assume_aligned": True}
+    with pytest.raises(UserError, match=r"rows, but '.*' has .*without --assume-aligned"):
+        data.load("", **assumed)
+    lines = Path("bank.csv").read_text().splitlines()
+    Path("other.csv").write_text("\n".join([lines[0].replace("card", "kind"), *lines[:0:-1]]))
+    with pytest.raises(UserError, match="row 0 has another id"):
+        data.load("", **{**assumed, "parties": ["bank.csv", "other.csv"]})
+    Path("other.csv").write_text("\n".join([lines[0].replace("card", "kind"), *lines[1:]]))
+    assert len(data.load("", **{**assumed, "parties": ["bank.csv", "other.csv"]})) == 230
+    Path("bank.csv").write_text("\n".join([*lines, lines[5]]))
+    with pytest.raises(UserError, match="1 ids come more than once: 'c004'"):
+        aligned()
+
+
+def test_a_table_that_changed_after_the_alignment_is_refused(tables: Path) -> None:
+    aligned()
+    lines = Path("phone.csv").read_text().splitlines()
+    Path("phone.csv").write_text("\n".join([lines[0], *sorted(lines[1:])]) + "\n")
+    with pytest.raises(UserError, match=r"does not fit that of bank.csv.*align again"):
+        data.load("", **OWN)
+    Path("phone.csv").write_text("\n".join(lines[:50]) + "\n")
+    with pytest.raises(UserError, match=r"do not fit phone.csv, which has 49"):
+        data.load("", **OWN)
+
+
+def test_a_class_that_no_other_party_has_rows_of_is_told_or_dropped(tables: Path) -> None:
+    lines = Path("bank.csv").read_text().splitlines()
+    Path("bank.csv").write_text("\n".join([*lines, "C900,0.5,platinum,2", "C901,0.1,platinum,2"]))
+    aligned()
+    with pytest.raises(UserError, match="class 'platinum' has no row that all parties have"):
+        data.load("", **OWN)
+    assert "platinum" not in data.load("", **OWN, lost="drop").classes
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"label": "gold"}, "no party has a column 'gold'"),
+        ({"label": ""}, "no label"),
+        ({"parties": ["bank.csv"]}, "fewer than two parties"),
+        ({"index": ""}, "not known which rows belong together"),
+        ({"index": "nowhere"}, "no index file"),
+        ({"id": "nr"}, "no column 'nr' for the ids"),
+        ({"stage": "when"}, "no column 'when' for the stage"),
+        (
+            {"parties": [["bank.csv", "bank.csv"], ["phone.csv"]]},
+            "different numbers of files: 2, 1",
+        ),
+        ({"parties": ["bank.csv", "bank.csv"]}, "the label is in bank.csv and bank.csv"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_read_twice(
+    changes: dict[str, Any], said: str, tables: Path
+) -> None:
+    with pytest.raises(UserError, match=said):
+        data.load("", **{**OWN, **changes})

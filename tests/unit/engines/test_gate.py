@@ -1,0 +1,226 @@
+"""The gate of a site: what is answered, what is refused, what is written down, what is kept."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from atoll.core.errors import BadMessageError, UserError
+from atoll.core.federation import Moment
+from atoll.core.messages import Check, Empty, Packet, Weights, pack
+from atoll.engines import egress
+from atoll.engines.gate import Gate, RefusedError, SiteFile, read_site, told
+from atoll.engines.local import LocalEngine
+from atoll.runs.config import change, resolve, to_toml
+from atoll.runs.parts import parts
+
+FIRST = Moment(0, 0, 2)
+TERMS = {"methods": ["alone", "fedavg"], "actions": ["fit", "check"]}
+
+
+def config(method: str = "alone") -> str:
+    values = {
+        "data": "wine", "rounds": 2, "clients": 3, "widths": [4], "epochs": 1,
+        "engine.mode": "loop", "threads": 1,
+    }  # fmt: skip
+    return to_toml(resolve(change({"method": method}, values), "test"))
+
+
+def gate(folder: Path, method: str = "alone", **terms: Any) -> Gate:
+    made = Gate(SiteFile(store=str(folder / "store"), contract={**TERMS, **terms}))
+    made.prepare("run-1", config(method), "site-1")
+    return made
+
+
+def log(folder: Path) -> list[egress.Line]:
+    return list(egress.lines(folder / "store" / "egress.jsonl"))
+
+
+def test_a_gate_answers_as_the_local_engine_does(tmp_path: Path) -> None:
+    made = parts(resolve(change({"method": "alone"}, {"data": "wine", "rounds": 2, "clients": 3,
+        "widths": [4], "epochs": 1, "engine.mode": "loop"}), "test"))  # fmt: skip
+    here = LocalEngine(made).carry("fit", FIRST, {"site-1": pack(Empty())})["site-1"]
+    assert gate(tmp_path).handle(1, "fit", FIRST, pack(Empty())) == here
+
+
+def test_a_question_that_comes_twice_is_done_once(tmp_path: Path) -> None:
+    made = gate(tmp_path)
+    first = made.handle(7, "fit", FIRST, pack(Empty()))
+    state = {n: t.clone() for n, t in made._client.state().items()}
+    assert made.handle(7, "fit", FIRST, pack(Empty())) is first
+    for name, tensor in made._client.state().items():
+        assert torch.equal(state[name], tensor)
+    assert len(log(tmp_path)) == 1
+    with pytest.raises(RefusedError, match="from before"):
+        made.handle(6, "fit", FIRST, pack(Empty()))
+
+
+@pytest.mark.parametrize(
+    ("terms", "action", "moment", "words"),
+    [
+        ({"actions": ["check"]}, "fit", FIRST, "the action 'fit' is not in the contract"),
+        ({}, "state", FIRST, "the action 'state' is not in the contract"),
+        ({}, "__init__", FIRST, "the action '__init__' is not in the contract"),
+        ({}, "fit", Moment(1, 0, 2), "a moment that is not in the run"),
+        ({}, "fit", Moment(-1, 0, 2), "a moment that is not in the run"),
+        ({"question": 10}, "fit", FIRST, "a question of"),
+        ({"largest": 10}, "fit", FIRST, "is larger than the contract allows"),
+        ({"total": 10}, "fit", FIRST, "more than 10 bytes in all"),
+    ],
+)
+def test_what_is_not_in_the_contract_is_refused_and_written_down(
+    terms: dict[str, Any], action: str, moment: Moment, words: str, tmp_path: Path
+) -> None:
+    made = gate(tmp_path, **terms)
+    with pytest.raises(RefusedError, match=words):
+        made.handle(1, action, moment, pack(Empty()))
+    (line,) = log(tmp_path)
+    assert line.words.startswith(f"refused '{action}': ")
+    assert words in line.words
+    assert line.bytes == 0
+
+
+def test_stages_beyond_the_contract_are_refused(tmp_path: Path) -> None:
+    made = gate(tmp_path, stages=1)
+    made.handle(1, "fit", FIRST, pack(Empty()))
+    with pytest.raises(RefusedError, match="stage 2 is not in the contract"):
+        made.handle(2, "fit", Moment(1, 0, 2), pack(Empty()))
+
+
+def test_the_total_counts_what_left_before_a_restart(tmp_path: Path) -> None:
+    size = gate(tmp_path).handle(1, "fit", FIRST, pack(Empty())).size
+    made = gate(tmp_path, total=2 * size - 1)
+    with pytest.raises(RefusedError, match="in all"):
+        made.handle(1, "fit", FIRST, pack(Empty()))
+
+
+@pytest.mark.parametrize(
+    ("run", "text", "client", "words"),
+    [
+        ("run-1", config("splitnn"), "site-0", "'splitnn' is not in the contract"),
+        ("run-1", "data = [", "site-0", "not TOML"),
+        ("run-1", config(), "site-9", "no client 'site-9'"),
+        ("../run", config(), "site-0", "a run's name"),
+        ("run-1", "x" * (1 << 20) + "x", "site-0", "too long"),
+        ("run-1", 'method = "alone"\ndata = { files = ["/a.csv"], label = "y" }', "a", "own files"),
+    ],
+)
+def test_a_run_that_the_site_did_not_agree_to_is_refused(
+    run: str, text: str, client: str, words: str, tmp_path: Path
+) -> None:
+    made = Gate(SiteFile(store=str(tmp_path), contract=TERMS))
+    with pytest.raises(RefusedError, match=words):
+        made.prepare(run, text, client)
+    with pytest.raises(RefusedError, match="no run has been prepared"):
+        made.handle(1, "fit", FIRST, pack(Empty()))
+
+
+def test_a_site_goes_back_to_either_of_its_last_two_places(tmp_path: Path) -> None:
+    made, states = gate(tmp_path), {}
+    for number in range(3):
+        made.handle(number + 1, "fit", Moment(0, number, 4), pack(Empty()))
+        made.keep(f"0-{number + 1}")
+        states[number + 1] = {n: t.clone() for n, t in made._client.state().items()}
+    kept = sorted(path.name for path in (tmp_path / "store" / "run-1").glob("state-*"))
+    assert kept == ["state-0-2.safetensors", "state-0-3.safetensors"]
+    for number in (3, 2):
+        again = gate(tmp_path)
+        assert again.restore(f"0-{number}")
+        for name, tensor in again._client.state().items():
+            assert torch.equal(tensor, states[number][name])
+    again = gate(tmp_path)
+    assert not again.restore("0-1")  # it goes on with the newest it has, and says so
+    for name, tensor in again._client.state().items():
+        assert torch.equal(tensor, states[3][name])
+
+
+def test_a_place_is_no_path(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="a place"):
+        gate(tmp_path).keep("../../x")
+
+
+def test_an_answer_is_written_down_in_words(tmp_path: Path) -> None:
+    made = gate(tmp_path, "fedavg")
+    weights = dict(made._client.model.state_dict())
+    reply = made.handle(1, "fit", FIRST, pack(Weights(weights)))
+    made.handle(2, "check", FIRST, pack(Check(0, weights)))
+    one, two = log(tmp_path)
+    assert one.words.startswith(f"answered 'fit' at stage 1, round 1: {reply.size:,} bytes, ")
+    assert "tensors (weights/" in one.words
+    assert one.words.endswith("; values: loss, rows")
+    assert two.words.endswith("no tensors; values: correct, macro_f1, rows")
+    assert two.before == one.hash
+
+
+@pytest.mark.parametrize("damage", ["change", "take out", "swap", "cut a hash"])
+def test_a_log_that_was_touched_does_not_pass(damage: str, tmp_path: Path) -> None:
+    made = gate(tmp_path)
+    for number in range(3):
+        made.handle(number + 1, "fit", Moment(0, number, 4), pack(Empty()))
+    path = tmp_path / "store" / "egress.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    if damage == "change":
+        lines[1] = lines[1].replace(b"answered", b"refused")
+    elif damage == "take out":
+        del lines[1]
+    elif damage == "swap":
+        lines[1], lines[2] = lines[2], lines[1]
+    else:
+        body = json.loads(lines[1])
+        lines[1] = json.dumps({**body, "hash": ""}).encode() + b"\n"
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(UserError, match="broken at line 2"):
+        list(egress.lines(path))
+
+
+def test_a_last_line_that_was_cut_off_is_mended(tmp_path: Path) -> None:
+    made = gate(tmp_path)
+    made.handle(1, "fit", FIRST, pack(Empty()))
+    path = tmp_path / "store" / "egress.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"time": "20')
+    gate(tmp_path).handle(1, "fit", FIRST, pack(Empty()))
+    assert len(log(tmp_path)) == 2
+
+
+def test_of_an_error_only_fixed_words_leave() -> None:
+    secret = "patient 17 of basel"
+    for error in (UserError(secret, secret, secret), ValueError(secret), KeyError(secret)):
+        assert secret not in "".join(told(error))
+    assert told(UserError("the disk is full", secret, secret)) == (
+        "failed",
+        "the disk is full there",
+    )
+    assert told(RefusedError("not in the contract"))[0] == "refused"
+
+
+def test_a_message_that_is_damaged_is_one_typed_error(tmp_path: Path) -> None:
+    made, packet = gate(tmp_path, "fedavg"), pack(Weights({"a": torch.zeros(2)}))
+    for wrong in (
+        dataclasses.replace(packet, header=b"{"),
+        dataclasses.replace(packet, block=packet.block[:-3]),
+        Packet(b"", b"", 0, 0, ()),
+    ):
+        with pytest.raises(BadMessageError):
+            made.handle(1, "fit", FIRST, wrong)
+    assert log(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "a contract that allows nothing"),
+        ("stor = 1", "unknown option 'stor'"),
+        ('[contract]\nmethods = ["fedavgg"]', "unknown method 'fedavgg'"),
+        ('[contract]\nmethods = ["fedavg"]\nactions = ["embed"]', "no method .* 'embed'"),
+        ("x", "not TOML"),
+    ],
+)
+def test_a_mistake_in_a_sites_file_is_said(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=words):
+        read_site(path)

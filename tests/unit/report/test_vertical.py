@@ -1,0 +1,93 @@
+"""What the report says of split networks, from records of small runs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.core.record import Look
+from atoll.engines.local import execute
+from atoll.engines.sweep import points, sweep
+from atoll.report import page, tables, vertical
+from atoll.runs.config import change, resolve
+
+SMALL: dict[str, Any] = {
+    "name": "vleto",
+    "rounds": 2,
+    "data": {"name": "digits"},
+    "scenario": {"split": "parties", "clients": 4, "cut": "quadrants", "train": 0.3,
+                 "mode": "classes", "window": 4, "stages": 2},
+    "method": {"name": "vleto", "rate": 0.1, "batch": 32, "width": 12, "fisher_rows": 64},
+    "engine": {"mode": "loop"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> tables.Group:
+    folder = tmp_path_factory.mktemp("run") / "vleto"
+    execute(resolve(SMALL, "test"), folder)
+    return tables.gather([folder])[0]
+
+
+def cells(table: tables.Table) -> list[list[str]]:
+    return [[cell.text for cell in row] for row in table.rows]
+
+
+def looks(group: tables.Group, name: str, stage: int) -> list[Look]:
+    return [look for look in group.first.looks if (look.name, look.stage) == (name, stage)]
+
+
+def test_tasks_prototypes_weights_held_back_and_leaks_have_a_table_each(
+    group: tables.Group,
+) -> None:
+    found = vertical.section(group, 1)
+    assert found is not None
+    tasks, held, ancestry, leaks = (cells(table) for table in found.tables)
+    assert [row[0] for row in tasks] == ["task-0", "task-1", "all classes so far"]
+    assert tasks[1][1] == ""  # not tested before its stage
+    assert [row[1:] for row in held] == [["0.0", "100.0"]] * 4
+    fates = {row[0]: row[1:] for row in ancestry}
+    assert fates["0"] == ["made", "kept"]
+    assert fates["2"] == ["made", "mixed, moved 0.0 %"]  # all weights were held back
+    assert fates["5"] == ["", "made"]
+    assert [row[1] for row in leaks[:3]] == ["as set", "clip and noise 0.3", "clip and noise 1"]
+    guessed = [float(row[2]) for row in leaks[:3]]
+    assert guessed[0] > 75  # chance is 25
+    assert guessed[2] < guessed[0]
+    assert len(leaks) == 3 + 2 * 4
+
+
+def test_embeddings_are_drawn_with_prototypes_on_top(group: tables.Group) -> None:
+    found = vertical.section(group, 1)
+    assert found is not None
+    assert [picture.name for picture in found.pictures] == ["map-1", "prototypes-1"]
+    drawn = looks(group, "embeddings", 1)[0]
+    assert set(drawn.rows) == set("012345")
+    assert looks(group, "prototypes", 1)[0].rows == tuple("012345")
+    assert "after stage 2" in found.pictures[0].svg
+    html = page.page([group])
+    assert "Stage by stage" in html
+
+
+def test_what_sites_see_of_their_columns_stays_at_their_own_look(group: tables.Group) -> None:
+    found = looks(group, "columns from embeddings", 0)
+    assert [look.part for look in found] == list(group.first.facts["clients"])
+    assert all(look.rows == ("as set", "digits = 1") for look in found)
+
+
+def test_other_methods_have_no_such_section(group: tables.Group) -> None:
+    class Other:
+        method = "fedavg"
+
+    assert vertical.section(Other(), 1) is None  # type: ignore[arg-type]
+
+
+def test_runs_that_differ_in_one_number_are_drawn_over_it(tmp_path: Path) -> None:
+    values = change(SMALL, {"rounds": 1, "scenario.clients": 4})
+    made = points(values, {"lambda_a": [0.2, 0.5, 0.8]}, tmp_path)
+    sweep(made, tmp_path)
+    groups = tables.gather([point.folder for point in made])
+    (picture,) = vertical.overall(groups)
+    assert "lambda_a" in picture.title
+    assert "after stage 2" in picture.svg
+    assert vertical.overall(groups[:1]) == []

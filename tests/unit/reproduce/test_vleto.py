@@ -1,0 +1,155 @@
+"""V-LETO's reproduction: what is asked for, what is read off, what the claims say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.core.errors import UserError
+from atoll.reproduce import vleto
+from atoll.reproduce.ledger import as_json, as_markdown
+from atoll.reproduce.papers import Asked, again
+from atoll.runs.config import resolve
+
+LEDGER = Path(__file__).parents[3] / "docs" / "reproduction" / "vleto"
+
+
+def by_name(name: str) -> vleto.Setting:
+    return {s.name: s for s in (*vleto.SETTINGS, *vleto.STUDIES)}[name]
+
+
+def test_every_setting_is_a_config_and_has_a_name_of_its_own() -> None:
+    every = (*vleto.SETTINGS, *vleto.STUDIES)
+    assert len({s.name for s in every}) == len(every)
+    for setting in every:
+        config = resolve(setting.values(), setting.name)
+        assert config.options().rate == 0.01  # one rate for all methods
+        assert config.rounds == 10
+        assert config.scenario["train"] == 1.0
+
+
+def test_methods_differ_as_the_specification_says() -> None:
+    method = {
+        name: by_name(f"FMNIST CIL {name}").values()["method"]
+        for name in ("Standalone", "PyVertical", "Pass+VFL", "V-LETO", "w/o L_A", "w/o LMO")
+    }
+    assert method["Standalone"]["fresh"] is True
+    assert method["PyVertical"]["name"] == "splitnn"
+    assert "replay" not in method["PyVertical"]
+    assert method["Pass+VFL"]["replay"] == "pass"
+    assert method["V-LETO"]["name"] == "vleto"
+    assert method["w/o L_A"]["lambda_a"] == 0
+    assert method["w/o LMO"]["lmo_rule"] == "off"
+    assert by_name("MNIST FIL P2").values()["scenario"]["mode"] == "columns"
+    assert by_name("CIFAR-10 CIL V-LETO").values()["method"]["pixel_mean"] == [0.485, 0.456, 0.406]
+
+
+def test_tables_name_settings_that_exist() -> None:
+    names = {s.name for s in (*vleto.SETTINGS, *vleto.STUDIES)}
+    for table in ("1", "2", "3", "4", "5", "figure4"):
+        chosen = vleto.chosen("", table)
+        assert chosen
+        assert {s.name for s in chosen} <= names
+    assert len(vleto.chosen("", "2")) == 4
+    with pytest.raises(UserError, match="no table '9'"):
+        vleto.chosen("", "9")
+    with pytest.raises(UserError, match="no setting 'x'"):
+        vleto.chosen("x", "")
+
+
+def test_columns_of_the_fine_tables_fit_what_is_printed() -> None:
+    assert [len(row.split()) for row in (*vleto.ABLATED.values(), *vleto.HELD.values())] == [13] * 9
+    assert len(vleto.FINE) == 13
+
+
+def found(name: str, rows: list[list[float]], **more: Any) -> dict[str, Any]:
+    """A measurement with these accuracies after each stage, one row for each seed."""
+    cil = " CIL " in name and "Standalone" not in name
+    runs = []
+    for seed, row in enumerate(rows):
+        stages = dict(enumerate(row, 1))
+        own = {f"{s}|{s}": v for s, v in stages.items()} if "Standalone" in name else {}
+        tasks = {f"{t}|{s}": 0.0 for s in stages for t in range(1, s + 1)} if cil else own
+        tasks = tasks or {f"1|{s}": v for s, v in stages.items()}
+        union = {str(s): v for s, v in stages.items()} if cil else {}
+        runs.append(
+            {"seed": seed, "tasks": tasks, "union": union, "frozen": more.get("frozen", {})}
+        )
+    data = {"partial": "", "fingerprint": "0" * 40}
+    return {"setting": name, "config": "c", "rate": 0.01, "miniature": False,
+            "facts": {"data": data}, "runs": runs}  # fmt: skip
+
+
+def claims(*measured: dict[str, Any]) -> dict[str, Any]:
+    made = vleto.ledger({one["setting"]: one for one in measured}, {})
+    return {claim.text.split(":")[0]: claim for claim in made.claims}
+
+
+def test_claims_are_read_off_the_means_and_open_where_nothing_was_run() -> None:
+    high, low = [[0.98, 0.9, 0.8, 0.8]] * 2, [[0.98, 0.65, 0.49, 0.39]] * 2
+    said = claims(
+        found("MNIST CIL V-LETO", high), found("MNIST CIL PyVertical", low),
+        found("MNIST CIL Standalone", [[0.98, 0.97, 0.97, 0.97]] * 2),
+        found("FMNIST FIL Joint", [[0.8]]), found("FMNIST FIL P2", [[0.6, 0.7, 0.75, 0.79]]),
+        found("FMNIST FIL label_oracle", [[0.6, 0.99, 1.0, 1.0]]),
+    )  # fmt: skip
+    assert said["2 MNIST CIL"].holds is True
+    assert said["1 MNIST CIL"].holds is True
+    assert said["6 MNIST CIL"].holds is True
+    assert said["10 FMNIST FIL"].holds is True
+    assert said["11 FMNIST FIL"].holds is True
+    assert said["2 CIL"].open  # FMNIST was not run
+    assert "not run yet" in said["2 CIL"].evidence
+
+
+def test_a_leak_and_a_lost_lead_are_seen() -> None:
+    near = [[0.98, 0.66, 0.5, 0.4]] * 2
+    said = claims(
+        found("MNIST CIL V-LETO", near), found("MNIST CIL PyVertical", near),
+        found("FMNIST FIL Joint", [[0.8]]), found("FMNIST FIL P2", [[0.6, 0.7, 0.6, 0.9]]),
+    )  # fmt: skip
+    assert said["2 MNIST CIL"].holds is False
+    assert said["10 FMNIST FIL"].holds is False
+    assert said["11 FMNIST FIL"].holds is False  # above Joint: the alarm
+
+
+def test_the_committed_ledger_is_what_the_measurements_give(tmp_path: Path) -> None:
+    for path in LEDGER.glob("*.json"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    made, _ = again("vleto", Asked(tmp_path, render=True))
+    kept = json.loads((LEDGER / "ledger.json").read_text())
+    assert as_json(made)["claims"] == kept["claims"]
+    assert as_markdown(made) == (LEDGER / "ledger.md").read_text()
+    there = [cell for cell in made.cells if cell.ours]
+    assert len({cell.command for cell in there}) == 12
+
+
+def test_a_miniature_runs_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On digits in place of images that are not here; the first rate that stays finite is taken."""
+    monkeypatch.setitem(vleto.DATA, "FMNIST", "digits")
+    small = {"scenario.train": 0.2, "scenario.valid": 0.6, "method.network": "dense"}
+    plan = vleto.Plan(tmp_path, "cpu", (0, 1), 1, changes=tuple(sorted(small.items())))
+    setting = by_name("FMNIST CIL V-LETO")
+    told: list[str] = []
+    first = vleto.measure(setting, plan, told.append)
+    assert vleto.known(setting, plan) == json.loads(json.dumps(first))
+    assert [run["seed"] for run in first["runs"]] == [0, 1]
+    assert set(first["runs"][0]["union"]) == set("1234")
+    assert first["runs"][0]["frozen"]["4"] == 1.0
+    made = vleto.ledger({setting.name: first}, {})
+    assert all("miniature" in cell.note for cell in made.cells)
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
+
+
+def test_a_rate_at_which_the_loss_is_no_number_is_told_and_a_smaller_one_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(vleto.DATA, "FMNIST", "digits")
+    monkeypatch.setattr(vleto, "RATES", (1e6, 0.01))
+    small = {"scenario.train": 0.2, "scenario.valid": 0.6, "method.network": "dense"}
+    plan = vleto.Plan(tmp_path, "cpu", (0,), 1, changes=tuple(sorted(small.items())))
+    told: list[str] = []
+    found = vleto.measure(by_name("FMNIST CIL PyVertical"), plan, told.append)
+    assert found["rate"] == 0.01
+    assert "no number at rate 1e+06" in told[0]
