@@ -8,7 +8,7 @@ from typing import Any, Literal, get_type_hints
 
 from atoll.core import options
 from atoll.core.errors import UserError
-from atoll.data import fetch, images, parties, tables, tabular, text, textfiles
+from atoll.data import fetch, imagefiles, images, parties, tables, tabular, text, textfiles
 from atoll.data.dataset import Dataset
 
 __all__ = ["About", "Dataset", "about", "load", "names"]
@@ -36,14 +36,18 @@ def load(name: str, **given: Any) -> Dataset:
     """The data set of this name; what else may be given stands in its function's signature.
 
     `files` are the user's own: texts where a column of `text` is named, else tables; `parties` are
-    tables with different columns of the same rows.
+    tables with different columns of the same rows; `images` are the user's own images.
     """
     if "parties" in given:
         return parties.load(name, **given)
     own_texts = "files" in given and "text" in given
     if "files" in given and not own_texts:
         return tables.load(name, **given)
-    source = textfiles.text_files if own_texts else _source(name)[1]
+    source: Callable[..., Dataset]
+    if "images" in given:
+        source = imagefiles.image_files
+    else:
+        source = textfiles.text_files if own_texts else _source(name)[1]
     hints = get_type_hints(source, include_extras=True)
     fields = [
         (parameter.name, hints[parameter.name], dataclasses.field(default=parameter.default))

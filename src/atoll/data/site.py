@@ -248,6 +248,11 @@ class Site:
         return [id for id in self.clients if len(holdings[id][stage].own)]
 
     @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of what is tested: domains, or tasks of the stages."""
+        return self._scenario.tasks
+
+    @property
     def stages(self) -> int:
         """How many stages there are."""
         return self._scenario.stages

@@ -81,6 +81,7 @@ class ScenarioOptions:
     held_back: Fraction = 0.125  # share of a task's rows to choose by, by class: tasks
     sizes: tuple[int, ...] = ()  # training rows of each client, empty for all: domains
     stratified: bool = False  # keep the shares of the classes in every cut: domains
+    paper_compat: bool = False  # as FCCL's published code: tests on training rows too: domains
 
 
 @dataclass(frozen=True)
@@ -504,14 +505,33 @@ def _by_domains(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenar
     for number, (name, rows) in enumerate(groups.items()):
         generator = stream.child(name).numpy()
         take = by_class(dataset.y, generator) if options.stratified else at_random(generator)
+        if options.paper_compat:
+            size = options.sizes[number] if options.sizes else len(rows)
+            holdings.append([Holding(_as_published(dataset, rows, size, generator), _NONE, _NONE)])
+            tests.append(rows)
+            continue
         part = _cut_some(dataset, options, rows, take)
         train = part.train
         if options.sizes:
             train = _private(train, name, options.sizes[number], take)
         holdings.append([Holding(train, part.valid, _NONE)])
         tests.append(part.test)
-    ids = client_ids(len(groups))
-    return _made(ids, holdings, [tests], tuple(groups), _all_columns(dataset))
+    ids, remark = client_ids(len(groups)), " (tested on training rows too)"
+    tasks = tuple(f"{name}{remark * options.paper_compat}" for name in groups)
+    return _made(ids, holdings, [tests], tasks, _all_columns(dataset))
+
+
+def _as_published(
+    dataset: Dataset, rows: Array, size: int, generator: np.random.Generator
+) -> Array:
+    """The training rows of FCCL's published code for Office-Home, for diagnosis only.
+
+    30 % of each class are set aside at random, and the first rows of the rest are taken class by
+    class, so that later classes may be absent; the test set is the whole domain.
+    """
+    aside = by_class(dataset.y, generator)(rows, round(0.3 * len(rows)))[0]
+    rest = np.setdiff1d(rows, aside)
+    return np.sort(rest[np.argsort(dataset.y[rest], kind="stable")][:size])
 
 
 def _by_files(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenario:

@@ -16,12 +16,20 @@ from atoll.core.record import Look, Record, disk_errors
 from atoll.data.dataset import Dataset
 from atoll.engines.workshop import Workshop
 from atoll.learning.weights import copied
-from atoll.runs.config import RunConfig, read, resolve, to_toml
+from atoll.runs.config import EngineOptions, RunConfig, read, resolve, to_toml
 from atoll.runs.loop import Progress, facts, go, same_data
 from atoll.runs.parts import Parts, parts
 from atoll.runs.result import write_result
 
-__all__ = ["LocalEngine", "execute", "fresh_folder", "last_folder", "prepare", "recorded"]
+__all__ = [
+    "LocalEngine",
+    "execute",
+    "fresh_folder",
+    "last_folder",
+    "prepare",
+    "recorded",
+    "workshop",
+]
 
 
 class Bench(Protocol):
@@ -120,6 +128,12 @@ def _named(client: str, action: str) -> Iterator[None]:
         raise ClientFailedError(client, action, f"{type(error).__name__}: {error}") from error
 
 
+def workshop(options: EngineOptions, folder: Path) -> Workshop:
+    """The workshop that a run's options ask for."""
+    keep = Path(options.keep) if options.keep else None
+    return Workshop(options.mode, folder, options.tf32, options.streams, keep, options.tune)
+
+
 def execute(
     config: RunConfig,
     folder: Path,
@@ -131,7 +145,7 @@ def execute(
     """Run a config in a folder, or go on with the run that is there."""
     made, record = prepare(config, folder, resume)
     options = config.engine_options()
-    engine = LocalEngine(made, Workshop(options.mode, folder, options.tf32))
+    engine = LocalEngine(made, workshop(options, folder))
     go(made, engine, record, watch, stopping)
     write_result(folder)
 

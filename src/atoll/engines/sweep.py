@@ -16,7 +16,7 @@ from typing import Any
 from atoll.core.errors import UserError
 from atoll.core.record import disk_errors, write_whole
 from atoll.data.dataset import Dataset
-from atoll.engines.local import LocalEngine, prepare
+from atoll.engines.local import LocalEngine, prepare, workshop
 from atoll.engines.workshop import Workshop
 from atoll.runs.config import RunConfig, change, place, resolve
 from atoll.runs.loop import Progress, go
@@ -125,7 +125,7 @@ def sweep(
     index = [{"folder": p.folder.name, "axes": p.axes} for p in found]
     write_whole(folder / "sweep.json", json.dumps(index, indent=1).encode() + b"\n")
     options = found[0].config.engine_options()
-    meeting = _Meeting(Workshop(options.mode, folder, options.tf32), len(found))
+    meeting = _Meeting(workshop(options, folder), len(found))
     failures: dict[int, BaseException] = {}
 
     def one(number: int) -> None:

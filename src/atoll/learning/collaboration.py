@@ -1,29 +1,32 @@
-"""What methods share that talk through logits on public images: the messages, and both halves.
+"""What methods share whose clients have different networks: the messages, and both halves.
 
 The server asks for a public batch, step by step; the message that brings one batch's target asks
 for the next batch's logits, so a step is one exchange. All draws of order and augmentation come
 from the key that the server sends, so that every client sees the same images.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from atoll.core.errors import BadMessageError, ClientFailedError
+from atoll.core.errors import BadMessageError, ClientFailedError, UserError
 from atoll.core.federation import ClientId, Clients, Moment
-from atoll.core.messages import Tensors
+from atoll.core.messages import Checked, Empty, Tensors, Weights
+from atoll.core.record import Look
 from atoll.core.rng import Stream
 from atoll.core.rows import Public, Rows
 from atoll.learning.augment import strongly, varied
-from atoll.learning.distill import said
-from atoll.learning.models import skeleton
-from atoll.learning.train import Optimiser, Phase, Work, descend, hits
-from atoll.learning.weights import copied, prefixed, without
+from atoll.learning.distill import correlation, said, taught_loss
+from atoll.learning.models import features, skeleton
+from atoll.learning.train import Optimiser, Phase, Work, Worked, descend, hits
+from atoll.learning.weights import copied, mean, prefixed, without
 
 __all__ = [
+    "Again",
     "Align",
     "Aligned",
     "Join",
@@ -32,11 +35,19 @@ __all__ = [
     "Lessons",
     "Plan",
     "Roll",
+    "Trained",
     "average",
     "collaborate",
+    "epochs_at",
+    "filled",
+    "matrix_look",
     "met",
+    "prepared",
+    "shared",
 ]
 
+SEEN = 2048  # rows of the correlations that a site looks at
+FEATURES, COMPONENTS = 40, 20  # rows of each domain, and numbers of each, that a site looks at
 Again = Callable[[Tensor], Tensor]  # other images -> their logits under the same weights
 StepLoss = Callable[[Tensor, Again], Tensor]  # logits of the public batch -> one number
 
@@ -78,6 +89,13 @@ class Aligned:
 
 
 @dataclass(frozen=True)
+class Trained:
+    """The mean loss of local training."""
+
+    loss: float
+
+
+@dataclass(frozen=True)
 class Plan:
     """How the public images are gone through in a round."""
 
@@ -114,17 +132,77 @@ class Lessons:
     stream: Stream
 
 
-class Learner:
-    """A client's network: answers for public images, then follows what comes back."""
+def epochs_at(each: Sequence[int], usual: int, clients: Sequence[ClientId], id: ClientId) -> int:
+    """How often a client goes through its rows in a round."""
+    if each and len(each) != len(clients):
+        what = f"epochs_each has {len(each)} numbers for {len(clients)} clients"
+        raise UserError(what, "method.epochs_each", "give one for each")
+    return each[list(clients).index(id)] if each else usual
 
-    def __init__(self, model: nn.Module, public: Public, plan: Plan) -> None:
-        self.public, self.plan = public, plan
+
+class Learner:
+    """A client's network: learns alone, answers for public images, follows what comes back.
+
+    Beside its weights it keeps those of the last round and those before any exchange.
+    """
+
+    def __init__(self, model: nn.Module, public: Public | None = None, plan: Plan | None = None):
+        self._public, self._plan = public, plan
         self.training, self.testing = skeleton(model, True), skeleton(model, False)
         self.moves = tuple(name for name, _ in model.named_parameters())
-        self.weights = copied(model.state_dict())
+        self.weights = self.last = self.solo = copied(model.state_dict())
+        self._solo_scores: dict[tuple[int, int], tuple[int, float]] = {}  # a cache: it never moves
         self.moments: Tensors = {}  # of the public steps, where they are kept within a round
         # A graph is kept as a cache alone: a client that was rebuilt does its forward pass again.
         self._cache: tuple[Any, Tensors, Tensor] | None = None
+
+    @property
+    def public(self) -> Public:
+        """The public images."""
+        assert self._public is not None  # methods without public images never ask
+        return self._public
+
+    @property
+    def plan(self) -> Plan:
+        """How they are gone through."""
+        assert self._plan is not None
+        return self._plan
+
+    def alone(self, lessons: Lessons, rows: Rows, rate: float) -> Work:
+        """Training by the labels alone, before any exchange: the same for all methods."""
+        work = self.work(lessons, rows, self.loss(), Optimiser("adam", rate))
+        return replace(work, common=True)
+
+    def loss(self, **how: Any) -> Callable[..., Tensor]:
+        """The loss of local training: cross-entropy, and what `taught_loss` is told beside it."""
+        return partial(taught_loss, network=self.training, **how)
+
+    def begun(self, done: Worked) -> Trained:
+        """Become what training alone has made."""
+        self.weights = self.last = self.solo = done.weights
+        return Trained(done.losses["loss"])
+
+    def ended(self, done: Worked) -> Trained:
+        """Become what a round's local training has made, unless that went astray."""
+        if all(bool(torch.isfinite(w).all()) for w in done.weights.values()):
+            self.weights = self.last = done.weights
+        return Trained(done.losses["loss"])
+
+    def receive(self, weights: Tensors) -> None:
+        """Take over the mean of all clients' weights, where there is one."""
+        if weights:
+            device = next(iter(self.weights.values())).device
+            self.weights = {n: w.to(device) for n, w in weights.items()}
+
+    def answer(self, place: tuple[int, ...], request: Align, loss: float) -> Aligned:
+        """The logits of the step that is asked for; none after the last."""
+        if request.step == self.plan.steps(self.public):
+            return Aligned(torch.zeros(0), loss)
+        return Aligned(self.logits(place, request.key, request.step), loss)
+
+    def rewind(self) -> None:
+        """Begin a round: a client that was left out of its last one forgets what it did there."""
+        self.weights, self.moments = self.last, {}
 
     def logits(self, place: tuple[int, ...], key: int, step: int) -> Tensor:
         """The logits of a public batch in training; the weights stay as they are until a step."""
@@ -157,13 +235,12 @@ class Learner:
         ]
         taken = float(self.moments.get("steps", torch.tensor(0)))
         memory = {
-            kind: [
-                self.moments.get(f"{kind}/{n}", torch.zeros_like(w)).clone()
-                for n, w in zip(self.moves, moved, strict=True)
-            ]
+            kind: [self.moments[f"{kind}/{n}"].clone() for n in self.moves]
+            if taken
+            else _zeros(moved)
             for kind in ("first", "second")
         }
-        counts = [torch.full((), taken, device=w.device) for w in moved]
+        counts = list(torch.full((len(moved),), taken, device=moved[0].device).unbind())
         with torch.no_grad():
             descend(moved, found, (memory["first"], memory["second"], counts), how)
         self.weights = {n: w.detach() for n, w in weights.items()}
@@ -184,22 +261,83 @@ class Learner:
         """The logits for many rows in testing."""
         return said(self.testing, weights, x)
 
-    def counted(self, weights: Tensors, rows: Rows, top: int) -> tuple[int, float]:
-        """Hits and macro-F1 on test rows."""
-        return hits(self.says(weights, rows.x), rows.y, top)
+    def checked(self, name: str, task: int, rows: Rows, top: int) -> Checked:
+        """How the model, and the one before any exchange, do on the test rows of a domain.
+
+        Where the likeliest few count, the likeliest alone is told too.
+        """
+        correct, f1 = {}, {}
+        for k in sorted({1, top}):
+            end = "" if k == top else " top-1"
+            if (task, k) not in self._solo_scores:
+                self._solo_scores[task, k] = hits(self.says(self.solo, rows.x), rows.y, k)
+            now = hits(self.says(self.weights, rows.x), rows.y, k)
+            for model, (count, score) in ((name, now), ("solo", self._solo_scores[task, k])):
+                correct[model + end], f1[model + end] = count, score
+        return Checked(len(rows), correct, f1)
+
+    def look(self, part: str, stage: int, tests: Mapping[str, Rows], own: str) -> list[Look]:
+        """What a site sees of its network, for pictures: correlations of classes, features.
+
+        `tests` are its test rows by domain, `own` the domain that it learns from.
+        """
+        found = []
+        if own in tests and len(tests[own]):
+            m = correlation(*[self.says(self.weights, tests[own].x[:SEEN])] * 2)
+            found.append(matrix_look(part, stage, "correlation, own test rows", m))
+        some = {name: rows.at(slice(0, FEATURES)) for name, rows in tests.items() if len(rows)}
+        if not some:
+            return found
+        x = torch.cat([rows.x for rows in some.values()])
+        read = features(self.testing, self.weights, x)
+        if read is not None and len(x) > 2:
+            labels = [f"{name}|{int(y)}" for name, rows in some.items() for y in rows.y]
+            points = principal(read)
+            columns = tuple(f"component {i + 1}" for i in range(points.shape[1]))
+            values = tuple(tuple(round(v, 4) for v in row) for row in points.tolist())
+            found.append(Look(stage, part, "features", tuple(labels), columns, values))
+        return found
 
     def state(self) -> Tensors:
-        """The weights with their buffers, and the moments."""
-        return prefixed("weights", self.weights) | prefixed("moments", self.moments)
+        """The weights with their buffers, those of before, and the moments."""
+        parts = {"weights": self.weights, "last": self.last, "solo": self.solo}
+        parts["moments"] = self.moments
+        return {n: t for part, named in parts.items() for n, t in prefixed(part, named).items()}
 
     def restore(self, state: Tensors) -> None:
         """Become what `state` described."""
-        self.weights = copied(without("weights", state))
-        self.moments, self._cache = copied(without("moments", state)), None
+        self.weights, self.last, self.solo, self.moments = (
+            copied(without(part, state)) for part in ("weights", "last", "solo", "moments")
+        )
+        self._cache, self._solo_scores = None, {}
 
 
-def met(request: Join, mine: Joined, sender: ClientId) -> Joined:
+def matrix_look(part: str, stage: int, name: str, m: Tensor) -> Look:
+    """A matrix of classes by classes, to be looked at."""
+    names = tuple(str(number) for number in range(len(m)))
+    values = tuple(tuple(round(value, 4) for value in row) for row in m.tolist())
+    return Look(stage, part, name, names, names, values)
+
+
+def principal(x: Tensor, count: int = COMPONENTS) -> Tensor:
+    """The first principal components of rows, each turned so that its largest value is positive."""
+    centred = (x - x.mean(0)).double()
+    u, size, _ = torch.linalg.svd(centred, full_matrices=False)
+    points: Tensor = (u * size)[:, :count]
+    turn = points.gather(0, points.abs().argmax(0, keepdim=True)).sign()
+    return points.mul(torch.where(turn == 0, 1, turn))
+
+
+def _zeros(like: Sequence[Tensor]) -> list[Tensor]:
+    """Zeros of these shapes, one piece of memory for all."""
+    flat = like[0].new_zeros(sum(w.numel() for w in like))
+    parts = flat.split([w.numel() for w in like])
+    return [part.view(w.shape) for part, w in zip(parts, like, strict=True)]
+
+
+def met(request: Join, public: Public, classes: Sequence[str], sender: ClientId) -> Joined:
     """A client's answer to what all must agree on; it refuses public data that are not its own."""
+    mine = Joined(public.fingerprint, len(public), list(classes))
     if (request.fingerprint, request.rows) != (mine.fingerprint, mine.rows):
         reason = f"its public data are other ones ({request.rows} images, not {mine.rows})"
         raise ClientFailedError(sender, "join", f"{reason}: all parts must have the same")
@@ -259,6 +397,25 @@ class Roll:
                 raise ClientFailedError(id, "join", f"its classes are others: {shown}")
 
         self.ask(action, dict.fromkeys(self.ids, wanted), admit)
+
+
+def filled(public: Public, batch: int) -> None:
+    """Refuse public data that do not fill one batch."""
+    if len(public) < batch:
+        what = f"{len(public)} public images do not fill a batch of {batch}"
+        raise UserError(what, "method.public_batch", "make it smaller, or raise public.rows")
+
+
+def prepared(roll: "Roll", action: Callable[..., Any]) -> dict[str, float]:
+    """Let every client train alone before the first round; the mean loss, for the record."""
+    replies = roll.ask(action, dict.fromkeys(roll.ids, Empty()))
+    return {"prepared": sum(reply.loss for reply in replies.values()) / len(replies)}
+
+
+def shared(roll: "Roll", action: Callable[..., Any]) -> Weights:
+    """The mean of all weights and buffers, where all clients have the same network."""
+    replies = roll.ask(action, dict.fromkeys(roll.ids, Empty()))
+    return Weights(mean([reply.weights for reply in replies.values()]))
 
 
 def average(answers: dict[ClientId, Tensor]) -> dict[ClientId, Tensor]:

@@ -50,6 +50,10 @@ class StreamDropout(nn.Module):
         kept = (uniform >= self.rate).view(x.shape).to(x.dtype)
         return x * kept / (1 - self.rate)
 
+    def extra_repr(self) -> str:
+        """What tells two of them apart: the key is no weight, and a graph has it built in."""
+        return f"{self.rate}, key={self.key}"
+
 
 def _conv(below: int, above: int, kernel: int, stride: int = 1, **more: Any) -> nn.Sequential:
     """A convolution that keeps the size (but for its stride), and its batch norm."""

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
+from atoll.core.errors import UserError
 from atoll.core.options import AtLeastOne, NotNegative
 from atoll.core.rng import Stream
 from atoll.learning import image_nets
@@ -27,6 +28,7 @@ __all__ = [
     "Architecture",
     "ModelOptions",
     "draw_linear",
+    "features",
     "linear",
     "network",
     "outputs",
@@ -43,6 +45,10 @@ class ModelOptions:
     )
     widths: tuple[AtLeastOne, ...] = (512, 256, 128)  # hidden layers; texts: filters is the last
     vectors: str = "best"  # texts: word vectors by name, best of those here, or random-50 and alike
+    precision: Literal["float32", "bfloat16"] = (
+        "float32"  # image networks: bfloat16 rounds inside layers; weights and losses stay exact
+    )
+    layout: Literal["plain", "channels-last"] = "plain"  # image networks: how images lie in memory
     norm: NotNegative = 5.0  # texts: mean length that word vectors are scaled to, 0 leaves them
 
 
@@ -145,7 +151,10 @@ class Architecture:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._shapes = {name: tuple(w.shape) for name, w in model.state_dict().items()}
-        self._key = (repr(model), model.training, tuple(sorted(self._shapes.items())))
+        self._narrow = getattr(model, "precision", "float32") == "bfloat16"
+        self._channels_last = getattr(model, "layout", "plain") == "channels-last"
+        ways = (model.training, self._narrow, self._channels_last)
+        self._key = (repr(model), *ways, tuple(sorted(self._shapes.items())))
         # whether a row's logits depend on that row alone, so that rows may be added to a batch
         self.rowwise = not (model.training and any(isinstance(m, MIXING) for m in model.modules()))
 
@@ -168,9 +177,19 @@ class Architecture:
             return logits(weights, x)  # type: ignore[no-any-return]
         name, shape = next(iter(self._shapes.items()))
         if weights[name].dim() == len(shape):
-            return functional_call(self.model, dict(weights), (x,))  # type: ignore[no-any-return]
-        one = lambda w, part: functional_call(self._many, w, (part,))  # noqa: E731
-        return torch.vmap(one)(dict(weights), x)  # type: ignore[no-any-return]
+            return self._said(self.model, dict(weights), x)
+        one = lambda w, part: self._said(self._many, w, part)  # noqa: E731
+        return torch.vmap(one)(dict(weights), x)
+
+    def _said(self, model: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        """The logits of one member, in the precision and layout that its options ask for."""
+        if self._channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
+        if not self._narrow:
+            return functional_call(model, weights, (x,))  # type: ignore[no-any-return]
+        # no cache of rounded weights: a graph that is captured must round them anew each time
+        with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
+            return functional_call(model, weights, (x,)).to(x.dtype)  # type: ignore[no-any-return]
 
     @cached_property
     def _many(self) -> nn.Module:
@@ -178,10 +197,30 @@ class Architecture:
         return for_members(copy.deepcopy(self.model).to("meta"), linear)
 
 
+def features(network: Architecture, weights: Mapping[str, Tensor], x: Tensor) -> Tensor | None:
+    """What the last linear layer reads of each row; None where a network has no such layer."""
+    layers = [layer for layer in network.model.modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        return None
+    seen: list[Tensor] = []
+    handle = layers[-1].register_forward_pre_hook(lambda layer, given: seen.append(given[0]))
+    try:
+        with torch.no_grad():
+            network(weights, x)
+    finally:
+        handle.remove()
+    return seen[-1].flatten(1).to(x.dtype)
+
+
 def network(
     shape: tuple[int, ...], classes: int, options: ModelOptions, stream: Stream
 ) -> nn.Module:
     """The network that the options name."""
     if options.name != "mlp":
-        return image_nets.build(options.name, shape, classes, stream)
+        model = image_nets.build(options.name, shape, classes, stream)
+        model.precision, model.layout = options.precision, options.layout  # type: ignore[assignment]
+        return model
+    if (options.precision, options.layout) != ("float32", "plain"):
+        remedy = "leave model.precision and model.layout as they are"
+        raise UserError("an mlp has one precision and one layout", "[model]", remedy)
     return MLP(shape, options.widths, classes, stream)

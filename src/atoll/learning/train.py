@@ -78,6 +78,7 @@ class Work:
     epochs: int
     stream: Stream
     own: frozenset[str] = frozenset()  # weights whose last axis ends with the own columns
+    common: bool = False  # other runs do the very same, so its result may be kept for them
 
     def __call__(self) -> Worked:
         """Do the work."""

@@ -11,18 +11,16 @@ sections b and d of the specification: Z are logits, M is their cross-correlatio
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from atoll.core.errors import UserError
 from atoll.core.federation import Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors, Weights
 from atoll.core.options import AtLeastOne, NotNegative, NotNegativeInt, Positive
-from atoll.core.record import Score
+from atoll.core.record import Look, Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.learning.collaboration import (
@@ -34,13 +32,18 @@ from atoll.learning.collaboration import (
     Lessons,
     Plan,
     Roll,
+    Trained,
     average,
     collaborate,
+    epochs_at,
+    filled,
+    matrix_look,
     met,
+    prepared,
+    shared,
 )
-from atoll.learning.distill import correlation, correlation_loss, taught_loss
+from atoll.learning.distill import correlation, correlation_loss
 from atoll.learning.train import Optimiser
-from atoll.learning.weights import copied, mean, prefixed, without
 from atoll.methods import Method
 
 Unit = Annotated[float, Field(ge=0, le=1)]
@@ -77,56 +80,36 @@ class Options:
     top: AtLeastOne = 1  # a test row is right if its class is among so many of the likeliest
 
 
-@dataclass(frozen=True)
-class Trained:
-    """The mean loss of local training."""
-
-    loss: float
-
-
 class Client:
     """Keeps its model, that of the last round, and the one before any exchange."""
 
     def __init__(self, options: Options, site: Site) -> None:
-        self.options, self.site = options, site
-        if options.epochs_each and len(options.epochs_each) != len(site.clients):
-            what = f"epochs_each has {len(options.epochs_each)} numbers for {len(site.clients)}"
-            raise UserError(f"{what} clients", "method.epochs_each", "give one for each")
-        self.plan = plan(options)
+        self.options, self.site, self.plan = options, site, plan(options)
+        self.epochs = epochs_at(options.epochs_each, options.epochs, site.clients, site.id)
         self.learner = Learner(site.model(), site.public(), self.plan)
-        self.last = self.learner.weights  # theta^(t-1), the inter teacher
-        self.solo = self.learner.weights  # theta*, the intra teacher
+        self.m = torch.zeros((len(site.classes),) * 2, device=site.device)  # M of the last step
 
     def join(self, request: Join, moment: Moment) -> Joined:
         """Say which public images and classes this site has; refuse others."""
-        public = self.site.public()
-        mine = Joined(public.fingerprint, len(public), list(self.site.classes))
-        return met(request, mine, self.site.id)
+        return met(request, self.site.public(), self.site.classes, self.site.id)
 
     def prepare(self, request: Empty, moment: Moment) -> Working[Trained]:
         """Train alone, before any exchange."""
-        lessons = Lessons(
-            self.options.batch, self.options.pretrain_epochs, self.site.stream("prepare")
-        )
-        loss = partial(taught_loss, network=self.learner.training)
-        rows = self.site.train(moment.stage)
-        done = yield self.learner.work(lessons, rows, loss, Optimiser("adam", self.options.rate))
-        self.learner.weights = self.last = self.solo = done.weights
-        return Trained(done.losses["loss"])
+        options, stream = self.options, self.site.stream("prepare")
+        lessons = Lessons(options.batch, options.pretrain_epochs, stream)
+        work = self.learner.alone(lessons, self.site.train(moment.stage), options.rate)
+        return self.learner.begun((yield work))
 
     def align(self, request: Align, moment: Moment) -> Aligned:
         """Follow the target of the step before; answer for this one."""
-        public, learner = self.site.public(), self.learner
-        if request.step == 0:  # a client that was left out in its last round begins anew
-            learner.weights, learner.moments = self.last, {}
+        if request.step == 0:
+            self.learner.rewind()
         if self.options.exchange == "round":
             return self._align_once(request, moment)
-        loss, place = 0.0, (moment.stage, moment.round)
+        loss = 0.0
         if request.step:
             loss = self._follow(request, request.step - 1, request.target, moment)
-        if request.step == self.plan.steps(public):
-            return Aligned(torch.zeros(0), loss)
-        return Aligned(learner.logits(place, request.key, request.step), loss)
+        return self.learner.answer((moment.stage, moment.round), request, loss)
 
     def _align_once(self, request: Align, moment: Moment) -> Aligned:
         """All logits at once, or all steps of the round by what came back."""
@@ -148,11 +131,12 @@ class Client:
         earlier = None
         if options.own_target == "progressive":
             x = self.plan.images(self.site.public(), request.key, step)
-            earlier = learner.says(self.last, x)
+            earlier = learner.says(learner.last, x)
 
         def loss(z: Tensor, again: object) -> Tensor:
             mixed = target if earlier is None else target + (earlier - z.detach()) / request.count
             m = correlation(z, mixed)
+            self.m = m.detach().float()
             return correlation_loss(m, options.lambda_col, float(options.off_diagonal))
 
         place, how = (moment.stage, moment.round), Optimiser("adam", rate(options, moment))
@@ -165,51 +149,45 @@ class Client:
     def fit(self, request: Weights, moment: Moment) -> Working[Trained]:
         """Train on the own rows, near both teachers."""
         options, learner = self.options, self.learner
-        if request.weights:
-            learner.weights = {n: w.to(self.site.device) for n, w in request.weights.items()}
+        learner.receive(request.weights)
         self.site.witness("others", moment, self._checked, "fccl")
-        which = options.teachers
+        which, rows = options.teachers, self.site.train(moment.stage)
         strengths = tuple(options.lambda_loc * (which in ("both", t)) for t in ("inter", "intra"))
-        rows = self._taught(self.site.train(moment.stage)) if any(strengths) else None
-        loss = partial(
-            taught_loss,
-            network=learner.training,
-            strengths=strengths,
-            temperature=options.temperature,
-        )
-        index = self.site.clients.index(self.site.id)
-        epochs = options.epochs_each[index] if options.epochs_each else options.epochs
-        lessons = Lessons(options.batch, epochs, self.site.stream("fit", moment))
+        if any(strengths):
+            rows = self._taught(rows)
+        loss = learner.loss(strengths=strengths, temperature=options.temperature)
+        lessons = Lessons(options.batch, self.epochs, self.site.stream("fit", moment))
         how = Optimiser("adam", rate(options, moment), options.weight_decay)
-        done = yield learner.work(lessons, rows or self.site.train(moment.stage), loss, how)
-        if all(bool(torch.isfinite(w).all()) for w in done.weights.values()):
-            learner.weights = self.last = done.weights
+        trained = learner.ended((yield learner.work(lessons, rows, loss, how)))
         self.site.witness("own", moment, self._checked, "fccl")
-        return Trained(done.losses["loss"])
+        return trained
 
     def _taught(self, rows: Rows) -> Rows:
         """The rows with what both teachers, frozen and in testing, say of them."""
-        logits = [self.learner.says(weights, rows.x) for weights in (self.last, self.solo)]
-        return replace(rows, own=torch.cat(logits, -1))
+        teachers = (self.learner.last, self.learner.solo)
+        return replace(rows, own=torch.cat([self.learner.says(w, rows.x) for w in teachers], -1))
 
     def check(self, request: Check, moment: Moment) -> Checked:
         """Test the model, and the one before any exchange, on a domain."""
         return self._checked(request.task)
 
     def _checked(self, task: int) -> Checked:
-        rows = self.site.test(task)
-        models = {"fccl": self.learner.weights, "solo": self.solo}
-        found = {n: self.learner.counted(w, rows, self.options.top) for n, w in models.items()}
-        correct = {name: count for name, (count, _) in found.items()}
-        return Checked(len(rows), correct, {name: f1 for name, (_, f1) in found.items()})
+        return self.learner.checked("fccl", task, self.site.test(task), self.options.top)
+
+    def look(self, moment: Moment) -> list[Look]:
+        """What this site sees of its own network; it stays here."""
+        tests = {name: self.site.test(task) for task, name in enumerate(self.site.tasks)}
+        own = self.site.tasks[self.site.clients.index(self.site.id) % len(tests)]
+        found = self.learner.look(self.site.id, moment.stage, tests, own)
+        m = matrix_look(self.site.id, moment.stage, "correlation, public images", self.m)
+        return [*found, m] if self.options.collaborate else found
 
     def state(self) -> Tensors:
-        teachers = prefixed("last", self.last) | prefixed("solo", self.solo)
-        return prefixed("learner", self.learner.state()) | teachers
+        return self.learner.state() | {"seen/m": self.m}
 
     def restore(self, state: Tensors) -> None:
-        self.learner.restore(without("learner", state))
-        self.last, self.solo = copied(without("last", state)), copied(without("solo", state))
+        self.learner.restore(state)
+        self.m = state["seen/m"].clone()
 
 
 def plan(options: Options) -> Plan:
@@ -224,6 +202,15 @@ def rate(options: Options, moment: Moment) -> float:
     return options.rate * (1 - 0.9 * moment.round / moment.rounds if linear else 1)
 
 
+def _seen(said: dict[str, Tensor]) -> dict[str, float]:
+    """How clients' logits go together with their mean, class by class, for the record."""
+    target = average(said)
+    m = torch.stack([correlation(z, target[id]) for id, z in said.items()]).mean(0)
+    diagonal, classes = float(m.diagonal().mean()), len(m)
+    rest = (float(m.sum()) - classes * diagonal) / max(1, classes * (classes - 1))
+    return {"diagonal": diagonal, "off diagonal": rest}
+
+
 class Server:
     """Takes the mean of logits; holds nothing."""
 
@@ -236,31 +223,33 @@ class Server:
         if moment.stage == 0 and moment.first:
             notes |= self._begin(roll)
         if self.options.collaborate:
-            notes["aligned"] = self._collaborate(roll, moment)
-        shared: Tensors = {}
-        if self.options.average:
-            replies = roll.ask(Client.share, dict.fromkeys(roll.ids, Empty()))
-            shared = mean([reply.weights for reply in replies.values()])
-        fitted = roll.ask(Client.fit, dict.fromkeys(roll.ids, Weights(shared)))
+            notes |= self._collaborate(roll, moment)
+        common = shared(roll, Client.share) if self.options.average else Weights({})
+        fitted = roll.ask(Client.fit, dict.fromkeys(roll.ids, common))
         notes["loss"] = sum(reply.loss for reply in fitted.values()) / len(fitted)
         return notes | roll.notes
 
     def _begin(self, roll: Roll) -> dict[str, float]:
         public = self.site.public()
-        if len(public) < self.options.public_batch:
-            what = f"{len(public)} public images do not fill a batch of {self.options.public_batch}"
-            raise UserError(what, "method.public_batch", "make it smaller, or raise public.rows")
+        filled(public, self.options.public_batch)
         roll.agree(Client.join, Join(public.fingerprint, len(public), list(self.site.classes)))
-        replies = roll.ask(Client.prepare, dict.fromkeys(roll.ids, Empty()))
-        return {"prepared": sum(reply.loss for reply in replies.values()) / len(replies)}
+        return prepared(roll, Client.prepare)
 
-    def _collaborate(self, roll: Roll, moment: Moment) -> float:
-        public, options = self.site.public(), self.options
+    def _collaborate(self, roll: Roll, moment: Moment) -> dict[str, float]:
+        """The mean loss, and the mean of M on and off its diagonal at the round's last exchange."""
+        public, options, said = self.site.public(), self.options, dict[str, Tensor]()
         key, classes = self.site.stream("public", moment).key, len(self.site.classes)
         once = options.exchange == "round"
         steps = 1 if once else plan(options).steps(public)
         shape = (len(public) if once else options.public_batch, classes)
-        return collaborate(roll, Client.align, key, steps, shape, average)
+
+        def combine(answers: dict[str, Tensor]) -> dict[str, Tensor]:
+            said.clear()
+            said.update(answers)
+            return average(answers)
+
+        aligned = collaborate(roll, Client.align, key, steps, shape, combine)
+        return {"aligned": aligned, **_seen(said)}
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """Every client on every domain."""

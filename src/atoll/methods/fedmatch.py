@@ -7,19 +7,18 @@ the helpers' logits travel instead of their models, and there is one set of weig
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from atoll.core.errors import UserError
 from atoll.core.federation import Clients, Moment, Working, scores
-from atoll.core.messages import Check, Checked, Empty, Tensors
+from atoll.core.messages import Check, Checked, Empty, Tensors, Weights
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
-from atoll.core.record import Score
+from atoll.core.record import Look, Score
 from atoll.data.site import Site
 from atoll.learning.collaboration import (
+    Again,
     Align,
     Aligned,
     Join,
@@ -28,11 +27,15 @@ from atoll.learning.collaboration import (
     Lessons,
     Plan,
     Roll,
+    Trained,
     collaborate,
+    epochs_at,
+    filled,
     met,
+    prepared,
+    shared,
 )
-from atoll.learning.distill import taught_loss
-from atoll.learning.train import Optimiser, Work
+from atoll.learning.train import Optimiser
 from atoll.learning.weights import copied
 from atoll.methods import Method
 
@@ -53,14 +56,9 @@ class Options:
     epochs: AtLeastOne = 20  # passes over the private rows in a round
     epochs_each: tuple[AtLeastOne, ...] = ()  # the same by client, in their order; empty: epochs
     pretrain_epochs: NotNegativeInt = 50  # passes over the private rows before the first round
+    average: bool = False  # homogeneous: the mean of all weights between the two phases
+    absent: NotNegativeInt = 0  # clients that may fail in a round and are left out of it
     top: AtLeastOne = 1  # a test row is right if its class is among so many of the likeliest
-
-
-@dataclass(frozen=True)
-class Trained:
-    """The mean loss of local training."""
-
-    loss: float
 
 
 def consistency(weak: Tensor, strong: Tensor, helpers: Tensor, confidence: float) -> Tensor:
@@ -78,70 +76,66 @@ def consistency(weak: Tensor, strong: Tensor, helpers: Tensor, confidence: float
 
 
 class Client:
-    """Keeps its model."""
+    """Keeps its model, that of the last round, and the one before any exchange."""
 
     def __init__(self, options: Options, site: Site) -> None:
-        self.options, self.site = options, site
-        if options.epochs_each and len(options.epochs_each) != len(site.clients):
-            what = f"epochs_each has {len(options.epochs_each)} numbers for {len(site.clients)}"
-            raise UserError(f"{what} clients", "method.epochs_each", "give one for each")
-        self.plan = plan(options)
+        self.options, self.site, self.plan = options, site, plan(options)
+        self.epochs = epochs_at(options.epochs_each, options.epochs, site.clients, site.id)
         self.learner = Learner(site.model(), site.public(), self.plan)
 
     def join(self, request: Join, moment: Moment) -> Joined:
         """Say which public images and classes this site has; refuse others."""
-        public = self.site.public()
-        mine = Joined(public.fingerprint, len(public), list(self.site.classes))
-        return met(request, mine, self.site.id)
+        return met(request, self.site.public(), self.site.classes, self.site.id)
 
     def prepare(self, request: Empty, moment: Moment) -> Working[Trained]:
         """Train alone, before any exchange."""
-        epochs, stream = self.options.pretrain_epochs, self.site.stream("prepare")
-        done = yield self._local(Lessons(self.options.batch, epochs, stream), moment, 1.0)
-        self.learner.weights = done.weights
-        return Trained(done.losses["loss"])
-
-    def _local(self, lessons: Lessons, moment: Moment, truth: float) -> Work:
-        loss = partial(taught_loss, network=self.learner.training, truth=truth)
-        how = Optimiser("adam", self.options.rate)
-        return self.learner.work(lessons, self.site.train(moment.stage), loss, how)
+        options, stream = self.options, self.site.stream("prepare")
+        lessons = Lessons(options.batch, options.pretrain_epochs, stream)
+        work = self.learner.alone(lessons, self.site.train(moment.stage), options.rate)
+        return self.learner.begun((yield work))
 
     def align(self, request: Align, moment: Moment) -> Aligned:
         """Follow the helpers on the step before; answer for this one."""
         learner, place, loss = self.learner, (moment.stage, moment.round), 0.0
-        if request.step:
+        if request.step == 0:
+            learner.rewind()
+        else:
             learner.moments = {}
-            step, helpers = request.step - 1, request.target.to(self.site.device)
+            step, options = request.step - 1, self.options
             images = self.plan.images(self.site.public(), request.key, step, strong=True)
-            options, how = self.options, Optimiser("adam", self.options.rate)
-            loss = learner.follow(
-                place,
-                request.key,
-                step,
-                lambda weak, again: (
-                    options.lambda_iccs
-                    * consistency(weak, again(images), helpers, options.confidence)
-                ),
-                how,
-            )
-        if request.step == self.plan.steps(self.site.public()):
-            return Aligned(torch.zeros(0), loss)
-        return Aligned(learner.logits(place, request.key, request.step), loss)
+            helpers = request.target.to(self.site.device)
 
-    def fit(self, request: Empty, moment: Moment) -> Working[Trained]:
+            def lost(weak: Tensor, again: Again) -> Tensor:
+                found = consistency(weak, again(images), helpers, options.confidence)
+                return options.lambda_iccs * found
+
+            how = Optimiser("adam", options.rate)
+            loss = learner.follow(place, request.key, step, lost, how)
+        return learner.answer(place, request, loss)
+
+    def share(self, request: Empty, moment: Moment) -> Weights:
+        """All weights and buffers, where all clients have the same network."""
+        return Weights(self.learner.weights)
+
+    def fit(self, request: Weights, moment: Moment) -> Working[Trained]:
         """Train on the own rows."""
-        options, index = self.options, self.site.clients.index(self.site.id)
-        epochs = options.epochs_each[index] if options.epochs_each else options.epochs
-        lessons = Lessons(options.batch, epochs, self.site.stream("fit", moment))
-        done = yield self._local(lessons, moment, options.lambda_s)
-        self.learner.weights = done.weights
-        return Trained(done.losses["loss"])
+        options, learner = self.options, self.learner
+        learner.receive(request.weights)
+        lessons = Lessons(options.batch, self.epochs, self.site.stream("fit", moment))
+        rows, loss = self.site.train(moment.stage), learner.loss(truth=options.lambda_s)
+        work = learner.work(lessons, rows, loss, Optimiser("adam", options.rate))
+        return learner.ended((yield work))
 
     def check(self, request: Check, moment: Moment) -> Checked:
-        """Test the model on a domain."""
+        """Test the model, and the one before any exchange, on a domain."""
         rows = self.site.test(request.task)
-        correct, f1 = self.learner.counted(self.learner.weights, rows, self.options.top)
-        return Checked(len(rows), {"": correct}, {"": f1})
+        return self.learner.checked("fedmatch", request.task, rows, self.options.top)
+
+    def look(self, moment: Moment) -> list[Look]:
+        """What this site sees of its own network; it stays here."""
+        tests = {name: self.site.test(task) for task, name in enumerate(self.site.tasks)}
+        own = self.site.tasks[self.site.clients.index(self.site.id) % len(tests)]
+        return self.learner.look(self.site.id, moment.stage, tests, own)
 
     def state(self) -> Tensors:
         return self.learner.state()
@@ -176,26 +170,35 @@ class Server:
 
     def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
         """Agree with helpers on public images, then train everywhere."""
-        roll, notes, public = Roll(clients, 0), dict[str, float](), self.site.public()
+        roll, notes = Roll(clients, self.options.absent), dict[str, float]()
         if moment.stage == 0 and moment.first:
-            wanted = Join(public.fingerprint, len(public), list(self.site.classes))
-            roll.agree(Client.join, wanted)
-            prepared = clients.ask_all(Client.prepare, Empty())
-            notes["prepared"] = sum(reply.loss for reply in prepared.values()) / len(prepared)
+            notes |= self._begin(roll)
         if moment.round % self.options.refresh == 0:
             self.helpers = {}  # chosen by the first answers of this round
-        key, shape = self.site.stream("public", moment).key, self._shape
-        steps = plan(self.options).steps(public)
-        notes["aligned"] = collaborate(roll, Client.align, key, steps, shape, self._help)
-        fitted = clients.ask_all(Client.fit, Empty())
-        return notes | {"loss": sum(reply.loss for reply in fitted.values()) / len(fitted)}
+        key, steps = (
+            self.site.stream("public", moment).key,
+            plan(self.options).steps(self.site.public()),
+        )
+        notes["aligned"] = collaborate(roll, Client.align, key, steps, self._shape, self._help)
+        common = shared(roll, Client.share) if self.options.average else Weights({})
+        fitted = roll.ask(Client.fit, dict.fromkeys(roll.ids, common))
+        notes["loss"] = sum(reply.loss for reply in fitted.values()) / len(fitted)
+        return notes | roll.notes
+
+    def _begin(self, roll: Roll) -> dict[str, float]:
+        public = self.site.public()
+        filled(public, self.options.public_batch)
+        roll.agree(Client.join, Join(public.fingerprint, len(public), list(self.site.classes)))
+        return prepared(roll, Client.prepare)
 
     @property
     def _shape(self) -> tuple[int, int]:
         return self.options.public_batch, len(self.site.classes)
 
     def _help(self, answers: dict[str, Tensor]) -> dict[str, Tensor]:
-        if not self.helpers:
+        """The helpers' logits for each; a helper that failed is replaced by the next nearest."""
+        known = {h for helpers in self.helpers.values() for h in helpers}
+        if self.helpers.keys() != answers.keys() or not known <= answers.keys():
             self.helpers = nearest(answers, min(self.options.helpers, len(answers) - 1))
         return {id: torch.stack([answers[h] for h in self.helpers[id]]) for id in answers}
 
@@ -205,12 +208,13 @@ class Server:
 
     def state(self) -> Tensors:
         ids = list(self.site.clients)
-        table = [[ids.index(h) for h in self.helpers[id]] for id in sorted(self.helpers)]
+        table = [[ids.index(id), *map(ids.index, self.helpers[id])] for id in sorted(self.helpers)]
         return {"helpers": torch.tensor(table)} if table else {}
 
     def restore(self, state: Tensors) -> None:
         ids, table = list(self.site.clients), copied(state).get("helpers", torch.zeros(0))
-        self.helpers = {ids[i]: [ids[int(h)] for h in row] for i, row in enumerate(table)}
+        named = [[ids[int(number)] for number in row] for row in table]
+        self.helpers = {id: helpers for id, *helpers in named}
 
 
-METHOD = Method(Options, Server, Client, split="domains")
+METHOD = Method(Options, Server, Client, split="domains", headline="fedmatch")

@@ -16,11 +16,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from atoll.core.errors import UserError
 from atoll.core.federation import Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors, Weights
 from atoll.core.options import AtLeastOne, NotNegativeInt, Positive
-from atoll.core.record import Score
+from atoll.core.record import Look, Score
 from atoll.data.site import Site
 from atoll.learning.collaboration import (
     Align,
@@ -31,13 +30,17 @@ from atoll.learning.collaboration import (
     Lessons,
     Plan,
     Roll,
+    Trained,
     average,
     collaborate,
+    epochs_at,
+    filled,
     met,
+    prepared,
+    shared,
 )
-from atoll.learning.distill import DISTANCES, taught_loss
-from atoll.learning.train import Optimiser, Work
-from atoll.learning.weights import copied, mean, prefixed, without
+from atoll.learning.distill import DISTANCES
+from atoll.learning.train import Optimiser
 from atoll.methods import Method
 
 LEAST = 1e-3  # reliability that a class has at least
@@ -65,13 +68,6 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """The mean loss of local training."""
-
-    loss: float
-
-
-@dataclass(frozen=True)
 class Rated:
     """How far a client can be trusted with each class."""
 
@@ -83,33 +79,19 @@ class Client:
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
-        if options.epochs_each and len(options.epochs_each) != len(site.clients):
-            what = f"epochs_each has {len(options.epochs_each)} numbers for {len(site.clients)}"
-            raise UserError(f"{what} clients", "method.epochs_each", "give one for each")
-        self.plan = plan(options)
-        self.learner = Learner(site.model(), site.public(), self.plan)
-        self.last = self.learner.weights
-        self.solo = self.learner.weights
+        self.epochs = epochs_at(options.epochs_each, options.epochs, site.clients, site.id)
+        self.learner = Learner(site.model(), site.public(), plan(options))
 
     def join(self, request: Join, moment: Moment) -> Joined:
         """Say which public images and classes this site has; refuse others."""
-        public = self.site.public()
-        mine = Joined(public.fingerprint, len(public), list(self.site.classes))
-        return met(request, mine, self.site.id)
+        return met(request, self.site.public(), self.site.classes, self.site.id)
 
     def prepare(self, request: Empty, moment: Moment) -> Working[Trained]:
         """Train alone, before any exchange."""
-        lessons = Lessons(
-            self.options.batch, self.options.pretrain_epochs, self.site.stream("prepare")
-        )
-        done = yield self._local(lessons, moment)
-        self.learner.weights = self.last = self.solo = done.weights
-        return Trained(done.losses["loss"])
-
-    def _local(self, lessons: Lessons, moment: Moment) -> Work:
-        loss = partial(taught_loss, network=self.learner.training)
-        how = Optimiser("adam", self.options.rate)
-        return self.learner.work(lessons, self.site.train(moment.stage), loss, how)
+        options, stream = self.options, self.site.stream("prepare")
+        lessons = Lessons(options.batch, options.pretrain_epochs, stream)
+        work = self.learner.alone(lessons, self.site.train(moment.stage), options.rate)
+        return self.learner.begun((yield work))
 
     def rate(self, request: Empty, moment: Moment) -> Rated:
         """The accuracy on the own rows, class by class (RCFL)."""
@@ -121,19 +103,16 @@ class Client:
 
     def align(self, request: Align, moment: Moment) -> Aligned:
         """Follow the target of the step before; answer for this one."""
-        learner, place = self.learner, (moment.stage, moment.round)
-        if request.step == 0:  # a client that was left out in its last round begins anew
-            learner.weights, learner.moments = self.last, {}
-        loss = 0.0
-        if request.step:
+        learner, place, loss = self.learner, (moment.stage, moment.round), 0.0
+        if request.step == 0:
+            learner.rewind()
+        else:
             if self.options.public_optimiser == "fresh":
                 learner.moments = {}
             lost = partial(self._lost, request.target.to(self.site.device), moment)
             how = Optimiser("adam", self.options.rate)
             loss = learner.follow(place, request.key, request.step - 1, lost, how)
-        if request.step == self.plan.steps(self.site.public()):
-            return Aligned(torch.zeros(0), loss)
-        return Aligned(learner.logits(place, request.key, request.step), loss)
+        return learner.answer(place, request, loss)
 
     def _lost(self, target: Tensor, moment: Moment, z: Tensor, again: object) -> Tensor:
         if self.options.loss != "rcfl":
@@ -147,38 +126,33 @@ class Client:
 
     def fit(self, request: Weights, moment: Moment) -> Working[Trained]:
         """Train on the own rows."""
-        options = self.options
-        if request.weights:
-            self.learner.weights = {n: w.to(self.site.device) for n, w in request.weights.items()}
+        options, learner = self.options, self.learner
+        learner.receive(request.weights)
         self.site.witness("others", moment, self._checked, "fedmd")
-        index = self.site.clients.index(self.site.id)
-        epochs = options.epochs_each[index] if options.epochs_each else options.epochs
-        done = yield self._local(
-            Lessons(options.batch, epochs, self.site.stream("fit", moment)), moment
-        )
-        if all(bool(torch.isfinite(w).all()) for w in done.weights.values()):
-            self.learner.weights = self.last = done.weights
+        lessons = Lessons(options.batch, self.epochs, self.site.stream("fit", moment))
+        rows, how = self.site.train(moment.stage), Optimiser("adam", options.rate)
+        trained = learner.ended((yield learner.work(lessons, rows, learner.loss(), how)))
         self.site.witness("own", moment, self._checked, "fedmd")
-        return Trained(done.losses["loss"])
+        return trained
 
     def check(self, request: Check, moment: Moment) -> Checked:
         """Test the model, and the one before any exchange, on a domain."""
         return self._checked(request.task)
 
     def _checked(self, task: int) -> Checked:
-        rows = self.site.test(task)
-        models = {"fedmd": self.learner.weights, "solo": self.solo}
-        found = {n: self.learner.counted(w, rows, self.options.top) for n, w in models.items()}
-        correct = {name: count for name, (count, _) in found.items()}
-        return Checked(len(rows), correct, {name: f1 for name, (_, f1) in found.items()})
+        return self.learner.checked("fedmd", task, self.site.test(task), self.options.top)
+
+    def look(self, moment: Moment) -> list[Look]:
+        """What this site sees of its own network; it stays here."""
+        tests = {name: self.site.test(task) for task, name in enumerate(self.site.tasks)}
+        own = self.site.tasks[self.site.clients.index(self.site.id) % len(tests)]
+        return self.learner.look(self.site.id, moment.stage, tests, own)
 
     def state(self) -> Tensors:
-        kept = prefixed("last", self.last) | prefixed("solo", self.solo)
-        return prefixed("learner", self.learner.state()) | kept
+        return self.learner.state()
 
     def restore(self, state: Tensors) -> None:
-        self.learner.restore(without("learner", state))
-        self.last, self.solo = copied(without("last", state)), copied(without("solo", state))
+        self.learner.restore(state)
 
 
 def plan(options: Options) -> Plan:
@@ -208,22 +182,16 @@ class Server:
             notes |= self._begin(roll)
         if self.options.loss != "none":
             notes["aligned"] = self._collaborate(roll, moment)
-        shared: Tensors = {}
-        if self.options.average:
-            replies = roll.ask(Client.share, dict.fromkeys(roll.ids, Empty()))
-            shared = mean([reply.weights for reply in replies.values()])
-        fitted = roll.ask(Client.fit, dict.fromkeys(roll.ids, Weights(shared)))
+        common = shared(roll, Client.share) if self.options.average else Weights({})
+        fitted = roll.ask(Client.fit, dict.fromkeys(roll.ids, common))
         notes["loss"] = sum(reply.loss for reply in fitted.values()) / len(fitted)
         return notes | roll.notes
 
     def _begin(self, roll: Roll) -> dict[str, float]:
         public = self.site.public()
-        if len(public) < self.options.public_batch:
-            what = f"{len(public)} public images do not fill a batch of {self.options.public_batch}"
-            raise UserError(what, "method.public_batch", "make it smaller, or raise public.rows")
+        filled(public, self.options.public_batch)
         roll.agree(Client.join, Join(public.fingerprint, len(public), list(self.site.classes)))
-        replies = roll.ask(Client.prepare, dict.fromkeys(roll.ids, Empty()))
-        return {"prepared": sum(reply.loss for reply in replies.values()) / len(replies)}
+        return prepared(roll, Client.prepare)
 
     def _collaborate(self, roll: Roll, moment: Moment) -> float:
         combine = average

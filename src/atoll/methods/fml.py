@@ -5,18 +5,26 @@ public data; the shared network (the "meme") travels, the own one stays.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from atoll.core.errors import UserError
 from atoll.core.federation import Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors, Weights
 from atoll.core.options import AtLeastOne, Fraction, NotNegativeInt, Positive
-from atoll.core.record import Score
+from atoll.core.record import Look, Score
 from atoll.data.site import Site
-from atoll.learning.distill import mutual_loss, said, taught_loss
+from atoll.learning.collaboration import (
+    Learner,
+    Lessons,
+    Roll,
+    Trained,
+    epochs_at,
+    prepared,
+    shared,
+)
+from atoll.learning.distill import mutual_loss
 from atoll.learning.models import skeleton
-from atoll.learning.train import Optimiser, Phase, Work, hits
+from atoll.learning.train import Optimiser, Phase, Work
 from atoll.learning.weights import copied, mean, prefixed, without
 from atoll.methods import Method
 
@@ -34,14 +42,17 @@ class Options:
     epochs: AtLeastOne = 20  # passes over the private rows in a round
     epochs_each: tuple[AtLeastOne, ...] = ()  # the same by client, in their order; empty: epochs
     pretrain_epochs: NotNegativeInt = 50  # passes of the own network before the first round
+    average: bool = False  # homogeneous: the mean of all own networks before local training
+    absent: NotNegativeInt = 0  # clients that may fail in a round and are left out of it
     top: AtLeastOne = 1  # a test row is right if its class is among so many of the likeliest
 
 
 @dataclass(frozen=True)
-class Trained:
-    """The mean loss of training alone."""
+class Fit:
+    """The shared network, and the mean of the own ones where that is taken."""
 
-    loss: float
+    weights: Tensors
+    own: Tensors
 
 
 @dataclass(frozen=True)
@@ -57,71 +68,75 @@ class Client:
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
-        if options.epochs_each and len(options.epochs_each) != len(site.clients):
-            what = f"epochs_each has {len(options.epochs_each)} numbers for {len(site.clients)}"
-            raise UserError(f"{what} clients", "method.epochs_each", "give one for each")
-        own, shared = site.model(), site.shared_model()
-        self.training, self.testing = skeleton(own, True), skeleton(own, False)
+        self.epochs = epochs_at(options.epochs_each, options.epochs, site.clients, site.id)
+        self.learner, shared = Learner(site.model()), site.shared_model()
         self.shared = skeleton(shared, True)
-        self.moves = tuple(name for name, _ in own.named_parameters())
         self.shared_moves = tuple(name for name, _ in shared.named_parameters())
-        self.weights = copied(own.state_dict())
 
     def prepare(self, request: Empty, moment: Moment) -> Working[Trained]:
         """Train the own network alone, as the methods do that this one is compared with."""
-        options, rows = self.options, self.site.train(moment.stage)
-        loss = partial(taught_loss, network=self.training)
-        phase = Phase("loss", self.moves, loss, Optimiser("adam", options.rate))
-        stream, epochs = self.site.stream("prepare"), options.pretrain_epochs
-        done = yield Work(self.weights, {}, (phase,), rows, options.batch, epochs, stream)
-        self.weights = done.weights
-        return Trained(done.losses["loss"])
+        options, stream = self.options, self.site.stream("prepare")
+        lessons = Lessons(options.batch, options.pretrain_epochs, stream)
+        work = self.learner.alone(lessons, self.site.train(moment.stage), options.rate)
+        return self.learner.begun((yield work))
 
-    def fit(self, request: Weights, moment: Moment) -> Working[Fitted]:
+    def share(self, request: Empty, moment: Moment) -> Weights:
+        """All weights and buffers of the own network, where all clients have the same kind."""
+        return Weights(self.learner.weights)
+
+    def fit(self, request: Fit, moment: Moment) -> Working[Fitted]:
         """Train both networks on the own rows, each also towards what the other says."""
-        options, site = self.options, self.site
+        options, site, learner = self.options, self.site, self.learner
+        learner.rewind()
+        learner.receive(request.own)
         received = {n: w.to(site.device) for n, w in request.weights.items()}
-        weights = prefixed("own", self.weights) | prefixed("shared", received)
-        moves = tuple(f"own/{n}" for n in self.moves)
+        weights = prefixed("own", learner.weights) | prefixed("shared", received)
+        moves = tuple(f"own/{n}" for n in learner.moves)
         moves += tuple(f"shared/{n}" for n in self.shared_moves)
         truths = (options.alpha, options.beta)
-        loss = partial(mutual_loss, own=self.training, shared=self.shared, truths=truths)
+        loss = partial(mutual_loss, own=learner.training, shared=self.shared, truths=truths)
         phase = Phase("loss", moves, loss, Optimiser("adam", options.rate))
-        index = site.clients.index(site.id)
-        epochs = options.epochs_each[index] if options.epochs_each else options.epochs
         rows, stream = site.train(moment.stage), site.stream("fit", moment)
-        done = yield Work(weights, {}, (phase,), rows, options.batch, epochs, stream)
-        self.weights = without("own", done.weights)
+        done = yield Work(weights, {}, (phase,), rows, options.batch, self.epochs, stream)
+        learner.ended(replace(done, weights=without("own", done.weights)))
         return Fitted(without("shared", done.weights), done.losses["loss"])
 
     def check(self, request: Check, moment: Moment) -> Checked:
-        """Test the own network on a domain."""
+        """Test the own network, and the one before any exchange, on a domain."""
         rows = self.site.test(request.task)
-        correct, f1 = hits(said(self.testing, self.weights, rows.x), rows.y, self.options.top)
-        return Checked(len(rows), {"": correct}, {"": f1})
+        return self.learner.checked("fml", request.task, rows, self.options.top)
+
+    def look(self, moment: Moment) -> list[Look]:
+        """What this site sees of its own network; it stays here."""
+        tests = {name: self.site.test(task) for task, name in enumerate(self.site.tasks)}
+        own = self.site.tasks[self.site.clients.index(self.site.id) % len(tests)]
+        return self.learner.look(self.site.id, moment.stage, tests, own)
 
     def state(self) -> Tensors:
-        return prefixed("weights", self.weights)
+        return self.learner.state()
 
     def restore(self, state: Tensors) -> None:
-        self.weights = copied(without("weights", state))
+        self.learner.restore(state)
 
 
 class Server:
     """Holds the shared network."""
 
     def __init__(self, options: Options, site: Site) -> None:
+        self.options = options
         self.weights: Tensors = copied(site.shared_model().state_dict())
 
     def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
         """Send the shared network out, take the mean of what comes back."""
-        notes: dict[str, float] = {}
+        roll, notes = Roll(clients, self.options.absent), dict[str, float]()
         if moment.stage == 0 and moment.first:
-            prepared = clients.ask_all(Client.prepare, Empty()).values()
-            notes["prepared"] = sum(reply.loss for reply in prepared) / len(prepared)
-        replies = list(clients.ask_all(Client.fit, Weights(self.weights)).values())
+            notes |= prepared(roll, Client.prepare)
+        own = shared(roll, Client.share).weights if self.options.average else {}
+        fitted = roll.ask(Client.fit, dict.fromkeys(roll.ids, Fit(self.weights, own)))
+        replies = list(fitted.values())
         self.weights = mean([reply.weights for reply in replies])
-        return notes | {"loss": sum(reply.loss for reply in replies) / len(replies)}
+        notes["loss"] = sum(reply.loss for reply in replies) / len(replies)
+        return notes | roll.notes
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """Every client's own network on every domain."""
@@ -134,4 +149,4 @@ class Server:
         self.weights = copied(state)
 
 
-METHOD = Method(Options, Server, Client, split="domains")
+METHOD = Method(Options, Server, Client, split="domains", headline="fml")

@@ -206,7 +206,7 @@ def heat(group: Group, name: str) -> Picture | None:
         figure = Figure(figsize=(max(2.2, wide) * across, max(1.5, high) * down))
         for place, client in enumerate(result.clients):
             axes = figure.add_subplot(down, across, place + 1)
-            _grid(axes, cells[place])
+            grid(axes, cells[place])
             axes.set_title(client, loc="left")
             axes.set_xticks(range(stages), [str(stage + 1) for stage in result.stages])
             names = [str(first.facts["tasks"][task]) for task in result.tasks]
@@ -239,14 +239,14 @@ def _models(group: Group, name: str) -> Picture:
     with style(name):
         figure = Figure(figsize=(1.6 + 0.75 * len(variants), 0.9 + 0.34 * len(clients)))
         axes = figure.add_subplot()
-        _grid(axes, cells)
+        grid(axes, cells)
         axes.set_xticks(range(len(variants)), [v or group.method for v in variants])
         axes.set_yticks(range(len(clients)), clients)
         words = f"{group.label}: accuracy of each model at each site, the mean over seeds."
         return Picture(name, f"Accuracy by site: {group.label}", words, svg(figure, name))
 
 
-def _grid(axes: Axes, cells: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> None:
+def grid(axes: Axes, cells: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> None:
     """A heat map with the number in each cell."""
     colours = mpl.colormaps["cividis"]
     for (row, column), value in np.ndenumerate(cells):

@@ -19,6 +19,7 @@ from atoll.report.tables import Group, Pair, Table
 __all__ = ["Section", "page", "pictures", "write"]
 
 SECTIONS: tuple[str, ...] = (  # modules of this package that say more of some methods
+    "domains",
     "transfer",
     "vertical",
 )

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from atoll.core.record import Look, Round, Score
-from atoll.report.figures import COLOURS, INK, SIZE, Picture, _quiet, _style, _svg
+from atoll.report.figures import COLOURS, INK, SIZE, Picture, quiet, style, svg
 from atoll.report.page import Section
 from atoll.report.tables import Cell, Group, Table
 
@@ -142,10 +142,10 @@ def _lineage(group: Group, name: str) -> Picture | None:
     paths = {kind: path for kind, path in _paths(group).items() if len(path) > 1}
     if not paths:
         return None
-    with _style(name):
+    with style(name):
         figure = Figure(figsize=(5.2, 3.0))
         axes = figure.add_subplot()
-        _quiet(axes)
+        quiet(axes)
         for number, (kind, path) in enumerate(paths.items()):
             stages = sorted(path)
             far = [100 * _away(path[stage], path[stages[0]]) for stage in stages]
@@ -161,7 +161,7 @@ def _lineage(group: Group, name: str) -> Picture | None:
         words = (
             "In % of a prototype's first length; a flat line is a class that did not come again."
         )
-        return Picture(name, f"Drift of prototypes: {group.label}", words, _svg(figure, name))
+        return Picture(name, f"Drift of prototypes: {group.label}", words, svg(figure, name))
 
 
 def _map(group: Group, name: str) -> Picture | None:
@@ -172,7 +172,7 @@ def _map(group: Group, name: str) -> Picture | None:
         return None
     kinds = list(dict.fromkeys(kind for look in shown for kind in look.rows))
     colours = {kind: COLOURS[i % len(COLOURS)] for i, kind in enumerate(sorted(kinds))}
-    with _style(name):
+    with style(name):
         across = min(2, len(shown))
         down = math.ceil(len(shown) / across)
         figure = Figure(figsize=(3.2 * across, 3.2 * down))
@@ -188,7 +188,7 @@ def _map(group: Group, name: str) -> Picture | None:
             f"{NEIGHBOURS:.0f}); the number is a row's true class, a star a class's prototype. "
             "Distances between far groups mean nothing."
         )
-        return Picture(name, f"Global embeddings: {group.label}", words, _svg(figure, name))
+        return Picture(name, f"Global embeddings: {group.label}", words, svg(figure, name))
 
 
 def _plane(points: Array, tops: Array) -> tuple[Array, Array]:
@@ -269,10 +269,10 @@ def _sensitivity(groups: Sequence[Group], option: str, name: str) -> Picture:
                     by_stage.setdefault(event.stage, []).append(event.accuracy)
         for stage, values in by_stage.items():
             lines.setdefault(stage, []).append((place, float(np.mean(values))))
-    with _style(name):
+    with style(name):
         figure = Figure(figsize=(5.2, 3.0))
         axes = figure.add_subplot()
-        _quiet(axes)
+        quiet(axes)
         for number, (stage, line) in enumerate(sorted(lines.items())):
             colour = COLOURS[number % len(COLOURS)]
             axes.plot(*zip(*sorted(line), strict=True), marker="o", color=colour,
@@ -281,4 +281,4 @@ def _sensitivity(groups: Sequence[Group], option: str, name: str) -> Picture:
         axes.set_ylabel("test accuracy")
         axes.legend(fontsize=SIZE - 1)
         words = f"Accuracy over {option}, the mean over seeds; other options are the same."
-        return Picture(name, f"Sensitivity to {option}", words, _svg(figure, name))
+        return Picture(name, f"Sensitivity to {option}", words, svg(figure, name))

@@ -5,7 +5,8 @@ a `name`; `Plan(folder, device, tf32=...)` and `Plan.quick(folder, device)`, how
 `chosen(only, table)`, the settings that a command asks for; `known(setting, plan)`, what was
 measured before; `measure(setting, plan, say)`, which measures and keeps it as one small file;
 `ledger(measured, missing)` and `figures(measured)`, what came out. It may offer `QUICK`, the
-settings of a miniature where all of them would take too long.
+settings of a miniature where all of them would take too long, and `partly(setting, plan)`: what
+there is of a measurement that is not whole yet, to be shown where nothing is run.
 """
 
 import importlib
@@ -25,6 +26,7 @@ __all__ = ["PAPERS", "Asked", "again"]
 
 PAPERS = (
     "chfl",
+    "fccl",
     "fedseit",
     "vleto",
 )
@@ -59,14 +61,13 @@ def again(
     )
     measured: dict[str, Any] = {}
     missing: dict[str, str] = {}
-    chosen = list(module.chosen(asked.only, asked.table))
-    if asked.quick and not (asked.only or asked.table):
-        chosen = list(getattr(module, "QUICK", chosen))
-    chosen += module.STUDIES if asked.studies and not asked.only else ()
+    chosen = _chosen(module, asked)
     if asked.jobs > 1 and not asked.render:
         _side_by_side(paper, asked, [s.name for s in chosen if module.known(s, made) is None])
     for setting in chosen:
         found = module.known(setting, made)
+        if found is None and asked.render:
+            found = getattr(module, "partly", lambda setting, plan: None)(setting, made)
         if found is None and asked.render:
             missing[setting.name] = f"not run yet: atoll reproduce {paper} --only '{setting.name}'"
             continue
@@ -77,6 +78,13 @@ def again(
                 raise
             missing[setting.name] = f"not here: {error.remedy}"
     return module.ledger(measured, missing), module.figures(measured)
+
+
+def _chosen(module: Any, asked: Asked) -> list[Any]:
+    found = list(module.chosen(asked.only, asked.table))
+    if asked.quick and not (asked.only or asked.table):
+        found = list(getattr(module, "QUICK", found))
+    return [*found, *(module.STUDIES if asked.studies and not asked.only else ())]
 
 
 def _side_by_side(paper: str, asked: Asked, names: list[str]) -> None:

@@ -34,9 +34,14 @@ class EngineOptions:
     """How the clients are run."""
 
     name: Literal["local"] = "local"  # local: all clients in this process
-    mode: Literal["auto", "loop", "stacked"] = "auto"  # clients one by one, together, or tried
+    mode: Literal["auto", "loop", "stacked", "captured"] = (
+        "auto"  # clients one by one, together, one by one with their steps captured, or as tried
+    )
+    streams: bool = False  # captured steps of several clients side by side: wants more GPU memory
     packing: bool = True  # messages become bytes and back; false: copied and counted, for sweeps
     tf32: bool = False  # rounded products on GPUs that have them: faster, less exact
+    tune: bool = False  # cuDNN tries its ways on the first batches: faster, other last digits
+    keep: str = ""  # a folder where training before the first round is kept for other runs
     device: str = "auto"  # auto, cpu or cuda
     threads: NotNegativeInt = 0  # of torch on the CPU; 0 for torch's own choice
 

@@ -100,7 +100,9 @@ def _public(parts: Parts) -> dict[str, Any]:
         return {}
     public = parts.public
     found = {"rows": len(public), "fingerprint": public.fingerprint}
-    return {"public": {"name": parts.config.public["name"], **found}}
+    options = parts.config.public_options()
+    name = f"own images, {Path(options.images).name}" if options.images else options.name
+    return {"public": {"name": name, **found}}
 
 
 def _holdings(parts: Parts) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atoll import data
 from atoll.core.errors import EXIT_USER, UserError
 from atoll.core.options import build, describe
 from atoll.core.rng import Stream
@@ -579,3 +580,20 @@ def test_what_cannot_be_is_refused(case: str) -> None:
         scenario(dataset, options, 0)
     assert (caught.value.where, caught.value.exit_code) == ("scenario", EXIT_USER)
     assert caught.value.remedy
+
+
+def test_the_published_split_of_domains_tests_on_training_rows_and_says_so() -> None:
+    """J7 of the FCCL specification: class-sorted first rows, the whole domain as test set."""
+    made = data.load("synthetic-images", rows=400)
+    options = ScenarioOptions(split="domains", sizes=(60, 60), paper_compat=True)
+    dealt = scenario(made, options, 0)
+    assert all(name.endswith("(tested on training rows too)") for name in dealt.tasks)
+    assert made.group is not None
+    for number, id in enumerate(dealt.clients):
+        train, tested = dealt.holdings[id][0].train, dealt.tests[id][number]
+        assert len(train) == 60
+        assert np.isin(train, tested).all()
+        assert tested.tolist() == np.flatnonzero(made.group == number).tolist()
+        assert len(np.unique(made.y[train])) < len(made.classes)  # later classes are absent
+    clean = scenario(made, ScenarioOptions(split="domains"), 0)
+    assert not any("training rows" in name for name in clean.tasks)

@@ -144,7 +144,7 @@ def test_a_place_is_no_path(tmp_path: Path) -> None:
 
 def test_an_answer_is_written_down_in_words(tmp_path: Path) -> None:
     made = gate(tmp_path, "fedavg")
-    weights = dict(made._client.model.state_dict())
+    weights = dict(made._client.site.model().state_dict())
     reply = made.handle(1, "fit", FIRST, pack(Weights(weights)))
     made.handle(2, "check", FIRST, pack(Check(0, weights)))
     one, two = log(tmp_path)

@@ -12,11 +12,12 @@ from torch import Tensor
 from atoll.core.errors import UserError
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
+from atoll.engines import kept
 from atoll.engines.workshop import Workshop, choices
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import outputs
 from atoll.learning.stacked import largest_difference
-from atoll.learning.train import Optimiser, Phase, Work
+from atoll.learning.train import Optimiser, Phase, Work, Worked
 
 
 def honest(weights: Mapping[str, Tensor], batch: Rows, *, depth: int) -> Tensor:
@@ -91,3 +92,86 @@ def test_a_damaged_file_of_choices_is_named(tmp_path: Path) -> None:
     (tmp_path / "engine.json").write_text("{")
     with pytest.raises(UserError, match=r"engine\.json"):
         Workshop("auto", tmp_path)
+
+
+def test_captured_steps_give_what_the_loop_gives_and_keep_their_buffers() -> None:
+    workshop, asked = Workshop("captured"), jobs(honest, 2)
+    for _ in range(2):
+        done = workshop.do(asked)
+        for id, job in asked.items():
+            assert largest_difference(job(), done[id]) == 0.0
+    buffers = dict(workshop._captured)
+    assert len(buffers) == 2
+    workshop.do({"site-0": asked["site-0"]})
+    assert set(workshop._captured) < set(buffers)  # the memory of the other one is given back
+
+
+def test_replicas_of_one_client_are_found_and_tried(tmp_path: Path) -> None:
+    asked = jobs(mixing, 3)  # no stack may be made of these, but each has batches of its own
+    alike = {id: replace(j, phases=asked["site-0"].phases) for id, j in asked.items()}
+    done = Workshop("stacked", tmp_path)._alone(alike)
+    for id, job in alike.items():
+        assert largest_difference(job(), done[id]) < 1e-5
+    workshop = Workshop("auto", tmp_path / "auto")
+    (tmp_path / "auto").mkdir()
+    workshop._alone(alike)
+    (choice,) = workshop.choices.values()
+    assert choice.work == "replicas"
+    assert choice.difference <= choice.tolerance
+
+
+def test_streams_give_the_same() -> None:
+    asked = jobs(honest, 3)
+    done = Workshop("captured", streams=True).do(asked)
+    assert all(largest_difference(job(), done[id]) == 0.0 for id, job in asked.items())
+
+
+# What several runs have in common is done once
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    done: list[int] = []
+    plain = Work.__call__
+
+    def call(self: Work) -> Worked:
+        done.append(1)
+        return plain(self)
+
+    monkeypatch.setattr(Work, "__call__", call)
+    return done
+
+
+def test_a_common_work_is_done_once_and_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {id: replace(job, common=True) for id, job in jobs(honest, 2).items()}
+    calls = counted(monkeypatch)
+    first = Workshop("loop", keep=tmp_path).do(asked)
+    again = Workshop("loop", keep=tmp_path).do(asked)
+    assert len(calls) == 2
+    for id in asked:
+        assert largest_difference(first[id], again[id]) == 0.0
+        assert first[id].losses == again[id].losses
+        assert first[id].moments.keys() == again[id].moments.keys()
+
+
+def test_any_other_work_is_another_one(tmp_path: Path) -> None:
+    one = replace(next(iter(jobs(honest, 1).values())), common=True)
+    others = {
+        "epochs": replace(one, epochs=2),
+        "weights": replace(one, weights={n: w + 1 for n, w in one.weights.items()}),
+        "stream": replace(one, stream=one.stream.child("x")),
+        "rows": replace(one, rows=replace(one.rows, y=one.rows.y.flip(0))),
+        "one": one,
+    }
+    assert len(set(kept.named(others, tmp_path, "loop").values())) == 5
+    assert kept.named({"one": one}, tmp_path, "a") != kept.named({"one": one}, tmp_path, "b")
+
+
+def test_what_is_not_common_is_not_kept(tmp_path: Path) -> None:
+    Workshop("loop", keep=tmp_path).do(jobs(honest, 1))
+    assert not list(tmp_path.iterdir())
+    assert (
+        kept.named({id: replace(j, common=True) for id, j in jobs(honest, 1).items()}, None, "")
+        == {}
+    )

@@ -77,7 +77,7 @@ class Watched:
                 raise ClientFailedError(id, action, "its machine is gone")
             if how == "nan" and action == "align":
                 weights = self.clients[id].learner.weights
-                self.clients[id].last = {
+                self.clients[id].learner.last = {
                     n: w * float("nan") if w.is_floating_point() else w for n, w in weights.items()
                 }
             answers[id] = answer(self.clients[id], action, moment, packet)
@@ -153,20 +153,20 @@ def test_the_first_teacher_never_changes_and_the_second_is_the_last_rounds_model
         moment = Moment(0, number, 3)
         server.round(Clients(made.scenario.clients, watched, moment, (0, 1)), moment)
         for id, client in watched.clients.items():
-            assert hashed(client.solo) == solo.setdefault(id, hashed(client.solo))
-            assert hashed(client.last) == hashed(client.learner.weights)
-            assert hashed(client.last) not in (solo[id], last.get(id))
-            assert any("running_mean" in name for name in client.solo)
-            last[id] = hashed(client.last)
+            assert hashed(client.learner.solo) == solo.setdefault(id, hashed(client.learner.solo))
+            assert hashed(client.learner.last) == hashed(client.learner.weights)
+            assert hashed(client.learner.last) not in (solo[id], last.get(id))
+            assert any("running_mean" in name for name in client.learner.solo)
+            last[id] = hashed(client.learner.last)
 
 
 def test_teachers_that_answer_leave_no_trace() -> None:
     client = parts(config()).client("site-0")
-    before = hashed(client.solo)
+    before = hashed(client.learner.solo)
     rows: Rows = client.site.train(0)
     first, second = client._taught(rows).own, client._taught(rows).own
     assert torch.equal(first, second)
-    assert hashed(client.solo) == before
+    assert hashed(client.learner.solo) == before
 
 
 def test_in_the_first_round_both_teachers_say_the_same() -> None:
@@ -352,7 +352,7 @@ def test_fml_sends_the_shared_network_and_never_the_own() -> None:
     for *_, action, packet in watched.packets:
         if action == "fit":
             assert {tensor[0] for tensor in packet.tensors} == shared
-    own = set(watched.clients["site-0"].weights)
+    own = set(watched.clients["site-0"].learner.weights)
     assert own != {name.removeprefix("weights/") for name in shared}
 
 
@@ -410,6 +410,54 @@ def test_a_client_that_was_left_out_takes_part_again() -> None:
     again = server.round(Clients(made.scenario.clients, watched, second, (0, 1, 2)), second)
     assert "excluded site-1" in first
     assert "excluded site-1" not in again
+
+
+@pytest.mark.parametrize("name", ["fccl", "fedmd", "fedmatch", "fml"])
+def test_a_client_that_fails_is_left_out_by_every_method(name: str) -> None:
+    """Named in the notes, absent from the mean, and back in the next round."""
+    changes: dict[str, Any] = {"data": {**IMAGES, "domains": 3}, "models": ["cnn"] * 3, "absent": 1}
+    if name == "fml":
+        changes["model.name"] = "cnn-plain"
+    made = parts(config(name, **changes))
+    watched, server = Watched(made, {("site-1", "fit"): "fails"}), made.server()
+    first = server.round(Clients(made.scenario.clients, watched, FIRST, (0, 1, 2)), FIRST)
+    assert first["excluded site-1"] == 1.0
+    watched.spoil.clear()
+    second = Moment(0, 1, 2)
+    again = server.round(Clients(made.scenario.clients, watched, second, (0, 1, 2)), second)
+    assert "excluded site-1" not in again
+    for client in watched.clients.values():
+        assert all(torch.isfinite(w).all() for w in client.learner.weights.values())
+
+
+def test_a_helper_that_fails_is_replaced_by_the_next_nearest() -> None:
+    changes: dict[str, Any] = {"data": {**IMAGES, "domains": 3}, "models": ["cnn"] * 3}
+    made = parts(config("fedmatch", **changes, helpers=2, absent=1))
+    watched, server = Watched(made), made.server()
+    server.round(Clients(made.scenario.clients, watched, FIRST, (0, 1, 2)), FIRST)
+    assert {len(helpers) for helpers in server.helpers.values()} == {2}
+    watched.spoil[("site-1", "align")] = "fails"
+    second = Moment(0, 1, 2)
+    notes = server.round(Clients(made.scenario.clients, watched, second, (0, 1, 2)), second)
+    assert notes["excluded site-1"] == 1.0
+    assert server.helpers == {"site-0": ["site-2"], "site-2": ["site-0"]}
+
+
+def test_constant_logits_poison_nobody() -> None:
+    """A network that says the same of every image correlates 0 with all, and nothing is NaN."""
+    made = parts(config())
+    watched = Watched(made)
+    learner = watched.clients["site-0"].learner
+    learner.weights = {n: w * 0 if n.startswith("head") else w for n, w in learner.weights.items()}
+    learner.last = learner.weights
+    key = made.server().site.stream("public", FIRST).key
+    client = watched.clients["site-0"]
+    z = client.align(Align(key, 0, 2, torch.zeros(0)), FIRST).logits
+    assert float(z.std(0).max()) == 0.0
+    answered = client.align(Align(key, 1, 2, z + torch.randn_like(z)), FIRST)
+    assert answered.loss == pytest.approx(CLASSES + 0.0051 * CLASSES * (CLASSES - 1), abs=1e-4)
+    assert all(torch.isfinite(w).all() for w in learner.weights.values())
+    assert torch.isfinite(answered.logits).all()
 
 
 @pytest.mark.parametrize(
@@ -496,19 +544,22 @@ def test_inter_accuracy_is_the_mean_of_the_rows_without_their_diagonal(tmp_path:
     assert {e.variant for e in events if isinstance(e, Score)} == {"fccl", "solo"}
 
 
-def test_top_counts_the_likeliest_few(tmp_path: Path) -> None:
+def test_top_counts_the_likeliest_few_and_tells_the_likeliest_too(tmp_path: Path) -> None:
     for top in (1, CLASSES):
         execute(config(rounds=1, top=top), tmp_path / str(top))
     one, all_ = (read_events(tmp_path / str(top)) for top in (1, CLASSES))
     assert metrics.summary(one, "fccl")["final_accuracy"] < 1
     assert metrics.summary(all_, "fccl")["final_accuracy"] == 1
+    plain, beside = (metrics.summary(e, v) for e, v in ((one, "fccl"), (all_, "fccl top-1")))
+    assert plain["final_accuracy"] == beside["final_accuracy"]
+    assert metrics.variants(all_) == ["fccl", "fccl top-1", "solo", "solo top-1"]
 
 
 def test_a_record_says_which_public_images_it_had(tmp_path: Path) -> None:
     execute(config(rounds=1), tmp_path)
     events = read_events(tmp_path)
     notes = next(e for e in events if isinstance(e, Round)).notes
-    assert notes.keys() == {"prepared", "aligned", "loss"}
+    assert notes.keys() == {"prepared", "aligned", "loss", "diagonal", "off diagonal"}
     assert {e.kind for e in events if isinstance(e, Message)} >= {"Align", "Aligned"}
     text = (tmp_path / "facts.json").read_text()
     assert parts(config()).public.fingerprint in text

@@ -1,0 +1,268 @@
+"""The user's own images: a folder, an npz file or a Parquet file for each site.
+
+A folder has one folder of PNG, JPEG, ... for each class, or `train` and `test` with these in them.
+An npz file has `x` and `y`, or x_train, y_train, x_test, y_test: images uint8 as N x H x W or
+N x H x W x 3, and, for classes that have names, `classes`. A Parquet file has a column of encoded
+images and one of labels. All images are brought to one size and number of channels.
+"""
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow.parquet
+
+from atoll.core.errors import EXIT_DATA_MISSING, UserError
+from atoll.core.options import AtLeastOne, nearest
+from atoll.data.dataset import Dataset
+from atoll.data.fetch import reading, refused
+from atoll.data.pictures import fitted
+
+__all__ = ["image_files", "unlabelled"]
+
+Array = np.ndarray[Any, Any]
+Shape = tuple[int, int, int]
+ENDINGS: Final = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+KINDS: Final = "a folder of images, an .npz or a .parquet file"
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What one site has."""
+
+    x: Array  # (rows, channels, height, width) uint8
+    labels: list[str]
+    test: Array | None  # (rows,) bool, where the site parts its rows itself
+    classes: tuple[str, ...]  # all that it names, with or without rows
+
+
+def image_files(
+    images: tuple[str, ...] = (),
+    size: AtLeastOne = 32,
+    channels: AtLeastOne = 3,
+    image: str = "image",
+    label: str = "label",
+    classes: tuple[str, ...] = (),
+) -> Dataset:
+    """Images of your own: a folder, npz or Parquet file for each site, all of the same classes."""
+    if len(images) < 2:
+        remedy = "write images = ['scanner-a', 'scanner-b.npz'], one for each site"
+        raise UserError("fewer than two sites", "data.images", remedy)
+    if channels not in (1, 3):
+        raise UserError(f"images of {channels} channels", "data.channels", "use 1 or 3")
+    paths, shape = [Path(path) for path in images], (channels, size, size)
+    names = _names(paths)
+    sites = [_site(path, shape, (image, label)) for path in paths]
+    known = classes or _agreed(paths, sites)
+    place = {name: number for number, name in enumerate(known)}
+    for path, site in zip(paths, sites, strict=True):
+        for name in site.labels:
+            if name not in place:
+                raise UserError(
+                    f"class '{name[:80]}' is not among the {len(known)} classes", str(path),
+                    nearest(name, known),
+                )  # fmt: skip
+    parted = [site.test is not None for site in sites]
+    if any(parted) and not all(parted):
+        where = str(paths[parted.index(False)])
+        raise UserError(
+            "some sites have test images and this one has none", where, "part all or none"
+        )
+    tests = [site.test for site in sites if site.test is not None]
+    return Dataset(
+        "own images",
+        "image",
+        np.concatenate([site.x for site in sites]),
+        np.array([place[name] for site in sites for name in site.labels], dtype=np.int64),
+        (),
+        tuple(known),
+        "own files: " + ", ".join(path.name for path in paths),
+        test=np.concatenate(tests) if tests else None,
+        group=np.repeat(np.arange(len(sites)), [len(site.labels) for site in sites]),
+        groups=tuple(names),
+    )
+
+
+def unlabelled(path: Path, shape: Shape, image: str = "image") -> Array:
+    """All images of a folder (with those below it), npz or Parquet file, in a fixed order."""
+    _present(path)
+    if path.is_dir():
+        return _pictures(path, _below(path), shape)
+    if path.suffix == ".npz":
+        with reading(path), path.open("rb") as stream, np.load(stream, allow_pickle=False) as held:
+            key = next((k for k in ("x", "x_train") if k in held), "")
+            if not key:
+                raise refused(path, f"has no array x or x_train, only {', '.join(sorted(held))}")
+            return fitted(_channels_first(path, held[key]), shape)
+    return _encoded(path, _column(path, image), shape)
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """What sites are called: their file's name, and no two alike."""
+    names = [path.stem if path.suffix in (".npz", ".parquet") else path.name for path in paths]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two sites are called '{name}'", "data.images", "rename one of them")
+    return names
+
+
+def _agreed(paths: Sequence[Path], sites: Sequence[_Found]) -> tuple[str, ...]:
+    """The classes, which all sites must have alike: outputs of their networks stand for them."""
+    first = sites[0].classes
+    for path, site in zip(paths[1:], sites[1:], strict=True):
+        other = sorted({*first} ^ {*site.classes})
+        if other:
+            what = f"its classes are others than those of {paths[0].name}: {', '.join(other[:10])}"
+            remedy = "name them alike, make empty folders, or list all in data.classes"
+            raise UserError(what, str(path), remedy)
+    return tuple(first)
+
+
+def _present(path: Path) -> None:
+    if not path.exists():
+        remedy = "mend the path; it is taken from the folder that the command runs in"
+        raise UserError(f"no file or folder '{path}'", "images", remedy, EXIT_DATA_MISSING)
+    if not path.is_dir() and path.suffix not in (".npz", ".parquet"):
+        raise UserError(f"'{path}' is of no known kind", "images", f"give {KINDS}")
+
+
+def _site(path: Path, shape: Shape, columns: tuple[str, str]) -> _Found:
+    _present(path)
+    if path.is_dir():
+        return _folder(path, shape)
+    return _npz(path, shape) if path.suffix == ".npz" else _parquet(path, shape, columns)
+
+
+def _folder(path: Path, shape: Shape) -> _Found:
+    """A folder for each class; or train and test, each with these."""
+    inside = {child.name: child for child in sorted(path.iterdir()) if _shown(child)}
+    parted = {*inside} == {"train", "test"}
+    parts = [inside["train"], inside["test"]] if parted else [path]
+    labels, pictures, counts, classes = list[str](), list[Path](), list[int](), set[str]()
+    for part in parts:
+        before = len(pictures)
+        for kind in sorted(child for child in part.iterdir() if _shown(child)):
+            found = _below(kind)
+            classes.add(kind.name)
+            pictures += found
+            labels += [kind.name] * len(found)
+        counts.append(len(pictures) - before)
+    if not pictures:
+        remedy = "make a folder for each class and put its PNG or JPEG files there"
+        raise UserError("no images in folders of classes", str(path), remedy)
+    test = np.repeat([False, True], counts) if parted else None
+    return _Found(_pictures(path, pictures, shape), labels, test, tuple(sorted(classes)))
+
+
+def _shown(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith(".")
+
+
+def _below(path: Path) -> list[Path]:
+    """The images in a folder and below it, by name."""
+    found = [p for p in path.rglob("*") if p.suffix.lower() in ENDINGS and p.is_file()]
+    return sorted(found, key=lambda p: p.relative_to(path).parts)
+
+
+def _pictures(folder: Path, paths: Sequence[Path], shape: Shape) -> Array:
+    if not paths:
+        raise UserError("no images here", str(folder), f"give {KINDS}; known: {' '.join(ENDINGS)}")
+    return np.concatenate([_picture(path, lambda p=path: p, shape) for path in paths])  # type: ignore[misc]
+
+
+def _encoded(path: Path, values: Sequence[Any], shape: Shape) -> Array:
+    """Encoded images of a column: bytes, or a struct with them."""
+    found = []
+    for number, value in enumerate(values, 1):
+        content = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(content, bytes):
+            raise UserError(
+                f"row {number} has no encoded image", str(path), "name the right column"
+            )
+        where = path.with_name(f"{path.name}, row {number}")
+        found.append(_picture(where, lambda c=content: io.BytesIO(c), shape))  # type: ignore[misc]
+    return np.concatenate(found)
+
+
+def _picture(where: Path, source: Callable[[], Any], shape: Shape) -> Array:
+    """One image as (1, channels, height, width); turned as its camera says."""
+    from PIL import Image, ImageOps, UnidentifiedImageError  # noqa: PLC0415 (few runs need it)
+
+    try:
+        with Image.open(source()) as opened:
+            upright = ImageOps.exif_transpose(opened)
+            deep = upright.mode.startswith("I")  # 16 bits a pixel, as scanners write them
+            grey = np.asarray(upright, dtype=np.float64) / 257 if deep else None
+            pixels = np.asarray(upright.convert("RGB")) if grey is None else grey[:, :, None]
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+        words = " ".join(str(error).split())[:120]
+        remedy = "replace or remove it"
+        raise UserError(f"not an image that can be read: {words}", str(where), remedy) from error
+    bytes_ = np.clip(np.round(pixels), 0, 255).astype(np.uint8).transpose(2, 0, 1)[None]
+    return fitted(np.ascontiguousarray(bytes_), shape)
+
+
+def _npz(path: Path, shape: Shape) -> _Found:
+    with reading(path), path.open("rb") as stream, np.load(stream, allow_pickle=False) as held:
+        parted = "x_train" in held
+        keys = ("x_train", "y_train", "x_test", "y_test") if parted else ("x", "y")
+        for key in keys:
+            if key not in held:
+                raise refused(path, f"has no array {key}, only {', '.join(sorted(held))}")
+        arrays = [held[key] for key in keys]
+        names = [str(name) for name in held["classes"]] if "classes" in held else []
+    labels: list[str] = []
+    for x, y in zip(arrays[::2], arrays[1::2], strict=True):
+        if y.shape != x.shape[:1] or not len(y):
+            raise refused(path, f"has {len(x)} images and labels of shape {y.shape}")
+        labels += _named(path, y, names)
+    x = np.concatenate([fitted(_channels_first(path, x), shape) for x in arrays[::2]])
+    test = np.repeat([False, True], [len(y) for y in arrays[1::2]]) if parted else None
+    return _Found(x, labels, test, tuple(names) or tuple(_sorted(labels)))
+
+
+def _named(path: Path, y: Array, names: Sequence[str]) -> list[str]:
+    if not names:
+        return [str(value) for value in y.tolist()]
+    if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= len(names):
+        raise refused(path, f"has labels that are no numbers of its {len(names)} classes")
+    return [names[value] for value in y.tolist()]
+
+
+def _channels_first(path: Path, x: Array) -> Array:
+    if x.dtype != np.uint8 or x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[3] not in (1, 3)):
+        what = f"has images of {x.dtype} and shape {x.shape[1:]}, not uint8 H x W or H x W x 3"
+        raise refused(path, what)
+    return x[:, None] if x.ndim == 3 else np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+
+
+def _parquet(path: Path, shape: Shape, columns: tuple[str, str]) -> _Found:
+    pictures, labels = (_column(path, name) for name in columns)
+    if None in labels:
+        row = labels.index(None) + 1
+        raise UserError(f"row {row} has no label", str(path), "fill it or leave the row out")
+    named = [str(value) for value in labels]
+    return _Found(_encoded(path, pictures, shape), named, None, tuple(_sorted(named)))
+
+
+def _column(path: Path, name: str) -> list[Any]:
+    with reading(path):
+        file = pyarrow.parquet.ParquetFile(path)
+        known = file.schema_arrow.names
+    if name not in known:
+        raise UserError(f"no column '{name}'", str(path), nearest(name, known))
+    with reading(path):
+        values: list[Any] = file.read([name]).column(0).to_pylist()
+    if not values:
+        raise UserError("a file without rows", str(path), "leave it out, or fill it")
+    return values
+
+
+def _sorted(labels: Sequence[str]) -> list[str]:
+    """Class names in their order: numbers as numbers."""
+    found = set(labels)
+    whole = all(name.lstrip("-").isdigit() for name in found)
+    return sorted(found, key=int if whole else None)

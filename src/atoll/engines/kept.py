@@ -1,0 +1,60 @@
+"""Training that several runs have in common is done once and kept as a file.
+
+Methods that are compared begin with the same model, trained alone. Such a work says that it is
+`common`; its name is a hash of all that it is made of, so a file is used only by the very same
+work on the same kind of machine.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+
+from atoll.core.record import write_whole
+from atoll.learning.captured import likeness
+from atoll.learning.train import Work, Worked
+from atoll.learning.weights import prefixed, without
+
+__all__ = ["load", "named", "save_as"]
+
+
+def named(jobs: Mapping[str, Any], folder: Path | None, how: str) -> dict[str, Path]:
+    """The files of those works that are common; none without a folder."""
+    if folder is None:
+        return {}
+    common = {id: job for id, job in jobs.items() if isinstance(job, Work) and job.common}
+    return {id: folder / f"{_hash(job, how)}.safetensors" for id, job in common.items()}
+
+
+def _hash(job: Work, how: str) -> str:
+    device = job.rows.y.device
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    told = (likeness(job), job.epochs, job.stream.key, where, torch.__version__, how)
+    digest = hashlib.sha256(repr(told).encode())
+    rows = {"x": job.rows.x, "own": job.rows.own, "y": job.rows.y}
+    for tensors in (job.weights, job.moments, rows):
+        for name in sorted(tensors):
+            digest.update(name.encode() + tensors[name].detach().cpu().numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+def save_as(path: Path, done: Worked) -> None:
+    """Keep what a work gave."""
+    losses = {name: torch.tensor(loss, dtype=torch.float64) for name, loss in done.losses.items()}
+    parts = {"weights": done.weights, "moments": done.moments, "losses": losses}
+    tensors = {n: t for part, named in parts.items() for n, t in prefixed(part, named).items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, save({name: t.cpu().contiguous() for name, t in tensors.items()}))
+
+
+def load(path: Path, job: Work) -> Worked:
+    """What a work gave before."""
+    found = load_file(str(path), str(job.rows.y.device))
+    moments = {
+        n: t.cpu() if n.startswith("steps/") else t for n, t in without("moments", found).items()
+    }
+    losses = {name: float(loss) for name, loss in without("losses", found).items()}
+    return Worked(without("weights", found), moments, losses)

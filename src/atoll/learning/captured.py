@@ -1,0 +1,213 @@
+"""A client's training step, captured once as a CUDA graph and replayed; replicas in one step.
+
+A network whose rows see each other in training (batch norm) cannot be filled up and stacked, so
+each client has buffers of its own: weights, moments, rows, the numbers of a batch. A step reads and
+writes nothing else, so it can be captured: one graph for full batches, one for the last, smaller
+one. Running statistics and the counts of dropout are among the weights, so a graph moves them as
+the plain loop does. Graphs that run one after another share the memory of their activations;
+those that run side by side, a CUDA stream each, cannot. Without a GPU the same steps run as they
+are; so the loop can be held to them anywhere.
+
+Works that are alike, as those of one client under several seeds, can be replicas in one step: their
+weights and rows have one more axis and batches have the same size, so nothing is filled up and
+every replica has batch statistics, and running ones, of its own.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.core.rng import permutations
+from atoll.core.rows import Rows
+from atoll.learning.train import Memory, Work, Worked
+from atoll.learning.weights import copied
+
+__all__ = ["Captured", "NotCapturableError", "done", "likeness", "replicas"]
+
+END = object()
+EAGER = 3  # steps of one size before it is captured: libraries choose their kernels there
+
+
+class NotCapturableError(Exception):
+    """A piece of work whose steps cannot be told from others', and why."""
+
+
+def likeness(job: Work) -> Hashable:
+    """Works that are alike in this differ in values alone, so one's buffers fit the other."""
+    phases = tuple((p.name, p.moves, _told(p.loss), p.optimiser) for p in job.phases)
+    tensors = {**job.weights, "/x": job.rows.x, "/own": job.rows.own, "/y": job.rows.y}
+    shapes = tuple((n, str(t.dtype), tuple(t.shape)) for n, t in sorted(tensors.items()))
+    return phases, shapes, job.batch, str(job.rows.y.device), job.rows.share is None
+
+
+def _told(loss: Callable[..., Any]) -> Hashable:
+    """What tells two losses apart: the function and what is bound to it."""
+    if isinstance(loss, partial):
+        key = (loss.args, tuple(sorted(loss.keywords.items())))
+        try:
+            hash(key)
+        except TypeError as error:
+            raise NotCapturableError("a loss binds what has no hash") from error
+        return _told(loss.func), key
+    if "<" in loss.__qualname__ or getattr(loss, "__self__", None) is not None:
+        raise NotCapturableError(f"{loss.__qualname__} is not a function of a module")
+    return loss.__module__, loss.__qualname__
+
+
+class Captured:
+    """Buffers and graphs for works that are alike; made once, loaded and run each round.
+
+    One work, or several replicas that take each step together.
+    """
+
+    def __init__(self, jobs: Sequence[Work], pool: Any = None) -> None:
+        """Make the buffers; graphs with the same pool must not run at the same time."""
+        job, self.replicas = jobs[0], len(jobs)
+        self.phases, self.batch, self.device = job.phases, job.batch, job.rows.y.device
+        self.cuda, self.count = self.device.type == "cuda", len(job.rows)
+        self.weights = {n: self._joined([j.weights[n] for j in jobs]) for n in job.weights}
+        self.rows = self._end_to_end(jobs)
+        self.moved = [[self.weights[n].requires_grad_() for n in p.moves] for p in self.phases]
+        self.memory = [Memory(p, m, {}) for p, m in zip(self.phases, self.moved, strict=True)]
+        shape = (len(self.phases), self.replicas)
+        self.losses = torch.zeros(shape, dtype=torch.float64, device=self.device)
+        sizes = {min(self.batch, self.count), self.count % self.batch} - {0}
+        self.index = {
+            n: torch.zeros((self.replicas, n), dtype=torch.int64, device=self.device) for n in sizes
+        }
+        self.graphs: dict[int, Any] = {}
+        self.taken = dict.fromkeys(sizes, 0)  # eager steps of each size
+        self.stream: Any = torch.cuda.Stream(self.device) if self.cuda else None
+        self.pool = pool or (torch.cuda.graph_pool_handle() if self.cuda else None)
+
+    def _joined(self, tensors: Sequence[Tensor]) -> Tensor:
+        """One tensor as it is, those of replicas with an axis in front."""
+        several = [tensor.detach() for tensor in tensors]
+        return torch.stack(several) if self.replicas > 1 else several[0].clone()
+
+    @staticmethod
+    def _end_to_end(jobs: Sequence[Work]) -> Rows:
+        parts = [(job.rows.x, job.rows.own, job.rows.y) for job in jobs]
+        return Rows(*(torch.cat(same) for same in zip(*parts, strict=True)))
+
+    def steps(self, jobs: Sequence[Work]) -> Iterator[None]:
+        """Do the works, and stop after each step so that others may go on."""
+        self._load(jobs)
+        yield
+        epochs = range(jobs[0].epochs)
+        keys = [job.stream.child("epoch", epoch).key for epoch in epochs for job in jobs]
+        orders = permutations(torch.tensor(keys, device=self.device), self.count)
+        first = torch.arange(self.replicas, device=self.device)[:, None] * self.count
+        for order in orders.view(-1, self.replicas, self.count):
+            for part in (order + first).split(self.batch, 1):
+                self.index[part.shape[1]].copy_(part)
+                self._go(part.shape[1])
+                yield
+
+    def results(self, jobs: Sequence[Work]) -> list[Worked]:
+        """What the works gave."""
+        rows = max(1, jobs[0].epochs * self.count)
+        names, losses = [p.name for p in self.phases], (self.losses / rows).T.tolist()
+        memory = {n: t for one in self.memory for n, t in copied(one.saved()).items()}
+        weights = {n: w.detach().clone() for n, w in self.weights.items()}
+        several = self.replicas > 1
+        found = []
+        for place, job in enumerate(jobs):
+            own = {n: w[place] if several else w for n, w in weights.items()}
+            kept = {n: t[place] if several and t.dim() else t for n, t in memory.items()}
+            means = dict(zip(names, losses[place], strict=True))
+            found.append(Worked(own, {**copied(job.moments), **kept}, means))
+        return found
+
+    @torch.no_grad()
+    def _load(self, jobs: Sequence[Work]) -> None:
+        """Copy the works' values into the buffers."""
+        for name, weight in self.weights.items():
+            weight.copy_(self._joined([job.weights[name] for job in jobs]))
+        rows = self._end_to_end(jobs)
+        for mine, given in ((self.rows.x, rows.x), (self.rows.own, rows.own)):
+            mine.copy_(given)
+        self.rows.y.copy_(rows.y)
+        moments = {n: self._joined([j.moments[n] for j in jobs]) for n in jobs[0].moments}
+        for phase, memory, moved in zip(self.phases, self.memory, self.moved, strict=True):
+            taken = {n: t.flatten()[0] if n.startswith("steps/") else t for n, t in moments.items()}
+            fresh = Memory(phase, moved, taken)
+            for kind in ("first", "second", "steps"):
+                for mine, given in zip(getattr(memory, kind), getattr(fresh, kind), strict=True):
+                    mine.copy_(given)
+        self.losses.zero_()
+
+    def _go(self, size: int) -> None:
+        """One step, by its graph where there is one.
+
+        It is captured right after a step in the same thread: libraries have handles for threads.
+        """
+        if size in self.graphs:
+            self.graphs[size].replay()
+            return
+        self._step(size)
+        self.taken[size] += 1
+        if self.cuda and self.taken[size] >= EAGER:
+            self.graphs[size] = self._capture(size)
+
+    def _capture(self, size: int) -> Any:
+        """The step as a graph; capturing runs nothing."""
+        graph = torch.cuda.CUDAGraph()
+        self.stream.synchronize()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            self._step(size)
+        return graph
+
+    def _step(self, size: int) -> None:
+        batch = self.rows.at(self.index[size].flatten())
+        for number, phase in enumerate(self.phases):
+            losses = self._losses(phase.loss, batch, size)
+            gradients = list(torch.autograd.grad(losses.sum(), self.moved[number]))
+            self.memory[number].descend(self.moved[number], gradients, phase.optimiser)
+            self.losses[number] += losses.detach() * size
+
+    def _losses(self, loss: Callable[..., Tensor], batch: Rows, size: int) -> Tensor:
+        """The loss of each replica on its own batch, by its own weights."""
+        if self.replicas == 1:
+            return loss(self.weights, batch).sum()[None]
+        x, own, y = (
+            t.view(self.replicas, size, *t.shape[1:]) for t in (batch.x, batch.own, batch.y)
+        )
+
+        def one(weights: dict[str, Tensor], x: Tensor, own: Tensor, y: Tensor) -> Tensor:
+            return loss(weights, Rows(x, own, y)).sum()
+
+        found: Tensor = torch.vmap(one)(self.weights, x, own, y)
+        return found
+
+
+def replicas(jobs: Sequence[Work]) -> bool:
+    """Whether works that are alike can take each step together: as often, from equal counts."""
+    first = jobs[0]
+    counts = [{n: int(t) for n, t in j.moments.items() if n.startswith("steps/")} for j in jobs]
+    alike = [j.epochs == first.epochs and j.moments.keys() == first.moments.keys() for j in jobs]
+    return len(first.rows) > 0 and all(alike) and all(c == counts[0] for c in counts)
+
+
+def done(captured: Sequence[Captured], jobs: Sequence[Sequence[Work]]) -> list[list[Worked]]:
+    """Do works side by side, each (with its replicas) on a stream of its own, a step in turn."""
+    for one in captured:
+        if one.cuda:
+            one.stream.wait_stream(torch.cuda.current_stream(one.device))
+    running = {
+        i: one.steps(works) for i, (one, works) in enumerate(zip(captured, jobs, strict=True))
+    }
+    while running:
+        for i in list(running):
+            stream = captured[i].stream
+            with torch.cuda.stream(stream) if stream is not None else nullcontext():
+                if next(running[i], END) is END:
+                    del running[i]
+    for one in captured:
+        if one.cuda:
+            torch.cuda.current_stream(one.device).wait_stream(one.stream)
+    return [one.results(works) for one, works in zip(captured, jobs, strict=True)]

@@ -1,0 +1,204 @@
+"""Runs on several domains: who does how well where, and what sites saw of their own networks."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from atoll.core.record import Look, Score
+from atoll.report.figures import COLOURS, SIZE, Picture, grid, quiet, style, svg
+from atoll.report.page import Section
+from atoll.report.tables import Cell, Group, Table
+
+__all__ = ["section"]
+
+Array = np.ndarray[Any, Any]
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+PLACES = ("own test rows", "public images")  # what correlations are seen on
+
+
+def section(group: Group, number: int) -> Section | None:
+    """Accuracy by site and domain, over rounds, correlations of classes, and features."""
+    first = group.first
+    if first.config.get("scenario", {}).get("split") != "domains" or not first.variants:
+        return None
+    if len(first.facts["tasks"]) < 2:
+        return None
+    shown = [_matrices(group, f"domains-{number}"), _over_rounds(group, f"rounds-{number}")]
+    shown += [
+        _correlations(group, place, f"correlation-{number}-{i}") for i, place in enumerate(PLACES)
+    ]
+    shown.append(_features(group, f"features-{number}"))
+    words = (
+        "A site learns from one domain (own) and is tested on all. Accuracy on others is the plain "
+        "mean over the other domains, whatever the number of their test rows."
+    )
+    return Section("Domains", words, [p for p in shown if p], [_table(group)])
+
+
+def _matrix(group: Group, variant: str, number: int | None = None) -> Array:
+    """Accuracy by site and domain after a round, the last unless told, the mean over seeds."""
+    found = []
+    for run in group.runs:
+        clients, tasks = run.facts["clients"], run.facts["tasks"]
+        scores = [s for s in run.scores if s.variant == variant and s.part == "test" and s.rows]
+        last = max((s.round for s in scores), default=0) if number is None else number
+        cells = np.full((len(clients), len(tasks)), math.nan)
+        for score in scores:
+            if score.round == last:
+                cells[clients.index(score.client), score.task] = score.accuracy
+        found.append(cells)
+    return np.asarray(np.mean(found, axis=0))
+
+
+def _split(cells: Array) -> tuple[Array, Array]:
+    """By site the accuracy on its own domain, and the mean over the others."""
+    own = cells.diagonal()
+    return own, (cells.sum(1) - own) / max(1, cells.shape[1] - 1)
+
+
+def _table(group: Group) -> Table:
+    """Own and other domains by site and model."""
+    facts, rows = group.first.facts, []
+    for variant in group.first.variants:
+        own, others = _split(_matrix(group, variant))
+        names = [f"{c} ({t})" for c, t in zip(facts["clients"], facts["tasks"], strict=False)]
+        for name, mine, other in zip([*names, "mean"], [*own, own.mean()], [*others, others.mean()],
+                                     strict=True):  # fmt: skip
+            rows.append(
+                (
+                    Cell(variant or group.method),
+                    Cell(name),
+                    Cell(f"{100 * mine:.1f}", float(mine)),
+                    Cell(f"{100 * other:.1f}", float(other)),
+                )
+            )
+    caption = "Test accuracy in percent on the own domain and on the others, the mean over seeds."
+    return Table(
+        caption, ("model", "site (its domain)", "own domain", "other domains"), tuple(rows)
+    )
+
+
+def _matrices(group: Group, name: str) -> Picture:
+    """A heat map of site by domain for each model."""
+    facts, variants = group.first.facts, group.first.variants
+    clients, tasks = list(facts["clients"]), list(facts["tasks"])
+    with style(name):
+        figure = Figure(
+            figsize=((1.0 + 0.55 * len(tasks)) * len(variants) + 0.8, 1 + 0.34 * len(clients))
+        )
+        for place, variant in enumerate(variants, 1):
+            axes = figure.add_subplot(1, len(variants), place)
+            grid(axes, _matrix(group, variant))
+            axes.set_title(variant or group.method, loc="left")
+            axes.set_xticks(range(len(tasks)), tasks, rotation=30, ha="right")
+            axes.set_yticks(range(len(clients)), clients if place == 1 else [""] * len(clients))
+        figure.subplots_adjust(wspace=0.25)
+        words = "Rows are sites, columns the domains they are tested on; the diagonal is their own."
+        return Picture(name, f"Who knows which domain: {group.label}", words, svg(figure, name))
+
+
+def _over_rounds(group: Group, name: str) -> Picture | None:
+    """Accuracy on own and other domains by round (Figure 6 of the FCCL paper)."""
+    scores: list[Score] = group.first.scores
+    rounds = sorted({score.round for score in scores})
+    if len(rounds) < 2:
+        return None
+    with style(name):
+        figure = Figure(figsize=(6.8, 2.7))
+        panels = [figure.add_subplot(1, 2, place) for place in (1, 2)]
+        for colour, variant in zip(COLOURS, group.first.variants, strict=False):
+            parts = [_split(_matrix(group, variant, number)) for number in rounds]
+            for axes, lines in zip(panels, zip(*parts, strict=True), strict=True):
+                means = [float(np.mean(line)) for line in lines]
+                axes.plot([r + 1 for r in rounds], means, marker="o", ms=3, color=colour,
+                          label=variant or group.method)  # fmt: skip
+        for axes, title in zip(panels, ("own domain", "other domains"), strict=True):
+            quiet(axes)
+            axes.set_title(title, loc="left")
+            axes.set_xlabel("round")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panels[0].set_ylabel("test accuracy")
+        panels[0].legend(fontsize=SIZE - 1)
+        words = "The mean over sites and seeds at every test."
+        return Picture(name, f"Domains over rounds: {group.label}", words, svg(figure, name))
+
+
+def _looks(group: Group, name: str) -> list[Look]:
+    """The last looks of this name of the first seed, one for each site."""
+    found = {look.part: look for look in group.first.looks if look.name == name}
+    return [found[part] for part in sorted(found)]
+
+
+def _correlations(group: Group, place: str, name: str) -> Picture | None:
+    """How the outputs for different classes go together, site by site (Figure 5)."""
+    looks = _looks(group, f"correlation, {place}")
+    if not looks:
+        return None
+    with style(name):
+        figure = Figure(figsize=(1.9 * len(looks) + 0.6, 2.2))
+        for number, look in enumerate(looks, 1):
+            axes = figure.add_subplot(1, len(looks), number)
+            axes.imshow(np.array(look.values), vmin=-1, vmax=1, cmap="RdBu_r")
+            axes.set_title(look.part, loc="left")
+            axes.tick_params(length=0)
+            axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+            axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        shades = mpl.cm.ScalarMappable(mpl.colors.Normalize(-1, 1), "RdBu_r")
+        figure.colorbar(shades, ax=figure.axes, shrink=0.8, pad=0.02)
+        what = "the mean of all sites" if place == "public images" else "themselves"
+        words = (
+            f"Correlation over {place} of a site's outputs (rows: classes) with {what} (columns). "
+            f"{_sentence(looks)} First seed, end of the run; seen by each site, sent to nobody."
+        )
+        title = f"Cross-correlation, {place}: {group.label}"
+        return Picture(name, title, words, svg(figure, name))
+
+
+def _sentence(looks: Sequence[Look]) -> str:
+    matrices = [np.array(look.values) for look in looks]
+    diagonal = float(np.mean([m.diagonal().mean() for m in matrices]))
+    rest = float(np.mean([m[~np.eye(len(m), dtype=bool)].mean() for m in matrices]))
+    return f"On the diagonal {diagonal:.2f} on average, elsewhere {rest:.2f}."
+
+
+def _features(group: Group, name: str) -> Picture | None:
+    """Features of test rows of all domains in two dimensions, site by site (Figure 4)."""
+    looks = [look for look in _looks(group, "features") if len(look.rows) > 8]
+    if not looks:
+        return None
+    with style(name):
+        figure = Figure(figsize=(2.4 * len(looks) + 0.4, 2.7))
+        for place, look in enumerate(looks, 1):
+            axes = figure.add_subplot(1, len(looks), place)
+            points = _flat(np.array(look.values))
+            domains, labels = zip(*(row.rsplit("|", 1) for row in look.rows), strict=True)
+            names = list(dict.fromkeys(domains))
+            for mark, domain in zip(MARKS * len(names), names, strict=False):
+                mine = [i for i, d in enumerate(domains) if d == domain]
+                colours = [mpl.colormaps["tab20"](int(labels[i]) % 20) for i in mine]
+                axes.scatter(points[mine, 0], points[mine, 1], c=colours, marker=mark, s=9, lw=0)
+                axes.scatter([], [], c="grey", marker=mark, s=14, label=domain)
+            axes.set_title(look.part, loc="left")
+            axes.set_xticks([])
+            axes.set_yticks([])
+        figure.axes[0].legend(fontsize=SIZE - 2, ncols=4, loc="upper left",
+                              bbox_to_anchor=(0, -0.02))  # fmt: skip
+        words = (
+            "t-SNE of what the last layer of each site's network reads, for up to 40 test rows of "
+            "each domain: colour is the class, the mark is the domain. Distances far apart mean "
+            "little. First seed; seen by each site, sent to nobody."
+        )
+        return Picture(name, f"Features: {group.label}", words, svg(figure, name))
+
+
+def _flat(values: Array) -> Array:
+    from sklearn.manifold import TSNE  # noqa: PLC0415 - takes a second
+
+    perplexity = min(20, (len(values) - 1) / 3)
+    found = TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(values)
+    return np.asarray(found)

@@ -1,0 +1,77 @@
+"""Figures of reproductions with several domains, as SVG."""
+
+import io
+from collections.abc import Mapping, Sequence
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+__all__ = ["bars", "matrices", "over_rounds"]
+
+KINDS = {"intra": "own domain", "inter": "other domains"}
+Lines = Mapping[str, Sequence[Mapping[int, Mapping[str, float]]]]  # method -> seeds -> round
+Cells = Mapping[str, Sequence[Sequence[Sequence[float]]]]  # method -> seeds -> client -> domain
+
+
+def _svg(figure: Figure) -> bytes:
+    """The same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "atoll"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight")
+    return buffer.getvalue()
+
+
+def over_rounds(lines: Lines) -> bytes:
+    """Accuracy over rounds on the own and on other domains, the mean over seeds (Figure 6)."""
+    figure = Figure(figsize=(9, 3.6))
+    for axes, (kind, words) in zip(figure.subplots(1, 2), KINDS.items(), strict=True):
+        for method, seeds in lines.items():
+            rounds = sorted(set.intersection(*(set(seed) for seed in seeds)))
+            values = [[seed[r][kind] for r in rounds] for seed in seeds]
+            axes.plot(rounds, np.mean(values, 0), marker="o", markersize=3, label=method)
+        axes.set_xlabel("round")
+        axes.set_ylabel(f"test accuracy, {words}")
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend(fontsize=8)
+    figure.tight_layout()
+    return _svg(figure)
+
+
+def matrices(shown: Cells, domains: Sequence[str]) -> bytes:
+    """Accuracy of every client (rows) on every domain (columns), the mean over seeds."""
+    figure = Figure(figsize=(2.1 * len(shown), 2.4))
+    grid = np.atleast_1d(figure.subplots(1, len(shown)))
+    for axes, (method, found) in zip(grid, shown.items(), strict=True):
+        cells = np.mean(found, 0)
+        axes.imshow(cells, vmin=0, vmax=1, cmap="cividis")
+        for (row, column), value in np.ndenumerate(cells):
+            ink = "white" if value < 0.55 else "black"
+            axes.text(column, row, f"{100 * value:.0f}", ha="center", va="center", color=ink)
+        axes.set_title(method, fontsize=10)
+        names = list(domains)[: len(cells)]
+        axes.set_xticks(range(len(names)), names)
+        axes.set_yticks(range(len(names)), names)
+    figure.tight_layout()
+    return _svg(figure)
+
+
+def bars(groups: Mapping[str, Mapping[tuple[str, str], Sequence[float]]]) -> bytes:
+    """Means and deviations by public set and variant (Figures 7 and 8)."""
+    figure = Figure(figsize=(9, 3.4))
+    for axes, (kind, found) in zip(figure.subplots(1, len(groups)), groups.items(), strict=True):
+        places = list(dict.fromkeys(public for public, _ in found))
+        variants = list(dict.fromkeys(variant for _, variant in found))
+        width = 0.8 / len(variants)
+        for number, variant in enumerate(variants):
+            there = [p for p in places if (p, variant) in found]
+            x = [places.index(p) + number * width for p in there]
+            values = [found[p, variant] for p in there]
+            spread = [float(np.std(v)) for v in values]
+            axes.bar(x, [float(np.mean(v)) for v in values], width, yerr=spread, label=variant)
+        axes.set_xticks([i + width * (len(variants) - 1) / 2 for i in range(len(places))], places)
+        axes.set_ylabel(f"test accuracy, {KINDS[kind]}")
+        axes.grid(alpha=0.3, axis="y")
+    figure.axes[0].legend(fontsize=8)
+    figure.tight_layout()
+    return _svg(figure)

@@ -1,0 +1,599 @@
+"""FCCL's tables and figures: what to run, what the paper says, and what came out.
+
+A setting is a method on a task with one public set; nothing is tuned: all values are the paper's or
+its code's (sections f and h of the specification). One run of one seed is one small file in the
+output folder and is not run again. SOLO is the model before any exchange, which every run reports
+and all runs of a seed share. Stand-ins: MNIST-M for SYN, Office-Caltech-10 for Office-Home; SVHN,
+MNIST-M and CIFAR-100 are parts.
+"""
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atoll import metrics
+from atoll.core.errors import UserError
+from atoll.core.record import Round, Score, write_whole
+from atoll.engines.local import execute
+from atoll.reproduce.domain_figures import bars, matrices, over_rounds
+from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
+from atoll.runs.config import change, read, resolve
+from atoll.runs.result import Run
+
+__all__ = [
+    "SETTINGS",
+    "STUDIES",
+    "Plan",
+    "Setting",
+    "after",
+    "chosen",
+    "figures",
+    "known",
+    "ledger",
+    "measure",
+    "one",
+    "partly",
+]
+
+# What a method changes in the preset.
+METHODS: dict[str, dict[str, Any]] = {
+    "FedMD": {"name": "fedmd"},
+    "FML": {"name": "fml"},
+    "RCFL": {"name": "fedmd", "loss": "rcfl"},
+    "FedDF": {"name": "fedmd", "loss": "kl"},
+    "FedMatch": {"name": "fedmatch"},
+    "FCCL": {"name": "fccl"},
+    "FedAvg": {"name": "fedmd", "loss": "none"},
+    "FCCL w/o CON": {"name": "fccl", "lambda_loc": 0.0},
+    "FCCL w/o COL": {"name": "fccl", "collaborate": False},
+    "FCCL inter only": {"name": "fccl", "teachers": "inter"},
+    "FCCL intra only": {"name": "fccl", "teachers": "intra"},
+    "FCCL off-diagonal 0": {"name": "fccl", "off_diagonal": 0},
+}
+COMPARED = ("FedMD", "FML", "RCFL", "FedDF", "FedMatch", "FCCL")
+PUBLIC_ONLY = ("public_batch", "public_epochs")  # options that methods without public images lack
+DOMAINS = {"digits": ("M", "U", "SV", "SY"), "office": ("A", "C", "P", "R")}
+STAND_INS = {"digits": "MNIST-M stands in for SYN", "office": "Office-Caltech-10, not Office-Home"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A method on a task; homogeneous: ResNet-18 everywhere and weights averaged."""
+
+    task: str  # digits or office
+    method: str
+    public: str = "cifar100"
+    homogeneous: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it is called in commands and files."""
+        kind = " resnet18" if self.homogeneous else ""
+        return f"{self.task}{kind} {self.public} {self.method}"
+
+    def values(self) -> dict[str, Any]:
+        """The run's values."""
+        values = change(read("fccl" if self.task == "digits" else "fccl-office"), {})
+        changes, method = METHODS[self.method], dict(values["method"])
+        if changes["name"] == "fml":
+            method = {k: v for k, v in method.items() if k not in PUBLIC_ONLY}
+            values["model"] = {"name": "resnet10"}  # the shared network
+        values["method"] = {**method, **changes}
+        values["public"] = {**values["public"], "name": self.public}
+        if self.homogeneous:
+            values |= {"models": [], "model": {"name": "resnet18"}}
+            values["method"]["average"] = True
+        return values
+
+
+SETTINGS = (
+    *(Setting("digits", method) for method in ("FCCL", *COMPARED[:-1])),
+    Setting("digits", "FCCL w/o CON"),
+    *(Setting("digits", m, "fashion-mnist") for m in ("FCCL", "FCCL w/o CON")),
+    *(Setting("office", method) for method in ("FCCL", *COMPARED[:-1])),
+    *(Setting("office", m, homogeneous=True) for m in ("FCCL", "FedAvg", *COMPARED[:-1])),
+)
+STUDIES = tuple(
+    Setting("digits", m)
+    for m in ("FCCL w/o COL", "FCCL inter only", "FCCL intra only", "FCCL off-diagonal 0")
+)
+
+# Tables 1 (inter), 2 (intra) and 3 (homogeneous), Figures 7 and 8, in percent by domain.
+PAPER: dict[tuple[str, bool, str], dict[str, tuple[float, ...]]] = {
+    ("digits", False, "inter"): {
+        "SOLO": (15.29, 13.91, 39.24, 34.30),
+        "FedMD": (8.97, 12.61, 40.89, 43.03),
+        "FML": (17.11, 16.00, 45.19, 46.26),
+        "RCFL": (10.21, 16.10, 48.85, 37.96),
+        "FedDF": (13.23, 19.29, 45.25, 43.95),
+        "FedMatch": (9.22, 14.76, 46.28, 36.05),
+        "FCCL": (20.74, 20.60, 44.68, 48.02),
+    },
+    ("digits", False, "intra"): {
+        "SOLO": (70.20, 74.19, 74.57, 73.60),
+        "FedMD": (77.30, 80.05, 77.73, 87.72),
+        "FML": (80.66, 79.75, 78.58, 88.87),
+        "RCFL": (82.59, 81.05, 78.79, 91.40),
+        "FedDF": (82.95, 78.84, 78.46, 91.30),
+        "FedMatch": (82.69, 78.31, 79.79, 89.23),
+        "FCCL": (88.84, 84.42, 78.55, 91.23),
+    },
+    ("office", False, "inter"): {
+        "SOLO": (18.89, 19.36, 21.97, 21.02),
+        "FedMD": (16.85, 23.13, 28.78, 25.01),
+        "FML": (18.97, 24.41, 29.75, 24.91),
+        "RCFL": (15.16, 22.01, 27.98, 23.95),
+        "FedDF": (17.38, 21.76, 25.17, 22.97),
+        "FedMatch": (19.05, 25.24, 28.73, 24.35),
+        "FCCL": (25.55, 26.41, 30.14, 29.41),
+    },
+    ("office", False, "intra"): {
+        "SOLO": (65.27, 60.50, 74.68, 54.28),
+        "FedMD": (66.17, 60.63, 76.35, 56.60),
+        "FML": (81.46, 65.58, 79.82, 65.07),
+        "RCFL": (65.13, 61.33, 76.44, 55.78),
+        "FedDF": (66.10, 60.44, 75.70, 55.98),
+        "FedMatch": (81.50, 65.40, 79.81, 65.06),
+        "FCCL": (81.51, 65.42, 79.84, 65.16),
+    },
+    ("office", True, "inter"): {
+        "SOLO": (18.89, 22.58, 22.33, 27.26),
+        "FedAvg": (57.85, 54.05, 55.72, 60.18),
+        "FedMD": (61.03, 62.41, 62.45, 62.55),
+        "FML": (39.56, 36.94, 32.73, 42.00),
+        "RCFL": (61.52, 59.56, 57.56, 63.59),
+        "FedDF": (61.10, 57.92, 62.19, 60.41),
+        "FedMatch": (51.60, 47.77, 42.33, 55.35),
+        "FCCL": (64.48, 62.33, 63.26, 64.86),
+    },
+    ("office", True, "intra"): {
+        "SOLO": (65.27, 61.51, 74.84, 57.65),
+        "FedAvg": (66.71, 60.90, 74.29, 57.49),
+        "FedMD": (66.50, 61.75, 73.63, 58.10),
+        "FML": (74.87, 60.73, 77.19, 60.71),
+        "RCFL": (67.16, 61.39, 73.33, 58.58),
+        "FedDF": (66.69, 60.69, 74.12, 57.69),
+        "FedMatch": (80.35, 65.05, 78.99, 64.55),
+        "FCCL": (81.38, 65.47, 79.40, 65.19),
+    },
+}
+# Figures 7 and 8: means over domains, by public set: (inter, intra).
+BY_PUBLIC: dict[str, dict[str, tuple[float, float]]] = {
+    "cifar100": {"FCCL": (33.51, 85.76), "FCCL w/o CON": (27.13, 82.07)},
+    "tiny-imagenet": {"FCCL": (35.70, 86.09), "FCCL w/o CON": (30.26, 82.21)},
+    "fashion-mnist": {"FCCL": (36.82, 85.77), "FCCL w/o CON": (32.42, 83.29)},
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is run, and where."""
+
+    folder: Path
+    device: str = "auto"
+    seeds: tuple[int, ...] = (0, 1, 2)
+    rounds: int = 40
+    tf32: bool = False
+    precision: str = "float32"
+    layout: str = "channels-last"  # the faster one on a GPU, and the same numbers
+    mode: str = "auto"
+    tune: bool = False
+    score_every: int = 10
+    tiny: bool = False  # other data and networks: shows that it works, says nothing of the paper
+
+    @staticmethod
+    def quick(folder: Path, device: str) -> "Plan":
+        """A miniature on embedded digits with small networks: one seed, two rounds."""
+        return Plan(folder, device, (0,), 2, score_every=1, tiny=True)
+
+    def values(self, setting: Setting, seed: int) -> dict[str, Any]:
+        """What one run is asked for, engine included."""
+        values = setting.values()
+        if self.tiny:
+            values = _tiny(values)
+        return change(
+            {**values, "name": "fccl-run"},
+            {
+                "seed": seed,
+                "rounds": self.rounds,
+                "score_every": self.score_every,
+                "checkpoints": False,
+                "looks": False,
+                "model.precision": self.precision,
+                "model.layout": self.layout,
+                "engine.device": self.device,
+                "engine.tf32": self.tf32,
+                "engine.mode": self.mode,
+                "engine.tune": self.tune,
+                "engine.packing": False,
+                "engine.keep": str(self.folder / "common"),
+            },
+        )
+
+
+def _tiny(values: dict[str, Any]) -> dict[str, Any]:
+    """The same methods on four made-up domains of small digits."""
+    small = {"pretrain_epochs": 2, "batch": 64, "rate": 0.003}
+    if values["method"]["name"] != "fml":
+        small |= {"public_batch": 128, "public_epochs": 1}
+    method = {k: v for k, v in values["method"].items() if k not in ("epochs_each", "top")}
+    models = ["cnn", "cnn-deep", "small-resnet", "small-mobilenet"] if values["models"] else []
+    return {
+        **{k: v for k, v in values.items() if k not in ("scenario", "scale")},
+        "data": {"name": "digits-shifted"},
+        "public": {"name": "digits-public", "rows": 256},
+        "scenario": {"split": "domains", "train": 1.0, "valid": 0.0},
+        "models": models,
+        "model": {"name": "cnn"},
+        "method": {**method, **small, "epochs": 1},
+    }
+
+
+def one(
+    setting: Setting, seed: int, plan: Plan, say: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """One run, or what was kept of it."""
+    kept = _kept(setting, seed, plan)
+    if kept is not None and kept["rounds"] == plan.rounds:
+        return kept
+    values, began = plan.values(setting, seed), time.monotonic()
+    folder = plan.folder / "runs" / f"{_file(setting, seed)}-{time.time_ns()}"
+
+    def keep() -> dict[str, Any]:
+        head = {"config": _wanted(setting, plan), "tiny": plan.tiny}
+        found = {**head, **_brief(Run(folder)), "seconds": time.monotonic() - began}
+        path = plan.folder / f"{_file(setting, seed)}.json"
+        write_whole(path, json.dumps(found, indent=1).encode())
+        return found
+
+    def watch(progress: Any) -> None:
+        if any(isinstance(event, Score) for event in progress.events):
+            say(f"{setting.name}, seed {seed}: round {progress.round + 1}, {_since(began)}")
+            keep()
+
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    execute(resolve(values, setting.name), folder, watch=watch)
+    found = keep()
+    shutil.rmtree(folder)
+    return found
+
+
+def _since(began: float) -> str:
+    return f"{time.monotonic() - began:.0f} s"
+
+
+def _brief(run: Run) -> dict[str, Any]:
+    """What the ledger needs of a run: accuracy of every client on every domain, and how it went.
+
+    It is kept at every test, so a run that is cut leaves what it had.
+    """
+    notes = [event.notes for event in run.events if isinstance(event, Round)]
+    rounds = sorted({score.round for score in run.scores})
+    return {
+        "seed": run.config["seed"],
+        "rounds": rounds[-1] + 1,
+        "headline": run.headline,
+        "matrix": {
+            str(r + 1): {v: _matrix(run.scores, v, r) for v in run.variants} for r in rounds
+        },
+        "notes": notes,
+        "bytes_up": metrics.bytes_up(run.events),
+        "facts": {k: run.facts[k] for k in ("atoll", "packages", "device", "data", "public")},
+        "engine": {k: v for k, v in run.config["engine"].items() if k != "keep"},
+        "model": run.config["model"],
+        "round_seconds": run.seconds,
+    }
+
+
+def _matrix(scores: Sequence[Score], variant: str, number: int) -> list[list[float]]:
+    """Accuracy by client and domain after a round."""
+    mine = [s for s in scores if s.variant == variant and s.round == number]
+    clients = sorted({s.client for s in mine})
+    found = np.zeros((len(clients), len({s.task for s in mine})))
+    for score in mine:
+        found[clients.index(score.client), score.task] = score.accuracy
+    listed: list[list[float]] = found.tolist()
+    return listed
+
+
+def _means(matrix: Sequence[Sequence[float]]) -> dict[str, float]:
+    by_domain = {kind: _by_domain(matrix, kind) for kind in ("intra", "inter")}
+    return {kind: float(np.mean(values)) for kind, values in by_domain.items()}
+
+
+def _by_domain(matrix: Sequence[Sequence[float]], kind: str) -> list[float]:
+    """A client's accuracy on its own domain, or the plain mean over the others."""
+    cells = np.asarray(matrix)
+    own = cells.diagonal()
+    others = (cells.sum(1) - own) / (cells.shape[1] - 1)
+    return [float(value) for value in (own if kind == "intra" else others)]
+
+
+def measure(
+    setting: Setting, plan: Plan, say: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """All seeds of a setting; those that were run before are read."""
+    return _joined(setting, [one(setting, seed, plan, say) for seed in plan.seeds])
+
+
+def _joined(setting: Setting, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"setting": setting.name, "config": runs[0]["config"], "runs": runs}
+
+
+def known(setting: Setting, plan: Plan) -> dict[str, Any] | None:
+    """What was measured before of the same, if all seeds are there and went to their end."""
+    found = partly(setting, plan)
+    whole = [run for run in found["runs"] if run["rounds"] == plan.rounds] if found else []
+    return found if len(whole) == len(plan.seeds) else None
+
+
+def partly(setting: Setting, plan: Plan) -> dict[str, Any] | None:
+    """The seeds of a setting that were measured, be it for some rounds."""
+    runs = [_kept(setting, seed, plan) for seed in plan.seeds]
+    there = [run for run in runs if run is not None]
+    return _joined(setting, there) if there else None
+
+
+def _kept(setting: Setting, seed: int, plan: Plan) -> dict[str, Any] | None:
+    path = plan.folder / f"{_file(setting, seed)}.json"
+    if not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found if found["config"] == _wanted(setting, plan) else None
+
+
+def _wanted(setting: Setting, plan: Plan) -> str:
+    """A hash of what was asked for, engine, precision and later options apart.
+
+    The number of rounds is apart too: no value depends on it, so round 10 of 40 is round 10 of 10.
+    """
+    asked = [setting.values(), plan.tiny]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _file(setting: Setting, seed: int) -> str:
+    name = "".join(c if c.isalnum() else "-" for c in setting.name).strip("-").lower()
+    return f"{name}-seed-{seed}"
+
+
+def after(*found: dict[str, Any]) -> str:
+    """The last round at which all runs were tested, so that they can be compared."""
+    tested = [set(run["matrix"]) for one in found for run in one["runs"]]
+    common = set.intersection(*tested)
+    return max(common, key=int) if common else "0"
+
+
+def means(found: dict[str, Any], kind: str, variant: str = "", at: str = "") -> list[float]:
+    """The mean over domains of a setting's model, or of another one, seed by seed."""
+    return [_means(_last(run, variant, at))[kind] for run in found["runs"]]
+
+
+def _last(run: dict[str, Any], variant: str, at: str = "") -> list[list[float]]:
+    matrix: list[list[float]] = run["matrix"][at or str(run["rounds"])][variant or run["headline"]]
+    return matrix
+
+
+def _domain(found: dict[str, Any], kind: str, place: int, variant: str, at: str) -> list[float]:
+    return [_by_domain(_last(run, variant, at), kind)[place] for run in found["runs"]]
+
+
+def ledger(measured: dict[str, dict[str, Any]], missing: dict[str, str]) -> Ledger:
+    """The cells of every table for which there is something to say."""
+    cells: list[Cell] = []
+    for (task, homogeneous, kind), rows in PAPER.items():
+        number = 3 if homogeneous else {"inter": 1, "intra": 2}[kind]
+        title = f"Table {number}, {kind}-domain, {task}"
+        for method, theirs in rows.items():
+            cells += _row(title, Setting(task, method, homogeneous=homogeneous), kind, theirs,
+                          measured, missing)  # fmt: skip
+    cells += _public_cells(measured, missing)
+    facts = {name: found["runs"][0]["facts"] for name, found in measured.items()}
+    return Ledger("FCCL", facts, tuple(cells), tuple(_claims(measured)))
+
+
+def _row(
+    title: str,
+    setting: Setting,
+    kind: str,
+    theirs: Sequence[float],
+    measured: dict[str, dict[str, Any]],
+    missing: dict[str, str],
+) -> list[Cell]:
+    """A method's row: a cell for each domain and their mean."""
+    solo = setting.method == "SOLO"
+    source = _with_solo(setting, measured) if solo else setting
+    found, variant = measured.get(source.name), "solo" if solo else ""
+    cells = []
+    at = _table_round(setting, measured)
+    for place, column in enumerate((*DOMAINS[setting.task], "AVG")):
+        average = place == len(theirs)
+        printed = (float(np.mean(theirs)) if average else theirs[place]) / 100
+        if found is None:
+            note = missing.get(source.name, f"not run: --only '{source.name}'")
+            cells.append(Cell(title, setting.method, column, printed, None, note=note))
+            continue
+        if average:
+            ours = means(found, kind, variant, at)
+        else:
+            ours = _domain(found, kind, place, variant, at)
+        cells.append(_cell((title, setting.method, column), printed, (at, ours), found, source))
+    return cells
+
+
+def _cell(
+    place: tuple[str, str, str],
+    printed: float,
+    found_at: tuple[str, Sequence[float]],  # round, and a value for each seed
+    found: dict[str, Any],
+    source: Setting,
+) -> Cell:
+    run, (at, ours) = found["runs"][0], found_at
+    note = "a miniature: other data and networks" if run["tiny"] else STAND_INS[source.task]
+    note += f"; {len(ours)} seed{'s' * (len(ours) > 1)}, {at} rounds"
+    if run["model"]["precision"] != "float32":
+        note += f"; {run['model']['precision']}"
+    return Cell(
+        *(*place, printed, None, tuple(ours)),
+        command=f"atoll reproduce fccl --only '{source.name}'",
+        config=found["config"],
+        data=run["facts"]["data"]["fingerprint"][:12],
+        note=note,
+    )
+
+
+def _with_solo(setting: Setting, measured: dict[str, dict[str, Any]]) -> Setting:
+    """A setting that has been run and reports SOLO too: the same model in all of a table."""
+    several = [replace(setting, method=method) for method in ("FCCL", "FedAvg", *COMPARED[:-1])]
+    there = [one for one in several if one.name in measured]
+    return max(
+        there or several[:1], key=lambda one: len(measured.get(one.name, {"runs": ()})["runs"])
+    )
+
+
+def _table_round(setting: Setting, measured: dict[str, dict[str, Any]]) -> str:
+    """The round that a table is read at: the last one that all its rows have been tested at."""
+    rows = PAPER[setting.task, setting.homogeneous, "inter"]
+    names = [replace(setting, method=method).name for method in rows]
+    there = [measured[name] for name in names if name in measured]
+    return after(*there) if there else "0"
+
+
+def _figure_names() -> list[str]:
+    return [Setting("digits", m, public).name for public, rows in BY_PUBLIC.items() for m in rows]
+
+
+def _public_cells(measured: dict[str, dict[str, Any]], missing: dict[str, str]) -> list[Cell]:
+    """Figures 7 and 8: FCCL, with and without its continual part, by public set."""
+    cells = []
+    for public, rows in BY_PUBLIC.items():
+        for method, pair in rows.items():
+            setting = Setting("digits", method, public)
+            found = measured.get(setting.name)
+            for kind, printed in zip(("inter", "intra"), pair, strict=True):
+                title = f"Figures 7 and 8, {kind}-domain, digits, means over domains"
+                if found is None:
+                    usual = "not here" if public == "tiny-imagenet" else "not run"
+                    note = missing.get(setting.name, usual)
+                    cells.append(Cell(title, method, public, printed / 100, None, note=note))
+                else:
+                    at = after(*(measured[s] for s in _figure_names() if s in measured))
+                    place, ours = (title, method, public), means(found, kind, "", at)
+                    cells.append(_cell(place, printed / 100, (at, ours), found, setting))
+    return cells
+
+
+def _claims(measured: dict[str, dict[str, Any]]) -> list[Claim]:
+    """The paper's claims, seed by seed."""
+    found: list[Claim] = []
+    for task in DOMAINS:
+        found += _above_others(task, measured)
+        full, without = (measured.get(Setting(task, m).name) for m in ("FCCL", "FCCL w/o CON"))
+        if full and without:
+            for kind in ("inter", "intra"):
+                text = f"{task}: the continual part adds to {kind}-domain accuracy"
+                found.append(_paired(text, (full, ""), (without, ""), kind))
+    full = measured.get(Setting("digits", "FCCL").name)
+    return found + (_diagonal(full) if full else [])
+
+
+def _above_others(task: str, measured: dict[str, dict[str, Any]]) -> list[Claim]:
+    full = measured.get(Setting(task, "FCCL").name)
+    if not full:
+        return []
+    found = []
+    for kind in ("inter", "intra"):
+        text = f"{task}: FCCL above SOLO, {kind}-domain"
+        found.append(_paired(text, (full, ""), (full, "solo"), kind))
+        for method in COMPARED[:-1]:
+            other = measured.get(Setting(task, method).name)
+            if other:
+                text = f"{task}: FCCL above {method}, {kind}-domain"
+                found.append(_paired(text, (full, ""), (other, ""), kind))
+    return found
+
+
+Model = tuple[dict[str, Any], str]  # what was measured, and which of its models
+
+
+def _paired(text: str, one: Model, other: Model, kind: str) -> Claim:
+    """A claim on the seeds that both have, at the last round that both have."""
+    values, at = [], after(one[0], other[0])
+    for found, variant in (one, other):
+        seeds = [run["seed"] for run in found["runs"]]
+        values.append(dict(zip(seeds, means(found, kind, variant, at), strict=True)))
+    common = sorted(values[0].keys() & values[1].keys())
+    return paired(text, *([each[seed] for seed in common] for each in values))
+
+
+def _diagonal(found: dict[str, Any]) -> list[Claim]:
+    """Claim 6: on public images the diagonal of M grows and the rest falls below 0."""
+    first, last = ([run["notes"][i] for run in found["runs"]] for i in (0, -1))
+    grown = [b["diagonal"] - a["diagonal"] for a, b in zip(first, last, strict=True)]
+    rest = [note["off diagonal"] for note in last]
+    listed = ", ".join(f"{a['diagonal']:.3f} to {b['diagonal']:.3f}" for a, b in
+                       zip(first, last, strict=True))  # fmt: skip
+    below = ", ".join(f"{value:+.3f}" for value in rest)
+    return [
+        Claim("digits: the diagonal of M on public data grows", min(grown) > 0, listed),
+        Claim("digits: off the diagonal M ends below 0", max(rest) < 0, below),
+    ]
+
+
+def figures(measured: dict[str, dict[str, Any]]) -> dict[str, bytes]:
+    """Figures 6, 7 and 8 and the domain x domain matrices, for what is there."""
+    made: dict[str, bytes] = {}
+    for task, names in DOMAINS.items():
+        here = {m: measured.get(Setting(task, m).name) for m in COMPARED}
+        runs = {m: found["runs"] for m, found in here.items() if found}
+        if "FCCL" in runs:
+            lines = {m: [_by_round(run) for run in found] for m, found in runs.items()}
+            made[f"figure6-{task}.svg"] = over_rounds(lines)
+            at = after(*(found for found in here.values() if found))
+            cells = {"SOLO": [_last(run, "solo", at) for run in runs["FCCL"]]}
+            cells |= {m: [_last(run, "", at) for run in found] for m, found in runs.items()}
+            made[f"matrix-{task}.svg"] = matrices(cells, names)
+    by_public = {
+        (public, method): measured[Setting("digits", method, public).name]
+        for public in BY_PUBLIC
+        for method in ("FCCL", "FCCL w/o CON")
+        if Setting("digits", method, public).name in measured
+    }
+    if by_public:
+        at = after(*by_public.values())
+        groups = {
+            k: {p: means(f, k, "", at) for p, f in by_public.items()} for k in ("inter", "intra")
+        }
+        made["figure7-8.svg"] = bars(groups)
+    return made
+
+
+def _by_round(run: dict[str, Any]) -> dict[int, dict[str, float]]:
+    return {int(r): _means(found[run["headline"]]) for r, found in run["matrix"].items()}
+
+
+def chosen(only: str, table: str) -> list[Setting]:
+    """The settings that a command asks for."""
+    if only:
+        found = [s for s in (*SETTINGS, *STUDIES) if s.name == only]
+        if not found:
+            known = "; ".join(s.name for s in SETTINGS)
+            raise UserError(f"no setting '{only}'", "--only", f"known: {known}")
+        return found
+    plain = [s for s in SETTINGS if s.method in COMPARED and s.public == "cifar100"]
+    tables = {
+        "1": [s for s in plain if not s.homogeneous],
+        "2": [s for s in plain if not s.homogeneous],
+        "3": [s for s in SETTINGS if s.homogeneous],
+        "figure7": [s for s in SETTINGS if s.task == "digits" and s.method == "FCCL"],
+        "figure8": [s for s in SETTINGS if s.task == "digits" and s.method.startswith("FCCL")],
+    }
+    if table and table not in tables:
+        raise UserError(f"no table '{table}'", "--table", f"use {', '.join(tables)}")
+    return tables[table] if table else list(SETTINGS)

@@ -1,0 +1,89 @@
+"""The report's part on domains, from the record of a small run."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atoll.core.record import read_looks
+from atoll.engines.local import execute
+from atoll.report import domains, tables
+from atoll.report.page import page
+from atoll.runs.config import change, resolve
+from atoll.runs.parts import parts
+
+VALUES = {
+    "name": "fccl",
+    "rounds": 2,
+    "score_every": 1,
+    "data": {"name": "synthetic-images", "rows": 200},
+    "public": {"name": "patterns", "rows": 64},
+    "models": ["cnn", "cnn-deep"],
+    "method": {"name": "fccl", "epochs": 1, "pretrain_epochs": 2, "batch": 32, "public_batch": 64},
+    "engine": {"mode": "loop"},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("run")
+    execute(resolve(VALUES, "test"), path)
+    return path
+
+
+def test_sites_look_at_correlations_and_features_and_send_nothing_of_it(folder: Path) -> None:
+    looks = read_looks(folder)
+    assert {(look.part, look.name) for look in looks} == {
+        (site, name)
+        for site in ("site-0", "site-1")
+        for name in ("correlation, own test rows", "correlation, public images", "features")
+    }
+    for look in looks:
+        values = np.array(look.values)
+        assert np.isfinite(values).all()
+        if look.name == "features":
+            assert len(look.rows) == 40  # all test rows: at most 40 of each domain
+            assert {row.split("|")[0] for row in look.rows} == {"domain 0", "domain 1"}
+        else:
+            assert values.shape == (4, 4)
+            assert np.abs(values).max() <= 1.0001
+        if look.name == "correlation, own test rows":
+            assert values.diagonal() == pytest.approx(np.ones(4), abs=1e-3)
+            assert values == pytest.approx(values.T, abs=1e-3)
+    events = (folder / "events.jsonl").read_text()
+    assert "features" not in events
+
+
+def test_the_page_has_every_picture_and_its_numbers_are_the_records(folder: Path) -> None:
+    (group,) = tables.gather([folder])
+    made = domains.section(group, 1)
+    assert made is not None
+    assert [picture.name for picture in made.pictures] == [
+        "domains-1", "rounds-1", "correlation-1-0", "correlation-1-1", "features-1",
+    ]  # fmt: skip
+    rows = {(row[0].text, row[1].text): row for row in made.tables[0].rows}
+    found = group.first.metrics["fccl"]
+    assert rows["fccl", "mean"][2].value == pytest.approx(found["intra_accuracy"])
+    assert rows["fccl", "mean"][3].value == pytest.approx(found["inter_accuracy"])
+    assert ("solo", "site-1 (domain 1)") in rows
+    text = page([group])
+    assert text == page([group])  # the same record gives the same page
+    assert all(picture.title in text for picture in made.pictures)
+
+
+def test_runs_without_domains_or_looks_have_less_to_say(tmp_path: Path) -> None:
+    plain = change(VALUES, {"rounds": 1, "looks": False, "score_every": 0})
+    execute(resolve(plain, "test"), tmp_path / "a")
+    (group,) = tables.gather([tmp_path / "a"])
+    made = domains.section(group, 1)
+    assert made is not None
+    assert [picture.name for picture in made.pictures] == ["domains-1"]
+    table = {"name": "fedavg", "rounds": 1, "method": {"name": "fedavg"}, "model": {"widths": [4]}}
+    execute(resolve(table, "test"), tmp_path / "b")
+    (group,) = tables.gather([tmp_path / "b"])
+    assert domains.section(group, 1) is None
+
+
+def test_a_site_knows_the_names_of_domains() -> None:
+    made = parts(resolve(VALUES, "test"))
+    assert made.site("site-0").tasks == ("domain 0", "domain 1")
