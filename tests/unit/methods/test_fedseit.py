@@ -65,7 +65,8 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
 def config(**changes: Any) -> RunConfig:
-    return resolve(change(SMALL, changes), "test")
+    full = {"method.keep" if key == "keep" else key: value for key, value in changes.items()}
+    return resolve(change(SMALL, full), "test")  # an engine has a `keep` too
 
 
 @dataclasses.dataclass
