@@ -44,6 +44,7 @@ def wait_for(what: str, true: Callable[[], Any], seconds: float = 90) -> None:
 
 def contract(names: Sequence[str], **further: Any) -> str:
     asked = sorted({a for name in names for a in actions(methods.load(name).client)})
+    asked += ["offer", "agree"]
     lines = [f"methods = {json.dumps(list(names))}"]
     lines += [
         f"{key} = {json.dumps(value)}" for key, value in {"actions": asked, **further}.items()
@@ -71,7 +72,10 @@ class Federation:
 
     def allow(self, names: Sequence[str], sites: Sequence[str] = SITES, **further: Any) -> None:
         for site in sites:
-            text = 'store = "store"\nengine = { threads = 1 }\n' + contract(names, **further)
+            text = 'store = "store"\nengine = { threads = 1 }\n'
+            if (self.folder / f"{site}.csv").exists():
+                text += f'data = {{ files = ["../../{site}.csv"] }}\n'
+            text += contract(names, **further)
             (self.kit(site) / "site.toml").write_text(text)
 
     def _environment(self, **further: str) -> dict[str, str]:

@@ -94,6 +94,7 @@ def test_a_sites_job_process_that_is_killed_costs_no_round(alps: Federation) -> 
     assert "going on from the last checkpoint" in said
 
 
+@pytest.mark.long
 def test_a_whole_site_that_is_killed_comes_back_and_the_run_ends_the_same(
     alps: Federation,
 ) -> None:
@@ -145,9 +146,9 @@ def test_a_site_that_stays_away_is_named_and_asked_again_when_it_is_back(
     ("how", "words"),
     [
         ("nan", "has numbers that are not finite"),
-        ("shape", "not torch.float32"),
-        ("unknown", "unknown tensor 'slipped in'"),
-        ("large", "not torch.float32"),
+        pytest.param("shape", "not torch.float32", marks=pytest.mark.long),
+        pytest.param("unknown", "unknown tensor 'slipped in'", marks=pytest.mark.long),
+        pytest.param("large", "not torch.float32", marks=pytest.mark.long),
     ],
 )
 def test_an_answer_that_is_spoilt_is_refused_by_name(
@@ -163,6 +164,7 @@ def test_an_answer_that_is_spoilt_is_refused_by_name(
     assert rounds(alps, f"spoilt-{how}") == 0  # nothing of it was applied
 
 
+@pytest.mark.long
 def test_a_step_that_outlasts_every_sign_of_silence_is_waited_for(alps: Federation) -> None:
     """ATOLL_LONG_STEP=300 makes it the five minutes of the specification."""
     seconds = float(os.environ.get("ATOLL_LONG_STEP", "20"))
@@ -203,6 +205,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+@pytest.mark.long
 def test_a_full_disk_at_a_site_is_said_and_the_run_goes_on_once_there_is_room(
     alps: Federation, small_disk: Path
 ) -> None:

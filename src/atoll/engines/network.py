@@ -316,7 +316,7 @@ def _draft(run: RunConfig | None) -> str:
 # This site's own file. Paths are meant from the folder that this file is in.
 store = "store"  # models, checkpoints and the log of what left; never sent
 
-# data = {{ files = ["my-table.csv"] }}  # in place of the run's data, for own tables
+# data = {{ files = ["my-table.csv"] }}  # for runs on own tables: this site's one file
 # engine = {{ device = "cpu", threads = 1 }}  # of this site alone
 
 [contract]  # what may leave this site; what is not in it is refused

@@ -49,6 +49,7 @@ from atoll.data.agree import (
 from atoll.data.tables import TableOptions
 from atoll.engines.gate import Finish, Gate, Reply, answered, handled, log, read_site
 from atoll.engines.local import prepare
+from atoll.engines.spoil import spoilt
 from atoll.learning.weights import without
 from atoll.runs.config import RunConfig, read, resolve, to_toml
 from atoll.runs.loop import Progress, facts, go
@@ -110,13 +111,13 @@ class Outpost:
     ) -> dict[str, Any]:
         """Say what this site's own table has."""
         asked = Packet(header, block, 0, len(header) + len(block), ())
-        return self._told("offer", lambda gate: _bytes(gate.offer(run, config, client, asked)))
+        return self._told("offer", lambda gate: _left(gate.offer(run, config, client, asked)))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def agree(self, header: bytes, block: bytes) -> dict[str, Any]:
         """Say what else must be known of the common columns."""
         asked = Packet(header, block, 0, len(header) + len(block), ())
-        return self._told("agree", lambda gate: _bytes(gate.agree(asked)))
+        return self._told("agree", lambda gate: _left(gate.agree(asked)))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def prepare(
@@ -171,6 +172,10 @@ class Outpost:
 
 def _bytes(packet: Packet) -> dict[str, Any]:
     return {"header": packet.header, "block": packet.block}
+
+
+def _left(packet: Packet) -> dict[str, Any]:
+    return _bytes(spoilt(packet))
 
 
 @dataclass
