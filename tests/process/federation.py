@@ -90,7 +90,7 @@ class Federation:
         self.started.append(process)
         return process
 
-    def call(self, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+    def call(self, *arguments: str, seconds: float = 400) -> subprocess.CompletedProcess[str]:
         process = self.start(*arguments)
         printed, complaint = process.communicate(timeout=seconds)
         return subprocess.CompletedProcess(arguments, process.returncode, printed, complaint)

@@ -45,6 +45,7 @@ FRESH = 20.0  # seconds since NVFlare last heard of a site, from which it counts
 STUCK = 5  # jobs in a row that bring a run no further
 START_SECONDS = 90.0  # in which a job must have begun
 END_SECONDS = 8.0  # in which NVFlare should have ended a job that has done its work
+CALM_SECONDS = 15.0  # between looks at a coordinator that could be reached
 HIGHEST_PORT = 32_767  # systems take higher ones for connections that go out
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,40}")
 
@@ -721,11 +722,13 @@ def join(
     status = Path(found.store) / "status.json"
     status.unlink(missing_ok=True)
     process = _Process("client", kit, _environment(ATOLL_SITE=str(site.resolve())))
-    refused = 0
+    refused, reason, good = 0, "", -CALM_SECONDS
     try:
         while not stopping():
-            reason = reachable(kit)
-            refused = refused + 1 if "certificate" in reason else 0
+            if time.monotonic() - good > CALM_SECONDS:
+                reason = reachable(kit)
+                good = -CALM_SECONDS if reason else time.monotonic()
+                refused = refused + 1 if "certificate" in reason else 0
             if refused >= 3:
                 raise UserError(reason, str(kit.folder), "ask the project's owner for a new kit")
             if not reason:

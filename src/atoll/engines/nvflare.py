@@ -110,13 +110,13 @@ class Outpost:
         self, run: str, config: str, client: str, header: bytes, block: bytes
     ) -> dict[str, Any]:
         """Say what this site's own table has."""
-        asked = Packet(header, block, 0, len(header) + len(block), ())
+        asked = Packet(header, block, 0, 0, ())
         return self._told("offer", lambda gate: _left(gate.offer(run, config, client, asked)))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def agree(self, header: bytes, block: bytes) -> dict[str, Any]:
         """Say what else must be known of the common columns."""
-        asked = Packet(header, block, 0, len(header) + len(block), ())
+        asked = Packet(header, block, 0, 0, ())
         return self._told("agree", lambda gate: _left(gate.agree(asked)))
 
     @collab.publish  # type: ignore[untyped-decorator]
@@ -133,13 +133,12 @@ class Outpost:
         self, number: int, action: str, moment: list[int], header: bytes, block: bytes
     ) -> dict[str, Any]:
         """Answer a question of the method."""
-        size = len(header) + len(block)
-        return handled(self._open(), number, action, moment, Packet(header, block, 0, size, ()))
+        return handled(self._open(), number, action, moment, Packet(header, block, 0, 0, ()))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def finish(self, header: bytes, block: bytes) -> dict[str, Any]:
         """Keep what predictions need."""
-        asked = Packet(header, block, 0, len(header) + len(block), ())
+        asked = Packet(header, block, 0, 0, ())
         return self._told("finish", lambda gate: gate.finish(asked))
 
     @collab.publish  # type: ignore[untyped-decorator]
