@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -105,9 +104,9 @@ class Federation:
 
     def leave(self, *sites: str) -> None:
         for site in sites:
-            self.joined[site].send_signal(signal.SIGINT)
+            self.joined[site].terminate()
         for site in sites:
-            self.joined.pop(site).communicate(timeout=30)
+            self.joined.pop(site).communicate(timeout=60)
 
     def job_process(self, name: str) -> int:
         """The process that NVFlare has started for a job with a kit; 0 where there is none."""

@@ -182,10 +182,12 @@ def test_a_contract_is_kept_and_both_ends_say_so(alps: Federation) -> None:
     alps.leave("basel")
     alps.allow(["fedavg"], ["basel"], largest=100)
     come(alps, "basel")
-    ended = alps.call("serve", "kits/coordinator", "fedavg.toml", "--out", "terms", "--quiet")
-    alps.leave("basel")
-    alps.allow(["alone", "fedavg"], ["basel"])
-    come(alps, "basel")
+    try:
+        ended = alps.call("serve", "kits/coordinator", "fedavg.toml", "--out", "terms", "--quiet")
+    finally:
+        alps.leave("basel")
+        alps.allow(["alone", "fedavg"], ["basel"])
+        come(alps, "basel")
     assert ended.returncode == 4
     assert "client basel failed in fit: refused there: an answer of" in ended.stderr
     log = list(egress.lines(alps.kit("basel") / "store" / "egress.jsonl"))
