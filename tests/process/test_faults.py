@@ -72,7 +72,7 @@ def rounds(made: Federation, name: str) -> int:
 def begun(made: Federation, name: str, *further: str, method: str = "alone") -> Any:
     """A run that has done two rounds."""
     serving = made.serve(f"{method}.toml", "--out", name, "--silence", "8", *further)
-    wait_for("two rounds", lambda: rounds(made, name) >= 2 or serving.poll() is not None, 150)
+    wait_for("two rounds", lambda: rounds(made, name) >= 2 or serving.poll() is not None, 400)
     assert serving.poll() is None, serving.communicate()
     return serving
 
@@ -115,6 +115,12 @@ def test_a_server_that_is_killed_is_started_again(alps: Federation) -> None:
     ended_well(alps, "server", serving)
 
 
+def test_a_kit_is_used_by_one_command_at_a_time(alps: Federation) -> None:
+    ended = alps.call("join", "kits/basel", "kits/basel/site.toml")
+    assert ended.returncode == 2
+    assert "another command uses this kit now" in ended.stderr
+
+
 def test_serve_itself_may_be_killed_and_goes_on_with_resume(alps: Federation) -> None:
     serving = begun(alps, "serve")
     serving.kill()
@@ -131,7 +137,7 @@ def test_a_site_that_stays_away_is_named_and_asked_again_when_it_is_back(
     calm(alps, "basel", "slow=5")
     serving = begun(alps, "few", *few, method="fedavg")
     come(alps, "geneva")
-    wait_for("it is seen", (alps.kit("coordinator") / "work" / "stop").exists)
+    wait_for("it is seen", (alps.kit("coordinator") / "work" / "stop").exists, 200)
     calm(alps, "basel")
     _, said = serving.communicate(timeout=300)
     assert serving.returncode == 0, said[-3000:]

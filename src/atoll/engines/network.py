@@ -5,6 +5,7 @@ site, job or server dies is handed in again and goes on from its checkpoint, wai
 silent, and a certificate that cannot work is found out before anything waits for it.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -16,8 +17,8 @@ import ssl
 import subprocess
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -371,6 +372,22 @@ class _Process:
         (self.kit.folder / "pid").unlink(missing_ok=True)
 
 
+@contextmanager
+def _alone(kit: Kit) -> Iterator[None]:
+    """Refuse to use a kit that another command uses; one that was killed holds it no more."""
+    path = kit.folder / "lock"
+    with disk_errors(path):
+        file = path.open("w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                "another command uses this kit now", str(kit.folder), "stop that one first"
+            ) from error
+        yield
+
+
 def _end_former(kit: Kit) -> None:
     """End what an earlier command that was killed has left running with this kit."""
     for _ in range(20):
@@ -624,12 +641,13 @@ def serve(
     if kit.name != COORDINATOR:
         raise UserError(f"this is the kit of site {kit.name}", str(kit.folder), "use atoll join")
     kit.check()
-    _end_former(kit)
-    _free(kit)
-    _settle(kit)
-    for config, folder in todo:
-        _register(kit, config, folder)
-    _Serving(kit, todo, terms, tell, stopping).go()
+    with _alone(kit):
+        _end_former(kit)
+        _free(kit)
+        _settle(kit)
+        for config, folder in todo:
+            _register(kit, config, folder)
+        _Serving(kit, todo, terms, tell, stopping).go()
 
 
 def _register(kit: Kit, config: RunConfig, folder: Path) -> None:
@@ -718,8 +736,14 @@ def join(
     found = read_site(site)
     with disk_errors(Path(found.store)):
         Path(found.store).mkdir(parents=True, exist_ok=True)
-    _end_former(kit)
-    status = Path(found.store) / "status.json"
+    with _alone(kit):
+        _end_former(kit)
+        _joined(kit, site, Path(found.store) / "status.json", tell, stopping)
+
+
+def _joined(
+    kit: Kit, site: Path, status: Path, tell: Callable[[str], None], stopping: Callable[[], bool]
+) -> None:
     status.unlink(missing_ok=True)
     process = _Process("client", kit, _environment(ATOLL_SITE=str(site.resolve())))
     refused, reason, good = 0, "", -CALM_SECONDS
