@@ -116,7 +116,7 @@ def rehearse(
     project: Path, kits: Path, config: RunConfig, folder: Path, tell: Callable[[str], None]
 ) -> list[Item]:
     """Try everything; what came of it, in order."""
-    about = network.read_project(project)
+    about, folder = network.read_project(project), folder.resolve()
     found = [_checked(kits / name) for name in (network.COORDINATOR, *about.sites)]
     for item in found:
         tell(_line(item))
