@@ -638,6 +638,11 @@ def serve(
     stopping: Callable[[], bool],
 ) -> None:
     """Coordinate some runs to their end; runs that were cut go on."""
+    for name in sorted({str(config.method["name"]) for config, _ in todo}):
+        if terms.at_least and not methods.load(name).quorum:
+            able = ", ".join(n for n in methods.names() if methods.load(n).quorum)
+            what, remedy = f"'{name}' cannot do without a site", f"leave it out; {able} can"
+            raise UserError(what, "--at-least", remedy)
     if kit.name != COORDINATOR:
         raise UserError(f"this is the kit of site {kit.name}", str(kit.folder), "use atoll join")
     kit.check()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from atoll.core.errors import UserError
-from atoll.engines.network import Project, View, _draft, lines, read_project
+from atoll.engines.network import Kit, Project, Terms, View, _draft, lines, read_project, serve
 from atoll.runs.config import change, resolve
 
 
@@ -56,3 +56,10 @@ def test_a_draft_of_a_contract_names_what_its_run_asks_for() -> None:
     assert "actions = []" in _draft(None)
     own = resolve(change({"method": "fedavg", "data": {"files": ["a.csv"], "label": "y"}}, {}), "t")
     assert 'actions = ["check", "fit", "offer", "agree"]' in _draft(own)
+
+
+def test_a_method_that_needs_every_site_takes_no_quorum(tmp_path: Path) -> None:
+    run = resolve(change({"method": "splitnn"}, {}), "test")
+    with pytest.raises(UserError, match="'splitnn' cannot do without a site") as caught:
+        serve(Kit(tmp_path), [(run, tmp_path)], Terms(at_least=2), print, lambda: False)
+    assert caught.value.remedy == "leave it out; alone, fedavg can"
