@@ -116,6 +116,7 @@ def test_a_server_that_is_killed_is_started_again(alps: Federation) -> None:
 
 
 def test_a_kit_is_used_by_one_command_at_a_time(alps: Federation) -> None:
+    wait_for("the first one", (alps.kit("basel") / "lock").exists)
     ended = alps.call("join", "kits/basel", "kits/basel/site.toml")
     assert ended.returncode == 2
     assert "another command uses this kit now" in ended.stderr
