@@ -10,7 +10,7 @@ DEVICE ?= cpu
 FUZZ_SECONDS ?= 300
 COMMA := ,
 
-.PHONY: demo setup extras check test network process fuzz browser picture golden bench bench-network flower all clean
+.PHONY: demo setup extras check test network process long fuzz browser picture golden bench bench-network flower all clean
 
 demo: $(READY)
 	for name in $(DEMOS); do $(BIN)/atoll run $$name --out "$(DEMO)/$$name" || exit 1; done
@@ -39,7 +39,11 @@ test: $(READY)
 	$(BIN)/pytest -q -n 2
 
 process: $(NETWORK)
-	$(BIN)/pytest -q -m process
+	$(BIN)/pytest -q -m 'process and not long'
+
+# More harm to network runs, slow and lossy lines, a step of five minutes, a whole rehearsal.
+long: $(NETWORK)
+	ATOLL_LONG_STEP=300 $(BIN)/pytest -q -m long
 
 # NVFlare is 240 MB: only what runs over a network installs it.
 network: $(NETWORK)

@@ -3,22 +3,31 @@
 python tests/fuzz/fuzz_wire.py -max_total_time=60; without atheris it draws changes at random.
 """
 
+import contextlib
+import logging
 import os
 import random
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
-import torch
+try:
+    import atheris
 
-from atoll.core.errors import BadMessageError
-from atoll.core.messages import Check, Packet, Weights, opened, pack
-from atoll.engines.gate import Gate, SiteFile, handled
+    watched: Any = atheris.instrument_imports(include=["atoll.core", "atoll.engines"])
+except ImportError:
+    atheris, watched = None, contextlib.nullcontext()
+
+with watched:
+    from atoll.core.errors import BadMessageError
+    from atoll.core.messages import Check, Packet, Weights, opened, pack
+    from atoll.engines.gate import Gate, SiteFile, handled
 from atoll.methods.fedavg import Fitted
 from atoll.runs.config import change, resolve, to_toml
 
-torch.set_num_threads(1)
+logging.disable(logging.CRITICAL)  # a site writes down every refusal
 
 
 def gate() -> Gate:
@@ -63,9 +72,7 @@ def changed(draw: random.Random) -> bytes:
 
 def main() -> None:
     """Fuzz until the time is over."""
-    try:
-        import atheris  # noqa: PLC0415
-    except ImportError:
+    if atheris is None:
         seconds = float(os.environ.get("FUZZ_SECONDS", "60"))
         draw, end, count = random.Random(time.time_ns()), time.monotonic() + seconds, 0
         while time.monotonic() < end:
@@ -73,11 +80,10 @@ def main() -> None:
             count += 1
         print(f"{count:,} messages, nothing found; install atheris to be led by coverage")
         return
-    corpus: Any = tempfile.mkdtemp(prefix="atoll-corpus-")
+    corpus = Path(tempfile.mkdtemp(prefix="atoll-corpus-"))
     for number, seed in enumerate(SEEDS):
-        with open(f"{corpus}/{number}", "wb") as file:  # noqa: PTH123
-            file.write(seed)
-    atheris.Setup([*sys.argv, corpus], one)
+        (corpus / str(number)).write_bytes(seed)
+    atheris.Setup([*sys.argv, str(corpus)], one)
     atheris.Fuzz()
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -44,6 +43,7 @@ def wait_for(what: str, true: Callable[[], Any], seconds: float = 90) -> None:
 
 def contract(names: Sequence[str], **further: Any) -> str:
     asked = sorted({a for name in names for a in actions(methods.load(name).client)})
+    asked += ["offer", "agree"]
     lines = [f"methods = {json.dumps(list(names))}"]
     lines += [
         f"{key} = {json.dumps(value)}" for key, value in {"actions": asked, **further}.items()
@@ -71,7 +71,10 @@ class Federation:
 
     def allow(self, names: Sequence[str], sites: Sequence[str] = SITES, **further: Any) -> None:
         for site in sites:
-            text = 'store = "store"\nengine = { threads = 1 }\n' + contract(names, **further)
+            text = 'store = "store"\nengine = { threads = 1 }\n'
+            if (self.folder / f"{site}.csv").exists():
+                text += f'data = {{ files = ["../../{site}.csv"] }}\n'
+            text += contract(names, **further)
             (self.kit(site) / "site.toml").write_text(text)
 
     def _environment(self, **further: str) -> dict[str, str]:
@@ -86,7 +89,7 @@ class Federation:
         self.started.append(process)
         return process
 
-    def call(self, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+    def call(self, *arguments: str, seconds: float = 400) -> subprocess.CompletedProcess[str]:
         process = self.start(*arguments)
         printed, complaint = process.communicate(timeout=seconds)
         return subprocess.CompletedProcess(arguments, process.returncode, printed, complaint)
@@ -101,9 +104,9 @@ class Federation:
 
     def leave(self, *sites: str) -> None:
         for site in sites:
-            self.joined[site].send_signal(signal.SIGINT)
+            self.joined[site].terminate()
         for site in sites:
-            self.joined.pop(site).communicate(timeout=30)
+            self.joined.pop(site).communicate(timeout=60)
 
     def job_process(self, name: str) -> int:
         """The process that NVFlare has started for a job with a kit; 0 where there is none."""

@@ -40,18 +40,38 @@ def small(name: str) -> RunConfig:
     return resolve(change(values, {}), "twins")
 
 
+def own_tables(folder: Path) -> RunConfig:
+    """A file for each site, and the run on all of them."""
+    draws = np.random.default_rng(5)
+    for site in SITES:
+        rows = 80
+        age, size, own = (draws.normal(size=rows) for _ in range(3))
+        label = np.where(age + own > 0.2, "yes", "no")
+        lines = [f"age,size,own_{site},outcome"]
+        lines += [
+            f"{a:.3f},{s:.3f},{o:.3f},{y}" for a, s, o, y in zip(age, size, own, label, strict=True)
+        ]
+        (folder / f"{site}.csv").write_text("\n".join(lines) + "\n")
+    data = {"files": [str(folder / f"{site}.csv") for site in SITES], "label": "outcome"}
+    small = {"widths": [8], "epochs": 1, "engine.mode": "loop", "threads": 1}
+    values = {"name": "own", "rounds": 2, "method": "chfl", "data": data, "checkpoint_seconds": 0}
+    return resolve(change(values, small), "twins")
+
+
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """One job that does a run of every method, and the same runs on the local engine."""
     with federation(tmp_path_factory.mktemp("twins")) as made:
+        runs = {name: small(name) for name in methods.names()}
+        runs["own"] = own_tables(made.folder)
         made.allow(methods.names())
         for site in SITES:
             made.join(site, ATOLL_REHEARSAL=f"copy={made.folder / 'left' / site}")
-        for name in methods.names():
-            (made.folder / f"{name}.toml").write_text(to_toml(small(name)))
-        serving = made.serve(*(f"{name}.toml" for name in methods.names()))
-        for name in methods.names():
-            execute(small(name), made.folder / "local" / name)
+        for name, config in runs.items():
+            (made.folder / f"{name}.toml").write_text(to_toml(config))
+        serving = made.serve(*(f"{name}.toml" for name in runs))
+        for name, config in runs.items():
+            execute(config, made.folder / "local" / name)
         _, complaint = serving.communicate(timeout=400)
         assert serving.returncode == 0, complaint[-3000:]
         yield made
@@ -64,7 +84,7 @@ def network(twins: Federation, name: str) -> Path:
 every_method = pytest.mark.parametrize("name", methods.names())
 
 
-@every_method
+@pytest.mark.parametrize("name", [*methods.names(), "own"])
 def test_a_network_run_has_the_record_of_a_local_run(name: str, twins: Federation) -> None:
     here, there = twins.folder / "local" / name, network(twins, name)
     for file in ("config.toml", "events.jsonl", "result.json"):
@@ -167,3 +187,19 @@ def test_nothing_private_is_in_any_packet_that_left_a_site(name: str, twins: Fed
         )
     row = found["row"][0]
     assert row in b"|".join([crossed, row])  # the probe itself finds what is there
+
+
+def test_a_site_predicts_from_its_own_store_what_the_local_run_predicts(twins: Federation) -> None:
+    for run, out in ((twins.folder / "local" / "own", "one"), (store(twins, "bern", "own"), "two")):
+        ended = twins.call("predict", str(run), "bern.csv", "--site", "bern", "-o", f"{out}.csv")
+        assert ended.returncode == 0, ended.stderr
+    one, two = ((twins.folder / f"{name}.csv").read_bytes() for name in ("one", "two"))
+    assert one == two
+
+
+def test_no_name_of_an_own_column_has_left_a_site(twins: Federation) -> None:
+    for site in SITES:
+        crossed = b"".join(left(twins, site, "own"))
+        assert crossed
+        assert b"own_" not in crossed
+        assert b"size" not in crossed

@@ -87,7 +87,7 @@ class SiteFile:
     """A site's own file: where things are here, and what may leave."""
 
     store: str = "store"  # a folder for this site's models, checkpoints and its egress log
-    data: dict[str, Any] = field(default_factory=dict)  # in place of the run's own: e.g. files
+    data: dict[str, Any] = field(default_factory=dict)  # for runs on own files: this site's file
     engine: dict[str, Any] = field(default_factory=dict)  # of this site: device, threads, mode
     contract: dict[str, Any] = field(default_factory=dict)  # what may leave
 
@@ -212,9 +212,10 @@ class Gate:
             values = tomllib.loads(config)
         except ValueError as error:
             raise RefusedError("a config that is not TOML") from error
-        if "files" in values.get("data", {}) and not self.site.data:
-            raise RefusedError("the run wants own files, and this site's file names none")
-        values["data"] = {**values.get("data", {}), **self.site.data}
+        if "files" in values.get("data", {}):
+            if "files" not in self.site.data:
+                raise RefusedError("the run wants own files, and this site's file names none")
+            values["data"] = {**values["data"], **self.site.data}
         values["engine"] = {**values.get("engine", {}), **self.site.engine}
         return resolve(values, "the run's config")
 

@@ -5,6 +5,7 @@ site, job or server dies is handed in again and goes on from its checkpoint, wai
 silent, and a certificate that cannot work is found out before anything waits for it.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -16,8 +17,8 @@ import ssl
 import subprocess
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -45,6 +46,7 @@ FRESH = 20.0  # seconds since NVFlare last heard of a site, from which it counts
 STUCK = 5  # jobs in a row that bring a run no further
 START_SECONDS = 90.0  # in which a job must have begun
 END_SECONDS = 8.0  # in which NVFlare should have ended a job that has done its work
+CALM_SECONDS = 15.0  # between looks at a coordinator that could be reached
 HIGHEST_PORT = 32_767  # systems take higher ones for connections that go out
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,40}")
 
@@ -316,7 +318,7 @@ def _draft(run: RunConfig | None) -> str:
 # This site's own file. Paths are meant from the folder that this file is in.
 store = "store"  # models, checkpoints and the log of what left; never sent
 
-# data = {{ files = ["my-table.csv"] }}  # in place of the run's data, for own tables
+# data = {{ files = ["my-table.csv"] }}  # for runs on own tables: this site's one file
 # engine = {{ device = "cpu", threads = 1 }}  # of this site alone
 
 [contract]  # what may leave this site; what is not in it is refused
@@ -368,6 +370,22 @@ class _Process:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(3)
         (self.kit.folder / "pid").unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone(kit: Kit) -> Iterator[None]:
+    """Refuse to use a kit that another command uses; one that was killed holds it no more."""
+    path = kit.folder / "lock"
+    with disk_errors(path):
+        file = path.open("w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                "another command uses this kit now", str(kit.folder), "stop that one first"
+            ) from error
+        yield
 
 
 def _end_former(kit: Kit) -> None:
@@ -620,15 +638,21 @@ def serve(
     stopping: Callable[[], bool],
 ) -> None:
     """Coordinate some runs to their end; runs that were cut go on."""
+    for name in sorted({str(config.method["name"]) for config, _ in todo}):
+        if terms.at_least and not methods.load(name).quorum:
+            able = ", ".join(n for n in methods.names() if methods.load(n).quorum)
+            what, remedy = f"'{name}' cannot do without a site", f"leave it out; {able} can"
+            raise UserError(what, "--at-least", remedy)
     if kit.name != COORDINATOR:
         raise UserError(f"this is the kit of site {kit.name}", str(kit.folder), "use atoll join")
     kit.check()
-    _end_former(kit)
-    _free(kit)
-    _settle(kit)
-    for config, folder in todo:
-        _register(kit, config, folder)
-    _Serving(kit, todo, terms, tell, stopping).go()
+    with _alone(kit):
+        _end_former(kit)
+        _free(kit)
+        _settle(kit)
+        for config, folder in todo:
+            _register(kit, config, folder)
+        _Serving(kit, todo, terms, tell, stopping).go()
 
 
 def _register(kit: Kit, config: RunConfig, folder: Path) -> None:
@@ -717,15 +741,23 @@ def join(
     found = read_site(site)
     with disk_errors(Path(found.store)):
         Path(found.store).mkdir(parents=True, exist_ok=True)
-    _end_former(kit)
-    status = Path(found.store) / "status.json"
+    with _alone(kit):
+        _end_former(kit)
+        _joined(kit, site, Path(found.store) / "status.json", tell, stopping)
+
+
+def _joined(
+    kit: Kit, site: Path, status: Path, tell: Callable[[str], None], stopping: Callable[[], bool]
+) -> None:
     status.unlink(missing_ok=True)
     process = _Process("client", kit, _environment(ATOLL_SITE=str(site.resolve())))
-    refused = 0
+    refused, reason, good = 0, "", -CALM_SECONDS
     try:
         while not stopping():
-            reason = reachable(kit)
-            refused = refused + 1 if "certificate" in reason else 0
+            if time.monotonic() - good > CALM_SECONDS:
+                reason = reachable(kit)
+                good = -CALM_SECONDS if reason else time.monotonic()
+                refused = refused + 1 if "certificate" in reason else 0
             if refused >= 3:
                 raise UserError(reason, str(kit.folder), "ask the project's owner for a new kit")
             if not reason:

@@ -49,6 +49,7 @@ from atoll.data.agree import (
 from atoll.data.tables import TableOptions
 from atoll.engines.gate import Finish, Gate, Reply, answered, handled, log, read_site
 from atoll.engines.local import prepare
+from atoll.engines.spoil import spoilt
 from atoll.learning.weights import without
 from atoll.runs.config import RunConfig, read, resolve, to_toml
 from atoll.runs.loop import Progress, facts, go
@@ -109,14 +110,14 @@ class Outpost:
         self, run: str, config: str, client: str, header: bytes, block: bytes
     ) -> dict[str, Any]:
         """Say what this site's own table has."""
-        asked = Packet(header, block, 0, len(header) + len(block), ())
-        return self._told("offer", lambda gate: _bytes(gate.offer(run, config, client, asked)))
+        asked = Packet(header, block, 0, 0, ())
+        return self._told("offer", lambda gate: _left(gate.offer(run, config, client, asked)))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def agree(self, header: bytes, block: bytes) -> dict[str, Any]:
         """Say what else must be known of the common columns."""
-        asked = Packet(header, block, 0, len(header) + len(block), ())
-        return self._told("agree", lambda gate: _bytes(gate.agree(asked)))
+        asked = Packet(header, block, 0, 0, ())
+        return self._told("agree", lambda gate: _left(gate.agree(asked)))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def prepare(
@@ -132,13 +133,12 @@ class Outpost:
         self, number: int, action: str, moment: list[int], header: bytes, block: bytes
     ) -> dict[str, Any]:
         """Answer a question of the method."""
-        size = len(header) + len(block)
-        return handled(self._open(), number, action, moment, Packet(header, block, 0, size, ()))
+        return handled(self._open(), number, action, moment, Packet(header, block, 0, 0, ()))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def finish(self, header: bytes, block: bytes) -> dict[str, Any]:
         """Keep what predictions need."""
-        asked = Packet(header, block, 0, len(header) + len(block), ())
+        asked = Packet(header, block, 0, 0, ())
         return self._told("finish", lambda gate: gate.finish(asked))
 
     @collab.publish  # type: ignore[untyped-decorator]
@@ -171,6 +171,10 @@ class Outpost:
 
 def _bytes(packet: Packet) -> dict[str, Any]:
     return {"header": packet.header, "block": packet.block}
+
+
+def _left(packet: Packet) -> dict[str, Any]:
+    return _bytes(spoilt(packet))
 
 
 @dataclass

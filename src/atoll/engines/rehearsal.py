@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from atoll.core.errors import UserError
 from atoll.engines import network
@@ -115,7 +116,7 @@ def rehearse(
     project: Path, kits: Path, config: RunConfig, folder: Path, tell: Callable[[str], None]
 ) -> list[Item]:
     """Try everything; what came of it, in order."""
-    about = network.read_project(project)
+    about, folder = network.read_project(project), folder.resolve()
     found = [_checked(kits / name) for name in (network.COORDINATOR, *about.sites)]
     for item in found:
         tell(_line(item))
@@ -287,7 +288,7 @@ def outdate(kit: Path, authority: Path) -> None:
     from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
 
     body = json.loads(authority.read_text())
-    key = serialization.load_pem_private_key(body["root_pri_key"].encode(), None)
+    key: Any = serialization.load_pem_private_key(body["root_pri_key"].encode(), None)
     root = x509.load_pem_x509_certificate(body["root_cert"].encode())
     path = kit / "startup" / "client.crt"
     old = x509.load_pem_x509_certificate(path.read_bytes())

@@ -10,7 +10,7 @@ import torch
 from atoll.core.errors import BadMessageError, ClientFailedError
 from atoll.core.federation import Clients, Moment, actions, answer, scores
 from atoll.core.messages import Check, Checked, Empty, Packet, Tensors, Weights, pack, wrap
-from atoll.core.record import Message
+from atoll.core.record import Absence, Message
 
 NOW = Moment(0, 1, 3)
 
@@ -253,3 +253,31 @@ def test_scores_that_cannot_be_are_refused_by_the_clients_name(reply: Checked) -
     with pytest.raises(BadMessageError) as caught:
         scores(clients, Counter.check, {}, NOW)
     assert caught.value.sender == "b"
+
+
+class Away:
+    """A transport that brings answers of some clients only."""
+
+    def __init__(self, answers: dict[str, Packet]) -> None:
+        self.answers = answers
+
+    def carry(
+        self, action: str, moment: Moment, packets: Mapping[str, Packet]
+    ) -> Mapping[str, Packet]:
+        return {id: self.answers[id] for id in packets if id in self.answers}
+
+
+@pytest.mark.parametrize(
+    ("at_least", "there", "fails"), [(0, 2, True), (2, 2, False), (2, 1, True)]
+)
+def test_a_client_that_is_away_is_named_or_missed(at_least: int, there: int, fails: bool) -> None:
+    ids = ("a", "b", "c")
+    transport = Away({id: pack(Checked(1, {"": 1}, {"": 1.0})) for id in ids[:there]})
+    clients = Clients(ids, transport, Moment(1, 2, 9), at_least=at_least)
+    if fails:
+        with pytest.raises(ClientFailedError, match=f"client {ids[there]} failed in check"):
+            clients.ask_all(Counter.check, Check(0, {}))
+        return
+    assert list(clients.ask_all(Counter.check, Check(0, {}))) == ["a", "b"]
+    assert clients.absences == [Absence(1, 2, "c", "check")]
+    assert {message.receiver for message in clients.traffic} == {"server", "a", "b"}

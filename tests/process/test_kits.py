@@ -1,0 +1,106 @@
+"""Kits: who gets one, what is in it, and that adding, renewing and revoking touch nobody else."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from atoll.core.errors import UserError
+from atoll.engines.network import COORDINATOR, Kit, init, renew
+from atoll.engines.rehearsal import outdate
+
+pytest.importorskip("nvflare", reason="needs the extra nvflare")
+pytestmark = pytest.mark.process
+
+
+def project(folder: Path, *sites: str) -> Path:
+    path = folder / "project.toml"
+    path.write_text(f'name = "alps"\nport = 8102\nsites = {json.dumps(sites)}\n')
+    return path
+
+
+def content(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_adding_renewing_and_revoking_touch_nobody_else(tmp_path: Path) -> None:
+    out = tmp_path / "kits"
+    assert init(project(tmp_path, "basel", "bern"), out)["new"] == [COORDINATOR, "basel", "bern"]
+    before = {name: content(out / name) for name in (COORDINATOR, "basel", "bern")}
+    assert init(project(tmp_path, "basel", "bern"), out) == {"new": [], "revoked": []}
+
+    assert init(project(tmp_path, "basel", "bern", "zug"), out)["new"] == ["zug"]
+    assert content(out / "basel") == before["basel"]
+    assert content(out / "bern") == before["bern"]
+    now = content(out / COORDINATOR)
+    assert {name for name in now if now[name] != before[COORDINATOR].get(name)} == {"sites.json"}
+    for name in ("basel", "bern", "zug", COORDINATOR):
+        assert Kit(out / name).check() == ""
+
+    renew(project(tmp_path, "basel", "bern", "zug"), out, "basel")
+    now = content(out / "basel")
+    changed = {name for name in now if now[name] != before["basel"][name]}
+    assert changed == {"startup/client.crt", "startup/client.key"}
+    assert content(out / "bern") == before["bern"]
+    assert Kit(out / "basel").check() == ""
+
+    assert init(project(tmp_path, "basel", "zug"), out)["revoked"] == ["bern"]
+    assert Kit(out / COORDINATOR).sites == ["basel", "zug"]
+    assert content(out / "bern") == before["bern"]
+
+
+def test_private_keys_are_in_their_own_kits_alone_and_only_the_owner_reads_them(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "kits"
+    init(project(tmp_path, "basel"), out)
+    keys = sorted(
+        path for path in out.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()
+    )
+    assert [str(path.relative_to(out)) for path in keys] == [
+        "authority/alps/state/cert.json",
+        "basel/startup/client.key",
+        "coordinator/admin/startup/client.key",
+        "coordinator/startup/server.key",
+    ]
+    for path in keys:
+        assert path.stat().st_mode & 0o077 == 0, path
+    kept = json.loads((out / "authority" / "alps" / "state" / "cert.json").read_text())
+    assert set(kept) == {"root_cert", "root_pri_key"}
+
+
+def test_a_sites_policy_lets_in_no_code_no_shell_and_no_other_class(tmp_path: Path) -> None:
+    out = tmp_path / "kits"
+    init(project(tmp_path, "basel"), out)
+    local = out / "basel" / "local"
+    resources = json.loads((local / "resources.json").read_text())
+    assert resources["class_list_enforcement_mode"] == "enforce"
+    assert [name.rpartition(".")[2] for name in resources["class_allow_list"]] == [
+        "CollabController", "CollabExecutor", "Coordinator", "Outpost",
+    ]  # fmt: skip
+    assert resources["allow_log_streaming"] is False
+    rights = json.loads((local / "authorization.json").read_text())["permissions"]
+    assert list(rights) == ["project_admin"]
+    assert {k for k, v in rights["project_admin"].items() if v == "none"} == {
+        "byoc", "shell_commands", "download_job",
+    }  # fmt: skip
+    assert list((out / "basel").rglob("*.sh")) == []
+
+
+def test_a_kit_that_cannot_work_is_refused_by_name(tmp_path: Path) -> None:
+    out = tmp_path / "kits"
+    init(project(tmp_path, "basel"), out)
+    kit, authority = Kit(out / "basel"), out / "authority/alps/state/cert.json"
+    outdate(kit.folder, authority)
+    with pytest.raises(UserError, match="the certificate of basel ended on"):
+        kit.check()
+    with pytest.raises(UserError, match="not a party's folder"):
+        Kit(tmp_path).check()
+    (kit.folder / "startup" / "client.crt").write_text("nothing")
+    with pytest.raises(UserError, match="not a certificate"):
+        kit.check()

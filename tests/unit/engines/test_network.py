@@ -1,0 +1,65 @@
+"""A federation's file, and what is said of its parties; what needs NVFlare is in tests/process."""
+
+from pathlib import Path
+
+import pytest
+
+from atoll.core.errors import UserError
+from atoll.engines.network import Kit, Project, Terms, View, _draft, lines, read_project, serve
+from atoll.runs.config import change, resolve
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sites = []", "no sites"),
+        ('sites = ["a", "A"]', "one twice"),
+        ('sites = ["server"]', "nothing can be called 'server'"),
+        ('sites = ["a b"]', "nothing can be called 'a b'"),
+        ('sites = ["../x"]', "nothing can be called"),
+        ('name = ""\nsites = ["a"]', "nothing can be called ''"),
+        ('sites = ["a"]\nport = 50000', "port 50000 may be taken"),
+        ('sites = ["a"]\nprot = 1', "unknown option 'prot'"),
+        ("sites", "not TOML"),
+    ],
+)
+def test_a_mistake_in_a_projects_file_is_said(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "project.toml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=words):
+        read_project(path)
+
+
+def test_a_projects_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "project.toml"
+    path.write_text('name = "alps"\nserver = "fl.example.org"\nsites = ["basel", "bern"]\n')
+    assert read_project(path) == Project("alps", "fl.example.org", 8102, ("basel", "bern"))
+
+
+def test_every_party_has_a_line_of_its_own() -> None:
+    views = [
+        View("basel", "working", "fit", 1.2, 900, 500),
+        View("bern", "away", "", 40.0),
+        View("geneva", "away"),
+    ]
+    assert lines("waiting for 2 of 3", views) == [
+        "waiting for 2 of 3: basel working on fit, last seen 1 s ago, 900 bytes to it, 500 from it",
+        "waiting for 2 of 3: bern away, last seen 40 s ago, 0 bytes to it, 0 from it",
+        "waiting for 2 of 3: geneva away, not seen yet, 0 bytes to it, 0 from it",
+    ]
+
+
+def test_a_draft_of_a_contract_names_what_its_run_asks_for() -> None:
+    run = resolve(change({"method": "fedavg"}, {}), "test")
+    assert 'methods = ["fedavg"]' in _draft(run)
+    assert 'actions = ["check", "fit"]' in _draft(run)
+    assert "actions = []" in _draft(None)
+    own = resolve(change({"method": "fedavg", "data": {"files": ["a.csv"], "label": "y"}}, {}), "t")
+    assert 'actions = ["check", "fit", "offer", "agree"]' in _draft(own)
+
+
+def test_a_method_that_needs_every_site_takes_no_quorum(tmp_path: Path) -> None:
+    run = resolve(change({"method": "splitnn"}, {}), "test")
+    with pytest.raises(UserError, match="'splitnn' cannot do without a site") as caught:
+        serve(Kit(tmp_path), [(run, tmp_path)], Terms(at_least=2), print, lambda: False)
+    assert caught.value.remedy == "leave it out; alone, fedavg can"
