@@ -1,6 +1,6 @@
 """A run told to a tracker: TensorBoard, MLflow or trackio, behind one small adapter.
 
-Trackers come with the extras `track` and `trackio`. They are told what the record has anyway, after
+Trackers come with the extra `track`. They are told what the record has anyway, after
 each round; a tracker that fails is left out, and the run goes on.
 """
 
@@ -127,8 +127,7 @@ def known(names: Iterable[str]) -> list[str]:
         try:
             importlib.import_module(TRACKERS[name][0])
         except ImportError as error:
-            extra = "trackio" if name == "trackio" else "track"
-            remedy = f"pip install 'atoll[{extra}]', or leave --track out"
+            remedy = "pip install 'atoll[track]', or leave --track out"
             raise UserError(f"'{name}' is not installed", "--track", remedy) from error
     return chosen
 
