@@ -9,6 +9,7 @@ from torch import Tensor
 
 from atoll.core.federation import SERVER, Clients, Moment, answer
 from atoll.core.messages import Learn, Packet, unpack
+from atoll.engines.local import LocalEngine
 from atoll.learning.leakage import labels_from_gradients, reconstruction
 from atoll.learning.split import Batches
 from atoll.methods import vleto
@@ -81,6 +82,26 @@ def test_embeddings_tell_columns_and_fewer_digits_hardly_help() -> None:
     assert reconstruction(drawn, x, 400) < 0.05
     _, embeddings, _, x = heard(digits=1)
     assert 0.3 < reconstruction(embeddings, x, 400) <= plain + 0.01
+
+
+def test_prototypes_tell_the_mean_columns_of_a_class() -> None:
+    """Documented, not prevented: who had the prototypes would know what a class looks like."""
+    made = parts(resolve(SMALL, "test"))
+    engine, server = LocalEngine(made), made.server()
+    for number in range(2):
+        moment = Moment(0, number, 2)
+        server.round(Clients(made.scenario.clients, engine, moment), moment)
+    y, ids = made.site(SERVER).train(0).y, made.scenario.clients
+    rows = {id: made.site(id).train(0).x for id in ids}
+    joint = torch.stack([engine._client(id).half.embed(rows[id]) for id in ids]).sum(0)
+    x = torch.cat([rows[id].flatten(1) for id in ids], 1)
+    means = torch.stack([x[y == kind].mean(0) for kind in range(10)])
+    # the map is fitted on 400 rows that the attacker knows, and judged on the ten class means
+    both = torch.cat([joint[:400], server.means]), torch.cat([x[:400], means])
+    assert reconstruction(*both, 400) > 0.5
+    drawn = torch.randn(server.means.shape, generator=torch.Generator().manual_seed(0))
+    scale = joint.std()
+    assert reconstruction(torch.cat([joint[:400], drawn * scale]), both[1], 400) < 0
 
 
 def test_the_attacks_by_hand() -> None:
