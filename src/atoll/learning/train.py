@@ -22,6 +22,7 @@ from atoll.learning.models import Architecture
 from atoll.learning.weights import copied
 
 __all__ = [
+    "Memory",
     "Optimiser",
     "Phase",
     "Tally",

@@ -20,7 +20,20 @@ from atoll import metrics
 from atoll.core.record import Round, Score, Stage
 from atoll.report.tables import Group, Pair
 
-__all__ = ["Picture", "curves", "gain", "heat", "quiet", "rows", "style", "svg"]
+__all__ = [
+    "COLOURS",
+    "INK",
+    "SIZE",
+    "Picture",
+    "curves",
+    "gain",
+    "grid",
+    "heat",
+    "quiet",
+    "rows",
+    "style",
+    "svg",
+]
 
 INK = "#010203"  # stands for the page's own text colour
 COLOURS = ("#3b82c4", "#e08a2c", "#2a9d8f", "#c65b7c", "#8a6fc9", "#7a8b3a", "#64748b")
