@@ -207,7 +207,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk.mkdir()
     if mount is None or os.geteuid() != 0:
         pytest.skip("needs to mount a file system, which this user may not")
-    options = ["-t", "tmpfs", "-o", "size=36k", "tmpfs", str(disk)]
+    options = ["-t", "tmpfs", "-o", "size=20k", "tmpfs", str(disk)]
     if subprocess.run([mount, *options], check=False, capture_output=True).returncode:
         pytest.skip("needs to mount a file system, which is not allowed here")
     yield disk

@@ -25,6 +25,8 @@ from safetensors.numpy import save
 from atoll.core.errors import EXIT_USER, UserError
 
 __all__ = [
+    "FILES",
+    "Absence",
     "Event",
     "Look",
     "Message",

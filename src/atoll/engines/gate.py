@@ -39,12 +39,16 @@ from atoll.runs.parts import Parts, parts
 from atoll.runs.result import write_result
 
 __all__ = [
+    "TELLING",
     "Contract",
+    "Finish",
     "Gate",
     "RefusedError",
+    "Reply",
     "SiteFile",
     "answered",
     "handled",
+    "log",
     "read_site",
     "told",
 ]

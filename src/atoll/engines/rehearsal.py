@@ -267,7 +267,7 @@ def _expired(stage: _Stage, twin: bytes) -> Item:
     key = stage.authority / "cert.json"
     if not key.exists():
         return Item(what, True, "not tried: the authority's key is not here")
-    old = stage.folder / "expired"
+    old = stage.folder / "expired-kit"
     shutil.copytree(stage.kits / name, old, ignore=shutil.ignore_patterns("store"))
     outdate(old, key)
     try:

@@ -22,7 +22,7 @@ from atoll.learning.weights import prefixed, without
 from atoll.runs.config import RunConfig
 from atoll.runs.parts import Parts
 
-__all__ = ["Engine", "Progress", "facts", "go", "holdings", "same_data"]
+__all__ = ["Engine", "Progress", "facts", "go", "holdings", "same_data", "write_recipe"]
 
 
 class Engine(Transport, Protocol):
