@@ -26,7 +26,17 @@ from atoll.core.errors import UserError
 from atoll.core.record import disk_errors
 from atoll.data.sheets import PARQUET, opened
 
-__all__ = ["Aligned", "Hub", "Sent", "Spoke", "align", "assume_aligned", "normalised", "read_ids"]
+__all__ = [
+    "SHOWN",
+    "Aligned",
+    "Hub",
+    "Sent",
+    "Spoke",
+    "align",
+    "assume_aligned",
+    "normalised",
+    "read_ids",
+]
 
 Array = np.ndarray[Any, Any]
 FALSE_POSITIVES = 1e-9  # not used by the exact data structure, but asked for

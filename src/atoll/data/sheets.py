@@ -16,7 +16,7 @@ import pyarrow.parquet
 
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 
-__all__ = ["Sheet", "batches", "line_of", "opened"]
+__all__ = ["PARQUET", "Sheet", "batches", "line_of", "opened"]
 
 DELIMITERS = (",", ";", "\t", "|")
 BLOCK = 1 << 23  # bytes of a CSV file read at once

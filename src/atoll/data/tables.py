@@ -23,7 +23,17 @@ from atoll.data.dataset import Dataset, Layout
 from atoll.data.sheets import Sheet, batches, line_of, opened
 from atoll.data.values import LARGEST, Block, as_dates, as_numbers, encoded
 
-__all__ = ["Column", "Finding", "SiteSurvey", "Survey", "TableOptions", "filled", "load", "survey"]
+__all__ = [
+    "MISSING",
+    "Column",
+    "Finding",
+    "SiteSurvey",
+    "Survey",
+    "TableOptions",
+    "filled",
+    "load",
+    "survey",
+]
 
 Array = np.ndarray[Any, Any]
 MISSING = ("NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "?", "#N/A")

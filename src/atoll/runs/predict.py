@@ -33,7 +33,7 @@ from atoll.runs.config import RunConfig, read, resolve
 from atoll.runs.parts import Parts
 from atoll.runs.result import Run, plain
 
-__all__ = ["Predicted", "Predictor", "export", "predict"]
+__all__ = ["Array", "Predicted", "Predictor", "export", "predict"]
 
 Array = np.ndarray[Any, Any]
 
