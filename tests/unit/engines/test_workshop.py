@@ -14,7 +14,8 @@ from atoll.core.errors import UserError
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.engines import kept
-from atoll.engines.workshop import Workshop, choices
+from atoll.engines.trials import choices
+from atoll.engines.workshop import Workshop
 from atoll.learning import convolutions, image_nets
 from atoll.learning.losses import cross_entropy, plain
 from atoll.learning.models import outputs, skeleton
@@ -91,7 +92,7 @@ def test_a_stack_without_memory_is_done_in_halves_and_the_record_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("atoll.engines.workshop.Stack", Scarce)
-    monkeypatch.setattr("atoll.engines.workshop.TRIAL", 2)
+    monkeypatch.setattr("atoll.engines.trials.TRIAL", 2)
     workshop, asked = Workshop("stacked", tmp_path), jobs(honest, 7)
     for _ in range(2):
         done = workshop.do(asked)
@@ -114,8 +115,8 @@ def test_members_are_dealt_to_stacks_that_fit_a_cache_where_that_is_faster(
         return seconds[len(call.args[0])] if isinstance(call, partial) else 100.0  # the loop
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("atoll.engines.workshop.CACHE", 1)
-    monkeypatch.setattr("atoll.engines.workshop._timed", clock)
+    monkeypatch.setattr("atoll.engines.trials.CACHE", 1)
+    monkeypatch.setattr("atoll.engines.trials._timed", clock)
     workshop, asked = Workshop("auto", tmp_path), jobs(honest)
     done = workshop.do(asked)
     (choice,) = choices(tmp_path).values()

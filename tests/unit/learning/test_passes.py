@@ -11,7 +11,7 @@ from atoll.core.record import Message, Round, Score, read_events
 from atoll.core.rng import Stream, below, normals, uniforms
 from atoll.engines.local import execute
 from atoll.engines.sweep import points, sweep
-from atoll.engines.workshop import choices
+from atoll.engines.trials import choices
 from atoll.learning.passes import WAYS
 from atoll.learning.split_nets import bottom
 from atoll.runs.config import change, resolve
