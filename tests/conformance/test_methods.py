@@ -17,7 +17,7 @@ from atoll.core.errors import ClientFailedError, InterruptedRunError
 from atoll.core.federation import Moment, actions, answer, kinds
 from atoll.core.messages import Empty, Packet, Tensors, contents, pack, unpack
 from atoll.core.options import build, describe
-from atoll.core.record import Message, Record, Score, read_events
+from atoll.core.record import Look, Message, Record, Score, read_events
 from atoll.engines.local import LocalEngine, execute
 from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.loop import facts, go
@@ -87,6 +87,9 @@ class Spy:
 
     def restore(self, states: Mapping[str, Tensors], place: str) -> None:
         raise AssertionError("these runs are not resumed")
+
+    def looks(self, moment: Moment) -> list[Look]:
+        return []
 
 
 @every_method
