@@ -148,7 +148,9 @@ def exchanges(folder: Path, soak: int, quick: bool) -> dict[str, Any]:
         while len(session.sites() or {}) < len(SITES):
             host.ensure()
             time.sleep(0.5)
-        number = session.submit(job)
+        number = ""
+        while not number:  # a busy server may be late for the first try
+            number = session.submit(job)
         while not out.exists():
             time.sleep(0.5)
             state = session.state(number) or ""

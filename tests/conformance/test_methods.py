@@ -91,6 +91,9 @@ class Spy:
     def restore(self, states: Mapping[str, Tensors], place: str) -> None:
         raise AssertionError("these runs are not resumed")
 
+    def looks(self, moment: Moment) -> list[Look]:
+        return []
+
 
 @every_method
 def test_every_message_survives_packing(name: str, tmp_path: Path) -> None:
