@@ -183,7 +183,7 @@ def _print_sweep(found: list[Point], runs: list[Run], folder: Path, as_json: boo
         place = ", ".join(f"{k}={v}" for k, v in point.axes.items() if k != "seed")
         groups.setdefault(place, []).append(run)
     shown = Table(title=f"{len(runs)} runs of {runs[0].config['method']['name']}")
-    for name in ("", *table(runs[:1])[0][:2]):
+    for name in ("", *table(next(iter(groups.values())))[0][:2]):
         shown.add_column(name)
     for place, members in groups.items():
         for row in table(members)[1]:
