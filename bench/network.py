@@ -32,7 +32,10 @@ from nvflare.collab import collab
 def vitals():
     text = Path("/proc/self/status").read_text()
     kilobytes = int(text.split("VmRSS:")[1].split()[0])
-    return {"threads": threading.active_count(), "megabytes": round(kilobytes / 1000, 1)}
+    running = threading.enumerate()
+    timers = sum(isinstance(one, threading.Timer) for one in running)
+    megabytes = round(kilobytes / 1000, 1)
+    return {"threads": len(running), "timers": timers, "megabytes": megabytes}
 
 
 class Echo:
@@ -175,7 +178,8 @@ def let_in(folder: Path) -> None:
 
 def printed(found: dict[str, Any]) -> None:
     """The three tables."""
-    print(f"{platform.machine()}, {os.cpu_count()} cores, loopback, mutual TLS\n")
+    print(f"{platform.machine()}, {os.cpu_count()} cores, loopback, mutual TLS; ", end="")
+    print("load over 1, 5 and 15 minutes: {:.1f}, {:.1f}, {:.1f}\n".format(*os.getloadavg()))
     print("| sites | bytes each way | median ms | 90 % ms | exchanges |")
     print("|---|---|---|---|---|")
     for one in found["exchanges"]:
@@ -187,12 +191,13 @@ def printed(found: dict[str, Any]) -> None:
     same = "the same record" if speed["same_record"] else "ANOTHER RECORD"
     print(f"\nV-LETO, mini-batches a second: {speed['far']:.1f} over the network, ", end="")
     print(f"{speed['near']:.1f} in one process; {same}\n")
-    print("| exchanges done | part | threads | MB |")
-    print("|---|---|---|---|")
+    print("| exchanges done | part | threads | of them timers | MB |")
+    print("|---|---|---|---|---|")
     for mark in found["soak"]["marks"]:
         for part in ("server", *SITES):
             one = mark[part]
-            print(f"| {mark['done']:,} | {part} | {one['threads']} | {one['megabytes']} |")
+            cells = (one["threads"], one["timers"], one["megabytes"])
+            print(f"| {mark['done']:,} | {part} |", " | ".join(map(str, cells)), "|")
     print(f"\nthe soak took {found['soak']['seconds']:.0f} s")
 
 
