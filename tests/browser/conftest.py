@@ -4,6 +4,7 @@ Chromium reads commands from one pipe and answers on another; nothing else is ne
 """
 
 import base64
+import contextlib
 import fcntl
 import json
 import os
@@ -34,6 +35,10 @@ def browser() -> str:
         if path:
             return path
     pytest.skip(f"needs a browser, and none of {', '.join(BROWSERS)} is installed")
+
+
+class NavigatedError(Exception):
+    """The page went away while it was asked."""
 
 
 class Tab:
@@ -69,6 +74,8 @@ class Tab:
         while True:
             answer = self._next()
             if answer.get("id") == self._count:
+                if "navigated" in answer.get("error", {}).get("message", ""):
+                    raise NavigatedError
                 assert "error" not in answer, answer
                 return dict(answer["result"])
 
@@ -102,9 +109,10 @@ class Tab:
         safe = f"(function () {{ try {{ return {expression}; }} catch (e) {{ return null; }} }})()"
         ends = time.monotonic() + PATIENCE
         while time.monotonic() < ends:
-            value = self.says(safe)
-            if value:
-                return value
+            with contextlib.suppress(NavigatedError):  # asked while another page was loading
+                value = self.says(safe)
+                if value:
+                    return value
             time.sleep(0.05)
         pytest.fail(f"never came true in the page: {expression}")
 

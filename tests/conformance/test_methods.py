@@ -85,9 +85,6 @@ class Spy:
     def states(self, place: str) -> dict[str, Tensors]:
         return {id: client.state() for id, client in self.clients.items()}
 
-    def looks(self, moment: Moment) -> list[Look]:
-        return []
-
     def restore(self, states: Mapping[str, Tensors], place: str) -> None:
         raise AssertionError("these runs are not resumed")
 
