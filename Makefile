@@ -41,9 +41,10 @@ test: $(READY)
 process: $(NETWORK)
 	$(BIN)/pytest -q -m 'process and not long'
 
-# More harm to network runs, slow and lossy lines, a step of five minutes, a whole rehearsal.
+# More harm to network runs, slow and lossy lines, a step of five minutes, a site that is away for two
+# minutes, a whole rehearsal.
 long: $(NETWORK)
-	ATOLL_LONG_STEP=300 $(BIN)/pytest -q -m long
+	ATOLL_LONG_STEP=300 ATOLL_LONG_ABSENCE=120 $(BIN)/pytest -q -m long
 
 # NVFlare is 240 MB: only what runs over a network installs it.
 network: $(NETWORK)

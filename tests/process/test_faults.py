@@ -9,6 +9,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,12 +99,15 @@ def test_a_sites_job_process_that_is_killed_costs_no_round(alps: Federation) -> 
 def test_a_whole_site_that_is_killed_comes_back_and_the_run_ends_the_same(
     alps: Federation,
 ) -> None:
+    """ATOLL_LONG_ABSENCE=120 makes it the two minutes of the specification."""
     serving = begun(alps, "site")
     gone = alps.joined.pop("bern")
     for process in (gone.pid, alps.main_process("bern"), alps.job_process("bern")):
         os.kill(process, signal.SIGKILL)
     gone.communicate()
     wait_for("it is missed", lambda: not alps.job_process("geneva"), 60)
+    time.sleep(float(os.environ.get("ATOLL_LONG_ABSENCE", "0")))
+    assert serving.poll() is None, serving.communicate()
     come(alps, "bern")
     said = ended_well(alps, "site", serving)
     assert "bern away, last seen" in said

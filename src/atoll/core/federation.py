@@ -201,7 +201,9 @@ class Clients:
                 continue
             self._count(name, SERVER, id, type(requests[id]), packet)
             self._count(name, id, SERVER, kind, answers[id])
-        replies: dict[ClientId, Any] = unpack_all({id: answers[id] for id in packets}, kind)
+        replies: dict[ClientId, Any] = unpack_all(
+            {id: answers[id] for id in packets if id in answers}, kind
+        )
         for id, reply in replies.items():
             same_shapes(requests[id], reply, id)
         return replies
