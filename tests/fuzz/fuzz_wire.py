@@ -40,7 +40,7 @@ def gate() -> Gate:
 
 
 SITE = gate()
-WEIGHTS = dict(SITE._client.model.state_dict())
+WEIGHTS = dict(SITE._client.site.model().state_dict())
 GOOD = [pack(Weights(WEIGHTS)), pack(Check(0, WEIGHTS)), pack(Fitted(WEIGHTS, 0.5, 7))]
 SEEDS = [len(p.header).to_bytes(2, "little") + p.header + p.block for p in GOOD]
 

@@ -29,7 +29,7 @@ def gate() -> Gate:
 
 
 def weights() -> dict[str, torch.Tensor]:
-    return dict(gate()._client.model.state_dict())
+    return dict(gate()._client.site.model().state_dict())
 
 
 @cache
