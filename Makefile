@@ -39,7 +39,7 @@ test: $(READY)
 	$(BIN)/pytest -q -n 2
 
 process: $(NETWORK)
-	$(BIN)/pytest -q -m 'process and not long'
+	$(BIN)/pytest -q -n 2 --dist loadfile -m 'process and not long'
 
 # More harm to network runs, slow and lossy lines, a step of five minutes, a site that is away for two
 # minutes, a whole rehearsal.
