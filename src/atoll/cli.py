@@ -37,7 +37,7 @@ from atoll.core.errors import (
 from atoll.core.options import describe, nearest
 from atoll.core.record import Message, Round, Score, disk_errors, write_whole
 from atoll.data import align, fetch, tables
-from atoll.data.splits import ScenarioOptions, scenario
+from atoll.data.splits import ScenarioOptions, own_sizes
 from atoll.engines.local import execute, fresh_folder, last_folder, recorded
 from atoll.engines.sweep import Point, points, sweep
 from atoll.learning.models import ModelOptions
@@ -45,7 +45,7 @@ from atoll.runs.config import EngineOptions, RunConfig, change, presets, read, r
 from atoll.runs.draft import draft
 from atoll.runs.loop import Progress, holdings
 from atoll.runs.onnx import write as write_onnx
-from atoll.runs.parts import Parts, parts
+from atoll.runs.parts import parts
 from atoll.runs.predict import Predictor, export, predict
 from atoll.runs.result import Run, plain, table
 from atoll.runs.track import known, tracked
@@ -630,21 +630,30 @@ def inspect_command(
         given = {key: value for key, value in config.data.items() if key != "name"}
         found = tables.survey(**given)
         _print_survey(found)
-        made = tables.filled(found, values=False)
-        dealt = scenario(made, config.scenario_options(), config.seed)
-        held = holdings(Parts(config, made, dealt))
+        rows = _to_be_dealt(found, config)
     else:
         held = holdings(parts(config))
-    rows = [
-        [
-            id,
-            *(f"{sum(site[part]):,}" for part in DEALT[:3]),
-            str(held["common"]),
-            str(site["own"]),
+        rows = [
+            [
+                id,
+                *(f"{sum(site[part]):,}" for part in DEALT[:3]),
+                str(held["common"]),
+                str(site["own"]),
+            ]
+            for id, site in held["sites"].items()
         ]
-        for id, site in held["sites"].items()
-    ]
     _print_grid("rows and columns of numbers, as dealt", ["site", *DEALT], rows)
+
+
+def _to_be_dealt(found: tables.Survey, config: RunConfig) -> list[list[str]]:
+    """What each site will have, from the numbers of its rows: the file is not read again."""
+    common, own = tables.widths(found)
+    rows = []
+    for site in found.sites:
+        stages = {stage: site.stages.get(stage, 0) for stage in found.stages or ("",)}
+        sizes = own_sizes(site.name, stages, config.scenario_options()).sum(0)
+        rows.append([site.name, *(f"{n:,}" for n in sizes), str(common), str(own[site.name])])
+    return rows
 
 
 def _print_survey(found: tables.Survey) -> None:

@@ -36,6 +36,7 @@ __all__ = [
     "even",
     "image_quadrants",
     "image_strips",
+    "own_sizes",
     "scenario",
     "task_allocation",
     "task_draws",
@@ -545,18 +546,35 @@ def _by_files(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenario
         parts = []
         for stage, at in enumerate(stages):
             mine = rows[layout.stage[rows] == stage]
-            if len(mine) < _FEWEST:
-                when = f" at stage '{at}'" if layout.stages else ""
-                raise _refusal(
-                    f"site '{name}' has too few rows{when}: {len(mine)}",
-                    f"a site needs {_FEWEST} or more: add rows, or leave it out",
-                )
+            _enough(name, at if layout.stages else "", len(mine))
             take = by_class(dataset.y, stream.child(name, stage).numpy())
             parts.append(_cut_some(dataset, options, mine, take))
         own = np.flatnonzero(layout.held[number] & ~common)
         holdings.append([Holding(part.train, part.valid, own) for part in parts])
         tests.append([part.test for part in parts])
     return _made(dataset.groups, holdings, tests, tuple(stages), np.flatnonzero(common))
+
+
+def _enough(site: str, stage: str, count: int) -> None:
+    if count < _FEWEST:
+        when = f" at stage '{stage}'" if stage else ""
+        raise _refusal(
+            f"site '{site}' has too few rows{when}: {count}",
+            f"a site needs {_FEWEST} or more: add rows, or leave it out",
+        )
+
+
+def own_sizes(site: str, stages: Mapping[str, int], options: ScenarioOptions) -> Array:
+    """How many rows of its own a site learns from, chooses by and tests on: (stages, 3).
+
+    As `_by_files` deals them, from their numbers alone: a large file is not held for it.
+    """
+    found = []
+    for stage, count in stages.items():
+        _enough(site, stage, count)
+        pool, train = round((options.train + options.valid) * count), round(options.train * count)
+        found.append((train, pool - train, count - pool))
+    return np.array(found)
 
 
 _SPLITS: Final[Mapping[Split, Callable[[Dataset, ScenarioOptions, int], Scenario]]] = {

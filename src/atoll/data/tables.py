@@ -30,9 +30,9 @@ __all__ = [
     "SiteSurvey",
     "Survey",
     "TableOptions",
-    "filled",
     "load",
     "survey",
+    "widths",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -632,15 +632,23 @@ def _leaks(profile: _Profile, kind: str) -> bool:
 
 def load(name: str = "", **given: Any) -> Dataset:
     """The user's own tables as numbers; equal files give equal data."""
-    return filled(survey(**given), name)
+    return _filled_in(survey(**given), name)
 
 
-def filled(found: Survey, name: str = "", values: bool = True) -> Dataset:
-    """The second pass; without `values` every input is 0 and takes no memory: who has what."""
+def widths(found: Survey) -> tuple[int, dict[str, int]]:
+    """How many columns of numbers are common, and how many each site has of its own."""
+    names = [site.name for site in found.sites]
+    held = np.array([[_holds(block, name, found) for block in found.blocks] for name in names])
+    size, common = np.array([block.width for block in found.blocks]), held.all(0)
+    own = {name: int(size[mine & ~common].sum()) for name, mine in zip(names, held, strict=True)}
+    return int(size[common].sum()), own
+
+
+def _filled_in(found: Survey, name: str) -> Dataset:
+    """The second pass: the files as numbers."""
     rows, width = sum(site.rows for site in found.sites), sum(b.width for b in found.blocks)
-    nothing = np.broadcast_to(np.float32(0), (rows, width))
     made = _Made(
-        np.zeros((rows, width), dtype=np.float32) if values else nothing,
+        np.zeros((rows, width), dtype=np.float32),
         *(np.zeros(rows, dtype=np.int64) for _ in range(3)),
     )
     names, total = [site.name for site in found.sites], 0

@@ -1,6 +1,7 @@
 """Splits on examples that were worked out by hand or stand in the specifications."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ from atoll import data
 from atoll.core.errors import EXIT_USER, UserError
 from atoll.core.options import build, describe
 from atoll.core.rng import Stream
-from atoll.data import splits
+from atoll.data import splits, tables
 from atoll.data.dataset import Dataset
-from atoll.data.splits import ScenarioOptions, scenario
+from atoll.data.splits import ScenarioOptions, own_sizes, scenario
 
 Array = np.ndarray[Any, Any]
 
@@ -597,3 +598,24 @@ def test_the_published_split_of_domains_tests_on_training_rows_and_says_so() -> 
         assert len(np.unique(made.y[train])) < len(made.classes)  # later classes are absent
     clean = scenario(made, ScenarioOptions(split="domains"), 0)
     assert not any("training rows" in name for name in clean.tasks)
+
+
+def test_the_numbers_of_own_rows_are_those_that_will_be_dealt(tmp_path: Path) -> None:
+    """`atoll inspect` tells them without holding the file."""
+    lines = [f"{n % 7},{'ab'[n % 2]},{n % 3 // 2}" for n in range(97)]
+    for name, part in (("one", lines), ("two", lines[:41])):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["x,outcome,month", *part]) + "\n")
+    files = tuple(str(tmp_path / f"{name}.csv") for name in ("one", "two"))
+    for stage in ("", "month"):
+        given: dict[str, Any] = {"files": files, "label": "outcome"}
+        given |= {"stage": stage} if stage else {}
+        options = ScenarioOptions(split="files")
+        found, dealt = tables.survey(**given), scenario(tables.load(**given), options, 0)
+        common, own = tables.widths(found)
+        assert common == len(dealt.common)
+        for site in found.sites:
+            stages = {s: site.stages[s] for s in found.stages or ("",)}
+            parts = zip(dealt.holdings[site.name], dealt.tests[site.name], strict=True)
+            expected = [(len(h.train), len(h.valid), len(t)) for h, t in parts]
+            assert own_sizes(site.name, stages, options).tolist() == [list(n) for n in expected]
+            assert own[site.name] == len(dealt.holdings[site.name][-1].own)
