@@ -6,9 +6,6 @@ its own mu on its own validation rows. Test rows are read once, at the end. A se
 been run is a small file in the output folder and is not run again.
 """
 
-import hashlib
-import json
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from atoll.core.errors import UserError
-from atoll.core.record import Round, write_whole
-from atoll.engines.sweep import points, sweep
+from atoll.core.record import Round
 from atoll.reproduce.figures import ratio_figure, strength_figure
 from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
+from atoll.reproduce.measured import fingerprint, keep, kept, swept
 from atoll.runs.config import change, read
 from atoll.runs.result import Run
 
@@ -227,7 +224,7 @@ def measure(
     say(f"{setting.name}: rate {rate:g}, {len(plan.feature_seeds) * len(plan.seeds)} runs")
     full = {**values, "method": _method(values, plan, rate)}
     axes = {"scenario.feature_seed": plan.feature_seeds, "seed": plan.seeds}
-    runs = _swept(full, axes, plan, f"{_file(setting)}-main", say)
+    runs = _swept(full, axes, plan, f"{setting.name}, main", say)
     found = {
         "setting": setting.name,
         "config": wanted,
@@ -239,34 +236,19 @@ def measure(
         "seconds": time.monotonic() - began,
         "runs": [_brief(run) for run in runs],
     }
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    path = plan.folder / f"{_file(setting)}.json"
-    write_whole(path, json.dumps(found, indent=1).encode())
+    keep(plan.folder, setting.name, found)
     return found
 
 
 def _wanted(setting: Setting, plan: Plan) -> str:
-    """What a measurement must have been made of to count for this plan.
-
-    A hash of what was asked for, not of the resolved config: an option that is added later, with
-    a default that changes nothing, does not make an old measurement another one.
-    """
+    """What a measurement must have been made of to count for this plan."""
     values = {**setting.values(), "rounds": plan.rounds}
-    asked = [values, plan.feature_seeds, plan.seeds, plan.rates]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
+    return fingerprint([values, plan.feature_seeds, plan.seeds, plan.rates])
 
 
 def known(setting: Setting, plan: Plan) -> dict[str, Any] | None:
     """What was measured before of the same."""
-    path = plan.folder / f"{_file(setting)}.json"
-    if not path.exists():
-        return None
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found if found["config"] == _wanted(setting, plan) else None
-
-
-def _file(setting: Setting) -> str:
-    return "".join(c if c.isalnum() else "-" for c in setting.name).strip("-").lower()
+    return kept(plan.folder, setting.name, _wanted(setting, plan))
 
 
 def _method(values: dict[str, Any], plan: Plan, rate: float) -> dict[str, Any]:
@@ -288,7 +270,7 @@ def _tuned(
         "scenario.feature_seed": plan.feature_seeds,
         "seed": plan.tuning_seeds,
     }
-    runs = _swept(light, axes, plan, f"{_file(setting)}-tuning", say)
+    runs = _swept(light, axes, plan, f"{setting.name}, tuning", say)
     best: dict[float, list[float]] = {}
     for run in runs:
         notes = [event.notes for event in run.events if isinstance(event, Round)]
@@ -301,7 +283,6 @@ def _tuned(
 def _swept(
     values: dict[str, Any], axes: dict[str, Any], plan: Plan, name: str, say: Callable[[str], None]
 ) -> list[Run]:
-    folder = plan.folder / "runs" / f"{name}-{time.time_ns()}"
     began, told = time.monotonic(), [0]
 
     def watch(progress: Any) -> None:
@@ -309,11 +290,7 @@ def _swept(
             told[0] = progress.round
             say(f"{name}: round {progress.round}, {time.monotonic() - began:.0f} s")
 
-    runs = sweep(points(values, axes, folder), folder, watch=watch)
-    for run in runs:
-        run.read()  # before the folder goes: only numbers are kept
-    shutil.rmtree(folder)
-    return runs
+    return swept(values, axes, plan.folder, watch)
 
 
 def _brief(run: Run) -> dict[str, Any]:

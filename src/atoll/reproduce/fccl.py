@@ -7,8 +7,6 @@ and all runs of a seed share. Stand-ins: MNIST-M for SYN, Office-Caltech-10 for 
 MNIST-M and CIFAR-100 are parts.
 """
 
-import hashlib
-import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -20,10 +18,11 @@ import numpy as np
 
 from atoll import metrics
 from atoll.core.errors import UserError
-from atoll.core.record import Round, Score, write_whole
+from atoll.core.record import Round, Score
 from atoll.engines.local import execute
 from atoll.reproduce.domain_figures import bars, matrices, over_rounds
 from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
+from atoll.reproduce.measured import file_name, fingerprint, keep, kept
 from atoll.runs.config import change, read, resolve
 from atoll.runs.result import Run
 
@@ -240,27 +239,26 @@ def one(
     setting: Setting, seed: int, plan: Plan, say: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """One run, or what was kept of it."""
-    kept = _kept(setting, seed, plan)
-    if kept is not None and kept["rounds"] == plan.rounds:
-        return kept
+    before = _kept(setting, seed, plan)
+    if before is not None and before["rounds"] == plan.rounds:
+        return before
     values, began = plan.values(setting, seed), time.monotonic()
     folder = plan.folder / "runs" / f"{_file(setting, seed)}-{time.time_ns()}"
 
-    def keep() -> dict[str, Any]:
+    def kept_now() -> dict[str, Any]:
         head = {"config": _wanted(setting, plan), "tiny": plan.tiny}
         found = {**head, **_brief(Run(folder)), "seconds": time.monotonic() - began}
-        path = plan.folder / f"{_file(setting, seed)}.json"
-        write_whole(path, json.dumps(found, indent=1).encode())
+        keep(plan.folder, _file(setting, seed), found)
         return found
 
     def watch(progress: Any) -> None:
         if any(isinstance(event, Score) for event in progress.events):
             say(f"{setting.name}, seed {seed}: round {progress.round + 1}, {_since(began)}")
-            keep()
+            kept_now()
 
     plan.folder.mkdir(parents=True, exist_ok=True)
     execute(resolve(values, setting.name), folder, watch=watch)
-    found = keep()
+    found = kept_now()
     shutil.rmtree(folder)
     return found
 
@@ -342,25 +340,19 @@ def partly(setting: Setting, plan: Plan) -> dict[str, Any] | None:
 
 
 def _kept(setting: Setting, seed: int, plan: Plan) -> dict[str, Any] | None:
-    path = plan.folder / f"{_file(setting, seed)}.json"
-    if not path.exists():
-        return None
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found if found["config"] == _wanted(setting, plan) else None
+    return kept(plan.folder, _file(setting, seed), _wanted(setting, plan))
 
 
 def _wanted(setting: Setting, plan: Plan) -> str:
-    """A hash of what was asked for, engine, precision and later options apart.
+    """A hash of what was asked for, engine and precision apart.
 
     The number of rounds is apart too: no value depends on it, so round 10 of 40 is round 10 of 10.
     """
-    asked = [setting.values(), plan.tiny]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
+    return fingerprint([setting.values(), plan.tiny])
 
 
 def _file(setting: Setting, seed: int) -> str:
-    name = "".join(c if c.isalnum() else "-" for c in setting.name).strip("-").lower()
-    return f"{name}-seed-{seed}"
+    return file_name(f"{setting.name} seed {seed}")
 
 
 def after(*found: dict[str, Any]) -> str:

@@ -6,9 +6,6 @@ figures stand beside the profile `default` and beside `released`, which behaves 
 code does; docs/methods/fedseit.md says where the two differ.
 """
 
-import hashlib
-import json
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,10 +16,10 @@ import numpy as np
 
 from atoll import metrics
 from atoll.core.errors import UserError
-from atoll.core.record import Round, Score, write_whole
-from atoll.engines.sweep import points, sweep
+from atoll.core.record import Round, Score
 from atoll.reproduce.figures import course_figure
 from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
+from atoll.reproduce.measured import fingerprint, keep, kept, swept
 from atoll.runs.config import change, read
 from atoll.runs.result import Run
 
@@ -171,16 +168,14 @@ def measure(
         "seconds": round(time.monotonic() - began, 1),
         "runs": [_brief(run) for run in runs],
     }
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    write_whole(plan.folder / f"{_file(setting)}.json", json.dumps(found, indent=1).encode())
+    keep(plan.folder, setting.name, found)
     return found
 
 
 def _swept(
     values: dict[str, Any], plan: Plan, setting: Setting, say: Callable[[str], None]
 ) -> list[Run]:
-    """The seeds as one sweep; only numbers are kept of it."""
-    folder = plan.folder / "runs" / f"{_file(setting)}-{time.time_ns()}"
+    """The seeds as one sweep."""
     began, told = time.monotonic(), [-1]
 
     def watch(progress: Any) -> None:
@@ -188,33 +183,17 @@ def _swept(
             told[0] = progress.stage
             say(f"{setting.name}: task {progress.stage + 1}, {time.monotonic() - began:.0f} s")
 
-    runs = sweep(points(values, {"seed": plan.seeds}, folder), folder, watch=watch)
-    for run in runs:
-        run.read()
-    shutil.rmtree(folder)
-    return runs
+    return swept(values, {"seed": plan.seeds}, plan.folder, watch)
 
 
 def _wanted(setting: Setting, plan: Plan) -> str:
-    """What a measurement must have been made of to count for this plan: a hash of what was asked.
-
-    Later options whose defaults change nothing do not make an old measurement another one.
-    """
-    asked = [change(setting.values(), plan.sizes()), plan.seeds]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
+    """What a measurement must have been made of to count for this plan."""
+    return fingerprint([change(setting.values(), plan.sizes()), plan.seeds])
 
 
 def known(setting: Setting, plan: Plan) -> dict[str, Any] | None:
     """What was measured before of the same."""
-    path = plan.folder / f"{_file(setting)}.json"
-    if not path.exists():
-        return None
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found if found["config"] == _wanted(setting, plan) else None
-
-
-def _file(setting: Setting) -> str:
-    return "".join(c if c.isalnum() else "-" for c in setting.name).strip("-").lower()
+    return kept(plan.folder, setting.name, _wanted(setting, plan))
 
 
 def _brief(run: Run) -> dict[str, Any]:

@@ -7,9 +7,6 @@ the first of RATES at which it stays one, and the ledger says so. The seeds of a
 stack. A setting that has been run is a small file in the output folder and is not run again.
 """
 
-import hashlib
-import json
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from atoll.core.errors import UserError
-from atoll.core.record import Round, Score, write_whole
-from atoll.engines.sweep import points, sweep
+from atoll.core.record import Round, Score
 from atoll.reproduce.figures import sensitivity_figure
 from atoll.reproduce.ledger import Cell, Claim, Ledger
+from atoll.reproduce.measured import fingerprint, keep, kept, swept
 from atoll.runs.config import change, read
 from atoll.runs.result import Run
 
@@ -283,8 +280,7 @@ def measure(
         "runs": [_brief(run) for run in runs],
     }
     say(f"{setting.name}: {found['seconds']:.1f} s, rate {rate:g}")
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    write_whole(plan.folder / f"{_file(setting)}.json", json.dumps(found, indent=1).encode())
+    keep(plan.folder, setting.name, found)
     return found
 
 
@@ -293,20 +289,13 @@ def _steady(
 ) -> tuple[list[Run], float]:
     """The runs at the first rate at which the loss of every seed stays a number."""
     for rate in plan.rates:
-        folder = plan.folder / "runs" / f"{_file(setting)}-{time.time_ns()}"
         try:
             full = change(values, {"method.rate": rate})
-            runs = sweep(points(full, {"seed": plan.seeds}, folder), folder)
-            for run in runs:
-                run.read()  # before the folder goes: only numbers are kept
+            return swept(full, {"seed": plan.seeds}, plan.folder), rate
         except UserError as error:
             if "no longer a number" not in str(error) or rate == plan.rates[-1]:
                 raise
             say(f"{setting.name}: the loss is no number at rate {rate:g}")
-            continue
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        return runs, rate
     raise AssertionError("the last rate returns or raises")
 
 
@@ -327,21 +316,12 @@ def _brief(run: Run) -> dict[str, Any]:
 
 def _wanted(setting: Setting, plan: Plan) -> str:
     """What a measurement must have been made of to count for this plan."""
-    asked = [_values(setting, plan), plan.seeds, plan.rates]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
+    return fingerprint([_values(setting, plan), plan.seeds, plan.rates])
 
 
 def known(setting: Setting, plan: Plan) -> dict[str, Any] | None:
     """What was measured before of the same."""
-    path = plan.folder / f"{_file(setting)}.json"
-    if not path.exists():
-        return None
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found if found["config"] == _wanted(setting, plan) else None
-
-
-def _file(setting: Setting) -> str:
-    return "".join(c if c.isalnum() else "-" for c in setting.name).strip("-").lower()
+    return kept(plan.folder, setting.name, _wanted(setting, plan))
 
 
 # What a measurement says
