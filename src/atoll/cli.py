@@ -196,7 +196,7 @@ def _print_sweep(found: list[Point], runs: list[Run], folder: Path, as_json: boo
 def reproduce_command(
     paper: Annotated[str, typer.Argument(help="whose tables, e.g. chfl")],
     table_: Annotated[str, typer.Option("--table", help="e.g. 2 or figure4; default all")] = "",
-    only: Annotated[str, typer.Option("--only", help="one setting by name")] = "",
+    only: Annotated[str, typer.Option("--only", help="a setting by name; several: a; b")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     quick: Annotated[
         bool, typer.Option("--quick", help="a miniature: few runs, ten rounds")

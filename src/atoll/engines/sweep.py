@@ -116,8 +116,13 @@ def sweep(
     resume: bool = False,
     watch: Callable[[Progress], None] = lambda progress: None,
     stopping: Callable[[], bool] = lambda: False,
+    failed: dict[int, BaseException] | None = None,
 ) -> list[Run]:
-    """Run all points; one record each, and sweep.json that says which is which."""
+    """Run all points; one record each, and sweep.json that says which is which.
+
+    A point that fails ends the sweep with its error once the others are done; with `failed`, the
+    error is put there by the point's number and the runs of all others are given.
+    """
     data: dict[str, Dataset] = {}
     ready = [prepare(point.config, point.folder, resume, data) for point in found]
     with disk_errors(folder):
@@ -126,7 +131,7 @@ def sweep(
     write_whole(folder / "sweep.json", json.dumps(index, indent=1).encode() + b"\n")
     options = found[0].config.engine_options()
     meeting = _Meeting(workshop(options, folder), len(found))
-    failures: dict[int, BaseException] = {}
+    failures: dict[int, BaseException] = {} if failed is None else failed
 
     def one(number: int) -> None:
         made, record = ready[number]
@@ -145,8 +150,8 @@ def sweep(
     for thread in threads:
         while thread.is_alive():
             thread.join(0.2)  # so that Ctrl-C is heard
-    if failures:
+    if failures and failed is None:
         number = min(failures)
         failures[number].add_note(str(found[number].folder))
         raise failures[number]
-    return [Run(point.folder) for point in found]
+    return [Run(point.folder) for n, point in enumerate(found) if n not in failures]

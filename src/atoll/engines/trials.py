@@ -20,7 +20,16 @@ import torch
 
 from atoll.core.errors import UserError
 from atoll.core.record import write_whole
-from atoll.learning import captured, convolutions, models, passes, split_nets, stacked, train
+from atoll.learning import (
+    blocks,
+    captured,
+    convolutions,
+    models,
+    passes,
+    split_nets,
+    stacked,
+    train,
+)
 from atoll.learning.captured import Captured
 from atoll.learning.convolutions import Timing
 from atoll.learning.passes import WAYS, Passes, Together, Way
@@ -29,6 +38,7 @@ from atoll.learning.train import Tally, Work, Worked
 
 __all__ = [
     "CONVOLUTION",
+    "RUNS",
     "Choice",
     "choices",
     "keep_timings",
@@ -52,8 +62,9 @@ TRIAL = 3  # batches of a trial
 NOTHING = 1e-3  # a tensor of smaller weights is compared with this
 SMALL = 64  # rows of a batch in the trial of captured steps
 SAMPLE = 8  # members that the trial does one by one
-CODE = (stacked, train, models, captured, passes, split_nets)  # what a choice is about
+CODE = (stacked, train, models, captured, passes, split_nets, blocks)  # what a choice is about
 PASSES = 4  # steps of a trial of split networks
+RUNS = 3  # of which it is made at most
 CHECKED = 16  # rows of a batch by which ways are compared
 CACHE = 24 << 20  # bytes of weights, gradients and moments that a CPU's cache may hold
 CONVOLUTION = "convolution "
@@ -219,8 +230,9 @@ def _fastest_way(key: Hashable, jobs: Sequence[Passes]) -> Choice:
     if all(lent.still for job in jobs for lent in job.lent):
         found = Choice(what(key), len(jobs), "stacked", "nothing moves at the clients")
         return replace(found, way="grouped")
-    double = [_doubled(_shortened(job, CHECKED)) for job in jobs]
-    short = [_shortened(job, job.batches.size) for job in jobs]
+    some = jobs[:RUNS]
+    double = [_doubled(_shortened(job, CHECKED)) for job in some]
+    short = [_shortened(job, job.batches.size) for job in some]
     plain, seconds, apart = Together(double, "each")(double), dict[Way, float](), dict[Way, float]()
     for way in WAYS:
         apart[way] = max(map(_halves_apart, plain, Together(double, way, graph=False)(double)))

@@ -16,6 +16,7 @@ from atoll.core.record import write_whole
 from atoll.engines import kept
 from atoll.engines.trials import (
     CONVOLUTION,
+    RUNS,
     Choice,
     choices,
     keep_timings,
@@ -184,8 +185,10 @@ class Workshop:
     def _choice(self, key: Hashable, jobs: Sequence[Any]) -> Choice:
         """How works of this form are done; tried once, whatever their number is later."""
         if key not in self._decided:
-            size = len(jobs).bit_length()  # a choice for 60 members will do for 50
-            about = trial_key(jobs[0]) if isinstance(jobs[0], Passes) else key
+            passes = isinstance(jobs[0], Passes)
+            count = min(len(jobs), RUNS) if passes else len(jobs)
+            size = count.bit_length()  # a choice for 60 members will do for 50
+            about = trial_key(jobs[0]) if passes else key
             name = name_of(f"{about!r} x 2^{size} on {machine(jobs[0])}")
             if self.mode == "stacked" and name not in self.choices:
                 self._chose(name, proved(key, jobs))

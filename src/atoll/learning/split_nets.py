@@ -14,6 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from atoll.core.errors import UserError
 from atoll.core.rng import Stream
+from atoll.learning.blocks import convolved, pooled
 from atoll.learning.models import MLP, draw_linear
 
 __all__ = ["Bottom", "NetName", "bottom", "chosen", "top", "widened"]
@@ -58,20 +59,11 @@ class Bottom(nn.Module):
 
         A convolution is a product of each pixel's neighbourhood; channels lie last meanwhile.
         """
-        members, rows = x.shape[:2]
         if self.blocks:
             x = x.movedim(2, -1)  # (members, rows, height, width, channels)
         for i in range(self.blocks):
-            height, width = x.shape[2] - 1, x.shape[3] - 1
-            near = torch.cat(
-                [x[:, :, a : a + height, b : b + width] for a in (0, 1) for b in (0, 1)], -1
-            )
-            kernel = weights[f"kernel{i}"].movedim(2, -1).flatten(2)  # (members, channels, 4 below)
-            x = torch.baddbmm(
-                weights[f"offset{i}"][:, None], near.flatten(1, 3), kernel.transpose(1, 2)
-            )
-            x = torch.relu(x).view(members * rows, height, width, -1).permute(0, 3, 1, 2)
-            x = F.max_pool2d(x, 2, 1).permute(0, 2, 3, 1).unflatten(0, (members, rows))
+            x = convolved(x, weights[f"kernel{i}"], weights[f"offset{i}"])
+            x = torch.relu(pooled(x))  # the largest first: the same numbers, fewer of them
         if self.blocks:
             x = x.movedim(-1, 2)
         x = x.flatten(2)

@@ -14,7 +14,7 @@ from atoll.engines.sweep import points, sweep
 from atoll.runs.loop import Progress
 from atoll.runs.result import Run
 
-__all__ = ["file_name", "fingerprint", "keep", "kept", "swept"]
+__all__ = ["file_name", "fingerprint", "keep", "kept", "swept", "swept_together"]
 
 
 def fingerprint(asked: Any) -> str:
@@ -53,11 +53,35 @@ def swept(
     watch: Callable[[Progress], None] = lambda progress: None,
 ) -> list[Run]:
     """The runs of a sweep in a folder of its own below runs; it goes, their numbers stay."""
+    (runs,), _ = swept_together([values], axes, folder, watch)
+    return runs
+
+
+def swept_together(
+    several: Sequence[dict[str, Any]],
+    axes: dict[str, Sequence[Any]],
+    folder: Path,
+    watch: Callable[[Progress], None] = lambda progress: None,
+    accepted: Callable[[BaseException], bool] = lambda error: False,
+) -> tuple[list[list[Run]], dict[int, BaseException]]:
+    """Sweeps of several configs as one, so that works of one form are one stack.
+
+    For each config its runs. One with a run that failed has none; its error is given by number if
+    it is `accepted`, and raised if it is not.
+    """
     own = folder / "runs" / f"{os.getpid()}-{time.time_ns()}"
     try:
-        runs = sweep(points(values, axes, own), own, watch=watch)
+        parts = [points(v, axes, own / str(n)) for n, v in enumerate(several)]
+        failed: dict[int, BaseException] = {}
+        runs = sweep([p for part in parts for p in part], own, watch=watch, failed=failed)
         for run in runs:
             run.read()  # before the folder goes
     finally:
         shutil.rmtree(own, ignore_errors=True)
-    return runs
+    size = len(parts[0])
+    errors = {number // size: error for number, error in sorted(failed.items(), reverse=True)}
+    for error in errors.values():
+        if not accepted(error):
+            raise error
+    found = {n: [r for r in runs if r.folder.parent.name == str(n)] for n in range(len(parts))}
+    return [[] if n in errors else found[n] for n in found], errors

@@ -6,7 +6,9 @@ a `name`; `Plan(folder, device, tf32=...)` and `Plan.quick(folder, device)`, how
 measured before; `measure(setting, plan, say)`, which measures and keeps it as one small file;
 `ledger(measured, missing)` and `figures(measured)`, what came out. It may offer `QUICK`, the
 settings of a miniature where all of them would take too long, and `partly(setting, plan)`: what
-there is of a measurement that is not whole yet, to be shown where nothing is run.
+there is of a measurement that is not whole yet, to be shown where nothing is run; and
+`together(settings)` with `measure_together(settings, plan, say)`: which settings are best measured
+at once, and how.
 """
 
 import importlib
@@ -62,8 +64,10 @@ def again(
     measured: dict[str, Any] = {}
     missing: dict[str, str] = {}
     chosen = _chosen(module, asked)
-    if asked.jobs > 1 and not asked.render:
-        _side_by_side(paper, asked, [s.name for s in chosen if module.known(s, made) is None])
+    if not asked.render:
+        _ahead(
+            module, paper, asked, made, [s for s in chosen if module.known(s, made) is None], say
+        )
     for setting in chosen:
         found = module.known(setting, made)
         if found is None and asked.render:
@@ -81,10 +85,33 @@ def again(
 
 
 def _chosen(module: Any, asked: Asked) -> list[Any]:
-    found = list(module.chosen(asked.only, asked.table))
+    names = [name.strip() for name in asked.only.split(";")]  # several are separated so
+    found = [setting for name in names for setting in module.chosen(name, asked.table)]
     if asked.quick and not (asked.only or asked.table):
         found = list(getattr(module, "QUICK", found))
     return [*found, *(module.STUDIES if asked.studies and not asked.only else ())]
+
+
+def _ahead(
+    module: Any,
+    paper: str,
+    asked: Asked,
+    plan: Any,
+    settings: list[Any],
+    say: Callable[[str], None],
+) -> None:
+    """Measure what is best measured at once, or in several processes; the rest is left."""
+    together = getattr(module, "together", lambda settings: [[s] for s in settings])(settings)
+    if asked.jobs > 1:
+        _side_by_side(paper, asked, ["; ".join(s.name for s in part) for part in together])
+        return
+    for part in together:
+        try:
+            if len(part) > 1:
+                module.measure_together(part, plan, say)
+        except UserError as error:
+            if error.exit_code != EXIT_DATA_MISSING:
+                raise
 
 
 def _side_by_side(paper: str, asked: Asked, names: list[str]) -> None:
@@ -94,6 +121,7 @@ def _side_by_side(paper: str, asked: Asked, names: list[str]) -> None:
     missing is left to the caller, who says so.
     """
     waiting, running = list(names), dict[str, subprocess.Popen[bytes]]()
+    failed: dict[str, int] = {}
     try:
         while waiting or running:
             while waiting and len(running) < asked.jobs:
@@ -103,11 +131,13 @@ def _side_by_side(paper: str, asked: Asked, names: list[str]) -> None:
             for name in [name for name, process in running.items() if process.poll() is not None]:
                 code = running.pop(name).returncode
                 if code not in (0, EXIT_DATA_MISSING):
-                    what = f"measuring '{name}' ended with exit code {code}"
-                    raise UserError(what, f"atoll reproduce {paper}", "see its error above")
+                    failed[name] = code
     finally:
         for process in running.values():
             process.terminate()
+    for name, code in failed.items():  # the others are kept, and are not run again
+        what = f"measuring '{name}' ended with exit code {code}"
+        raise UserError(what, f"atoll reproduce {paper}", "see its error above")
 
 
 def _command(paper: str, asked: Asked, name: str) -> list[str]:

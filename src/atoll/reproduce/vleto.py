@@ -4,7 +4,8 @@ All methods have one setting (section f of the specification): plain gradient st
 of 128, ten passes a stage, three seeds, all training rows, the official test rows. Nothing is
 chosen by test rows. A method whose loss stops being a number is run again with a smaller rate,
 the first of RATES at which it stays one, and the ledger says so. The seeds of a setting run as one
-stack. A setting that has been run is a small file in the output folder and is not run again.
+stack, with those of other settings of one form. A setting that has been run is a small file in the
+output folder and is not run again.
 """
 
 import time
@@ -20,7 +21,7 @@ from atoll.core.errors import UserError
 from atoll.core.record import Round, Score
 from atoll.reproduce.figures import sensitivity_figure
 from atoll.reproduce.ledger import Cell, Claim, Ledger
-from atoll.reproduce.measured import fingerprint, keep, kept, swept
+from atoll.reproduce.measured import fingerprint, keep, kept, swept_together
 from atoll.runs.config import change, read
 from atoll.runs.result import Run
 
@@ -35,6 +36,8 @@ __all__ = [
     "known",
     "ledger",
     "measure",
+    "measure_together",
+    "together",
 ]
 
 RATES = (0.01, 0.003, 0.001, 0.0003)  # tried in this order, until the loss stays a number
@@ -257,18 +260,79 @@ def _values(setting: Setting, plan: Plan) -> dict[str, Any]:
     return change(setting.values(), {**dict(plan.changes), "rounds": plan.rounds})
 
 
+def together(settings: Sequence[Setting]) -> list[list[Setting]]:
+    """Settings that are measured in one sweep: those whose steps are mostly of one form."""
+    found: dict[Any, list[Setting]] = {}
+    for setting in settings:
+        changes = dict(setting.changes)
+        replay = "method.replay" in changes
+        key = setting.data, setting.name.split()[1], changes.get("method.name"), replay
+        found.setdefault(key, []).append(setting)
+    return list(found.values())
+
+
 def measure(
     setting: Setting, plan: Plan, say: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """Run a setting, or read what was measured before with the same config."""
-    found = known(setting, plan)
-    if found is not None:
-        return found
+    return measure_together([setting], plan, say)[setting.name]
+
+
+def measure_together(
+    settings: Sequence[Setting], plan: Plan, say: Callable[[str], None] = lambda text: None
+) -> dict[str, dict[str, Any]]:
+    """Run settings as one sweep; each has the first rate at which no seed's loss is lost."""
+    found = {s.name: known(s, plan) for s in settings}
+    done = {name: one for name, one in found.items() if one is not None}
+    waiting = [s for s in settings if s.name not in done]
+    for rate in plan.rates:
+        waiting = _measured_at(rate, waiting, plan, done, say)
+        if not waiting:
+            return done
+    what = f"the loss of {waiting[0].name} is no longer a number at rate {plan.rates[-1]:g}"
+    raise UserError(what, "method.rate", "choose a smaller rate")
+
+
+def _measured_at(
+    rate: float,
+    settings: Sequence[Setting],
+    plan: Plan,
+    done: dict[str, dict[str, Any]],
+    say: Callable[[str], None],
+) -> list[Setting]:
+    """Measure settings at one rate; those whose loss is no number at it are given back."""
     how = {"engine.device": plan.device, "engine.packing": False, "engine.tf32": plan.tf32,
-           "checkpoints": False, "looks": False}  # fmt: skip
-    values, began = change(_values(setting, plan), how), time.monotonic()
-    runs, rate = _steady(values, setting, plan, say)
-    found = {
+           "checkpoints": False, "looks": False, "method.rate": rate}  # fmt: skip
+    several = [change(_values(setting, plan), how) for setting in settings]
+    began, told = time.monotonic(), [(0, -1)]
+
+    def watch(progress: Any) -> None:
+        now = (progress.stage, progress.round)
+        if now > told[0] and progress.round % 5 == 0:
+            told[0] = now
+            seconds = time.monotonic() - began
+            say(f"{settings[0].name} and {len(settings) - 1} more: stage {progress.stage},"
+                f" round {progress.round}, {seconds:.0f} s")  # fmt: skip
+
+    runs, lost = swept_together(several, {"seed": plan.seeds}, plan.folder, watch, _is_lost)
+    seconds = (time.monotonic() - began) / len(settings)
+    for setting, made in zip(settings, runs, strict=True):
+        if made:
+            one = _found(setting, plan, rate, made) | {"seconds": seconds}
+            keep(plan.folder, setting.name, one)
+            done[setting.name] = one
+            say(f"{setting.name}: {seconds:.1f} s, rate {rate:g}")
+    for number in lost:
+        say(f"{settings[number].name}: the loss is no number at rate {rate:g}")
+    return [settings[number] for number in sorted(lost)]
+
+
+def _is_lost(error: BaseException) -> bool:
+    return isinstance(error, UserError) and "no longer a number" in str(error)
+
+
+def _found(setting: Setting, plan: Plan, rate: float, runs: Sequence[Run]) -> dict[str, Any]:
+    return {
         "setting": setting.name,
         "config": _wanted(setting, plan),
         "rate": rate,
@@ -276,27 +340,8 @@ def measure(
         "miniature": bool(plan.changes),
         "facts": {k: runs[0].facts[k] for k in ("atoll", "packages", "device", "data")},
         "engine": runs[0].config["engine"],
-        "seconds": time.monotonic() - began,
         "runs": [_brief(run) for run in runs],
     }
-    say(f"{setting.name}: {found['seconds']:.1f} s, rate {rate:g}")
-    keep(plan.folder, setting.name, found)
-    return found
-
-
-def _steady(
-    values: dict[str, Any], setting: Setting, plan: Plan, say: Callable[[str], None]
-) -> tuple[list[Run], float]:
-    """The runs at the first rate at which the loss of every seed stays a number."""
-    for rate in plan.rates:
-        try:
-            full = change(values, {"method.rate": rate})
-            return swept(full, {"seed": plan.seeds}, plan.folder), rate
-        except UserError as error:
-            if "no longer a number" not in str(error) or rate == plan.rates[-1]:
-                raise
-            say(f"{setting.name}: the loss is no number at rate {rate:g}")
-    raise AssertionError("the last rate returns or raises")
 
 
 def _brief(run: Run) -> dict[str, Any]:

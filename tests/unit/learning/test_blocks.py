@@ -1,0 +1,47 @@
+"""Convolution and pooling for many members give what torch's own give for each."""
+
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from atoll.learning.blocks import convolved, pooled
+
+
+def rows(*shape: int, kinds: int = 0) -> torch.Tensor:
+    """Numbers in double precision; of few `kinds`, so that many neighbours are equal."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    if kinds:
+        return torch.randint(kinds, shape, generator=generator).double()
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def test_a_convolution_and_its_gradients_are_those_of_torch_for_each_member() -> None:
+    x, kernel, offset = rows(3, 4, 6, 5, 2), rows(3, 7, 2, 2, 2), rows(3, 7)
+    leaves = [tensor.requires_grad_() for tensor in (x, kernel, offset)]
+    said = convolved(*leaves)
+    alone = [F.conv2d(x[i].permute(0, 3, 1, 2), kernel[i], offset[i]) for i in range(3)]
+    expected = torch.stack(alone).permute(0, 1, 3, 4, 2)
+    torch.testing.assert_close(said, expected, rtol=1e-12, atol=1e-12)
+    by = rows(*said.shape)
+    for ours, theirs in zip(
+        torch.autograd.grad(said, leaves, by),
+        torch.autograd.grad(expected, leaves, by),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("kinds", [0, 2])
+def test_pooling_and_its_gradient_are_those_of_torch_also_among_equals(
+    device: str, kinds: int
+) -> None:
+    x = rows(2, 3, 6, 4, 5, kinds=kinds).requires_grad_()
+    expected = F.max_pool2d(x.flatten(0, 1).permute(0, 3, 1, 2), 2, 1)
+    there = x.detach().to(device).requires_grad_()
+    said = pooled(there)
+    assert torch.equal(said.cpu().flatten(0, 1), expected.permute(0, 2, 3, 1))
+    by = rows(*said.shape)
+    (ours,) = torch.autograd.grad(said, there, by.to(device))
+    (theirs,) = torch.autograd.grad(expected, x, by.flatten(0, 1).permute(0, 3, 1, 2))
+    torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-12, atol=1e-12)
