@@ -8,9 +8,9 @@ import dataclasses
 import json
 import math
 import weakref
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, TypeVar, cast, get_type_hints
 
 import torch
@@ -39,9 +39,11 @@ __all__ = [
     "unpack",
     "unpack_all",
     "wrap",
+    "wrap_all",
 ]
 
 Tensors = dict[str, Tensor]
+Form = tuple[tuple[str, str, tuple[int, ...]], ...]  # of each tensor its name, type, shape
 M = TypeVar("M")
 
 LARGEST_HEADER = 1 << 20  # bytes
@@ -52,6 +54,7 @@ ADMITTED = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16}
     | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 )
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class Packet:
     block: bytes
     payload: int  # bytes of the tensors alone
     size: int  # bytes that travel
-    tensors: tuple[tuple[str, str, tuple[int, ...]], ...]  # name, type, shape
+    tensors: Form
     message: Any = None
 
 
@@ -141,33 +144,48 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 def contents(message: Any) -> Tensors:
     """All tensors of a message under the names they have on the wire."""
     found: Tensors = {}
-    for name, hint in _fields(type(message)).items():
+    for name, keys in _laid_out(message):
         value = getattr(message, name)
-        if hint is Tensor:
+        if keys is None:
             found[name] = value
-        elif hint == Tensors:
-            found.update({f"{name}/{key}": value[key] for key in sorted(value)})
+        else:
+            found |= {wire: value[key] for key, wire in keys}
     return found
 
 
+Layout = tuple[tuple[str, tuple[tuple[str, str], ...] | None], ...]
+
+
+def _laid_out(message: Any) -> Layout:
+    """The fields with tensors; of named ones, in order, their names there and on the wire."""
+    kind = cast(Hashable, type(message))
+    return _layout(kind, tuple(tuple(getattr(message, name)) for name in _named(kind)))
+
+
+@cache
+def _named(kind: Any) -> tuple[str, ...]:
+    return tuple(name for name, hint in _fields(kind).items() if hint == Tensors)
+
+
+@lru_cache(maxsize=1024)
+def _layout(kind: Any, names: tuple[tuple[str, ...], ...]) -> Layout:
+    keys = {
+        field: tuple((key, f"{field}/{key}") for key in sorted(here))
+        for field, here in zip(_named(kind), names, strict=True)
+    }
+    return tuple((n, keys.get(n)) for n, h in _fields(kind).items() if h is Tensor or n in keys)
+
+
 def _header(message: Any) -> bytes:
-    plain = {
-        name: getattr(message, name)
-        for name, hint in _fields(type(message)).items()
-        if hint is not Tensor and hint != Tensors
-    }
-    named = {
-        name: len(getattr(message, name))
-        for name, h in _fields(type(message)).items()
-        if h == Tensors
-    }
-    body = {"kind": type(message).__name__, "values": plain, "named": named}
+    kind = type(message)
+    plain = {name: getattr(message, name) for name in _plain(kind)}
+    named = {name: len(getattr(message, name)) for name in _named(cast(Hashable, kind))}
     # NaN is written as it is: whoever reads it refuses it and names the sender
-    return json.dumps(body, separators=(",", ":")).encode()
+    return _ENCODER.encode({"kind": kind.__name__, "values": plain, "named": named}).encode()
 
 
-def _signature(tensors: Tensors) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-    return tuple((n, _kind(t.dtype), tuple(t.shape)) for n, t in tensors.items())
+def _signature(tensors: Tensors) -> Form:
+    return tuple([(n, _kind(t.dtype), tuple(t.shape)) for n, t in tensors.items()])
 
 
 @cache
@@ -176,7 +194,7 @@ def _kind(dtype: torch.dtype) -> str:
 
 
 @cache
-def _overhead(signature: tuple[tuple[str, str, tuple[int, ...]], ...]) -> int:
+def _overhead(signature: Form) -> int:
     """Bytes that a safetensors block spends on names and shapes."""
     empty = {
         name: torch.empty(shape, dtype=getattr(torch, kind)) for name, kind, shape in signature
@@ -204,26 +222,47 @@ def _apart(tensors: Tensors) -> Tensors:
 
 def wrap(message: Any) -> Packet:
     """A packet that carries a copy of the message itself and counts the bytes it would have."""
-    tensors = contents(message)
-    header, signature = _header(message), _signature(tensors)
-    payload = sum(t.nbytes for t in tensors.values())
-    size = len(header) + _overhead(signature) + payload
-    return Packet(b"", b"", payload, size, signature, _copied(message))
+    return wrap_all({"": message})[""]
 
 
-def _copied(message: Any) -> Any:
-    """The message as unpacking gives it: tensors contiguous and apart, their names sorted."""
-    fields = _fields(type(message))
-    return type(message)(
-        **{name: _copy(getattr(message, name), fields[name] == Tensors) for name in fields}
-    )
+def wrap_all(messages: Mapping[str, Any]) -> dict[str, Packet]:
+    """Each message as `wrap` wraps it; tensors of messages of one form are copied together."""
+    held = {id: contents(message) for id, message in messages.items()}
+    alike: dict[Any, list[str]] = {}
+    for id, tensors in held.items():
+        where = [tensor.get_device() for tensor in tensors.values()]
+        alike.setdefault((_signature(tensors), *where), []).append(id)
+    packets = {}
+    for (form, *_), ids in alike.items():
+        payload = sum(tensor.nbytes for tensor in held[ids[0]].values())
+        size = _overhead(form) + payload
+        copies = [_copies([held[id][name] for id in ids]) for name, _, _ in form]
+        for place, id in enumerate(ids):
+            message = messages[id]
+            copy = _with(message, {part[0]: c[place] for part, c in zip(form, copies, strict=True)})
+            packets[id] = Packet(b"", b"", payload, len(_header(message)) + size, form, copy)
+    return {id: packets[id] for id in messages}
 
 
-def _copy(value: Any, in_order: bool = False) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone(memory_format=torch.contiguous_format)
+@torch.no_grad()
+def _copies(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Contiguous copies of tensors of one shape: one as it is, more as parts of one tensor."""
+    if len(tensors) > 1:
+        return torch.stack(tuple(tensors)).unbind(0)
+    return [tensors[0].detach().clone(memory_format=torch.contiguous_format)]
+
+
+def _with(message: Any, copies: Tensors) -> Any:
+    """The message as unpacking gives it, with these tensors; their names are sorted."""
+    values = {name: _copy(getattr(message, name)) for name in _plain(type(message))}
+    for name, keys in _laid_out(message):
+        values[name] = copies[name] if keys is None else {key: copies[wire] for key, wire in keys}
+    return type(message)(**values)
+
+
+def _copy(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _copy(value[key]) for key in (sorted(value) if in_order else value)}
+        return {key: _copy(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_copy(item) for item in value]
     return value
@@ -233,8 +272,10 @@ def unpack(packet: Packet, kind: type[M], sender: str) -> M:
     """The message in a packet, or an error that names the sender."""
     if packet.message is not None:
         if not _is_last(packet) or type(packet.message) is not kind:
-            _admitted(packet, kind, sender)
-            _finite(_numbers(contents(packet.message)), sender)
+            _of_kind(packet, kind, sender)
+            tensors = contents(packet.message)
+            _admit(tensors, packet.tensors, sender)
+            _finite(_numbers(tensors), sender)
             _LAST[0] = weakref.ref(packet)
         return cast(M, packet.message)
     body = _read_header(packet.header, kind, sender)
@@ -247,17 +288,33 @@ def unpack(packet: Packet, kind: type[M], sender: str) -> M:
 def unpack_all(packets: Mapping[str, Packet], kind: type[M]) -> dict[str, M]:
     """The messages of several senders, all of one kind.
 
-    Where an engine skips packing, the numbers of all of them are looked at together.
+    Where an engine skips packing, the numbers of all of them are looked at together, and the form
+    that many have is looked at once.
     """
     if any(packet.message is None for packet in packets.values()):
         return {sender: unpack(packet, kind, sender) for sender, packet in packets.items()}
     numbers: list[Tensor] = []
+    admitted = set[Form]()
     for sender, packet in packets.items():
-        _admitted(packet, kind, sender)
-        numbers += _numbers(contents(packet.message)).values()
-    if not _all_finite(numbers):
+        _of_kind(packet, kind, sender)
+        tensors = contents(packet.message)
+        if packet.tensors not in admitted or _truths(packet.tensors):
+            _admit(tensors, packet.tensors, sender)
+            admitted.add(packet.tensors)
+        numbers += _numbers(tensors).values()
+    if not _all_finite(_wholes(numbers)):
         return {sender: unpack(packet, kind, sender) for sender, packet in packets.items()}
     return {sender: packet.message for sender, packet in packets.items()}
+
+
+def _wholes(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """What these are parts of, each once; so numbers that were copied together are one tensor."""
+    found: dict[int, Tensor] = {}
+    for tensor in tensors:
+        base = tensor._base
+        whole = tensor if base is None or base.dtype != tensor.dtype else base
+        found[id(whole)] = whole
+    return list(found.values())
 
 
 # The packet that was admitted last: one that goes to many clients is looked at once.
@@ -268,11 +325,10 @@ def _is_last(packet: Packet) -> bool:
     return _LAST[0] is not None and _LAST[0]() is packet
 
 
-def _admitted(packet: Packet, kind: type, sender: str) -> None:
-    """Refuse an unpacked message of another kind, or one that could not be packed."""
+def _of_kind(packet: Packet, kind: type, sender: str) -> None:
+    """Refuse an unpacked message of another kind, or one with values that are not finite."""
     if type(packet.message) is not kind:
         raise BadMessageError(sender, f"a {type(packet.message).__name__}, not a {kind.__name__}")
-    _admit(contents(packet.message), sender)
     for name in _plain(kind):
         _finite_value(getattr(packet.message, name), name, sender)
 
@@ -308,21 +364,27 @@ def _read_block(block: bytes, sender: str) -> Tensors:
         tensors: Tensors = load(block)
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:
         raise BadMessageError(sender, "its tensors are not a whole safetensors block") from error
-    _admit(tensors, sender)
+    _admit(tensors, _signature(tensors), sender)
     _finite(_numbers(tensors), sender)
     return tensors
 
 
-def _admit(tensors: Tensors, sender: str) -> None:
-    if len(tensors) > MOST_TENSORS or any(len(name) > LARGEST_NAME for name in tensors):
+def _admit(tensors: Tensors, form: Form, sender: str) -> None:
+    """Refuse what no message may have; all but truth values is told by the form of the tensors."""
+    if len(form) > MOST_TENSORS or any(len(name) > LARGEST_NAME for name, _, _ in form):
         raise BadMessageError(sender, "too many tensors or too long a name")
-    for name, tensor in tensors.items():
-        if tensor.dtype not in ADMITTED:
-            raise BadMessageError(sender, f"tensor {name!r} is of type {tensor.dtype}")
-        if tensor.dim() > MOST_AXES:
-            raise BadMessageError(sender, f"tensor {name!r} has {tensor.dim()} axes")
-        if tensor.dtype == torch.bool and bool((tensor.view(torch.uint8) > 1).any()):
+    for name, kind, shape in form:
+        if getattr(torch, kind) not in ADMITTED:
+            raise BadMessageError(sender, f"tensor {name!r} is of type torch.{kind}")
+        if len(shape) > MOST_AXES:
+            raise BadMessageError(sender, f"tensor {name!r} has {len(shape)} axes")
+    for name in _truths(form):
+        if bool((tensors[name].view(torch.uint8) > 1).any()):
             raise BadMessageError(sender, f"tensor {name!r} has truth values beyond 0 and 1")
+
+
+def _truths(form: Form) -> list[str]:
+    return [name for name, kind, _ in form if kind == "bool"]
 
 
 def _numbers(tensors: Tensors) -> Tensors:
@@ -345,6 +407,11 @@ def _finite(tensors: Tensors, sender: str) -> None:
 
 def _plain(kind: type) -> dict[str, Any]:
     """The fields that travel in the header, with their types."""
+    return _plain_hints(cast(Hashable, kind))
+
+
+@cache
+def _plain_hints(kind: Any) -> dict[str, Any]:
     return {n: h for n, h in _fields(kind).items() if h is not Tensor and h != Tensors}
 
 

@@ -20,7 +20,7 @@ from atoll.core.record import Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.learning.losses import plain, proximal
-from atoll.learning.models import Architecture
+from atoll.learning.models import shared
 from atoll.learning.train import Optimiser, Phase, Work, hits, in_chunks
 from atoll.learning.weights import copied, mean, prefixed
 from atoll.methods import Method
@@ -55,8 +55,8 @@ class Client:
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
-        self.network = Architecture(site.outline())
-        self.tested = Architecture(site.outline(training=False))
+        self.network = shared(site.outline())
+        self.tested = shared(site.outline(training=False))
         self.moves = tuple(name for name, _ in site.outline().named_parameters())
 
     def fit(self, request: Weights, moment: Moment) -> Working[Fitted]:
