@@ -124,6 +124,7 @@ class Packet:
     size: int  # bytes that travel
     tensors: Form
     message: Any = None
+    wholes: tuple[Tensor, ...] = ()  # without packing: what the message's tensors are parts of
 
 
 @cache
@@ -236,20 +237,24 @@ def wrap_all(messages: Mapping[str, Any]) -> dict[str, Packet]:
     for (form, *_), ids in alike.items():
         payload = sum(tensor.nbytes for tensor in held[ids[0]].values())
         size = _overhead(form) + payload
-        copies = [_copies([held[id][name] for id in ids]) for name, _, _ in form]
-        for place, id in enumerate(ids):
-            message = messages[id]
-            copy = _with(message, {part[0]: c[place] for part, c in zip(form, copies, strict=True)})
-            packets[id] = Packet(b"", b"", payload, len(_header(message)) + size, form, copy)
+        wholes, copies = _copies([list(held[id].values()) for id in ids])
+        names = list(held[ids[0]])
+        for id, mine in zip(ids, copies, strict=True):
+            copy = _with(messages[id], dict(zip(names, mine, strict=True)))
+            bytes = len(_header(messages[id])) + size
+            packets[id] = Packet(b"", b"", payload, bytes, form, copy, wholes)
     return {id: packets[id] for id in messages}
 
 
 @torch.no_grad()
-def _copies(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Contiguous copies of tensors of one shape: one as it is, more as parts of one tensor."""
-    if len(tensors) > 1:
-        return torch.stack(tuple(tensors)).unbind(0)
-    return [tensors[0].detach().clone(memory_format=torch.contiguous_format)]
+def _copies(held: list[list[Tensor]]) -> tuple[tuple[Tensor, ...], Iterable[Sequence[Tensor]]]:
+    """Contiguous copies of what messages of one form hold; those of several are parts of wholes."""
+    if len(held) == 1:
+        alone = [t.detach().clone(memory_format=torch.contiguous_format) for t in held[0]]
+        return tuple(alone), [alone]
+    wholes = tuple(torch.stack(same) for same in zip(*held, strict=True))
+    parts = zip(*(whole.unbind(0) for whole in wholes), strict=True)
+    return wholes, parts if wholes else [()] * len(held)
 
 
 def _with(message: Any, copies: Tensors) -> Any:
@@ -293,28 +298,18 @@ def unpack_all(packets: Mapping[str, Packet], kind: type[M]) -> dict[str, M]:
     """
     if any(packet.message is None for packet in packets.values()):
         return {sender: unpack(packet, kind, sender) for sender, packet in packets.items()}
-    numbers: list[Tensor] = []
+    wholes: dict[int, tuple[Tensor, ...]] = {}
     admitted = set[Form]()
     for sender, packet in packets.items():
         _of_kind(packet, kind, sender)
-        tensors = contents(packet.message)
-        if packet.tensors not in admitted or _truths(packet.tensors):
-            _admit(tensors, packet.tensors, sender)
-            admitted.add(packet.tensors)
-        numbers += _numbers(tensors).values()
-    if not _all_finite(_wholes(numbers)):
+        if packet.tensors not in admitted:
+            _admit(contents(packet.message), packet.tensors, sender)
+            if not _truths(packet.tensors):
+                admitted.add(packet.tensors)
+        wholes[id(packet.wholes)] = packet.wholes
+    if not _all_finite([n for whole in wholes.values() for n in whole if _counts(n)]):
         return {sender: unpack(packet, kind, sender) for sender, packet in packets.items()}
     return {sender: packet.message for sender, packet in packets.items()}
-
-
-def _wholes(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """What these are parts of, each once; so numbers that were copied together are one tensor."""
-    found: dict[int, Tensor] = {}
-    for tensor in tensors:
-        base = tensor._base
-        whole = tensor if base is None or base.dtype != tensor.dtype else base
-        found[id(whole)] = whole
-    return list(found.values())
 
 
 # The packet that was admitted last: one that goes to many clients is looked at once.
@@ -339,7 +334,8 @@ def opened(header: bytes, block: bytes, kind: type, sender: str) -> Packet:
     message: Any = unpack(Packet(header, block, 0, size, ()), kind, sender)
     tensors = contents(message)
     payload = sum(t.nbytes for t in tensors.values())
-    return Packet(b"", b"", payload, size, _signature(tensors), message)
+    wholes = tuple(tensors.values())
+    return Packet(b"", b"", payload, size, _signature(tensors), message, wholes)
 
 
 def _read_header(header: bytes, kind: type, sender: str) -> dict[str, Any]:
@@ -388,7 +384,11 @@ def _truths(form: Form) -> list[str]:
 
 
 def _numbers(tensors: Tensors) -> Tensors:
-    return {n: t for n, t in tensors.items() if t.is_floating_point() and t.numel()}
+    return {n: t for n, t in tensors.items() if _counts(t)}
+
+
+def _counts(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.numel() > 0
 
 
 def _all_finite(tensors: list[Tensor]) -> bool:

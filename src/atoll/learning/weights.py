@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["copied", "mean", "prefixed", "without"]
+__all__ = ["copied", "mean", "placed", "prefixed", "without"]
 
 Named = Mapping[str, Tensor]
 
@@ -15,13 +15,14 @@ def mean(items: Sequence[Named], weights: Sequence[float] | None = None) -> dict
 
     Summed in double precision, so that equal copies give the copy exactly.
     """
-    shares = [1.0] * len(items) if weights is None else list(weights)
-    total = sum(shares)
-    found = {}
+    total, found = float(len(items)) if weights is None else sum(weights), {}
     for name, first in items[0].items():
         stacked = torch.stack([item[name] for item in items]).to(torch.float64)
-        share = torch.tensor(shares, dtype=torch.float64, device=first.device)
-        summed = torch.tensordot(share, stacked, 1) if weights else stacked.sum(0)
+        if weights is None:
+            summed = stacked.sum(0)
+        else:
+            share = torch.tensor(weights, dtype=torch.float64, device=first.device)
+            summed = torch.tensordot(share, stacked, 1)
         found[name] = (summed / total).to(first.dtype)
     return found
 
@@ -29,6 +30,11 @@ def mean(items: Sequence[Named], weights: Sequence[float] | None = None) -> dict
 def copied(weights: Named) -> dict[str, Tensor]:
     """The same names with tensors of their own."""
     return {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+
+def placed(weights: Named, device: torch.device) -> dict[str, Tensor]:
+    """The same names on a device; tensors that are there already are the very same."""
+    return {n: t if t.device == device else t.to(device) for n, t in weights.items()}
 
 
 def prefixed(prefix: str, weights: Named) -> dict[str, Tensor]:

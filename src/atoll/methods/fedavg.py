@@ -22,7 +22,7 @@ from atoll.data.site import Site
 from atoll.learning.losses import plain, proximal
 from atoll.learning.models import shared
 from atoll.learning.train import Optimiser, Phase, Work, hits, in_chunks
-from atoll.learning.weights import copied, mean, prefixed
+from atoll.learning.weights import copied, mean, placed, prefixed
 from atoll.methods import Method
 
 
@@ -58,18 +58,18 @@ class Client:
         self.network = shared(site.outline())
         self.tested = shared(site.outline(training=False))
         self.moves = tuple(name for name, _ in site.outline().named_parameters())
+        self.how = Optimiser(options.optimiser, options.rate)
 
     def fit(self, request: Weights, moment: Moment) -> Working[Fitted]:
         """Train the shared weights on the rows of the stage."""
         options, rows = self.options, self.site.train(moment.stage)
-        weights = {name: tensor.to(self.site.device) for name, tensor in request.weights.items()}
+        weights = placed(request.weights, self.site.device)
         self.site.witness("others", moment, partial(self._checked, weights))
         loss = plain if options.penalty == "none" else proximal
         if options.penalty == "proximal":
             weights = {**weights, **prefixed("anchor", {n: weights[n] for n in self.moves})}
             weights["strength"] = torch.tensor(options.strength, device=self.site.device)
-        how = Optimiser(options.optimiser, options.rate)
-        phase = Phase("loss", self.moves, partial(loss, self.network), how)
+        phase = Phase("loss", self.moves, partial(loss, self.network), self.how)
         stream = self.site.stream("fit", moment)
         done = yield Work(weights, {}, (phase,), rows, options.batch, options.epochs, stream)
         fitted = {name: done.weights[name] for name in request.weights}
@@ -83,7 +83,7 @@ class Client:
         return found
 
     def _checked(self, weights: Tensors, task: int) -> Checked:
-        own = {name: tensor.to(self.site.device) for name, tensor in weights.items()}
+        own = placed(weights, self.site.device)
         rows = self.site.test(task)
         correct, f1 = hits(in_chunks(lambda part: self.tested(own, part.x), rows), rows.y)
         return Checked(len(rows), {"": correct}, {"": f1})
@@ -113,7 +113,7 @@ class Server:
     def _cohort(self, clients: Clients, moment: Moment) -> list[str]:
         count = self.options.cohort or len(clients.ids)
         order = self.site.stream("cohort", moment).permutation(len(clients.ids))
-        return sorted(clients.ids[int(i)] for i in order[:count])
+        return sorted(clients.ids[i] for i in order[:count].tolist())
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """The shared model on every client's test rows."""
