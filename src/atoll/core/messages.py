@@ -144,14 +144,9 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 def contents(message: Any) -> Tensors:
     """All tensors of a message under the names they have on the wire."""
-    found: Tensors = {}
-    for name, keys in _laid_out(message):
-        value = getattr(message, name)
-        if keys is None:
-            found[name] = value
-        else:
-            found |= {wire: value[key] for key, wire in keys}
-    return found
+    layout = _laid_out(message)
+    names = [n for name, keys in layout for n in ([name] if keys is None else [w for _, w in keys])]
+    return dict(zip(names, _listed(message, layout), strict=True))
 
 
 Layout = tuple[tuple[str, tuple[tuple[str, str], ...] | None], ...]
@@ -228,22 +223,32 @@ def wrap(message: Any) -> Packet:
 
 def wrap_all(messages: Mapping[str, Any]) -> dict[str, Packet]:
     """Each message as `wrap` wraps it; tensors of messages of one form are copied together."""
-    held = {id: contents(message) for id, message in messages.items()}
-    alike: dict[Any, list[str]] = {}
-    for id, tensors in held.items():
-        where = [tensor.get_device() for tensor in tensors.values()]
-        alike.setdefault((_signature(tensors), *where), []).append(id)
+    alike: dict[Any, dict[str, list[Tensor]]] = {}
+    for id, message in messages.items():
+        layout = _laid_out(message)
+        tensors = _listed(message, layout)
+        kinds = [(t.dtype, t.shape, t.get_device()) for t in tensors]
+        alike.setdefault((layout, *kinds), {})[id] = tensors
     packets = {}
-    for (form, *_), ids in alike.items():
-        payload = sum(tensor.nbytes for tensor in held[ids[0]].values())
+    for (layout, *_), held in alike.items():
+        form = _signature(contents(messages[next(iter(held))]))
+        payload = sum(tensor.nbytes for tensor in next(iter(held.values())))
         size = _overhead(form) + payload
-        wholes, copies = _copies([list(held[id].values()) for id in ids])
-        names = list(held[ids[0]])
-        for id, mine in zip(ids, copies, strict=True):
-            copy = _with(messages[id], dict(zip(names, mine, strict=True)))
-            bytes = len(_header(messages[id])) + size
-            packets[id] = Packet(b"", b"", payload, bytes, form, copy, wholes)
+        wholes, copies = _copies(list(held.values()))
+        for id, mine in zip(held, copies, strict=True):
+            counted = len(_header(messages[id])) + size
+            copy = _with(messages[id], layout, mine)
+            packets[id] = Packet(b"", b"", payload, counted, form, copy, wholes)
     return {id: packets[id] for id in messages}
+
+
+def _listed(message: Any, layout: Layout) -> list[Tensor]:
+    """The tensors of a message in the order of the wire."""
+    found: list[Tensor] = []
+    for name, keys in layout:
+        value = getattr(message, name)
+        found += [value] if keys is None else [value[key] for key, _ in keys]
+    return found
 
 
 @torch.no_grad()
@@ -257,11 +262,12 @@ def _copies(held: list[list[Tensor]]) -> tuple[tuple[Tensor, ...], Iterable[Sequ
     return wholes, parts if wholes else [()] * len(held)
 
 
-def _with(message: Any, copies: Tensors) -> Any:
+def _with(message: Any, layout: Layout, tensors: Iterable[Tensor]) -> Any:
     """The message as unpacking gives it, with these tensors; their names are sorted."""
     values = {name: _copy(getattr(message, name)) for name in _plain(type(message))}
-    for name, keys in _laid_out(message):
-        values[name] = copies[name] if keys is None else {key: copies[wire] for key, wire in keys}
+    rest = iter(tensors)
+    for name, keys in layout:
+        values[name] = next(rest) if keys is None else {key: next(rest) for key, _ in keys}
     return type(message)(**values)
 
 

@@ -400,7 +400,7 @@ class Stack:
         memory = [{**job.moments} for job in jobs]
         for part in moments:
             for all_moments, own in zip(memory, part, strict=True):
-                all_moments |= own
+                all_moments.update(own)
         found: list[Worked | None] = [None] * len(jobs)
         summed = self.losses.T.tolist()  # last, because it waits for the device
         for place, job in enumerate(jobs):
