@@ -23,6 +23,7 @@ from atoll.learning import adam
 from atoll.learning.mapped import each, size
 from atoll.learning.passes import Passes, passes_form
 from atoll.learning.train import Optimiser, Phase, Tally, Work, Worked, descend
+from atoll.learning.weights import sent
 
 __all__ = ["NotStackableError", "Stack", "form", "largest_difference", "signature", "tally"]
 
@@ -205,12 +206,6 @@ class _Lot:
     where: slice | Tensor  # the same, as an index
 
 
-def _sent(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Values on a device, without waiting for what it is doing."""
-    made = torch.tensor(values, dtype=dtype)
-    return made if device.type == "cpu" else made.pin_memory().to(device, non_blocking=True)
-
-
 def _place(rows: Rows) -> tuple[int, ...]:
     """Where rows lie in memory."""
     return rows.x.data_ptr(), rows.own.data_ptr(), rows.y.data_ptr(), len(rows)
@@ -309,11 +304,11 @@ class Stack:
                 jobs[i].stream.child("epoch", e).key for i in lot.members for e in range(lot.epochs)
             ]
             first = [self.data.first[i] for i in lot.members for _ in range(lot.epochs)]
-            sent = _sent([keys, first], torch.int64, device)
+            drawn = sent([keys, first], device)
             order = torch.nn.functional.pad(
-                permutations(sent[0], lot.rows), (0, lot.full - lot.rows)
+                permutations(drawn[0], lot.rows), (0, lot.full - lot.rows)
             )
-            order = (order + sent[1, :, None]).view(len(lot.members), -1, self.batch)
+            order = (order + drawn[1, :, None]).view(len(lot.members), -1, self.batch)
             self.index[: order.shape[1], lot.where] = order.transpose(0, 1)
         self.now.zero_()
         self.losses.zero_()
@@ -467,11 +462,11 @@ class _Optimiser:
         device, rates = self.rate.device, [job.phases[self.number].optimiser.rate for job in jobs]
         if rates != self.rates:
             self.rates = rates
-            self.rate.copy_(_sent(rates, torch.float64, device))
+            self.rate.copy_(sent(rates, device, torch.float64))
         self.before = [int(job.moments.get(f"steps/{self.phase.name}", 0)) for job in jobs]
         if self.adaptive:
             _put(self.buffers, [job.moments for job in jobs], self.given)
-            self.taken.copy_(_sent(self.before, torch.float64, device))
+            self.taken.copy_(sent(self.before, device, torch.float64))
         return False if self.kernel else self._group(jobs)
 
     def _group(self, jobs: Sequence[Work]) -> bool:
@@ -561,8 +556,7 @@ def tally(jobs: Sequence[Tally]) -> list[Tensor]:
     weights = {name: _stacked([job.weights[name] for job in jobs]) for name in jobs[0].weights}
     data = _Data.of([job.rows for job in jobs])
     device, longest = data.y.device, max(len(job.rows) for job in jobs)
-    sizes = torch.tensor([len(job.rows) for job in jobs], device=device)
-    first = torch.tensor(data.first, device=device)
+    sizes, first = sent([[len(job.rows) for job in jobs], data.first], device)
     total, chunk = None, max(1, CELLS // len(jobs))
     for start in range(0, max(1, longest), chunk):
         place = torch.arange(start, min(start + chunk, longest), device=device).expand(

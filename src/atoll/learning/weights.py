@@ -1,11 +1,12 @@
 """Arithmetic on named tensors."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["copied", "mean", "placed", "prefixed", "without"]
+__all__ = ["copied", "mean", "placed", "prefixed", "sent", "without"]
 
 Named = Mapping[str, Tensor]
 
@@ -46,3 +47,9 @@ def without(prefix: str, weights: Named) -> dict[str, Tensor]:
     """The tensors whose names begin with prefix/, under the rest of their names."""
     start = f"{prefix}/"
     return {n.removeprefix(start): tensor for n, tensor in weights.items() if n.startswith(start)}
+
+
+def sent(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Numbers on a device, brought there without waiting for what it is doing."""
+    made = torch.tensor(values, dtype=dtype)
+    return made if device.type == "cpu" else made.pin_memory().to(device, non_blocking=True)

@@ -58,20 +58,20 @@ class Client:
         self.network = shared(site.outline())
         self.tested = shared(site.outline(training=False))
         self.moves = tuple(name for name, _ in site.outline().named_parameters())
-        self.how = Optimiser(options.optimiser, options.rate)
+        loss = plain if options.penalty == "none" else proximal
+        how = Optimiser(options.optimiser, options.rate)
+        self.phase = Phase("loss", self.moves, partial(loss, self.network), how)
 
     def fit(self, request: Weights, moment: Moment) -> Working[Fitted]:
         """Train the shared weights on the rows of the stage."""
         options, rows = self.options, self.site.train(moment.stage)
         weights = placed(request.weights, self.site.device)
         self.site.witness("others", moment, partial(self._checked, weights))
-        loss = plain if options.penalty == "none" else proximal
         if options.penalty == "proximal":
             weights = {**weights, **prefixed("anchor", {n: weights[n] for n in self.moves})}
             weights["strength"] = torch.tensor(options.strength, device=self.site.device)
-        phase = Phase("loss", self.moves, partial(loss, self.network), self.how)
         stream = self.site.stream("fit", moment)
-        done = yield Work(weights, {}, (phase,), rows, options.batch, options.epochs, stream)
+        done = yield Work(weights, {}, (self.phase,), rows, options.batch, options.epochs, stream)
         fitted = {name: done.weights[name] for name in request.weights}
         self.site.witness("own", moment, partial(self._checked, fitted))
         return Fitted(fitted, done.losses["loss"], len(rows))
