@@ -286,7 +286,8 @@ class Record:
     def look(self, looks: Iterable[Look]) -> None:
         """Append what parts saw of themselves."""
         lines = [json.dumps(_plain_look(look), separators=(",", ":")) for look in looks]
-        self._append("looks", "".join(f"{line}\n" for line in lines).encode())
+        if lines:
+            self._append("looks", "".join(f"{line}\n" for line in lines).encode())
 
     def time(self, **values: float) -> None:
         """Append seconds, apart from the events."""

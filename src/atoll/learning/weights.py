@@ -22,7 +22,7 @@ def mean(items: Sequence[Named], weights: Sequence[float] | None = None) -> dict
         if weights is None:
             summed = stacked.sum(0)
         else:
-            share = torch.tensor(weights, dtype=torch.float64, device=first.device)
+            share = sent(weights, first.device, torch.float64)
             summed = torch.tensordot(share, stacked, 1)
         found[name] = (summed / total).to(first.dtype)
     return found
