@@ -8,9 +8,9 @@ import dataclasses
 import json
 import math
 import weakref
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, TypeVar, cast, get_type_hints
 
 import torch
@@ -39,9 +39,11 @@ __all__ = [
     "unpack",
     "unpack_all",
     "wrap",
+    "wrap_all",
 ]
 
 Tensors = dict[str, Tensor]
+Form = tuple[tuple[str, str, tuple[int, ...]], ...]  # of each tensor its name, type, shape
 M = TypeVar("M")
 
 LARGEST_HEADER = 1 << 20  # bytes
@@ -52,6 +54,7 @@ ADMITTED = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16}
     | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 )
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 @dataclass(frozen=True)
@@ -119,8 +122,9 @@ class Packet:
     block: bytes
     payload: int  # bytes of the tensors alone
     size: int  # bytes that travel
-    tensors: tuple[tuple[str, str, tuple[int, ...]], ...]  # name, type, shape
+    tensors: Form
     message: Any = None
+    wholes: tuple[Tensor, ...] = ()  # without packing: what the message's tensors are parts of
 
 
 @cache
@@ -140,34 +144,44 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 def contents(message: Any) -> Tensors:
     """All tensors of a message under the names they have on the wire."""
-    found: Tensors = {}
-    for name, hint in _fields(type(message)).items():
-        value = getattr(message, name)
-        if hint is Tensor:
-            found[name] = value
-        elif hint == Tensors:
-            found.update({f"{name}/{key}": value[key] for key in sorted(value)})
-    return found
+    layout = _laid_out(message)
+    names = [n for name, keys in layout for n in ([name] if keys is None else [w for _, w in keys])]
+    return dict(zip(names, _listed(message, layout), strict=True))
+
+
+Layout = tuple[tuple[str, tuple[tuple[str, str], ...] | None], ...]
+
+
+def _laid_out(message: Any) -> Layout:
+    """The fields with tensors; of named ones, in order, their names there and on the wire."""
+    kind = cast(Hashable, type(message))
+    return _layout(kind, tuple(tuple(getattr(message, name)) for name in _named(kind)))
+
+
+@cache
+def _named(kind: Any) -> tuple[str, ...]:
+    return tuple(name for name, hint in _fields(kind).items() if hint == Tensors)
+
+
+@lru_cache(maxsize=1024)
+def _layout(kind: Any, names: tuple[tuple[str, ...], ...]) -> Layout:
+    keys = {
+        field: tuple((key, f"{field}/{key}") for key in sorted(here))
+        for field, here in zip(_named(kind), names, strict=True)
+    }
+    return tuple((n, keys.get(n)) for n, h in _fields(kind).items() if h is Tensor or n in keys)
 
 
 def _header(message: Any) -> bytes:
-    plain = {
-        name: getattr(message, name)
-        for name, hint in _fields(type(message)).items()
-        if hint is not Tensor and hint != Tensors
-    }
-    named = {
-        name: len(getattr(message, name))
-        for name, h in _fields(type(message)).items()
-        if h == Tensors
-    }
-    body = {"kind": type(message).__name__, "values": plain, "named": named}
+    kind = type(message)
+    plain = {name: getattr(message, name) for name in _plain(kind)}
+    named = {name: len(getattr(message, name)) for name in _named(cast(Hashable, kind))}
     # NaN is written as it is: whoever reads it refuses it and names the sender
-    return json.dumps(body, separators=(",", ":")).encode()
+    return _ENCODER.encode({"kind": kind.__name__, "values": plain, "named": named}).encode()
 
 
-def _signature(tensors: Tensors) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-    return tuple((n, _kind(t.dtype), tuple(t.shape)) for n, t in tensors.items())
+def _signature(tensors: Tensors) -> Form:
+    return tuple([(n, _kind(t.dtype), tuple(t.shape)) for n, t in tensors.items()])
 
 
 @cache
@@ -176,7 +190,7 @@ def _kind(dtype: torch.dtype) -> str:
 
 
 @cache
-def _overhead(signature: tuple[tuple[str, str, tuple[int, ...]], ...]) -> int:
+def _overhead(signature: Form) -> int:
     """Bytes that a safetensors block spends on names and shapes."""
     empty = {
         name: torch.empty(shape, dtype=getattr(torch, kind)) for name, kind, shape in signature
@@ -204,26 +218,62 @@ def _apart(tensors: Tensors) -> Tensors:
 
 def wrap(message: Any) -> Packet:
     """A packet that carries a copy of the message itself and counts the bytes it would have."""
-    tensors = contents(message)
-    header, signature = _header(message), _signature(tensors)
-    payload = sum(t.nbytes for t in tensors.values())
-    size = len(header) + _overhead(signature) + payload
-    return Packet(b"", b"", payload, size, signature, _copied(message))
+    return wrap_all({"": message})[""]
 
 
-def _copied(message: Any) -> Any:
-    """The message as unpacking gives it: tensors contiguous and apart, their names sorted."""
-    fields = _fields(type(message))
-    return type(message)(
-        **{name: _copy(getattr(message, name), fields[name] == Tensors) for name in fields}
-    )
+def wrap_all(messages: Mapping[str, Any]) -> dict[str, Packet]:
+    """Each message as `wrap` wraps it; tensors of messages of one form are copied together."""
+    alike: dict[Any, dict[str, list[Tensor]]] = {}
+    for id, message in messages.items():
+        layout = _laid_out(message)
+        tensors = _listed(message, layout)
+        kinds = [(t.dtype, t.shape, t.get_device()) for t in tensors]
+        alike.setdefault((layout, *kinds), {})[id] = tensors
+    packets = {}
+    for (layout, *_), held in alike.items():
+        form = _signature(contents(messages[next(iter(held))]))
+        payload = sum(tensor.nbytes for tensor in next(iter(held.values())))
+        size = _overhead(form) + payload
+        wholes, copies = _copies(list(held.values()))
+        for id, mine in zip(held, copies, strict=True):
+            counted = len(_header(messages[id])) + size
+            copy = _with(messages[id], layout, mine)
+            packets[id] = Packet(b"", b"", payload, counted, form, copy, wholes)
+    return {id: packets[id] for id in messages}
 
 
-def _copy(value: Any, in_order: bool = False) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone(memory_format=torch.contiguous_format)
+def _listed(message: Any, layout: Layout) -> list[Tensor]:
+    """The tensors of a message in the order of the wire."""
+    found: list[Tensor] = []
+    for name, keys in layout:
+        value = getattr(message, name)
+        found += [value] if keys is None else [value[key] for key, _ in keys]
+    return found
+
+
+@torch.no_grad()
+def _copies(held: list[list[Tensor]]) -> tuple[tuple[Tensor, ...], Iterable[Sequence[Tensor]]]:
+    """Contiguous copies of what messages of one form hold; those of several are parts of wholes."""
+    if len(held) == 1:
+        alone = [t.detach().clone(memory_format=torch.contiguous_format) for t in held[0]]
+        return tuple(alone), [alone]
+    wholes = tuple(torch.stack(same) for same in zip(*held, strict=True))
+    parts = zip(*(whole.unbind(0) for whole in wholes), strict=True)
+    return wholes, parts if wholes else [()] * len(held)
+
+
+def _with(message: Any, layout: Layout, tensors: Iterable[Tensor]) -> Any:
+    """The message as unpacking gives it, with these tensors; their names are sorted."""
+    values = {name: _copy(getattr(message, name)) for name in _plain(type(message))}
+    rest = iter(tensors)
+    for name, keys in layout:
+        values[name] = next(rest) if keys is None else {key: next(rest) for key, _ in keys}
+    return type(message)(**values)
+
+
+def _copy(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _copy(value[key]) for key in (sorted(value) if in_order else value)}
+        return {key: _copy(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_copy(item) for item in value]
     return value
@@ -233,8 +283,10 @@ def unpack(packet: Packet, kind: type[M], sender: str) -> M:
     """The message in a packet, or an error that names the sender."""
     if packet.message is not None:
         if not _is_last(packet) or type(packet.message) is not kind:
-            _admitted(packet, kind, sender)
-            _finite(_numbers(contents(packet.message)), sender)
+            _of_kind(packet, kind, sender)
+            tensors = contents(packet.message)
+            _admit(tensors, packet.tensors, sender)
+            _finite(_numbers(tensors), sender)
             _LAST[0] = weakref.ref(packet)
         return cast(M, packet.message)
     body = _read_header(packet.header, kind, sender)
@@ -247,15 +299,21 @@ def unpack(packet: Packet, kind: type[M], sender: str) -> M:
 def unpack_all(packets: Mapping[str, Packet], kind: type[M]) -> dict[str, M]:
     """The messages of several senders, all of one kind.
 
-    Where an engine skips packing, the numbers of all of them are looked at together.
+    Where an engine skips packing, the numbers of all of them are looked at together, and the form
+    that many have is looked at once.
     """
     if any(packet.message is None for packet in packets.values()):
         return {sender: unpack(packet, kind, sender) for sender, packet in packets.items()}
-    numbers: list[Tensor] = []
+    wholes: dict[int, tuple[Tensor, ...]] = {}
+    admitted = set[Form]()
     for sender, packet in packets.items():
-        _admitted(packet, kind, sender)
-        numbers += _numbers(contents(packet.message)).values()
-    if not _all_finite(numbers):
+        _of_kind(packet, kind, sender)
+        if packet.tensors not in admitted:
+            _admit(contents(packet.message), packet.tensors, sender)
+            if not _truths(packet.tensors):
+                admitted.add(packet.tensors)
+        wholes[id(packet.wholes)] = packet.wholes
+    if not _all_finite([n for whole in wholes.values() for n in whole if _counts(n)]):
         return {sender: unpack(packet, kind, sender) for sender, packet in packets.items()}
     return {sender: packet.message for sender, packet in packets.items()}
 
@@ -268,11 +326,10 @@ def _is_last(packet: Packet) -> bool:
     return _LAST[0] is not None and _LAST[0]() is packet
 
 
-def _admitted(packet: Packet, kind: type, sender: str) -> None:
-    """Refuse an unpacked message of another kind, or one that could not be packed."""
+def _of_kind(packet: Packet, kind: type, sender: str) -> None:
+    """Refuse an unpacked message of another kind, or one with values that are not finite."""
     if type(packet.message) is not kind:
         raise BadMessageError(sender, f"a {type(packet.message).__name__}, not a {kind.__name__}")
-    _admit(contents(packet.message), sender)
     for name in _plain(kind):
         _finite_value(getattr(packet.message, name), name, sender)
 
@@ -283,7 +340,8 @@ def opened(header: bytes, block: bytes, kind: type, sender: str) -> Packet:
     message: Any = unpack(Packet(header, block, 0, size, ()), kind, sender)
     tensors = contents(message)
     payload = sum(t.nbytes for t in tensors.values())
-    return Packet(b"", b"", payload, size, _signature(tensors), message)
+    wholes = tuple(tensors.values())
+    return Packet(b"", b"", payload, size, _signature(tensors), message, wholes)
 
 
 def _read_header(header: bytes, kind: type, sender: str) -> dict[str, Any]:
@@ -308,25 +366,35 @@ def _read_block(block: bytes, sender: str) -> Tensors:
         tensors: Tensors = load(block)
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:
         raise BadMessageError(sender, "its tensors are not a whole safetensors block") from error
-    _admit(tensors, sender)
+    _admit(tensors, _signature(tensors), sender)
     _finite(_numbers(tensors), sender)
     return tensors
 
 
-def _admit(tensors: Tensors, sender: str) -> None:
-    if len(tensors) > MOST_TENSORS or any(len(name) > LARGEST_NAME for name in tensors):
+def _admit(tensors: Tensors, form: Form, sender: str) -> None:
+    """Refuse what no message may have; all but truth values is told by the form of the tensors."""
+    if len(form) > MOST_TENSORS or any(len(name) > LARGEST_NAME for name, _, _ in form):
         raise BadMessageError(sender, "too many tensors or too long a name")
-    for name, tensor in tensors.items():
-        if tensor.dtype not in ADMITTED:
-            raise BadMessageError(sender, f"tensor {name!r} is of type {tensor.dtype}")
-        if tensor.dim() > MOST_AXES:
-            raise BadMessageError(sender, f"tensor {name!r} has {tensor.dim()} axes")
-        if tensor.dtype == torch.bool and bool((tensor.view(torch.uint8) > 1).any()):
+    for name, kind, shape in form:
+        if getattr(torch, kind) not in ADMITTED:
+            raise BadMessageError(sender, f"tensor {name!r} is of type torch.{kind}")
+        if len(shape) > MOST_AXES:
+            raise BadMessageError(sender, f"tensor {name!r} has {len(shape)} axes")
+    for name in _truths(form):
+        if bool((tensors[name].view(torch.uint8) > 1).any()):
             raise BadMessageError(sender, f"tensor {name!r} has truth values beyond 0 and 1")
 
 
+def _truths(form: Form) -> list[str]:
+    return [name for name, kind, _ in form if kind == "bool"]
+
+
 def _numbers(tensors: Tensors) -> Tensors:
-    return {n: t for n, t in tensors.items() if t.is_floating_point() and t.numel()}
+    return {n: t for n, t in tensors.items() if _counts(t)}
+
+
+def _counts(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.numel() > 0
 
 
 def _all_finite(tensors: list[Tensor]) -> bool:
@@ -345,6 +413,11 @@ def _finite(tensors: Tensors, sender: str) -> None:
 
 def _plain(kind: type) -> dict[str, Any]:
     """The fields that travel in the header, with their types."""
+    return _plain_hints(cast(Hashable, kind))
+
+
+@cache
+def _plain_hints(kind: Any) -> dict[str, Any]:
     return {n: h for n, h in _fields(kind).items() if h is not Tensor and h != Tensors}
 
 

@@ -125,21 +125,26 @@ KINDS: Mapping[str, type] = {
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
-_PLACE = "\x00tensors\x00"  # where the tensors of a message go
 
 
-@lru_cache(maxsize=1024)
-def _shapes(tensors: tuple[Any, ...]) -> str:
-    """The tensors of a message in JSON; many messages have the same."""
-    return _ENCODER.encode(tensors)
+@lru_cache(maxsize=4096)
+def _json(value: Any) -> str:
+    """Names, and the tensors of a message, in JSON; many messages have the same."""
+    return _ENCODER.encode(value)
 
 
 def _line(event: Event) -> bytes:
-    body = {"event": type(event).__name__.lower(), **vars(event)}
     if not isinstance(event, Message):
+        body = {"event": type(event).__name__.lower(), **vars(event)}
         return _ENCODER.encode(body).encode() + b"\n"
-    line = _ENCODER.encode({**body, "tensors": _PLACE})
-    return line.replace(_ENCODER.encode(_PLACE), _shapes(event.tensors)).encode() + b"\n"
+    # a round has two of these for each client, so the line is put together here
+    return (
+        f'{{"event":"message","stage":{event.stage},"round":{event.round}'
+        f',"sender":{_json(event.sender)},"receiver":{_json(event.receiver)}'
+        f',"action":{_json(event.action)},"kind":{_json(event.kind)}'
+        f',"tensors":{_json(event.tensors)},"count":{event.count}'
+        f',"payload":{event.payload},"bytes":{event.bytes}}}\n'
+    ).encode()
 
 
 def _event(line: bytes) -> Event:
@@ -281,7 +286,8 @@ class Record:
     def look(self, looks: Iterable[Look]) -> None:
         """Append what parts saw of themselves."""
         lines = [json.dumps(_plain_look(look), separators=(",", ":")) for look in looks]
-        self._append("looks", "".join(f"{line}\n" for line in lines).encode())
+        if lines:
+            self._append("looks", "".join(f"{line}\n" for line in lines).encode())
 
     def time(self, **values: float) -> None:
         """Append seconds, apart from the events."""

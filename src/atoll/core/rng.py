@@ -21,7 +21,7 @@ Device = torch.device  # Stream has a method named torch
 
 def _key(*names: str | int) -> int:
     """A signed 64-bit number that depends on every name and on their order."""
-    text = "\x1f".join(_part(name) for name in names)
+    text = "\x1f".join([_part(name) for name in names])
     return int.from_bytes(
         hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True
     )

@@ -11,7 +11,7 @@ import torch
 
 from atoll.core.errors import ClientFailedError, UserError
 from atoll.core.federation import SERVER, Moment, begin
-from atoll.core.messages import Packet, Tensors
+from atoll.core.messages import Packet, Tensors, pack, wrap_all
 from atoll.core.record import Look, Record, disk_errors
 from atoll.data.dataset import Dataset
 from atoll.engines.plan import Peak, plan, write_plan
@@ -66,6 +66,7 @@ class LocalEngine:
     ) -> Mapping[str, Packet]:
         """Ask the clients; the work they yield is done in the workshop."""
         answers: dict[str, Packet] = {}
+        unpacked: dict[str, Any] = {}
         steps = {
             id: begin(self._client(id), action, moment, packet) for id, packet in packets.items()
         }
@@ -77,10 +78,14 @@ class LocalEngine:
                     try:
                         jobs[id] = steps[id].send(result)
                     except StopIteration as end:
-                        answers[id] = end.value
+                        if packets[id].message is None:
+                            answers[id] = pack(end.value)
+                        else:
+                            unpacked[id] = end.value
             with _named("of this round", action):
                 results = self.workshop.do(jobs)
-        return answers
+        with _named("of this round", action):
+            return answers | wrap_all(unpacked)
 
     def whole(self, work: Any, moment: Moment) -> Any:
         """Many exchanges as one piece of work on the device; None: it is to be done by messages."""

@@ -8,7 +8,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ __all__ = [
     "linear",
     "network",
     "outputs",
+    "shared",
     "skeleton",
 ]
 
@@ -141,6 +142,12 @@ def skeleton(model: nn.Module, training: bool) -> "Architecture":
     return Architecture(copy.deepcopy(model).to("meta").train(training))
 
 
+@lru_cache(maxsize=16)
+def shared(outline: nn.Module) -> "Architecture":
+    """The architecture of an outline, which does not change and which many sites have."""
+    return Architecture(outline)
+
+
 class Architecture:
     """A network without its weights: a pure function of weights and inputs.
 
@@ -155,12 +162,13 @@ class Architecture:
         self._channels_last = getattr(model, "layout", "plain") == "channels-last"
         ways = (model.training, self._narrow, self._channels_last)
         self._key = (repr(model), *ways, tuple(sorted(self._shapes.items())))
+        self._hash = hash(self._key)
         # whether a row's logits depend on that row alone, so that rows may be added to a batch
         self.rowwise = not (model.training and any(isinstance(m, MIXING) for m in model.modules()))
 
     def __eq__(self, other: object) -> bool:
         """Whether both compute the same function."""
-        return isinstance(other, Architecture) and self._key == other._key
+        return self is other or (isinstance(other, Architecture) and self._key == other._key)
 
     def __repr__(self) -> str:
         """The network it was made from, so that forms of work can be told apart in a file."""
@@ -168,7 +176,7 @@ class Architecture:
 
     def __hash__(self) -> int:
         """Equal architectures have equal hashes."""
-        return hash(self._key)
+        return self._hash
 
     def __call__(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """The logits; weights with an axis in front are those of several members."""

@@ -22,7 +22,8 @@ from atoll.core.rows import Rows
 from atoll.learning import adam
 from atoll.learning.mapped import each, size
 from atoll.learning.passes import Passes, passes_form
-from atoll.learning.train import Phase, Tally, Work, Worked, descend
+from atoll.learning.train import Optimiser, Phase, Tally, Work, Worked, descend
+from atoll.learning.weights import sent
 
 __all__ = ["NotStackableError", "Stack", "form", "largest_difference", "signature", "tally"]
 
@@ -53,22 +54,23 @@ def _function(loss: Callable[..., Any]) -> Hashable:
 
 def _shapes(tensors: Mapping[str, Tensor], own: frozenset[str]) -> Hashable:
     """Names, types and shapes, but for the axis that ends with own columns."""
+    if not own:
+        return tuple([(name, t.dtype, t.shape) for name, t in sorted(tensors.items())])
     return tuple(
-        (
-            name,
-            str(t.dtype),
-            tuple(t.shape[:-1]) if name.split("/", 1)[-1] in own or name in own else tuple(t.shape),
-        )
+        (name, t.dtype, t.shape[:-1] if name.split("/", 1)[-1] in own or name in own else t.shape)
         for name, t in sorted(tensors.items())
     )
+
+
+def _kind(how: Optimiser) -> tuple[str, float, float]:
+    """An optimiser but for its rate."""
+    return how.kind, how.decay, how.epsilon
 
 
 def form(job: Any) -> Hashable:
     """Pieces of work of equal form can be one stack; one that cannot says why."""
     if isinstance(job, Work):
-        phases = tuple(
-            (p.name, p.moves, _function(p.loss), replace(p.optimiser, rate=0.0)) for p in job.phases
-        )
+        phases = tuple((p.name, p.moves, _function(p.loss), _kind(p.optimiser)) for p in job.phases)
         x = job.rows.x
         return (
             "work",
@@ -143,6 +145,10 @@ def _put(
         new = [one.get(name) for one in brought]
         if given and all(n is g.get(name) for n, g in zip(new, given, strict=True)):
             continue
+        shared = new[0]
+        if shared is not None and not buffer.widths and all(one is shared for one in new):
+            buffer.whole.copy_(shared)  # all members bring the very same tensor
+            continue
         if any(one is None for one in new):
             buffer.whole.zero_()
         there = [(p, one) for p, one in zip(buffer.places, new, strict=True) if one is not None]
@@ -189,6 +195,17 @@ class _Data:
         return Rows(x.view(*lead, *x.shape[1:]), own.view(*lead, -1), y.view(lead), share)
 
 
+@dataclass(frozen=True)
+class _Lot:
+    """Members with as many rows."""
+
+    rows: int  # of each member
+    full: int  # with those that fill up the last batch
+    epochs: int
+    members: list[int]
+    where: slice | Tensor  # the same, as an index
+
+
 def _place(rows: Rows) -> tuple[int, ...]:
     """Where rows lie in memory."""
     return rows.x.data_ptr(), rows.own.data_ptr(), rows.y.data_ptr(), len(rows)
@@ -208,6 +225,7 @@ class Stack:
         self.steps = [_steps(job) for job in jobs]
         self.rows = [len(job.rows) for job in jobs]
         self.held = [job.rows for job in jobs]  # so that no other rows come to lie where they are
+        self.places = [_place(one) for one in self.held]
         self.data = _Data.of(self.held)
         self.phases, self.batch = jobs[0].phases, jobs[0].batch
         self.buffers = {n: _Buffer([j.weights[n] for j in jobs]) for n in jobs[0].weights}
@@ -231,6 +249,7 @@ class Stack:
         )
         self.now = torch.zeros((), dtype=torch.int64, device=device)
         self.losses = torch.zeros((len(self.phases), members), dtype=torch.float64, device=device)
+        self.lots = self._lots(jobs)
 
     def __call__(self, jobs: Sequence[Work]) -> list[Worked]:
         """Do the works of a round."""
@@ -244,7 +263,8 @@ class Stack:
 
     def _take(self, rows: list[Rows]) -> None:
         """Take other rows than those of last time into the same buffers."""
-        if [_place(one) for one in rows] == [_place(one) for one in self.held]:
+        places = [_place(one) for one in rows]
+        if places == self.places:
             return
         fresh, old = _Data.of(rows), self.data
         if (fresh.first, fresh.x.shape, fresh.own.shape) == (old.first, old.x.shape, old.own.shape):
@@ -253,7 +273,7 @@ class Stack:
         else:
             self.data = fresh
             self.captured.clear()
-        self.held = rows
+        self.held, self.places = rows, places
 
     def _load(self, jobs: Sequence[Work]) -> None:
         """Copy weights and moments into the stack's own buffers."""
@@ -261,24 +281,35 @@ class Stack:
         if any([optimiser.load(jobs) for optimiser in self.optimisers]):  # noqa: C419 - load all
             self.captured.clear()
 
-    def _schedule(self, jobs: Sequence[Work]) -> None:
-        """Which rows each member takes at each of its steps, drawn on the device."""
-        device = self.index.device
+    def _lots(self, jobs: Sequence[Work]) -> list[_Lot]:
+        """Members with as many rows; how much each row of their batches counts stays as it is."""
+        device, found = self.index.device, []
         for rows in sorted(set(self.rows)):
             members = [i for i, count in enumerate(self.rows) if count == rows]
             epochs, full = jobs[members[0]].epochs, -(-rows // self.batch) * self.batch
-            keys = [jobs[i].stream.child("epoch", e).key for i in members for e in range(epochs)]
-            order = permutations(torch.tensor(keys, device=device), rows)
-            first = torch.tensor([self.data.first[i] for i in members], device=device)
-            order = torch.nn.functional.pad(order, (0, full - rows)).view(
-                len(members), epochs, full
+            where = (
+                slice(None) if len(members) == len(jobs) else torch.tensor(members, device=device)
             )
-            order = (order + first[:, None, None]).view(len(members), -1, self.batch)
             share = (torch.arange(full, device=device) < rows).to(self.share.dtype)
             share = share.repeat(epochs).view(-1, self.batch)
-            where = torch.tensor(members, device=device)
-            self.index[: order.shape[1], where] = order.transpose(0, 1)
-            self.share[: order.shape[1], where] = share[:, None]
+            self.share[: len(share), where] = share[:, None]
+            found.append(_Lot(rows, full, epochs, members, where))
+        return found
+
+    def _schedule(self, jobs: Sequence[Work]) -> None:
+        """Which rows each member takes at each of its steps, drawn on the device."""
+        device = self.index.device
+        for lot in self.lots:
+            keys = [
+                jobs[i].stream.child("epoch", e).key for i in lot.members for e in range(lot.epochs)
+            ]
+            first = [self.data.first[i] for i in lot.members for _ in range(lot.epochs)]
+            drawn = sent([keys, first], device)
+            order = torch.nn.functional.pad(
+                permutations(drawn[0], lot.rows), (0, lot.full - lot.rows)
+            )
+            order = (order + drawn[1, :, None]).view(len(lot.members), -1, self.batch)
+            self.index[: order.shape[1], lot.where] = order.transpose(0, 1)
         self.now.zero_()
         self.losses.zero_()
         self.done = 0
@@ -294,20 +325,22 @@ class Stack:
         return found
 
     def _run(self, active: int, count: int) -> None:
+        if active not in self.captured:
+            count = self._eagerly(active, count)
+        for _ in range(count):
+            self.captured[active].replay()
+
+    def _eagerly(self, active: int, count: int) -> int:
+        """Steps as they are, until there is a graph; how many are left for it."""
         step = self._step_of(active)
-        if not self.graph:
-            for _ in range(count):
-                step(True)
-            return
-        while count and active not in self.captured:
-            if self.eager.get(active, 0) >= EAGER:  # a block of one step each time counts too
+        while count:
+            if self.graph and self.eager.get(active, 0) >= EAGER:  # those of other rounds count too
                 self._capture(active, step)
                 break
             step(True)
             self.eager[active] = self.eager.get(active, 0) + 1
             count -= 1
-        for _ in range(count):
-            self.captured[active].replay()
+        return count
 
     def _capture(self, active: int, step: Callable[[bool], None]) -> None:
         """Record a step; just before, one that moves nothing makes this thread's cuBLAS ready.
@@ -354,22 +387,21 @@ class Stack:
 
     def _unload(self, jobs: Sequence[Work]) -> list[Worked]:
         """What each member has now, in the order in which the works were given."""
-        rows = [max(1, job.epochs * len(job.rows)) for job in jobs]
-        means = (self.losses / torch.tensor(rows, device=self.losses.device)).T.tolist()
         names = [phase.name for phase in self.phases]
         moved = {name for phase in self.phases for name in phase.moves}
         weights = _members({n: self.buffers[n].copies() for n in sorted(moved)}, len(jobs))
         moments = [optimiser.unload(jobs) for optimiser in self.optimisers]
+        self.given = [{**job.weights, **own} for job, own in zip(jobs, weights, strict=True)]
+        memory = [{**job.moments} for job in jobs]
+        for part in moments:
+            for all_moments, own in zip(memory, part, strict=True):
+                all_moments.update(own)
         found: list[Worked | None] = [None] * len(jobs)
-        self.given = []
+        summed = self.losses.T.tolist()  # last, because it waits for the device
         for place, job in enumerate(jobs):
-            own = {**job.weights, **weights[place]}
-            self.given.append(dict(own))
-            memory = dict(job.moments)
-            for part in moments:
-                memory |= part[place]
-            losses = dict(zip(names, means[place], strict=True))
-            found[self.order[place]] = Worked(own, memory, losses)
+            rows = max(1, job.epochs * self.rows[place])
+            losses = {name: loss / rows for name, loss in zip(names, summed[place], strict=True)}
+            found[self.order[place]] = Worked(dict(self.given[place]), memory[place], losses)
         return [one for one in found if one is not None]
 
 
@@ -396,7 +428,7 @@ def signature(jobs: Sequence[Work]) -> Hashable:
             len(job.rows),
             job.rows.own.shape[-1],
             job.epochs,
-            tuple(replace(p.optimiser, rate=0.0) for p in job.phases),
+            tuple([_kind(p.optimiser) for p in job.phases]),
         )
         for job in jobs
     )
@@ -427,11 +459,14 @@ class _Optimiser:
 
     def load(self, jobs: Sequence[Work]) -> bool:
         """Take the members' moments in; whether that changed how they are grouped."""
+        device, rates = self.rate.device, [job.phases[self.number].optimiser.rate for job in jobs]
+        if rates != self.rates:
+            self.rates = rates
+            self.rate.copy_(sent(rates, device, torch.float64))
         self.before = [int(job.moments.get(f"steps/{self.phase.name}", 0)) for job in jobs]
-        _put(self.buffers, [job.moments for job in jobs], self.given)
-        self.taken.copy_(torch.tensor(self.before, dtype=torch.float64))
-        self.rates = [job.phases[self.number].optimiser.rate for job in jobs]
-        self.rate.copy_(torch.tensor(self.rates, dtype=torch.float64))
+        if self.adaptive:
+            _put(self.buffers, [job.moments for job in jobs], self.given)
+            self.taken.copy_(sent(self.before, device, torch.float64))
         return False if self.kernel else self._group(jobs)
 
     def _group(self, jobs: Sequence[Work]) -> bool:
@@ -521,8 +556,7 @@ def tally(jobs: Sequence[Tally]) -> list[Tensor]:
     weights = {name: _stacked([job.weights[name] for job in jobs]) for name in jobs[0].weights}
     data = _Data.of([job.rows for job in jobs])
     device, longest = data.y.device, max(len(job.rows) for job in jobs)
-    sizes = torch.tensor([len(job.rows) for job in jobs], device=device)
-    first = torch.tensor(data.first, device=device)
+    sizes, first = sent([[len(job.rows) for job in jobs], data.first], device)
     total, chunk = None, max(1, CELLS // len(jobs))
     for start in range(0, max(1, longest), chunk):
         place = torch.arange(start, min(start + chunk, longest), device=device).expand(

@@ -200,11 +200,17 @@ def hits(logits: Tensor, y: Tensor, top: int = 1) -> tuple[int, float]:
     Macro-F1 is the mean of F1, by the largest logit, over the classes that occur among the rows.
     """
     classes, guess = logits.shape[-1], logits.argmax(-1)
-    right = torch.bincount(y[guess == y], minlength=classes).double()
-    real, guessed = (torch.bincount(v, minlength=classes).double() for v in (y, guess))
+    counts = logits.new_zeros((3, classes), dtype=torch.float64)
+    ones = torch.ones_like(y, dtype=torch.float64)
+    counts[0].scatter_add_(0, y, (guess == y).double())
+    counts[1].scatter_add_(0, y, ones)
+    counts[2].scatter_add_(0, guess, ones)
+    right, real, guessed = counts.cpu()  # the device is waited for once
     f1 = (2 * right / (real + guessed).clamp(min=1))[real > 0]
-    among = logits.topk(min(top, classes)).indices == y[:, None]
-    return int(right.sum() if top == 1 else among.sum()), float(f1.mean()) if len(f1) else 0.0
+    if top > 1:
+        among = logits.topk(min(top, classes)).indices == y[:, None]
+        return int(among.sum()), float(f1.mean()) if len(f1) else 0.0
+    return int(right.sum()), float(f1.mean()) if len(f1) else 0.0
 
 
 def checked(model: nn.Module, rows: Rows) -> Checked:

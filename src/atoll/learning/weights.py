@@ -1,11 +1,12 @@
 """Arithmetic on named tensors."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["copied", "mean", "prefixed", "without"]
+__all__ = ["copied", "mean", "placed", "prefixed", "sent", "without"]
 
 Named = Mapping[str, Tensor]
 
@@ -15,13 +16,14 @@ def mean(items: Sequence[Named], weights: Sequence[float] | None = None) -> dict
 
     Summed in double precision, so that equal copies give the copy exactly.
     """
-    shares = [1.0] * len(items) if weights is None else list(weights)
-    total = sum(shares)
-    found = {}
+    total, found = float(len(items)) if weights is None else sum(weights), {}
     for name, first in items[0].items():
         stacked = torch.stack([item[name] for item in items]).to(torch.float64)
-        share = torch.tensor(shares, dtype=torch.float64, device=first.device)
-        summed = torch.tensordot(share, stacked, 1) if weights else stacked.sum(0)
+        if weights is None:
+            summed = stacked.sum(0)
+        else:
+            share = sent(weights, first.device, torch.float64)
+            summed = torch.tensordot(share, stacked, 1)
         found[name] = (summed / total).to(first.dtype)
     return found
 
@@ -29,6 +31,11 @@ def mean(items: Sequence[Named], weights: Sequence[float] | None = None) -> dict
 def copied(weights: Named) -> dict[str, Tensor]:
     """The same names with tensors of their own."""
     return {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+
+def placed(weights: Named, device: torch.device) -> dict[str, Tensor]:
+    """The same names on a device; tensors that are there already are the very same."""
+    return {n: t if t.device == device else t.to(device) for n, t in weights.items()}
 
 
 def prefixed(prefix: str, weights: Named) -> dict[str, Tensor]:
@@ -40,3 +47,9 @@ def without(prefix: str, weights: Named) -> dict[str, Tensor]:
     """The tensors whose names begin with prefix/, under the rest of their names."""
     start = f"{prefix}/"
     return {n.removeprefix(start): tensor for n, tensor in weights.items() if n.startswith(start)}
+
+
+def sent(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Numbers on a device, brought there without waiting for what it is doing."""
+    made = torch.tensor(values, dtype=dtype)
+    return made if device.type == "cpu" else made.pin_memory().to(device, non_blocking=True)

@@ -29,7 +29,7 @@ from atoll.data.site import Site
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import MLP, draw_linear, linear, outputs
 from atoll.learning.train import Optimiser, Phase, Tally, Work, hits, in_chunks
-from atoll.learning.weights import copied, mean, prefixed, without
+from atoll.learning.weights import copied, mean, placed, prefixed, sent, without
 from atoll.methods import Method
 
 Variant = Literal["common", "local", "mu=0", "mu>0", "concat", "auto"]
@@ -249,7 +249,7 @@ class Client:
         """Judge the models of the last round on validation rows, then train a round."""
         options = self.options
         self._keep(request.keep)
-        received = {name: tensor.to(self.site.device) for name, tensor in request.weights.items()}
+        received = placed(request.weights, self.site.device)
         self._witness("others", received, moment)
         valid: dict[str, int] = {}
         if moment.first:
@@ -272,7 +272,7 @@ class Client:
     def settle(self, request: Settle, moment: Moment) -> Working[Settled]:
         """Judge the models of the last round."""
         self._keep(request.keep)
-        received = {name: tensor.to(self.site.device) for name, tensor in request.weights.items()}
+        received = placed(request.weights, self.site.device)
         self._witness("others", received, moment)
         valid = yield from self._judge(received, moment)
         return Settled(len(self.site.valid(moment.stage)), valid)
@@ -397,7 +397,7 @@ class Client:
         numbers = sorted({self.chosen[v] for v in variants})
         if not numbers:
             return
-        places = torch.tensor(numbers, device=self.mu.device)
+        places = sent(numbers, self.mu.device)
         bank = {n: w for n, w in self.candidate.items() if n.startswith("unique/")}
         columns = {n: w.index_select(0, places).unbind(0) for n, w in bank.items()}
         for variant in variants:

@@ -20,9 +20,9 @@ from atoll.core.record import Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.learning.losses import plain, proximal
-from atoll.learning.models import Architecture
+from atoll.learning.models import shared
 from atoll.learning.train import Optimiser, Phase, Work, hits, in_chunks
-from atoll.learning.weights import copied, mean, prefixed
+from atoll.learning.weights import copied, mean, placed, prefixed
 from atoll.methods import Method
 
 
@@ -55,23 +55,23 @@ class Client:
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
-        self.network = Architecture(site.outline())
-        self.tested = Architecture(site.outline(training=False))
+        self.network = shared(site.outline())
+        self.tested = shared(site.outline(training=False))
         self.moves = tuple(name for name, _ in site.outline().named_parameters())
+        loss = plain if options.penalty == "none" else proximal
+        how = Optimiser(options.optimiser, options.rate)
+        self.phase = Phase("loss", self.moves, partial(loss, self.network), how)
 
     def fit(self, request: Weights, moment: Moment) -> Working[Fitted]:
         """Train the shared weights on the rows of the stage."""
         options, rows = self.options, self.site.train(moment.stage)
-        weights = {name: tensor.to(self.site.device) for name, tensor in request.weights.items()}
+        weights = placed(request.weights, self.site.device)
         self.site.witness("others", moment, partial(self._checked, weights))
-        loss = plain if options.penalty == "none" else proximal
         if options.penalty == "proximal":
             weights = {**weights, **prefixed("anchor", {n: weights[n] for n in self.moves})}
             weights["strength"] = torch.tensor(options.strength, device=self.site.device)
-        how = Optimiser(options.optimiser, options.rate)
-        phase = Phase("loss", self.moves, partial(loss, self.network), how)
         stream = self.site.stream("fit", moment)
-        done = yield Work(weights, {}, (phase,), rows, options.batch, options.epochs, stream)
+        done = yield Work(weights, {}, (self.phase,), rows, options.batch, options.epochs, stream)
         fitted = {name: done.weights[name] for name in request.weights}
         self.site.witness("own", moment, partial(self._checked, fitted))
         return Fitted(fitted, done.losses["loss"], len(rows))
@@ -83,7 +83,7 @@ class Client:
         return found
 
     def _checked(self, weights: Tensors, task: int) -> Checked:
-        own = {name: tensor.to(self.site.device) for name, tensor in weights.items()}
+        own = placed(weights, self.site.device)
         rows = self.site.test(task)
         correct, f1 = hits(in_chunks(lambda part: self.tested(own, part.x), rows), rows.y)
         return Checked(len(rows), {"": correct}, {"": f1})
@@ -113,7 +113,7 @@ class Server:
     def _cohort(self, clients: Clients, moment: Moment) -> list[str]:
         count = self.options.cohort or len(clients.ids)
         order = self.site.stream("cohort", moment).permutation(len(clients.ids))
-        return sorted(clients.ids[int(i)] for i in order[:count])
+        return sorted(clients.ids[i] for i in order[:count].tolist())
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """The shared model on every client's test rows."""

@@ -1,10 +1,12 @@
 """The loop of a run: stages, rounds, scores, checkpoints, and going on where a run was cut."""
 
+import gc
 import json
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -61,6 +63,7 @@ class Progress:
 
 Watch = Callable[[Progress], None]
 MOST_NAMES = 300  # a table with more columns is told by numbers alone
+SETTLED = 40  # rounds after which most of what a run keeps has been made
 
 
 def facts(parts: Parts) -> dict[str, Any]:
@@ -169,8 +172,12 @@ class _Run:
     def config(self) -> RunConfig:
         return self.parts.config
 
+    @cached_property
+    def packing(self) -> bool:
+        return self.config.engine_options().packing
+
     def clients(self, moment: Moment) -> Clients:
-        scenario, packing = self.parts.scenario, self.config.engine_options().packing
+        scenario, packing = self.parts.scenario, self.packing
         quorum = methods.load(self.config.method["name"]).quorum
         return Clients(
             *(scenario.clients, self.engine, moment, scenario.tasks_at(moment.stage), packing),
@@ -216,15 +223,28 @@ def go(
     """Run, or go on with a run that was cut; `stopping` is asked after each round."""
     run = _Run(parts, parts.server(), engine, record, watch, stopping)
     write_recipe(parts, record.folder)
-    stage, number = run.load()
+    place = run.load()
     run.saved = time.monotonic()
-    while stage < parts.scenario.stages:
+    try:
+        _rounds(run, *place)
+    finally:
+        gc.unfreeze()
+
+
+def _rounds(run: _Run, stage: int, number: int) -> None:
+    """All rounds from here on."""
+    stages, done = run.parts.scenario.stages, 0
+    while stage < stages:
         stage, number = _round(run, stage, number)
-        ended = stage == parts.scenario.stages
+        ended = stage == stages
         run.save(stage, number, always=ended)
         if not ended and run.stopping():
             run.save(stage, number, always=True)
             raise InterruptedRunError
+        done += 1
+        if done == SETTLED:  # Python looks for garbage in all that it holds, again and again
+            gc.collect()
+            gc.freeze()
 
 
 def _round(run: _Run, stage: int, number: int) -> tuple[int, int]:

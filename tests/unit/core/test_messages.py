@@ -27,7 +27,9 @@ from atoll.core.messages import (
     pack,
     same_shapes,
     unpack,
+    unpack_all,
     wrap,
+    wrap_all,
 )
 
 
@@ -112,6 +114,44 @@ def test_what_arrives_shares_nothing_with_what_was_sent(carry: Callable[[Any], P
     assert torch.equal(read, torch.ones(2))
     assert not read.requires_grad
     assert unpack(listed, Listed, "a").rows == [1, 2]
+
+
+def test_messages_wrapped_together_are_those_wrapped_one_by_one() -> None:
+    base = torch.arange(6.0).reshape(2, 3)
+    messages: dict[str, Any] = {
+        "b": Weights({"z": base.T, "a": base}),
+        "a": Weights({"a": base + 1, "z": base.T + 1}),
+        "d": Weights({"a": base.double(), "z": base.T}),
+        "c": Embedded(base, 0.5),
+        "e": Empty(),
+        "f": Empty(),
+    }
+    together = wrap_all(messages)
+    assert list(together) == list(messages)
+    for id, message in messages.items():
+        alone, found = wrap(message), together[id]
+        assert (found.size, found.payload, found.tensors) == (
+            alone.size,
+            alone.payload,
+            alone.tensors,
+        )
+        assert type(found.message) is type(message)
+        for name, tensor in contents(found.message).items():
+            assert torch.equal(tensor, contents(alone.message)[name])
+            assert tensor.is_contiguous()
+    base.zero_()
+    assert together["a"].message.weights["a"].sum() == 21
+
+
+@pytest.mark.parametrize("who", ["a", "b", "c"])
+def test_of_messages_wrapped_together_the_poisoned_one_is_named(who: str) -> None:
+    messages = {id: Weights({"w": torch.ones(2), "v": torch.ones(3)}) for id in "abc"}
+    assert list(unpack_all(wrap_all(messages), Weights)) == ["a", "b", "c"]
+    messages[who].weights["v"][1] = math.nan
+    with pytest.raises(BadMessageError) as caught:
+        unpack_all(wrap_all(messages), Weights)
+    assert caught.value.sender == who
+    assert "'weights/v'" in caught.value.reason
 
 
 def test_a_wrapped_message_arrives_as_a_packed_one_does() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import math
 import os
 import subprocess
@@ -54,6 +55,14 @@ def full(handle: int) -> None:
 
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_message_is_written_as_json_writes_its_fields(record: Record) -> None:
+    odd = Message(1, 2, 'klinik "süd"', "a\\b", "fit", "W", (("é", "int8", (1, 2)),), 3, 4, 5)
+    record.add([odd])
+    plain = json.dumps({"event": "message", **vars(odd)}, separators=(",", ":"))
+    assert (record.folder / "events.jsonl").read_text() == f"{plain}\n"
+    assert read_events(record.folder) == [odd]
 
 
 def test_accuracy_is_hits_per_row() -> None:
