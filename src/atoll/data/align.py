@@ -36,6 +36,7 @@ __all__ = [
     "assume_aligned",
     "normalised",
     "read_ids",
+    "refuse_bad",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -68,7 +69,7 @@ def normalised(ids: Sequence[str], exact: bool = False) -> list[str]:
     return [unicodedata.normalize("NFKC", text).strip().casefold() for text in ids]
 
 
-def _refuse_bad(ids: Sequence[str], where: str) -> None:
+def refuse_bad(ids: Sequence[str], where: str) -> None:
     """Every id stands for one row, so none may be empty or come twice."""
     empty = [row for row, text in enumerate(ids) if not text.strip()]
     if empty:
@@ -185,7 +186,7 @@ def align(tables: Mapping[str, Sequence[str]], hub: str, exact: bool = False) ->
     _psi()
     ids = {name: normalised(given, exact) for name, given in tables.items()}
     for name, given in ids.items():
-        _refuse_bad(given, name)
+        refuse_bad(given, name)
     asking, sent = Hub(hub, ids[hub]), list[Sent]()
     others = [Spoke(name, ids[name]) for name in sorted(ids) if name != hub]
     for spoke in others:
@@ -219,7 +220,7 @@ def assume_aligned(tables: Mapping[str, Sequence[str]], exact: bool = False) -> 
     """All rows as they stand, where every table has the same ids in the same order."""
     ids = {name: normalised(given, exact) for name, given in tables.items()}
     first, *others = sorted(ids)
-    _refuse_bad(ids[first], first)
+    refuse_bad(ids[first], first)
     for name in others:
         if len(ids[name]) != len(ids[first]):
             what = f"{len(ids[name])} rows, but '{first}' has {len(ids[first])}"

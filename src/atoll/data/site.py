@@ -82,13 +82,19 @@ def standardised(x: Tensor, fit: Tensor) -> Tensor:
     """
     if not len(fit):
         return x
+    mean, deviation = _moments(fit)
+    return ((x - mean) / deviation).to(x.dtype)
+
+
+def _moments(fit: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of columns, NaN left out; 0 and 1 for constant ones."""
     deviation, mean = torch.std_mean(fit.double(), 0, correction=0)
     if bool(torch.isnan(mean).any()):
         mean = fit.double().nanmean(0)
         deviation = (fit.double() - mean).square().nanmean(0).sqrt()
         mean, deviation = mean.nan_to_num(0.0), deviation.nan_to_num(0.0)
     moving = deviation > 0
-    return torch.where(moving, (x - mean) / torch.where(moving, deviation, 1), x).to(x.dtype)
+    return torch.where(moving, mean, 0), torch.where(moving, deviation, 1)
 
 
 def block(columns: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -303,17 +309,35 @@ class Site:
             rows = getattr(scenario.holdings[whose][number], part)
         columns = self._columns
         x = self._shelf.inputs(rows, columns)
-        if self._table and self._shelf.scale == "local" and len(columns):
-            since = next(held for held in scenario.holdings[whose] if len(held.train))
-            x = standardised(x, self._shelf.inputs(since.train, columns))
-        if self._shelf.layout is not None:  # a missing value becomes the mean
-            x = x.nan_to_num(0.0)
+        if self._shelf.layout is not None:
+            x = filled(x, self.party_scaling())
+        elif self._table and self._shelf.scale == "local" and len(columns):
+            x = standardised(x, self._first_rows())
         y = self._shelf.labels(rows)
         if self.id != SERVER:
             y = torch.full_like(y, -1)
         return Rows(
             x.reshape(len(rows), *block(columns, self._shape)), x.new_zeros((len(rows), 0)), y
         )
+
+    def _first_rows(self) -> Tensor:
+        """A party's columns of the training rows of the first stage at which it has some."""
+        holdings = self._scenario.holdings[self.id]
+        since = next(held for held in holdings if len(held.train))
+        return self._shelf.inputs(since.train, self._columns)
+
+    def party_scaling(self) -> Tensor:
+        """Own tables of parties: fill, mean and deviation of each of its columns.
+
+        A missing value becomes the mean, and 0 where nothing is scaled.
+        """
+        width = len(self._columns)
+        scaling = torch.zeros((3, width), dtype=torch.float64, device=self.device)
+        scaling[2] = 1
+        if self._shelf.scale == "local" and width:
+            mean, deviation = _moments(self._first_rows())
+            scaling = torch.stack([mean, mean, deviation])
+        return scaling
 
     def _taken(self, rows: Array, own: Array) -> Rows:
         common = self._scenario.common if self._table else None

@@ -104,8 +104,11 @@ class Client:
         x = rows(request.number).x
         if request.seed:
             x = x[Batches(len(x), len(x), request.seed).at(0, x.device)]
-        x = x[request.start : request.start + request.count]
-        return Embedded(rounded(self.half.embed(self._scaled(x)), self.options.digits))
+        return Embedded(self._sent(x[request.start : request.start + request.count]))
+
+    def _sent(self, x: Tensor) -> Tensor:
+        """The embeddings of rows as they may leave."""
+        return rounded(self.half.embed(self._scaled(x)), self.options.digits)
 
     def learn(self, request: Learn, moment: Moment) -> Embedded:
         """Apply the gradient of the last step, then give the embeddings of the next."""
@@ -426,23 +429,30 @@ class Server:
         """Every task so far, and all their classes together (variant `union`)."""
         several = self.site.stages > 1 and not self.site.by_columns
         tasks = [moment.stage] if self.options.fresh and several else list(clients.tasks)
-        ids = self.site.parties(moment.stage)
-        if self.site.by_columns and (self.options.fresh or self.options.fil_eval == "current"):
-            ids = ids[-1:]
+        ids = self.answering(moment.stage)
         said = {task: self._predicted(clients, ids, task) for task in tasks}
         found = [self._score(moment, task, "", *said[task]) for task in tasks]
         if several and not self.options.fresh:
             found.append(self._score(moment, moment.stage, "union", *union(said)))
         return found
 
+    def answering(self, stage: int) -> list[str]:
+        """The clients whose columns a prediction reads after a stage."""
+        ids = self.site.parties(stage)
+        newest = self.options.fresh or self.options.fil_eval == "current"
+        return ids[-1:] if self.site.by_columns and newest else ids
+
     def _predicted(self, clients: Clients, ids: list[str], task: int) -> tuple[Tensor, Tensor]:
-        joint = self._joined(self._embedded(clients, ids, "test", task))
+        return self.said(self._embedded(clients, ids, "test", task)), self.site.test(task).y
+
+    def said(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The logits of rows, from their embeddings at each client."""
         with torch.no_grad():
-            logits = self.network(self.weights, joint)
+            logits = self.network(self.weights, self._joined(parts))
             if self.options.seen_mask:
                 seen = self.seen[: self.classes].repeat_interleave(self._turns())
                 logits = logits.masked_fill(~seen, -torch.inf)
-        return logits[:, :: self._turns()], self.site.test(task).y
+        return logits[:, :: self._turns()]
 
     def _score(self, moment: Moment, task: int, variant: str, logits: Tensor, y: Tensor) -> Score:
         correct, f1 = hits(logits, y)
@@ -503,4 +513,10 @@ def losses(
     return {"loss": loss + W_SPACE * (rehearsed + contrast(both, labels, len(y)))}
 
 
-METHOD = Method(Options, Server, Client, split="parties", headline="union")
+def answered(server: Server, clients: Mapping[str, Client], rows: Tensors) -> Tensor:
+    """The logits of new rows, of which each client reads its own columns."""
+    ids = server.answering(server.site.stages - 1)
+    return server.said({id: clients[id]._sent(rows[id]) for id in ids})
+
+
+METHOD = Method(Options, Server, Client, split="parties", headline="union", answered=answered)

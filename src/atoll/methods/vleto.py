@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from atoll.core.errors import UserError
 from atoll.core.federation import SERVER, Clients, Moment
 from atoll.core.messages import Embed, Embedded, Empty, Learn, Tensors
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
@@ -145,8 +146,11 @@ class Client:
         x = rows(request.number).x
         if request.seed:
             x = x[Batches(len(x), len(x), request.seed).at(0, x.device)]
-        x = self._scaled(x[request.start : request.start + request.count])
-        return Embedded(rounded(self.half.embed(x), self.options.digits))
+        return Embedded(self._sent(x[request.start : request.start + request.count]))
+
+    def _sent(self, x: Tensor) -> Tensor:
+        """The embeddings of rows as they may leave."""
+        return rounded(self.half.embed(self._scaled(x)), self.options.digits)
 
     def learn(self, request: Learn, moment: Moment) -> Learned:
         """Apply the gradient of the last step, then give the embeddings of the next."""
@@ -549,19 +553,36 @@ class Server:
         y = self.site.test(task).y
         rows = self._embedded(clients, self.site.parties(moment.stage), "test", task)
         parts = list(rows.values())
-        if not self.site.by_columns or self.options.protocol == "P2":
-            joint = joined(parts, self.options.agg)
-        elif self.options.fil_eval == "label_oracle" and moment.stage:
+        if self._mixes_clients and self.options.fil_eval == "label_oracle" and moment.stage:
             # J1: what the published code tests. It reads the true label; for diagnosis only.
             joint = 0.5 * parts[-1] + 0.5 * moment.stage * self.means[y]
         else:
-            joint = combined(parts, self.options.fil_eval, self.options.beta)
+            joint = self._joint(parts)
         self._tested = (
             torch.cat([self._tested[0], joint[:SHOWN]]),
             torch.cat([self._tested[1], y[:SHOWN]]),
         )
         with torch.no_grad():
             return self._logits(joint), y
+
+    @property
+    def _mixes_clients(self) -> bool:
+        """Whether each client was trained by itself."""
+        return self.site.by_columns and self.options.protocol == "P1"
+
+    def _joint(self, parts: list[Tensor]) -> Tensor:
+        """What the top reads of rows whose labels nobody has."""
+        if self._mixes_clients:
+            return combined(parts, self.options.fil_eval, self.options.beta)
+        return joined(parts, self.options.agg)
+
+    def said(self, parts: list[Tensor]) -> Tensor:
+        """The logits of new rows, from their embeddings at each client."""
+        if self._mixes_clients and self.options.fil_eval == "label_oracle":
+            remedy = "run it again with another fil_eval, e.g. mix"
+            raise UserError("label_oracle reads labels, which new rows lack", "method", remedy)
+        with torch.no_grad():
+            return self._logits(self._joint(parts))
 
     def _logits(self, joint: Tensor) -> Tensor:
         seen = self.seen[: self.classes]
@@ -703,4 +724,10 @@ def combined(parts: list[Tensor], how: str, beta: float) -> Tensor:
     return parts[-1] if how == "current" else found
 
 
-METHOD = Method(Options, Server, Client, split="parties", headline="union")
+def answered(server: Server, clients: Mapping[str, Client], rows: Tensors) -> Tensor:
+    """The logits of new rows, of which each client reads its own columns."""
+    ids = server.site.parties(server.site.stages - 1)
+    return server.said([clients[id]._sent(rows[id]) for id in ids])
+
+
+METHOD = Method(Options, Server, Client, split="parties", headline="union", answered=answered)
