@@ -46,6 +46,7 @@ class Shelf:
         self.train, self.layout = train, dataset.layout
         self.y = torch.from_numpy(dataset.y).to(device)
         self._taken: dict[bytes, Tensor] = {}
+        self._changed: tuple[tuple[int, int], Tensor] | None = None  # of the last round
         self.outlines: dict[tuple[Network, tuple[int, ...], bool], nn.Module] = {}
 
     def inputs(self, rows: Array, columns: Array | None) -> Tensor:
@@ -54,15 +55,46 @@ class Shelf:
         if key not in self._taken:
             taken = self.x[torch.from_numpy(rows).to(self.x.device)]
             if self.image:
-                taken = (taken.to(self.dtype) / 255 - self.mean) / self.deviation
+                taken = self._coloured(taken)
             if columns is not None:  # of an image: places in the flattened image
                 taken = taken.flatten(1)[:, torch.from_numpy(columns).to(self.x.device)]
             self._taken[key] = taken.contiguous()
         return self._taken[key]
 
+    def _coloured(self, images: Tensor) -> Tensor:
+        return (images.to(self.dtype) / 255 - self.mean) / self.deviation
+
+    def changed(self, rows: Array, columns: Array, stream: Stream) -> Tensor:
+        """Columns of whole images that were moved and mirrored, the same for all who ask.
+
+        `stream` is one for all sites; only what was asked for last is kept.
+        """
+        key = (stream.key, len(rows))
+        if self._changed is None or self._changed[0] != key:
+            images = varied(self.x[torch.from_numpy(rows).to(self.x.device)], stream)
+            self._changed = (key, self._coloured(images).flatten(1))
+        return self._changed[1][:, torch.from_numpy(columns).to(self.x.device)].contiguous()
+
     def labels(self, rows: Array) -> Tensor:
         """The labels of these rows."""
         return self.y[torch.from_numpy(rows).to(self.y.device)]
+
+
+def varied(images: Tensor, stream: Stream) -> Tensor:
+    """Images moved by up to an eighth of their sides, every other one mirrored; black comes in."""
+    draws, (rows, _, height, width) = stream.numpy(), images.shape
+    most = (height // 8, width // 8)
+    down, right = (torch.from_numpy(draws.integers(0, 2 * m + 1, rows)) for m in most)
+    mirrored = torch.from_numpy(draws.random(rows) < 0.5).to(images.device)
+    images = torch.where(mirrored[:, None, None, None], images.flip(-1), images)
+    padded = nn.functional.pad(images, (most[1], most[1], most[0], most[0]))
+    i, j = (
+        (torch.arange(size) + by[:, None]).to(images.device)
+        for size, by in ((height, down), (width, right))
+    )
+    place = torch.arange(rows, device=images.device)
+    found: Tensor = padded[place[:, None, None], :, i[:, :, None], j[:, None, :]]
+    return found.permute(0, 3, 1, 2)
 
 
 def colours(scale: Scale, channels: int, name: str = "") -> tuple[list[Any], list[Any]]:
@@ -171,10 +203,26 @@ class Site:
         self._table = dataset.kind == "table"
         self._shape: tuple[int, ...] = tuple(dataset.x.shape[1:])
         self._kept: dict[tuple[str, int], Rows] = {}
+        self._lesson: tuple[tuple[int, int], Rows] | None = None  # of the last round
 
     def train(self, stage: int) -> Rows:
         """The rows that this site learns from at a stage."""
         return self._rows("train", stage)
+
+    def lesson(self, moment: Moment) -> Rows:
+        """The rows that this site learns from in a round: those of the stage.
+
+        With joint_aug, a client's part of whole images that are changed anew in each round.
+        """
+        plain = self.train(moment.stage)
+        if not self._scenario.joint_aug or self.id == SERVER or not len(plain):
+            return plain
+        if self._lesson is None or self._lesson[0] != (moment.stage, moment.round):
+            rows = self._scenario.holdings[self.id][moment.stage].train
+            stream = Stream.of(self._seed, "joint_aug", moment.stage, moment.round)
+            x = self._shelf.changed(rows, self._columns, stream).reshape(plain.x.shape)
+            self._lesson = ((moment.stage, moment.round), Rows(x, plain.own, plain.y))
+        return self._lesson[1]
 
     def valid(self, stage: int) -> Rows:
         """The rows that this site chooses by at a stage."""

@@ -21,6 +21,7 @@ from atoll.core.federation import Clients, Moment
 from atoll.core.messages import Embed, Embedded, Empty, Learn, Tensors
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Score
+from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.learning.knowledge import class_means
 from atoll.learning.models import Architecture
@@ -88,7 +89,10 @@ class Client:
         self.half = self._first(0)
         self.before: Tensors = {}  # the weights at the end of the last stage, for distillation
         self.done = (-1, -1, -1)  # stage, round and step of the last gradient that was applied
-        self._shown = (-1, torch.empty(0))  # the rows of a stage as the network reads them
+        self._shown: tuple[Rows | None, Tensor] = (
+            None,
+            torch.empty(0),
+        )  # as the network reads them
 
     def _first(self, stage: int) -> Half:
         """A new network; each client and, with `fresh`, each stage draws its own."""
@@ -134,8 +138,9 @@ class Client:
     def lend(self, moment: Moment, work: Passes) -> Lent:
         """All that `learn` needs for the steps of a round."""
         self._begin(moment)
-        if self._shown[0] != moment.stage:
-            self._shown = (moment.stage, self._scaled(self.site.train(moment.stage).x))
+        rows = self.site.lesson(moment)
+        if self._shown[0] is not rows:
+            self._shown = (rows, self._scaled(rows.x))
         keys = [self._key(moment, step) for step in range(work.steps)] if self._dropped else []
         return Lent(
             *(self.half.function, self.half.weights, self._shown[1], self.options.rate),
@@ -158,7 +163,7 @@ class Client:
     def _inputs(self, request: Learn, moment: Moment, later: int) -> tuple[Tensor, Tensor | None]:
         """The rows of a step and its dropout."""
         options, site, step = self.options, self.site, request.step + later
-        rows = site.train(moment.stage)
+        rows = site.lesson(moment)
         index = Batches(len(rows), options.batch, request.seed).at(step, site.device)
         x = self._scaled(rows.x[index])
         if options.replay == "pass" and options.rotate and x.dim() == 4:

@@ -23,6 +23,7 @@ from atoll.core.federation import SERVER, Clients, Moment
 from atoll.core.messages import Embed, Embedded, Empty, Learn, Tensors
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Look, Score
+from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.learning.knowledge import (
     LmoRule,
@@ -138,7 +139,10 @@ class Client:
         self.done = (-1, -1, -1)  # stage, round and step of the last gradient that was applied
         self.measured = -1  # the last stage whose Fisher diagonal was added
         self._mask: tuple[int, Tensors | None] = (-1, None)  # of a stage; follows from fisher
-        self._shown = (-1, torch.empty(0))  # the rows of a stage as the network reads them
+        self._shown: tuple[Rows | None, Tensor] = (
+            None,
+            torch.empty(0),
+        )  # as the network reads them
 
     def embed(self, request: Embed, moment: Moment) -> Embedded:
         """The embeddings of rows in the order asked for."""
@@ -186,7 +190,7 @@ class Client:
     def _inputs(self, request: Learn, moment: Moment, later: int) -> tuple[Tensor, Tensor | None]:
         """The rows of a step and its dropout."""
         options, site, step = self.options, self.site, request.step + later
-        rows = site.train(moment.stage)
+        rows = site.lesson(moment)
         index = Batches(len(rows), options.batch, request.seed).at(step, site.device)
         x = self._scaled(rows.x[index])
         key = torch.tensor(self._key(moment, step), device=site.device)
@@ -201,8 +205,9 @@ class Client:
 
     def lend(self, moment: Moment, work: Passes) -> Lent:
         """All that `learn` needs for the steps of a round."""
-        if self._shown[0] != moment.stage:
-            self._shown = (moment.stage, self._scaled(self.site.train(moment.stage).x))
+        rows = self.site.lesson(moment)
+        if self._shown[0] is not rows:
+            self._shown = (rows, self._scaled(rows.x))
         mask, options = self._frozen(moment), self.options
         keys = [self._key(moment, step) for step in range(work.steps)] if self._dropped else []
         return Lent(
