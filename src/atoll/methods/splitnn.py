@@ -8,6 +8,7 @@ stages the same networks go on learning, which forgets: it is the yardstick of V
 adds what other continual methods would rehearse; `fresh` begins anew at each stage (Standalone).
 """
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from atoll.core.federation import Clients, Moment
 from atoll.core.messages import Embed, Embedded, Empty, Learn, Tensors
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Score
+from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.learning.knowledge import class_means
@@ -78,6 +80,7 @@ class Options:
     pixel_std: tuple[float, ...] = ()  # of each channel, with pixel_mean
     clip: NotNegative = 0.0  # longest gradient of a row that is sent; 0 for any
     noise: NotNegative = 0.0  # deviation of the noise on gradients that are sent
+    secret: bool = False  # draw it from the machine, not from the run's seed, which clients know
     digits: NotNegativeInt = 0  # behind the point, of embeddings that are sent; 0 for all
 
 
@@ -212,6 +215,7 @@ class Server:
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
+        self._secret = Stream(secrets.randbits(63)) if options.secret else None
         self.classes = options.declared or len(site.classes)
         parties = len(site.clients) if options.agg == "concat" else 1
         self.width = options.width * parties
@@ -262,6 +266,12 @@ class Server:
         self.classes = highest
         self.weights = widened(self.weights, highest * self._turns(), stream)
 
+    def _draws(self, name: str, moment: Moment) -> Stream:
+        """What a round draws: by the run's seed, or by a number that no client can know."""
+        if self._secret is None:
+            return self.site.stream(name, moment)
+        return self._secret.child(name, moment.stage, moment.round)
+
     def _learners(self, moment: Moment) -> list[str]:
         """The clients that take part in a stage's training."""
         here = self.site.parties(moment.stage)
@@ -298,7 +308,7 @@ class Server:
             weights=self.weights,
             given=self._given(moment),
             loss=self._loss(moment),
-            stream=self.site.stream("step", moment),
+            stream=self._draws("step", moment),
             rate=options.rate,
             agg=options.agg,
             clip=options.clip,
@@ -357,7 +367,7 @@ class Server:
         }
         joint = self._joined(replies).requires_grad_()
         moving = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
-        key = torch.tensor(self.site.stream("step", moment).child(step).key, device=y.device)
+        key = torch.tensor(self._draws("step", moment).child(step).key, device=y.device)
         with torch.enable_grad():
             read = Step(joint, joint.detach()[:0], y, key)
             loss = self._loss(moment)(moving, self._given(moment), read)["loss"]

@@ -9,6 +9,7 @@ by stage: old and new prototypes are mixed, and so are embeddings at the test, w
 Letters follow the specification: E embeddings, mu prototypes, F Fisher diagonals, kappa threshold.
 """
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from atoll.core.federation import SERVER, Clients, Moment
 from atoll.core.messages import Embed, Embedded, Empty, Learn, Tensors
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Look, Score
+from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.learning.knowledge import (
@@ -100,6 +102,7 @@ class Options:
     pixel_std: tuple[float, ...] = ()  # of each channel, with pixel_mean
     clip: NotNegative = 0.0  # longest gradient of a row that is sent; 0 for any
     noise: NotNegative = 0.0  # deviation of the noise on gradients that are sent
+    secret: bool = False  # draw it from the machine, not from the run's seed, which clients know
     digits: NotNegativeInt = 0  # behind the point, of embeddings that are sent; 0 for all
 
 
@@ -300,6 +303,7 @@ class Server:
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
+        self._secret = Stream(secrets.randbits(63)) if options.secret else None
         classes = len(site.classes)
         self.classes = options.declared or classes
         made = top(options.network, options.width, self.classes, site.stream("top"))
@@ -339,6 +343,12 @@ class Server:
         self.seen = self.seen.clone()
         self.seen[y] = True
         self.arrived = torch.zeros_like(self.arrived)
+
+    def _draws(self, name: str, moment: Moment) -> Stream:
+        """What a round draws: by the run's seed, or by a number that no client can know."""
+        if self._secret is None:
+            return self.site.stream(name, moment)
+        return self._secret.child(name, moment.stage, moment.round)
 
     def _learners(self, moment: Moment) -> list[str]:
         """The clients that take part in a stage's training."""
@@ -398,7 +408,7 @@ class Server:
             weights=self.weights,
             given=self._given(moment),
             loss=self._loss(moment),
-            stream=self.site.stream("step", moment),
+            stream=self._draws("step", moment),
             rate=options.rate,
             agg=options.agg,
             clip=options.clip,
@@ -470,7 +480,7 @@ class Server:
         moment, step = where
         joint = joint.detach().requires_grad_()
         moving = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
-        key = torch.tensor(self.site.stream("step", moment).child(step).key, device=y.device)
+        key = torch.tensor(self._draws("step", moment).child(step).key, device=y.device)
         with torch.enable_grad():
             read = Step(joint, before, y, key)
             found = self._loss(moment)(moving, self._given(moment), read)
@@ -519,6 +529,10 @@ class Server:
         with torch.enable_grad():  # a sum over samples: each row's gradient is its own
             loss = F.cross_entropy(self._logits(joint), labels, reduction="sum")
         (gradient,) = torch.autograd.grad(loss, [joint])
+        # it tells as much of labels as those of the steps, which are smaller by the batch
+        key = torch.tensor(self._draws("fisher noise", moment).key, device=y.device)
+        by = options.batch
+        gradient = guarded(gradient, by * options.clip, by * options.noise, key)
         part = parts_of(gradient, len(ids), options.agg)[0]
         clients.ask(Client.measure, dict.fromkeys(ids, Measure(seed, part)))
 
