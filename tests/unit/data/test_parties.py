@@ -164,6 +164,35 @@ def test_a_class_that_no_other_party_has_rows_of_is_told_or_dropped(tables: Path
     assert "platinum" not in data.load("", **OWN, lost="drop").classes
 
 
+def test_a_class_that_is_new_at_a_stage_and_that_a_party_has_no_rows_of_is_told(
+    tables: Path,
+) -> None:
+    """Black cards come in year 2, and the phone company knows none of these customers."""
+    lines = Path("bank.csv").read_text().splitlines()
+    black = {line.split(",")[0].lower() for line in lines if ",black," in line}
+    known = Path("phone.csv").read_text().splitlines()
+    kept = [line for line in known if line.split(",")[0].strip() not in black]
+    assert 0 < len(kept) < len(known)
+    Path("phone.csv").write_text("\n".join(kept) + "\n")
+    aligned()
+    staged = {**OWN, "stage": "year"}
+    with pytest.raises(UserError, match="class 'black' has no row that all parties have"):
+        data.load("", **staged)
+    found = data.load("", **staged, lost="drop")
+    assert found.classes == ("basic", "gold")
+    assert found.layout is not None
+    assert found.layout.stages == ("1",)  # nothing is left of year 2
+
+
+def test_a_stage_whose_file_shares_no_row_with_a_party_is_told_at_the_alignment(
+    tables: Path,
+) -> None:
+    Path("bank-2.csv").write_text("customer,income,card,year\nC900,1.0,black,2\n")
+    Path("phone-2.csv").write_text("customer,minutes,plan\nc901,1.0,x\n")
+    with pytest.raises(UserError, match="no id is common to all tables"):
+        aligned("bank-2.csv", "phone-2.csv")
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
