@@ -21,6 +21,7 @@ __all__ = ["Scale", "Shelf", "Site", "Witness", "block", "colours", "filled"]
 
 Array = np.ndarray[Any, Any]
 Scale = Literal["global", "local", "none", "imagenet"]
+_NONE = np.empty(0, dtype=np.int64)
 Network = Callable[[tuple[int, ...], int, Stream], nn.Module]  # input shape, classes, initial draw
 
 
@@ -231,6 +232,12 @@ class Site:
     def test(self, task: int) -> Rows:
         """The rows of a task that this site may be tested on."""
         return self._rows("test", task)
+
+    def fresh(self, task: int) -> Tensor:
+        """Which test rows of a task no earlier task has."""
+        tests = self._scenario.tests[self.clients[0] if self.id == SERVER else self.id]
+        seen = np.concatenate([_NONE, *tests[:task]])
+        return torch.from_numpy(~np.isin(tests[task], seen)).to(self.device)
 
     def inputs(self, own: bool = False, stage: int = 0) -> tuple[int, ...]:
         """The shape of a row: the common columns, with `own` this site's further ones too."""

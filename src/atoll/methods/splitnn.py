@@ -448,7 +448,7 @@ class Server:
         said = {task: self._predicted(clients, ids, task) for task in tasks}
         found = [self._score(moment, task, "", *said[task]) for task in tasks]
         if several and not self.options.fresh:
-            found.append(self._score(moment, moment.stage, "union", *union(said)))
+            found.append(self._score(moment, moment.stage, "union", *union(said, self.site.fresh)))
         return found
 
     def answering(self, stage: int) -> list[str]:

@@ -565,7 +565,7 @@ class Server:
         variant = "label_oracle" if oracle else ""
         found = [self._score(moment, task, variant, *said[task]) for task in tasks]
         if self.site.stages > 1 and not self.site.by_columns:
-            found.append(self._score(moment, moment.stage, "union", *union(said)))
+            found.append(self._score(moment, moment.stage, "union", *union(said, self.site.fresh)))
         return found
 
     def _predicted(self, clients: Clients, moment: Moment, task: int) -> tuple[Tensor, Tensor]:

@@ -104,6 +104,24 @@ def test_a_run_learns_from_them_with_rows_classes_or_columns_by_stage(tables: Pa
         assert scores[0].accuracy > 0.6, name
 
 
+@pytest.mark.parametrize("method", ["vleto", "splitnn"])
+def test_all_classes_so_far_count_every_test_row_once_also_where_a_class_comes_again(
+    method: str, tables: Path
+) -> None:
+    lines = Path("bank.csv").read_text().splitlines()  # every class in both years
+    again = [f"{line[:-1]}{1 + n % 2}" for n, line in enumerate(lines[1:])]
+    Path("bank.csv").write_text("\n".join([lines[0], *again]) + "\n")
+    aligned()
+    values = {"rounds": 1, "data": {**OWN, "stage": "year"}, "engine": {"mode": "loop"},
+              "method": {"name": method, "batch": 16, "width": 12}}  # fmt: skip
+    execute(resolve(values, "test"), tables / method)
+    last = [e for e in read_events(tables / method) if isinstance(e, Score) and e.stage == 1]
+    tasks = [score for score in last if not score.variant]
+    (union,) = [score for score in last if score.variant == "union"]
+    assert union.rows == sum(score.rows for score in tasks)
+    assert union.correct == sum(score.correct for score in tasks)
+
+
 def test_a_file_for_each_stage_and_a_column_that_vanishes_or_comes(tables: Path) -> None:
     for stage, part in ((1, slice(1, 111)), (2, slice(111, None))):
         for name in ("bank", "phone"):

@@ -89,6 +89,14 @@ def test_images_are_moved_whole_and_every_other_one_is_mirrored() -> None:
     assert torch.equal(found, varied(image, Stream.of(3)))
 
 
+def test_a_test_row_is_fresh_in_the_first_task_that_has_it() -> None:
+    server = sites("digits", clients=4, cut="strips", mode="classes", window=4, stages=3)[SERVER]
+    assert server.fresh(0).all()
+    for task in (1, 2):
+        y = server.test(task).y
+        assert torch.equal(server.fresh(task), y >= 2 * task + 2)  # 2 and 3, 4 and 5 came before
+
+
 def test_quadrants_keep_their_sides() -> None:
     found = sites("digits", clients=4, cut="quadrants")
     assert found["site-2"].train(0).x.shape[1:] == (1, 4, 4)
