@@ -46,7 +46,8 @@ from atoll.runs.draft import draft
 from atoll.runs.loop import Progress, holdings
 from atoll.runs.onnx import write as write_onnx
 from atoll.runs.parts import parts
-from atoll.runs.predict import Predictor, export, predict
+from atoll.runs.predict import Predicted, Predictor, export, predict
+from atoll.runs.predict_parties import Lacking, predict_parties
 from atoll.runs.result import Run, plain, table
 from atoll.runs.track import known, tracked
 
@@ -726,8 +727,8 @@ def init_command(
 @app.command("predict")
 def predict_command(
     run: Annotated[Path, typer.Argument(help="the folder of a run", metavar="RUN")],
-    file: Annotated[Path, typer.Argument(help="rows to predict, CSV or Parquet")],
-    site: Annotated[str, typer.Option(help="whose model")],
+    file: Annotated[Path | None, typer.Argument(help="rows to predict, CSV or Parquet")] = None,
+    site: Annotated[str, typer.Option(help="whose model")] = "",
     to: Annotated[Path, typer.Option("-o", "--out", help="the predictions")] = Path(
         "predictions.csv"
     ),
@@ -735,15 +736,47 @@ def predict_command(
     held_out: Annotated[
         bool, typer.Option("--held-out", help="only the rows that the run kept for its tests")
     ] = False,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="parties: the file of each, in their order or as PARTY=FILE"),
+    ] = None,
+    lacking: Annotated[
+        str, typer.Option(help="parties, an id that one lacks: drop it, or fill its columns")
+    ] = "drop",
 ) -> None:
-    """Predict the rows of a file with the model of one site."""
-    done = predict(Predictor(run, site, model), file, to, held_out)
+    """Predict the rows of a file with the model of one site, or of a file of each party."""
+    predictor = Predictor(run, site, model)
+    if data:
+        done = _predict_parties(predictor, file, data, lacking, to, held_out)
+    else:
+        if file is None or not site:
+            what = "no file" if file is None else "it is not said whose model"
+            remedy = "give FILE --site SITE; where parties hold columns, --data for each party"
+            raise UserError(what, "atoll predict", remedy)
+        done = predict(predictor, file, to, held_out)
     for name in done.absent:
         err.print(f"the file has no column '{name}': taken as missing", soft_wrap=True)
     for name, count in done.unseen.items():
         err.print(f"{count} values of '{name}' were never seen: taken as unknown", soft_wrap=True)
     right = "" if done.right is None else f", {done.right / done.rows:.4f} of them right"
     out.print(f"{done.rows:,} predictions in {to}{right}", soft_wrap=True)
+
+
+def _predict_parties(
+    predictor: Predictor, file: Path | None, data: list[str], lacking: str, to: Path, held_out: bool
+) -> Predicted:
+    if file is not None or "parties" not in predictor.recipe:
+        remedy = "give FILE --site SITE; --data is for parties that hold columns of the same rows"
+        raise UserError("--data does not fit", str(file or predictor.folder), remedy)
+    if lacking not in ("drop", "fill"):
+        raise UserError(f"unknown way '{lacking}'", "--lacking", "use drop or fill")
+    how: Lacking = "fill" if lacking == "fill" else "drop"
+    done = predict_parties(predictor, data, to, how, held_out)
+    became = "left out" if how == "drop" else "its columns taken as missing"
+    for name, ids in done.lacking.items():
+        shown = ", ".join(ids[: align.SHOWN]) + (", ..." if len(ids) > align.SHOWN else "")
+        err.print(f"{len(ids):,} ids are not in {name}, {became}: {shown}", soft_wrap=True)
+    return done
 
 
 @app.command("export")

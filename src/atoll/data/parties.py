@@ -9,7 +9,7 @@ and no scale crosses.
 import csv
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,6 +57,8 @@ class _Party:
     name: str
     sheets: tuple[Sheet, ...]
     texts: tuple[pa.Table, ...]  # every value as text, the common rows in their order
+    rows: tuple[Array, ...]  # the places of these rows in each file
+    counts: tuple[int, ...]  # how many rows each file has
 
 
 def load(name: str = "", **given: Any) -> Dataset:
@@ -81,6 +83,8 @@ def load(name: str = "", **given: Any) -> Dataset:
             _name(number, party[0]),
             party,
             tuple(t.take(pa.array(rows[s][number])) for s, t in enumerate(texts)),
+            tuple(stage[number] for stage in rows),
+            tuple(len(text) for text in texts),
         )
         for number, (party, texts) in enumerate(zip(sheets, whole, strict=True))
     ]
@@ -253,12 +257,14 @@ def _dataset(
 ) -> Dataset:
     special = {options.id, options.label, options.stage, *options.ignore}
     pieces, names, owners, held = [], [], list[int](), list[str]()
+    blocks: dict[str, list[Block]] = {party.name: [] for party in parties}
     for party in parties:
         columns = [c for c in party.sheets[0].columns if c not in special]
         if not columns:
             continue  # an active party with labels alone is no client
         for column in columns:
             block, values = _encoded(party, column, options)
+            blocks[party.name].append(replace(block, start=len(owners)))
             pieces.append(values)
             names += [f"{party.name}: {n}" for n in block.names]
             owners += [len(held)] * block.width
@@ -271,7 +277,8 @@ def _dataset(
     owner = np.array(owners)
     layout = Layout(
         np.stack([owner == number for number in range(len(held))]),
-        np.ones(len(owner), dtype=bool), stage, stages, {},
+        np.ones(len(owner), dtype=bool), stage, stages,
+        _recipe(parties[active], blocks, classes, options),
     )  # fmt: skip
     source = "own files: " + ", ".join(s.path.name for party in parties for s in party.sheets)
     x = np.concatenate(pieces, 1).astype(np.float32)
@@ -279,6 +286,25 @@ def _dataset(
         name or "own tables", "table", x, y, tuple(names), classes, source,
         groups=tuple(held), layout=layout,
     )  # fmt: skip
+
+
+def _recipe(
+    active: _Party,
+    blocks: dict[str, list[Block]],
+    classes: tuple[str, ...],
+    options: PartyOptions,
+) -> dict[str, Any]:
+    """How files of new rows become what the networks read; which rows these ones are."""
+    told = zip(active.sheets, active.counts, active.rows, strict=True)
+    return {
+        "id": options.id,
+        "label": options.label,
+        "classes": list(classes),
+        "missing": list(options.missing),
+        "active": active.name,
+        "files": [[sheet.path.name, count, rows.tolist()] for sheet, count, rows in told],
+        "parties": {name: [asdict(block) for block in own] for name, own in blocks.items()},
+    }
 
 
 def _encoded(party: _Party, column: str, options: PartyOptions) -> tuple[Block, Array]:

@@ -31,6 +31,7 @@ class Scenario:
     tasks: tuple[str, ...]  # what is tested, by name
     known_at: tuple[int, ...]  # for each task the stage from which it can be tested
     labels_at_server: bool = False  # vertical: clients hold columns, the server holds the labels
+    joint_aug: bool = False  # vertical: whole images are changed before they are cut
 
     @property
     def stages(self) -> int:

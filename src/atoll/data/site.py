@@ -21,6 +21,7 @@ __all__ = ["Scale", "Shelf", "Site", "Witness", "block", "colours", "filled"]
 
 Array = np.ndarray[Any, Any]
 Scale = Literal["global", "local", "none", "imagenet"]
+_NONE = np.empty(0, dtype=np.int64)
 Network = Callable[[tuple[int, ...], int, Stream], nn.Module]  # input shape, classes, initial draw
 
 
@@ -46,6 +47,7 @@ class Shelf:
         self.train, self.layout = train, dataset.layout
         self.y = torch.from_numpy(dataset.y).to(device)
         self._taken: dict[bytes, Tensor] = {}
+        self._changed: tuple[tuple[int, int], Tensor] | None = None  # of the last round
         self.outlines: dict[tuple[Network, tuple[int, ...], bool], nn.Module] = {}
 
     def inputs(self, rows: Array, columns: Array | None) -> Tensor:
@@ -54,15 +56,46 @@ class Shelf:
         if key not in self._taken:
             taken = self.x[torch.from_numpy(rows).to(self.x.device)]
             if self.image:
-                taken = (taken.to(self.dtype) / 255 - self.mean) / self.deviation
+                taken = self._coloured(taken)
             if columns is not None:  # of an image: places in the flattened image
                 taken = taken.flatten(1)[:, torch.from_numpy(columns).to(self.x.device)]
             self._taken[key] = taken.contiguous()
         return self._taken[key]
 
+    def _coloured(self, images: Tensor) -> Tensor:
+        return (images.to(self.dtype) / 255 - self.mean) / self.deviation
+
+    def changed(self, rows: Array, columns: Array, stream: Stream) -> Tensor:
+        """Columns of whole images that were moved and mirrored, the same for all who ask.
+
+        `stream` is one for all sites; only what was asked for last is kept.
+        """
+        key = (stream.key, len(rows))
+        if self._changed is None or self._changed[0] != key:
+            images = varied(self.x[torch.from_numpy(rows).to(self.x.device)], stream)
+            self._changed = (key, self._coloured(images).flatten(1))
+        return self._changed[1][:, torch.from_numpy(columns).to(self.x.device)].contiguous()
+
     def labels(self, rows: Array) -> Tensor:
         """The labels of these rows."""
         return self.y[torch.from_numpy(rows).to(self.y.device)]
+
+
+def varied(images: Tensor, stream: Stream) -> Tensor:
+    """Images moved by up to an eighth of their sides, every other one mirrored; black comes in."""
+    draws, (rows, _, height, width) = stream.numpy(), images.shape
+    most = (height // 8, width // 8)
+    down, right = (torch.from_numpy(draws.integers(0, 2 * m + 1, rows)) for m in most)
+    mirrored = torch.from_numpy(draws.random(rows) < 0.5).to(images.device)
+    images = torch.where(mirrored[:, None, None, None], images.flip(-1), images)
+    padded = nn.functional.pad(images, (most[1], most[1], most[0], most[0]))
+    i, j = (
+        (torch.arange(size) + by[:, None]).to(images.device)
+        for size, by in ((height, down), (width, right))
+    )
+    place = torch.arange(rows, device=images.device)
+    found: Tensor = padded[place[:, None, None], :, i[:, :, None], j[:, None, :]]
+    return found.permute(0, 3, 1, 2)
 
 
 def colours(scale: Scale, channels: int, name: str = "") -> tuple[list[Any], list[Any]]:
@@ -82,13 +115,19 @@ def standardised(x: Tensor, fit: Tensor) -> Tensor:
     """
     if not len(fit):
         return x
+    mean, deviation = _moments(fit)
+    return ((x - mean) / deviation).to(x.dtype)
+
+
+def _moments(fit: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of columns, NaN left out; 0 and 1 for constant ones."""
     deviation, mean = torch.std_mean(fit.double(), 0, correction=0)
     if bool(torch.isnan(mean).any()):
         mean = fit.double().nanmean(0)
         deviation = (fit.double() - mean).square().nanmean(0).sqrt()
         mean, deviation = mean.nan_to_num(0.0), deviation.nan_to_num(0.0)
     moving = deviation > 0
-    return torch.where(moving, (x - mean) / torch.where(moving, deviation, 1), x).to(x.dtype)
+    return torch.where(moving, mean, 0), torch.where(moving, deviation, 1)
 
 
 def block(columns: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -165,10 +204,26 @@ class Site:
         self._table = dataset.kind == "table"
         self._shape: tuple[int, ...] = tuple(dataset.x.shape[1:])
         self._kept: dict[tuple[str, int], Rows] = {}
+        self._lesson: tuple[tuple[int, int], Rows] | None = None  # of the last round
 
     def train(self, stage: int) -> Rows:
         """The rows that this site learns from at a stage."""
         return self._rows("train", stage)
+
+    def lesson(self, moment: Moment) -> Rows:
+        """The rows that this site learns from in a round: those of the stage.
+
+        With joint_aug, a client's part of whole images that are changed anew in each round.
+        """
+        plain = self.train(moment.stage)
+        if not self._scenario.joint_aug or self.id == SERVER or not len(plain):
+            return plain
+        if self._lesson is None or self._lesson[0] != (moment.stage, moment.round):
+            rows = self._scenario.holdings[self.id][moment.stage].train
+            stream = Stream.of(self._seed, "joint_aug", moment.stage, moment.round)
+            x = self._shelf.changed(rows, self._columns, stream).reshape(plain.x.shape)
+            self._lesson = ((moment.stage, moment.round), Rows(x, plain.own, plain.y))
+        return self._lesson[1]
 
     def valid(self, stage: int) -> Rows:
         """The rows that this site chooses by at a stage."""
@@ -177,6 +232,12 @@ class Site:
     def test(self, task: int) -> Rows:
         """The rows of a task that this site may be tested on."""
         return self._rows("test", task)
+
+    def fresh(self, task: int) -> Tensor:
+        """Which test rows of a task no earlier task has."""
+        tests = self._scenario.tests[self.clients[0] if self.id == SERVER else self.id]
+        seen = np.concatenate([_NONE, *tests[:task]])
+        return torch.from_numpy(~np.isin(tests[task], seen)).to(self.device)
 
     def inputs(self, own: bool = False, stage: int = 0) -> tuple[int, ...]:
         """The shape of a row: the common columns, with `own` this site's further ones too."""
@@ -303,17 +364,35 @@ class Site:
             rows = getattr(scenario.holdings[whose][number], part)
         columns = self._columns
         x = self._shelf.inputs(rows, columns)
-        if self._table and self._shelf.scale == "local" and len(columns):
-            since = next(held for held in scenario.holdings[whose] if len(held.train))
-            x = standardised(x, self._shelf.inputs(since.train, columns))
-        if self._shelf.layout is not None:  # a missing value becomes the mean
-            x = x.nan_to_num(0.0)
+        if self._shelf.layout is not None:
+            x = filled(x, self.party_scaling())
+        elif self._table and self._shelf.scale == "local" and len(columns):
+            x = standardised(x, self._first_rows())
         y = self._shelf.labels(rows)
         if self.id != SERVER:
             y = torch.full_like(y, -1)
         return Rows(
             x.reshape(len(rows), *block(columns, self._shape)), x.new_zeros((len(rows), 0)), y
         )
+
+    def _first_rows(self) -> Tensor:
+        """A party's columns of the training rows of the first stage at which it has some."""
+        holdings = self._scenario.holdings[self.id]
+        since = next(held for held in holdings if len(held.train))
+        return self._shelf.inputs(since.train, self._columns)
+
+    def party_scaling(self) -> Tensor:
+        """Own tables of parties: fill, mean and deviation of each of its columns.
+
+        A missing value becomes the mean, and 0 where nothing is scaled.
+        """
+        width = len(self._columns)
+        scaling = torch.zeros((3, width), dtype=torch.float64, device=self.device)
+        scaling[2] = 1
+        if self._shelf.scale == "local" and width:
+            mean, deviation = _moments(self._first_rows())
+            scaling = torch.stack([mean, mean, deviation])
+        return scaling
 
     def _taken(self, rows: Array, own: Array) -> Rows:
         common = self._scenario.common if self._table else None

@@ -48,9 +48,14 @@ Take = Callable[[Array, int], tuple[Array, Array]]  # (rows, count) -> those tak
 Deal = Callable[[Array, int], list[Array]]  # (rows, stage) -> the rows of each client
 
 Split = Literal["rows", "columns", "sites", "classes", "parties", "tasks", "domains", "files"]
+Stages = tuple[tuple[int, ...], ...] | Literal["overlap4", "disjoint2"]
 Cut = Literal["contiguous", "permuted", "strips", "quadrants"]
 
 _DRAW_SEED: Final = 42  # FedSeIT, g.2 and g.3: the tasks are the same in every run
+_STAGES: Final = {  # V-LETO, g: the classes of each of four stages
+    "overlap4": ((0, 1, 2, 3), (2, 3, 4, 5), (4, 5, 6, 7), (6, 7, 8, 9)),
+    "disjoint2": ((0, 1), (2, 3), (4, 5), (6, 7)),
+}
 _FEWEST: Final = 5  # rows of a site at a stage: to learn from, to choose by, to test on
 _NONE: Final = np.empty(0, dtype=np.int64)
 _ABSENT: Final = Holding(_NONE, _NONE, _NONE)  # of a client that has not joined yet
@@ -77,7 +82,8 @@ class ScenarioOptions:
     mode: Literal["none", "classes", "columns"] = "none"  # what comes by stage: parties
     window: NotNegativeInt = 0  # classes in a stage, 0 parts all evenly: classes, parties by class
     stride: AtLeastOne = 2  # classes from one window to the next: classes, parties by class
-    stage_classes: tuple[tuple[int, ...], ...] = ()  # by number, instead: classes, parties
+    stage_classes: Stages = ()  # instead: lists of numbers, overlap4, disjoint2: classes, parties
+    joint_aug: bool = False  # whole images moved and mirrored before the cut; simulation: parties
     task_classes: AtLeastOne = 4  # classes drawn for a task: tasks
     held_back: Fraction = 0.125  # share of a task's rows to choose by, by class: tasks
     sizes: tuple[int, ...] = ()  # training rows of each client, empty for all: domains
@@ -329,6 +335,11 @@ def scenario(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenario:
             f"your own tables cannot be dealt out by split = '{options.split}'",
             f"use split = '{own}', or leave it out",
         )
+    if options.joint_aug and (options.split != "parties" or dataset.kind != "image"):
+        raise _refusal(
+            "joint_aug changes images that are cut among parties",
+            "use it with split = 'parties' and images, or leave it out",
+        )
     made = _SPLITS[options.split](dataset, options, seed)
     if options.stages not in (1, made.stages):
         raise _refusal(
@@ -426,7 +437,7 @@ def _by_parties(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenar
             for client in columns_by_stage(pieces)
         ]
     made = _made(ids, holdings, [tests], tasks, common=_NONE)
-    return replace(made, labels_at_server=True)
+    return replace(made, labels_at_server=True, joint_aug=options.joint_aug)
 
 
 def _party_stages(
@@ -715,8 +726,9 @@ def _staged(rows: Array, labels: Array, stages: Sequence[Array], deal: Deal) -> 
 def _class_stages(dataset: Dataset, options: ScenarioOptions) -> list[Array]:
     """The classes of each stage: the user's own list, windows, or an even partition."""
     classes = len(dataset.classes)
-    if options.stage_classes:
-        return _given_classes(classes, options.stage_classes)
+    given = options.stage_classes
+    if given:
+        return _given_classes(classes, _STAGES[given] if isinstance(given, str) else given)
     if options.window:
         return class_windows(classes, options.window, options.stride, options.stages)
     return class_partition(classes, options.stages)

@@ -188,6 +188,8 @@ class Gate:
             self._parts = _own_parts(made, client, clients, plan) if plan else parts(made)
             if client not in self._parts.scenario.clients:
                 raise RefusedError(f"no client '{client[:80]}' in this run")
+            if self._parts.scenario.joint_aug:
+                raise RefusedError("joint_aug is for simulation: no site has whole images")
             self.id = client
             self._client = self._parts.client(client)
             with disk_errors(self._home):

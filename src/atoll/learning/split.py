@@ -172,15 +172,12 @@ def rounded(embedding: Tensor, digits: int) -> Tensor:
     return torch.round(embedding, decimals=digits) if digits else embedding
 
 
-def union(said: Mapping[int, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Logits and labels of all tasks, a class that several tasks share counted once."""
-    logits, labels, known = [], [], torch.empty(0, dtype=torch.int64)
-    for task in sorted(said):
-        rows, y = said[task]
-        fresh = ~torch.isin(y, known.to(y.device))
-        logits.append(rows[fresh])
-        labels.append(y[fresh])
-        known = torch.cat([known.to(y.device), y.unique()])
+def union(
+    said: Mapping[int, tuple[Tensor, Tensor]], fresh: Callable[[int], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Logits and labels of all tasks; `fresh` marks the rows that no earlier task has."""
+    parts = [tuple(part[fresh(task)] for part in said[task]) for task in sorted(said)]
+    logits, labels = zip(*parts, strict=True)
     return torch.cat(logits), torch.cat(labels)
 
 

@@ -24,6 +24,8 @@ class Method:
     headline: str = ""  # the variant that stands for the method where one number is wanted
     kept: Callable[[Any, Any, str], Any] | None = None  # (client, server's state, variant) -> model
     said: Callable[[Any, Any, Any], Any] | None = None  # (client, model, rows) -> logits
+    # vertical: (server, clients, columns of each) -> logits of rows that nobody has a label of
+    answered: Callable[[Any, Any, Any], Any] | None = None
     quorum: bool = False  # whether a round can do without some of the clients
 
 

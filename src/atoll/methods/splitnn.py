@@ -8,6 +8,7 @@ stages the same networks go on learning, which forgets: it is the yardstick of V
 adds what other continual methods would rehearse; `fresh` begins anew at each stage (Standalone).
 """
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,8 @@ from atoll.core.federation import Clients, Moment
 from atoll.core.messages import Embed, Embedded, Empty, Learn, Tensors
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Score
+from atoll.core.rng import Stream
+from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.learning.knowledge import class_means
 from atoll.learning.models import Architecture
@@ -77,6 +80,7 @@ class Options:
     pixel_std: tuple[float, ...] = ()  # of each channel, with pixel_mean
     clip: NotNegative = 0.0  # longest gradient of a row that is sent; 0 for any
     noise: NotNegative = 0.0  # deviation of the noise on gradients that are sent
+    secret: bool = False  # draw it from the machine, not from the run's seed, which clients know
     digits: NotNegativeInt = 0  # behind the point, of embeddings that are sent; 0 for all
 
 
@@ -88,7 +92,10 @@ class Client:
         self.half = self._first(0)
         self.before: Tensors = {}  # the weights at the end of the last stage, for distillation
         self.done = (-1, -1, -1)  # stage, round and step of the last gradient that was applied
-        self._shown = (-1, torch.empty(0))  # the rows of a stage as the network reads them
+        self._shown: tuple[Rows | None, Tensor] = (
+            None,
+            torch.empty(0),
+        )  # as the network reads them
 
     def _first(self, stage: int) -> Half:
         """A new network; each client and, with `fresh`, each stage draws its own."""
@@ -104,8 +111,11 @@ class Client:
         x = rows(request.number).x
         if request.seed:
             x = x[Batches(len(x), len(x), request.seed).at(0, x.device)]
-        x = x[request.start : request.start + request.count]
-        return Embedded(rounded(self.half.embed(self._scaled(x)), self.options.digits))
+        return Embedded(self._sent(x[request.start : request.start + request.count]))
+
+    def _sent(self, x: Tensor) -> Tensor:
+        """The embeddings of rows as they may leave."""
+        return rounded(self.half.embed(self._scaled(x)), self.options.digits)
 
     def learn(self, request: Learn, moment: Moment) -> Embedded:
         """Apply the gradient of the last step, then give the embeddings of the next."""
@@ -131,8 +141,9 @@ class Client:
     def lend(self, moment: Moment, work: Passes) -> Lent:
         """All that `learn` needs for the steps of a round."""
         self._begin(moment)
-        if self._shown[0] != moment.stage:
-            self._shown = (moment.stage, self._scaled(self.site.train(moment.stage).x))
+        rows = self.site.lesson(moment)
+        if self._shown[0] is not rows:
+            self._shown = (rows, self._scaled(rows.x))
         keys = [self._key(moment, step) for step in range(work.steps)] if self._dropped else []
         return Lent(
             *(self.half.function, self.half.weights, self._shown[1], self.options.rate),
@@ -155,7 +166,7 @@ class Client:
     def _inputs(self, request: Learn, moment: Moment, later: int) -> tuple[Tensor, Tensor | None]:
         """The rows of a step and its dropout."""
         options, site, step = self.options, self.site, request.step + later
-        rows = site.train(moment.stage)
+        rows = site.lesson(moment)
         index = Batches(len(rows), options.batch, request.seed).at(step, site.device)
         x = self._scaled(rows.x[index])
         if options.replay == "pass" and options.rotate and x.dim() == 4:
@@ -204,6 +215,7 @@ class Server:
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
+        self._secret = Stream(secrets.randbits(63)) if options.secret else None
         self.classes = options.declared or len(site.classes)
         parties = len(site.clients) if options.agg == "concat" else 1
         self.width = options.width * parties
@@ -254,6 +266,12 @@ class Server:
         self.classes = highest
         self.weights = widened(self.weights, highest * self._turns(), stream)
 
+    def _draws(self, name: str, moment: Moment) -> Stream:
+        """What a round draws: by the run's seed, or by a number that no client can know."""
+        if self._secret is None:
+            return self.site.stream(name, moment)
+        return self._secret.child(name, moment.stage, moment.round)
+
     def _learners(self, moment: Moment) -> list[str]:
         """The clients that take part in a stage's training."""
         here = self.site.parties(moment.stage)
@@ -290,7 +308,7 @@ class Server:
             weights=self.weights,
             given=self._given(moment),
             loss=self._loss(moment),
-            stream=self.site.stream("step", moment),
+            stream=self._draws("step", moment),
             rate=options.rate,
             agg=options.agg,
             clip=options.clip,
@@ -349,7 +367,7 @@ class Server:
         }
         joint = self._joined(replies).requires_grad_()
         moving = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
-        key = torch.tensor(self.site.stream("step", moment).child(step).key, device=y.device)
+        key = torch.tensor(self._draws("step", moment).child(step).key, device=y.device)
         with torch.enable_grad():
             read = Step(joint, joint.detach()[:0], y, key)
             loss = self._loss(moment)(moving, self._given(moment), read)["loss"]
@@ -426,23 +444,30 @@ class Server:
         """Every task so far, and all their classes together (variant `union`)."""
         several = self.site.stages > 1 and not self.site.by_columns
         tasks = [moment.stage] if self.options.fresh and several else list(clients.tasks)
-        ids = self.site.parties(moment.stage)
-        if self.site.by_columns and (self.options.fresh or self.options.fil_eval == "current"):
-            ids = ids[-1:]
+        ids = self.answering(moment.stage)
         said = {task: self._predicted(clients, ids, task) for task in tasks}
         found = [self._score(moment, task, "", *said[task]) for task in tasks]
         if several and not self.options.fresh:
-            found.append(self._score(moment, moment.stage, "union", *union(said)))
+            found.append(self._score(moment, moment.stage, "union", *union(said, self.site.fresh)))
         return found
 
+    def answering(self, stage: int) -> list[str]:
+        """The clients whose columns a prediction reads after a stage."""
+        ids = self.site.parties(stage)
+        newest = self.options.fresh or self.options.fil_eval == "current"
+        return ids[-1:] if self.site.by_columns and newest else ids
+
     def _predicted(self, clients: Clients, ids: list[str], task: int) -> tuple[Tensor, Tensor]:
-        joint = self._joined(self._embedded(clients, ids, "test", task))
+        return self.said(self._embedded(clients, ids, "test", task)), self.site.test(task).y
+
+    def said(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The logits of rows, from their embeddings at each client."""
         with torch.no_grad():
-            logits = self.network(self.weights, joint)
+            logits = self.network(self.weights, self._joined(parts))
             if self.options.seen_mask:
                 seen = self.seen[: self.classes].repeat_interleave(self._turns())
                 logits = logits.masked_fill(~seen, -torch.inf)
-        return logits[:, :: self._turns()], self.site.test(task).y
+        return logits[:, :: self._turns()]
 
     def _score(self, moment: Moment, task: int, variant: str, logits: Tensor, y: Tensor) -> Score:
         correct, f1 = hits(logits, y)
@@ -503,4 +528,10 @@ def losses(
     return {"loss": loss + W_SPACE * (rehearsed + contrast(both, labels, len(y)))}
 
 
-METHOD = Method(Options, Server, Client, split="parties", headline="union")
+def answered(server: Server, clients: Mapping[str, Client], rows: Tensors) -> Tensor:
+    """The logits of new rows, of which each client reads its own columns."""
+    ids = server.answering(server.site.stages - 1)
+    return server.said({id: clients[id]._sent(rows[id]) for id in ids})
+
+
+METHOD = Method(Options, Server, Client, split="parties", headline="union", answered=answered)

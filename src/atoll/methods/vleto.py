@@ -9,6 +9,7 @@ by stage: old and new prototypes are mixed, and so are embeddings at the test, w
 Letters follow the specification: E embeddings, mu prototypes, F Fisher diagonals, kappa threshold.
 """
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,10 +19,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from atoll.core.errors import UserError
 from atoll.core.federation import SERVER, Clients, Moment
 from atoll.core.messages import Embed, Embedded, Empty, Learn, Tensors
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Look, Score
+from atoll.core.rng import Stream
+from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.learning.knowledge import (
     LmoRule,
@@ -98,6 +102,7 @@ class Options:
     pixel_std: tuple[float, ...] = ()  # of each channel, with pixel_mean
     clip: NotNegative = 0.0  # longest gradient of a row that is sent; 0 for any
     noise: NotNegative = 0.0  # deviation of the noise on gradients that are sent
+    secret: bool = False  # draw it from the machine, not from the run's seed, which clients know
     digits: NotNegativeInt = 0  # behind the point, of embeddings that are sent; 0 for all
 
 
@@ -137,7 +142,10 @@ class Client:
         self.done = (-1, -1, -1)  # stage, round and step of the last gradient that was applied
         self.measured = -1  # the last stage whose Fisher diagonal was added
         self._mask: tuple[int, Tensors | None] = (-1, None)  # of a stage; follows from fisher
-        self._shown = (-1, torch.empty(0))  # the rows of a stage as the network reads them
+        self._shown: tuple[Rows | None, Tensor] = (
+            None,
+            torch.empty(0),
+        )  # as the network reads them
 
     def embed(self, request: Embed, moment: Moment) -> Embedded:
         """The embeddings of rows in the order asked for."""
@@ -145,8 +153,11 @@ class Client:
         x = rows(request.number).x
         if request.seed:
             x = x[Batches(len(x), len(x), request.seed).at(0, x.device)]
-        x = self._scaled(x[request.start : request.start + request.count])
-        return Embedded(rounded(self.half.embed(x), self.options.digits))
+        return Embedded(self._sent(x[request.start : request.start + request.count]))
+
+    def _sent(self, x: Tensor) -> Tensor:
+        """The embeddings of rows as they may leave."""
+        return rounded(self.half.embed(self._scaled(x)), self.options.digits)
 
     def learn(self, request: Learn, moment: Moment) -> Learned:
         """Apply the gradient of the last step, then give the embeddings of the next."""
@@ -182,7 +193,7 @@ class Client:
     def _inputs(self, request: Learn, moment: Moment, later: int) -> tuple[Tensor, Tensor | None]:
         """The rows of a step and its dropout."""
         options, site, step = self.options, self.site, request.step + later
-        rows = site.train(moment.stage)
+        rows = site.lesson(moment)
         index = Batches(len(rows), options.batch, request.seed).at(step, site.device)
         x = self._scaled(rows.x[index])
         key = torch.tensor(self._key(moment, step), device=site.device)
@@ -197,8 +208,9 @@ class Client:
 
     def lend(self, moment: Moment, work: Passes) -> Lent:
         """All that `learn` needs for the steps of a round."""
-        if self._shown[0] != moment.stage:
-            self._shown = (moment.stage, self._scaled(self.site.train(moment.stage).x))
+        rows = self.site.lesson(moment)
+        if self._shown[0] is not rows:
+            self._shown = (rows, self._scaled(rows.x))
         mask, options = self._frozen(moment), self.options
         keys = [self._key(moment, step) for step in range(work.steps)] if self._dropped else []
         return Lent(
@@ -291,6 +303,7 @@ class Server:
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
+        self._secret = Stream(secrets.randbits(63)) if options.secret else None
         classes = len(site.classes)
         self.classes = options.declared or classes
         made = top(options.network, options.width, self.classes, site.stream("top"))
@@ -330,6 +343,12 @@ class Server:
         self.seen = self.seen.clone()
         self.seen[y] = True
         self.arrived = torch.zeros_like(self.arrived)
+
+    def _draws(self, name: str, moment: Moment) -> Stream:
+        """What a round draws: by the run's seed, or by a number that no client can know."""
+        if self._secret is None:
+            return self.site.stream(name, moment)
+        return self._secret.child(name, moment.stage, moment.round)
 
     def _learners(self, moment: Moment) -> list[str]:
         """The clients that take part in a stage's training."""
@@ -389,7 +408,7 @@ class Server:
             weights=self.weights,
             given=self._given(moment),
             loss=self._loss(moment),
-            stream=self.site.stream("step", moment),
+            stream=self._draws("step", moment),
             rate=options.rate,
             agg=options.agg,
             clip=options.clip,
@@ -461,7 +480,7 @@ class Server:
         moment, step = where
         joint = joint.detach().requires_grad_()
         moving = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
-        key = torch.tensor(self.site.stream("step", moment).child(step).key, device=y.device)
+        key = torch.tensor(self._draws("step", moment).child(step).key, device=y.device)
         with torch.enable_grad():
             read = Step(joint, before, y, key)
             found = self._loss(moment)(moving, self._given(moment), read)
@@ -510,6 +529,10 @@ class Server:
         with torch.enable_grad():  # a sum over samples: each row's gradient is its own
             loss = F.cross_entropy(self._logits(joint), labels, reduction="sum")
         (gradient,) = torch.autograd.grad(loss, [joint])
+        # it tells as much of labels as those of the steps, which are smaller by the batch
+        key = torch.tensor(self._draws("fisher noise", moment).key, device=y.device)
+        by = options.batch
+        gradient = guarded(gradient, by * options.clip, by * options.noise, key)
         part = parts_of(gradient, len(ids), options.agg)[0]
         clients.ask(Client.measure, dict.fromkeys(ids, Measure(seed, part)))
 
@@ -542,26 +565,43 @@ class Server:
         variant = "label_oracle" if oracle else ""
         found = [self._score(moment, task, variant, *said[task]) for task in tasks]
         if self.site.stages > 1 and not self.site.by_columns:
-            found.append(self._score(moment, moment.stage, "union", *union(said)))
+            found.append(self._score(moment, moment.stage, "union", *union(said, self.site.fresh)))
         return found
 
     def _predicted(self, clients: Clients, moment: Moment, task: int) -> tuple[Tensor, Tensor]:
         y = self.site.test(task).y
         rows = self._embedded(clients, self.site.parties(moment.stage), "test", task)
         parts = list(rows.values())
-        if not self.site.by_columns or self.options.protocol == "P2":
-            joint = joined(parts, self.options.agg)
-        elif self.options.fil_eval == "label_oracle" and moment.stage:
+        if self._mixes_clients and self.options.fil_eval == "label_oracle" and moment.stage:
             # J1: what the published code tests. It reads the true label; for diagnosis only.
             joint = 0.5 * parts[-1] + 0.5 * moment.stage * self.means[y]
         else:
-            joint = combined(parts, self.options.fil_eval, self.options.beta)
+            joint = self._joint(parts)
         self._tested = (
             torch.cat([self._tested[0], joint[:SHOWN]]),
             torch.cat([self._tested[1], y[:SHOWN]]),
         )
         with torch.no_grad():
             return self._logits(joint), y
+
+    @property
+    def _mixes_clients(self) -> bool:
+        """Whether each client was trained by itself."""
+        return self.site.by_columns and self.options.protocol == "P1"
+
+    def _joint(self, parts: list[Tensor]) -> Tensor:
+        """What the top reads of rows whose labels nobody has."""
+        if self._mixes_clients:
+            return combined(parts, self.options.fil_eval, self.options.beta)
+        return joined(parts, self.options.agg)
+
+    def said(self, parts: list[Tensor]) -> Tensor:
+        """The logits of new rows, from their embeddings at each client."""
+        if self._mixes_clients and self.options.fil_eval == "label_oracle":
+            remedy = "run it again with another fil_eval, e.g. mix"
+            raise UserError("label_oracle reads labels, which new rows lack", "method", remedy)
+        with torch.no_grad():
+            return self._logits(self._joint(parts))
 
     def _logits(self, joint: Tensor) -> Tensor:
         seen = self.seen[: self.classes]
@@ -703,4 +743,10 @@ def combined(parts: list[Tensor], how: str, beta: float) -> Tensor:
     return parts[-1] if how == "current" else found
 
 
-METHOD = Method(Options, Server, Client, split="parties", headline="union")
+def answered(server: Server, clients: Mapping[str, Client], rows: Tensors) -> Tensor:
+    """The logits of new rows, of which each client reads its own columns."""
+    ids = server.site.parties(server.site.stages - 1)
+    return server.said([clients[id]._sent(rows[id]) for id in ids])
+
+
+METHOD = Method(Options, Server, Client, split="parties", headline="union", answered=answered)

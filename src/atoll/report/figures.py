@@ -207,10 +207,11 @@ def heat(group: Group, name: str) -> Picture | None:
     first = group.first
     if not first.variants:
         return None
-    result = metrics.primary(first.events, first.headline, first.facts["known_at"])
+    variant = _widest(group)
+    result = metrics.primary(first.events, variant, first.facts["known_at"])
     if result.accuracy.shape[1:] == (1, 1):
         return _models(group, name)
-    cells = _mean_cells(group)
+    cells = _mean_cells(group, variant)
     with style(name):
         clients, tasks, stages = cells.shape
         across = min(clients, 4)
@@ -228,16 +229,27 @@ def heat(group: Group, name: str) -> Picture | None:
                 axes.set_xlabel("after stage")
         figure.subplots_adjust(wspace=0.18, hspace=0.65)
         words = (
-            f"{group.title(first.headline)}: accuracy of each site on each task after each stage, "
+            f"{group.title(variant)}: accuracy of each site on each task after each stage, "
             "the mean over seeds. Empty where never tested."
         )
         return Picture(name, f"Who knows what when: {group.label}", words, svg(figure, name))
 
 
-def _mean_cells(group: Group) -> np.ndarray[tuple[int, int, int], np.dtype[np.float64]]:
+def _widest(group: Group) -> str:
+    """The headline, or the first model that was tested on more tasks after more stages."""
+    tested: dict[str, set[tuple[str, int, int]]] = {}
+    for event in group.first.events:
+        if isinstance(event, Score):
+            tested.setdefault(event.variant, set()).add((event.client, event.task, event.stage))
+    every = [group.first.headline, *group.first.variants]
+    return max(every, key=lambda variant: len(tested.get(variant, ())))
+
+
+def _mean_cells(
+    group: Group, variant: str
+) -> np.ndarray[tuple[int, int, int], np.dtype[np.float64]]:
     found = [
-        metrics.primary(run.events, run.headline, run.facts["known_at"]).accuracy
-        for run in group.runs
+        metrics.primary(run.events, variant, run.facts["known_at"]).accuracy for run in group.runs
     ]
     same = [cells for cells in found if cells.shape == found[0].shape]
     return np.asarray(np.mean(np.stack(same), axis=0))

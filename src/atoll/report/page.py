@@ -184,15 +184,25 @@ def _tiles(groups: Sequence[Group], gained: dict[str, Pair]) -> list[tuple[str, 
     if group.label in gained:
         mean = tables.number(gained[group.label].seeds).value
         found.append((f"{100 * (mean or 0):+.1f} points", "mean gain over being alone"))
-    if int(group.first.facts["stages"]) > 1 and group.first.variants:
-        lost = tables.number(
-            [run.metrics[run.headline]["forgetting_best_last"] for run in group.runs]
-        )
-        found.append((f"{100 * (lost.value or 0):.1f} points", "forgotten (best to last)"))
+    lost = _lost(group)
+    if math.isfinite(lost):
+        found.append((f"{100 * lost:.1f} points", "forgotten (best to last)"))
     sent = metrics.bytes_up(group.first.events)
     if sent:
         found.append((tables.size(max(sent.values())), "left a site at most"))
     return found
+
+
+def _lost(group: Group) -> float:
+    """What was forgotten, by the headline; by the first other model where it has no old tasks."""
+    if int(group.first.facts["stages"]) < 2:
+        return math.nan
+    for variant in [group.first.headline, *group.first.variants]:
+        found = [run.metrics.get(variant, {}) for run in group.runs]
+        values = [one.get("forgetting_best_last", math.nan) for one in found]
+        if values and all(map(math.isfinite, values)):
+            return sum(values) / len(values)
+    return math.nan
 
 
 def _accuracy(group: Group) -> float:
@@ -267,10 +277,7 @@ def _caution(group: Group) -> str:
 def _forgot(group: Group) -> str:
     if group.first.facts["stages"] < 2:
         return "There was one stage, so nothing could be forgotten."
-    if not group.first.variants:
-        return ""
-    lost = tables.number([run.metrics[run.headline]["forgetting_best_last"] for run in group.runs])
-    value = lost.value if lost.value is not None else math.nan
+    value = _lost(group)
     if not math.isfinite(value):
         return ""
     words = f"From the best it ever was to the end, it forgot {100 * value:.1f} points."

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from atoll import metrics
 from atoll.core.errors import UserError
-from atoll.core.record import Message, disk_errors
+from atoll.core.record import Message, Score, disk_errors
 from atoll.runs.result import Run
 
 __all__ = [
@@ -244,7 +244,8 @@ def differences(groups: Sequence[Group]) -> Table | None:
     pairs: list[Pair] = []
     for group in groups:
         base = _local(group) or group.first.headline
-        models = [v for v in group.first.variants if v != base]
+        tested = _tested(group, base)
+        models = [v for v in group.first.variants if v != base and _tested(group, v) == tested]
         pairs += [_pair((group, variant), (group, base)) for variant in models]
     for a, b in combinations(groups, 2):
         if _comparable(a, b) and a.first.variants and b.first.variants:
@@ -259,6 +260,13 @@ def differences(groups: Sequence[Group]) -> Table | None:
     )
     header = ("first", "second", "difference", "smallest at a site", "largest at a site", "b/e/w")
     return Table(caption, header, rows)
+
+
+def _tested(group: Group, variant: str) -> dict[tuple[str, int], int]:
+    """How many rows each site was tested on at the end, by task."""
+    scores = [e for e in group.first.events if isinstance(e, Score) and e.variant == variant]
+    last = max((score.stage for score in scores), default=0)
+    return {(s.client, s.task): s.rows for s in scores if s.stage == last}
 
 
 def _difference(pair: Pair) -> tuple[Cell, ...]:
@@ -390,9 +398,13 @@ def _plain(sent: Sequence[Message]) -> str:
 
 
 def _shapes(tensors: Sequence[tuple[str, str, tuple[int, ...]]], most: int = 12) -> str:
-    shown = [
-        f"{name} ({' x '.join(map(str, shape)) or 'one number'})" for name, _, shape in tensors
-    ]
+    sides: dict[tuple[str, str, tuple[int, ...]], list[int]] = {}
+    for name, kind, shape in tensors:  # those that differ in their rows alone are one
+        sides.setdefault((name, kind, shape[1:]), []).extend(shape[:1])
+    shown = []
+    for (name, _, rest), rows in sides.items():
+        first = [f"{min(rows)} to {max(rows)}" if len(rows) > 1 else f"{rows[0]}"] if rows else []
+        shown.append(f"{name} ({' x '.join([*first, *map(str, rest)]) or 'one number'})")
     return _names(shown, most)
 
 

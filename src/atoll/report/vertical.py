@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from atoll.core.record import Look, Round, Score
-from atoll.report.figures import COLOURS, INK, SIZE, Picture, quiet, style, svg
+from atoll.report.figures import COLOURS, INK, SIZE, Picture, grid, quiet, style, svg
 from atoll.report.page import Section
 from atoll.report.tables import Cell, Group, Table
 
@@ -19,6 +19,7 @@ __all__ = ["overall", "section"]
 METHODS = ("vleto", "splitnn")
 NEIGHBOURS = 20.0  # perplexity of t-SNE
 MOST = 600  # points of a picture
+CLASSES = (*COLOURS, "#9b5d3b", "#d6b21f", "#4ec3e0")  # ten classes have ten colours
 Array = np.ndarray[Any, Any]
 
 
@@ -149,9 +150,9 @@ def _lineage(group: Group, name: str) -> Picture | None:
         for number, (kind, path) in enumerate(paths.items()):
             stages = sorted(path)
             far = [100 * _away(path[stage], path[stages[0]]) for stage in stages]
-            dash = "-" if number < len(COLOURS) else "--"
+            dash = "-" if number < len(CLASSES) else "--"
             axes.plot([s + 1 for s in stages], far, dash, marker="o", label=kind,
-                      color=COLOURS[number % len(COLOURS)])  # fmt: skip
+                      color=CLASSES[number % len(CLASSES)])  # fmt: skip
         axes.set_xlabel("after stage")
         axes.set_ylabel("distance from where it began, %")
         axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
@@ -161,6 +162,8 @@ def _lineage(group: Group, name: str) -> Picture | None:
         words = (
             "In % of a prototype's first length; a flat line is a class that did not come again."
         )
+        if all(away < 5e-4 for path in paths.values() for away in _steps(path).values()):
+            words = "No prototype moved: the weights were held back, or no class came again."
         return Picture(name, f"Drift of prototypes: {group.label}", words, svg(figure, name))
 
 
@@ -171,7 +174,7 @@ def _map(group: Group, name: str) -> Picture | None:
     if not shown:
         return None
     kinds = list(dict.fromkeys(kind for look in shown for kind in look.rows))
-    colours = {kind: COLOURS[i % len(COLOURS)] for i, kind in enumerate(sorted(kinds))}
+    colours = {kind: CLASSES[i % len(CLASSES)] for i, kind in enumerate(sorted(kinds))}
     with style(name):
         across = min(2, len(shown))
         down = math.ceil(len(shown) / across)
@@ -185,7 +188,8 @@ def _map(group: Group, name: str) -> Picture | None:
             axes.set_title(f"after stage {look.stage + 1}", loc="left")
         words = (
             "Some test rows of each task so far, by t-SNE (scikit-learn, perplexity "
-            f"{NEIGHBOURS:.0f}); the number is a row's true class, a star a class's prototype. "
+            f"{NEIGHBOURS:.0f}); a colour is a row's true class, a star with its name the class's "
+            "prototype. "
             "Distances between far groups mean nothing."
         )
         return Picture(name, f"Global embeddings: {group.label}", words, svg(figure, name))
@@ -207,15 +211,22 @@ def _scatter(
     of = np.array(kinds)
     for kind, colour in colours.items():
         here = points[of == kind]
-        axes.scatter(here[:, 0], here[:, 1], s=5, color=colour, alpha=0.6, linewidths=0)
-        if len(here):
-            middle = np.median(here, axis=0)
-            axes.annotate(kind, middle, fontsize=SIZE - 1, color=INK, ha="center", va="center")
+        axes.scatter(here[:, 0], here[:, 1], s=7, color=colour, alpha=0.6, linewidths=0)
     for (x, y), kind in zip(stars, names, strict=True):
-        axes.plot([x], [y], marker="*", markersize=10, color=colours.get(kind, INK),
+        axes.plot([x], [y], marker="*", markersize=11, color=colours.get(kind, INK),
                   markeredgecolor=INK, markeredgewidth=0.8)  # fmt: skip
+    starred = dict(zip(names, stars, strict=True))
+    for kind in colours:
+        here = points[of == kind]
+        if kind in starred or len(here):  # beside its star, so that both can be seen
+            place = starred[kind] if kind in starred else np.median(here, axis=0)
+            axes.annotate(kind, place, (5, 4), textcoords="offset points", fontsize=SIZE + 1,
+                          color=INK, weight="bold")  # fmt: skip
     axes.set_xticks([])
     axes.set_yticks([])
+    axes.margins(0.08)
+    for spine in axes.spines.values():
+        spine.set_alpha(0.25)
 
 
 def _leaks(group: Group) -> Table | None:
@@ -247,28 +258,77 @@ def _leaks(group: Group) -> Table | None:
 
 
 def overall(groups: Sequence[Group]) -> list[Picture]:
-    """Where groups differ in one option that is a number: accuracy after each stage over it."""
+    """Runs side by side: every task after every stage, and accuracy over what they differ in."""
     ours = [group for group in groups if group.method in METHODS]
+    found = [_side_by_side(ours, "tasks")] if len(ours) > 1 and _alike(ours) else []
     options = [group.first.config["method"] for group in ours]
     names = sorted({name for one in options for name in one})
     varied = [n for n in names if len({str(one.get(n)) for one in options}) > 1]
     numbers = [n for n in varied if all(isinstance(one.get(n), int | float) for one in options)]
-    if len(ours) < 3 or not numbers or len(numbers) != len(varied):
-        return []
-    return [_sensitivity(ours, numbers[0], "sensitivity")]
+    if len(ours) > 2 and numbers and len(numbers) == len(varied):
+        found.append(_sensitivity(ours, numbers, "sensitivity"))
+    return found
 
 
-def _sensitivity(groups: Sequence[Group], option: str, name: str) -> Picture:
+def _alike(groups: Sequence[Group]) -> bool:
+    """Whether groups were tested on the same tasks after the same stages."""
+    facts = [(group.first.facts["tasks"], group.first.facts["stages"]) for group in groups]
+    return all(one == facts[0] for one in facts) and int(facts[0][1]) > 1
+
+
+def _side_by_side(groups: Sequence[Group], name: str) -> Picture:
+    """A line for each run, as ablations and sensitivity are printed (Tables 2 to 5)."""
+    tables = [_accuracies(group) for group in groups]
+    columns = sorted({key for table in tables for key in table})
+    cells = np.array([[table.get(key, math.nan) for key in columns] for table in tables])
+    with style(name):
+        figure = Figure(figsize=(1.6 + 0.42 * len(columns), 0.9 + 0.34 * len(groups)))
+        axes = figure.add_subplot()
+        grid(axes, cells)
+        axes.set_yticks(range(len(groups)), [group.label for group in groups])
+        last = len(groups[0].first.facts["tasks"])
+        said = ["all" if task == last else f"t{task + 1}" for _, task in columns]
+        axes.set_xticks(range(len(columns)), said)
+        axes.tick_params(axis="x", top=False, labeltop=True, labelbottom=False)
+        for stage in sorted({stage for stage, _ in columns}):
+            here = [place for place, key in enumerate(columns) if key[0] == stage]
+            axes.annotate(f"after {stage + 1}", (sum(here) / len(here), len(groups) - 0.4),
+                          ha="center", va="top", annotation_clip=False)  # fmt: skip
+            axes.axvline(here[-1] + 0.5, color=INK, linewidth=1.5, alpha=0.5)
+        words = (
+            "Test accuracy in % of each task (t1, t2, ...), and of all classes so far, after each "
+            "stage; the mean over seeds."
+        )
+        return Picture(name, "Every task after every stage", words, svg(figure, name))
+
+
+def _accuracies(group: Group) -> dict[tuple[int, int], float]:
+    """By stage and task, the mean over seeds; all classes so far come after the last task."""
+    found: dict[tuple[int, int], list[float]] = {}
+    last = len(group.first.facts["tasks"])
+    for run in group.runs:
+        for event in run.events:
+            if isinstance(event, Score) and event.rows:
+                task = last if event.variant == "union" else event.task
+                found.setdefault((event.stage, task), []).append(event.accuracy)
+    return {key: float(np.mean(values)) for key, values in found.items()}
+
+
+def _sensitivity(groups: Sequence[Group], options: Sequence[str], name: str) -> Picture:
+    """Accuracy after each stage over one option, or over the settings of several."""
+    settings = [tuple(float(g.first.config["method"][n]) for n in options) for g in groups]
+    order = sorted(set(settings))
     lines: dict[int, list[tuple[float, float]]] = {}
-    for group in groups:
-        place = float(group.first.config["method"][option])
+    for group, setting in zip(groups, settings, strict=True):
         by_stage: dict[int, list[float]] = {}
         for run in group.runs:
             for event in run.events:
                 if isinstance(event, Score) and event.variant == run.headline:
                     by_stage.setdefault(event.stage, []).append(event.accuracy)
+        place = setting[0] if len(options) == 1 else float(order.index(setting))
         for stage, values in by_stage.items():
             lines.setdefault(stage, []).append((place, float(np.mean(values))))
+    title = " / ".join(options)
     with style(name):
         figure = Figure(figsize=(5.2, 3.0))
         axes = figure.add_subplot()
@@ -277,8 +337,11 @@ def _sensitivity(groups: Sequence[Group], option: str, name: str) -> Picture:
             colour = COLOURS[number % len(COLOURS)]
             axes.plot(*zip(*sorted(line), strict=True), marker="o", color=colour,
                       label=f"after stage {stage + 1}")  # fmt: skip
-        axes.set_xlabel(option)
+        if len(options) > 1:
+            said = [" / ".join(f"{value:g}" for value in setting) for setting in order]
+            axes.set_xticks(range(len(order)), said)
+        axes.set_xlabel(title)
         axes.set_ylabel("test accuracy")
-        axes.legend(fontsize=SIZE - 1)
-        words = f"Accuracy over {option}, the mean over seeds; other options are the same."
-        return Picture(name, f"Sensitivity to {option}", words, svg(figure, name))
+        axes.legend(fontsize=SIZE - 1, loc="upper left", bbox_to_anchor=(1, 1))
+        words = f"Accuracy over {title}, the mean over seeds; other options are the same."
+        return Picture(name, f"Sensitivity to {title}", words, svg(figure, name))

@@ -130,7 +130,10 @@ def holdings(parts: Parts) -> dict[str, Any]:
 def write_recipe(parts: Parts, folder: Path) -> None:
     """For own tables, write how a site's file becomes what its model reads: for predictions."""
     layout, scenario, dataset = parts.dataset.layout, parts.scenario, parts.dataset
-    if layout is None or dataset.group is None:
+    if layout is None:
+        return
+    if dataset.group is None:
+        _write_recipe_of_parties(parts, layout.recipe, folder)
         return
     alone = not parts.config.data.get("site")  # each site has a file of its own
     sites = {}
@@ -145,6 +148,24 @@ def write_recipe(parts: Parts, folder: Path) -> None:
             "held_out": [(tested - first).tolist() for tested in scenario.tests[id]],
         }
     body = {**layout.recipe, "common": scenario.common.tolist(), "sites": sites}
+    write_whole(folder / "recipe.json", json.dumps(body, indent=1).encode() + b"\n")
+
+
+def _write_recipe_of_parties(parts: Parts, recipe: Mapping[str, Any], folder: Path) -> None:
+    """The same where sites hold columns of the same rows; the rows told are the active party's."""
+    scenario = parts.scenario
+    tested = np.unique(np.concatenate(scenario.tests[scenario.clients[0]]))
+    sites, files, first = {}, [], 0
+    for id in scenario.clients:
+        held = [len(holding.own) > 0 for holding in scenario.holdings[id]]
+        own, scaling = scenario.holdings[id][-1].own, parts.site(id).party_scaling()
+        since = held.index(True)
+        sites[id] = {"own": own.tolist(), "since": since, "scaling": scaling.tolist()}
+    for name, count, rows in recipe["files"]:
+        here = tested[(tested >= first) & (tested < first + len(rows))] - first
+        files.append([name, count, np.array(rows)[here].tolist()])
+        first += len(rows)
+    body = {**recipe, "files": files, "stages": scenario.stages, "sites": sites}
     write_whole(folder / "recipe.json", json.dumps(body, indent=1).encode() + b"\n")
 
 

@@ -33,7 +33,17 @@ from atoll.runs.config import RunConfig, read, resolve
 from atoll.runs.parts import Parts
 from atoll.runs.result import Run, plain
 
-__all__ = ["Array", "Predicted", "Predictor", "export", "predict"]
+__all__ = [
+    "Array",
+    "Predicted",
+    "Predictor",
+    "config_of",
+    "export",
+    "growing",
+    "labels",
+    "numbers",
+    "predict",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -46,6 +56,7 @@ class Predicted:
     right: int | None = None
     unseen: dict[str, int] = field(default_factory=dict)  # column -> values that no row had
     absent: tuple[str, ...] = ()  # columns that the file lacks
+    lacking: dict[str, list[str]] = field(default_factory=dict)  # parties' file -> ids not in it
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,7 @@ class Predictor:
             raise UserError(
                 "this run was not made on your own tables",
                 str(self.folder),
-                "predictions need a run with data = { files = [...] }",
+                "predictions need a run with data = { files = [...] } or { parties = [...] }",
             )
         with disk_errors(path):
             text = path.read_text(encoding="utf-8")
@@ -86,6 +97,11 @@ class Predictor:
         found = [Block.of(block) for block in self.recipe["blocks"]]
         places = {*self.recipe["common"], *self._mine["own"]}
         return [block for block in found if block.start in places]
+
+    @property
+    def width(self) -> int:
+        """The columns of numbers of all sites together."""
+        return sum(Block.of(block).width for block in self.recipe["blocks"])
 
     @property
     def _mine(self) -> dict[str, Any]:
@@ -124,7 +140,7 @@ class Predictor:
             raise UserError("the run has not ended", str(self.folder), "go on with --resume")
         tensors, _ = read_checkpoint(self.folder)
         state = {name: torch.from_numpy(array) for name, array in tensors.items()}
-        client = _bare(_config(self.folder), self.recipe, self.site).client(self.site)
+        client = _bare(config_of(self.folder), self.recipe, self.site).client(self.site)
         mine = without(f"client/{self.site}", state)
         if mine:
             client.restore(mine)
@@ -185,7 +201,8 @@ class Predictor:
         return by_name[sheet.path.name]
 
 
-def _config(folder: Path) -> RunConfig:
+def config_of(folder: Path) -> RunConfig:
+    """The config of a run, for this machine's processor."""
     path = str(folder / "config.toml")
     config = resolve(read(path), path)
     return dataclasses.replace(config, engine={**config.engine, "device": "cpu"})
@@ -211,6 +228,10 @@ def _bare(config: RunConfig, recipe: Mapping[str, Any], site: str) -> Parts:
 
 def predict(predictor: Predictor, file: Path, out: Path, held_out: bool = False) -> Predicted:
     """Write a CSV with a prediction for each row: its number, the class, every probability."""
+    if "parties" in predictor.recipe:
+        raise UserError(
+            "parties hold columns of the same rows here", str(file), "give --data for each party"
+        )
     sheet = opened(file)
     classes, label = predictor.recipe["classes"], predictor.recipe["label"]
     chosen = set(predictor.held_out(sheet).tolist()) if held_out else None
@@ -222,7 +243,7 @@ def predict(predictor: Predictor, file: Path, out: Path, held_out: bool = False)
             f"it reads {', '.join(sorted(columns)[:8])}",
         )  # fmt: skip
     done = Predicted(right=0 if label in sheet.columns else None, absent=absent)
-    with _growing(out) as text:
+    with growing(out) as text:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["row", "prediction", *(f"p {name}" for name in classes)])
         _predict(predictor, sheet, writer, chosen, done)
@@ -230,7 +251,7 @@ def predict(predictor: Predictor, file: Path, out: Path, held_out: bool = False)
 
 
 @contextmanager
-def _growing(out: Path) -> Iterator[TextIO]:
+def growing(out: Path) -> Iterator[TextIO]:
     """A file that is written piece by piece, and is there whole or not at all."""
     temporary = out.with_name(f".{out.name}.part")
     with disk_errors(out):
@@ -251,21 +272,22 @@ def _predict(
         kept = [i for i in range(len(batch)) if chosen is None or first + i in chosen]
         if not kept:
             continue
-        x = _numbers(predictor, sheet, batch, first, done)[kept]
+        x = numbers(predictor.blocks, predictor.width, sheet, batch, first, done)[kept]
         found = predictor.probabilities(x)
         said = [classes[place] for place in found.argmax(1)]
         for place, name, row in zip(kept, said, found, strict=True):
             writer.writerow([first + place + 1, name, *(f"{p:.6f}" for p in row)])
         done.rows += len(kept)
         if done.right is not None:
-            true = _labels(batch.column(label), kept)
+            true = labels(batch.column(label), kept)
             done.right += sum(a == b for a, b in zip(said, true, strict=True))
     if not done.rows:
         remedy = "give a file with rows"
         raise UserError("no rows to predict", str(sheet.path), remedy, EXIT_DATA_MISSING)
 
 
-def _labels(column: pa.Array, kept: Sequence[int]) -> list[str | None]:
+def labels(column: pa.Array, kept: Sequence[int]) -> list[str | None]:
+    """The labels of some rows as classes are called: 1.0 is 1."""
     found = pc.replace_substring_regex(column, r"^(-?[0-9]+)\.0+$", r"\1").to_pylist()
     return [found[place] for place in kept]
 
@@ -277,13 +299,17 @@ def _pieces(sheet: Sheet, missing: Sequence[str]) -> Iterator[tuple[int, pa.Reco
         first += len(batch)
 
 
-def _numbers(
-    predictor: Predictor, sheet: Sheet, batch: pa.RecordBatch, first: int, done: Predicted
+def numbers(
+    blocks: Sequence[Block],
+    width: int,
+    sheet: Sheet,
+    batch: pa.RecordBatch,
+    first: int,
+    done: Predicted,
 ) -> Array:
-    """The columns that the model reads, of the rows of a piece."""
-    width = sum(Block.of(block).width for block in predictor.recipe["blocks"])
+    """Some columns of a file as numbers, of the rows of a piece."""
     x = np.zeros((len(batch), width), dtype=np.float32)
-    for block in predictor.blocks:
+    for block in blocks:
         if block.column in sheet.columns:
             text = batch.column(block.column)
             _fits(block, text, sheet, first)

@@ -104,6 +104,24 @@ def test_a_run_learns_from_them_with_rows_classes_or_columns_by_stage(tables: Pa
         assert scores[0].accuracy > 0.6, name
 
 
+@pytest.mark.parametrize("method", ["vleto", "splitnn"])
+def test_all_classes_so_far_count_every_test_row_once_also_where_a_class_comes_again(
+    method: str, tables: Path
+) -> None:
+    lines = Path("bank.csv").read_text().splitlines()  # every class in both years
+    again = [f"{line[:-1]}{1 + n % 2}" for n, line in enumerate(lines[1:])]
+    Path("bank.csv").write_text("\n".join([lines[0], *again]) + "\n")
+    aligned()
+    values = {"rounds": 1, "data": {**OWN, "stage": "year"}, "engine": {"mode": "loop"},
+              "method": {"name": method, "batch": 16, "width": 12}}  # fmt: skip
+    execute(resolve(values, "test"), tables / method)
+    last = [e for e in read_events(tables / method) if isinstance(e, Score) and e.stage == 1]
+    tasks = [score for score in last if not score.variant]
+    (union,) = [score for score in last if score.variant == "union"]
+    assert union.rows == sum(score.rows for score in tasks)
+    assert union.correct == sum(score.correct for score in tasks)
+
+
 def test_a_file_for_each_stage_and_a_column_that_vanishes_or_comes(tables: Path) -> None:
     for stage, part in ((1, slice(1, 111)), (2, slice(111, None))):
         for name in ("bank", "phone"):
@@ -162,6 +180,35 @@ def test_a_class_that_no_other_party_has_rows_of_is_told_or_dropped(tables: Path
     with pytest.raises(UserError, match="class 'platinum' has no row that all parties have"):
         data.load("", **OWN)
     assert "platinum" not in data.load("", **OWN, lost="drop").classes
+
+
+def test_a_class_that_is_new_at_a_stage_and_that_a_party_has_no_rows_of_is_told(
+    tables: Path,
+) -> None:
+    """Black cards come in year 2, and the phone company knows none of these customers."""
+    lines = Path("bank.csv").read_text().splitlines()
+    black = {line.split(",")[0].lower() for line in lines if ",black," in line}
+    known = Path("phone.csv").read_text().splitlines()
+    kept = [line for line in known if line.split(",")[0].strip() not in black]
+    assert 0 < len(kept) < len(known)
+    Path("phone.csv").write_text("\n".join(kept) + "\n")
+    aligned()
+    staged = {**OWN, "stage": "year"}
+    with pytest.raises(UserError, match="class 'black' has no row that all parties have"):
+        data.load("", **staged)
+    found = data.load("", **staged, lost="drop")
+    assert found.classes == ("basic", "gold")
+    assert found.layout is not None
+    assert found.layout.stages == ("1",)  # nothing is left of year 2
+
+
+def test_a_stage_whose_file_shares_no_row_with_a_party_is_told_at_the_alignment(
+    tables: Path,
+) -> None:
+    Path("bank-2.csv").write_text("customer,income,card,year\nC900,1.0,black,2\n")
+    Path("phone-2.csv").write_text("customer,minutes,plan\nc901,1.0,x\n")
+    with pytest.raises(UserError, match="no id is common to all tables"):
+        aligned("bank-2.csv", "phone-2.csv")
 
 
 @pytest.mark.parametrize(

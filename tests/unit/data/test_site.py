@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.core.federation import SERVER
+from atoll.core.federation import SERVER, Moment
 from atoll.core.rng import Stream
 from atoll.data import load
-from atoll.data.site import Shelf, Site, block
+from atoll.data.site import Shelf, Site, block, varied
 from atoll.data.splits import ScenarioOptions, scenario
 
 
@@ -48,6 +48,53 @@ def test_strips_side_by_side_are_the_image() -> None:
     whole, rows = load("digits"), next(iter(found.values()))._scenario.tests["site-0"][0]
     image = torch.from_numpy(whole.x[rows]).float() / 127.5 - 1
     assert torch.equal(torch.cat(strips, -1), image)
+
+
+def test_with_joint_aug_whole_images_are_changed_before_the_cut_anew_in_each_round() -> None:
+    found = sites("digits", clients=4, cut="strips", joint_aug=True)
+    server = found.pop(SERVER)
+    assert server.lesson(Moment(0, 0, 2)) is server.train(0)
+    lessons = [
+        torch.cat([site.lesson(Moment(0, number, 2)).x for site in found.values()], -1)
+        for number in (0, 1, 0)
+    ]
+    first = next(iter(found.values()))
+    rows = first._scenario.holdings["site-0"][0].train
+    images = torch.from_numpy(load("digits").x[rows])
+    changed = varied(images, Stream.of(0, "joint_aug", 0, 0)).float() / 127.5 - 1
+    assert torch.equal(lessons[0], changed)  # the strips are those of one changed image
+    assert torch.equal(lessons[0], lessons[2])
+    assert not torch.equal(lessons[0], lessons[1])
+    plain = sites("digits", clients=4, cut="strips")
+    for id, site in found.items():
+        assert torch.equal(site.test(0).x, plain[id].test(0).x)
+        assert torch.equal(site.train(0).x, plain[id].train(0).x)  # prototypes are of plain rows
+        assert plain[id].lesson(Moment(0, 0, 2)) is plain[id].train(0)
+
+
+def test_images_are_moved_whole_and_every_other_one_is_mirrored() -> None:
+    image = torch.arange(1, 65, dtype=torch.uint8).reshape(1, 1, 8, 8).repeat(60, 2, 1, 1)
+    found = varied(image, Stream.of(3))
+    known = set()
+    for one in found:
+        assert torch.equal(one[0], one[1])  # channels go together
+        for flip in (0, 1):
+            whole = image[0, 0].flip(-1) if flip else image[0, 0]
+            padded = torch.nn.functional.pad(whole, (1, 1, 1, 1))
+            known |= {
+                (flip, i, j) for i in range(3) for j in range(3)
+                if torch.equal(one[0], padded[i : i + 8, j : j + 8])
+            }  # fmt: skip
+    assert len(known) == 18  # every move by a pixel, mirrored and not, and nothing else was needed
+    assert torch.equal(found, varied(image, Stream.of(3)))
+
+
+def test_a_test_row_is_fresh_in_the_first_task_that_has_it() -> None:
+    server = sites("digits", clients=4, cut="strips", mode="classes", window=4, stages=3)[SERVER]
+    assert server.fresh(0).all()
+    for task in (1, 2):
+        y = server.test(task).y
+        assert torch.equal(server.fresh(task), y >= 2 * task + 2)  # 2 and 3, 4 and 5 came before
 
 
 def test_quadrants_keep_their_sides() -> None:

@@ -82,6 +82,28 @@ def test_options_come_from_a_plain_mapping() -> None:
         build(ScenarioOptions, {"split": "diagonal"}, "scenario")
 
 
+def test_stages_of_classes_go_by_the_names_of_the_paper_too() -> None:
+    ten = images(80)
+    for name, kinds in (
+        ("overlap4", [{0, 1, 2, 3}, {2, 3, 4, 5}, {4, 5, 6, 7}, {6, 7, 8, 9}]),
+        ("disjoint2", [{0, 1}, {2, 3}, {4, 5}, {6, 7}]),
+    ):
+        values = {"split": "parties", "clients": 4, "mode": "classes", "stage_classes": name}
+        assert held_at(ten, build(ScenarioOptions, values, "scenario")) == kinds
+    named = ScenarioOptions(split="classes", stage_classes="overlap4")
+    with pytest.raises(UserError, match=r"stage_classes lists \[4, 5, 6, 7\] for stage 2"):
+        scenario(table(classes=6), named, 0)
+    with pytest.raises(UserError, match="option 'stage_classes' cannot be"):
+        build(ScenarioOptions, {"stage_classes": "overlap"}, "scenario")
+
+
+def test_images_are_changed_jointly_where_parties_share_them_and_nowhere_else() -> None:
+    for dataset, how in ((images(), ScenarioOptions("rows", joint_aug=True)),
+                         (table(), ScenarioOptions("parties", joint_aug=True))):  # fmt: skip
+        with pytest.raises(UserError, match="joint_aug changes images that are cut among parties"):
+            scenario(dataset, how, 0)
+
+
 # Rows
 
 

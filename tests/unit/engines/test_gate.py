@@ -118,6 +118,16 @@ def test_a_run_that_the_site_did_not_agree_to_is_refused(
         made.handle(1, "fit", FIRST, pack(Empty()))
 
 
+def test_a_site_takes_no_part_in_what_needs_whole_images(tmp_path: Path) -> None:
+    values = {"data": "digits", "scenario.joint_aug": True, "threads": 1}
+    text = to_toml(resolve(change({"method": "splitnn"}, values), "test"))
+    made = Gate(
+        SiteFile(store=str(tmp_path), contract={"methods": ["splitnn"], "actions": ["learn"]})
+    )
+    with pytest.raises(RefusedError, match="joint_aug is for simulation"):
+        made.prepare("run-1", text, "site-0")
+
+
 def test_a_site_goes_back_to_either_of_its_last_two_places(tmp_path: Path) -> None:
     made, states = gate(tmp_path), {}
     for number in range(3):

@@ -110,10 +110,11 @@ def test_a_reply_with_other_rows_is_refused_and_its_sender_named() -> None:
         split.fitting(torch.zeros(4, 3), 5, 3, "site-2")
 
 
-def test_a_union_counts_a_shared_class_once() -> None:
+def test_a_union_counts_a_shared_row_once() -> None:
     first = (torch.eye(3)[[0, 1]], torch.tensor([0, 1]))
     second = (torch.eye(3)[[1, 2]], torch.tensor([1, 2]))
-    logits, y = split.union({0: first, 1: second})
+    fresh = {0: torch.tensor([True, True]), 1: torch.tensor([False, True])}
+    logits, y = split.union({0: first, 1: second}, fresh.__getitem__)
     assert y.tolist() == [0, 1, 2]
     assert torch.equal(logits, torch.eye(3))
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 from atoll.core.errors import ClientFailedError, UserError
 from atoll.core.federation import SERVER, Clients, Moment
 from atoll.core.messages import Learn, Tensors
-from atoll.core.record import Message, Score, read_events
+from atoll.core.record import Message, Round, Score, read_events
 from atoll.engines.local import LocalEngine, execute
 from atoll.learning.split import Batches
 from atoll.runs.config import RunConfig, change, resolve
@@ -224,6 +224,23 @@ def test_every_rehearsal_keeps_more_than_none(replay: str, rate: float, tmp_path
     kept = accuracies(events(tmp_path / "a", **how, replay=replay, rate=rate), "union")
     lost = accuracies(events(tmp_path / "b", **how, rate=0.1), "union")
     assert kept[3, 3] > lost[3, 3] + 0.1
+
+
+@pytest.mark.parametrize("stages", [[[0, 1], [2]], [[2], [0, 1]]], ids=["last", "first"])
+@pytest.mark.parametrize("replay", ["none", "pass", "fedspace", "fedprok"])
+def test_a_stage_with_one_class_is_learned(
+    replay: str, stages: list[list[int]], tmp_path: Path
+) -> None:
+    """First or last, with every rehearsal: no term becomes a NaN, and without one it is right."""
+    how = {"scenario.mode": "classes", "scenario.stage_classes": stages, "rounds": 6}
+    rate = 0.1 if replay in ("none", "fedprok") else 0.01
+    found = events(tmp_path, **how, replay=replay, rate=rate, batch=16)
+    stage = stages.index([2])
+    losses = [e.notes["loss"] for e in found if isinstance(e, Round) and e.stage == stage]
+    masked = replay == "fedspace" and stage == 0  # one class is allowed: nothing is left to learn
+    assert losses[-1] == 0 if masked else losses[-1] < losses[0]
+    if replay == "none":
+        assert accuracies(found)[stage, stage] == 1
 
 
 def test_pass_turns_images_and_doubles_the_outputs_but_not_those_of_tables() -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from atoll.core.errors import ClientFailedError
-from atoll.core.federation import Clients, Moment, answer
-from atoll.core.messages import Packet, Tensors
+from atoll.core.errors import BadMessageError, ClientFailedError
+from atoll.core.federation import Clients, Moment, actions, answer, kinds
+from atoll.core.messages import Packet, Tensors, pack, unpack
 from atoll.core.record import Record
 from atoll.engines.local import LocalEngine, execute
 from atoll.runs.config import RunConfig, change, resolve, to_toml
@@ -126,3 +126,31 @@ def test_a_party_that_stays_away_is_named_and_the_run_can_go_on_later(
     assert ends[0].keys() == ends[1].keys()
     for name, tensor in ends[0].items():
         assert torch.equal(tensor, ends[1][name]), name
+
+
+@both
+@pytest.mark.parametrize("rows", [15, 17, 0])
+def test_a_party_that_answers_for_other_rows_is_named_and_no_step_is_made_of_it(
+    how: dict[str, Any], rows: int
+) -> None:
+    made = parts(config(how))
+    engine, server, moment = LocalEngine(made), made.server(), Moment(0, 0, 2)
+    carried, left = engine.carry, [3]
+
+    def other_rows(action: str, moment: Moment, packets: Mapping[str, Packet]) -> Any:
+        answers = dict(carried(action, moment, packets))
+        left[0] -= 1
+        if left[0] == 0:
+            kind = kinds(actions(type(engine._client("site-2")))[action])[1]
+            reply: Any = unpack(answers["site-2"], kind, "site-2")
+            wrong = torch.zeros((rows, reply.embedding.shape[1]))
+            answers["site-2"] = pack(dataclasses.replace(reply, embedding=wrong))
+            before.update({name: t.clone() for name, t in server.state().items()})
+        return answers
+
+    before: Tensors = {}
+    engine.carry = other_rows  # type: ignore[method-assign]
+    with pytest.raises(BadMessageError, match=r"from site-2 refused: .*rows not aligned"):
+        server.round(Clients(made.scenario.clients, engine, moment, (0,)), moment)
+    assert left == [0]  # nobody was asked anything after that
+    assert all(torch.equal(tensor, before[name]) for name, tensor in server.state().items())

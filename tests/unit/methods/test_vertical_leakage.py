@@ -9,8 +9,10 @@ from torch import Tensor
 
 from atoll.core.federation import SERVER, Clients, Moment, answer
 from atoll.core.messages import Learn, Packet, unpack
+from atoll.core.rng import Stream, normals
 from atoll.engines.local import LocalEngine
 from atoll.learning.leakage import labels_from_gradients, reconstruction
+from atoll.learning.passes import draws
 from atoll.learning.split import Batches
 from atoll.methods import vleto
 from atoll.runs.config import change, resolve
@@ -33,6 +35,7 @@ class Curious:
         self.gradients: list[Tensor] = []
         self.embeddings: list[Tensor] = []
         self.seed = 0
+        self.measured: vleto.Measure | None = None
 
     def carry(
         self, action: str, moment: Moment, packets: Mapping[str, Packet]
@@ -43,6 +46,8 @@ class Curious:
             self.seed = request.seed
             self.gradients.append(request.gradient)
             self.embeddings.append(unpack(answers["site-0"], vleto.Learned, "site-0").embedding)
+        if action == "measure":
+            self.measured = unpack(packets["site-0"], vleto.Measure, SERVER)
         return answers
 
 
@@ -72,6 +77,47 @@ def test_gradients_tell_labels_and_noise_makes_it_harder() -> None:
     gradients, _, y, _ = heard(noise=size, clip=size)
     assert plain > 5 * CHANCE
     assert guessed(gradients, y) < 3 * CHANCE
+
+
+def measured(**options: Any) -> tuple[Tensor, Tensor]:
+    """The gradients that site-0 is sent for its Fisher diagonal, and the labels of their rows."""
+    made = parts(resolve(change(SMALL, options), "test"))
+    engine, server = Curious(made), made.server()
+    for number in range(2):
+        moment = Moment(0, number, 2)
+        server.round(Clients(made.scenario.clients, engine, moment), moment)
+    assert engine.measured is not None
+    y, gradients = made.site(SERVER).train(0).y, engine.measured.gradient
+    order = Batches(len(y), len(y), engine.measured.seed).at(0, y.device)
+    return gradients, y[order[: len(gradients)]]
+
+
+def test_gradients_for_the_fisher_diagonal_are_as_noisy_as_those_of_the_steps() -> None:
+    gradients, y = measured()
+    size = float(gradients.norm(dim=1).mean()) / 32  # of a step: a batch has 32 rows
+    assert guessed(gradients, y) > 5 * CHANCE
+    noisy, y = measured(noise=size, clip=size)
+    assert guessed(noisy, y) < 3 * CHANCE
+    clipped, y = measured(clip=size)
+    assert float(clipped.norm(dim=1).max()) <= 32 * size * 1.0001
+
+
+def test_who_knows_the_seed_takes_the_noise_off_unless_it_is_secret() -> None:
+    """Documented: the noise of a run that can be repeated hides nothing from its clients."""
+    first, _, _, _ = heard()
+    size = float(first.norm(dim=1).mean())
+
+    def without_noise(**options: Any) -> float:
+        gradients, _, y, _ = heard(noise=size, clip=size, **options)
+        stream = Stream.of(0, SERVER, "step", 0, 0)  # the run's seed is in every client's config
+        drawn = [
+            normals(draws(torch.tensor(stream.child(step).key), 3), tuple(part.shape))
+            for step, part in enumerate(gradients.split(32))
+        ]
+        return guessed(gradients - size * torch.cat(drawn), y)
+
+    assert without_noise() > 5 * CHANCE
+    assert without_noise(secret=True) < 3 * CHANCE
 
 
 def test_embeddings_tell_columns_and_fewer_digits_hardly_help() -> None:

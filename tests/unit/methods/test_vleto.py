@@ -402,6 +402,27 @@ class Repeating:
         return first
 
 
+@pytest.mark.parametrize("method", ["vleto", "splitnn"])
+def test_images_that_are_changed_jointly_are_the_same_message_by_message_and_together(
+    method: str, tmp_path: Path
+) -> None:
+    def losses(folder: str, **more: Any) -> list[float]:
+        base: dict[str, Any] = {"scenario.stages": 2, "scenario.joint_aug": True}
+        if method == "vleto":
+            base |= {"method.gamma": 0.5, "method.lmo_rule": "quantile"}
+        else:
+            base["method"] = {"name": "splitnn", "rate": 0.02, "batch": 16, "width": 12,
+                              "replay": "fedprok"}  # fmt: skip
+        found = events(tmp_path / folder, **{**base, **more})
+        return [event.notes["loss"] for event in found if isinstance(event, Round)]
+
+    one = losses("loop")
+    together = losses("together", **{"engine.mode": "stacked"})
+    assert together == pytest.approx(one, abs=1e-4)
+    plain = losses("plain", **{"scenario.joint_aug": False})
+    assert all(abs(a - b) > 1e-3 for a, b in zip(one, plain, strict=True))
+
+
 def test_messages_that_come_twice_count_once() -> None:
     made = parts(config(lmo_rule="quantile", gamma=0.5))
     once, twice = LocalEngine(made), LocalEngine(made)

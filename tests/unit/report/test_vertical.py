@@ -87,7 +87,49 @@ def test_runs_that_differ_in_one_number_are_drawn_over_it(tmp_path: Path) -> Non
     made = points(values, {"lambda_a": [0.2, 0.5, 0.8]}, tmp_path)
     sweep(made, tmp_path)
     groups = tables.gather([point.folder for point in made])
-    (picture,) = vertical.overall(groups)
-    assert "lambda_a" in picture.title
+    tasks, picture = vertical.overall(groups)
+    assert picture.title == "Sensitivity to lambda_a"
     assert "after stage 2" in picture.svg
+    for label in [group.label for group in groups]:
+        assert label in tasks.svg
+    assert tasks.svg.count(">all<") == 2  # after each of two stages
     assert vertical.overall(groups[:1]) == []
+    assert [made.title for made in vertical.overall(groups[:2])] == [tasks.title]
+
+
+def test_runs_that_differ_in_a_pair_of_numbers_are_drawn_over_the_pair(tmp_path: Path) -> None:
+    folders = []
+    for rule, deviations in ((5.0, 1.0), (15.0, 3.0), (25.0, 5.0)):
+        changes = {"rounds": 1, "method.k0": rule, "method.alpha": deviations}
+        folders.append(tmp_path / f"{rule:g}")
+        execute(resolve(change(SMALL, changes), "test"), folders[-1])
+    _, picture = vertical.overall(tables.gather(folders))
+    assert picture.title == "Sensitivity to alpha / k0"
+    for pair in ("1 / 5", "3 / 15", "5 / 25"):
+        assert pair in picture.svg
+
+
+def test_the_page_tells_what_each_task_lost_and_compares_no_unlike_rows(
+    group: tables.Group,
+) -> None:
+    html = page.page([group])
+    assert "nan" not in html.split("</header>")[0]
+    lost = group.first.metrics[""]["forgetting_best_last"]
+    assert f"{100 * lost:.1f} points" in html.split("</header>")[0]
+    assert f"it forgot {100 * lost:.1f} points" in html
+    assert tables.differences([group]) is None  # the union has other rows than the tasks
+    (heat,) = [made for made in page.pictures([group]) if made.name == "accuracy-1"]
+    first = [e for e in group.first.scores if (e.variant, e.task, e.stage) == ("", 0, 1)]
+    assert f">{100 * first[0].accuracy:.0f}<" in heat.svg  # an old task after the last stage
+
+
+def test_what_left_a_site_is_told_in_few_words(group: tables.Group) -> None:
+    (sentence, *_) = [one.sentence for one in tables.departures(group.first)]
+    assert sentence.count("embedding (") == 2  # once among all, once among what was not sent to it
+    assert " to " in sentence.split("embedding (")[1].split(")")[0]
+
+
+def test_prototypes_that_did_not_move_are_said_to_have_stayed(group: tables.Group) -> None:
+    found = vertical.section(group, 1)
+    assert found is not None
+    assert found.pictures[1].words.startswith("No prototype moved")

@@ -21,7 +21,7 @@ from atoll.data import sheets, tables
 from atoll.engines.local import execute
 from atoll.runs import onnx
 from atoll.runs.config import change, read, resolve
-from atoll.runs.predict import Predicted, Predictor, _numbers, predict
+from atoll.runs.predict import Predicted, Predictor, numbers, predict
 from atoll.runs.result import Run
 
 Files = Callable[..., list[str]]
@@ -299,7 +299,7 @@ def test_onnx_answers_as_our_own_model_does(method: str, files: Files) -> None:
     predictor = Predictor(Path("run"), "b", "")
     sheet, done = sheets.opened(Path("b.csv")), Predicted()
     (batch,) = sheets.batches(sheet, predictor.recipe["missing"])
-    x = _numbers(predictor, sheet, batch, 0, done)
+    x = numbers(predictor.blocks, predictor.width, sheet, batch, 0, done)
     read = onnx.columns(predictor)
     (theirs,) = session.run(None, {"x": x[:, read]})
     assert theirs.shape == (60, 2)
