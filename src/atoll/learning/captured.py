@@ -24,9 +24,19 @@ from torch import Tensor
 from atoll.core.rng import permutations
 from atoll.core.rows import Rows
 from atoll.learning.train import Memory, Work, Worked
-from atoll.learning.weights import copied
+from atoll.learning.weights import copied, copied_at_once, into
 
-__all__ = ["Captured", "NotCapturableError", "done", "likeness", "replicas"]
+__all__ = [
+    "EAGER",
+    "Captured",
+    "NotCapturableError",
+    "captured_graph",
+    "done",
+    "kept_pool",
+    "likeness",
+    "replicas",
+    "told",
+]
 
 END = object()
 EAGER = 3  # steps of one size before it is captured: libraries choose their kernels there
@@ -38,13 +48,13 @@ class NotCapturableError(Exception):
 
 def likeness(job: Work) -> Hashable:
     """Works that are alike in this differ in values alone, so one's buffers fit the other."""
-    phases = tuple((p.name, p.moves, _told(p.loss), p.optimiser) for p in job.phases)
+    phases = tuple((p.name, p.moves, told(p.loss), p.optimiser) for p in job.phases)
     tensors = {**job.weights, "/x": job.rows.x, "/own": job.rows.own, "/y": job.rows.y}
     shapes = tuple((n, str(t.dtype), tuple(t.shape)) for n, t in sorted(tensors.items()))
     return phases, shapes, job.batch, str(job.rows.y.device), job.rows.share is None
 
 
-def _told(loss: Callable[..., Any]) -> Hashable:
+def told(loss: Callable[..., Any]) -> Hashable:
     """What tells two losses apart: the function and what is bound to it."""
     if isinstance(loss, partial):
         key = (loss.args, tuple(sorted(loss.keywords.items())))
@@ -52,10 +62,27 @@ def _told(loss: Callable[..., Any]) -> Hashable:
             hash(key)
         except TypeError as error:
             raise NotCapturableError("a loss binds what has no hash") from error
-        return _told(loss.func), key
+        return told(loss.func), key
     if "<" in loss.__qualname__ or getattr(loss, "__self__", None) is not None:
         raise NotCapturableError(f"{loss.__qualname__} is not a function of a module")
     return loss.__module__, loss.__qualname__
+
+
+def captured_graph(step: Callable[[], None], pool: Any, stream: Any) -> Any:
+    """A step as a graph; capturing runs nothing."""
+    graph = torch.cuda.CUDAGraph()
+    stream.synchronize()
+    with torch.cuda.graph(graph, pool=pool, stream=stream):
+        step()
+    return graph
+
+
+def kept_pool(device: torch.device) -> Any:
+    """A graph whose memory others may share; torch gives a memory up when its last graph goes."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.zeros(1, device=device)
+    return graph
 
 
 class Captured:
@@ -69,7 +96,8 @@ class Captured:
         job, self.replicas = jobs[0], len(jobs)
         self.phases, self.batch, self.device = job.phases, job.batch, job.rows.y.device
         self.cuda, self.count = self.device.type == "cuda", len(job.rows)
-        self.weights = {n: self._joined([j.weights[n] for j in jobs]) for n in job.weights}
+        joined = {n: self._joined([j.weights[n] for j in jobs]) for n in job.weights}
+        self.weights = copied_at_once(joined)
         self.rows = self._end_to_end(jobs)
         self.moved = [[self.weights[n].requires_grad_() for n in p.moves] for p in self.phases]
         self.memory = [Memory(p, m, {}) for p, m in zip(self.phases, self.moved, strict=True)]
@@ -87,7 +115,7 @@ class Captured:
     def _joined(self, tensors: Sequence[Tensor]) -> Tensor:
         """One tensor as it is, those of replicas with an axis in front."""
         several = [tensor.detach() for tensor in tensors]
-        return torch.stack(several) if self.replicas > 1 else several[0].clone()
+        return torch.stack(several) if self.replicas > 1 else several[0]
 
     @staticmethod
     def _end_to_end(jobs: Sequence[Work]) -> Rows:
@@ -112,8 +140,8 @@ class Captured:
         """What the works gave."""
         rows = max(1, jobs[0].epochs * self.count)
         names, losses = [p.name for p in self.phases], (self.losses / rows).T.tolist()
-        memory = {n: t for one in self.memory for n, t in copied(one.saved()).items()}
-        weights = {n: w.detach().clone() for n, w in self.weights.items()}
+        memory = {n: t for one in self.memory for n, t in copied_at_once(one.saved()).items()}
+        weights = copied_at_once(self.weights)
         several = self.replicas > 1
         found = []
         for place, job in enumerate(jobs):
@@ -126,19 +154,14 @@ class Captured:
     @torch.no_grad()
     def _load(self, jobs: Sequence[Work]) -> None:
         """Copy the works' values into the buffers."""
-        for name, weight in self.weights.items():
-            weight.copy_(self._joined([job.weights[name] for job in jobs]))
+        into(self.weights, {n: self._joined([j.weights[n] for j in jobs]) for n in self.weights})
         rows = self._end_to_end(jobs)
         for mine, given in ((self.rows.x, rows.x), (self.rows.own, rows.own)):
             mine.copy_(given)
         self.rows.y.copy_(rows.y)
         moments = {n: self._joined([j.moments[n] for j in jobs]) for n in jobs[0].moments}
-        for phase, memory, moved in zip(self.phases, self.memory, self.moved, strict=True):
-            taken = {n: t.flatten()[0] if n.startswith("steps/") else t for n, t in moments.items()}
-            fresh = Memory(phase, moved, taken)
-            for kind in ("first", "second", "steps"):
-                for mine, given in zip(getattr(memory, kind), getattr(fresh, kind), strict=True):
-                    mine.copy_(given)
+        for memory in self.memory:
+            memory.load(moments)
         self.losses.zero_()
 
     def _go(self, size: int) -> None:
@@ -152,15 +175,8 @@ class Captured:
         self._step(size)
         self.taken[size] += 1
         if self.cuda and self.taken[size] >= EAGER:
-            self.graphs[size] = self._capture(size)
-
-    def _capture(self, size: int) -> Any:
-        """The step as a graph; capturing runs nothing."""
-        graph = torch.cuda.CUDAGraph()
-        self.stream.synchronize()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
-            self._step(size)
-        return graph
+            self.graphs[size] = captured_graph(partial(self._step, size), self.pool, self.stream)
+            torch.cuda.empty_cache()  # what the steps before took beside the graphs' own memory
 
     def _step(self, size: int) -> None:
         batch = self.rows.at(self.index[size].flatten())
@@ -193,21 +209,29 @@ def replicas(jobs: Sequence[Work]) -> bool:
     return len(first.rows) > 0 and all(alike) and all(c == counts[0] for c in counts)
 
 
-def done(captured: Sequence[Captured], jobs: Sequence[Sequence[Work]]) -> list[list[Worked]]:
-    """Do works side by side, each (with its replicas) on a stream of its own, a step in turn."""
-    for one in captured:
+def done(
+    captured: Sequence[Captured], jobs: Sequence[Sequence[Work]], streams: bool = True
+) -> list[list[Worked]]:
+    """Do works, each (with its replicas) on a stream of its own: side by side, a step in turn, or
+    one after another. The host waits for none of them before all are on their way.
+    """
+    pairs = list(zip(captured, jobs, strict=True))
+    for several in [pairs] if streams else [[pair] for pair in pairs]:
+        _sent(several)
+    return [one.results(works) for one, works in pairs]
+
+
+def _sent(pairs: Sequence[tuple[Captured, Sequence[Work]]]) -> None:
+    for one, _ in pairs:
         if one.cuda:
             one.stream.wait_stream(torch.cuda.current_stream(one.device))
-    running = {
-        i: one.steps(works) for i, (one, works) in enumerate(zip(captured, jobs, strict=True))
-    }
+    running = {i: one.steps(works) for i, (one, works) in enumerate(pairs)}
     while running:
         for i in list(running):
-            stream = captured[i].stream
+            stream = pairs[i][0].stream
             with torch.cuda.stream(stream) if stream is not None else nullcontext():
                 if next(running[i], END) is END:
                     del running[i]
-    for one in captured:
+    for one, _ in pairs:
         if one.cuda:
             torch.cuda.current_stream(one.device).wait_stream(one.stream)
-    return [one.results(works) for one, works in zip(captured, jobs, strict=True)]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["copied", "mean", "prefixed", "without"]
+__all__ = ["copied", "copied_at_once", "into", "mean", "prefixed", "without"]
 
 Named = Mapping[str, Tensor]
 
@@ -29,6 +29,23 @@ def mean(items: Sequence[Named], weights: Sequence[float] | None = None) -> dict
 def copied(weights: Named) -> dict[str, Tensor]:
     """The same names with tensors of their own."""
     return {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+
+def copied_at_once(weights: Named) -> dict[str, Tensor]:
+    """The same as `copied` in few kernels, for many small tensors on a GPU."""
+    found = {name: torch.empty_like(tensor) for name, tensor in weights.items()}
+    into(found, weights)
+    return found
+
+
+@torch.no_grad()
+def into(buffers: Named, weights: Named) -> None:
+    """Copy values into tensors of the same names, those of one type in few kernels."""
+    alike: dict[tuple[torch.dtype, torch.device], list[str]] = {}
+    for name, tensor in buffers.items():
+        alike.setdefault((tensor.dtype, tensor.device), []).append(name)
+    for names in alike.values():
+        torch._foreach_copy_([buffers[n] for n in names], [weights[n] for n in names])
 
 
 def prefixed(prefix: str, weights: Named) -> dict[str, Tensor]:

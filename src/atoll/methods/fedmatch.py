@@ -80,6 +80,14 @@ def consistency(weak: Tensor, strong: Tensor, helpers: Tensor, confidence: float
     return (each * counts).sum() / counts.sum().clamp(min=1)
 
 
+def agreed(
+    weak: Tensor, again: Again, given: Tensors, *, confidence: float, weight: float
+) -> Tensor:
+    """The loss of a public batch; `again` reads its strongly varied images."""
+    strong, helpers = again(given["strong"]), given["helpers"]
+    return weight * consistency(weak, strong, helpers, confidence)
+
+
 class Client:
     """Keeps its model, that of the last round, and the one before any exchange."""
 
@@ -102,28 +110,26 @@ class Client:
         work = self.learner.alone(lessons, self.site.train(moment.stage), options.rate)
         return self.learner.begun((yield work))
 
-    def align(self, request: Align, moment: Moment) -> Aligned:
+    def align(self, request: Align, moment: Moment) -> Working[Aligned]:
         """Follow the helpers on the step before; answer for this one."""
-        learner, place, loss = self.learner, (moment.stage, moment.round), 0.0
+        learner, options = self.learner, self.options
+        given: Tensors = {}
         if request.step == 0:
             learner.rewind()
             self.psi = self.last_psi
         else:
-            learner.moments = {}
-            step, options = request.step - 1, self.options
-            images = self.plan.images(self.site.public(), request.key, step, strong=True)
-            helpers = request.target.to(self.site.device)
-
-            def lost(weak: Tensor, again: Again) -> Tensor:
-                found = consistency(weak, again(images), helpers, options.confidence)
-                return options.lambda_iccs * found
-
-            how = Optimiser("adam", options.rate)
-            sigma = {n: learner.weights[n] - psi for n, psi in self.psi.items()}
-            penalty = partial(self._penalty, sigma) if sigma else None
-            loss = learner.follow(place, request.key, step, lost, how, penalty)
+            public, step = self.site.public(), request.step - 1
+            given["strong"] = self.plan.images(public, request.key, step, strong=True)
+            given["helpers"] = request.target.to(self.site.device)
+        loss = partial(agreed, confidence=options.confidence, weight=options.lambda_iccs)
+        how = Optimiser("adam", options.rate)
+        sigma = {n: learner.weights[n] - psi for n, psi in self.psi.items()}
+        penalty = partial(self._penalty, sigma) if sigma else None
+        done = yield learner.step(moment, request, loss, given, how, penalty=penalty)
+        reply = learner.stepped(done)
+        if request.step:
             self.psi = {n: learner.weights[n] - part for n, part in sigma.items()}
-        return learner.answer(place, request, loss)
+        return reply
 
     def _penalty(self, sigma: Tensors, theta: Tensors) -> Tensor:
         """lambda_l1 |psi| + lambda_l2 |sigma - psi|^2 with psi = theta - sigma; sigma rests."""

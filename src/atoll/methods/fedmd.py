@@ -22,6 +22,7 @@ from atoll.core.options import AtLeastOne, NotNegativeInt, Positive
 from atoll.core.record import Look, Score
 from atoll.data.site import Site
 from atoll.learning.collaboration import (
+    Again,
     Align,
     Aligned,
     Join,
@@ -101,24 +102,20 @@ class Client:
         there = torch.bincount(rows.y, minlength=classes).clamp(min=1)
         return Rated((hit / there).clamp(min=LEAST).float())
 
-    def align(self, request: Align, moment: Moment) -> Aligned:
+    def align(self, request: Align, moment: Moment) -> Working[Aligned]:
         """Follow the target of the step before; answer for this one."""
-        learner, place, loss = self.learner, (moment.stage, moment.round), 0.0
+        learner, options, own = self.learner, self.options, 0.0
         if request.step == 0:
             learner.rewind()
-        else:
-            if self.options.public_optimiser == "fresh":
-                learner.moments = {}
-            lost = partial(self._lost, request.target.to(self.site.device), moment)
-            how = Optimiser("adam", self.options.rate)
-            loss = learner.follow(place, request.key, request.step - 1, lost, how)
-        return learner.answer(place, request, loss)
-
-    def _lost(self, target: Tensor, moment: Moment, z: Tensor, again: object) -> Tensor:
-        if self.options.loss != "rcfl":
-            return DISTANCES[self.options.loss](z, target)
-        share = min(1.0, len(self.site.train(moment.stage)) / len(self.site.public()))
-        return DISTANCES["l1"](z, (target + share * z.detach()) / (1 + share))
+        if options.loss == "rcfl":
+            own = min(1.0, len(self.site.train(moment.stage)) / len(self.site.public()))
+        loss = partial(distance, kind="l1" if options.loss == "rcfl" else options.loss, own=own)
+        given, how = (
+            {"target": request.target.to(self.site.device)},
+            Optimiser("adam", options.rate),
+        )
+        fresh = options.public_optimiser == "fresh"
+        return learner.stepped((yield learner.step(moment, request, loss, given, how, fresh=fresh)))
 
     def share(self, request: Empty, moment: Moment) -> Weights:
         """All weights and buffers, where all clients have the same network."""
@@ -153,6 +150,12 @@ class Client:
 
     def restore(self, state: Tensors) -> None:
         self.learner.restore(state)
+
+
+def distance(z: Tensor, again: Again, given: Tensors, *, kind: str, own: float) -> Tensor:
+    """How far logits are from the target; with RCFL the own ones have a share in it (alpha)."""
+    target = given["target"]
+    return DISTANCES[kind](z, (target + own * z.detach()) / (1 + own) if own else target)
 
 
 def plan(options: Options) -> Plan:

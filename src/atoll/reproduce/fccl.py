@@ -183,6 +183,7 @@ class Plan:
     precision: str = "float32"
     layout: str = "channels-last"  # the faster one on a GPU, and the same numbers
     mode: str = "auto"
+    streams: bool = False  # the four networks side by side on a GPU
     tune: bool = False
     score_every: int = 10
     tiny: bool = False  # other data and networks: shows that it works, says nothing of the paper
@@ -210,6 +211,7 @@ class Plan:
                 "engine.device": self.device,
                 "engine.tf32": self.tf32,
                 "engine.mode": self.mode,
+                "engine.streams": self.streams,
                 "engine.tune": self.tune,
                 "engine.packing": False,
                 "engine.keep": str(self.folder / "common"),
