@@ -170,6 +170,10 @@ class Site:
         """The rows that this site learns from at a stage."""
         return self._rows("train", stage)
 
+    def before(self, stage: int) -> Rows:
+        """The rows that this site learns from before the first round: others only if drawn anew."""
+        return self._rows("before", stage)
+
     def valid(self, stage: int) -> Rows:
         """The rows that this site chooses by at a stage."""
         return self._rows("valid", stage)
@@ -284,6 +288,8 @@ class Site:
             self._kept[part, number] = self._of_party(part, number)
         if (part, number) not in self._kept:
             holdings = self._scenario.holdings[self.id]
+            if part == "before" and holdings[number].before is None:
+                return self._rows("train", number)
             rows = (
                 self._scenario.tests[self.id][number]
                 if part == "test"

@@ -107,7 +107,7 @@ class Client:
         """Train alone, before any exchange."""
         options, stream = self.options, self.site.stream("prepare")
         lessons = Lessons(options.batch, options.pretrain_epochs, stream)
-        work = self.learner.alone(lessons, self.site.train(moment.stage), options.rate)
+        work = self.learner.alone(lessons, self.site.before(moment.stage), options.rate)
         return self.learner.begun((yield work))
 
     def align(self, request: Align, moment: Moment) -> Working[Aligned]:

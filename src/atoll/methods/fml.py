@@ -77,7 +77,7 @@ class Client:
         """Train the own network alone, as the methods do that this one is compared with."""
         options, stream = self.options, self.site.stream("prepare")
         lessons = Lessons(options.batch, options.pretrain_epochs, stream)
-        work = self.learner.alone(lessons, self.site.train(moment.stage), options.rate)
+        work = self.learner.alone(lessons, self.site.before(moment.stage), options.rate)
         return self.learner.begun((yield work))
 
     def share(self, request: Empty, moment: Moment) -> Weights:

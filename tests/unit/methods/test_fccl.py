@@ -557,6 +557,22 @@ def test_private_rows_have_their_sizes_and_are_not_tested_on() -> None:
     assert not np.isin(np.concatenate(held), tested).any()
 
 
+def test_rows_drawn_twice_are_learnt_from_before_the_first_round_alone() -> None:
+    """J8: otherwise pretraining and federation read the same rows."""
+    images = {**IMAGES, "rows": 400}
+    for twice in (False, True):
+        made = parts(config(data=images, sizes=[30, 20], drawn_twice=twice))
+        for id in made.scenario.clients:
+            client = made.client(id)
+            alone, fit = (
+                next(client.prepare(Empty(), FIRST)),
+                next(client.fit(Weights({}), FIRST)),
+            )
+            assert torch.equal(alone.rows.x, fit.rows.x) != twice
+            assert alone.rows.x.shape == fit.rows.x.shape
+            assert torch.equal(fit.rows.x, client.site.train(0).x)
+
+
 def test_inter_accuracy_is_the_mean_of_the_rows_without_their_diagonal(tmp_path: Path) -> None:
     """Invariant 12."""
     execute(config(rounds=1, data={**IMAGES, "domains": 3}, models=["cnn"] * 3), tmp_path)
