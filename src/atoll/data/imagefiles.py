@@ -21,7 +21,7 @@ from atoll.data.dataset import Dataset
 from atoll.data.fetch import reading, refused
 from atoll.data.pictures import fitted
 
-__all__ = ["image_files", "unlabelled"]
+__all__ = ["ENDINGS", "Shape", "image_files", "picture", "unlabelled"]
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, int, int]
@@ -170,7 +170,7 @@ def _below(path: Path) -> list[Path]:
 def _pictures(folder: Path, paths: Sequence[Path], shape: Shape) -> Array:
     if not paths:
         raise UserError("no images here", str(folder), f"give {KINDS}; known: {' '.join(ENDINGS)}")
-    return np.concatenate([_picture(path, lambda p=path: p, shape) for path in paths])  # type: ignore[misc]
+    return np.concatenate([picture(path, lambda p=path: p, shape) for path in paths])  # type: ignore[misc]
 
 
 def _encoded(path: Path, values: Sequence[Any], shape: Shape) -> Array:
@@ -183,11 +183,11 @@ def _encoded(path: Path, values: Sequence[Any], shape: Shape) -> Array:
                 f"row {number} has no encoded image", str(path), "name the right column"
             )
         where = path.with_name(f"{path.name}, row {number}")
-        found.append(_picture(where, lambda c=content: io.BytesIO(c), shape))  # type: ignore[misc]
+        found.append(picture(where, lambda c=content: io.BytesIO(c), shape))  # type: ignore[misc]
     return np.concatenate(found)
 
 
-def _picture(where: Path, source: Callable[[], Any], shape: Shape) -> Array:
+def picture(where: Path, source: Callable[[], Any], shape: Shape) -> Array:
     """One image as (1, channels, height, width); turned as its camera says."""
     from PIL import Image, ImageOps, UnidentifiedImageError  # noqa: PLC0415 (few runs need it)
 

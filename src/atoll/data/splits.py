@@ -497,6 +497,12 @@ def _by_streams(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenar
 def _by_domains(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenario:
     """Client i has the training rows of domain i; all are tested on every domain (FCCL)."""
     stream = Stream.of(seed, "split", "domains")
+    if dataset.group is None:
+        raise _refusal(
+            f"the data set '{dataset.name}' has no domains",
+            "choose one that has: data = digits-domains (MNIST, USPS, SVHN and one more), "
+            "digits-shifted, office-caltech10, office-home, or images of your own",
+        )
     groups = _group_rows(dataset)
     if options.sizes and len(options.sizes) != len(groups):
         raise _refusal(

@@ -95,7 +95,11 @@ class Setting:
 SETTINGS = (
     *(Setting("digits", method) for method in ("FCCL", *COMPARED[:-1])),
     Setting("digits", "FCCL w/o CON"),
-    *(Setting("digits", m, "fashion-mnist") for m in ("FCCL", "FCCL w/o CON")),
+    *(
+        Setting("digits", method, public)
+        for public in ("fashion-mnist", "tiny-imagenet")
+        for method in ("FCCL", "FCCL w/o CON")
+    ),
     *(Setting("office", method) for method in ("FCCL", *COMPARED[:-1])),
     *(Setting("office", m, homogeneous=True) for m in ("FCCL", "FedAvg", *COMPARED[:-1])),
 )
@@ -475,8 +479,7 @@ def _public_cells(measured: dict[str, dict[str, Any]], missing: dict[str, str]) 
             for kind, printed in zip(("inter", "intra"), pair, strict=True):
                 title = f"Figures 7 and 8, {kind}-domain, digits, means over domains"
                 if found is None:
-                    usual = "not here" if public == "tiny-imagenet" else "not run"
-                    note = missing.get(setting.name, usual)
+                    note = missing.get(setting.name, "not run")
                     cells.append(Cell(title, method, public, printed / 100, None, note=note))
                 else:
                     at = after(*(measured[s] for s in _figure_names() if s in measured))

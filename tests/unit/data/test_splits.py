@@ -499,7 +499,7 @@ REFUSALS = {
     "columns of text": (texts([5], [5]), ScenarioOptions(split="columns"), "no columns"),
     "parties of text": (texts([5], [5]), ScenarioOptions(split="parties"), "no columns"),
     "no sites": (table(), ScenarioOptions(split="sites"), "which group"),
-    "no domains": (table(), ScenarioOptions(split="domains"), "which group"),
+    "no domains": (table(), ScenarioOptions(split="domains"), "has no domains"),
     "sizes of other domains": (
         grouped(table(), ("a", "b")),
         ScenarioOptions(split="domains", sizes=(1,)),
