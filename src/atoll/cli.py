@@ -47,6 +47,7 @@ from atoll.runs.loop import Progress, holdings
 from atoll.runs.onnx import write as write_onnx
 from atoll.runs.parts import parts
 from atoll.runs.predict import Predictor, export, predict
+from atoll.runs.predict_images import PicturePredictor, predict_images, reads_images
 from atoll.runs.result import Run, plain, table
 from atoll.runs.track import known, tracked
 
@@ -726,7 +727,9 @@ def init_command(
 @app.command("predict")
 def predict_command(
     run: Annotated[Path, typer.Argument(help="the folder of a run", metavar="RUN")],
-    file: Annotated[Path, typer.Argument(help="rows to predict, CSV or Parquet")],
+    file: Annotated[
+        Path, typer.Argument(help="rows: CSV or Parquet; images: a folder, .npz or Parquet")
+    ],
     site: Annotated[str, typer.Option(help="whose model")],
     to: Annotated[Path, typer.Option("-o", "--out", help="the predictions")] = Path(
         "predictions.csv"
@@ -736,8 +739,11 @@ def predict_command(
         bool, typer.Option("--held-out", help="only the rows that the run kept for its tests")
     ] = False,
 ) -> None:
-    """Predict the rows of a file with the model of one site."""
-    done = predict(Predictor(run, site, model), file, to, held_out)
+    """Predict rows or images with the model of one site."""
+    if reads_images(run):
+        done = predict_images(PicturePredictor(run, site, model), file, to, held_out)
+    else:
+        done = predict(Predictor(run, site, model), file, to, held_out)
     for name in done.absent:
         err.print(f"the file has no column '{name}': taken as missing", soft_wrap=True)
     for name, count in done.unseen.items():
@@ -757,9 +763,15 @@ def export_command(
     """Write one site's model as safetensors with a card in JSON."""
     from atoll.report.tables import departures  # noqa: PLC0415
 
-    crossed = {one.client: one.sentence for one in departures(Run(run))}.get(site, "nothing")
-    predictor = Predictor(run, site, model)
-    found = export(predictor, to or run / f"export-{site}", crossed)
+    if reads_images(run):
+        if onnx:
+            remedy = "leave --onnx out: the weights are written as safetensors"
+            raise UserError("networks for images are not written as ONNX", "--onnx", remedy)
+        shown: PicturePredictor | Predictor = PicturePredictor(run, site, model)
+    else:
+        shown = predictor = Predictor(run, site, model)
+    told = {one.client: one.sentence for one in departures(Run(run))}
+    found = export(shown, to or run / f"export-{site}", told.get(shown.site, "nothing"))
     if onnx:
         write_onnx(predictor, found / "model.onnx")
     out.print(f"the model and its card are in {found}", soft_wrap=True)

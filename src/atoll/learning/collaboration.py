@@ -260,6 +260,10 @@ class Learner:
         """The logits for many rows in testing."""
         return said(self.testing, weights, x)
 
+    def kept(self, variant: str) -> Tensors:
+        """The model of a variant: the one before any exchange, or that of now."""
+        return self.solo if variant.split()[:1] == ["solo"] else self.weights
+
     def solo_says(self, x: Tensor) -> Tensor:
         """What the model before any exchange says; asked for the same rows again, it is known."""
         if self._solo_said is None or self._solo_said[0] is not x:

@@ -18,6 +18,7 @@ from atoll.core.federation import Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors, Weights
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Look, Score
+from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.learning.collaboration import (
     Again,
@@ -245,4 +246,14 @@ class Server:
         self.helpers = {id: helpers for id, *helpers in named}
 
 
-METHOD = Method(Options, Server, Client, split="domains", headline="fedmatch")
+def kept(client: Client, shared: Tensors, variant: str) -> Tensors:
+    """The model that a client uses in the end, or the one before any exchange."""
+    return client.learner.kept(variant)
+
+
+def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
+    """The logits of a model that was kept."""
+    return client.learner.says(model, rows.x)
+
+
+METHOD = Method(Options, Server, Client, split="domains", headline="fedmatch", kept=kept, said=said)

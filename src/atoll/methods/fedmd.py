@@ -20,6 +20,7 @@ from atoll.core.federation import Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors, Weights
 from atoll.core.options import AtLeastOne, NotNegativeInt, Positive
 from atoll.core.record import Look, Score
+from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.learning.collaboration import (
     Again,
@@ -217,4 +218,14 @@ class Server:
         pass
 
 
-METHOD = Method(Options, Server, Client, split="domains", headline="fedmd")
+def kept(client: Client, shared: Tensors, variant: str) -> Tensors:
+    """The model that a client uses in the end, or the one before any exchange."""
+    return client.learner.kept(variant)
+
+
+def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
+    """The logits of a model that was kept."""
+    return client.learner.says(model, rows.x)
+
+
+METHOD = Method(Options, Server, Client, split="domains", headline="fedmd", kept=kept, said=said)
