@@ -1,9 +1,9 @@
 """Images: one function a data set, its files and official source in one list.
 
 Files kept by hand are `.npz` without pickles: x_train, y_train, x_test, y_test, images uint8 as
-N x H x W or N x H x W x 3. Official files (IDX, the CIFAR binaries, the USPS text) are read as they
-are, and so are the zip archives of SYN, Office-Home and Tiny-ImageNet. `test` is the split that
-comes with the files; where that is not the official one, `partial` or `source` says so.
+N x H x W or N x H x W x 3. Official files (IDX, the CIFAR binaries, SVHN's Matlab files, the USPS
+text, the zip archives of SYN, Office-Home and Tiny-ImageNet) are read as they are. `test` is the
+split that comes with the files; where that is not the official one, `partial` or `source` says so.
 """
 
 import gzip
@@ -64,6 +64,7 @@ FASHION_HASHES = (
     "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
 )
 CIFAR = "https://www.cs.toronto.edu/~kriz"
+SVHN = "http://ufldl.stanford.edu/housenumbers"
 USPS = "https://hastie.su.domains/ElemStatLearn/datasets"
 
 
@@ -97,7 +98,19 @@ FILES: dict[str, tuple[Group, ...]] = {
         ),
     ),
     "svhn": (
-        _npz_file("svhn_complete", None, "http://ufldl.stanford.edu/housenumbers (format 2)"),
+        _npz_file("svhn_complete", None, SVHN),
+        (
+            File(
+                "images/svhn/train_32x32.mat",
+                "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+                f"{SVHN}/train_32x32.mat",
+            ),
+            File(
+                "images/svhn/test_32x32.mat",
+                "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+                f"{SVHN}/test_32x32.mat",
+            ),
+        ),
         _npz_file("svhn", "05357ddc5915cb730d70746fd1e6c436c4d5dd4c19d81fbe3ce8c960e67b6bab"),
     ),
     "mnist-m": (
@@ -567,8 +580,9 @@ def _read(paths: list[Path]) -> Parts:
         return _npz(paths[0])
     if paths[0].name.startswith("cifar-"):
         return _cifar(paths[0], labels=2 if "100" in paths[0].name else 1)
-    if paths[0].name.startswith("zip."):
-        (x_train, y_train), (x_test, y_test) = (_zip_code(path) for path in paths)
+    pairs = {".mat": _matlab, ".gz": _zip_code}
+    if paths[0].suffix == ".mat" or paths[0].name.startswith("zip."):
+        (x_train, y_train), (x_test, y_test) = (pairs[path.suffix](path) for path in paths)
         return Parts(x_train, y_train, x_test, y_test)
     arrays = [_idx(path) for path in paths]
     return Parts(arrays[0][:, None], arrays[1], arrays[2][:, None], arrays[3])
@@ -621,6 +635,16 @@ def _cifar(path: Path, labels: int) -> Parts:
         records = np.concatenate([blobs[name] for name in names]).reshape(-1, labels + 3_072)
         sides += [records[:, labels:].reshape(-1, 3, 32, 32), records[:, labels - 1]]
     return Parts(sides[0], sides[1], sides[2], sides[3])
+
+
+def _matlab(path: Path) -> tuple[Array, Array]:
+    """SVHN as Matlab has it: X is (height, width, channels, rows), y has 10 for the digit 0."""
+    from scipy.io import loadmat  # type: ignore[import-untyped]  # noqa: PLC0415 (few runs need it)
+
+    with reading(path):
+        held = loadmat(str(path), variable_names=("X", "y"))
+        x, y = held["X"], held["y"].ravel().astype(np.int64)
+        return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), y % 10
 
 
 def _zip_code(path: Path) -> tuple[Array, Array]:

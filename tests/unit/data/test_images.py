@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from scipy.io import savemat  # type: ignore[import-untyped]
 
 from atoll import data
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
@@ -68,6 +69,22 @@ def test_idx_files_give_train_and_test(tmp_path: Path) -> None:
     assert np.array_equal(parts.x_test[:, 0], x[3:])
     assert parts.y_train.tolist() == [7, 0, 9]
     assert parts.y_test.tolist() == [1, 2]
+
+
+def test_matlab_files_of_svhn_have_rows_last_and_ten_for_zero(tmp_path: Path) -> None:
+    x = np.arange(5 * 3 * 32 * 32, dtype=np.int64).reshape(5, 3, 32, 32).astype(np.uint8)
+    y = np.array([10, 1, 9, 2, 10])
+    paths = [tmp_path / "train_32x32.mat", tmp_path / "test_32x32.mat"]
+    for path, rows in zip(paths, (slice(0, 3), slice(3, 5)), strict=True):
+        savemat(str(path), {"X": x[rows].transpose(2, 3, 1, 0), "y": y[rows, None]})
+    parts = images._read(paths)
+    assert np.array_equal(parts.x_train, x[:3])
+    assert np.array_equal(parts.x_test, x[3:])
+    assert parts.y_train.tolist() == [0, 1, 9]
+    assert parts.y_test.tolist() == [2, 0]
+    paths[0].write_bytes(paths[0].read_bytes()[:200])
+    with pytest.raises(UserError, match=r"train_32x32\.mat cannot be read"):
+        images._read(paths)
 
 
 @pytest.mark.parametrize("cut", [2, 30, 200])
