@@ -31,7 +31,7 @@ from atoll.engines.trials import (
     without_rows,
 )
 from atoll.learning import captured, convolutions
-from atoll.learning.captured import Captured, NotCapturableError, kept_pool, likeness
+from atoll.learning.captured import Captured, Lane, NotCapturableError, likeness
 from atoll.learning.passes import Passes, Together, Way, passes_signature, trial_key
 from atoll.learning.public_step import CapturedStep, PublicStep, step_form, stepped
 from atoll.learning.stacked import NotStackableError, Stack, form, signature, tally
@@ -42,6 +42,7 @@ __all__ = ["Mode", "Workshop"]
 Mode = Literal["auto", "loop", "stacked", "captured"]
 STACKS = 8  # stacks that keep their buffers
 SPLITS = 3  # of split networks, which hold the rows of a stage too
+LOCAL = ""  # stands for all clients
 PLANNED = "; in parts: planned"
 HALVED = "; in parts: out of memory"
 
@@ -71,7 +72,7 @@ class Workshop:
         self._stacks: dict[Hashable, Stack | Together] = {}
         self._captured: dict[Hashable, Captured] = {}
         self._steps: dict[str, tuple[Hashable, CapturedStep]] = {}  # by client
-        self._pools: dict[str, Any] = {}  # by client: what keeps the memory of its graphs
+        self._lanes: dict[str, Lane] = {}  # by client: where its graphs run
 
     def do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
         """The results of jobs by the id of who asked for them; some may be known from before."""
@@ -111,16 +112,20 @@ class Workshop:
         if known is None or known[0] != form or not known[1].fits(job):
             self._steps.pop(id, None)  # its memory is wanted
             device = next(iter(job.weights.values())).device
-            self._steps[id] = form, CapturedStep(job, self._pool(id, device))
+            self._steps[id] = form, CapturedStep(job, self._lane(id, device))
         return self._steps[id][1]
 
-    def _pool(self, id: str, device: torch.device) -> Any:
-        """The memory of a client's graphs: those of local and of public steps take turns."""
-        if device.type != "cuda":
-            return None
-        if id not in self._pools:
-            self._pools[id] = kept_pool(device)
-        return self._pools[id].pool()
+    def _lane(self, id: str, device: torch.device) -> Lane:
+        """Where a client's graphs run: those of local and of public steps take turns.
+
+        Where clients' graphs run one after another, all lanes are on one stream and local steps
+        have one for all: another run of a sweep may be at them while public steps wait.
+        """
+        if id not in self._lanes:
+            first = next(iter(self._lanes.values()), None)
+            shared = None if self.streams or first is None else first.stream
+            self._lanes[id] = Lane(device, shared)
+        return self._lanes[id]
 
     def _works(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
         groups: dict[Hashable, list[str]] = {}
@@ -151,9 +156,8 @@ class Workshop:
         for ids, key in keys.items():
             if key not in self._captured:
                 # graphs that run one after another may share the memory of their activations
-                first = ids[0] if self.streams else next(iter(self._pools), ids[0])
-                pool = self._pool(first, jobs[ids[0]].rows.y.device)
-                self._captured[key] = Captured([jobs[id] for id in ids], pool)
+                lane = self._lane(ids[0] if self.streams else LOCAL, jobs[ids[0]].rows.y.device)
+                self._captured[key] = Captured([jobs[id] for id in ids], lane)
         made = {ids: self._captured[key] for ids, key in keys.items()}
         works = {ids: [jobs[id] for id in ids] for ids in made}
         results = captured.done(list(made.values()), list(works.values()), self.streams)

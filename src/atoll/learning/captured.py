@@ -4,9 +4,9 @@ A network whose rows see each other in training (batch norm) cannot be filled up
 each client has buffers of its own: weights, moments, rows, the numbers of a batch. A step reads and
 writes nothing else, so it can be captured: one graph for full batches, one for the last, smaller
 one. Running statistics and the counts of dropout are among the weights, so a graph moves them as
-the plain loop does. Graphs that run one after another share the memory of their activations;
-those that run side by side, a CUDA stream each, cannot. Without a GPU the same steps run as they
-are; so the loop can be held to them anywhere.
+the plain loop does. Graphs that run one after another share the memory of their activations (a
+lane); those that run side by side, a CUDA stream each, cannot. Without a GPU the same steps run as
+they are; so the loop can be held to them anywhere.
 
 Works that are alike, as those of one client under several seeds, can be replicas in one step: their
 weights and rows have one more axis and batches have the same size, so nothing is filled up and
@@ -14,7 +14,7 @@ every replica has batch statistics, and running ones, of its own.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -29,10 +29,9 @@ from atoll.learning.weights import copied, copied_at_once, into
 __all__ = [
     "EAGER",
     "Captured",
+    "Lane",
     "NotCapturableError",
-    "captured_graph",
     "done",
-    "kept_pool",
     "likeness",
     "replicas",
     "told",
@@ -68,21 +67,45 @@ def told(loss: Callable[..., Any]) -> Hashable:
     return loss.__module__, loss.__qualname__
 
 
-def captured_graph(step: Callable[[], None], pool: Any, stream: Any) -> Any:
-    """A step as a graph; capturing runs nothing."""
-    graph = torch.cuda.CUDAGraph()
-    stream.synchronize()
-    with torch.cuda.graph(graph, pool=pool, stream=stream):
-        step()
-    return graph
+class Lane:
+    """A CUDA stream, and a memory for the graphs that are captured and replayed on it.
 
+    Graphs of one lane share the memory of their activations, so they must run one after another.
+    torch keeps what was allocated on different streams apart, also within one memory; and it gives
+    a memory up when its last graph goes, so a small graph is kept for it.
+    """
 
-def kept_pool(device: torch.device) -> Any:
-    """A graph whose memory others may share; torch gives a memory up when its last graph goes."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        torch.zeros(1, device=device)
-    return graph
+    def __init__(self, device: torch.device, stream: Any = None) -> None:
+        """A lane on a stream of its own, or on one that other lanes have too."""
+        self.cuda, self.stream, self.pool = device.type == "cuda", stream, None
+        if self.cuda:
+            self.stream = stream or torch.cuda.Stream(device)
+            self._kept = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._kept, stream=self.stream):
+                torch.zeros(1, device=device)
+            self.pool = self._kept.pool()
+
+    def captured(self, step: Callable[[], None]) -> Any:
+        """A step as a graph; capturing runs nothing."""
+        graph = torch.cuda.CUDAGraph()
+        self.stream.synchronize()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            step()
+        return graph
+
+    def open(self) -> None:
+        """Let what is sent here from now on wait for what the current stream does before."""
+        if self.cuda:
+            self.stream.wait_stream(torch.cuda.current_stream())
+
+    def close(self) -> None:
+        """Let the current stream wait for what was sent here."""
+        if self.cuda:
+            torch.cuda.current_stream().wait_stream(self.stream)
+
+    def here(self) -> AbstractContextManager[Any]:
+        """What is done within is sent to this stream."""
+        return torch.cuda.stream(self.stream) if self.cuda else nullcontext()
 
 
 class Captured:
@@ -91,11 +114,11 @@ class Captured:
     One work, or several replicas that take each step together.
     """
 
-    def __init__(self, jobs: Sequence[Work], pool: Any = None) -> None:
-        """Make the buffers; graphs with the same pool must not run at the same time."""
+    def __init__(self, jobs: Sequence[Work], lane: Lane | None = None) -> None:
+        """Make the buffers; without a lane it gets one of its own."""
         job, self.replicas = jobs[0], len(jobs)
         self.phases, self.batch, self.device = job.phases, job.batch, job.rows.y.device
-        self.cuda, self.count = self.device.type == "cuda", len(job.rows)
+        self.count = len(job.rows)
         joined = {n: self._joined([j.weights[n] for j in jobs]) for n in job.weights}
         self.weights = copied_at_once(joined)
         self.rows = self._end_to_end(jobs)
@@ -109,8 +132,7 @@ class Captured:
         }
         self.graphs: dict[int, Any] = {}
         self.taken = dict.fromkeys(sizes, 0)  # eager steps of each size
-        self.stream: Any = torch.cuda.Stream(self.device) if self.cuda else None
-        self.pool = pool or (torch.cuda.graph_pool_handle() if self.cuda else None)
+        self.lane = lane or Lane(self.device)
 
     def _joined(self, tensors: Sequence[Tensor]) -> Tensor:
         """One tensor as it is, those of replicas with an axis in front."""
@@ -174,8 +196,8 @@ class Captured:
             return
         self._step(size)
         self.taken[size] += 1
-        if self.cuda and self.taken[size] >= EAGER:
-            self.graphs[size] = captured_graph(partial(self._step, size), self.pool, self.stream)
+        if self.lane.cuda and self.taken[size] >= EAGER:
+            self.graphs[size] = self.lane.captured(partial(self._step, size))
             torch.cuda.empty_cache()  # what the steps before took beside the graphs' own memory
 
     def _step(self, size: int) -> None:
@@ -212,8 +234,9 @@ def replicas(jobs: Sequence[Work]) -> bool:
 def done(
     captured: Sequence[Captured], jobs: Sequence[Sequence[Work]], streams: bool = True
 ) -> list[list[Worked]]:
-    """Do works, each (with its replicas) on a stream of its own: side by side, a step in turn, or
-    one after another. The host waits for none of them before all are on their way.
+    """Do works (each with its replicas): side by side, a step in turn, or one after another.
+
+    Side by side each has a lane of its own. The host waits for none before all are on their way.
     """
     pairs = list(zip(captured, jobs, strict=True))
     for several in [pairs] if streams else [[pair] for pair in pairs]:
@@ -223,15 +246,12 @@ def done(
 
 def _sent(pairs: Sequence[tuple[Captured, Sequence[Work]]]) -> None:
     for one, _ in pairs:
-        if one.cuda:
-            one.stream.wait_stream(torch.cuda.current_stream(one.device))
+        one.lane.open()
     running = {i: one.steps(works) for i, (one, works) in enumerate(pairs)}
     while running:
         for i in list(running):
-            stream = pairs[i][0].stream
-            with torch.cuda.stream(stream) if stream is not None else nullcontext():
+            with pairs[i][0].lane.here():
                 if next(running[i], END) is END:
                     del running[i]
     for one, _ in pairs:
-        if one.cuda:
-            torch.cuda.current_stream(one.device).wait_stream(one.stream)
+        one.lane.close()

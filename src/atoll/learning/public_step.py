@@ -7,7 +7,6 @@ Without a GPU the same halves run as they are, so that the plain step can be hel
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.messages import Tensors
-from atoll.learning.captured import EAGER, NotCapturableError, captured_graph, told
+from atoll.learning.captured import EAGER, Lane, NotCapturableError, told
 from atoll.learning.models import Architecture
 from atoll.learning.train import Optimiser, descend
 from atoll.learning.weights import copied, copied_at_once, into
@@ -143,11 +142,10 @@ def step_form(job: PublicStep) -> Hashable:
 class CapturedStep:
     """Buffers and graphs of one client's public steps; made once, replayed at every exchange."""
 
-    def __init__(self, job: PublicStep, pool: Any = None) -> None:
-        """Make the buffers; graphs of other clients may not have the same pool."""
+    def __init__(self, job: PublicStep, lane: Lane | None = None) -> None:
+        """Make the buffers; no other client's public steps may be on the same lane."""
         self.job = job  # for what is the same in all steps
         device = next(iter(job.weights.values())).device
-        self.cuda = device.type == "cuda"
         self.weights = copied_at_once(job.weights)
         self.leaves = [self.weights[n].requires_grad_() for n in job.moves]
         self.first, self.second = _zeros(self.leaves), _zeros(self.leaves)
@@ -159,8 +157,7 @@ class CapturedStep:
         self.place: Place | None = None  # of the forward pass that the buffers hold
         self.held: Tensors | None = None  # the weights that were given out then
         self.taken, self.graphs = 0, list[Any]()
-        self.stream: Any = torch.cuda.Stream(device) if self.cuda else None
-        self.pool = pool or (torch.cuda.graph_pool_handle() if self.cuda else None)
+        self.lane = lane or Lane(device)
 
     def fits(self, job: PublicStep) -> bool:
         """Whether what comes with a step has the shapes of the buffers."""
@@ -224,10 +221,9 @@ class CapturedStep:
             return
         self._backward()
         self.taken += 1
-        if self.cuda and self.taken >= EAGER:
+        if self.lane.cuda and self.taken >= EAGER:
             # right after a step in the same thread: libraries have handles for threads
-            halves = (self._forward, self._backward)
-            self.graphs = [captured_graph(half, self.pool, self.stream) for half in halves]
+            self.graphs = [self.lane.captured(half) for half in (self._forward, self._backward)]
             torch.cuda.empty_cache()  # what the steps before took beside the graphs' own memory
 
     def _forward(self) -> None:
@@ -247,16 +243,14 @@ class CapturedStep:
 
 
 def stepped(steps: Sequence[CapturedStep], jobs: Sequence[PublicStep]) -> list[Stepped]:
-    """Do steps side by side, each on the stream of its client."""
+    """Do steps side by side, each on the lane of its client."""
     inputs = [one.inputs(job) for one, job in zip(steps, jobs, strict=True)]
     for one in steps:
-        if one.cuda:
-            one.stream.wait_stream(torch.cuda.current_stream())
+        one.lane.open()
     found = []
     for one, job, images in zip(steps, jobs, inputs, strict=True):
-        with torch.cuda.stream(one.stream) if one.cuda else nullcontext():
+        with one.lane.here():
             found.append(one(job, *images))
     for one in steps:
-        if one.cuda:
-            torch.cuda.current_stream().wait_stream(one.stream)
+        one.lane.close()
     return found

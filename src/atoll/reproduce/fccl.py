@@ -19,6 +19,7 @@ import numpy as np
 from atoll import metrics
 from atoll.core.errors import UserError
 from atoll.core.record import Round, Score
+from atoll.data.dataset import Dataset
 from atoll.engines.local import execute
 from atoll.reproduce.domain_figures import bars, matrices, over_rounds
 from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
@@ -242,9 +243,13 @@ def _tiny(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def one(
-    setting: Setting, seed: int, plan: Plan, say: Callable[[str], None] = lambda text: None
+    setting: Setting,
+    seed: int,
+    plan: Plan,
+    say: Callable[[str], None] = lambda text: None,
+    loaded: dict[str, Dataset] | None = None,
 ) -> dict[str, Any]:
-    """One run, or what was kept of it."""
+    """One run, or what was kept of it; `loaded` is filled with its data, for others."""
     before = _kept(setting, seed, plan)
     if before is not None and before["rounds"] == plan.rounds:
         return before
@@ -263,7 +268,7 @@ def one(
             kept_now()
 
     plan.folder.mkdir(parents=True, exist_ok=True)
-    execute(resolve(values, setting.name), folder, watch=watch)
+    execute(resolve(values, setting.name), folder, watch=watch, loaded=loaded)
     found = kept_now()
     shutil.rmtree(folder)
     return found
@@ -324,7 +329,8 @@ def measure(
     setting: Setting, plan: Plan, say: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """All seeds of a setting; those that were run before are read."""
-    return _joined(setting, [one(setting, seed, plan, say) for seed in plan.seeds])
+    loaded: dict[str, Dataset] = {}
+    return _joined(setting, [one(setting, seed, plan, say, loaded) for seed in plan.seeds])
 
 
 def _joined(setting: Setting, runs: list[dict[str, Any]]) -> dict[str, Any]:
