@@ -289,6 +289,17 @@ def test_who_wants_the_same_at_the_same_time_waits_for_it(
     assert len(list((tmp_path / "kept").iterdir())) == 2
 
 
+def test_lanes_are_shared_only_by_what_runs_in_turn() -> None:
+    """In turn: local steps of all on one lane; side by side: each client has one of its own."""
+    asked = jobs(honest, 2)
+    for streams in (False, True):
+        workshop = Workshop("captured", streams=streams)
+        workshop.do(asked)
+        lanes = {id(one.lane) for one in workshop._captured.values()}
+        assert len(lanes) == (2 if streams else 1)
+        assert list(workshop._lanes) == (list(asked) if streams else [""])
+
+
 def test_an_exchange_without_work_leaves_buffers_alone() -> None:
     workshop, asked = Workshop("captured"), jobs(honest, 2)
     workshop.do(asked)

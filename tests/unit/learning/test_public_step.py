@@ -1,6 +1,7 @@
 """Steps on public images: captured ones give what plain ones give."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -108,6 +109,50 @@ def test_they_are_the_plain_ones_bit_for_bit_and_again_in_later_rounds(
         expected = a_round(job, lambda job: job())
         assert_same(expected, a_round(job, by(one)))
         job = replace(job, weights=expected[-1].weights, place=(0, 1, 8))
+
+
+class Replay:
+    """A graph that does its step when it is replayed, as a CUDA graph does; capturing does not."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self.replay = step
+
+
+class Taped:
+    """A lane as on a GPU, without one."""
+
+    cuda = True
+
+    def __init__(self) -> None:
+        self.graphs: list[Replay] = []
+        self.opened = 0
+
+    def captured(self, step: Callable[[], None]) -> Replay:
+        self.graphs.append(Replay(step))
+        return self.graphs[-1]
+
+    def open(self) -> None:
+        self.opened += 1
+
+    def close(self) -> None:
+        self.opened -= 1
+
+    def here(self) -> AbstractContextManager[None]:
+        assert self.opened  # nothing is sent to a stream that does not wait for its inputs
+        return nullcontext()
+
+
+def test_once_captured_they_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    job, lane = first("small-resnet", "fedmatch"), Taped()
+    one = CapturedStep(job, lane)  # type: ignore[arg-type]
+    for _ in range(2):
+        expected = a_round(job, lambda job: job())
+        assert_same(expected, a_round(job, by(one)))
+        job = replace(job, weights=expected[-1].weights, place=(0, 1, 8))
+    assert len(lane.graphs) == 2  # one for each half, made once
+    assert one.taken == captured.EAGER
+    assert lane.opened == 0
 
 
 def test_dropout_and_statistics_move_once_for_a_batch_and_given_weights_stay() -> None:
