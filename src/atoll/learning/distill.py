@@ -123,5 +123,13 @@ def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def said(network: Architecture, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The logits for many rows, a bounded number at a time."""
-    return torch.cat([network(weights, part) for part in x.split(CHUNK.get(x.device.type, 512))])
+    """The logits for many rows, a bounded number at a time.
+
+    cuDNN does not try its ways here: test sets differ in size, and each size would be tried.
+    """
+    tried, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    try:
+        parts = x.split(CHUNK.get(x.device.type, 512))
+        return torch.cat([network(weights, part) for part in parts])
+    finally:
+        torch.backends.cudnn.benchmark = tried
