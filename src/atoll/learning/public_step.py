@@ -191,10 +191,8 @@ class CapturedStep:
         if job.follow is not None:
             if before is not None:
                 self._answer(before)
-            self._follow(job.given)
-            assert self.z is not None
-            followed, loss = self.z.detach().clone(), self.lost.clone()
-            weights = copied_at_once(self.weights)
+            followed = self._follow(job.given)
+            loss, weights = self.lost.clone(), copied_at_once(self.weights)
         if x is None or job.answer is None:
             self.place, self.held = None, None
             return Stepped(weights, {}, followed, loss, None, None)
@@ -212,19 +210,23 @@ class CapturedStep:
         else:
             self._forward()
 
-    def _follow(self, given: Tensors) -> None:
+    def _follow(self, given: Tensors) -> Tensor:
+        """One step of the weights; the logits that were followed."""
+        assert self.z is not None  # _answer() has filled it
+        followed = self.z.detach().clone()  # now: capturing gives outputs that have no values yet
         if not self.given:
             self.given = copied(given)
         into(self.given, given)
         if self.graphs:
             self.graphs[1].replay()
-            return
+            return followed
         self._backward()
         self.taken += 1
         if self.lane.cuda and self.taken >= EAGER:
             # right after a step in the same thread: libraries have handles for threads
             self.graphs = [self.lane.captured(half) for half in (self._forward, self._backward)]
             torch.cuda.empty_cache()  # what the steps before took beside the graphs' own memory
+        return followed
 
     def _forward(self) -> None:
         assert self.x is not None
