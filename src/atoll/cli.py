@@ -47,6 +47,7 @@ from atoll.runs.loop import Progress, holdings
 from atoll.runs.onnx import write as write_onnx
 from atoll.runs.parts import parts
 from atoll.runs.predict import Predicted, Predictor, export, predict
+from atoll.runs.predict_images import PicturePredictor, predict_images, reads_images
 from atoll.runs.predict_parties import Lacking, predict_parties
 from atoll.runs.result import Run, plain, table
 from atoll.runs.track import known, tracked
@@ -727,7 +728,10 @@ def init_command(
 @app.command("predict")
 def predict_command(
     run: Annotated[Path, typer.Argument(help="the folder of a run", metavar="RUN")],
-    file: Annotated[Path | None, typer.Argument(help="rows to predict, CSV or Parquet")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="rows: CSV or Parquet; images: a folder, .npz or Parquet"),
+    ] = None,
     site: Annotated[str, typer.Option(help="whose model")] = "",
     to: Annotated[Path, typer.Option("-o", "--out", help="the predictions")] = Path(
         "predictions.csv"
@@ -744,16 +748,17 @@ def predict_command(
         str, typer.Option(help="parties, an id that one lacks: drop it, or fill its columns")
     ] = "drop",
 ) -> None:
-    """Predict the rows of a file with the model of one site, or of a file of each party."""
-    predictor = Predictor(run, site, model)
+    """Predict rows or images with the model of one site, or rows with a file of each party."""
     if data:
-        done = _predict_parties(predictor, file, data, lacking, to, held_out)
+        done = _predict_parties(Predictor(run, site, model), file, data, lacking, to, held_out)
+    elif file is None or not site:
+        what = "no file" if file is None else "it is not said whose model"
+        remedy = "give FILE --site SITE; where parties hold columns, --data for each party"
+        raise UserError(what, "atoll predict", remedy)
+    elif reads_images(run):
+        done = predict_images(PicturePredictor(run, site, model), file, to, held_out)
     else:
-        if file is None or not site:
-            what = "no file" if file is None else "it is not said whose model"
-            remedy = "give FILE --site SITE; where parties hold columns, --data for each party"
-            raise UserError(what, "atoll predict", remedy)
-        done = predict(predictor, file, to, held_out)
+        done = predict(Predictor(run, site, model), file, to, held_out)
     for name in done.absent:
         err.print(f"the file has no column '{name}': taken as missing", soft_wrap=True)
     for name, count in done.unseen.items():
@@ -790,9 +795,15 @@ def export_command(
     """Write one site's model as safetensors with a card in JSON."""
     from atoll.report.tables import departures  # noqa: PLC0415
 
-    crossed = {one.client: one.sentence for one in departures(Run(run))}.get(site, "nothing")
-    predictor = Predictor(run, site, model)
-    found = export(predictor, to or run / f"export-{site}", crossed)
+    if reads_images(run):
+        if onnx:
+            remedy = "leave --onnx out: the weights are written as safetensors"
+            raise UserError("networks for images are not written as ONNX", "--onnx", remedy)
+        shown: PicturePredictor | Predictor = PicturePredictor(run, site, model)
+    else:
+        shown = predictor = Predictor(run, site, model)
+    told = {one.client: one.sentence for one in departures(Run(run))}
+    found = export(shown, to or run / f"export-{site}", told.get(shown.site, "nothing"))
     if onnx:
         write_onnx(predictor, found / "model.onnx")
     out.print(f"the model and its card are in {found}", soft_wrap=True)

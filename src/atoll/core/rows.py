@@ -1,6 +1,7 @@
 """Rows of data as training sees them; both the data and the learning layer speak of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +44,7 @@ class Public:
     mean: Tensor  # (channels, 1, 1), to be taken off
     deviation: Tensor  # (channels, 1, 1), to be divided by
     fingerprint: str  # a hash of content and order
+    made: dict[Any, Tensor] = field(default_factory=dict, repr=False, compare=False)  # a cache
 
     def __len__(self) -> int:
         """The number of images."""

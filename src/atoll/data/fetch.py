@@ -1,9 +1,10 @@
 """Files of public data sets: look in the data folder, else download once, verify, keep.
 
-A file whose sha256 has been published is pinned: any other content is refused. Where nobody has
-published one (`sha256=None`) the first download is trusted: its sha256 is written beside it and
-every later load must agree, so a change is seen, but a wrong first copy is caught only by the
-checks of rows, columns and classes.
+A file whose sha256 (or at least md5) has been published is pinned: any other content is refused.
+Where nobody has published one (`sha256=None`) the first download is trusted, and so may be a file
+that was put there by hand (`trust`): its sha256 is written beside it and every later load must
+agree, so a change is seen, but a wrong first copy is caught only by the checks of rows, columns and
+classes.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 
-__all__ = ["File", "Group", "find", "folder", "obtain", "reading", "refused"]
+__all__ = ["File", "Group", "find", "folder", "obtain", "reading", "refused", "trust"]
 
 TIMEOUT_SECONDS = 30.0
 BLOCK = 1 << 20  # bytes read at once
@@ -41,6 +42,7 @@ class File:
     sha256: str | None = None  # None: nobody has published one
     url: str = ""  # the official source; empty: there is no single file to download
     page: str = ""  # where it is described, for a file that must be put there by hand
+    md5: str = ""  # where only that has been published
 
 
 Group = tuple[File, ...]  # files that are read together
@@ -81,8 +83,8 @@ def _names(groups: Sequence[Group]) -> str:
     return " or ".join(" + ".join(file.path for file in group) for group in groups)
 
 
-def _hash(path: Path) -> str:
-    digest = hashlib.sha256()
+def _hash(path: Path, kind: str = "sha256") -> str:
+    digest = hashlib.new(kind, usedforsecurity=False)
     with path.open("rb") as stream:
         while block := stream.read(BLOCK):
             digest.update(block)
@@ -100,13 +102,26 @@ def _verified(file: File) -> Path:
     try:
         kept = _beside(path)
         expected = file.sha256 or (kept.read_text().split()[0] if kept.is_file() else None)
+        if expected is None and file.md5:
+            return _agrees(path, "md5", _hash(path, "md5"), file.md5)
         if expected is None:
             return path
         actual = _hash(path)
     except (OSError, IndexError) as error:
         raise refused(path, f"cannot be checked: {error}") from error
+    return _agrees(path, "sha256", actual, expected)
+
+
+def trust(path: Path) -> None:
+    """Keep the hash of a file that was put there by hand and has just been read without fault."""
+    with suppress(OSError):  # a folder that cannot be written: the next load trusts it too
+        if not _beside(path).exists():
+            _beside(path).write_text(f"{_hash(path)}  {path.name}\n")
+
+
+def _agrees(path: Path, kind: str, actual: str, expected: str) -> Path:
     if actual != expected:
-        raise refused(path, f"has sha256 {actual}, expected {expected}")
+        raise refused(path, f"has {kind} {actual}, expected {expected}")
     return path
 
 

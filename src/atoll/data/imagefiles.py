@@ -21,7 +21,7 @@ from atoll.data.dataset import Dataset
 from atoll.data.fetch import reading, refused
 from atoll.data.pictures import fitted
 
-__all__ = ["image_files", "unlabelled"]
+__all__ = ["ENDINGS", "Shape", "image_files", "picture", "some_images", "unlabelled"]
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, int, int]
@@ -37,6 +37,7 @@ class _Found:
     labels: list[str]
     test: Array | None  # (rows,) bool, where the site parts its rows itself
     classes: tuple[str, ...]  # all that it names, with or without rows
+    names: tuple[str, ...] = ()  # of the files, where each image is one
 
 
 def image_files(
@@ -100,6 +101,37 @@ def unlabelled(path: Path, shape: Shape, image: str = "image") -> Array:
     return _encoded(path, _column(path, image), shape)
 
 
+def some_images(
+    path: Path, shape: Shape, image: str, label: str
+) -> tuple[Array, list[str], list[str] | None]:
+    """Images that may or may not have labels: the images, their names, their labels.
+
+    As a site's own file they stand in the order in which a run reads that file.
+    """
+    _present(path)
+    if path.is_dir():
+        loose = [p for p in path.iterdir() if p.suffix.lower() in ENDINGS and p.is_file()]
+        if not loose and any(_shown(child) for child in path.iterdir()):
+            site = _folder(path, shape)
+            return site.x, list(site.names), site.labels
+        found = _below(path)
+        return _pictures(path, found, shape), [p.relative_to(path).as_posix() for p in found], None
+    labels: list[str] | None = None
+    if path.suffix == ".npz":
+        with reading(path), path.open("rb") as stream, np.load(stream, allow_pickle=False) as held:
+            known = {*held}
+        if {"x", "y"} <= known or "y_train" in known:
+            site = _npz(path, shape)
+            x, labels = site.x, site.labels
+        else:
+            x = unlabelled(path, shape)
+    else:
+        x, known = unlabelled(path, shape, image), _columns(path)
+        if label in known:
+            labels = [str(value) for value in _column(path, label)]
+    return x, [str(number) for number in range(1, len(x) + 1)], labels
+
+
 def _names(paths: Sequence[Path]) -> list[str]:
     """What sites are called: their file's name, and no two alike."""
     names = [path.stem if path.suffix in (".npz", ".parquet") else path.name for path in paths]
@@ -154,7 +186,8 @@ def _folder(path: Path, shape: Shape) -> _Found:
         remedy = "make a folder for each class and put its PNG or JPEG files there"
         raise UserError("no images in folders of classes", str(path), remedy)
     test = np.repeat([False, True], counts) if parted else None
-    return _Found(_pictures(path, pictures, shape), labels, test, tuple(sorted(classes)))
+    names = tuple(p.relative_to(path).as_posix() for p in pictures)
+    return _Found(_pictures(path, pictures, shape), labels, test, tuple(sorted(classes)), names)
 
 
 def _shown(path: Path) -> bool:
@@ -170,7 +203,7 @@ def _below(path: Path) -> list[Path]:
 def _pictures(folder: Path, paths: Sequence[Path], shape: Shape) -> Array:
     if not paths:
         raise UserError("no images here", str(folder), f"give {KINDS}; known: {' '.join(ENDINGS)}")
-    return np.concatenate([_picture(path, lambda p=path: p, shape) for path in paths])  # type: ignore[misc]
+    return np.concatenate([picture(path, lambda p=path: p, shape) for path in paths])  # type: ignore[misc]
 
 
 def _encoded(path: Path, values: Sequence[Any], shape: Shape) -> Array:
@@ -183,11 +216,11 @@ def _encoded(path: Path, values: Sequence[Any], shape: Shape) -> Array:
                 f"row {number} has no encoded image", str(path), "name the right column"
             )
         where = path.with_name(f"{path.name}, row {number}")
-        found.append(_picture(where, lambda c=content: io.BytesIO(c), shape))  # type: ignore[misc]
+        found.append(picture(where, lambda c=content: io.BytesIO(c), shape))  # type: ignore[misc]
     return np.concatenate(found)
 
 
-def _picture(where: Path, source: Callable[[], Any], shape: Shape) -> Array:
+def picture(where: Path, source: Callable[[], Any], shape: Shape) -> Array:
     """One image as (1, channels, height, width); turned as its camera says."""
     from PIL import Image, ImageOps, UnidentifiedImageError  # noqa: PLC0415 (few runs need it)
 
@@ -248,14 +281,17 @@ def _parquet(path: Path, shape: Shape, columns: tuple[str, str]) -> _Found:
     return _Found(_encoded(path, pictures, shape), named, None, tuple(_sorted(named)))
 
 
-def _column(path: Path, name: str) -> list[Any]:
+def _columns(path: Path) -> set[str]:
     with reading(path):
-        file = pyarrow.parquet.ParquetFile(path)
-        known = file.schema_arrow.names
+        return {*pyarrow.parquet.ParquetFile(path).schema_arrow.names}
+
+
+def _column(path: Path, name: str) -> list[Any]:
+    known = sorted(_columns(path))
     if name not in known:
         raise UserError(f"no column '{name}'", str(path), nearest(name, known))
     with reading(path):
-        values: list[Any] = file.read([name]).column(0).to_pylist()
+        values: list[Any] = pyarrow.parquet.read_table(path, columns=[name]).column(0).to_pylist()
     if not values:
         raise UserError("a file without rows", str(path), "leave it out, or fill it")
     return values

@@ -1,9 +1,9 @@
 """Images: one function a data set, its files and official source in one list.
 
 Files kept by hand are `.npz` without pickles: x_train, y_train, x_test, y_test, images uint8 as
-N x H x W or N x H x W x 3. Official files (IDX, the CIFAR binaries, the USPS text) are read as they
-are. `test` is the split that comes with the files; where that is not the official one, `partial`
-or `source` says so.
+N x H x W or N x H x W x 3. Official files (IDX, the CIFAR binaries, SVHN's Matlab files, the USPS
+text, the zip archives of SYN, Office-Home and Tiny-ImageNet) are read as they are. `test` is the
+split that comes with the files; where that is not the official one, `partial` or `source` says so.
 """
 
 import gzip
@@ -11,14 +11,15 @@ import struct
 import tarfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from atoll.core.options import AtLeastOne, NotNegative
 from atoll.core.rng import Stream
+from atoll.data import archives
 from atoll.data.dataset import Dataset
-from atoll.data.fetch import File, Group, obtain, reading, refused
+from atoll.data.fetch import File, Group, obtain, reading, refused, trust
 from atoll.data.pictures import fitted, noisy, patches, rotated, thick
 
 __all__ = [
@@ -33,9 +34,12 @@ __all__ = [
     "mnist",
     "mnist_m",
     "office_caltech10",
+    "office_home",
     "photo_patches",
     "svhn",
+    "synthetic_digits",
     "synthetic_images",
+    "tiny_imagenet",
     "usps",
 ]
 
@@ -60,6 +64,7 @@ FASHION_HASHES = (
     "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
 )
 CIFAR = "https://www.cs.toronto.edu/~kriz"
+SVHN = "http://ufldl.stanford.edu/housenumbers"
 USPS = "https://hastie.su.domains/ElemStatLearn/datasets"
 
 
@@ -93,7 +98,19 @@ FILES: dict[str, tuple[Group, ...]] = {
         ),
     ),
     "svhn": (
-        _npz_file("svhn_complete", None, "http://ufldl.stanford.edu/housenumbers (format 2)"),
+        _npz_file("svhn_complete", None, SVHN),
+        (
+            File(
+                "images/svhn/train_32x32.mat",
+                "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+                f"{SVHN}/train_32x32.mat",
+            ),
+            File(
+                "images/svhn/test_32x32.mat",
+                "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+                f"{SVHN}/test_32x32.mat",
+            ),
+        ),
         _npz_file("svhn", "05357ddc5915cb730d70746fd1e6c436c4d5dd4c19d81fbe3ce8c960e67b6bab"),
     ),
     "mnist-m": (
@@ -127,6 +144,33 @@ FILES: dict[str, tuple[Group, ...]] = {
             "https://github.com/ChristophRaab/Office_Caltech_DA_Dataset",
         ),
     ),
+    "office-home": (
+        (
+            File(
+                "images/OfficeHomeDataset_10072016.zip",
+                page="https://www.hemanthdv.org/officeHomeDataset.html",
+                md5="b1c14819770c4448fd5b6d931031c91c",
+            ),
+        ),
+    ),
+    "synthetic-digits": (
+        (
+            File(
+                "images/synthetic-digits.zip",
+                page="https://www.kaggle.com/datasets/prasunroy/synthetic-digits, which wants an "
+                "account: kaggle datasets download -d prasunroy/synthetic-digits",
+            ),
+        ),
+    ),
+    "tiny-imagenet": (
+        (
+            File(
+                "images/tiny-imagenet-200.zip",
+                "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
+                "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+            ),
+        ),
+    ),
     "cinic10": (
         _npz_file("cinic10_complete", None, "https://github.com/BayesWatch/cinic-10"),
         _npz_file(
@@ -140,6 +184,14 @@ FILES["digits-domains"] = (
 )
 
 TEN = tuple("0123456789")
+OFFICE_HOME = ("Art", "Clipart", "Product", "Real World")
+# What archives must hold: train and test images; for Office-Home images of each domain.
+COUNTS: dict[str, tuple[int, ...]] = {
+    "office-home": (2_427, 4_365, 4_439, 4_357),
+    "synthetic-digits": (10_000, 2_000),
+    "tiny-imagenet": (100_000, 10_000),
+}
+CLASSES = {"office-home": 65}
 SHIFTS = ("inverse", "rotated", "noisy", "thick")
 FASHION_CLASSES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
@@ -266,15 +318,93 @@ def digits() -> Dataset:
     return Dataset("digits", "image", x, bunch.target.astype(np.int64), (), TEN, source)
 
 
-def digits_domains() -> Dataset:
-    """Digits in four domains, 3x32x32: MNIST, USPS, SVHN, and MNIST-M, which stands in for SYN."""
-    shown = {"mnist": mnist(), "usps": usps(), "svhn": svhn(), "mnist-m": mnist_m()}
-    # Image i of MNIST-M shows the digit of MNIST's image i: those rows of MNIST are left out.
-    last = _first_rows(shown["mnist-m"], (10_000, 2_000))  # the sizes of SYN
-    counts = (int((~_test(last)).sum()), int(_test(last).sum()))
-    shown["mnist"] = _without_first(shown["mnist"], counts)
-    shown["mnist-m"] = last
-    parts = list(shown.values())
+def synthetic_digits() -> Dataset:
+    """Digits rendered on photographs (SYN of the FCCL paper), 10,000 + 2,000 images 3x32x32."""
+    (path,) = obtain("synthetic-digits", FILES["synthetic-digits"])
+    found = archives.labelled(path, r"imgs_(?P<part>train|valid)/(?P<label>[0-9])/(?P<file>[^/]+)$")
+    _counted(path, (len(found.of("train")), len(found.of("valid"))), COUNTS["synthetic-digits"])
+    x = archives.pictures(path, found.members, (3, 32, 32))
+    trust(path)  # nobody has published its hash
+    return Dataset(
+        "synthetic-digits",
+        "image",
+        x,
+        np.array([int(label) for label in found.labels], dtype=np.int64),
+        (),
+        TEN,
+        "Synthetic digits (Roy et al. 2018), licence at its source; scaled to 32x32",
+        test=np.array([part == "valid" for part in found.parts]),
+    )
+
+
+def office_home(size: AtLeastOne = 32) -> Dataset:
+    """65 kinds of objects in four domains, 15,588 images scaled to 3x32x32; no test rows."""
+    (path,) = obtain("office-home", FILES["office-home"])
+    names = "|".join(OFFICE_HOME)
+    found = archives.labelled(path, rf"/(?P<part>{names})/(?P<label>[^/]+)/(?P<file>[^/]+)$")
+    counts = tuple(len(found.of(name)) for name in OFFICE_HOME)
+    _counted(path, counts, COUNTS["office-home"])
+    classes = tuple(sorted({*found.labels}))
+    if len(classes) != CLASSES["office-home"]:
+        raise refused(path, f"has {len(classes)} classes, expected {CLASSES['office-home']}")
+    return Dataset(
+        "office-home",
+        "image",
+        archives.pictures(path, found.members, (3, size, size)),
+        np.array([classes.index(label) for label in found.labels], dtype=np.int64),
+        (),
+        classes,
+        f"Office-Home (Venkateswara et al. 2017), research use; scaled to {size}x{size}",
+        group=np.array([OFFICE_HOME.index(part) for part in found.parts], dtype=np.int64),
+        groups=OFFICE_HOME,
+    )
+
+
+def tiny_imagenet(size: AtLeastOne = 32) -> Dataset:
+    """200 kinds of things, 100,000 + 10,000 images 3x64x64, scaled to 3x32x32; to be public."""
+    (path,) = obtain("tiny-imagenet", FILES["tiny-imagenet"])
+    train = archives.labelled(path, r"(?P<part>train)/(?P<label>n[0-9]+)/images/(?P<file>[^/]+)$")
+    valid = archives.labelled(path, r"(?P<part>val)/(?P<label>images)/(?P<file>[^/]+)$")
+    counts = (len(train.members), len(valid.members))
+    _counted(path, counts, COUNTS["tiny-imagenet"])
+    lines = archives.text(path, "val/val_annotations.txt").splitlines()
+    kinds = dict(line.split("\t")[:2] for line in lines)
+    classes = tuple(sorted({*train.labels}))
+    names = [member.rsplit("/", 1)[-1] for member in valid.members]
+    unknown = [name for name in names if kinds.get(name) not in classes]
+    if unknown:
+        raise refused(path, f"does not say which of its classes {unknown[0]} is of")
+    labels = [*train.labels, *(kinds[name] for name in names)]
+    return Dataset(
+        "tiny-imagenet",
+        "image",
+        archives.pictures(path, [*train.members, *valid.members], (3, size, size)),
+        np.array([classes.index(label) for label in labels], dtype=np.int64),
+        (),
+        classes,
+        f"Tiny-ImageNet (CS231n, Stanford), ImageNet's terms; scaled to {size}x{size}",
+        test=np.arange(len(labels)) >= counts[0],
+    )
+
+
+def _counted(path: Path, counts: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if counts != expected:
+        here, wanted = (" + ".join(f"{n:,}" for n in several) for several in (counts, expected))
+        raise refused(path, f"holds {here} images, expected {wanted}")
+
+
+def digits_domains(fourth: Literal["mnist-m", "synthetic-digits"] = "mnist-m") -> Dataset:
+    """Digits in four domains, 3x32x32: MNIST, USPS, SVHN, and SYN or MNIST-M in its stead."""
+    shown = {"mnist": mnist(), "usps": usps(), "svhn": svhn()}
+    if fourth == "mnist-m":
+        # Image i of MNIST-M shows the digit of MNIST's image i: those rows of MNIST are left out.
+        last = _first_rows(mnist_m(), (10_000, 2_000))  # the sizes of SYN
+        counts = (int((~_test(last)).sum()), int(_test(last).sum()))
+        shown["mnist"] = _without_first(shown["mnist"], counts)
+    else:
+        last = synthetic_digits()
+    shown[fourth] = last
+    parts, instead = list(shown.values()), fourth == "mnist-m"
     partial = "; ".join(part.title for part in parts if part.partial)
     return Dataset(
         "digits-domains",
@@ -283,8 +413,8 @@ def digits_domains() -> Dataset:
         np.concatenate([part.y for part in parts]),
         (),
         TEN,
-        "; ".join(part.source for part in parts) + "; MNIST-M stands in for SYN",
-        f"mnist-m for syn; {partial}",
+        "; ".join(part.source for part in parts) + "; MNIST-M stands in for SYN" * instead,
+        f"mnist-m for syn; {partial}" if instead else partial,
         test=np.concatenate([_test(part) for part in parts]),
         group=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
         groups=tuple(shown),
@@ -450,8 +580,9 @@ def _read(paths: list[Path]) -> Parts:
         return _npz(paths[0])
     if paths[0].name.startswith("cifar-"):
         return _cifar(paths[0], labels=2 if "100" in paths[0].name else 1)
-    if paths[0].name.startswith("zip."):
-        (x_train, y_train), (x_test, y_test) = (_zip_code(path) for path in paths)
+    pairs = {".mat": _matlab, ".gz": _zip_code}
+    if paths[0].suffix == ".mat" or paths[0].name.startswith("zip."):
+        (x_train, y_train), (x_test, y_test) = (pairs[path.suffix](path) for path in paths)
         return Parts(x_train, y_train, x_test, y_test)
     arrays = [_idx(path) for path in paths]
     return Parts(arrays[0][:, None], arrays[1], arrays[2][:, None], arrays[3])
@@ -504,6 +635,16 @@ def _cifar(path: Path, labels: int) -> Parts:
         records = np.concatenate([blobs[name] for name in names]).reshape(-1, labels + 3_072)
         sides += [records[:, labels:].reshape(-1, 3, 32, 32), records[:, labels - 1]]
     return Parts(sides[0], sides[1], sides[2], sides[3])
+
+
+def _matlab(path: Path) -> tuple[Array, Array]:
+    """SVHN as Matlab has it: X is (height, width, channels, rows), y has 10 for the digit 0."""
+    from scipy.io import loadmat  # type: ignore[import-untyped]  # noqa: PLC0415 (few runs need it)
+
+    with reading(path):
+        held = loadmat(str(path), variable_names=("X", "y"))
+        x, y = held["X"], held["y"].ravel().astype(np.int64)
+        return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), y % 10
 
 
 def _zip_code(path: Path) -> tuple[Array, Array]:

@@ -18,6 +18,7 @@ class Holding:
     train: Array  # rows it learns from
     valid: Array  # rows it chooses by
     own: Array  # columns that it alone holds, beside the common ones
+    before: Array | None = None  # rows it learns from before the first round; None: train
 
 
 @dataclass(frozen=True)

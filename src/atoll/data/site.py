@@ -225,6 +225,10 @@ class Site:
             self._lesson = ((moment.stage, moment.round), Rows(x, plain.own, plain.y))
         return self._lesson[1]
 
+    def before(self, stage: int) -> Rows:
+        """The rows that this site learns from before the first round: others only if drawn anew."""
+        return self._rows("before", stage)
+
     def valid(self, stage: int) -> Rows:
         """The rows that this site chooses by at a stage."""
         return self._rows("valid", stage)
@@ -345,6 +349,8 @@ class Site:
             self._kept[part, number] = self._of_party(part, number)
         if (part, number) not in self._kept:
             holdings = self._scenario.holdings[self.id]
+            if part == "before" and holdings[number].before is None:
+                return self._rows("train", number)
             rows = (
                 self._scenario.tests[self.id][number]
                 if part == "test"

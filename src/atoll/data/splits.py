@@ -89,6 +89,7 @@ class ScenarioOptions:
     sizes: tuple[int, ...] = ()  # training rows of each client, empty for all: domains
     stratified: bool = False  # keep the shares of the classes in every cut: domains
     paper_compat: bool = False  # as FCCL's published code: tests on training rows too: domains
+    drawn_twice: bool = False  # as there: other rows before the first round, with sizes: domains
 
 
 @dataclass(frozen=True)
@@ -507,30 +508,66 @@ def _by_streams(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenar
 def _by_domains(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenario:
     """Client i has the training rows of domain i; all are tested on every domain (FCCL)."""
     stream = Stream.of(seed, "split", "domains")
+    if dataset.group is None:
+        raise _refusal(
+            f"the data set '{dataset.name}' has no domains",
+            "choose one that has: data = digits-domains (MNIST, USPS, SVHN and one more), "
+            "digits-shifted, office-caltech10, office-home, or images of your own",
+        )
     groups = _group_rows(dataset)
     if options.sizes and len(options.sizes) != len(groups):
         raise _refusal(
             f"sizes has {len(options.sizes)} numbers for {len(groups)} domains",
             f"give one for each of {', '.join(groups)}",
         )
+    if options.drawn_twice and not options.sizes:
+        raise _refusal(
+            "drawn_twice has nothing to draw: without sizes all rows are taken",
+            "give sizes, or leave drawn_twice out",
+        )
     holdings, tests = [], []
     for number, (name, rows) in enumerate(groups.items()):
-        generator = stream.child(name).numpy()
-        take = by_class(dataset.y, generator) if options.stratified else at_random(generator)
-        if options.paper_compat:
-            size = options.sizes[number] if options.sizes else len(rows)
-            holdings.append([Holding(_as_published(dataset, rows, size, generator), _NONE, _NONE)])
-            tests.append(rows)
-            continue
-        part = _cut_some(dataset, options, rows, take)
-        train = part.train
-        if options.sizes:
-            train = _private(train, name, options.sizes[number], take)
-        holdings.append([Holding(train, part.valid, _NONE)])
-        tests.append(part.test)
+        size = options.sizes[number] if options.sizes else None
+        held, test = _of_domain(dataset, options, (name, rows), size, stream.child(name))
+        holdings.append([held])
+        tests.append(test)
     ids, remark = client_ids(len(groups)), " (tested on training rows too)"
     tasks = tuple(f"{name}{remark * options.paper_compat}" for name in groups)
     return _made(ids, holdings, [tests], tasks, _all_columns(dataset))
+
+
+def _of_domain(
+    dataset: Dataset,
+    options: ScenarioOptions,
+    domain: tuple[str, Array],  # name, rows
+    size: int | None,
+    stream: Stream,
+) -> tuple[Holding, Array]:
+    """What the client of a domain holds, and the test rows of the domain.
+
+    With `drawn_twice` the rows before the first round are drawn anew from the same pool (J8 of the
+    FCCL specification); both draws may have rows in common.
+    """
+    (name, rows), generator = domain, stream.numpy()
+    again = stream.child("before").numpy()
+    take, retake = (
+        by_class(dataset.y, draws) if options.stratified else at_random(draws)
+        for draws in (generator, again)
+    )
+    before = None
+    if options.paper_compat:
+        most = len(rows) if size is None else size
+        train = _as_published(dataset, rows, most, generator)
+        if options.drawn_twice:
+            before = _as_published(dataset, rows, most, again)
+        return Holding(train, _NONE, _NONE, before), rows
+    part = _cut_some(dataset, options, rows, take)
+    if size is None:
+        return Holding(part.train, part.valid, _NONE), part.test
+    train = _private(part.train, name, size, take)
+    if options.drawn_twice:
+        before = _private(part.train, name, size, retake)
+    return Holding(train, part.valid, _NONE, before), part.test
 
 
 def _as_published(

@@ -2,23 +2,26 @@
 
 Methods that are compared begin with the same model, trained alone. Such a work says that it is
 `common`; its name is a hash of all that it is made of, so a file is used only by the very same
-work on the same kind of machine.
+work on the same kind of machine. Of several processes that want the same at the same time one does
+it and the others wait.
 """
 
+import fcntl
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save
 
-from atoll.core.record import write_whole
+from atoll.core.record import disk_errors, write_whole
 from atoll.learning.captured import likeness
 from atoll.learning.train import Work, Worked
 from atoll.learning.weights import prefixed, without
 
-__all__ = ["load", "named", "save_as"]
+__all__ = ["alone", "load", "named", "save_as"]
 
 
 def named(jobs: Mapping[str, Any], folder: Path | None, how: str) -> dict[str, Path]:
@@ -27,6 +30,23 @@ def named(jobs: Mapping[str, Any], folder: Path | None, how: str) -> dict[str, P
         return {}
     common = {id: job for id, job in jobs.items() if isinstance(job, Work) and job.common}
     return {id: folder / f"{_hash(job, how)}.safetensors" for id, job in common.items()}
+
+
+@contextmanager
+def alone(names: Mapping[str, Path]) -> Iterator[None]:
+    """Where one of the files is missing, no other process is in here for the same folder."""
+    missing = [path for path in names.values() if not path.exists()]
+    if not missing:
+        yield
+        return
+    folder = missing[0].parent
+    lock = folder.with_name(f".{folder.name}.lock")
+    with disk_errors(lock):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("w")
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed, or the process ends
+        yield
 
 
 def _hash(job: Work, how: str) -> str:

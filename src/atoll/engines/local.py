@@ -155,9 +155,13 @@ def execute(
     resume: bool = False,
     watch: Callable[[Progress], None] = lambda progress: None,
     stopping: Callable[[], bool] = lambda: False,
+    loaded: dict[str, Dataset] | None = None,
 ) -> None:
-    """Run a config in a folder, or go on with the run that is there."""
-    data: dict[str, Dataset] = {}
+    """Run a config in a folder, or go on with the run that is there.
+
+    `loaded` is filled with the data, so that several runs load them once.
+    """
+    data: dict[str, Dataset] = {} if loaded is None else loaded
     made, record = prepare(config, folder, resume, data)
     options = config.engine_options()
     planned = plan(

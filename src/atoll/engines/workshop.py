@@ -32,8 +32,9 @@ from atoll.engines.trials import (
     without_rows,
 )
 from atoll.learning import captured, convolutions
-from atoll.learning.captured import Captured, NotCapturableError, likeness
+from atoll.learning.captured import Captured, Lane, NotCapturableError, likeness
 from atoll.learning.passes import Passes, Together, Way, passes_signature, trial_key
+from atoll.learning.public_step import CapturedStep, PublicStep, step_form, stepped
 from atoll.learning.stacked import NotStackableError, Stack, form, signature, tally
 from atoll.learning.train import Tally, Work
 
@@ -42,6 +43,7 @@ __all__ = ["Mode", "Workshop"]
 Mode = Literal["auto", "loop", "stacked", "captured"]
 STACKS = 8  # stacks that keep their buffers
 SPLITS = 3  # of split networks, which hold the rows of a stage too
+LOCAL = ""  # stands for all clients
 PLANNED = "; in parts: planned"
 HALVED = "; in parts: out of memory"
 
@@ -70,17 +72,63 @@ class Workshop:
         self._decided: dict[Hashable, str] = {}
         self._stacks: dict[Hashable, Stack | Together] = {}
         self._captured: dict[Hashable, Captured] = {}
+        self._steps: dict[str, tuple[Hashable, CapturedStep]] = {}  # by client
+        self._lanes: dict[str, Lane] = {}  # by client: where its graphs run
 
     def do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
         """The results of jobs by the id of who asked for them; some may be known from before."""
         names = kept.named(jobs, self.keep, f"{self.mode}, {torch.backends.cudnn.allow_tf32}")
-        found = {id: kept.load(path, jobs[id]) for id, path in names.items() if path.exists()}
-        done = self._do({id: job for id, job in jobs.items() if id not in found})
-        for id in names.keys() - found.keys():
-            kept.save_as(names[id], done[id])
+        with kept.alone(names):
+            found = {id: kept.load(path, jobs[id]) for id, path in names.items() if path.exists()}
+            done = self._do({id: job for id, job in jobs.items() if id not in found})
+            for id in names.keys() - found.keys():
+                kept.save_as(names[id], done[id])
         return {id: found[id] if id in found else done[id] for id in jobs}
 
     def _do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
+        public = {id: job for id, job in jobs.items() if isinstance(job, PublicStep)}
+        rest = {id: job for id, job in jobs.items() if id not in public}
+        return (self._public(public) if public else {}) | (self._works(rest) if rest else {})
+
+    def _public(self, jobs: Mapping[str, PublicStep]) -> dict[str, Any]:
+        """Steps on public images: captured as asked for, on a GPU also where nothing is."""
+        made: dict[str, CapturedStep] = {}
+        for id, job in jobs.items():
+            cuda = next(iter(job.weights.values())).is_cuda
+            if self.mode == "captured" or (self.mode == "auto" and cuda):
+                try:
+                    made[id] = self._captured_step(id, job)
+                except NotCapturableError:
+                    continue
+        parts = [list(made)] if self.streams else [[id] for id in made]
+        found: dict[str, Any] = {}
+        for ids in parts:
+            done = stepped([made[id] for id in ids], [jobs[id] for id in ids])
+            found |= dict(zip(ids, done, strict=True))
+        return {id: found[id] if id in found else job() for id, job in jobs.items()}
+
+    def _captured_step(self, id: str, job: PublicStep) -> CapturedStep:
+        form = step_form(job)
+        known = self._steps.get(id)
+        if known is None or known[0] != form or not known[1].fits(job):
+            self._steps.pop(id, None)  # its memory is wanted
+            device = next(iter(job.weights.values())).device
+            self._steps[id] = form, CapturedStep(job, self._lane(id, device))
+        return self._steps[id][1]
+
+    def _lane(self, id: str, device: torch.device) -> Lane:
+        """Where a client's graphs run: those of local and of public steps take turns.
+
+        Where clients' graphs run one after another, all lanes are on one stream and local steps
+        have one for all: another run of a sweep may be at them while public steps wait.
+        """
+        if id not in self._lanes:
+            first = next(iter(self._lanes.values()), None)
+            shared = None if self.streams or first is None else first.stream
+            self._lanes[id] = Lane(device, shared)
+        return self._lanes[id]
+
+    def _works(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
         groups: dict[Hashable, list[str]] = {}
         for id, job in jobs.items():
             groups.setdefault(self._form(id, job), []).append(id)
@@ -109,15 +157,11 @@ class Workshop:
         for ids, key in keys.items():
             if key not in self._captured:
                 # graphs that run one after another may share the memory of their activations
-                shared = next(iter(self._captured.values())).pool if self._captured else None
-                pool = None if self.streams else shared
-                self._captured[key] = Captured([jobs[id] for id in ids], pool)
+                lane = self._lane(ids[0] if self.streams else LOCAL, jobs[ids[0]].rows.y.device)
+                self._captured[key] = Captured([jobs[id] for id in ids], lane)
         made = {ids: self._captured[key] for ids, key in keys.items()}
         works = {ids: [jobs[id] for id in ids] for ids in made}
-        if self.streams:
-            results = captured.done(list(made.values()), list(works.values()))
-        else:
-            results = [captured.done([one], [works[ids]])[0] for ids, one in made.items()]
+        results = captured.done(list(made.values()), list(works.values()), self.streams)
         found = {
             id: one
             for ids, several in zip(made, results, strict=True)

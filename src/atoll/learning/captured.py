@@ -4,9 +4,9 @@ A network whose rows see each other in training (batch norm) cannot be filled up
 each client has buffers of its own: weights, moments, rows, the numbers of a batch. A step reads and
 writes nothing else, so it can be captured: one graph for full batches, one for the last, smaller
 one. Running statistics and the counts of dropout are among the weights, so a graph moves them as
-the plain loop does. Graphs that run one after another share the memory of their activations;
-those that run side by side, a CUDA stream each, cannot. Without a GPU the same steps run as they
-are; so the loop can be held to them anywhere.
+the plain loop does. Graphs that run one after another share the memory of their activations (a
+lane); those that run side by side, a CUDA stream each, cannot. Without a GPU the same steps run as
+they are; so the loop can be held to them anywhere.
 
 Works that are alike, as those of one client under several seeds, can be replicas in one step: their
 weights and rows have one more axis and batches have the same size, so nothing is filled up and
@@ -14,7 +14,7 @@ every replica has batch statistics, and running ones, of its own.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -24,9 +24,18 @@ from torch import Tensor
 from atoll.core.rng import permutations
 from atoll.core.rows import Rows
 from atoll.learning.train import Memory, Work, Worked
-from atoll.learning.weights import copied
+from atoll.learning.weights import copied, copied_at_once, into
 
-__all__ = ["Captured", "NotCapturableError", "done", "likeness", "replicas"]
+__all__ = [
+    "EAGER",
+    "Captured",
+    "Lane",
+    "NotCapturableError",
+    "done",
+    "likeness",
+    "replicas",
+    "told",
+]
 
 END = object()
 EAGER = 3  # steps of one size before it is captured: libraries choose their kernels there
@@ -38,13 +47,13 @@ class NotCapturableError(Exception):
 
 def likeness(job: Work) -> Hashable:
     """Works that are alike in this differ in values alone, so one's buffers fit the other."""
-    phases = tuple((p.name, p.moves, _told(p.loss), p.optimiser) for p in job.phases)
+    phases = tuple((p.name, p.moves, told(p.loss), p.optimiser) for p in job.phases)
     tensors = {**job.weights, "/x": job.rows.x, "/own": job.rows.own, "/y": job.rows.y}
     shapes = tuple((n, str(t.dtype), tuple(t.shape)) for n, t in sorted(tensors.items()))
     return phases, shapes, job.batch, str(job.rows.y.device), job.rows.share is None
 
 
-def _told(loss: Callable[..., Any]) -> Hashable:
+def told(loss: Callable[..., Any]) -> Hashable:
     """What tells two losses apart: the function and what is bound to it."""
     if isinstance(loss, partial):
         key = (loss.args, tuple(sorted(loss.keywords.items())))
@@ -52,10 +61,51 @@ def _told(loss: Callable[..., Any]) -> Hashable:
             hash(key)
         except TypeError as error:
             raise NotCapturableError("a loss binds what has no hash") from error
-        return _told(loss.func), key
+        return told(loss.func), key
     if "<" in loss.__qualname__ or getattr(loss, "__self__", None) is not None:
         raise NotCapturableError(f"{loss.__qualname__} is not a function of a module")
     return loss.__module__, loss.__qualname__
+
+
+class Lane:
+    """A CUDA stream, and a memory for the graphs that are captured and replayed on it.
+
+    Graphs of one lane share the memory of their activations, so they must run one after another.
+    torch keeps what was allocated on different streams apart, also within one memory; and it gives
+    a memory up when its last graph goes, so a small graph is kept for it.
+    """
+
+    def __init__(self, device: torch.device, stream: Any = None) -> None:
+        """A lane on a stream of its own, or on one that other lanes have too."""
+        self.cuda, self.stream, self.pool = device.type == "cuda", stream, None
+        if self.cuda:
+            self.stream = stream or torch.cuda.Stream(device)
+            self._kept = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._kept, stream=self.stream):
+                torch.zeros(1, device=device)
+            self.pool = self._kept.pool()
+
+    def captured(self, step: Callable[[], None]) -> Any:
+        """A step as a graph; capturing runs nothing."""
+        graph = torch.cuda.CUDAGraph()
+        self.stream.synchronize()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            step()
+        return graph
+
+    def open(self) -> None:
+        """Let what is sent here from now on wait for what the current stream does before."""
+        if self.cuda:
+            self.stream.wait_stream(torch.cuda.current_stream())
+
+    def close(self) -> None:
+        """Let the current stream wait for what was sent here."""
+        if self.cuda:
+            torch.cuda.current_stream().wait_stream(self.stream)
+
+    def here(self) -> AbstractContextManager[Any]:
+        """What is done within is sent to this stream."""
+        return torch.cuda.stream(self.stream) if self.cuda else nullcontext()
 
 
 class Captured:
@@ -64,12 +114,13 @@ class Captured:
     One work, or several replicas that take each step together.
     """
 
-    def __init__(self, jobs: Sequence[Work], pool: Any = None) -> None:
-        """Make the buffers; graphs with the same pool must not run at the same time."""
+    def __init__(self, jobs: Sequence[Work], lane: Lane | None = None) -> None:
+        """Make the buffers; without a lane it gets one of its own."""
         job, self.replicas = jobs[0], len(jobs)
         self.phases, self.batch, self.device = job.phases, job.batch, job.rows.y.device
-        self.cuda, self.count = self.device.type == "cuda", len(job.rows)
-        self.weights = {n: self._joined([j.weights[n] for j in jobs]) for n in job.weights}
+        self.count = len(job.rows)
+        joined = {n: self._joined([j.weights[n] for j in jobs]) for n in job.weights}
+        self.weights = copied_at_once(joined)
         self.rows = self._end_to_end(jobs)
         self.moved = [[self.weights[n].requires_grad_() for n in p.moves] for p in self.phases]
         self.memory = [Memory(p, m, {}) for p, m in zip(self.phases, self.moved, strict=True)]
@@ -81,13 +132,12 @@ class Captured:
         }
         self.graphs: dict[int, Any] = {}
         self.taken = dict.fromkeys(sizes, 0)  # eager steps of each size
-        self.stream: Any = torch.cuda.Stream(self.device) if self.cuda else None
-        self.pool = pool or (torch.cuda.graph_pool_handle() if self.cuda else None)
+        self.lane = lane or Lane(self.device)
 
     def _joined(self, tensors: Sequence[Tensor]) -> Tensor:
         """One tensor as it is, those of replicas with an axis in front."""
         several = [tensor.detach() for tensor in tensors]
-        return torch.stack(several) if self.replicas > 1 else several[0].clone()
+        return torch.stack(several) if self.replicas > 1 else several[0]
 
     @staticmethod
     def _end_to_end(jobs: Sequence[Work]) -> Rows:
@@ -112,8 +162,8 @@ class Captured:
         """What the works gave."""
         rows = max(1, jobs[0].epochs * self.count)
         names, losses = [p.name for p in self.phases], (self.losses / rows).T.tolist()
-        memory = {n: t for one in self.memory for n, t in copied(one.saved()).items()}
-        weights = {n: w.detach().clone() for n, w in self.weights.items()}
+        memory = {n: t for one in self.memory for n, t in copied_at_once(one.saved()).items()}
+        weights = copied_at_once(self.weights)
         several = self.replicas > 1
         found = []
         for place, job in enumerate(jobs):
@@ -126,19 +176,14 @@ class Captured:
     @torch.no_grad()
     def _load(self, jobs: Sequence[Work]) -> None:
         """Copy the works' values into the buffers."""
-        for name, weight in self.weights.items():
-            weight.copy_(self._joined([job.weights[name] for job in jobs]))
+        into(self.weights, {n: self._joined([j.weights[n] for j in jobs]) for n in self.weights})
         rows = self._end_to_end(jobs)
         for mine, given in ((self.rows.x, rows.x), (self.rows.own, rows.own)):
             mine.copy_(given)
         self.rows.y.copy_(rows.y)
         moments = {n: self._joined([j.moments[n] for j in jobs]) for n in jobs[0].moments}
-        for phase, memory, moved in zip(self.phases, self.memory, self.moved, strict=True):
-            taken = {n: t.flatten()[0] if n.startswith("steps/") else t for n, t in moments.items()}
-            fresh = Memory(phase, moved, taken)
-            for kind in ("first", "second", "steps"):
-                for mine, given in zip(getattr(memory, kind), getattr(fresh, kind), strict=True):
-                    mine.copy_(given)
+        for memory in self.memory:
+            memory.load(moments)
         self.losses.zero_()
 
     def _go(self, size: int) -> None:
@@ -151,16 +196,9 @@ class Captured:
             return
         self._step(size)
         self.taken[size] += 1
-        if self.cuda and self.taken[size] >= EAGER:
-            self.graphs[size] = self._capture(size)
-
-    def _capture(self, size: int) -> Any:
-        """The step as a graph; capturing runs nothing."""
-        graph = torch.cuda.CUDAGraph()
-        self.stream.synchronize()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
-            self._step(size)
-        return graph
+        if self.lane.cuda and self.taken[size] >= EAGER:
+            self.graphs[size] = self.lane.captured(partial(self._step, size))
+            torch.cuda.empty_cache()  # what the steps before took beside the graphs' own memory
 
     def _step(self, size: int) -> None:
         batch = self.rows.at(self.index[size].flatten())
@@ -193,21 +231,27 @@ def replicas(jobs: Sequence[Work]) -> bool:
     return len(first.rows) > 0 and all(alike) and all(c == counts[0] for c in counts)
 
 
-def done(captured: Sequence[Captured], jobs: Sequence[Sequence[Work]]) -> list[list[Worked]]:
-    """Do works side by side, each (with its replicas) on a stream of its own, a step in turn."""
-    for one in captured:
-        if one.cuda:
-            one.stream.wait_stream(torch.cuda.current_stream(one.device))
-    running = {
-        i: one.steps(works) for i, (one, works) in enumerate(zip(captured, jobs, strict=True))
-    }
+def done(
+    captured: Sequence[Captured], jobs: Sequence[Sequence[Work]], streams: bool = True
+) -> list[list[Worked]]:
+    """Do works (each with its replicas): side by side, a step in turn, or one after another.
+
+    Side by side each has a lane of its own. The host waits for none before all are on their way.
+    """
+    pairs = list(zip(captured, jobs, strict=True))
+    for several in [pairs] if streams else [[pair] for pair in pairs]:
+        _sent(several)
+    return [one.results(works) for one, works in pairs]
+
+
+def _sent(pairs: Sequence[tuple[Captured, Sequence[Work]]]) -> None:
+    for one, _ in pairs:
+        one.lane.open()
+    running = {i: one.steps(works) for i, (one, works) in enumerate(pairs)}
     while running:
         for i in list(running):
-            stream = captured[i].stream
-            with torch.cuda.stream(stream) if stream is not None else nullcontext():
+            with pairs[i][0].lane.here():
                 if next(running[i], END) is END:
                     del running[i]
-    for one in captured:
-        if one.cuda:
-            torch.cuda.current_stream(one.device).wait_stream(one.stream)
-    return [one.results(works) for one, works in zip(captured, jobs, strict=True)]
+    for one, _ in pairs:
+        one.lane.close()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.core.errors import BadMessageError, ClientFailedError, UserError
-from atoll.core.federation import ClientId, Clients, Moment
+from atoll.core.federation import ClientId, Clients, Moment, Working
 from atoll.core.messages import Checked, Empty, Tensors, Weights
 from atoll.core.record import Look
 from atoll.core.rng import Stream
@@ -22,7 +22,8 @@ from atoll.core.rows import Public, Rows
 from atoll.learning.augment import strongly, varied
 from atoll.learning.distill import correlation, said, taught_loss
 from atoll.learning.models import features, skeleton
-from atoll.learning.train import Optimiser, Phase, Work, Worked, descend, hits
+from atoll.learning.public_step import Again, PublicStep, StepLoss, Stepped
+from atoll.learning.train import Optimiser, Phase, Work, Worked, hits
 from atoll.learning.weights import copied, mean, prefixed, without
 
 __all__ = [
@@ -46,10 +47,9 @@ __all__ = [
     "shared",
 ]
 
+BATCHES = 4  # of public images that are kept: of this step and the one before, two kinds
 SEEN = 2048  # rows of the correlations that a site looks at
 FEATURES, COMPONENTS = 40, 20  # rows of each domain, and numbers of each, that a site looks at
-Again = Callable[[Tensor], Tensor]  # other images -> their logits under the same weights
-StepLoss = Callable[[Tensor, Again], Tensor]  # logits of the public batch -> one number
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,15 @@ class Plan:
         return order[place * self.batch : (place + 1) * self.batch]
 
     def images(self, public: Public, key: int, step: int, strong: bool = False) -> Tensor:
-        """The images of a step, as networks read them."""
+        """The images of a step, as networks read them; made once for all clients of a process."""
+        wanted = (self, key, step, strong)
+        if wanted not in public.made:
+            while len(public.made) >= BATCHES:
+                public.made.pop(next(iter(public.made)))
+            public.made[wanted] = self._images(public, key, step, strong)
+        return public.made[wanted]
+
+    def _images(self, public: Public, key: int, step: int, strong: bool) -> Tensor:
         x, stream = public.x[self.rows(public, key, step)], Stream(key).child("vary", step)
         if strong:
             x = strongly(x, stream)
@@ -152,9 +160,9 @@ class Learner:
         self.moves = tuple(name for name, _ in model.named_parameters())
         self.weights = self.last = self.solo = copied(model.state_dict())
         self._solo_scores: dict[tuple[int, int], tuple[int, float]] = {}  # a cache: it never moves
+        self._solo_said: tuple[Tensor, Tensor] | None = None  # rows, and what it says of them
         self.moments: Tensors = {}  # of the public steps, where they are kept within a round
-        # A graph is kept as a cache alone: a client that was rebuilt does its forward pass again.
-        self._cache: tuple[Any, Tensors, Tensor] | None = None
+        self._waiting: Any = None  # a forward pass whose target has not come yet: a cache alone
 
     @property
     def public(self) -> Public:
@@ -180,11 +188,13 @@ class Learner:
     def begun(self, done: Worked) -> Trained:
         """Become what training alone has made."""
         self.weights = self.last = self.solo = done.weights
+        self._solo_scores, self._solo_said = {}, None
         return Trained(done.losses["loss"])
 
     def ended(self, done: Worked) -> Trained:
         """Become what a round's local training has made, unless that went astray."""
-        if all(bool(torch.isfinite(w).all()) for w in done.weights.values()):
+        numbers = [w.flatten() for w in done.weights.values() if w.is_floating_point()]
+        if bool(torch.cat(numbers).isfinite().all()):
             self.weights = self.last = done.weights
         return Trained(done.losses["loss"])
 
@@ -194,71 +204,49 @@ class Learner:
             device = next(iter(self.weights.values())).device
             self.weights = {n: w.to(device) for n, w in weights.items()}
 
-    def answer(self, place: tuple[int, ...], request: Align, loss: float) -> Aligned:
-        """The logits of the step that is asked for; none after the last."""
-        if request.step == self.plan.steps(self.public):
-            return Aligned(torch.zeros(0), loss)
-        return Aligned(self.logits(place, request.key, request.step), loss)
-
     def rewind(self) -> None:
         """Begin a round: a client that was left out of its last one forgets what it did there."""
         self.weights, self.moments = self.last, {}
 
-    def logits(self, place: tuple[int, ...], key: int, step: int) -> Tensor:
-        """The logits of a public batch in training; the weights stay as they are until a step."""
-        leaves = {n: self.weights[n].detach().requires_grad_() for n in self.moves}
-        weights = {n: leaves.get(n, w.clone()) for n, w in self.weights.items()}
-        z = self.training(weights, self.plan.images(self.public, key, step))
-        self._cache = ((*place, key, step), weights, z)
-        return z.detach()
-
-    def follow(
+    def step(  # noqa: PLR0913 - all that a step is made of
         self,
-        place: tuple[int, ...],
-        key: int,
-        step: int,
+        moment: Moment,
+        request: Align,
         loss: StepLoss,
+        given: Tensors,
         how: Optimiser,
+        *,
+        fresh: bool = True,
         penalty: Callable[[Tensors], Tensor] | None = None,
-    ) -> float:
-        """One optimiser step on all parameters, by a loss of this step's public logits.
+    ) -> PublicStep:
+        """One exchange: a step of all parameters by what came back for the batch before, if there
+        was one, and the logits of the batch that is asked for, if there is one.
 
-        `penalty` adds what the parameters themselves cost.
+        `given` is what the loss reads beside the logits; `fresh`: Adam forgets after every step.
         """
-        if self._cache is None or self._cache[0] != (*place, key, step):
-            self.logits(place, key, step)
-        assert self._cache is not None  # logits() has just filled it
-        _, weights, z = self._cache
-        self._cache = None
-        lost = loss(z, lambda x: self.training(weights, x))
-        if penalty is not None:
-            lost = lost + penalty({n: weights[n] for n in self.moves})
-        gradients = torch.autograd.grad(lost, [weights[n] for n in self.moves], allow_unused=True)
-        self._descend(weights, gradients, how)
-        return float(lost.detach())
+        number, last = request.step, self.plan.steps(self.public)
+        return PublicStep(
+            self.training,
+            self.moves,
+            self.weights,
+            self.moments,
+            partial(self.plan.images, self.public, request.key),
+            (moment.stage, moment.round, request.key),
+            number - 1 if number else None,
+            number if number < last else None,
+            given if number else {},
+            loss,
+            how,
+            fresh,
+            penalty,
+            self._waiting,
+        )
 
-    def _descend(
-        self, weights: Tensors, gradients: tuple[Tensor | None, ...], how: Optimiser
-    ) -> None:
-        moved = [weights[n].detach().clone() for n in self.moves]
-        found = [
-            torch.zeros_like(w) if g is None else g for w, g in zip(moved, gradients, strict=True)
-        ]
-        taken = float(self.moments.get("steps", torch.tensor(0)))
-        memory = {
-            kind: [self.moments[f"{kind}/{n}"].clone() for n in self.moves]
-            if taken
-            else _zeros(moved)
-            for kind in ("first", "second")
-        }
-        counts = list(torch.full((len(moved),), taken, device=moved[0].device).unbind())
-        with torch.no_grad():
-            descend(moved, found, (memory["first"], memory["second"], counts), how)
-        self.weights = {n: w.detach() for n, w in weights.items()}
-        self.weights |= dict(zip(self.moves, moved, strict=True))
-        for kind, tensors in memory.items():
-            self.moments |= {f"{kind}/{n}": t for n, t in zip(self.moves, tensors, strict=True)}
-        self.moments["steps"] = torch.tensor(taken + 1)
+    def stepped(self, done: Stepped) -> Aligned:
+        """Become what a step has made; what is told of it."""
+        self.weights, self.moments, self._waiting = done.weights, done.moments, done.waiting
+        loss = 0.0 if done.loss is None else float(done.loss)
+        return Aligned(torch.zeros(0) if done.logits is None else done.logits, loss)
 
     def work(
         self, lessons: Lessons, rows: Rows, loss: Callable[..., Tensor], how: Optimiser
@@ -271,6 +259,16 @@ class Learner:
     def says(self, weights: Tensors, x: Tensor) -> Tensor:
         """The logits for many rows in testing."""
         return said(self.testing, weights, x)
+
+    def kept(self, variant: str) -> Tensors:
+        """The model of a variant: the one before any exchange, or that of now."""
+        return self.solo if variant.split()[:1] == ["solo"] else self.weights
+
+    def solo_says(self, x: Tensor) -> Tensor:
+        """What the model before any exchange says; asked for the same rows again, it is known."""
+        if self._solo_said is None or self._solo_said[0] is not x:
+            self._solo_said = x, self.says(self.solo, x)
+        return self._solo_said[1]
 
     def checked(self, name: str, task: int, rows: Rows, top: int) -> Checked:
         """How the model, and the one before any exchange, do on the test rows of a domain.
@@ -320,7 +318,7 @@ class Learner:
         self.weights, self.last, self.solo, self.moments = (
             copied(without(part, state)) for part in ("weights", "last", "solo", "moments")
         )
-        self._cache, self._solo_scores = None, {}
+        self._waiting, self._solo_scores, self._solo_said = None, {}, None
 
 
 def matrix_look(part: str, stage: int, name: str, m: Tensor) -> Look:
@@ -337,13 +335,6 @@ def principal(x: Tensor, count: int = COMPONENTS) -> Tensor:
     points: Tensor = (u * size)[:, :count]
     turn = points.gather(0, points.abs().argmax(0, keepdim=True)).sign()
     return points.mul(torch.where(turn == 0, 1, turn))
-
-
-def _zeros(like: Sequence[Tensor]) -> list[Tensor]:
-    """Zeros of these shapes, one piece of memory for all."""
-    flat = like[0].new_zeros(sum(w.numel() for w in like))
-    parts = flat.split([w.numel() for w in like])
-    return [part.view(w.shape) for part, w in zip(parts, like, strict=True)]
 
 
 def met(request: Join, public: Public, classes: Sequence[str], sender: ClientId) -> Joined:
@@ -441,7 +432,7 @@ Combine = Callable[[dict[ClientId, Tensor]], dict[ClientId, Tensor]]
 
 def collaborate(
     roll: Roll,
-    action: Callable[[Any, Align, Moment], Aligned],
+    action: Callable[[Any, Align, Moment], Working[Aligned]],
     key: int,
     steps: int,
     shape: tuple[int, int],

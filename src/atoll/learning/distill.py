@@ -16,7 +16,6 @@ from atoll.learning.losses import cross_entropy
 from atoll.learning.models import Architecture
 
 __all__ = [
-    "CHUNK",
     "DISTANCES",
     "correlation",
     "correlation_loss",
@@ -26,7 +25,7 @@ __all__ = [
     "taught_loss",
 ]
 
-CHUNK = 512  # rows of a picture network in one pass without gradient
+CHUNK = {"cpu": 512, "cuda": 2048}  # rows of a picture network in one pass without gradient
 LEAST = 1e-8  # a column of logits with a smaller norm is constant
 
 
@@ -124,6 +123,13 @@ def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def said(network: Architecture, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The logits for many rows, a bounded number at a time."""
-    starts = range(0, max(1, len(x)), CHUNK)
-    return torch.cat([network(weights, x[start : start + CHUNK]) for start in starts])
+    """The logits for many rows, a bounded number at a time.
+
+    cuDNN does not try its ways here: test sets differ in size, and each size would be tried.
+    """
+    tried, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    try:
+        parts = x.split(CHUNK.get(x.device.type, 512))
+        return torch.cat([network(weights, part) for part in parts])
+    finally:
+        torch.backends.cudnn.benchmark = tried

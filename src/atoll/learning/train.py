@@ -125,6 +125,24 @@ class Memory:
         with torch.no_grad():
             descend(weights, gradients, (self.first, self.second, self.steps), how)
 
+    @torch.no_grad()
+    def load(self, moments: Tensors) -> None:
+        """Remember these moments instead, in place; none: nothing yet."""
+        if not self.steps:
+            return
+        for kind, mine in (("first", self.first), ("second", self.second)):
+            given = [moments.get(f"{kind}/{n}") for n in self.phase.moves]
+            there = [g for g in given if g is not None]
+            if len(there) < len(mine):
+                torch._foreach_zero_(mine)
+            if there:
+                places = [m for m, g in zip(mine, given, strict=True) if g is not None]
+                torch._foreach_copy_(places, there)
+        taken = moments.get(f"steps/{self.phase.name}")
+        count = 0.0 if taken is None else float(taken.flatten()[0])
+        torch._foreach_zero_(self.steps)
+        torch._foreach_add_(self.steps, count)
+
     def saved(self) -> Tensors:
         """The memory under the names it has among the moments; the count of steps on the CPU."""
         if not self.steps:

@@ -11,6 +11,7 @@ sections b and d of the specification: Z are logits, M is their cross-correlatio
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -24,6 +25,7 @@ from atoll.core.record import Look, Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.learning.collaboration import (
+    Again,
     Align,
     Aligned,
     Join,
@@ -97,50 +99,44 @@ class Client:
         """Train alone, before any exchange."""
         options, stream = self.options, self.site.stream("prepare")
         lessons = Lessons(options.batch, options.pretrain_epochs, stream)
-        work = self.learner.alone(lessons, self.site.train(moment.stage), options.rate)
+        work = self.learner.alone(lessons, self.site.before(moment.stage), options.rate)
         return self.learner.begun((yield work))
 
-    def align(self, request: Align, moment: Moment) -> Aligned:
+    def align(self, request: Align, moment: Moment) -> Working[Aligned]:
         """Follow the target of the step before; answer for this one."""
         if request.step == 0:
             self.learner.rewind()
         if self.options.exchange == "round":
-            return self._align_once(request, moment)
-        loss = 0.0
-        if request.step:
-            loss = self._follow(request, request.step - 1, request.target, moment)
-        return self.learner.answer((moment.stage, moment.round), request, loss)
+            return (yield from self._align_once(request, moment))
+        return (yield from self._step(request, moment))
 
-    def _align_once(self, request: Align, moment: Moment) -> Aligned:
+    def _align_once(self, request: Align, moment: Moment) -> Working[Aligned]:
         """All logits at once, or all steps of the round by what came back."""
-        public = self.site.public()
+        public, learner = self.site.public(), self.learner
         if request.step == 0:
             x = (public.x - public.mean) / public.deviation
-            return Aligned(self.learner.says(self.learner.weights, x), 0.0)
+            return Aligned(learner.says(learner.weights, x), 0.0)
         steps, total = self.plan.steps(public), 0.0
         for step in range(steps):
             rows = self.plan.rows(public, request.key, step).to(request.target.device)
-            total += self._follow(request, step, request.target[rows], moment)
+            one = replace(request, step=step + 1, target=request.target[rows])
+            total += (yield from self._step(one, moment)).loss
         return Aligned(torch.zeros(0), total / max(1, steps))
 
-    def _follow(self, request: Align, step: int, target: Tensor, moment: Moment) -> float:
+    def _step(self, request: Align, moment: Moment) -> Working[Aligned]:
         options, learner = self.options, self.learner
-        target = target.to(self.site.device)
-        if options.public_optimiser == "fresh":
-            learner.moments = {}
-        earlier = None
-        if options.own_target == "progressive":
-            x = self.plan.images(self.site.public(), request.key, step)
-            earlier = learner.says(learner.last, x)
-
-        def loss(z: Tensor, again: object) -> Tensor:
-            mixed = target if earlier is None else target + (earlier - z.detach()) / request.count
-            m = correlation(z, mixed)
-            self.m = m.detach().float()
-            return correlation_loss(m, options.lambda_col, float(options.off_diagonal))
-
-        place, how = (moment.stage, moment.round), Optimiser("adam", rate(options, moment))
-        return learner.follow(place, request.key, step, loss, how)
+        given = {"target": request.target.to(self.site.device)}
+        if request.step and options.own_target == "progressive":
+            x = self.plan.images(self.site.public(), request.key, request.step - 1)
+            given["earlier"] = learner.says(learner.last, x)
+            given["count"] = torch.tensor(request.count).to(given["earlier"])
+        strength, target = options.lambda_col, float(options.off_diagonal)
+        loss = partial(aligned_loss, strength=strength, off_diagonal=target)
+        how, fresh = Optimiser("adam", rate(options, moment)), options.public_optimiser == "fresh"
+        done = yield learner.step(moment, request, loss, given, how, fresh=fresh)
+        if done.followed is not None:
+            self.m = correlation(done.followed, wanted(done.followed, given)).float()
+        return learner.stepped(done)
 
     def share(self, request: Empty, moment: Moment) -> Weights:
         """All weights and buffers, where all clients have the same network."""
@@ -164,8 +160,9 @@ class Client:
 
     def _taught(self, rows: Rows) -> Rows:
         """The rows with what both teachers, frozen and in testing, say of them."""
-        teachers = (self.learner.last, self.learner.solo)
-        return replace(rows, own=torch.cat([self.learner.says(w, rows.x) for w in teachers], -1))
+        learner = self.learner
+        both = [learner.says(learner.last, rows.x), learner.solo_says(rows.x)]
+        return replace(rows, own=torch.cat(both, -1))
 
     def check(self, request: Check, moment: Moment) -> Checked:
         """Test the model, and the one before any exchange, on a domain."""
@@ -188,6 +185,20 @@ class Client:
     def restore(self, state: Tensors) -> None:
         self.learner.restore(state)
         self.m = state["seen/m"].clone()
+
+
+def wanted(z: Tensor, given: Tensors) -> Tensor:
+    """What logits are correlated with: the target, or that with the own share of last round's."""
+    if "earlier" not in given:
+        return given["target"]
+    return given["target"] + (given["earlier"] - z.detach()) / given["count"]
+
+
+def aligned_loss(
+    z: Tensor, again: Again, given: Tensors, *, strength: float, off_diagonal: float
+) -> Tensor:
+    """L_col of a public batch."""
+    return correlation_loss(correlation(z, wanted(z, given)), strength, off_diagonal)
 
 
 def plan(options: Options) -> Plan:
@@ -262,4 +273,14 @@ class Server:
         pass
 
 
-METHOD = Method(Options, Server, Client, split="domains", headline="fccl")
+def kept(client: Client, shared: Tensors, variant: str) -> Tensors:
+    """The model that a client uses in the end, or the one before any exchange."""
+    return client.learner.kept(variant)
+
+
+def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
+    """The logits of a model that was kept."""
+    return client.learner.says(model, rows.x)
+
+
+METHOD = Method(Options, Server, Client, split="domains", headline="fccl", kept=kept, said=said)

@@ -18,6 +18,7 @@ from atoll.core.federation import Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors, Weights
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Look, Score
+from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.learning.collaboration import (
     Again,
@@ -80,6 +81,14 @@ def consistency(weak: Tensor, strong: Tensor, helpers: Tensor, confidence: float
     return (each * counts).sum() / counts.sum().clamp(min=1)
 
 
+def agreed(
+    weak: Tensor, again: Again, given: Tensors, *, confidence: float, weight: float
+) -> Tensor:
+    """The loss of a public batch; `again` reads its strongly varied images."""
+    strong, helpers = again(given["strong"]), given["helpers"]
+    return weight * consistency(weak, strong, helpers, confidence)
+
+
 class Client:
     """Keeps its model, that of the last round, and the one before any exchange."""
 
@@ -99,31 +108,29 @@ class Client:
         """Train alone, before any exchange."""
         options, stream = self.options, self.site.stream("prepare")
         lessons = Lessons(options.batch, options.pretrain_epochs, stream)
-        work = self.learner.alone(lessons, self.site.train(moment.stage), options.rate)
+        work = self.learner.alone(lessons, self.site.before(moment.stage), options.rate)
         return self.learner.begun((yield work))
 
-    def align(self, request: Align, moment: Moment) -> Aligned:
+    def align(self, request: Align, moment: Moment) -> Working[Aligned]:
         """Follow the helpers on the step before; answer for this one."""
-        learner, place, loss = self.learner, (moment.stage, moment.round), 0.0
+        learner, options = self.learner, self.options
+        given: Tensors = {}
         if request.step == 0:
             learner.rewind()
             self.psi = self.last_psi
         else:
-            learner.moments = {}
-            step, options = request.step - 1, self.options
-            images = self.plan.images(self.site.public(), request.key, step, strong=True)
-            helpers = request.target.to(self.site.device)
-
-            def lost(weak: Tensor, again: Again) -> Tensor:
-                found = consistency(weak, again(images), helpers, options.confidence)
-                return options.lambda_iccs * found
-
-            how = Optimiser("adam", options.rate)
-            sigma = {n: learner.weights[n] - psi for n, psi in self.psi.items()}
-            penalty = partial(self._penalty, sigma) if sigma else None
-            loss = learner.follow(place, request.key, step, lost, how, penalty)
+            public, step = self.site.public(), request.step - 1
+            given["strong"] = self.plan.images(public, request.key, step, strong=True)
+            given["helpers"] = request.target.to(self.site.device)
+        loss = partial(agreed, confidence=options.confidence, weight=options.lambda_iccs)
+        how = Optimiser("adam", options.rate)
+        sigma = {n: learner.weights[n] - psi for n, psi in self.psi.items()}
+        penalty = partial(self._penalty, sigma) if sigma else None
+        done = yield learner.step(moment, request, loss, given, how, penalty=penalty)
+        reply = learner.stepped(done)
+        if request.step:
             self.psi = {n: learner.weights[n] - part for n, part in sigma.items()}
-        return learner.answer(place, request, loss)
+        return reply
 
     def _penalty(self, sigma: Tensors, theta: Tensors) -> Tensor:
         """lambda_l1 |psi| + lambda_l2 |sigma - psi|^2 with psi = theta - sigma; sigma rests."""
@@ -239,4 +246,14 @@ class Server:
         self.helpers = {id: helpers for id, *helpers in named}
 
 
-METHOD = Method(Options, Server, Client, split="domains", headline="fedmatch")
+def kept(client: Client, shared: Tensors, variant: str) -> Tensors:
+    """The model that a client uses in the end, or the one before any exchange."""
+    return client.learner.kept(variant)
+
+
+def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
+    """The logits of a model that was kept."""
+    return client.learner.says(model, rows.x)
+
+
+METHOD = Method(Options, Server, Client, split="domains", headline="fedmatch", kept=kept, said=said)

@@ -20,8 +20,10 @@ from atoll.core.federation import Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors, Weights
 from atoll.core.options import AtLeastOne, NotNegativeInt, Positive
 from atoll.core.record import Look, Score
+from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.learning.collaboration import (
+    Again,
     Align,
     Aligned,
     Join,
@@ -90,7 +92,7 @@ class Client:
         """Train alone, before any exchange."""
         options, stream = self.options, self.site.stream("prepare")
         lessons = Lessons(options.batch, options.pretrain_epochs, stream)
-        work = self.learner.alone(lessons, self.site.train(moment.stage), options.rate)
+        work = self.learner.alone(lessons, self.site.before(moment.stage), options.rate)
         return self.learner.begun((yield work))
 
     def rate(self, request: Empty, moment: Moment) -> Rated:
@@ -101,24 +103,20 @@ class Client:
         there = torch.bincount(rows.y, minlength=classes).clamp(min=1)
         return Rated((hit / there).clamp(min=LEAST).float())
 
-    def align(self, request: Align, moment: Moment) -> Aligned:
+    def align(self, request: Align, moment: Moment) -> Working[Aligned]:
         """Follow the target of the step before; answer for this one."""
-        learner, place, loss = self.learner, (moment.stage, moment.round), 0.0
+        learner, options, own = self.learner, self.options, 0.0
         if request.step == 0:
             learner.rewind()
-        else:
-            if self.options.public_optimiser == "fresh":
-                learner.moments = {}
-            lost = partial(self._lost, request.target.to(self.site.device), moment)
-            how = Optimiser("adam", self.options.rate)
-            loss = learner.follow(place, request.key, request.step - 1, lost, how)
-        return learner.answer(place, request, loss)
-
-    def _lost(self, target: Tensor, moment: Moment, z: Tensor, again: object) -> Tensor:
-        if self.options.loss != "rcfl":
-            return DISTANCES[self.options.loss](z, target)
-        share = min(1.0, len(self.site.train(moment.stage)) / len(self.site.public()))
-        return DISTANCES["l1"](z, (target + share * z.detach()) / (1 + share))
+        if options.loss == "rcfl":
+            own = min(1.0, len(self.site.train(moment.stage)) / len(self.site.public()))
+        loss = partial(distance, kind="l1" if options.loss == "rcfl" else options.loss, own=own)
+        given, how = (
+            {"target": request.target.to(self.site.device)},
+            Optimiser("adam", options.rate),
+        )
+        fresh = options.public_optimiser == "fresh"
+        return learner.stepped((yield learner.step(moment, request, loss, given, how, fresh=fresh)))
 
     def share(self, request: Empty, moment: Moment) -> Weights:
         """All weights and buffers, where all clients have the same network."""
@@ -153,6 +151,12 @@ class Client:
 
     def restore(self, state: Tensors) -> None:
         self.learner.restore(state)
+
+
+def distance(z: Tensor, again: Again, given: Tensors, *, kind: str, own: float) -> Tensor:
+    """How far logits are from the target; with RCFL the own ones have a share in it (alpha)."""
+    target = given["target"]
+    return DISTANCES[kind](z, (target + own * z.detach()) / (1 + own) if own else target)
 
 
 def plan(options: Options) -> Plan:
@@ -214,4 +218,14 @@ class Server:
         pass
 
 
-METHOD = Method(Options, Server, Client, split="domains", headline="fedmd")
+def kept(client: Client, shared: Tensors, variant: str) -> Tensors:
+    """The model that a client uses in the end, or the one before any exchange."""
+    return client.learner.kept(variant)
+
+
+def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
+    """The logits of a model that was kept."""
+    return client.learner.says(model, rows.x)
+
+
+METHOD = Method(Options, Server, Client, split="domains", headline="fedmd", kept=kept, said=said)

@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from torch import Tensor
+
 from atoll.core.federation import Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors, Weights
 from atoll.core.options import AtLeastOne, Fraction, NotNegativeInt, Positive
 from atoll.core.record import Look, Score
+from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.learning.collaboration import (
     Learner,
@@ -77,7 +80,7 @@ class Client:
         """Train the own network alone, as the methods do that this one is compared with."""
         options, stream = self.options, self.site.stream("prepare")
         lessons = Lessons(options.batch, options.pretrain_epochs, stream)
-        work = self.learner.alone(lessons, self.site.train(moment.stage), options.rate)
+        work = self.learner.alone(lessons, self.site.before(moment.stage), options.rate)
         return self.learner.begun((yield work))
 
     def share(self, request: Empty, moment: Moment) -> Weights:
@@ -149,4 +152,14 @@ class Server:
         self.weights = copied(state)
 
 
-METHOD = Method(Options, Server, Client, split="domains", headline="fml")
+def kept(client: Client, shared: Tensors, variant: str) -> Tensors:
+    """The model that a client uses in the end, or the one before any exchange."""
+    return client.learner.kept(variant)
+
+
+def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
+    """The logits of a model that was kept."""
+    return client.learner.says(model, rows.x)
+
+
+METHOD = Method(Options, Server, Client, split="domains", headline="fml", kept=kept, said=said)

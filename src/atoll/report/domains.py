@@ -1,7 +1,10 @@
 """Runs on several domains: who does how well where, and what sites saw of their own networks."""
 
+import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -9,24 +12,24 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from atoll import metrics
 from atoll.core.record import Look, Score
-from atoll.report.figures import COLOURS, SIZE, Picture, grid, quiet, style, svg
+from atoll.report.figures import COLOURS, INK, SIZE, Picture, grid, quiet, style, svg
 from atoll.report.page import Section
 from atoll.report.tables import Cell, Group, Table
+from atoll.runs.result import Run
 
-__all__ = ["section"]
+__all__ = ["overall", "section"]
 
 Array = np.ndarray[Any, Any]
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LEFT_OUT = ("name", "seed", "engine", "public")  # in which runs on several public sets may differ
 PLACES = ("own test rows", "public images")  # what correlations are seen on
 
 
 def section(group: Group, number: int) -> Section | None:
     """Accuracy by site and domain, over rounds, correlations of classes, and features."""
-    first = group.first
-    if first.config.get("scenario", {}).get("split") != "domains" or not first.variants:
-        return None
-    if len(first.facts["tasks"]) < 2:
+    if not _several(group):
         return None
     shown = [_matrices(group, f"domains-{number}"), _over_rounds(group, f"rounds-{number}")]
     shown += [
@@ -40,19 +43,28 @@ def section(group: Group, number: int) -> Section | None:
     return Section("Domains", words, [p for p in shown if p], [_table(group)])
 
 
+def _several(group: Group) -> bool:
+    """Whether these are runs on several domains that have been tested."""
+    first = group.first
+    split = first.config.get("scenario", {}).get("split")
+    return split == "domains" and bool(first.variants) and len(first.facts["tasks"]) > 1
+
+
 def _matrix(group: Group, variant: str, number: int | None = None) -> Array:
     """Accuracy by site and domain after a round, the last unless told, the mean over seeds."""
-    found = []
-    for run in group.runs:
-        clients, tasks = run.facts["clients"], run.facts["tasks"]
-        scores = [s for s in run.scores if s.variant == variant and s.part == "test" and s.rows]
-        last = max((s.round for s in scores), default=0) if number is None else number
-        cells = np.full((len(clients), len(tasks)), math.nan)
-        for score in scores:
-            if score.round == last:
-                cells[clients.index(score.client), score.task] = score.accuracy
-        found.append(cells)
-    return np.asarray(np.mean(found, axis=0))
+    return np.asarray(np.mean([_cells(run, variant, number) for run in group.runs], axis=0))
+
+
+def _cells(run: Run, variant: str, number: int | None = None) -> Array:
+    """Accuracy of one run by site and domain."""
+    clients, tasks = run.facts["clients"], run.facts["tasks"]
+    scores = [s for s in run.scores if s.variant == variant and s.part == "test" and s.rows]
+    last = max((s.round for s in scores), default=0) if number is None else number
+    cells = np.full((len(clients), len(tasks)), math.nan)
+    for score in scores:
+        if score.round == last:
+            cells[clients.index(score.client), score.task] = score.accuracy
+    return cells
 
 
 def _split(cells: Array) -> tuple[Array, Array]:
@@ -126,6 +138,117 @@ def _over_rounds(group: Group, name: str) -> Picture | None:
         panels[0].legend(fontsize=SIZE - 1)
         words = "The mean over sites and seeds at every test."
         return Picture(name, f"Domains over rounds: {group.label}", words, svg(figure, name))
+
+
+def overall(groups: Sequence[Group]) -> list[Picture]:
+    """Bars over public sets and over the parts of FCCL, where runs of several are given."""
+    ours = [group for group in groups if _several(group) and group.first.config.get("public")]
+    alike: dict[str, list[Group]] = {}
+    for group in ours:
+        config = {k: v for k, v in group.first.config.items() if k not in LEFT_OUT}
+        alike.setdefault(json.dumps(config, sort_keys=True), []).append(group)
+    found = [
+        _by_public(several, f"public-sets-{number}")
+        for number, several in enumerate((a for a in alike.values() if len(a) > 1), 1)
+    ]
+    parts = [group for group in ours if group.method == "fccl"]
+    if len({_part(group) for group in parts}) > 1:
+        found.append(_ablation(parts, "ablation"))
+    return found
+
+
+def _public(group: Group) -> str:
+    """The public images of a group by name."""
+    public = group.first.config["public"]
+    return Path(str(public.get("images") or public.get("name", "patterns"))).name
+
+
+def _part(group: Group) -> str:
+    """What an FCCL run was done without."""
+    options, lacking = group.first.config["method"], []
+    if not options.get("collaborate", True):
+        lacking.append("without the collaborative part")
+    if options.get("lambda_loc", 1.0) == 0:
+        lacking.append("without the continual part")
+    elif (only := options.get("teachers", "both")) != "both":
+        lacking.append({"inter": "last round's teacher only", "intra": "first teacher only"}[only])
+    if options.get("off_diagonal", -1) == 0:
+        lacking.append("off-diagonal 0")
+    return ", ".join(lacking) or "FCCL"
+
+
+def _by_public(groups: Sequence[Group], name: str) -> Picture:
+    """A method's accuracy by site for each public set (Figure 7 of the FCCL paper)."""
+    first, bars = groups[0], _Bars({}, {})
+    clients, tasks = (list(first.first.facts[key]) for key in ("clients", "tasks"))
+    places = [f"{c} ({t})" for c, t in zip(clients, tasks, strict=False)]
+    for group in groups:
+        for run in group.runs:
+            both = _split(_cells(run, run.headline))
+            for panel, values in zip((bars.own, bars.others), both, strict=True):
+                for place, value in zip([*places, "mean"], [*values, values.mean()], strict=True):
+                    panel.setdefault((place, _public(group)), []).append(float(value))
+    words = f"Each bar is the mean over seeds. {_spread(groups)} All else is the same."
+    return Picture(name, f"Public sets: {first.method}", words, _drawn(bars, name, turned=True))
+
+
+def _ablation(groups: Sequence[Group], name: str) -> Picture:
+    """FCCL with and without its parts, by public set (Figure 8)."""
+    words = f"FCCL and runs without some of it: the mean over sites and seeds. {_spread(groups)}"
+    return Picture(name, "What the parts of FCCL add", words, _drawn(_ablated(groups), name))
+
+
+def _ablated(groups: Sequence[Group]) -> "_Bars":
+    bars = _Bars({}, {})
+    for group in groups:
+        for run in group.runs:
+            both = _split(_cells(run, run.headline))
+            for panel, values in zip((bars.own, bars.others), both, strict=True):
+                panel.setdefault((_public(group), _part(group)), []).append(float(values.mean()))
+    return bars
+
+
+def _spread(groups: Sequence[Group]) -> str:
+    several = any(len(group.runs) > 1 for group in groups)
+    return "Lines are one deviation over seeds." if several else "One seed: no spread is known."
+
+
+@dataclass(frozen=True)
+class _Bars:
+    """By place on the axis and kind of bar the accuracy of each seed."""
+
+    own: dict[tuple[str, str], list[float]]
+    others: dict[tuple[str, str], list[float]]
+
+
+def _drawn(bars: _Bars, name: str, turned: bool = False) -> str:
+    """Two panels of bars: the own domain, and other domains."""
+    places, kinds = (list(dict.fromkeys(key[i] for key in bars.own)) for i in (0, 1))
+    width = 0.8 / len(kinds)
+    with style(name):
+        figure = Figure(figsize=(7.6, 2.7))
+        panels = {"own domain": bars.own, "other domains": bars.others}
+        for number, (title, values) in enumerate(panels.items(), 1):
+            axes = figure.add_subplot(1, 2, number)
+            quiet(axes)
+            for i, kind in enumerate(kinds):
+                there = [place for place in places if (place, kind) in values]
+                x = [places.index(p) + (i - (len(kinds) - 1) / 2) * width for p in there]
+                found = [metrics.spread(values[p, kind]) for p in there]
+                error = [d if len(values[p, kind]) > 1 else 0.0
+                         for p, (_, d) in zip(there, found, strict=True)]  # fmt: skip
+                axes.bar(x, [mean for mean, _ in found], 0.9 * width, label=kind,
+                         color=COLOURS[i % len(COLOURS)])  # fmt: skip
+                if any(error):
+                    axes.errorbar(x, [mean for mean, _ in found], error, fmt="none", ecolor=INK,
+                                  elinewidth=1, capsize=2)  # fmt: skip
+            angle, side = (30, "right") if turned else (0, "center")
+            axes.set_xticks(range(len(places)), places, rotation=angle, ha=side)
+            axes.set_title(title, loc="left")
+        figure.subplots_adjust(wspace=0.28)
+        figure.axes[0].set_ylabel("test accuracy")
+        figure.axes[1].legend(fontsize=SIZE - 1, loc="upper left", bbox_to_anchor=(1.01, 1))
+        return svg(figure, name)
 
 
 def _looks(group: Group, name: str) -> list[Look]:

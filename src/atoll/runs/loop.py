@@ -128,8 +128,11 @@ def holdings(parts: Parts) -> dict[str, Any]:
 
 
 def write_recipe(parts: Parts, folder: Path) -> None:
-    """For own tables, write how a site's file becomes what its model reads: for predictions."""
+    """For own tables and images, write how files become what models read: for predictions."""
     layout, scenario, dataset = parts.dataset.layout, parts.scenario, parts.dataset
+    if dataset.kind == "image" and not scenario.labels_at_server:
+        body = _picture_recipe(parts)
+        write_whole(folder / "recipe.json", json.dumps(body, indent=1).encode() + b"\n")
     if layout is None:
         return
     if dataset.group is None:
@@ -167,6 +170,26 @@ def _write_recipe_of_parties(parts: Parts, recipe: Mapping[str, Any], folder: Pa
         first += len(rows)
     body = {**recipe, "files": files, "stages": scenario.stages, "sites": sites}
     write_whole(folder / "recipe.json", json.dumps(body, indent=1).encode() + b"\n")
+
+
+def _picture_recipe(parts: Parts) -> dict[str, Any]:
+    """The classes, the size of an image, the sites; of own images the rows kept for tests."""
+    scenario, dataset, config = parts.scenario, parts.dataset, parts.config
+    sites: dict[str, dict[str, Any]] = {id: {"called": id} for id in scenario.clients}
+    if config.scenario_options().split == "domains" and dataset.group is not None:
+        for number, (id, name) in enumerate(zip(scenario.clients, dataset.groups, strict=True)):
+            sites[id] = {"called": name}
+            if config.data.get("images"):
+                rows = np.flatnonzero(dataset.group == number)
+                tested = scenario.tests[id][number] - rows[0]
+                sites[id] |= {"rows": len(rows), "held_out": tested.tolist()}
+    return {
+        "kind": "image",
+        "classes": list(dataset.classes),
+        "shape": list(dataset.x.shape[1:]),
+        "columns": [config.data.get(key, key) for key in ("image", "label")],
+        "sites": sites,
+    }
 
 
 def same_data(parts: Parts, recorded: Mapping[str, Any], where: str) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 import numpy as np
 import pyarrow as pa
@@ -35,14 +35,16 @@ from atoll.runs.result import Run, plain
 
 __all__ = [
     "Array",
+    "Exported",
     "Predicted",
     "Predictor",
-    "config_of",
+    "ended_state",
     "export",
     "growing",
     "labels",
     "numbers",
     "predict",
+    "recorded",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -80,9 +82,10 @@ class Predictor:
             raise UserError("no run in this folder", str(self.folder), "give the folder of a run")
         if not path.exists():
             raise UserError(
-                "this run was not made on your own tables",
+                "this run was made neither on your own tables nor on images",
                 str(self.folder),
-                "predictions need a run with data = { files = [...] } or { parties = [...] }",
+                "predictions need a run with data = { files = [...] } or { parties = [...] }, or on"
+                " images",
             )
         with disk_errors(path):
             text = path.read_text(encoding="utf-8")
@@ -123,24 +126,22 @@ class Predictor:
         return self.variant or self.run.headline
 
     @cached_property
-    def _method(self) -> methods.Method:
+    def method(self) -> methods.Method:
+        """The method, if its sites have models to predict with."""
         name = str(self.run.config["method"]["name"])
         method = methods.load(name)
         if method.kept is None or method.said is None:
             raise UserError(
                 f"'{name}' has no model that a site could predict with", str(self.folder),
-                "use a run of chfl, fedavg or alone",
+                "use a run of chfl, fedavg, alone, or on images fccl, fedmd, fedmatch or fml",
             )  # fmt: skip
         return method
 
     @cached_property
     def _client(self) -> tuple[Any, Tensors]:
         """The client as the run left it, and the server's state."""
-        if not (self.folder / "result.json").exists():
-            raise UserError("the run has not ended", str(self.folder), "go on with --resume")
-        tensors, _ = read_checkpoint(self.folder)
-        state = {name: torch.from_numpy(array) for name, array in tensors.items()}
-        client = _bare(config_of(self.folder), self.recipe, self.site).client(self.site)
+        state = ended_state(self.folder)
+        client = _bare(recorded(self.folder), self.recipe, self.site).client(self.site)
         mine = without(f"client/{self.site}", state)
         if mine:
             client.restore(mine)
@@ -149,10 +150,21 @@ class Predictor:
     @cached_property
     def model(self) -> Tensors:
         """The weights of the model."""
-        assert self._method.kept is not None  # _method has just refused that
+        assert self.method.kept is not None  # method has just refused that
         client, shared = self._client
-        kept: Tensors = self._method.kept(client, shared, self.chosen)
+        kept: Tensors = self.method.kept(client, shared, self.chosen)
         return kept
+
+    @property
+    def reads(self) -> dict[str, Any]:
+        """How a file becomes what the model reads, for the card."""
+        return {
+            "classes": self.recipe["classes"],
+            "reads": [dataclasses.asdict(block) for block in self.blocks],
+            "columns": [name for block in self.blocks for name in block.names],
+            "common": self.recipe["common"],
+            **{key: self._mine[key] for key in ("own", "scaling")},
+        }
 
     def probabilities(self, x: Array) -> Array:
         """The probability of each class for rows of encoded columns, those of all sites."""
@@ -162,7 +174,7 @@ class Predictor:
 
     def spoken(self, x: torch.Tensor) -> torch.Tensor:
         """The same for the columns that this site's model reads, ascending, as torch has it."""
-        assert self._method.said is not None
+        assert self.method.said is not None
         common, own = self.recipe["common"], self._mine["own"]
         read, scaling = sorted([*common, *own]), self._mine["scaling"]
         inputs = x.to(getattr(torch, str(self.run.config["dtype"])))
@@ -174,7 +186,7 @@ class Predictor:
             for part, columns in (("common", common), ("own", own))
         ]
         rows = Rows(parts[0], parts[1], torch.zeros_like(inputs[:, 0], dtype=torch.int64))
-        logits = self._method.said(self._client[0], self.model, rows)
+        logits = self.method.said(self._client[0], self.model, rows)
         return torch.softmax(logits.double(), -1)
 
     def held_out(self, sheet: Sheet) -> Array:
@@ -201,8 +213,16 @@ class Predictor:
         return by_name[sheet.path.name]
 
 
-def config_of(folder: Path) -> RunConfig:
-    """The config of a run, for this machine's processor."""
+def ended_state(folder: Path) -> Tensors:
+    """What the parts of a run knew in the end."""
+    if not (folder / "result.json").exists():
+        raise UserError("the run has not ended", str(folder), "go on with --resume")
+    tensors, _ = read_checkpoint(folder)
+    return {name: torch.from_numpy(array) for name, array in tensors.items()}
+
+
+def recorded(folder: Path) -> RunConfig:
+    """The config of a run, for this machine's CPU."""
     path = str(folder / "config.toml")
     config = resolve(read(path), path)
     return dataclasses.replace(config, engine={**config.engine, "device": "cpu"})
@@ -343,21 +363,46 @@ def _unseen(block: Block, text: pa.Array, done: Predicted) -> None:
             done.unseen[block.column] = done.unseen.get(block.column, 0) + count
 
 
-def export(predictor: Predictor, out: Path, crossed: str) -> Path:
+class Exported(Protocol):
+    """A site's model that can be written."""
+
+    @property
+    def run(self) -> Run:
+        """The run's record."""
+        ...
+
+    @property
+    def site(self) -> str:
+        """Whose model it is."""
+        ...
+
+    @property
+    def chosen(self) -> str:
+        """Which of the run's models it is."""
+        ...
+
+    @property
+    def model(self) -> Tensors:
+        """The weights."""
+        ...
+
+    @property
+    def reads(self) -> dict[str, Any]:
+        """How files become what the model reads."""
+        ...
+
+
+def export(predictor: Exported, out: Path, crossed: str) -> Path:
     """Write a site's model and its card: weights as safetensors, the rest as JSON."""
     weights = {n: np.asarray(t.cpu().numpy(), order="C") for n, t in predictor.model.items()}
-    run, recipe = predictor.run, predictor.recipe
+    run = predictor.run
     result = primary(run.events, predictor.chosen, run.facts["known_at"])
     card = {
         "method": run.config["method"],
         "variant": predictor.chosen,
         "model": run.config["model"],
         "site": predictor.site,
-        "classes": recipe["classes"],
-        "reads": [dataclasses.asdict(block) for block in predictor.blocks],
-        "columns": [name for block in predictor.blocks for name in block.names],
-        "common": recipe["common"],
-        **{key: predictor._mine[key] for key in ("own", "scaling")},
+        **predictor.reads,
         "data": run.facts["data"],
         "accuracy": client_accuracy(result).get(predictor.site),
         "metrics_of_all_sites": run.metrics[predictor.chosen],

@@ -30,7 +30,7 @@ from atoll.data.values import Block, encoded
 from atoll.learning.weights import without
 from atoll.runs.config import RunConfig
 from atoll.runs.parts import Parts
-from atoll.runs.predict import Array, Predicted, Predictor, config_of, growing, labels, numbers
+from atoll.runs.predict import Array, Predicted, Predictor, growing, labels, numbers, recorded
 
 __all__ = ["Lacking", "predict_parties"]
 
@@ -51,7 +51,7 @@ class _Halves:
 
     @cached_property
     def config(self) -> RunConfig:
-        return config_of(self.folder)
+        return recorded(self.folder)
 
     @cached_property
     def parts(self) -> tuple[Any, dict[str, Any]]:

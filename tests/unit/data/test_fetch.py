@@ -191,11 +191,11 @@ def test_every_name_is_known_once_and_can_be_asked_about(folder: Path) -> None:
 def test_about_says_whether_a_set_is_here(folder: Path) -> None:
     assert data.about("wine").presence == "embedded"
     assert data.about("covertype").presence == "to be downloaded"
-    assert data.about("svhn").presence == "not available"
+    assert data.about("mnist-m").presence == "not available"
     (folder / "images").mkdir(parents=True)
-    (folder / "images" / "svhn.npz").write_bytes(b"")
-    assert data.about("svhn").presence == "found"
-    assert data.about("svhn").where == str(folder / "images" / "svhn.npz")
+    (folder / "images" / "mnist_m.npz").write_bytes(b"")
+    assert data.about("mnist-m").presence == "found"
+    assert data.about("mnist-m").where == str(folder / "images" / "mnist_m.npz")
 
 
 def test_one_of_four_files_is_not_found_yet(folder: Path) -> None:

@@ -5,15 +5,19 @@ import io
 import os
 import struct
 import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
+from scipy.io import savemat  # type: ignore[import-untyped]
 
 from atoll import data
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.data import fetch, images
+from atoll.data.dataset import Dataset
 
 Array = np.ndarray[Any, Any]
 
@@ -65,6 +69,22 @@ def test_idx_files_give_train_and_test(tmp_path: Path) -> None:
     assert np.array_equal(parts.x_test[:, 0], x[3:])
     assert parts.y_train.tolist() == [7, 0, 9]
     assert parts.y_test.tolist() == [1, 2]
+
+
+def test_matlab_files_of_svhn_have_rows_last_and_ten_for_zero(tmp_path: Path) -> None:
+    x = np.arange(5 * 3 * 32 * 32, dtype=np.int64).reshape(5, 3, 32, 32).astype(np.uint8)
+    y = np.array([10, 1, 9, 2, 10])
+    paths = [tmp_path / "train_32x32.mat", tmp_path / "test_32x32.mat"]
+    for path, rows in zip(paths, (slice(0, 3), slice(3, 5)), strict=True):
+        savemat(str(path), {"X": x[rows].transpose(2, 3, 1, 0), "y": y[rows, None]})
+    parts = images._read(paths)
+    assert np.array_equal(parts.x_train, x[:3])
+    assert np.array_equal(parts.x_test, x[3:])
+    assert parts.y_train.tolist() == [0, 1, 9]
+    assert parts.y_test.tolist() == [2, 0]
+    paths[0].write_bytes(paths[0].read_bytes()[:200])
+    with pytest.raises(UserError, match=r"train_32x32\.mat cannot be read"):
+        images._read(paths)
 
 
 @pytest.mark.parametrize("cut", [2, 30, 200])
@@ -218,3 +238,154 @@ def test_real_images_that_are_here_load(name: str) -> None:
     assert found.test is not None
     assert 0 < found.test.sum() < len(found)
     assert set(found.y.tolist()) == set(range(len(found.classes)))
+
+
+# Archives as their authors give them
+
+
+def drawn(value: int, size: int = 8) -> bytes:
+    """A picture of one grey as JPEG."""
+    file = io.BytesIO()
+    Image.fromarray(np.full((size, size, 3), value, np.uint8)).save(file, format="JPEG")
+    return file.getvalue()
+
+
+def zipped(path: Path, members: dict[str, bytes | str]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+@pytest.fixture
+def small(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Miniatures of the archives may be read: their counts, and no published hash."""
+    counts = {"synthetic-digits": (20, 10), "office-home": (6, 6, 6, 6), "tiny-imagenet": (4, 2)}
+    monkeypatch.setattr(images, "COUNTS", counts)
+    monkeypatch.setattr(images, "CLASSES", {"office-home": 3})
+    for name in ("office-home", "tiny-imagenet"):
+        file = images.FILES[name][0][0]
+        monkeypatch.setitem(images.FILES, name, ((fetch.File(file.path, page=file.page),),))
+    return folder
+
+
+def syn(path: Path, train: int = 2) -> Path:
+    """Ten digits; the archive has everything twice, as the one at its source."""
+    shown = {
+        f"{root}synthetic_digits/imgs_{part}/{digit}/{digit}_{n}.jpg": drawn(20 * digit + n)
+        for root in ("", "data/")
+        for part, count in (("train", train), ("valid", 1))
+        for digit in range(10)
+        for n in range(count)
+    }
+    return zipped(path, {"synthetic_digits/": b"", "__MACOSX/imgs_train/0/._x.jpg": b"", **shown})
+
+
+def test_synthetic_digits_are_read_once_each_with_their_split(small: Path) -> None:
+    path = syn(small / "synthetic-digits.zip")
+    made = data.load("synthetic-digits")
+    assert made.x.shape == (30, 3, 32, 32)
+    assert made.test is not None
+    assert made.test.sum() == 10
+    assert np.bincount(made.y).tolist() == [3] * 10
+    assert np.abs(made.x.mean((1, 2, 3)) - 20 * made.y).max() < 4
+    assert made.partial == ""
+    kept = (small / "synthetic-digits.zip.sha256").read_text()
+    assert kept.endswith("  synthetic-digits.zip\n")
+    zipped(path, {"other": b""})  # the first copy was trusted, another one is seen
+    with pytest.raises(UserError, match="has sha256"):
+        data.load("synthetic-digits")
+
+
+def test_archives_that_lack_pictures_are_refused(small: Path) -> None:
+    syn(small / "synthetic-digits.zip", train=1)
+    with pytest.raises(UserError, match=r"holds 10 \+ 10 images, expected 20 \+ 10"):
+        data.load("synthetic-digits")
+    assert not (small / "synthetic-digits.zip.sha256").exists()  # such a copy is not trusted
+    zipped(small / "synthetic-digits.zip", {"README": b"nothing"})
+    with pytest.raises(UserError, match="holds no pictures"):
+        data.load("synthetic-digits")
+    (small / "synthetic-digits.zip").write_bytes(b"no archive")
+    with pytest.raises(UserError, match="cannot be read"):
+        data.load("synthetic-digits")
+
+
+def test_office_home_has_four_domains_and_no_test_rows(small: Path) -> None:
+    domains = ("Art", "Clipart", "Product", "Real World")
+    names = ("Alarm_Clock", "Bike", "TV")
+    zipped(
+        small / "OfficeHomeDataset_10072016.zip",
+        {
+            f"OfficeHomeDataset_10072016/{domain}/{name}/{n:05d}.jpg": drawn(60 * d + 20 * c)
+            for d, domain in enumerate(domains)
+            for c, name in enumerate(names)
+            for n in (1, 2)
+        },
+    )
+    made = data.load("office-home")
+    assert made.groups == domains
+    assert made.classes == names
+    assert made.test is None
+    assert made.group is not None
+    assert np.abs(made.x.mean((1, 2, 3)) - 60 * made.group - 20 * made.y).max() < 4
+    assert data.load("office-home", size=8).x.shape == (24, 3, 8, 8)
+
+
+def test_tiny_imagenet_takes_its_test_classes_from_the_annotations(small: Path) -> None:
+    root, kinds = "tiny-imagenet-200", ("n01443537", "n02123045")
+    shown: dict[str, bytes | str] = {
+        f"{root}/train/{kind}/images/{kind}_{n}.JPEG": drawn(100 * k, 64)
+        for k, kind in enumerate(kinds)
+        for n in range(2)
+    }
+    shown |= {f"{root}/val/images/val_{n}.JPEG": drawn(100 * (1 - n), 64) for n in range(2)}
+    shown[f"{root}/test/images/test_0.JPEG"] = drawn(7, 64)  # without a class: left out
+    notes = f"val_0.JPEG\t{kinds[1]}\t0\t0\t9\t9\nval_1.JPEG\t{kinds[0]}\t0\t0\t9\t9\n"
+    path = zipped(
+        small / "tiny-imagenet-200.zip", {**shown, f"{root}/val/val_annotations.txt": notes}
+    )
+    made = data.load("tiny-imagenet")
+    assert made.x.shape == (6, 3, 32, 32)
+    assert made.y.tolist() == [0, 0, 1, 1, 1, 0]
+    assert made.test is not None
+    assert made.test.tolist() == [False] * 4 + [True] * 2
+    assert np.abs(made.x.mean((1, 2, 3)) - 100 * made.y).max() < 4
+    zipped(path, {**shown, f"{root}/val/val_annotations.txt": notes[:20]})
+    with pytest.raises(UserError, match=r"which of its classes val_1\.JPEG is of"):
+        data.load("tiny-imagenet")
+
+
+def test_what_is_not_here_is_told_with_where_to_get_it_and_where_to_put_it(folder: Path) -> None:
+    for name, page, file in (
+        ("synthetic-digits", "kaggle.com/datasets/prasunroy", "synthetic-digits.zip"),
+        ("office-home", "hemanthdv.org", "OfficeHomeDataset_10072016.zip"),
+    ):
+        with pytest.raises(UserError) as caught:
+            data.load(name)
+        assert caught.value.exit_code == EXIT_DATA_MISSING
+        assert page in caught.value.remedy
+        assert f"images/{file}" in caught.value.remedy
+        assert str(folder.parent) in caught.value.where
+        assert data.about(name).presence == "not available"
+    assert data.about("tiny-imagenet").presence == "to be downloaded"
+
+
+def test_a_file_with_a_published_md5_is_held_to_it(folder: Path) -> None:
+    (folder / "OfficeHomeDataset_10072016.zip").write_bytes(b"something else")
+    with pytest.raises(UserError, match="expected b1c14819770c4448fd5b6d931031c91c"):
+        data.load("office-home")
+
+
+def test_the_fourth_domain_may_be_that_of_the_paper(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syn(small / "synthetic-digits.zip")
+    x, y = np.zeros((4, 1, 16, 16), np.uint8), np.arange(4)
+    other = Dataset("made", "image", x, y, (), images.TEN, "made", test=np.arange(4) > 1)
+    for name in ("mnist", "usps", "svhn"):
+        monkeypatch.setattr(images, name, lambda: other)
+    made = data.load("digits-domains", fourth="synthetic-digits")
+    assert made.groups == ("mnist", "usps", "svhn", "synthetic-digits")
+    assert len(made) == 3 * 4 + 30  # nothing of MNIST is left out
+    assert "stands in" not in made.source
+    assert made.partial == ""

@@ -521,7 +521,7 @@ REFUSALS = {
     "columns of text": (texts([5], [5]), ScenarioOptions(split="columns"), "no columns"),
     "parties of text": (texts([5], [5]), ScenarioOptions(split="parties"), "no columns"),
     "no sites": (table(), ScenarioOptions(split="sites"), "which group"),
-    "no domains": (table(), ScenarioOptions(split="domains"), "which group"),
+    "no domains": (table(), ScenarioOptions(split="domains"), "has no domains"),
     "sizes of other domains": (
         grouped(table(), ("a", "b")),
         ScenarioOptions(split="domains", sizes=(1,)),
@@ -620,6 +620,36 @@ def test_the_published_split_of_domains_tests_on_training_rows_and_says_so() -> 
         assert len(np.unique(made.y[train])) < len(made.classes)  # later classes are absent
     clean = scenario(made, ScenarioOptions(split="domains"), 0)
     assert not any("training rows" in name for name in clean.tasks)
+
+
+@pytest.mark.parametrize("more", [{}, {"stratified": True}, {"paper_compat": True}], ids=str)
+def test_rows_before_the_first_round_are_the_same_unless_they_are_drawn_twice(
+    more: dict[str, Any],
+) -> None:
+    """J8 of the FCCL specification."""
+    made = data.load("synthetic-images", rows=400)
+    once = scenario(made, ScenarioOptions(split="domains", sizes=(60, 40), **more), 0)
+    twice = scenario(
+        made, ScenarioOptions(split="domains", sizes=(60, 40), drawn_twice=True, **more), 0
+    )
+    assert made.group is not None
+    for number, id in enumerate(once.clients):
+        (one,), (other,) = once.holdings[id], twice.holdings[id]
+        assert one.before is None
+        assert other.train.tolist() == one.train.tolist()  # federation has the rows it always had
+        assert other.before is not None
+        assert len(other.before) == len(np.unique(other.before)) == (60, 40)[number]
+        assert other.before.tolist() != other.train.tolist()
+        assert (made.group[other.before] == number).all()
+        tested = np.isin(other.before, twice.tests[id][number]).any()
+        assert tested == ("paper_compat" in more)
+
+
+def test_nothing_is_drawn_twice_where_all_rows_are_taken() -> None:
+    with pytest.raises(UserError, match="without sizes all rows are taken"):
+        scenario(
+            data.load("synthetic-images"), ScenarioOptions(split="domains", drawn_twice=True), 0
+        )
 
 
 def test_the_numbers_of_own_rows_are_those_that_will_be_dealt(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The workshop proves the fast way by the slow one, and says what it chose."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -271,6 +272,40 @@ def test_a_common_work_is_done_once_and_found_again(
         assert largest_difference(first[id], again[id]) == 0.0
         assert first[id].losses == again[id].losses
         assert first[id].moments.keys() == again[id].moments.keys()
+
+
+def test_who_wants_the_same_at_the_same_time_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {id: replace(job, common=True) for id, job in jobs(honest, 2).items()}
+    calls = counted(monkeypatch)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(
+            pool.map(lambda _: Workshop("loop", keep=tmp_path / "kept").do(asked), range(3))
+        )
+    assert len(calls) == 2
+    for other in found[1:]:
+        assert all(largest_difference(found[0][id], other[id]) == 0.0 for id in asked)
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+
+
+def test_lanes_are_shared_only_by_what_runs_in_turn() -> None:
+    """In turn: local steps of all on one lane; side by side: each client has one of its own."""
+    asked = jobs(honest, 2)
+    for streams in (False, True):
+        workshop = Workshop("captured", streams=streams)
+        workshop.do(asked)
+        lanes = {id(one.lane) for one in workshop._captured.values()}
+        assert len(lanes) == (2 if streams else 1)
+        assert list(workshop._lanes) == (list(asked) if streams else [""])
+
+
+def test_an_exchange_without_work_leaves_buffers_alone() -> None:
+    workshop, asked = Workshop("captured"), jobs(honest, 2)
+    workshop.do(asked)
+    before = dict(workshop._captured)
+    assert workshop.do({}) == {}
+    assert workshop._captured == before
 
 
 def test_any_other_work_is_another_one(tmp_path: Path) -> None:

@@ -49,6 +49,11 @@ def config(name: str = "fccl", **changes: Any) -> RunConfig:
     return resolve(change(plain, {**steps, **changes}), "test")
 
 
+def aligned(client: Any, request: Align) -> Aligned:
+    """A client's answer in the first round."""
+    return unpack(answer(client, "align", FIRST, pack(request)), Aligned, client.site.id)
+
+
 def hashed(weights: Tensors) -> str:
     digest = hashlib.sha256()
     for key in sorted(weights):
@@ -270,14 +275,14 @@ def test_equal_clients_stay_equal_and_lose_nothing() -> None:
     made = parts(config(models=["cnn", "cnn"]))
     one, other = (made.client(id) for id in made.scenario.clients)
     key = made.server().site.stream("public", FIRST).key
-    z, same_z = (c.align(Align(key, 0, 2, torch.zeros(0)), FIRST).logits for c in (one, other))
+    z, same_z = (aligned(c, Align(key, 0, 2, torch.zeros(0))).logits for c in (one, other))
     assert torch.equal(z, same_z)
     target = torch.stack([z, same_z]).mean(0)
     torch.testing.assert_close(
         correlation(z, target).diagonal(), torch.ones(CLASSES), atol=1e-5, rtol=0
     )
     for c in (one, other):
-        c.align(Align(key, 1, 2, target), FIRST)
+        aligned(c, Align(key, 1, 2, target))
     assert hashed(one.learner.weights) == hashed(other.learner.weights)
 
 
@@ -285,8 +290,8 @@ def test_equal_clients_stay_equal_and_lose_nothing() -> None:
 def test_equal_clients_have_no_distance_to_their_mean(loss: str) -> None:
     made = parts(config("fedmd", models=["cnn", "cnn"], **{"method.loss": loss}))
     client = made.client("site-0")
-    z = client.align(Align(5, 0, 2, torch.zeros(0)), FIRST).logits
-    assert client.align(Align(5, 1, 2, z), FIRST).loss == pytest.approx(0.0, abs=1e-6)
+    z = aligned(client, Align(5, 0, 2, torch.zeros(0))).logits
+    assert aligned(client, Align(5, 1, 2, z)).loss == pytest.approx(0.0, abs=1e-6)
 
 
 def test_the_homogeneous_mode_averages_weights_and_buffers_before_training() -> None:
@@ -350,8 +355,8 @@ def test_with_disjoint_weights_labels_leave_psi_and_public_images_leave_sigma() 
     client = made.client("site-0")
     learner = client.learner
     before = {n: learner.weights[n].clone() for n in learner.moves}
-    z = client.align(Align(5, 0, 2, torch.zeros(0)), FIRST).logits
-    client.align(Align(5, 1, 2, z[None]), FIRST)
+    z = aligned(client, Align(5, 0, 2, torch.zeros(0))).logits
+    aligned(client, Align(5, 1, 2, z[None]))
     for n in learner.moves:  # psi took the whole step, sigma is what theta was
         torch.testing.assert_close(learner.weights[n] - client.psi[n], before[n])
     assert any(psi.abs().max() > 0 for psi in client.psi.values())
@@ -474,9 +479,9 @@ def test_constant_logits_poison_nobody() -> None:
     learner.last = learner.weights
     key = made.server().site.stream("public", FIRST).key
     client = watched.clients["site-0"]
-    z = client.align(Align(key, 0, 2, torch.zeros(0)), FIRST).logits
+    z = aligned(client, Align(key, 0, 2, torch.zeros(0))).logits
     assert float(z.std(0).max()) == 0.0
-    answered = client.align(Align(key, 1, 2, z + torch.randn_like(z)), FIRST)
+    answered = aligned(client, Align(key, 1, 2, z + torch.randn_like(z)))
     assert answered.loss == pytest.approx(CLASSES + 0.0051 * CLASSES * (CLASSES - 1), abs=1e-4)
     assert all(torch.isfinite(w).all() for w in learner.weights.values())
     assert torch.isfinite(answered.logits).all()
@@ -550,6 +555,22 @@ def test_private_rows_have_their_sizes_and_are_not_tested_on() -> None:
     assert [len(np.unique(rows)) for rows in held] == [30, 20]
     tested = np.concatenate(made.scenario.tests["site-0"])
     assert not np.isin(np.concatenate(held), tested).any()
+
+
+def test_rows_drawn_twice_are_learnt_from_before_the_first_round_alone() -> None:
+    """J8: otherwise pretraining and federation read the same rows."""
+    images = {**IMAGES, "rows": 400}
+    for twice in (False, True):
+        made = parts(config(data=images, sizes=[30, 20], drawn_twice=twice))
+        for id in made.scenario.clients:
+            client = made.client(id)
+            alone, fit = (
+                next(client.prepare(Empty(), FIRST)),
+                next(client.fit(Weights({}), FIRST)),
+            )
+            assert torch.equal(alone.rows.x, fit.rows.x) != twice
+            assert alone.rows.x.shape == fit.rows.x.shape
+            assert torch.equal(fit.rows.x, client.site.train(0).x)
 
 
 def test_inter_accuracy_is_the_mean_of_the_rows_without_their_diagonal(tmp_path: Path) -> None:

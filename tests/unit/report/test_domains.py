@@ -1,6 +1,8 @@
 """The report's part on domains, from the record of a small run."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,6 +86,63 @@ def test_runs_without_domains_or_looks_have_less_to_say(tmp_path: Path) -> None:
     execute(resolve(table, "test"), tmp_path / "b")
     (group,) = tables.gather([tmp_path / "b"])
     assert domains.section(group, 1) is None
+
+
+@pytest.fixture(scope="module")
+def several(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two public sets, one of them without the continual part too; two seeds of one."""
+    home = tmp_path_factory.mktemp("several")
+    changes: dict[str, dict[str, Any]] = {
+        "seed": {"seed": 1},
+        "digits": {"public": {"name": "digits", "rows": 64}},
+        "without": {"lambda_loc": 0.0},
+        "without-digits": {"lambda_loc": 0.0, "public": {"name": "digits", "rows": 64}},
+    }
+    for name, change_ in changes.items():
+        execute(resolve(change(VALUES, {**change_, "looks": False}), "test"), home / name)
+    execute(resolve(change(VALUES, {"looks": False}), "test"), home / "plain")
+    return [home / name for name in ("plain", *changes)]
+
+
+def bars(picture: str) -> int:
+    """Filled rectangles of an axes, its background apart."""
+    return len(re.findall(r'<path d="[^"]*" clip-path="[^"]*" style="fill: #', picture))
+
+
+def test_runs_on_several_public_sets_and_without_parts_become_bars(several: list[Path]) -> None:
+    """Figures 7 and 8 of the paper."""
+    groups = tables.gather(several)
+    assert len(groups) == 4  # two seeds of the first are one group
+    made = {picture.name: picture for picture in domains.overall(groups)}
+    assert list(made) == ["public-sets-1", "public-sets-2", "ablation"]
+    assert made["public-sets-1"].title == "Public sets: fccl"
+    # two panels; by site and their mean, a bar for each public set
+    assert bars(made["public-sets-1"].svg) == 2 * 3 * 2
+    assert bars(made["ablation"].svg) == 2 * 2 * 2
+    for words in ("patterns", "digits", "site-0 (domain 0)", "mean"):
+        assert words in made["public-sets-1"].svg
+    assert "without the continual part" in made["ablation"].svg
+    assert "one deviation over seeds" in made["ablation"].words
+    assert "One seed" in made["public-sets-2"].words
+    text = page(groups)
+    assert all(picture.title in text for picture in made.values())
+
+
+def test_bars_are_as_high_as_the_records_say(several: list[Path]) -> None:
+    groups = tables.gather(several)
+    plain = next(group for group in groups if len(group.runs) == 2)
+    found = domains._ablated(groups)
+    for kind, mine in (("intra", found.own), ("inter", found.others)):
+        metric = [run.metrics["fccl"][f"{kind}_accuracy"] for run in plain.runs]
+        assert mine["patterns", "FCCL"] == pytest.approx(metric)
+
+
+def test_one_run_and_runs_that_differ_otherwise_have_no_bars(
+    folder: Path, several: list[Path]
+) -> None:
+    assert domains.overall(tables.gather([folder])) == []
+    plain, *_, other = several
+    assert [p.name for p in domains.overall(tables.gather([plain, other]))] == ["ablation"]
 
 
 def test_a_site_knows_the_names_of_domains() -> None:

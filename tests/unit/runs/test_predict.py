@@ -195,7 +195,7 @@ def test_mistakes_of_a_prediction_are_answered(files: Files) -> None:
     Path("none.csv").write_text("age\n")
     cases: list[tuple[tuple[str, str, str], str, bool, str]] = [
         (("nowhere", "a", ""), "a.csv", False, "no run in this folder"),
-        (("wine", "a", ""), "a.csv", False, "was not made on your own tables"),
+        (("wine", "a", ""), "a.csv", False, "was made neither on your own tables nor on images"),
         (("run", "e", ""), "a.csv", False, "no site 'e' in this run"),
         (("run", "a", "auto"), "a.csv", False, "this run has no model 'auto'"),
         (("run", "a", ""), "other.csv", False, "none of the columns"),
