@@ -119,12 +119,12 @@ def test_a_leak_and_a_lost_lead_are_seen() -> None:
 def test_the_committed_ledger_is_what_the_measurements_give(tmp_path: Path) -> None:
     for path in LEDGER.glob("*.json"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    made, _ = again("vleto", Asked(tmp_path, render=True))
+    made, _ = again("vleto", Asked(tmp_path, render=True, studies=True))
     kept = json.loads((LEDGER / "ledger.json").read_text())
     assert as_json(made)["claims"] == kept["claims"]
     assert as_markdown(made) == (LEDGER / "ledger.md").read_text()
     there = [cell for cell in made.cells if cell.ours]
-    assert len({cell.command for cell in there}) == 12
+    assert len({cell.command for cell in there}) == 85
 
 
 def test_a_miniature_runs_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
