@@ -1,10 +1,12 @@
-"""Convolution 2x2 and pooling 2x2 with weights of each member, in few passes over memory.
+"""Convolution, and pooling 2x2, with weights of each member, in few passes over memory.
 
 Shapes are (members, rows, height, width, channels). A convolution is a product of each pixel's
-neighbourhood with the kernel, and so is its gradient, of the padded gradient. Pooling on a GPU is a
-kernel of our own in Triton: torch's keeps the place of every maximum in eight bytes.
+neighbourhood with the kernel; its gradient goes back to the pixels of the neighbourhoods. On a GPU
+that, and pooling, are kernels of our own in Triton: as slices and sums the first would be many
+passes, and torch's pooling keeps the place of every maximum in eight bytes.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,11 +23,19 @@ except ImportError:  # a CPU build of torch
 __all__ = ["convolved", "pooled"]
 
 BLOCK = 1024
+Pair = tuple[int, int]
 
 
-def convolved(x: Tensor, kernel: Tensor, offset: Tensor) -> Tensor:
-    """Convolution 2x2: kernel (members, out, channels, 2, 2), offset (members, out)."""
-    found: Tensor = _Convolution.apply(x, kernel, offset)
+def convolved(
+    x: Tensor,
+    kernel: Tensor,
+    offset: Tensor | None,
+    stride: Pair = (1, 1),
+    dilation: Pair = (1, 1),
+) -> Tensor:
+    """A convolution: kernel (members, out, channels, height, width), offset (members, out)."""
+    how = _How((kernel.shape[3], kernel.shape[4]), stride, dilation)
+    found: Tensor = _Convolution.apply(x, kernel, offset, how)
     return found
 
 
@@ -38,37 +48,73 @@ def pooled(x: Tensor) -> Tensor:
     return flat.permute(0, 2, 3, 1).reshape(*x.shape[:2], *(side - 1 for side in x.shape[2:4]), -1)
 
 
-def _near(x: Tensor) -> Tensor:
-    """Each pixel with those right of and below it: (members, rows x height x width, 4 channels)."""
-    height, width = x.shape[2] - 1, x.shape[3] - 1
-    parts = [x[:, :, a : a + height, b : b + width] for a in (0, 1) for b in (0, 1)]
-    return torch.cat(parts, -1).flatten(1, 3)
+@dataclass(frozen=True)
+class _How:
+    """The sides of a kernel, and how far apart its places and the pixels that it reads are."""
+
+    sides: Pair
+    stride: Pair
+    dilation: Pair
+
+    def above(self, height: int, width: int) -> Pair:
+        """The size of what comes out."""
+        high, wide = (
+            (size - gap * (side - 1) - 1) // step + 1
+            for size, side, step, gap in zip(
+                (height, width), self.sides, self.stride, self.dilation, strict=True
+            )
+        )
+        return high, wide
+
+    def places(self, x: Tensor) -> list[Tensor]:
+        """For each number of a kernel the pixels that it meets, as views."""
+        (high, wide), (down, right) = self.above(*x.shape[2:4]), self.stride
+        starts = [(a * self.dilation[0], b * self.dilation[1]) for a, b in self._numbers()]
+        return [
+            x[:, :, a : a + down * (high - 1) + 1 : down, b : b + right * (wide - 1) + 1 : right]
+            for a, b in starts
+        ]
+
+    def _numbers(self) -> list[Pair]:
+        return [(a, b) for a in range(self.sides[0]) for b in range(self.sides[1])]
 
 
 class _Convolution(torch.autograd.Function):
-    """Neighbourhoods times kernels, and the same for the gradient by x."""
+    """Neighbourhoods times kernels."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: Tensor, offset: Tensor) -> Tensor:
-        near = _near(x)
+    def forward(ctx: Any, x: Tensor, kernel: Tensor, offset: Tensor | None, how: _How) -> Tensor:
+        near = torch.cat(how.places(x), -1).flatten(1, 3)  # (members, places, sides x channels)
         ctx.save_for_backward(near, kernel)
-        flat = kernel.permute(0, 3, 4, 2, 1).flatten(1, 3)  # (members, 4 channels, out)
-        found = torch.baddbmm(offset[:, None], near, flat)
-        return found.view(*x.shape[:2], x.shape[2] - 1, x.shape[3] - 1, -1)
+        ctx.how, ctx.shape, ctx.moved = how, x.shape, offset is not None
+        flat = kernel.permute(0, 3, 4, 2, 1).flatten(1, 3)
+        found = near @ flat if offset is None else torch.baddbmm(offset[:, None], near, flat)
+        return found.view(*x.shape[:2], *how.above(*x.shape[2:4]), -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         near, kernel = ctx.saved_tensors
-        flat = gradient.flatten(1, 3)
-        by_kernel = torch.bmm(flat.mT, near).unflatten(2, (2, 2, -1)).movedim(-1, 2)
+        how, flat = ctx.how, gradient.flatten(1, 3)
+        by_kernel = torch.bmm(flat.mT, near).unflatten(2, (*how.sides, -1)).movedim(-1, 2)
         by_x = None
         if ctx.needs_input_grad[0]:
-            around = _near(F.pad(gradient, (0, 0, 1, 1, 1, 1)))
-            turned = kernel.flip(3, 4).permute(0, 3, 4, 1, 2).flatten(1, 3)
-            rows, height, width = gradient.shape[1:4]
-            by_x = torch.bmm(around, turned).view(len(kernel), rows, height + 1, width + 1, -1)
-        return by_x, by_kernel, flat.sum(1)
+            turned = kernel.permute(0, 1, 3, 4, 2).flatten(2)
+            by_x = _returned(torch.bmm(flat, turned), ctx.shape, how)
+        return by_x, by_kernel, flat.sum(1) if ctx.moved else None, None
+
+
+def _returned(near: Tensor, shape: torch.Size, how: _How) -> Tensor:
+    """The gradient of pixels, from that of their neighbourhoods."""
+    found = near.new_empty(shape)
+    near = near.view(*shape[:2], *how.above(*shape[2:4]), -1, shape[4])
+    if triton is not None and near.is_cuda and how.stride == how.dilation == (1, 1):
+        grid = (triton.cdiv(found.numel(), BLOCK),)
+        _gathered[grid](near, found, found.numel(), *shape[2:4], shape[4], *how.sides, block=BLOCK)
+        return found
+    for number, pixels in enumerate(how.places(found.zero_())):
+        pixels.add_(near[..., number, :])
+    return found
 
 
 class _Pool(torch.autograd.Function):
@@ -97,6 +143,27 @@ class _Pool(torch.autograd.Function):
 
 
 if triton is not None:
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _gathered(  # type: ignore[no-untyped-def] # noqa: PLR0913, PLR0917 - Triton reads it
+        near, found, size, height, width, channels: tl.constexpr,
+        high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr,
+    ):  # fmt: skip
+        """One number of a pixel a thread: the sum over the neighbourhoods that it was in."""
+        place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+        inside = place < size
+        channel, pixel = place % channels, place // channels
+        column, line = pixel % width, pixel // width
+        row, image = line % height, line // height
+        above, along = height - high + 1, width - wide + 1
+        total = tl.load(near + place, mask=place < 0, other=0.0)  # zeros of its type
+        for a in tl.static_range(high):
+            for b in tl.static_range(wide):
+                top, left = row - a, column - b
+                valid = inside & (top >= 0) & (left >= 0) & (top < above) & (left < along)
+                there = ((image * above + top) * along + left) * (high * wide) + a * wide + b
+                total += tl.load(near + there * channels + channel, mask=valid, other=0.0)
+        tl.store(found + place, total, mask=inside)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _largest(  # type: ignore[no-untyped-def] # noqa: PLR0913, PLR0917 - Triton reads it

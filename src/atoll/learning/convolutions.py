@@ -2,9 +2,10 @@
 
 A network is written for one client. For many it is mapped over their weights by torch.func, and
 its convolutions and linear layers say themselves how that is done: torch has no convolution with
-other weights for each image. There are two ways to make one: all members are groups of channels
-of one large convolution, or every patch of an image becomes a column and a product of matrices
-does the rest. Which is faster depends on shapes and device, so both are timed once for each shape.
+other weights for each image. There are three ways to make one: all members are groups of channels
+of one large convolution; or every patch of an image becomes a column and a product of matrices
+does the rest; or the same with channels last and gradients of our own. Which is faster depends on
+shapes and device, so all are timed once for each shape.
 """
 
 import time
@@ -16,12 +17,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-__all__ = ["CHOSEN", "WAYS", "Sizes", "Timing", "convolve", "for_members", "grouped", "unfolded"]
+from atoll.learning.blocks import convolved
+
+__all__ = [
+    "CHOSEN",
+    "WAYS",
+    "Sizes",
+    "Timing",
+    "convolve",
+    "for_members",
+    "grouped",
+    "near",
+    "unfolded",
+]
 
 TRIALS = 3  # of each way, the fastest counts
 Pair = tuple[int, int]
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-Way = Literal["grouped", "unfolded"]
+Way = Literal["grouped", "unfolded", "near"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +49,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Timing:
-    """Which way was taken for a shape, and the seconds of both for one step forth and back."""
+    """Which way was taken for a shape, and the seconds of each for one step forth and back."""
 
     way: Way
     seconds: dict[Way, float]
@@ -80,9 +93,19 @@ def unfolded(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Te
     return said.view(members, rows, -1, *above)
 
 
+def near(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
+    """Channels last: (places, kernel x channels) times (kernel x channels, out)."""
+    if sizes.groups > 1:
+        return unfolded(x, weight, bias, sizes)
+    down, right = sizes.padding
+    rows = F.pad(x, (right, right, down, down)).movedim(2, -1)
+    return convolved(rows, weight, bias, sizes.stride, sizes.dilation).movedim(-1, 2)
+
+
 WAYS: dict[Way, Callable[[Tensor, Tensor, Tensor | None, Sizes], Tensor]] = {
     "grouped": grouped,
     "unfolded": unfolded,
+    "near": near,
 }
 
 

@@ -15,20 +15,28 @@ def rows(*shape: int, kinds: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def test_a_convolution_and_its_gradients_are_those_of_torch_for_each_member() -> None:
-    x, kernel, offset = rows(3, 4, 6, 5, 2), rows(3, 7, 2, 2, 2), rows(3, 7)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("sides", "stride", "dilation"),
+    [((2, 2), 1, 1), ((3, 2), 1, 1), ((2, 2), 2, 1), ((2, 3), 1, 2)],
+)
+def test_a_convolution_and_its_gradients_are_those_of_torch_for_each_member(
+    device: str, sides: tuple[int, int], stride: int, dilation: int
+) -> None:
+    x, kernel, offset = rows(3, 4, 7, 6, 2), rows(3, 7, 2, *sides), rows(3, 7)
     leaves = [tensor.requires_grad_() for tensor in (x, kernel, offset)]
-    said = convolved(*leaves)
-    alone = [F.conv2d(x[i].permute(0, 3, 1, 2), kernel[i], offset[i]) for i in range(3)]
+    alone = [
+        F.conv2d(x[i].permute(0, 3, 1, 2), kernel[i], offset[i], stride, 0, dilation)
+        for i in range(3)
+    ]
     expected = torch.stack(alone).permute(0, 1, 3, 4, 2)
-    torch.testing.assert_close(said, expected, rtol=1e-12, atol=1e-12)
+    there = [tensor.detach().to(device).requires_grad_() for tensor in leaves]
+    said = convolved(there[0], there[1], there[2], (stride, stride), (dilation, dilation))
+    torch.testing.assert_close(said.cpu(), expected, rtol=1e-12, atol=1e-12)
     by = rows(*said.shape)
-    for ours, theirs in zip(
-        torch.autograd.grad(said, leaves, by),
-        torch.autograd.grad(expected, leaves, by),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    ours = torch.autograd.grad(said, there, by.to(device))
+    for mine, theirs in zip(ours, torch.autograd.grad(expected, leaves, by), strict=True):
+        torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

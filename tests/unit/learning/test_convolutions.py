@@ -73,7 +73,7 @@ def test_every_member_has_its_own_convolution(way: Way, biased: bool, sizes: Siz
 
 def test_the_faster_way_is_taken_and_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    seconds = {"grouped": 2.0, "unfolded": 1.0}
+    seconds = {"grouped": 2.0, "unfolded": 1.0, "near": 3.0}
 
     def clock(way: object, *rest: object) -> float:
         name = next(n for n, w in WAYS.items() if w is way)
@@ -86,7 +86,7 @@ def test_the_faster_way_is_taken_and_looked_for_once(monkeypatch: pytest.MonkeyP
         convolutions.convolve(x, weight, None, PLAIN)
     (chosen,) = convolutions.CHOSEN.values()
     assert (chosen.way, chosen.seconds) == ("unfolded", seconds)
-    assert sorted(calls) == ["grouped", "unfolded"]
+    assert sorted(calls) == ["grouped", "near", "unfolded"]
     convolutions.convolve(x, draw(2, 6, 4, 2, 2), None, PLAIN)
     assert len(convolutions.CHOSEN) == 2
 
