@@ -5,7 +5,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Public", "Rows"]
+__all__ = ["Bounds", "Public", "Rows"]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How much room the texts of a batch need, known before it is drawn: shapes can be fixed."""
+
+    words: Tensor  # (members, words) the different tokens of each member's texts, filled up
+    places: Tensor  # (members, tokens) where a token's word is among those of all members
+    room: int  # pieces of the texts of a batch, at most
 
 
 @dataclass(frozen=True)
@@ -19,6 +28,7 @@ class Rows:
     own: Tensor  # (rows, own columns)
     y: Tensor  # (rows,)
     share: Tensor | None = None  # (rows,) how much a row counts, where some stand in for none
+    bounds: Bounds | None = None  # of texts, in a stack with fixed shapes
 
     def __len__(self) -> int:
         """The number of rows."""

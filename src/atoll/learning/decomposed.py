@@ -131,7 +131,8 @@ def dropped(z: Tensor, key: Tensor, numbers: Tensor, rate: float) -> Tensor:
 def logits(weights: Named, batch: Rows, plan: Plan, noise: bool = False) -> Tensor:
     """What the network says of texts; the first of `own` is the row's number, then features."""
     convs = [f"conv{size}" for size in KERNELS]
-    said = highest(plan.words, batch.x, [composed(weights, layer, plan) for layer in convs])
+    filters = [composed(weights, layer, plan) for layer in convs]
+    said = highest(plan.words, batch.x, filters, batch.bounds)
     biases = [weights[f"now/bias/{layer}"].unsqueeze(-2) for layer in convs]
     z = torch.cat([torch.relu(s + b) for s, b in zip(said, biases, strict=True)], -1)
     if plan.combine == "banks":
