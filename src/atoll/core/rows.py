@@ -1,6 +1,6 @@
 """Rows of data as training sees them; both the data and the learning layer speak of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class Rows:
     own: Tensor  # (rows, own columns)
     y: Tensor  # (rows,)
     share: Tensor | None = None  # (rows,) how much a row counts, where some stand in for none
-    bounds: Bounds | None = None  # of texts, in a stack with fixed shapes
+    bounds: Bounds | None = field(default=None, kw_only=True)  # of texts, where shapes are fixed
 
     def __len__(self) -> int:
         """The number of rows."""

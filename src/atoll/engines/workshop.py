@@ -35,6 +35,7 @@ from atoll.learning.captured import Captured, NotCapturableError, likeness
 from atoll.learning.passes import Passes, Together, Way, passes_signature, trial_key
 from atoll.learning.stacked import NotStackableError, Stack, form, signature, tally
 from atoll.learning.train import Tally, Work
+from atoll.learning.watched import Outcome, Watch, Watched
 
 __all__ = ["Mode", "Workshop"]
 
@@ -68,6 +69,7 @@ class Workshop:
         convolutions.CHOSEN.update(kept_timings() | timings(self.choices.values()))
         self._decided: dict[Hashable, str] = {}
         self._stacks: dict[Hashable, Stack | Together] = {}
+        self._watches: list[tuple[Hashable, Watch]] = []
         self._captured: dict[Hashable, Captured] = {}
 
     def do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,6 +82,49 @@ class Workshop:
         return {id: found[id] if id in found else done[id] for id in jobs}
 
     def _do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
+        watched = {id: job for id, job in jobs.items() if isinstance(job, Watched)}
+        others = {id: job for id, job in jobs.items() if id not in watched}
+        return self._watched(watched) | self._grouped(others)
+
+    def _watched(self, jobs: Mapping[str, Watched]) -> dict[str, Outcome]:
+        """On a GPU all epochs of a stack are one computation; else epoch by epoch."""
+        groups: dict[Hashable, list[str]] = {}
+        for id, job in jobs.items():
+            if job.work.rows.y.is_cuda and not isinstance(self._form(id, job.first), str):
+                groups.setdefault(job.form(), []).append(id)
+        done: dict[str, Outcome] = {}
+        for key, ids in groups.items():
+            works = [jobs[id].first for id in ids]
+            choice = self._choice(form(works[0]), works)
+            if choice.mode == "stacked" and choice.way == "batched":
+                found = self._watch(key, [jobs[id] for id in ids])
+                done |= dict(zip(ids, found, strict=True))
+        return done | self._by_epochs({id: jobs[id] for id in jobs if id not in done})
+
+    def _watch(self, key: Hashable, jobs: Sequence[Watched]) -> list[Outcome]:
+        """Members of a stack that is there already are done in it, if they are most of it."""
+        for known, watch in self._watches:
+            if known == key and watch.fits(jobs):
+                return watch(jobs)
+        self._watches = [*self._watches[1 - STACKS :], (key, Watch(jobs))]
+        return self._watches[-1][1](jobs)
+
+    def _by_epochs(self, jobs: Mapping[str, Watched]) -> dict[str, Outcome]:
+        """Works and counts of all that are watched, side by side."""
+        parts = {id: job.parts() for id, job in jobs.items()}
+        done: dict[str, Outcome] = {}
+        results: dict[str, Any] = dict.fromkeys(parts)
+        while results:
+            wanted: dict[str, Any] = {}
+            for id, result in results.items():
+                try:
+                    wanted[id] = parts[id].send(result)
+                except StopIteration as end:
+                    done[id] = end.value
+            results = self._grouped(wanted)
+        return done
+
+    def _grouped(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
         groups: dict[Hashable, list[str]] = {}
         for id, job in jobs.items():
             groups.setdefault(self._form(id, job), []).append(id)

@@ -4,7 +4,8 @@ Members of a stack have works of one form: the same losses, the same shapes (own
 fewer: they are padded with zeros, which move nothing), the same batch size. Members are sorted by
 the number of their steps, so those that are not done yet are always the first ones; a batch that
 is not full is filled with rows that count nothing. On a GPU the step is captured once in a CUDA
-graph and replayed; the stack keeps its buffers, so later rounds use the same graph.
+graph and replayed; the stack keeps its buffers, so later rounds use the same graph. A graph has
+fixed shapes, so for texts the stack knows how much room any batch of a round needs.
 """
 
 import math
@@ -17,14 +18,24 @@ import torch
 from torch import Tensor
 
 from atoll.core.messages import Tensors
-from atoll.core.rng import permutations
-from atoll.core.rows import Rows
+from atoll.core.rng import Stream, permutations
+from atoll.core.rows import Bounds, Rows
 from atoll.learning import adam
 from atoll.learning.mapped import each, size
 from atoll.learning.passes import Passes, passes_form
+from atoll.learning.textcnn import pieces, vocabulary
 from atoll.learning.train import Phase, Tally, Work, Worked, descend
 
-__all__ = ["NotStackableError", "Stack", "form", "largest_difference", "signature", "tally"]
+__all__ = [
+    "Bundle",
+    "NotStackableError",
+    "Stack",
+    "form",
+    "largest_difference",
+    "recorded",
+    "signature",
+    "tally",
+]
 
 GROUPS = 8  # members with other rates or step counts than this many are stepped one formula for all
 EAGER = 2  # steps before a CUDA graph is captured
@@ -159,7 +170,7 @@ def _members(columns: Mapping[str, Sequence[Tensor]], count: int) -> list[Tensor
 
 
 @dataclass(frozen=True)
-class _Data:
+class Bundle:
     """The rows of all members end to end; members that share rows share them here."""
 
     x: Tensor
@@ -168,7 +179,7 @@ class _Data:
     first: tuple[int, ...]  # where each member's rows begin
 
     @staticmethod
-    def of(rows: Sequence[Rows]) -> "_Data":
+    def of(rows: Sequence[Rows]) -> "Bundle":
         places: dict[tuple[int, ...], int] = {}
         first, kept, count = [], [], 0
         for one in rows:
@@ -178,15 +189,22 @@ class _Data:
                 kept.append(one)
             first.append(places[key])
         own = torch.cat(_padded([one.own for one in kept]))
-        return _Data(
+        return Bundle(
             torch.cat([r.x for r in kept]), own, torch.cat([r.y for r in kept]), tuple(first)
         )
 
-    def at(self, index: Tensor, share: Tensor) -> Rows:
+    def at(self, index: Tensor, share: Tensor, bounds: Bounds | None = None) -> Rows:
         """The rows with these numbers: (members, batch)."""
         flat, lead = index.flatten(), index.shape
         x, own, y = self.x[flat], self.own[flat], self.y[flat]
-        return Rows(x.view(*lead, *x.shape[1:]), own.view(*lead, -1), y.view(lead), share)
+        return Rows(
+            x.view(*lead, *x.shape[1:]), own.view(*lead, -1), y.view(lead), share, bounds=bounds
+        )
+
+    @property
+    def texts(self) -> bool:
+        """Whether rows are tokens."""
+        return not self.x.is_floating_point()
 
 
 def _place(rows: Rows) -> tuple[int, ...]:
@@ -200,7 +218,14 @@ class Stack:
     With `mapped`, losses see one member at a time and torch.func makes one computation of them.
     """
 
-    def __init__(self, jobs: Sequence[Work], graph: bool = True, mapped: bool = False) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[Work],
+        graph: bool = True,
+        mapped: bool = False,
+        epochs: int = 0,  # that all members begin together, where there are any
+        fixed: bool = False,  # shapes are fixed without a graph too
+    ) -> None:
         steps = [_steps(job) for job in jobs]
         rates = [tuple(p.optimiser.rate for p in job.phases) for job in jobs]
         self.order = sorted(range(len(jobs)), key=lambda i: (-steps[i], rates[i]))
@@ -208,7 +233,7 @@ class Stack:
         self.steps = [_steps(job) for job in jobs]
         self.rows = [len(job.rows) for job in jobs]
         self.held = [job.rows for job in jobs]  # so that no other rows come to lie where they are
-        self.data = _Data.of(self.held)
+        self.data = Bundle.of(self.held)
         self.phases, self.batch = jobs[0].phases, jobs[0].batch
         self.buffers = {n: _Buffer([j.weights[n] for j in jobs]) for n in jobs[0].weights}
         self.weights: Tensors = {name: buffer.whole for name, buffer in self.buffers.items()}
@@ -220,9 +245,13 @@ class Stack:
         self.optimisers = [
             _Optimiser(number, self.buffers, jobs) for number in range(len(self.phases))
         ]
+        self.bounds: Bounds | None = None  # of texts; how much room is in `rooms`
+        self.rooms: dict[int, int] = {}  # by members that are not done
+        self.counts = pieces(self.data.x) if self.data.texts else self.data.y
+        self.fixed = self.graph or fixed
         self.captured: dict[int, torch.cuda.CUDAGraph] = {}
         self.eager: dict[int, int] = {}  # steps of so many members that were taken without a graph
-        longest, members = max(self.steps, default=0), len(jobs)
+        longest, members = max(self.steps, default=0) * max(1, epochs), len(jobs)
         self.index = torch.zeros((longest, members, self.batch), dtype=torch.int64, device=device)
         self.share = torch.zeros(
             (longest, members, self.batch),
@@ -235,55 +264,81 @@ class Stack:
     def __call__(self, jobs: Sequence[Work]) -> list[Worked]:
         """Do the works of a round."""
         jobs = [jobs[i] for i in self.order]
-        self._take([job.rows for job in jobs])
-        self._load(jobs)
-        self._schedule(jobs)
-        for active, count in self._blocks():
-            self._run(active, count)
-        return self._unload(jobs)
+        self.take([job.rows for job in jobs])
+        self.load(jobs)
+        self.schedule([[job.stream.child("epoch", e) for e in range(job.epochs)] for job in jobs])
+        for active, count in self.blocks():
+            self.run(active, count)
+        found = dict(zip(self.order, self.unload(jobs), strict=True))
+        return [found[place] for place in range(len(jobs))]
 
-    def _take(self, rows: list[Rows]) -> None:
+    def take(self, rows: list[Rows]) -> None:
         """Take other rows than those of last time into the same buffers."""
         if [_place(one) for one in rows] == [_place(one) for one in self.held]:
             return
-        fresh, old = _Data.of(rows), self.data
+        fresh, old = Bundle.of(rows), self.data
         if (fresh.first, fresh.x.shape, fresh.own.shape) == (old.first, old.x.shape, old.own.shape):
             for new, buffer in ((fresh.x, old.x), (fresh.own, old.own), (fresh.y, old.y)):
                 buffer.copy_(new)
         else:
             self.data = fresh
             self.captured.clear()
+        if self.data.texts:
+            self.counts, self.bounds = pieces(self.data.x), None
+            self.captured.clear()
         self.held = rows
 
-    def _load(self, jobs: Sequence[Work]) -> None:
+    def load(self, jobs: Sequence[Work]) -> None:
         """Copy weights and moments into the stack's own buffers."""
         _put(self.buffers, [job.weights for job in jobs], self.given)
         if any([optimiser.load(jobs) for optimiser in self.optimisers]):  # noqa: C419 - load all
             self.captured.clear()
 
-    def _schedule(self, jobs: Sequence[Work]) -> None:
-        """Which rows each member takes at each of its steps, drawn on the device."""
-        device = self.index.device
+    def schedule(self, streams: Sequence[Sequence[Stream]], together: bool = False) -> None:
+        """Which rows each member takes at each step of its epochs, drawn on the device.
+
+        Where members begin every epoch `together`, those with fewer steps wait for the others.
+        """
+        device, longest = self.index.device, max(self.steps, default=0)
         for rows in sorted(set(self.rows)):
             members = [i for i, count in enumerate(self.rows) if count == rows]
-            epochs, full = jobs[members[0]].epochs, -(-rows // self.batch) * self.batch
-            keys = [jobs[i].stream.child("epoch", e).key for i in members for e in range(epochs)]
+            epochs, steps = len(streams[members[0]]), -(-rows // self.batch)
+            keys = [stream.key for i in members for stream in streams[i]]
             order = permutations(torch.tensor(keys, device=device), rows)
             first = torch.tensor([self.data.first[i] for i in members], device=device)
-            order = torch.nn.functional.pad(order, (0, full - rows)).view(
-                len(members), epochs, full
-            )
-            order = (order + first[:, None, None]).view(len(members), -1, self.batch)
-            share = (torch.arange(full, device=device) < rows).to(self.share.dtype)
-            share = share.repeat(epochs).view(-1, self.batch)
+            full = torch.nn.functional.pad(order, (0, steps * self.batch - rows))
+            order = full.view(len(members), epochs, steps, self.batch) + first[:, None, None, None]
+            share = torch.arange(steps * self.batch, device=device).view(steps, -1) < rows
             where = torch.tensor(members, device=device)
-            self.index[: order.shape[1], where] = order.transpose(0, 1)
-            self.share[: order.shape[1], where] = share[:, None]
+            stride = longest if together else steps
+            index, counts = (
+                whole[: epochs * stride].view(epochs, stride, len(self.rows), self.batch)
+                for whole in (self.index, self.share)
+            )
+            index[:, :steps, where] = order.permute(1, 2, 0, 3)
+            counts[:, :steps, where] = share.to(counts.dtype)[:, None]
         self.now.zero_()
         self.losses.zero_()
         self.done = 0
+        if self.fixed and self.data.texts:
+            self._make_room(len(streams[0]) if together else 1)
 
-    def _blocks(self) -> list[tuple[int, int]]:
+    def _make_room(self, epochs: int) -> None:
+        """How many pieces the texts of any step have; steps with less room are captured anew."""
+        if self.bounds is None:
+            self.bounds = vocabulary([rows.x for rows in self.held], 0)
+        used = self.counts[self.index].sum(-1).cumsum(1).view(epochs, -1, len(self.rows))
+        begin, wanted = 0, []
+        for active, count in self.blocks():
+            wanted.append(used[:, begin : begin + count, active - 1].amax())
+            begin += count
+        most = torch.stack(wanted).tolist() if wanted else []
+        for (active, _), pieces_ in zip(self.blocks(), most, strict=True):
+            if pieces_ > self.rooms.get(active, 0):
+                self.rooms[active] = -(-pieces_ * 17 // 16)  # so that the next round has some too
+                self.captured.pop(active, None)
+
+    def blocks(self) -> list[tuple[int, int]]:
         """(members that are not done, steps that they share), in order."""
         found, done = [], 0
         for count in sorted(set(self.steps)):
@@ -293,7 +348,8 @@ class Stack:
             done = count
         return found
 
-    def _run(self, active: int, count: int) -> None:
+    def run(self, active: int, count: int) -> None:
+        """So many steps of the first members."""
         step = self._step_of(active)
         if not self.graph:
             for _ in range(count):
@@ -310,15 +366,9 @@ class Stack:
             self.captured[active].replay()
 
     def _capture(self, active: int, step: Callable[[bool], None]) -> None:
-        """Record a step; just before, one that moves nothing makes this thread's cuBLAS ready.
-
-        Neither is taken on a stream of its own: torch keeps the memory of every stream apart.
-        """
+        """Record a step; just before, one that moves nothing makes this thread's cuBLAS ready."""
         step(False)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=_first_graph().pool()):
-            step(True)
-        self.captured[active] = graph
+        self.captured[active] = recorded(partial(step, True))
 
     def _step_of(self, active: int) -> Callable[[bool], None]:
         """One step of the first members, all of it on the device; or the same without moving."""
@@ -330,7 +380,7 @@ class Stack:
         def step(moving: bool) -> None:
             index = self.index.index_select(0, self.now.view(1))[0, :active]
             share = self.share.index_select(0, self.now.view(1))[0, :active]
-            batch = self.data.at(index, share)
+            batch = self.data.at(index, share, self._bounds_of(active))
             count = share.sum(-1)
             for number, phase in enumerate(self.phases):
                 loss = self._loss(phase, weights, batch, active)
@@ -345,6 +395,12 @@ class Stack:
 
         return step
 
+    def _bounds_of(self, active: int) -> Bounds | None:
+        if self.bounds is None or not self.fixed:
+            return None
+        known = self.bounds
+        return Bounds(known.words[:active], known.places[:active], self.rooms[active])
+
     def _loss(self, phase: Phase, weights: Tensors, batch: Rows, active: int) -> Tensor:
         """The loss of each of the first members."""
         if not self.mapped:
@@ -352,15 +408,15 @@ class Stack:
         sizes = [size(count, self.batch, self.done) for count in self.rows[:active]]
         return each(phase.loss, weights, batch, sizes)
 
-    def _unload(self, jobs: Sequence[Work]) -> list[Worked]:
-        """What each member has now, in the order in which the works were given."""
+    def unload(self, jobs: Sequence[Work]) -> list[Worked]:
+        """What each member has now; works in the order of members."""
         rows = [max(1, job.epochs * len(job.rows)) for job in jobs]
         means = (self.losses / torch.tensor(rows, device=self.losses.device)).T.tolist()
         names = [phase.name for phase in self.phases]
         moved = {name for phase in self.phases for name in phase.moves}
         weights = _members({n: self.buffers[n].copies() for n in sorted(moved)}, len(jobs))
         moments = [optimiser.unload(jobs) for optimiser in self.optimisers]
-        found: list[Worked | None] = [None] * len(jobs)
+        found = []
         self.given = []
         for place, job in enumerate(jobs):
             own = {**job.weights, **weights[place]}
@@ -369,8 +425,19 @@ class Stack:
             for part in moments:
                 memory |= part[place]
             losses = dict(zip(names, means[place], strict=True))
-            found[self.order[place]] = Worked(own, memory, losses)
-        return [one for one in found if one is not None]
+            found.append(Worked(own, memory, losses))
+        return found
+
+
+def recorded(what: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """A graph of what is done here; nothing is done yet.
+
+    It is not recorded on a stream of its own: torch keeps the memory of every stream apart.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=_first_graph().pool()):
+        what()
+    return graph
 
 
 @cache
@@ -421,6 +488,7 @@ class _Optimiser:
         self.rate = torch.zeros(len(jobs), dtype=torch.float64, device=device)
         self.taken = torch.zeros(len(jobs), dtype=torch.float64, device=device)
         self.kernel = self.adaptive and adam.usable(moved)
+        self.free = False  # rates change on the device; below zero: the member stays as it is
         self.groups: list[tuple[int, int, float]] = []  # first member, last + 1, rate
         self.counts: list[list[Tensor]] = []  # steps of each group, one tensor for each weight
         self.before: list[int] = []
@@ -432,7 +500,7 @@ class _Optimiser:
         self.taken.copy_(torch.tensor(self.before, dtype=torch.float64))
         self.rates = [job.phases[self.number].optimiser.rate for job in jobs]
         self.rate.copy_(torch.tensor(self.rates, dtype=torch.float64))
-        return False if self.kernel else self._group(jobs)
+        return False if self.kernel or self.free else self._group(jobs)
 
     def _group(self, jobs: Sequence[Work]) -> bool:
         """Neighbours with one rate and one count of steps share a step; whether groups changed."""
@@ -457,9 +525,9 @@ class _Optimiser:
         if self.kernel:
             taken, moments = self.taken[:active], (firsts, seconds)
             adam.adam(weights, gradients, moments, self.rate[:active], taken, self.phase.optimiser)
-            taken += 1
+            taken += self.rate[:active] >= 0
             return
-        if len(self.groups) > GROUPS:
+        if self.free or len(self.groups) > GROUPS:
             self._by_formula(active, weights, gradients, (firsts, seconds))
             return
         for (start, stop, rate), counts in zip(self.groups, self.counts, strict=True):
@@ -482,19 +550,19 @@ class _Optimiser:
         moments: tuple[list[Tensor], list[Tensor]],
     ) -> None:
         """The same with a rate and a count of steps for each member (Kingma and Ba 2015)."""
-        rate, decay = self.rate[:active], self.phase.optimiser.decay
-        epsilon = self.phase.optimiser.epsilon
+        live, decay = (self.rate[:active] >= 0).double(), self.phase.optimiser.decay
+        rate, epsilon = self.rate[:active].clamp(min=0), self.phase.optimiser.epsilon
         if decay:
             gradients = [g + decay * w for g, w in zip(gradients, weights, strict=True)]
         if not self.adaptive:
             for weight, gradient in zip(weights, gradients, strict=True):
                 weight.sub_(gradient * _column(rate, gradient))
             return
-        steps = self.taken[:active].add_(1)
+        steps = self.taken[:active].add_(live).clamp(min=1)
         size, root = rate / (1 - 0.9**steps), (1 - 0.999**steps).sqrt()
         for weight, gradient, first, second in zip(weights, gradients, *moments, strict=True):
-            first.lerp_(gradient, 0.1)
-            second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+            first.lerp_(gradient, _column(0.1 * live, gradient))
+            second.lerp_(gradient * gradient, _column(0.001 * live, gradient))
             below = (second.sqrt() / _column(root, gradient)).add_(epsilon)
             weight.sub_(_column(size, gradient) * first / below)
 
@@ -503,6 +571,8 @@ class _Optimiser:
         if not self.adaptive:
             return [{} for _ in jobs]
         taken = [before + _steps(job) for before, job in zip(self.before, jobs, strict=True)]
+        if self.free:
+            taken = [int(count) for count in self.taken.tolist()]
         columns: dict[str, list[Tensor]] = {
             f"steps/{self.phase.name}": [torch.tensor(count) for count in taken],
             **{name: buffer.copies() for name, buffer in self.buffers.items()},
@@ -519,7 +589,7 @@ def _column(values: Tensor, like: Tensor) -> Tensor:
 def tally(jobs: Sequence[Tally]) -> list[Tensor]:
     """The counts of many members in one pass; rows that fill up count nothing."""
     weights = {name: _stacked([job.weights[name] for job in jobs]) for name in jobs[0].weights}
-    data = _Data.of([job.rows for job in jobs])
+    data = Bundle.of([job.rows for job in jobs])
     device, longest = data.y.device, max(len(job.rows) for job in jobs)
     sizes = torch.tensor([len(job.rows) for job in jobs], device=device)
     first = torch.tensor(data.first, device=device)

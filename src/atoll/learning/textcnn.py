@@ -39,6 +39,7 @@ REACH: Final = max(KERNELS)
 CELLS = {"cpu": 1 << 15, "cuda": 1 << 21}  # windows of one pass without gradient
 TRUNCATED: Final = 0.87962566103423978  # deviation of a normal draw cut at two deviations
 
+
 class Words:
     """A frozen table of word vectors; losses on tables of equal content are the same loss."""
 
@@ -119,9 +120,7 @@ def _cut(words: Words, x: Tensor, bounds: Bounds | None) -> _Texts:
     return _Texts(flat, text, start, order, *_words(words, flat, members, bounds))
 
 
-def _words(
-    words: Words, x: Tensor, members: int, bounds: Bounds | None
-) -> tuple[Tensor, Tensor]:
+def _words(words: Words, x: Tensor, members: int, bounds: Bounds | None) -> tuple[Tensor, Tensor]:
     """Vectors that hold those of all tokens, and where each token has its own among them."""
     member = torch.arange(len(x), device=x.device)[:, None] // (len(x) // members)
     if bounds is not None:
@@ -147,7 +146,7 @@ def _windows(texts: _Texts, filters: Tensor) -> Tensor:
     starts = texts.start[:, None] + torch.arange(PIECE, device=step.device)
     starts = starts.clamp_(max=length - size) + texts.text[:, None] * length
     rows = texts.cells.flatten()[starts[..., None] + step] * size + step
-    sums = F.embedding_bag(rows.view(-1, size), said.view(-1, outputs), mode="sum")
+    sums: Tensor = F.embedding_bag(rows.view(-1, size), said.view(-1, outputs), mode="sum")
     return sums.view(-1, PIECE, outputs)
 
 
@@ -167,7 +166,8 @@ class _Largest(torch.autograd.Function):
         members = filters.shape[:-3]
         ctx.save_for_backward(texts.x.unflatten(0, (*members, -1)), starts.gather(0, piece), table)
         ctx.shape = filters.shape
-        return found.unflatten(0, (*members, -1))
+        by_member: Tensor = found.unflatten(0, (*members, -1))
+        return by_member
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:

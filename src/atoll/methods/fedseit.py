@@ -11,10 +11,10 @@ most like the one that begins. Letters and the numbers J1 to J24 are those of th
 """
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from atoll.core.errors import BadMessageError, UserError
-from atoll.core.federation import SERVER, Clients, Job, Moment, Working, scores
+from atoll.core.federation import SERVER, Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors
 from atoll.core.options import AtLeastOne, NotNegative, Positive
 from atoll.core.record import Look, Score
@@ -42,7 +42,8 @@ from atoll.learning.decomposed import (
 )
 from atoll.learning.sparse import coded, decoded
 from atoll.learning.textcnn import KERNELS, TextCNN, document_means, normal
-from atoll.learning.train import Optimiser, Phase, Tally, Work, hits, in_chunks
+from atoll.learning.train import Optimiser, Phase, Work, hits, in_chunks
+from atoll.learning.watched import BEST, PATIENCE, RATE, STOPPED, Rule, Watched
 from atoll.learning.weights import copied, mean, prefixed, without
 from atoll.methods import Method
 
@@ -52,7 +53,6 @@ UNKNOWN = 1  # the token of a word that is not in the vocabulary
 EPSILON = 1e-7  # of Adam, as in Keras
 RECTIFIED = 0.7  # cosines below it count nothing where similarity = "rectified"
 LEFT_OUT = ("loss on validation rows", "accuracy on test rows")
-RATE, BEST, PATIENCE, STOPPED = range(4)  # places in a client's course
 
 Task = tuple[int, str]  # stage and client
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -211,19 +211,6 @@ def renumbered(y: Tensor, labels: Tensor) -> Tensor:
     return torch.where(labels[place] == y, place, len(labels))
 
 
-def stepped(course: Tensor, loss: float, options: Options) -> Tensor:
-    """Rate, best loss, patience, stopped after an epoch with this loss on validation rows."""
-    rate, best, patience, stopped = course.tolist()
-    if loss < best:
-        best, patience = loss, options.patience
-    else:
-        patience -= 1
-    if patience <= 0:
-        rate, patience = rate / options.rate_cut, options.patience
-        stopped = float(rate < options.least_rate)
-    return torch.tensor([rate, best, patience, stopped], dtype=torch.float64)
-
-
 class Client:
     """Keeps masks, adaptive parts, projections, heads and foreign parts of all its tasks."""
 
@@ -277,10 +264,11 @@ class Client:
         self.site.witness("others", moment, self._checked, "own")
         self.course[BEST], self.course[PATIENCE] = math.inf, self.options.patience
         rows = self._rows("train", moment.stage)
-        for epoch in range(self.options.epochs):
-            if self.course[STOPPED] or not len(rows):
-                break
-            yield from self._epoch(rows, moment, epoch)
+        if len(rows) and not self.course[STOPPED]:
+            job = self._training(rows, moment)
+            done = yield job
+            self.weights |= {name: done.weights[name] for name in job.work.phases[0].moves}
+            self.moments, self.course = done.moments, done.course
         self.site.witness("own", moment, self._checked, "own")
         count = len(rows) if self.options.weighting == "rows" else 0
         rate, stopped = float(self.course[RATE]), bool(self.course[STOPPED])
@@ -550,27 +538,27 @@ class Client:
             if name.startswith(start) and (self.options.combine == "sum" or name not in unread)
         }
 
-    def _epoch(self, rows: Rows, moment: Moment, epoch: int) -> Generator[Job, Any, None]:
-        """One pass over the rows, then the validation rows decide on the rate."""
-        plan, course, plain = self._plan(), self.course, self.options.profile == "default"
-        key = torch.tensor(self.site.stream("noise", moment, epoch).key, device=self.site.device)
-        how = Optimiser("adam", float(course[RATE]), epsilon=EPSILON)
+    def _training(self, rows: Rows, moment: Moment) -> Watched:
+        """The epochs of a round; after each the validation rows decide on the rate."""
+        plan, options, plain = self._plan(), self.options, self.options.profile == "default"
+        how = Optimiser("adam", options.rate, epsilon=EPSILON)
         phase = Phase("objective", self._moves(), partial(objective, plan=plan), how)
         # J23: there the order of rows is drawn once for a task
-        names = (moment, epoch) if plain else (moment.stage,)
-        stream, weights = self.site.stream("fit", *names), {**self._trained(), "noise": key}
-        done = yield Work(weights, self.moments, (phase,), rows, self.options.batch, 1, stream)
-        self.weights |= {name: done.weights[name] for name in phase.moves}
-        self.moments = done.moments
-        valid, loss = self._rows("valid", moment.stage), done.losses["objective"]
-        if len(valid):
-            watch = row_losses if plain else row_objectives  # J19
-            unread = ("past/",) if plain else ()  # a loss without penalties has no use for them
-            read = {n: w for n, w in self._trained().items() if not n.startswith(unread)}
-            loss = float((yield Tally(read, valid, partial(watch, plan=plan)))) / len(valid)
-        self.course = stepped(course, loss, self.options)
-        if not plain and self.course[RATE] != course[RATE]:
-            self.moments = {}  # J19
+        orders = [(moment, epoch) if plain else (moment.stage,) for epoch in range(options.epochs)]
+        streams = tuple(self.site.stream("fit", *names) for names in orders)
+        noise = [self.site.stream("noise", moment, epoch) for epoch in range(options.epochs)]
+        weights = self._trained()
+        unread = ("past/",) if plain else ()  # a loss without penalties has no use for them
+        return Watched(
+            work=Work(weights, self.moments, (phase,), rows, options.batch, 1, streams[0]),
+            streams=streams,
+            keys=tuple(stream.key for stream in noise),
+            valid=self._rows("valid", moment.stage),
+            function=partial(row_losses if plain else row_objectives, plan=plan),  # J19
+            reads=tuple(name for name in weights if not name.startswith(unread)),
+            course=self.course,
+            rule=Rule(options.patience, options.rate_cut, options.least_rate, not plain),
+        )
 
     def state(self) -> Tensors:
         found = prefixed("weights", self.weights) | prefixed("moments", self.moments)

@@ -115,7 +115,7 @@ def test_members_of_a_stack_give_what_each_gives_alone(monkeypatch: pytest.Monke
 def test_with_fixed_shapes_texts_give_the_same(
     members: int, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A graph cannot look how long texts are and which words occur: bounds say it, or it takes all."""
+    """A graph cannot look how long texts are and which words they have: bounds say it."""
     table, found = words(), banks(members)
     x = torch.stack([texts(seed=seed) for seed in range(max(1, members))])
     bounds = vocabulary(list(x % 20), int(pieces(x % 20).sum()) + 3) if known else None

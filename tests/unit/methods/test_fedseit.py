@@ -33,7 +33,7 @@ from atoll.learning.decomposed import (
 )
 from atoll.learning.sparse import coded
 from atoll.learning.textcnn import KERNELS, document_means
-from atoll.learning.train import Work
+from atoll.learning.watched import BEST, RATE, STOPPED, Rule, stepped
 from atoll.learning.weights import without
 from atoll.methods import fedseit
 from atoll.methods.fedseit import CONVS, Client, Fit, Foreign, Options, Server
@@ -306,9 +306,7 @@ def test_old_predictions_do_not_move_where_the_base_does_not() -> None:
     base = without("base", client.weights)
     client._begin(1)
     for _ in range(3):
-        epoch = client._epoch(client._rows("train", 1), Moment(1, 0, ROUNDS), 0)
-        work = next(epoch)
-        assert isinstance(work, Work)
+        work = client._training(client._rows("train", 1), Moment(1, 0, ROUNDS)).first
         (phase,) = work.phases
         still = tuple(name for name in phase.moves if not name.startswith("base/"))
         done = dataclasses.replace(work, phases=(dataclasses.replace(phase, moves=still),))()
@@ -714,30 +712,31 @@ def test_clients_in_a_stack_give_what_they_give_one_by_one(variant: str, tmp_pat
 
 
 def test_the_rate_is_cut_thirteen_times_and_then_the_client_stops() -> None:
-    options = Options()
+    rule = Rule(3, 3.0, 1e-10)
     course = torch.tensor([1e-4, math.inf, 3, 0], dtype=torch.float64)
-    course = fedseit.stepped(course, 1.0, options)
+    course = stepped(course, 1.0, rule)
     cuts, epochs = 0, 0
-    while not course[fedseit.STOPPED]:
-        before = float(course[fedseit.RATE])
-        course, epochs = fedseit.stepped(course, 1.0, options), epochs + 1
-        cuts += float(course[fedseit.RATE]) != before
+    while not course[STOPPED]:
+        before = float(course[RATE])
+        course, epochs = stepped(course, 1.0, rule), epochs + 1
+        cuts += float(course[RATE]) != before
     assert (cuts, epochs) == (13, 39)
-    assert float(course[fedseit.RATE]) < 1e-10
+    assert float(course[RATE]) < 1e-10
 
 
 def test_a_gain_resets_patience_and_a_round_resets_patience_but_not_the_rate() -> None:
     course = torch.tensor([1e-4, 0.5, 1, 0], dtype=torch.float64)
-    assert fedseit.stepped(course, 0.4, Options()).tolist() == [1e-4, 0.4, 3, 0]
-    assert fedseit.stepped(course, 0.5, Options()).tolist() == [1e-4 / 3, 0.5, 3, 0]
+    rule = Rule(3, 3.0, 1e-10)
+    assert stepped(course, 0.4, rule).tolist() == [1e-4, 0.4, 3, 0]
+    assert stepped(course, 0.5, rule).tolist() == [1e-4 / 3, 0.5, 3, 0]
     one = play(patience=2, epochs=2)
     one.round(0, 0)
     client = one.clients["site-0"]
     client.course = torch.tensor([1e-5, -1.0, 1, 0], dtype=torch.float64)  # nothing is a gain
     one.round(0, 1)
-    assert float(client.course[fedseit.RATE]) == 1e-5
+    assert float(client.course[RATE]) == 1e-5
     one.round(1, 0)
-    assert float(client.course[fedseit.RATE]) == 0.01  # a new task
+    assert float(client.course[RATE]) == 0.01  # a new task
 
 
 def test_clients_that_are_done_are_not_asked_and_count_with_their_last_base() -> None:
@@ -1087,7 +1086,7 @@ def test_a_client_without_rows_for_a_stage_sends_its_base_as_it_came_and_no_part
 
 def test_rows_that_fill_no_batch_and_no_validation_rows_are_enough() -> None:
     one = by_hand([[1, 2, 3]], [[5, 6, 7]], epochs=3, batch=2)
-    assert float(one.clients["site-0"].course[fedseit.BEST]) < math.inf
+    assert float(one.clients["site-0"].course[BEST]) < math.inf
 
 
 def test_describe_reads_training_rows_alone() -> None:
