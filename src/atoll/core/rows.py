@@ -12,9 +12,8 @@ __all__ = ["Bounds", "Public", "Rows"]
 class Bounds:
     """How much room the texts of a batch need, known before it is drawn: shapes can be fixed."""
 
-    words: Tensor  # (members, words) the different tokens of each member's texts, filled up
-    places: Tensor  # (members, tokens) where a token's word is among those of all members
-    room: int  # pieces of the texts of a batch, at most
+    pieces: int  # of the texts of all members, at most
+    words: int  # different ones of a member's texts, at most
 
 
 @dataclass(frozen=True)

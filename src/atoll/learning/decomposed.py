@@ -150,76 +150,141 @@ def _spread(values: Tensor, like: Tensor) -> Tensor:
     return values.view(*values.shape, *[1] * (like.dim() - values.dim()))
 
 
-class _Shrunk(torch.autograd.Function):
-    """one * sum of absolute values + two / 2 * sum of squares; few passes over large weights."""
+@dataclass(frozen=True)
+class _Pull:
+    """one * sum of absolute values + two / 2 * sum of squares of the tensor at this place."""
+
+    place: int
+    one: float
+    two: float
+
+
+@dataclass(frozen=True)
+class _Hold:
+    """two / 2 * squared distance of past weights to where they are to be held."""
+
+    base: int
+    mask: int
+    past: int
+    target: int
+    two: float
+
+
+Terms = tuple[_Pull | _Hold, ...]
+
+
+class _Penalties(torch.autograd.Function):
+    """All penalties in as few passes over large weights, and as few small kernels, as can be."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, one: float, two: float, axes: int) -> Tensor:
-        ctx.save_for_backward(values)
-        ctx.one, ctx.two = one, two
-        flat = values.flatten(axes)
-        total: Tensor = torch.linalg.vector_norm(flat, 2, -1) ** 2 * (two / 2)
-        return total.add_(torch.linalg.vector_norm(flat, 1, -1), alpha=one) if one else total
+    def forward(ctx: Any, terms: Terms, axes: int, *tensors: Tensor) -> Tensor:
+        sizes: dict[tuple[int, float], list[Tensor]] = {}  # norms by their kind and weight
+        moved = []
+        for term in terms:
+            if isinstance(term, _Hold):
+                parts = (tensors[i] for i in (term.base, term.mask, term.past, term.target))
+                moved.append(_moved(*parts))
+                sizes.setdefault((2, term.two), []).append(_norm(moved[-1], 2, axes))
+                continue
+            for kind, weight in ((1, term.one), (2, term.two)):
+                if weight:
+                    norm = _norm(tensors[term.place], kind, axes)
+                    sizes.setdefault((kind, weight), []).append(norm)
+        ctx.save_for_backward(*tensors, *moved)
+        ctx.terms, ctx.axes, ctx.count = terms, axes, len(tensors)
+        totals = [
+            torch.stack(norms).sum(0) * weight
+            if kind == 1
+            else torch.stack(norms).square_().sum(0) * (weight / 2)
+            for (kind, weight), norms in sizes.items()
+        ]
+        return torch.stack(totals).sum(0)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None, None]:
-        (values,) = ctx.saved_tensors
-        if not ctx.one:
-            return values * _spread(slope * ctx.two, values), None, None, None
-        found = values.sgn().mul_(_spread(slope * ctx.one, values))
-        return found.addcmul_(values, _spread(slope * ctx.two, values)), None, None, None
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        tensors, moved = ctx.saved_tensors[: ctx.count], list(ctx.saved_tensors[ctx.count :])
+        weights = {w for t in ctx.terms for w in (getattr(t, "one", 0.0), t.two)}
+        slopes = {weight: slope * weight for weight in weights}
+        found: dict[int, Tensor] = {}
+
+        def add(place: int, direction: Tensor, weight: float) -> None:
+            spread = _spread(slopes[weight], direction)
+            if place in found:
+                found[place].addcmul_(direction, spread)
+            else:
+                found[place] = direction * spread
+
+        for term in ctx.terms:
+            if isinstance(term, _Hold):
+                gate = _gate(tensors[term.mask], tensors[term.past])
+                by_task = moved.pop(0)
+                add(term.past, by_task, term.two)
+                add(term.base, _weighed(gate, by_task, ctx.axes), term.two)
+                if ctx.needs_input_grad[2 + term.mask]:
+                    inner = by_task * tensors[term.base].unsqueeze(ctx.axes)
+                    gate = gate.view(tensors[term.mask].shape)
+                    add(term.mask, inner.flatten(gate.dim()).sum(-1) * gate * (1 - gate), term.two)
+                continue
+            if term.one:
+                found[term.place] = tensors[term.place].sgn()
+                found[term.place].mul_(_spread(slopes[term.one], tensors[term.place]))
+            if term.two:
+                add(term.place, tensors[term.place], term.two)
+        return None, None, *(found.get(place) for place in range(ctx.count))
 
 
-class _Held(torch.autograd.Function):
-    """two / 2 * squared distance of the weights of past tasks to where they are to be held."""
+def _norm(values: Tensor, kind: int, axes: int) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(values.flatten(axes), kind, -1)
+    return found
 
-    @staticmethod
-    def forward(
-        ctx: Any, base: Tensor, mask: Tensor, past: Tensor, target: Tensor, two: float
-    ) -> Tensor:
-        gate, axes = _gate(mask, past), mask.dim() - 2  # in front of tasks and outputs
-        moved = (base.unsqueeze(axes) * gate).add_(past).sub_(target)  # restored() - target
-        ctx.save_for_backward(moved, gate, base, mask)
-        ctx.two, ctx.axes = two, axes
-        total: Tensor = torch.linalg.vector_norm(moved.flatten(axes), 2, -1) ** 2 * (two / 2)
-        return total
 
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor | None, Tensor, None, None]:
-        moved, gate, base, mask = ctx.saved_tensors
-        of_past = moved * _spread(slope * ctx.two, moved)
-        of_base = (of_past * gate).sum(ctx.axes)
-        of_mask = None
-        if ctx.needs_input_grad[1]:
-            inner = (of_past * base.unsqueeze(ctx.axes)).flatten(mask.dim()).sum(-1)
-            of_mask = inner * torch.sigmoid(mask) * torch.sigmoid(-mask)
-        return of_base, of_mask, of_past, None, None
+def _moved(base: Tensor, mask: Tensor, past: Tensor, target: Tensor) -> Tensor:
+    """How far the weights of past tasks are from where they are to be held.
+
+    Rounded as in `restored`: right after the snapshot it is exactly 0, of which Adam takes no sign.
+    """
+    return (base.unsqueeze(mask.dim() - 2) * _gate(mask, past)).add_(past).sub_(target)
+
+
+def _weighed(gate: Tensor, moved: Tensor, axes: int) -> Tensor:
+    """The sum over tasks of gate times change, one product for each output: as the base."""
+    by_output = moved.movedim(axes, axes + 1)  # (..., outputs, tasks, ...)
+    shares = gate.view(gate.shape[: axes + 2]).movedim(axes, axes + 1).unsqueeze(-2)
+    sums = torch.matmul(shares, by_output.flatten(axes + 2)).squeeze(-2)
+    found: Tensor = sums.view(*by_output.shape[: axes + 1], *by_output.shape[axes + 2 :])
+    return found
 
 
 def penalty(weights: Named, plan: Plan, axes: int = 0) -> Tensor:
     """All terms of the objective but cross-entropy; `axes` in front are members of a stack."""
+    tensors: dict[str, Tensor] = {}
 
-    def pulled(name: str, one: float, two: float) -> None:
+    def place(name: str) -> int:
+        tensors[name] = weights[name]
+        return list(tensors).index(name)
+
+    def pull(name: str, one: float, two: float) -> None:
         if one or two:
-            terms.append(_Shrunk.apply(weights[name], one, two, axes))
+            terms.append(_Pull(place(name), one, two))
 
-    terms: list[Tensor] = [weights[f"now/mask/{plan.layers[0]}"].flatten(axes).sum(-1) * 0]
+    terms: list[_Pull | _Hold] = []
     for layer in plan.layers:
-        pulled(f"now/adaptive/{layer}", plan.lambda1, plan.decay)
-        pulled(f"now/mask/{layer}", 0.0, plan.decay)
-        if plan.lambda_m:
-            gate = torch.sigmoid(weights[f"now/mask/{layer}"])
-            terms.append(plan.lambda_m * gate.flatten(axes).sum(-1))
+        pull(f"now/adaptive/{layer}", plan.lambda1, plan.decay)
+        pull(f"now/mask/{layer}", 0.0, plan.decay)
         if plan.first:
-            pulled(f"base/{layer}", 0.0, plan.decay)
+            pull(f"base/{layer}", 0.0, plan.decay)
         if f"past/adaptive/{layer}" in weights:
-            pulled(f"past/adaptive/{layer}", plan.lambda1, 0.0)
-            past = [weights[f"past/{kind}/{layer}"] for kind in ("mask", "adaptive", "target")]
-            terms.append(_Held.apply(weights[f"base/{layer}"], *past, plan.lambda2))
+            pull(f"past/adaptive/{layer}", plan.lambda1, 0.0)
+            past = [place(f"past/{kind}/{layer}") for kind in ("mask", "adaptive", "target")]
+            terms.append(_Hold(place(f"base/{layer}"), *past, two=plan.lambda2))
     for layer in plan.private:
         sparse = layer in plan.sparse_private
-        pulled(f"now/dense/{layer}", plan.lambda1 if sparse else 0.0, plan.decay)
-    return torch.stack(terms).sum(0)
+        pull(f"now/dense/{layer}", plan.lambda1 if sparse else 0.0, plan.decay)
+    masks = [weights[f"now/mask/{layer}"] for layer in plan.layers]
+    gates = [torch.sigmoid(mask).flatten(axes).sum(-1) for mask in masks if plan.lambda_m]
+    nothing = masks[0].flatten(axes).sum(-1) * 0
+    pulled = _Penalties.apply(tuple(terms), axes, *tensors.values()) if terms else nothing
+    return pulled + plan.lambda_m * torch.stack(gates).sum(0) if gates else pulled
 
 
 def objective(weights: Named, batch: Rows, *, plan: Plan) -> Tensor:

@@ -23,7 +23,7 @@ from atoll.core.rows import Bounds, Rows
 from atoll.learning import adam
 from atoll.learning.mapped import each, size
 from atoll.learning.passes import Passes, passes_form
-from atoll.learning.textcnn import pieces, vocabulary
+from atoll.learning.textcnn import different, pieces
 from atoll.learning.train import Phase, Tally, Work, Worked, descend
 
 __all__ = [
@@ -245,8 +245,7 @@ class Stack:
         self.optimisers = [
             _Optimiser(number, self.buffers, jobs) for number in range(len(self.phases))
         ]
-        self.bounds: Bounds | None = None  # of texts; how much room is in `rooms`
-        self.rooms: dict[int, int] = {}  # by members that are not done
+        self.bounds: dict[int, Bounds] = {}  # of texts, by the number of members not done
         self.counts = pieces(self.data.x) if self.data.texts else self.data.y
         self.fixed = self.graph or fixed
         self.captured: dict[int, torch.cuda.CUDAGraph] = {}
@@ -284,8 +283,7 @@ class Stack:
             self.data = fresh
             self.captured.clear()
         if self.data.texts:
-            self.counts, self.bounds = pieces(self.data.x), None
-            self.captured.clear()
+            self.counts = pieces(self.data.x)
         self.held = rows
 
     def load(self, jobs: Sequence[Work]) -> None:
@@ -324,18 +322,21 @@ class Stack:
             self._make_room(len(streams[0]) if together else 1)
 
     def _make_room(self, epochs: int) -> None:
-        """How many pieces the texts of any step have; steps with less room are captured anew."""
-        if self.bounds is None:
-            self.bounds = vocabulary([rows.x for rows in self.held], 0)
-        used = self.counts[self.index].sum(-1).cumsum(1).view(epochs, -1, len(self.rows))
+        """How much room the texts of any step need; steps that had less are captured anew."""
+        index = self.index.view(epochs, -1, len(self.rows), self.batch)
+        known = int(self.data.x.amax()) + 1
+        lengths = self.counts[index].sum(-1).cumsum(-1)
+        words = torch.stack([different(self.data.x[rows], known).sum(-1) for rows in index])
         begin, wanted = 0, []
         for active, count in self.blocks():
-            wanted.append(used[:, begin : begin + count, active - 1].amax())
+            steps = slice(begin, begin + count)
+            wanted += [lengths[:, steps, active - 1].amax(), words[:, steps, :active].amax()]
             begin += count
         most = torch.stack(wanted).tolist() if wanted else []
-        for (active, _), pieces_ in zip(self.blocks(), most, strict=True):
-            if pieces_ > self.rooms.get(active, 0):
-                self.rooms[active] = -(-pieces_ * 17 // 16)  # so that the next round has some too
+        for number, (active, _) in enumerate(self.blocks()):
+            needed, had = most[2 * number : 2 * number + 2], self.bounds.get(active, Bounds(0, 0))
+            if needed[0] > had.pieces or needed[1] > had.words:
+                self.bounds[active] = Bounds(*(-(-17 * n // 16) for n in needed))  # and for later
                 self.captured.pop(active, None)
 
     def blocks(self) -> list[tuple[int, int]]:
@@ -380,7 +381,7 @@ class Stack:
         def step(moving: bool) -> None:
             index = self.index.index_select(0, self.now.view(1))[0, :active]
             share = self.share.index_select(0, self.now.view(1))[0, :active]
-            batch = self.data.at(index, share, self._bounds_of(active))
+            batch = self.data.at(index, share, self.bounds.get(active))
             count = share.sum(-1)
             for number, phase in enumerate(self.phases):
                 loss = self._loss(phase, weights, batch, active)
@@ -394,12 +395,6 @@ class Stack:
             self.done += moving
 
         return step
-
-    def _bounds_of(self, active: int) -> Bounds | None:
-        if self.bounds is None or not self.fixed:
-            return None
-        known = self.bounds
-        return Bounds(known.words[:active], known.places[:active], self.rooms[active])
 
     def _loss(self, phase: Phase, weights: Tensors, batch: Rows, active: int) -> Tensor:
         """The loss of each of the first members."""

@@ -25,12 +25,12 @@ __all__ = [
     "KERNELS",
     "TextCNN",
     "Words",
+    "different",
     "document_means",
     "extremes",
     "highest",
     "normal",
     "pieces",
-    "vocabulary",
 ]
 
 KERNELS: Final = (3, 4, 5)  # words in a window
@@ -72,15 +72,10 @@ def pieces(x: Tensor) -> Tensor:
     return torch.where(x != 0, place, 0).amax(-1) // PIECE + 1
 
 
-def vocabulary(texts: Sequence[Tensor], room: int) -> Bounds:
-    """The different words of each member's texts, and where each token has its own among them."""
-    each = [torch.cat([x.flatten(), x.new_zeros(1)]).unique().long() for x in texts]
-    most, last = max(map(len, each)), max(int(words[-1]) for words in each)
-    words = torch.stack([F.pad(w, (0, most - len(w)), value=int(w[-1])) for w in each])
-    places = words.new_zeros((len(each), last + 1))
-    for number, tokens in enumerate(each):
-        places[number, tokens] = torch.arange(len(tokens), device=places.device) + number * most
-    return Bounds(words, places, room)
+def different(x: Tensor, words: int) -> Tensor:
+    """Which of so many words occur in texts: (..., rows, length) -> (..., words), 0 or 1."""
+    found = torch.zeros((*x.shape[:-2], words), dtype=torch.int32, device=x.device)
+    return found.scatter_(-1, x.flatten(-2).long(), 1)
 
 
 def _capturing(x: Tensor) -> bool:
@@ -95,7 +90,7 @@ class _Texts(NamedTuple):
     text: Tensor  # (pieces,) which text each is of
     start: Tensor  # (pieces,) its first window
     order: Tensor  # (texts, most) the pieces of each text; the last stands in for missing ones
-    vectors: Tensor  # (words, D) for all members, or (members, words, D)
+    vectors: Tensor  # (members, words, D) of the different words of each member's texts
     cells: Tensor  # (texts, length) where each token has its vector among those of all members
 
 
@@ -106,7 +101,7 @@ def _cut(words: Words, x: Tensor, bounds: Bounds | None) -> _Texts:
     counts = pieces(flat)
     if fixed:
         most = x.shape[-1] // PIECE + 1
-        total = len(flat) * most if bounds is None else bounds.room
+        total = len(flat) * most if bounds is None else bounds.pieces
     else:
         total, most = torch.stack([counts.sum(), counts.amax()]).tolist()
         flat = flat[:, : most * PIECE + REACH]
@@ -121,17 +116,22 @@ def _cut(words: Words, x: Tensor, bounds: Bounds | None) -> _Texts:
 
 
 def _words(words: Words, x: Tensor, members: int, bounds: Bounds | None) -> tuple[Tensor, Tensor]:
-    """Vectors that hold those of all tokens, and where each token has its own among them."""
-    member = torch.arange(len(x), device=x.device)[:, None] // (len(x) // members)
+    """The vectors of each member's different words, and where each token has its own among all."""
+    by_member, known = x.unflatten(0, (members, -1)), len(words.table)
+    used = different(by_member, known)
     if bounds is not None:
-        own = bounds.places.flatten()[member * bounds.places.shape[1] + x]
-        return F.embedding(bounds.words, words.table), own
-    if _capturing(x):
-        return words.table, member * len(words.table) + x
-    used = torch.zeros(len(words.table), dtype=torch.bool, device=x.device)
-    used[x.flatten().long()] = True
-    tokens, places = used.nonzero().squeeze(1), used.cumsum(0) - 1
-    return F.embedding(tokens, words.table), member * len(tokens) + places[x.long()]
+        room = bounds.words
+    elif _capturing(x):
+        room = min(known, x.numel() // members)
+    else:
+        room = int(used.sum(-1).amax())
+    place = used.cumsum(-1) - 1
+    token = torch.arange(known, device=x.device).expand(members, -1)
+    tokens = token.new_zeros((members, room + 1))  # one more for all that do not occur
+    tokens.scatter_(1, torch.where(used > 0, place, room), token)
+    first = torch.arange(members, device=x.device)[:, None] * room
+    cells = (place + first).gather(1, by_member.flatten(1).long())
+    return F.embedding(tokens[:, :room], words.table), cells.view(x.shape)
 
 
 def _windows(texts: _Texts, filters: Tensor) -> Tensor:

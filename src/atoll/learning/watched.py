@@ -16,9 +16,9 @@ from torch import Tensor
 
 from atoll.core.messages import Tensors
 from atoll.core.rng import Stream
-from atoll.core.rows import Rows
+from atoll.core.rows import Bounds, Rows
 from atoll.learning.stacked import Bundle, Stack, form, recorded
-from atoll.learning.textcnn import pieces, vocabulary
+from atoll.learning.textcnn import different, pieces
 from atoll.learning.train import Tally, Work
 
 __all__ = ["BEST", "PATIENCE", "RATE", "STOPPED", "Outcome", "Rule", "Watch", "Watched", "stepped"]
@@ -156,8 +156,9 @@ class Watch:
         first = torch.tensor(data.first, device=device)[:, None]
         batch = data.at(torch.where(real, place, 0) + first, real)
         if data.texts and self.fixed:
-            room = int(pieces(batch.x).sum())
-            batch = replace(batch, bounds=vocabulary(list(batch.x), room))
+            words = different(batch.x, int(batch.x.amax()) + 1).sum(-1)
+            bounds = Bounds(int(pieces(batch.x).sum()), int(words.amax()))
+            batch = replace(batch, bounds=bounds)
         return batch, real
 
     def fits(self, jobs: Sequence[Watched]) -> bool:

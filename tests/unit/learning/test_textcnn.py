@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.rng import Stream
+from atoll.core.rows import Bounds
 from atoll.learning import textcnn
 from atoll.learning.textcnn import (
     KERNELS,
@@ -15,7 +16,6 @@ from atoll.learning.textcnn import (
     highest,
     normal,
     pieces,
-    vocabulary,
 )
 
 
@@ -118,8 +118,8 @@ def test_with_fixed_shapes_texts_give_the_same(
     """A graph cannot look how long texts are and which words they have: bounds say it."""
     table, found = words(), banks(members)
     x = torch.stack([texts(seed=seed) for seed in range(max(1, members))])
-    bounds = vocabulary(list(x % 20), int(pieces(x % 20).sum()) + 3) if known else None
-    x = x % 20 if members else x[0] % 20
+    bounds = Bounds(int(pieces(x).sum()) + 3, 33) if known else None
+    x = x if members else x[0]
     wanted = highest(table, x, found)
     gradients = torch.autograd.grad(torch.cat(wanted, -1).square().sum(), found)
     monkeypatch.setattr(textcnn, "_capturing", lambda x: True)
