@@ -11,6 +11,7 @@ Transfer, 2022 (FedSeIT). Names of weights:
     now/bias/LAYER, now/dense/LAYER, now/foreign_bias/LAYER      private
     past/adaptive|mask|target/LAYER      of tasks before: one more axis in front
     foreign/LAYER               parts of others, constant, (slots, outputs, ...)
+    lambda2                     how strongly the weights of past tasks are held, constant
     noise                       key of the dropout of an epoch
 
 Layers are conv3, conv4, conv5 (banks of filters), align3, align4, align5 and merge (projections)
@@ -58,7 +59,6 @@ class Plan:
     combine: Literal["banks", "sum"]  # foreign filters: banks of their own, or added to ours
     dropout: float
     lambda1: float  # pulls adaptive parts to zero
-    lambda2: float  # holds the weights of past tasks where they were
     lambda_m: float  # pulls masks to zero
     decay: float
     first: bool  # the first task: the base decays too
@@ -161,30 +161,32 @@ class _Pull:
 
 @dataclass(frozen=True)
 class _Hold:
-    """two / 2 * squared distance of past weights to where they are to be held."""
+    """lambda2 / 2 * squared distance of past weights to where they are to be held: their places."""
 
     base: int
     mask: int
     past: int
     target: int
-    two: float
 
 
 Terms = tuple[_Pull | _Hold, ...]
 
 
 class _Penalties(torch.autograd.Function):
-    """All penalties in as few passes over large weights, and as few small kernels, as can be."""
+    """All penalties in as few passes over large weights, and as few small kernels, as can be.
+
+    The first tensor is lambda2: members of a stack may have one each.
+    """
 
     @staticmethod
     def forward(ctx: Any, terms: Terms, axes: int, *tensors: Tensor) -> Tensor:
-        sizes: dict[tuple[int, float], list[Tensor]] = {}  # norms by their kind and weight
+        sizes: dict[tuple[int, float | Tensor], list[Tensor]] = {}  # norms by kind and weight
         moved = []
         for term in terms:
             if isinstance(term, _Hold):
                 parts = (tensors[i] for i in (term.base, term.mask, term.past, term.target))
                 moved.append(_moved(*parts))
-                sizes.setdefault((2, term.two), []).append(_norm(moved[-1], 2, axes))
+                sizes.setdefault((2, tensors[0]), []).append(_norm(moved[-1], 2, axes))
                 continue
             for kind, weight in ((1, term.one), (2, term.two)):
                 if weight:
@@ -203,11 +205,14 @@ class _Penalties(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         tensors, moved = ctx.saved_tensors[: ctx.count], list(ctx.saved_tensors[ctx.count :])
-        weights = {w for t in ctx.terms for w in (getattr(t, "one", 0.0), t.two)}
-        slopes = {weight: slope * weight for weight in weights}
+        pulls = [term for term in ctx.terms if isinstance(term, _Pull)]
+        slopes: dict[float | None, Tensor] = {
+            weight: slope * weight for pull in pulls for weight in (pull.one, pull.two) if weight
+        }
+        slopes[None] = slope * tensors[0]
         found: dict[int, Tensor] = {}
 
-        def add(place: int, direction: Tensor, weight: float) -> None:
+        def add(place: int, direction: Tensor, weight: float | None) -> None:
             spread = _spread(slopes[weight], direction)
             if place in found:
                 found[place].addcmul_(direction, spread)
@@ -218,12 +223,12 @@ class _Penalties(torch.autograd.Function):
             if isinstance(term, _Hold):
                 gate = _gate(tensors[term.mask], tensors[term.past])
                 by_task = moved.pop(0)
-                add(term.past, by_task, term.two)
-                add(term.base, _weighed(gate, by_task, ctx.axes), term.two)
+                add(term.past, by_task, None)
+                add(term.base, _weighed(gate, by_task, ctx.axes), None)
                 if ctx.needs_input_grad[2 + term.mask]:
                     inner = by_task * tensors[term.base].unsqueeze(ctx.axes)
                     gate = gate.view(tensors[term.mask].shape)
-                    add(term.mask, inner.flatten(gate.dim()).sum(-1) * gate * (1 - gate), term.two)
+                    add(term.mask, inner.flatten(gate.dim()).sum(-1) * gate * (1 - gate), None)
                 continue
             if term.one:
                 found[term.place] = tensors[term.place].sgn()
@@ -257,7 +262,7 @@ def _weighed(gate: Tensor, moved: Tensor, axes: int) -> Tensor:
 
 def penalty(weights: Named, plan: Plan, axes: int = 0) -> Tensor:
     """All terms of the objective but cross-entropy; `axes` in front are members of a stack."""
-    tensors: dict[str, Tensor] = {}
+    tensors = {"lambda2": weights["lambda2"]}
 
     def place(name: str) -> int:
         tensors[name] = weights[name]
@@ -276,7 +281,7 @@ def penalty(weights: Named, plan: Plan, axes: int = 0) -> Tensor:
         if f"past/adaptive/{layer}" in weights:
             pull(f"past/adaptive/{layer}", plan.lambda1, 0.0)
             past = [place(f"past/{kind}/{layer}") for kind in ("mask", "adaptive", "target")]
-            terms.append(_Hold(place(f"base/{layer}"), *past, two=plan.lambda2))
+            terms.append(_Hold(place(f"base/{layer}"), *past))
     for layer in plan.private:
         sparse = layer in plan.sparse_private
         pull(f"now/dense/{layer}", plan.lambda1 if sparse else 0.0, plan.decay)

@@ -223,6 +223,7 @@ class Client:
         self.private = tuple(layer for layer in self.shapes if layer not in self.layers)
         self.slots = slot_count(options, len(site.clients))
         self.like = torch.zeros((), dtype=site.dtype, device=site.device)
+        self.lambda2 = torch.full_like(self.like, options.lambda2)
         self.weights: Tensors = {}
         self.moments: Tensors = {}
         self.task = -1
@@ -505,7 +506,6 @@ class Client:
             combine="sum" if options.combine == "sum" else "banks",
             dropout=options.dropout,
             lambda1=options.lambda1,
-            lambda2=options.lambda2,
             lambda_m=options.lambda_m,
             decay=options.decay,
             first=self.task == 0,
@@ -532,11 +532,12 @@ class Client:
         """The weights that the objective reads."""
         start = ("base/", "now/", "past/", "foreign/")
         unread = tuple(f"foreign/{layer}" for layer in CONVS)
-        return {
+        found = {
             name: weight
             for name, weight in self.weights.items()
             if name.startswith(start) and (self.options.combine == "sum" or name not in unread)
         }
+        return {**found, "lambda2": self.lambda2}
 
     def _training(self, rows: Rows, moment: Moment) -> Watched:
         """The epochs of a round; after each the validation rows decide on the rate."""
@@ -548,7 +549,9 @@ class Client:
         streams = tuple(self.site.stream("fit", *names) for names in orders)
         noise = [self.site.stream("noise", moment, epoch) for epoch in range(options.epochs)]
         weights = self._trained()
-        unread = ("past/",) if plain else ()  # a loss without penalties has no use for them
+        unread = (
+            ("past/", "lambda2") if plain else ()
+        )  # a loss without penalties has no use for them
         return Watched(
             work=Work(weights, self.moments, (phase,), rows, options.batch, 1, streams[0]),
             streams=streams,

@@ -239,7 +239,8 @@ def test_what_is_frozen_stays_bit_for_bit(variant: str) -> None:
 def held(plan: Plan, weights: Tensors) -> Tensor:
     """The lambda2 term alone."""
     quiet = dataclasses.replace(plan, lambda1=0.0, lambda_m=0.0, decay=0.0)
-    return penalty(weights, quiet) - penalty(weights, dataclasses.replace(quiet, lambda2=0.0))
+    none = {**weights, "lambda2": torch.zeros_like(weights["lambda2"])}
+    return penalty(weights, quiet) - penalty(none, quiet)
 
 
 def test_past_weights_cost_nothing_at_first_and_something_once_the_base_has_moved() -> None:
