@@ -1,13 +1,15 @@
 """FedSeIT's tables: 5 data sets, 7 methods, 2 strengths of lambda2; in both profiles; controls.
 
-Nothing is tuned here: all settings are the paper's. The seeds of a setting run as one stack. A
-setting that has been run is a small file in the output folder and is not run again. The paper's
-figures stand beside the profile `default` and beside `released`, which behaves as the authors'
-code does; docs/methods/fedseit.md says where the two differ.
+Nothing is tuned here: all settings are the paper's. The seeds of a setting run as one stack, and
+with them other settings that were asked for whose networks have the same shapes: both strengths of
+lambda2, and FedSeIT with and without SIT where as many parts are given. A setting that has been
+run is a small file in the output folder and is not run again. The paper's figures stand beside the
+profile `default` and beside `released`, which behaves as the authors' code does;
+docs/methods/fedseit.md says where the two differ.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,11 @@ import numpy as np
 from atoll import metrics
 from atoll.core.errors import UserError
 from atoll.core.record import Round, Score
+from atoll.engines.sweep import Point
 from atoll.reproduce.figures import course_figure
 from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
-from atoll.reproduce.measured import fingerprint, keep, kept, swept
-from atoll.runs.config import change, read
+from atoll.reproduce.measured import fingerprint, keep, kept, swept_points
+from atoll.runs.config import change, read, resolve
 from atoll.runs.result import Run
 
 __all__ = [
@@ -33,6 +36,7 @@ __all__ = [
     "known",
     "ledger",
     "measure",
+    "measure_with",
 ]
 
 DATA = {"R8": "reuters8", "TMN": "tmn", "TREC6": "trec6", "TREC50": "trec50", "SUBJ": "subj"}
@@ -49,6 +53,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "FedWeIT-Dense": {"combine": "sum", "dense": True},
     "Local": {"combine": "none", "average": False},
 }
+CLIENTS = 3
 STRENGTHS = ("1.0", "0.1")
 PROFILES = ("default", "released")
 DRAWN = ("R8", "1.0")  # Figure 5 draws these: the accuracy of each task after each round
@@ -96,6 +101,14 @@ class Setting:
         """What --only takes."""
         end = "" if self.profile == "default" else f" {self.profile}"
         return f"{self.row} {self.column} {self.strength}{end}"
+
+    @property
+    def form(self) -> Hashable:
+        """Settings of equal form have networks of the same shapes, trained in the same way."""
+        options = {**COLUMNS, **CONTROLS}[self.column]
+        slots = options.get("keep", CLIENTS)
+        how = {k: v for k, v in options.items() if k not in ("transfer", "keep")}
+        return (self.row, self.profile, slots, tuple(sorted(how.items())))
 
     def values(self) -> dict[str, Any]:
         """The run's values; a task of SUBJ has its two classes."""
@@ -149,41 +162,71 @@ def measure(
     setting: Setting, plan: Plan, say: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """Run a setting, or read what was measured before with the same config."""
+    return measure_with(setting, (), plan, say)
+
+
+def measure_with(
+    setting: Setting,
+    asked: Sequence[Setting],
+    plan: Plan,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """The same; others that were asked for too are run beside it where they are of its form."""
     found = known(setting, plan)
     if found is not None:
         return found
+    beside = [s for s in asked if s != setting and s.form == setting.form]
+    several = [setting, *(s for s in beside if known(s, plan) is None)]
+    began = time.monotonic()
+    runs = _swept(several, plan, say)
+    seconds = round(time.monotonic() - began, 1)
+    for one in several:
+        own = runs[: len(plan.seeds)]
+        del runs[: len(plan.seeds)]
+        facts = {k: own[0].facts[k] for k in ("atoll", "packages", "device", "data", "vectors")}
+        keep(
+            plan.folder,
+            one.name,
+            {
+                "setting": one.name,
+                "config": _wanted(one, plan),
+                "facts": facts,
+                "engine": own[0].config["engine"],
+                "seconds": seconds,
+                "together": [s.name for s in several],  # what these seconds are of
+                "runs": [_brief(run) for run in own],
+            },
+        )
+    found = known(setting, plan)
+    assert found is not None  # it has just been kept
+    return found
+
+
+def _swept(several: Sequence[Setting], plan: Plan, say: Callable[[str], None]) -> list[Run]:
+    """The seeds of settings, one after the other, as one sweep."""
     how = {
         "engine.device": plan.device, "engine.packing": False, "engine.tf32": plan.tf32,
         "engine.mode": "stacked" if plan.device == "cuda" else "auto",
         "checkpoints": False, "looks": False,
     }  # fmt: skip
-    values = change(change(setting.values(), plan.sizes()), how)
-    began = time.monotonic()
-    runs = _swept(values, plan, setting, say)
-    found = {
-        "setting": setting.name,
-        "config": _wanted(setting, plan),
-        "facts": {k: runs[0].facts[k] for k in ("atoll", "packages", "device", "data", "vectors")},
-        "engine": runs[0].config["engine"],
-        "seconds": round(time.monotonic() - began, 1),
-        "runs": [_brief(run) for run in runs],
-    }
-    keep(plan.folder, setting.name, found)
-    return found
-
-
-def _swept(
-    values: dict[str, Any], plan: Plan, setting: Setting, say: Callable[[str], None]
-) -> list[Run]:
-    """The seeds as one sweep."""
     began, told = time.monotonic(), [-1]
 
     def watch(progress: Any) -> None:
         if progress.stage > told[0]:
             told[0] = progress.stage
-            say(f"{setting.name}: task {progress.stage + 1}, {time.monotonic() - began:.0f} s")
+            names = ", ".join(setting.name for setting in several)
+            say(f"{names}: task {progress.stage + 1}, {time.monotonic() - began:.0f} s")
 
-    return swept(values, {"seed": plan.seeds}, plan.folder, watch)
+    def points(folder: Path) -> list[Point]:
+        found: list[Point] = []
+        for setting in several:
+            for seed in plan.seeds:
+                values = change(change(setting.values(), plan.sizes()), {**how, "seed": seed})
+                place, axes = folder / f"point-{len(found):04d}", {"seed": seed}
+                found.append(Point(axes, resolve(values, "sweep"), place))
+        return found
+
+    return swept_points(points, plan.folder, watch)
 
 
 def _wanted(setting: Setting, plan: Plan) -> str:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.record import write_whole
-from atoll.engines.sweep import points, sweep
+from atoll.engines.sweep import Point, points, sweep
 from atoll.runs.loop import Progress
 from atoll.runs.result import Run
 
-__all__ = ["file_name", "fingerprint", "keep", "kept", "swept"]
+__all__ = ["file_name", "fingerprint", "keep", "kept", "swept", "swept_points"]
 
 
 def fingerprint(asked: Any) -> str:
@@ -52,10 +52,19 @@ def swept(
     folder: Path,
     watch: Callable[[Progress], None] = lambda progress: None,
 ) -> list[Run]:
+    """The runs of a sweep over axes."""
+    return swept_points(lambda own: points(values, axes, own), folder, watch)
+
+
+def swept_points(
+    find: Callable[[Path], list[Point]],
+    folder: Path,
+    watch: Callable[[Progress], None] = lambda progress: None,
+) -> list[Run]:
     """The runs of a sweep in a folder of its own below runs; it goes, their numbers stay."""
     own = folder / "runs" / f"{os.getpid()}-{time.time_ns()}"
     try:
-        runs = sweep(points(values, axes, own), own, watch=watch)
+        runs = sweep(find(own), own, watch=watch)
         for run in runs:
             run.read()  # before the folder goes
     finally:

@@ -5,15 +5,16 @@ a `name`; `Plan(folder, device, tf32=...)` and `Plan.quick(folder, device)`, how
 `chosen(only, table)`, the settings that a command asks for; `known(setting, plan)`, what was
 measured before; `measure(setting, plan, say)`, which measures and keeps it as one small file;
 `ledger(measured, missing)` and `figures(measured)`, what came out. It may offer `QUICK`, the
-settings of a miniature where all of them would take too long, and `partly(setting, plan)`: what
-there is of a measurement that is not whole yet, to be shown where nothing is run.
+settings of a miniature where all of them would take too long; `partly(setting, plan)`: what there
+is of a measurement that is not whole yet, to be shown where nothing is run; and
+`measure_with(setting, asked, plan, say)`, which measures others that were asked for beside it.
 """
 
 import importlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,12 +73,21 @@ def again(
             missing[setting.name] = f"not run yet: atoll reproduce {paper} --only '{setting.name}'"
             continue
         try:
-            measured[setting.name] = found or module.measure(setting, made, say)
+            measured[setting.name] = found or _measured(module, setting, chosen, made, say)
         except UserError as error:
             if error.exit_code != EXIT_DATA_MISSING:
                 raise
             missing[setting.name] = f"not here: {error.remedy}"
     return module.ledger(measured, missing), module.figures(measured)
+
+
+def _measured(
+    module: Any, setting: Any, chosen: Sequence[Any], plan: Any, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure a setting; where a paper can, with others of those chosen in the same computation."""
+    together = getattr(module, "measure_with", None)
+    found = together(setting, chosen, plan, say) if together else module.measure(setting, plan, say)
+    return dict(found)
 
 
 def _chosen(module: Any, asked: Asked) -> list[Any]:
