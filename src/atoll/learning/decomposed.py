@@ -20,7 +20,7 @@ and head. A stack of clients has one more axis in front of everything.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -161,12 +161,16 @@ class _Pull:
 
 @dataclass(frozen=True)
 class _Hold:
-    """lambda2 / 2 * squared distance of past weights to where they are to be held: their places."""
+    """lambda2 / 2 * squared distance of past weights to where they are to be held: their places.
+
+    And one * sum of absolute values of the adaptive parts among them.
+    """
 
     base: int
     mask: int
     past: int
     target: int
+    one: float
 
 
 Terms = tuple[_Pull | _Hold, ...]
@@ -175,67 +179,50 @@ Terms = tuple[_Pull | _Hold, ...]
 class _Penalties(torch.autograd.Function):
     """All penalties in as few passes over large weights, and as few small kernels, as can be.
 
-    The first tensor is lambda2: members of a stack may have one each.
+    The first tensor is lambda2: members of a stack may have one each. Gradients of what is held
+    are found on the way, as values of all of it would not stay in a cache until they are wanted.
     """
 
     @staticmethod
     def forward(ctx: Any, terms: Terms, axes: int, *tensors: Tensor) -> Tensor:
-        sizes: dict[tuple[int, float | Tensor], list[Tensor]] = {}  # norms by kind and weight
-        moved = []
+        sizes: dict[tuple[int, float], list[Tensor]] = {}  # norms by kind and weight
+        totals, found = list[Tensor](), dict[int, Tensor]()
         for term in terms:
-            if isinstance(term, _Hold):
-                parts = (tensors[i] for i in (term.base, term.mask, term.past, term.target))
-                moved.append(_moved(*parts))
-                sizes.setdefault((2, tensors[0]), []).append(_norm(moved[-1], 2, axes))
+            if isinstance(term, _Pull):
+                for kind, weight in ((1, term.one), (2, term.two)):
+                    if weight:
+                        norm = _norm(tensors[term.place], kind, axes)
+                        sizes.setdefault((kind, weight), []).append(norm)
                 continue
-            for kind, weight in ((1, term.one), (2, term.two)):
-                if weight:
-                    norm = _norm(tensors[term.place], kind, axes)
-                    sizes.setdefault((kind, weight), []).append(norm)
-        ctx.save_for_backward(*tensors, *moved)
-        ctx.terms, ctx.axes, ctx.count = terms, axes, len(tensors)
-        totals = [
-            torch.stack(norms).sum(0) * weight
-            if kind == 1
-            else torch.stack(norms).square_().sum(0) * (weight / 2)
-            for (kind, weight), norms in sizes.items()
-        ]
+            places = (term.base, term.mask, term.past, term.target)
+            wanted = ctx.needs_input_grad[2 + term.mask]
+            held = _held([tensors[place] for place in places], tensors[0], term.one, axes, wanted)
+            totals.append(held.value)
+            found |= {term.base: held.of_base, term.past: held.of_past}
+            found |= {} if held.of_mask is None else {term.mask: held.of_mask}
+        ctx.save_for_backward(*tensors)
+        ctx.terms, ctx.found = terms, found
+        for (kind, weight), norms in sizes.items():
+            together = torch.stack(norms)
+            squares = together.square_() if kind == 2 else together
+            totals.append(squares.sum(0) * (weight / kind))
         return torch.stack(totals).sum(0)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        tensors, moved = ctx.saved_tensors[: ctx.count], list(ctx.saved_tensors[ctx.count :])
-        pulls = [term for term in ctx.terms if isinstance(term, _Pull)]
-        slopes: dict[float | None, Tensor] = {
-            weight: slope * weight for pull in pulls for weight in (pull.one, pull.two) if weight
-        }
-        slopes[None] = slope * tensors[0]
-        found: dict[int, Tensor] = {}
-
-        def add(place: int, direction: Tensor, weight: float | None) -> None:
-            spread = _spread(slopes[weight], direction)
-            if place in found:
-                found[place].addcmul_(direction, spread)
-            else:
-                found[place] = direction * spread
-
-        for term in ctx.terms:
-            if isinstance(term, _Hold):
-                gate = _gate(tensors[term.mask], tensors[term.past])
-                by_task = moved.pop(0)
-                add(term.past, by_task, None)
-                add(term.base, _weighed(gate, by_task, ctx.axes), None)
-                if ctx.needs_input_grad[2 + term.mask]:
-                    inner = by_task * tensors[term.base].unsqueeze(ctx.axes)
-                    gate = gate.view(tensors[term.mask].shape)
-                    add(term.mask, inner.flatten(gate.dim()).sum(-1) * gate * (1 - gate), None)
-                continue
-            if term.one:
-                found[term.place] = tensors[term.place].sgn()
-                found[term.place].mul_(_spread(slopes[term.one], tensors[term.place]))
-            if term.two:
-                add(term.place, tensors[term.place], term.two)
-        return None, None, *(found.get(place) for place in range(ctx.count))
+        tensors, pulls = ctx.saved_tensors, [t for t in ctx.terms if isinstance(t, _Pull)]
+        weights = {weight for pull in pulls for weight in (pull.one, pull.two) if weight}
+        slopes = {weight: slope * weight for weight in weights}
+        found = {place: held * _spread(slope, held) for place, held in ctx.found.items()}
+        for pull in pulls:
+            values = tensors[pull.place]
+            if pull.one:
+                found[pull.place] = values.sgn().mul_(_spread(slopes[pull.one], values))
+            if pull.two and pull.place in found:
+                found[pull.place].addcmul_(values, _spread(slopes[pull.two], values))
+            elif pull.two:
+                found[pull.place] = values * _spread(slopes[pull.two], values)
+        return None, None, *(found.get(place) for place in range(len(tensors)))
 
 
 def _norm(values: Tensor, kind: int, axes: int) -> Tensor:
@@ -243,16 +230,55 @@ def _norm(values: Tensor, kind: int, axes: int) -> Tensor:
     return found
 
 
-def _moved(base: Tensor, mask: Tensor, past: Tensor, target: Tensor) -> Tensor:
-    """How far the weights of past tasks are from where they are to be held.
+class _Value(NamedTuple):
+    """What holding past tasks costs, and its gradients."""
 
-    Rounded as in `restored`: right after the snapshot it is exactly 0, of which Adam takes no sign.
+    value: Tensor
+    of_base: Tensor
+    of_past: Tensor
+    of_mask: Tensor | None
+
+
+def _held(parts: Sequence[Tensor], strength: Tensor, one: float, axes: int, wanted: bool) -> _Value:
+    """Parts: base, masks, adaptive parts and targets; `wanted`: masks move too.
+
+    One by one, task after task, so that what is looked at stays in a cache; a stack has few and
+    large operations instead. The distance is rounded as in `restored`: right after the snapshot it
+    is exactly 0, of which Adam takes no sign.
     """
-    return (base.unsqueeze(mask.dim() - 2) * _gate(mask, past)).add_(past).sub_(target)
+    base, mask, past, target = parts
+    gate, of_past, of_base = _gate(mask, past), torch.empty_like(past), torch.zeros_like(base)
+    value, of_mask = torch.zeros_like(strength), torch.empty_like(mask)
+    count = 1 if axes == 0 else past.shape[axes]
+    for first in range(0, past.shape[axes], count):
+        now, gates, adaptive, wants, masks = (
+            t.narrow(axes, first, count) for t in (of_past, gate, past, target, of_mask)
+        )
+        torch.mul(base.unsqueeze(axes), gates, out=now).add_(adaptive).sub_(wants)
+        value += _size(now, now, 2, axes) * strength / 2
+        now.mul_(_spread(strength, now))
+        of_base += _weighed(gates, now, axes)
+        if wanted:
+            inner = (now * base.unsqueeze(axes)).flatten(mask.dim()).sum(-1)
+            masks.copy_(inner * (gates * (1 - gates)).view(inner.shape))
+        if one:
+            signs = adaptive.sgn()
+            value += one * _size(signs, adaptive, 1, axes)
+            now.add_(signs, alpha=one)
+    return _Value(value, of_base, of_past, of_mask if wanted else None)
+
+
+def _size(signs: Tensor, values: Tensor, kind: int, axes: int) -> Tensor:
+    """The sum of absolute values or of squares; a product is faster on a CPU than a norm."""
+    if axes == 0:
+        return torch.dot(signs.flatten(), values.flatten())
+    return _norm(values, kind, axes) ** kind
 
 
 def _weighed(gate: Tensor, moved: Tensor, axes: int) -> Tensor:
     """The sum over tasks of gate times change, one product for each output: as the base."""
+    if moved.shape[axes] == 1:
+        return (gate * moved).squeeze(axes)
     by_output = moved.movedim(axes, axes + 1)  # (..., outputs, tasks, ...)
     shares = gate.view(gate.shape[: axes + 2]).movedim(axes, axes + 1).unsqueeze(-2)
     sums = torch.matmul(shares, by_output.flatten(axes + 2)).squeeze(-2)
@@ -279,9 +305,8 @@ def penalty(weights: Named, plan: Plan, axes: int = 0) -> Tensor:
         if plan.first:
             pull(f"base/{layer}", 0.0, plan.decay)
         if f"past/adaptive/{layer}" in weights:
-            pull(f"past/adaptive/{layer}", plan.lambda1, 0.0)
             past = [place(f"past/{kind}/{layer}") for kind in ("mask", "adaptive", "target")]
-            terms.append(_Hold(place(f"base/{layer}"), *past))
+            terms.append(_Hold(place(f"base/{layer}"), *past, one=plan.lambda1))
     for layer in plan.private:
         sparse = layer in plan.sparse_private
         pull(f"now/dense/{layer}", plan.lambda1 if sparse else 0.0, plan.decay)

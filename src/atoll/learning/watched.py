@@ -75,7 +75,7 @@ class Watched:
 
     def __call__(self) -> Outcome:
         """Do it."""
-        parts = self.parts()
+        parts = self.parts(alone=True)
         try:
             job = next(parts)
             while True:
@@ -84,14 +84,17 @@ class Watched:
             found: Outcome = end.value
             return found
 
-    def parts(self) -> Generator[Work | Tally, Any, Outcome]:
-        """Its works and counts, one after the other."""
+    def parts(self, alone: bool = False) -> Generator[Work | Tally, Any, Outcome]:
+        """Its works and counts, one after the other; alone, each goes on in the same memory."""
         weights, moments, course = self.work.weights, self.work.moments, self.course
+        first = weights
         for stream, key in zip(self.streams, self.keys, strict=True):
             if course[STOPPED]:
                 break
             noise = torch.tensor(key, device=self.work.rows.y.device)
-            one = self.epoch(float(course[RATE]), stream)
+            one = replace(
+                self.epoch(float(course[RATE]), stream), ours=alone and weights is not first
+            )
             done = yield replace(one, weights={**weights, KEY: noise}, moments=moments)
             weights, moments = done.weights, done.moments
             loss = done.losses[one.phases[0].name]
