@@ -305,8 +305,12 @@ def penalty(weights: Named, plan: Plan, axes: int = 0) -> Tensor:
         if plan.first:
             pull(f"base/{layer}", 0.0, plan.decay)
         if f"past/adaptive/{layer}" in weights:
-            past = [place(f"past/{kind}/{layer}") for kind in ("mask", "adaptive", "target")]
-            terms.append(_Hold(place(f"base/{layer}"), *past, one=plan.lambda1))
+            names = (
+                f"base/{layer}",
+                *(f"past/{k}/{layer}" for k in ("mask", "adaptive", "target")),
+            )
+            base, mask, past, target = map(place, names)
+            terms.append(_Hold(base, mask, past, target, plan.lambda1))
     for layer in plan.private:
         sparse = layer in plan.sparse_private
         pull(f"now/dense/{layer}", plan.lambda1 if sparse else 0.0, plan.decay)
