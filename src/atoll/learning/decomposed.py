@@ -105,7 +105,10 @@ def foreign_features(words: Words, x: Tensor, foreign: Sequence[Tensor]) -> Tens
 
 
 def _foreign(weights: Named, batch: Rows, plan: Plan) -> Tensor:
-    """Eq. 2 and 3 from the extremes kept with the rows: alpha * max if alpha >= 0, else * min."""
+    """Eq. 2 and 3 from the extremes kept with the rows: alpha * max if alpha >= 0, else * min.
+
+    Without projections that align it (J12) what foreign filters find is given as it is.
+    """
     slots, filters = weights["now/foreign_bias/conv3"].shape[-2:]
     kept = batch.own[..., 1:].unflatten(-1, (2, len(KERNELS), slots, filters))
     alphas = torch.stack([weights[f"now/alpha/conv{size}"] for size in KERNELS], -2)
@@ -113,6 +116,8 @@ def _foreign(weights: Named, batch: Rows, plan: Plan) -> Tensor:
     alpha = alphas[..., None, :, :, None]  # (..., 1, sizes, slots, 1)
     extreme = torch.where(alpha >= 0, kept[..., 0, :, :, :], kept[..., 1, :, :, :])
     g = torch.addcmul(biases.unsqueeze(-4), alpha, extreme).flatten(-2)
+    if "align3" not in plan.layers + plan.private:
+        return g.flatten(-2)
     found = []
     for place, size in enumerate(KERNELS):
         theta = composed(weights, f"align{size}", plan)

@@ -146,8 +146,10 @@ def shapes(options: Options, model: TextCNN, clients: int) -> dict[str, tuple[in
         f"conv{size}": (filters, dimension, size) for size in KERNELS
     }
     width = len(KERNELS) * filters
-    if options.combine != "sum":
-        slots = slot_count(options, clients)
+    slots = slot_count(options, clients)
+    if options.dls and options.profile == "released":  # J12: one layer on all that filters find
+        found["merge"] = (width, width * (1 + slots))
+    elif options.combine != "sum":
         found |= dict.fromkeys(ALIGNS, (filters, filters * slots))
         found["merge"] = (width, 2 * width)
     elif options.dense:

@@ -60,6 +60,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "Local": {"combine": "none", "average": False},
     "released": {"profile": "released"},
     "released FedWeIT": {"profile": "released", "combine": "sum"},
+    "released DLS": {"profile": "released", "dls": True},
 }
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -691,7 +692,7 @@ def test_a_run_that_was_cut_anywhere_ends_as_if_it_had_not_been(
 
 
 @pytest.mark.parametrize(
-    "variant", ["FedSeIT", "DLS and SIT", "FedWeIT-Dense", "Local", "released"]
+    "variant", ["FedSeIT", "DLS and SIT", "FedWeIT-Dense", "Local", "released", "released DLS"]
 )
 def test_clients_in_a_stack_give_what_they_give_one_by_one(variant: str, tmp_path: Path) -> None:
     """Over three tasks, with rates that fall at different times."""
@@ -785,6 +786,23 @@ def test_as_released_the_foreign_parts_and_the_head_do_nothing() -> None:
     client.weights["foreign/conv4"] = client.weights["foreign/conv4"] + 5.0
     client._cache.clear()
     assert torch.equal(said(client, client._trained()), before)
+
+
+def test_as_released_dense_layer_sharing_is_one_layer_on_all_that_filters_find() -> None:
+    """J12: no projections that align; the layer's own foreign parts are live (J4)."""
+    one, client = in_second_task(**VARIANTS["released DLS"])
+    width, slots = 3 * 6, 3
+    assert client.shapes["merge"] == (width, width * (1 + slots))
+    assert not [name for name in client.weights if "align" in name]
+    assert set(one.server.base) == {*CONVS, "merge"}
+    assert client.private == ()
+    before = said(client, client._trained())
+    client.weights["foreign/merge"] = client.weights["foreign/merge"] + 5.0
+    assert not torch.equal(said(client, client._trained()), before)
+    found = gradients(client)
+    assert all(bool(found[f"now/{kind}/merge"].any()) for kind in ("adaptive", "alpha", "bias"))
+    count = next(p.payload for s, r, a, p in one.packets if a == "fit" and s == "server")
+    assert count == 4 * (6 * 16 * 12 + width * width * (1 + slots))
 
 
 def test_as_released_only_a_few_test_rows_count() -> None:
