@@ -427,12 +427,28 @@ class Stack:
 def recorded(what: Callable[[], None]) -> torch.cuda.CUDAGraph:
     """A graph of what is done here; nothing is done yet.
 
-    It is not recorded on a stream of its own: torch keeps the memory of every stream apart.
+    torch.cuda.graph would give all spare memory back to the device before each recording, and it
+    would have to be asked for again. All are recorded on one stream: torch keeps the memory of
+    every stream apart.
     """
+    return _recorded(what, _first_graph().pool())
+
+
+def _recorded(what: Callable[[], object], *pool: Any) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=_first_graph().pool()):
-        what()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(_side_stream()):
+        graph.capture_begin(*pool)
+        try:
+            what()
+        finally:
+            graph.capture_end()
     return graph
+
+
+@cache
+def _side_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
 
 
 @cache
@@ -441,10 +457,7 @@ def _first_graph() -> torch.cuda.CUDAGraph:
 
     It is kept for good, because torch gives a memory up when its last graph goes.
     """
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        torch.zeros(1, device="cuda")
-    return graph
+    return _recorded(lambda: torch.zeros(1, device="cuda"))
 
 
 def _steps(job: Work) -> int:

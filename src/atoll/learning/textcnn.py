@@ -89,6 +89,7 @@ class _Texts(NamedTuple):
     x: Tensor  # (texts, length)
     text: Tensor  # (pieces,) which text each is of
     start: Tensor  # (pieces,) its first window
+    windows: Tensor  # (pieces, PIECE) all of them; those of the last piece may lie behind the end
     order: Tensor  # (texts, most) the pieces of each text; the last stands in for missing ones
     vectors: Tensor  # (members, words, D) of the different words of each member's texts
     cells: Tensor  # (texts, length) where each token has its vector among those of all members
@@ -112,7 +113,8 @@ def _cut(words: Words, x: Tensor, bounds: Bounds | None) -> _Texts:
     within = torch.arange(most, device=x.device)
     order = first[:, None] + torch.minimum(within, counts[:, None] - 1)
     start = (number - first[text]) * PIECE
-    return _Texts(flat, text, start, order, *_words(words, flat, members, bounds))
+    windows = start[:, None] + torch.arange(PIECE, device=x.device)
+    return _Texts(flat, text, start, windows, order, *_words(words, flat, members, bounds))
 
 
 def _words(words: Words, x: Tensor, members: int, bounds: Bounds | None) -> tuple[Tensor, Tensor]:
@@ -143,8 +145,7 @@ def _windows(texts: _Texts, filters: Tensor) -> Tensor:
     by_word = filters.movedim(-3, -1).reshape(-1, dimension, size * outputs)
     said = torch.matmul(texts.vectors.to(filters.dtype), by_word)  # (.., words, size x outputs)
     length, step = texts.x.shape[1], torch.arange(size, device=texts.x.device)
-    starts = texts.start[:, None] + torch.arange(PIECE, device=step.device)
-    starts = starts.clamp_(max=length - size) + texts.text[:, None] * length
+    starts = texts.windows.clamp(max=length - size) + texts.text[:, None] * length
     rows = texts.cells.flatten()[starts[..., None] + step] * size + step
     sums: Tensor = F.embedding_bag(rows.view(-1, size), said.view(-1, outputs), mode="sum")
     return sums.view(-1, PIECE, outputs)

@@ -142,3 +142,20 @@ def test_a_workshop_does_the_epochs_of_all_side_by_side() -> None:
     found = Workshop("stacked").do(members)
     for id, job in members.items():
         same(found[id], job())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("changes", [{}, {"combine": "sum"}, {"dls": True}])
+def test_on_a_gpu_a_stack_gives_what_its_members_give_alone(changes: dict[str, Any]) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs an accelerator")
+    members = jobs(**changes, **{"engine.device": "cuda", "method.epochs": 8})
+    watch = Watch(members)
+    done = watch(members)
+    for one, job in zip(done, members, strict=True):
+        same(one, job())
+    again = [_next(job, one) for job, one in zip(members, done, strict=True)]
+    for one, job in zip(watch(again[:3]), again[:3], strict=True):
+        same(one, job())
+    assert watch.judgement is not None
+    assert watch.stack.captured
