@@ -14,8 +14,9 @@ Transfer, 2022 (FedSeIT). Names of weights:
     lambda2                     how strongly the weights of past tasks are held, constant
     noise                       key of the dropout of an epoch
 
-Layers are conv3, conv4, conv5 (banks of filters), align3, align4, align5 and merge (projections)
-and head. A stack of clients has one more axis in front of everything.
+Layers of the text CNN are conv3, conv4, conv5 (banks of filters), align3, align4, align5 and merge
+(projections), those of LeNet conv1, conv2, full1, full2; and head. A stack of clients has one more
+axis in front of everything.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from atoll.core.rng import hashes
 from atoll.core.rows import Rows
+from atoll.learning.convolutions import Sizes, convolve
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import linear
 from atoll.learning.textcnn import KERNELS, Words, extremes, highest
@@ -47,13 +49,14 @@ __all__ = [
 ]
 
 Named = Mapping[str, Tensor]
+KEEPING = Sizes((1, 1), (2, 2), (1, 1), 1)  # a convolution of 5 x 5 that keeps the size
 
 
 @dataclass(frozen=True)
 class Plan:
     """How the network is put together and what holds it back; the same for all clients of a run."""
 
-    words: Words
+    words: Words | None  # none: rows are images, and the network is LeNet
     layers: tuple[str, ...]  # those with base, mask and adaptive part
     private: tuple[str, ...]  # projections that a client has for itself
     combine: Literal["banks", "sum"]  # foreign filters: banks of their own, or added to ours
@@ -133,13 +136,39 @@ def dropped(z: Tensor, key: Tensor, numbers: Tensor, rate: float) -> Tensor:
     return torch.where(draw + 0.5 >= rate, z / (1 - rate), 0)
 
 
-def logits(weights: Named, batch: Rows, plan: Plan, noise: bool = False) -> Tensor:
-    """What the network says of texts; the first of `own` is the row's number, then features."""
+def _of_texts(weights: Named, batch: Rows, plan: Plan) -> Tensor:
+    """What a client's own filters find in texts: (..., rows, sizes x filters)."""
+    assert plan.words is not None  # else rows are images
     convs = [f"conv{size}" for size in KERNELS]
     filters = [composed(weights, layer, plan) for layer in convs]
     said = highest(plan.words, batch.x, filters, batch.bounds)
     biases = [weights[f"now/bias/{layer}"].unsqueeze(-2) for layer in convs]
-    z = torch.cat([torch.relu(s + b) for s, b in zip(said, biases, strict=True)], -1)
+    return torch.cat([torch.relu(s + b) for s, b in zip(said, biases, strict=True)], -1)
+
+
+def _of_images(weights: Named, x: Tensor, plan: Plan) -> Tensor:
+    """What LeNet finds in images: (..., rows, 500)."""
+    for layer in ("conv1", "conv2"):
+        theta, bias = composed(weights, layer, plan), weights[f"now/bias/{layer}"]
+        lead = x.shape[:-3]
+        found = (
+            convolve(x, theta, bias, KEEPING) if len(lead) > 1 else F.conv2d(x, theta, bias, 1, 2)
+        )
+        halved = F.max_pool2d(torch.relu(found).flatten(0, len(lead) - 1), 2)
+        x = halved.unflatten(0, lead)
+    z = x.flatten(-3)
+    for layer in ("full1", "full2"):
+        z = torch.relu(linear(z, composed(weights, layer, plan), weights[f"now/bias/{layer}"]))
+    return z
+
+
+def logits(weights: Named, batch: Rows, plan: Plan, noise: bool = False) -> Tensor:
+    """What the network says of rows; the first of `own` is the row's number, then features."""
+    z = (
+        _of_images(weights, batch.x, plan)
+        if plan.words is None
+        else _of_texts(weights, batch, plan)
+    )
     if plan.combine == "banks":
         z = torch.cat([z, _foreign(weights, batch, plan)], -1)
     if noise and plan.dropout:

@@ -280,6 +280,11 @@ class TextCNN(nn.Module):
         weight, bias = draw_linear(classes, filters * len(KERNELS), stream.child("head"))
         self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
 
+    @property
+    def layers(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every bank of filters."""
+        return {f"conv{size}": (self.filters, self.words.dimension, size) for size in KERNELS}
+
     def extra_repr(self) -> str:
         """The word vectors, so that networks on others are told apart."""
         return repr(self.words)

@@ -2,7 +2,8 @@
 
 Chaudhary, Rai, Schubert, Schütze, Gupta, Federated Continual Learning for Text Classification via
 Selective Inter-client Transfer, 2022. With combine = "sum" this is FedWeIT: Yoon, Jeong, Lee,
-Yang, Hwang, Federated Continual Learning with Weighted Inter-client Transfer, 2021.
+Yang, Hwang, Federated Continual Learning with Weighted Inter-client Transfer, 2021; that one
+learns from images too, with the network `lenet`.
 
 A layer's weights are B * sigmoid(m) + A. The base B is averaged; mask m and adaptive part A belong
 to one task of one client. When a task ends, what is left of A after pruning goes to the server,
@@ -40,6 +41,7 @@ from atoll.learning.decomposed import (
     row_losses,
     row_objectives,
 )
+from atoll.learning.image_nets import LeNet
 from atoll.learning.sparse import coded, decoded
 from atoll.learning.textcnn import KERNELS, TextCNN, document_means, normal
 from atoll.learning.train import Optimiser, Phase, Work, hits, in_chunks
@@ -139,13 +141,10 @@ class Shared:
     adaptive: Tensors
 
 
-def shapes(options: Options, model: TextCNN, clients: int) -> dict[str, tuple[int, ...]]:
+def shapes(options: Options, model: TextCNN | LeNet, clients: int) -> dict[str, tuple[int, ...]]:
     """The shape of every layer but the head."""
-    filters, dimension = model.filters, model.words.dimension
-    found: dict[str, tuple[int, ...]] = {
-        f"conv{size}": (filters, dimension, size) for size in KERNELS
-    }
-    width = len(KERNELS) * filters
+    found = dict(model.layers)
+    width, filters = width_of(model), model.layers["conv3"][0] if options.combine != "sum" else 0
     slots = slot_count(options, clients)
     if options.dls and options.profile == "released":  # J12: one layer on all that filters find
         found["merge"] = (width, width * (1 + slots))
@@ -157,6 +156,12 @@ def shapes(options: Options, model: TextCNN, clients: int) -> dict[str, tuple[in
     return found
 
 
+def width_of(model: TextCNN | LeNet) -> int:
+    """How many numbers stand for a row before the head."""
+    outputs = [shape[0] for shape in model.layers.values()]
+    return sum(outputs) if isinstance(model, TextCNN) else outputs[-1]
+
+
 def slot_count(options: Options, clients: int) -> int:
     """How many foreign parts a client has room for (n)."""
     return options.keep if options.transfer == "sit" else clients
@@ -164,7 +169,7 @@ def slot_count(options: Options, clients: int) -> int:
 
 def decomposed(options: Options, layers: Sequence[str]) -> tuple[str, ...]:
     """The layers with a base that is shared; the others are private."""
-    return tuple(layers) if options.dls else CONVS
+    return tuple(n for n in layers if options.dls or not n.startswith(("align", "merge")))
 
 
 def released(options: Options) -> Options:
@@ -194,11 +199,18 @@ def checked_options(options: Options) -> None:
             raise UserError(what, "[method]", remedy)
 
 
-def text_network(site: Site) -> TextCNN:
-    """The text CNN of a site; other data are refused."""
+def network_of(options: Options, site: Site) -> TextCNN | LeNet:
+    """The network of a site; other data are refused, and for images what is made for texts."""
     model = site.model()
-    if not isinstance(model, TextCNN):
-        raise UserError("'fedseit' learns from texts", "data", "see atoll list data")
+    if isinstance(model, TextCNN):
+        return model
+    if not isinstance(model, LeNet):
+        remedy = "see atoll list data; from images with model.name = 'lenet', combine = 'sum'"
+        raise UserError("'fedseit' learns from texts", "data", remedy)
+    for name, wanted in (("combine", "sum"), ("transfer", "previous"), ("vocabulary", "shared")):
+        if getattr(options, name) != wanted:
+            what = f"{name} = '{getattr(options, name)}' is for texts"
+            raise UserError(what, "[method]", f"set {name} = '{wanted}' for images")
     return model
 
 
@@ -218,8 +230,9 @@ class Client:
 
     def __init__(self, options: Options, site: Site) -> None:
         checked_options(options)
-        self.options, self.site, model = released(options), site, text_network(site)
-        self.words, self.filters = model.words, model.filters
+        self.options, self.site, model = released(options), site, network_of(options, site)
+        self.words = model.words if isinstance(model, TextCNN) else None
+        self.plain, self.width = tuple(model.layers), width_of(model)
         self.shapes = shapes(options, model, len(site.clients))
         self.layers = decomposed(options, list(self.shapes))
         self.private = tuple(layer for layer in self.shapes if layer not in self.layers)
@@ -235,6 +248,7 @@ class Client:
     def describe(self, request: Empty, moment: Moment) -> Described:
         """Say what the task that begins is like."""
         options, x = self.options, self._read(self.site.train(moment.stage).x, moment.stage)
+        assert self.words is not None  # images are not described
         vectors = document_means(self.words, x)
         found = centres(vectors, options.centres, options.least_cluster)
         return Described(unit_mean(found) if options.representation == "mean_unit" else found)
@@ -321,7 +335,7 @@ class Client:
 
     def look(self, moment: Moment) -> list[Look]:
         """How much this client attends to each foreign part, and what it loses without it."""
-        if moment.stage != self.task or f"foreign/{CONVS[0]}" not in self.weights:
+        if moment.stage != self.task or f"foreign/{self.plain[0]}" not in self.weights:
             return []
         slots = tuple(str(slot) for slot in range(self.slots))
         attention = [tuple(self.weights[f"now/alpha/{n}"].tolist()) for n in self.layers]
@@ -370,11 +384,11 @@ class Client:
             )
         for name, (shape, deviation) in self._draws().items():
             self.weights[f"now/{name}"] = self._drawn(name, shape, deviation)
-        classes, width = max(1, len(self._labels(task))), len(KERNELS) * self.filters
+        classes, width = max(1, len(self._labels(task))), self.width
         bound = math.sqrt(6 / (classes + width))  # Glorot's
         head = self._stream("head", (classes, width)).numpy().uniform(-1, 1, (classes, width))
         self.weights["now/dense/head"] = torch.from_numpy(head * bound).to(self.like)
-        dense = [layer for layer in self.shapes if layer not in CONVS]
+        dense = [layer for layer in self.shapes if layer not in self.plain]
         for layer, outputs in {**{n: self.shapes[n][0] for n in dense}, "head": classes}.items():
             self.weights[f"now/bias/{layer}"] = torch.zeros(outputs).to(self.like)
 
@@ -385,11 +399,12 @@ class Client:
             outputs = self.shapes[layer][0]
             found[f"mask/{layer}"] = ((outputs,), 1 / math.sqrt(outputs))
             found[f"alpha/{layer}"] = ((self.slots,), 1 / math.sqrt(self.slots))
-        for layer in CONVS:
-            deviation = 1 / math.sqrt(self.filters)
-            found[f"bias/{layer}"] = ((self.filters,), deviation)
+        for layer in self.plain:
+            filters = self.shapes[layer][0]
+            found[f"bias/{layer}"] = ((filters,), 1 / math.sqrt(filters))
             if self.options.combine != "sum":
-                found[f"foreign_bias/{layer}"] = ((self.slots, self.filters), deviation)
+                shape = (self.slots, filters)
+                found[f"foreign_bias/{layer}"] = (shape, 1 / math.sqrt(filters))
         for layer in self.private:
             found[f"dense/{layer}"] = (self.shapes[layer], 1 / math.sqrt(self.shapes[layer][1]))
         return found
@@ -460,7 +475,7 @@ class Client:
 
     def _read(self, x: Tensor, task: int) -> Tensor:
         """Tokens; with a vocabulary of its own, words of none of its texts up to then unknown."""
-        if self.options.vocabulary == "shared":
+        if self.options.vocabulary == "shared" or self.words is None:
             return x
         known = torch.zeros(len(self.words.table), dtype=torch.bool, device=x.device)
         known[:2] = True
@@ -473,8 +488,8 @@ class Client:
         foreign = [self.weights.get(f"{start}foreign/{layer}") for layer in CONVS]
         banks = [bank for bank in foreign if bank is not None]
         if not banks or self.options.profile == "released":  # J4: zero kernels there
-            width = 2 * len(KERNELS) * self.slots * self.filters
-            return torch.zeros((len(x), width)).to(self.like)
+            return torch.zeros((len(x), 2 * self.slots * self.width)).to(self.like)
+        assert self.words is not None  # banks are for texts
         return foreign_features(self.words, x, banks)
 
     def _tested(self, rows: Rows) -> Rows:
@@ -581,14 +596,15 @@ class Server:
 
     def __init__(self, options: Options, site: Site) -> None:
         checked_options(options)
-        self.options, model = released(options), text_network(site)
+        self.options, model = released(options), network_of(options, site)
         self.ids = site.clients
         layers = shapes(options, model, len(site.clients))
         first = dict(model.state_dict())
         for layer in decomposed(options, list(layers)):
-            if layer not in CONVS:
-                draw = normal(layers[layer], 1 / math.sqrt(layers[layer][1]), site.stream(layer))
-                first[layer] = draw.to(first["conv3"])
+            if layer not in first:
+                deviation = 1 / math.sqrt(math.prod(layers[layer][1:]))
+                draw = normal(layers[layer], deviation, site.stream(layer))
+                first[layer] = draw.to(next(iter(first.values())))
         self.base = copied({n: first[n] for n in decomposed(options, list(layers))})
         self.bases: dict[str, Tensors] = {}  # the last base of each client
         self.rows: dict[str, int] = {}

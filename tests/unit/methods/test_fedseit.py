@@ -31,8 +31,9 @@ from atoll.learning.decomposed import (
     pruned,
     restored,
 )
+from atoll.learning.image_nets import LeNet
 from atoll.learning.sparse import coded
-from atoll.learning.textcnn import KERNELS, document_means
+from atoll.learning.textcnn import KERNELS, Words, document_means
 from atoll.learning.watched import BEST, RATE, STOPPED, Rule, stepped
 from atoll.learning.weights import without
 from atoll.methods import fedseit
@@ -127,6 +128,11 @@ def in_second_task(**changes: Any) -> tuple[Play, Client]:
     return one, one.clients["site-0"]
 
 
+def words_of(client: Client) -> Words:
+    assert client.words is not None  # its data are texts
+    return client.words
+
+
 def said(client: Client, weights: Tensors, count: int = 20) -> Tensor:
     rows = client._rows("train", client.task).at(slice(0, count))
     return logits(weights, rows, client._plan())
@@ -153,7 +159,7 @@ def test_without_foreign_parts_the_local_branch_is_left() -> None:
     for size in KERNELS:
         for name in (f"now/foreign_bias/conv{size}", f"now/bias/align{size}"):
             weights[name] = torch.zeros_like(weights[name])
-    rows, width = client._rows("train", 0).at(slice(0, 9)), 3 * client.filters
+    rows, width = client._rows("train", 0).at(slice(0, 9)), client.width
     local = dict(weights)
     local["now/dense/merge"] = weights["now/dense/merge"].clone()
     local["now/dense/merge"][:, width:] = 7.0  # what would read the foreign branch
@@ -222,7 +228,7 @@ def test_one_round_moves_all_that_the_table_says() -> None:
 def test_what_is_frozen_stays_bit_for_bit(variant: str) -> None:
     one = play(2, **VARIANTS[variant])
     client = one.clients["site-1"]
-    table = client.words.table.clone()
+    table = words_of(client).table.clone()
     one.round(2, 0)
     start: tuple[str, ...] = ("kept/", "foreign/", "past/target/")
     start += () if variant.startswith("released") else ("past/mask/",)
@@ -231,7 +237,7 @@ def test_what_is_frozen_stays_bit_for_bit(variant: str) -> None:
     one.round(2, 1)
     for name, tensor in before.items():
         assert torch.equal(client.weights[name], tensor), name
-    assert torch.equal(client.words.table, table)
+    assert torch.equal(words_of(client).table, table)
 
 
 # I4, I5
@@ -394,7 +400,7 @@ def test_foreign_slots_may_change_places() -> None:
 def test_the_kept_extremes_give_what_the_convolution_gives() -> None:
     _, client = in_second_task()
     weights, plan, rows = client._trained(), client._plan(), client._rows("train", 1)
-    vectors = client.words.table[rows.x.long()].transpose(1, 2)
+    vectors = words_of(client).table[rows.x.long()].transpose(1, 2)
     wanted = []
     for size in KERNELS:
         alpha = weights[f"now/alpha/conv{size}"] = torch.tensor([-0.7, 0.0, 1.3])
@@ -570,7 +576,7 @@ def private(one: Play) -> dict[str, list[Tensor]]:
     for id, client in one.clients.items():
         for stage in range(one.parts.scenario.stages):
             rows = one.parts.site(id).train(stage)
-            found["text"] += list(document_means(client.words, rows.x))
+            found["text"] += list(document_means(words_of(client), rows.x))
             found["tokens"] += [row[row > 0] for row in rows.x]
             found["labels"] += [rows.y, torch.bincount(rows.y)]
         words = ("mask", "bias", "head", "alpha", "dense")
@@ -618,7 +624,7 @@ def test_a_probe_of_every_packet_finds_nothing_that_may_not_cross() -> None:
             client = one.clients[sender]
             for stage in (0, 1):
                 x = one.parts.site(sender).train(stage).x
-                texts = document_means(client.words, x).double()
+                texts = document_means(words_of(client), x).double()
                 assert float(torch.cdist(sent, texts).min()) > 1e-4
 
 
@@ -988,6 +994,57 @@ def test_with_a_vocabulary_of_its_own_a_client_reads_words_of_its_own_texts_alon
     assert not bool(known.all())  # else this would say nothing
     assert torch.equal(client._rows("train", 0).x, own)
     assert torch.equal(play(1).clients["site-0"]._rows("test", 0).x, asked)
+
+
+# FedWeIT on images
+
+
+IMAGES: dict[str, Any] = {
+    "data": {"name": "synthetic-images", "rows": 240, "classes": 6},
+    "model.name": "lenet", "combine": "sum", "scenario.stages": 2,
+}  # fmt: skip
+
+
+def test_on_images_the_network_is_a_lenet_of_base_mask_adaptive_and_foreign_parts() -> None:
+    one, client = in_second_task(**IMAGES)
+    assert client.layers == ("conv1", "conv2", "full1", "full2")
+    assert set(one.server.base) == set(client.layers)
+    weights, plan = client._trained(), client._plan()
+    model = LeNet((1, 8, 8), len(weights["now/dense/head"]))
+    state = {f"{n}.weight": composed(weights, n, plan) for n in client.layers}
+    state |= {f"{n}.bias": weights[f"now/bias/{n}"] for n in (*client.layers, "head")}
+    model.load_state_dict({**state, "head.weight": weights["now/dense/head"]})
+    rows = client._rows("train", 1)
+    torch.testing.assert_close(logits(weights, rows, plan), model(rows.x))
+    found = gradients(client)
+    for layer in client.layers:
+        for kind in ("base", "now/mask", "now/adaptive", "now/alpha", "now/bias"):
+            assert bool(found[f"{kind}/{layer}"].any()), (kind, layer)
+    before = said(client, weights)
+    weights["foreign/conv2"] = weights["foreign/conv2"] + 0.1
+    assert not torch.equal(said(client, weights), before)
+
+
+def test_on_images_fedweit_learns_and_a_stack_gives_the_same(tmp_path: Path) -> None:
+    how = {**IMAGES, "dtype": "float64", "epochs": 2, "rate": 0.003, "batch": 32}
+    how |= {"checkpoints": False, "looks": False}
+    scores = {}
+    for mode in ("loop", "stacked"):
+        execute(config(**{**how, "engine.mode": mode}), tmp_path / mode)
+        scores[mode] = [e for e in read_events(tmp_path / mode) if isinstance(e, Score)]
+    assert scores["loop"] == scores["stacked"]
+    own = [score.accuracy for score in scores["loop"] if score.stage == 1]
+    assert sum(own) / len(own) > 0.6  # of three classes
+    chosen = json.loads((tmp_path / "stacked" / "engine.json").read_text()).values()
+    assert any(c["mode"] == "stacked" and c["members"] == 3 for c in chosen)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"combine": "banks"}, {"transfer": "sit"}, {"vocabulary": "local"}]
+)
+def test_on_images_what_is_made_for_texts_is_refused(changed: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="is for texts"):
+        play(**{**IMAGES, **changed})
 
 
 # Looks
