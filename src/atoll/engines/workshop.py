@@ -41,6 +41,7 @@ __all__ = ["Mode", "Workshop"]
 
 Mode = Literal["auto", "loop", "stacked", "captured"]
 STACKS = 8  # stacks that keep their buffers
+WATCHES = 4  # the same, of those whose epochs are one computation
 SPLITS = 3  # of split networks, which hold the rows of a stage too
 PLANNED = "; in parts: planned"
 HALVED = "; in parts: out of memory"
@@ -100,16 +101,26 @@ class Workshop:
             choice = self._choice(form(works[0]), works)
             if choice.mode == "stacked" and choice.way == "batched":
                 found = self._watch(key, [jobs[id] for id in ids])
-                done |= dict(zip(ids, found, strict=True))
+                done |= dict(zip(ids, found, strict=False))
         return done | self._by_epochs({id: jobs[id] for id in jobs if id not in done})
 
     def _watch(self, key: Hashable, jobs: Sequence[Watched]) -> list[Outcome]:
-        """Members of a stack that is there already are done in it, if they are most of it."""
-        for known, watch in self._watches:
-            if known == key and watch.fits(jobs):
-                return watch(jobs)
-        self._watches = [*self._watches[1 - STACKS :], (key, Watch(jobs))]
-        return self._watches[-1][1](jobs)
+        """Members of a stack that is there already are done in it, if they are most of it.
+
+        Where memory ends nothing is done: epoch by epoch a stack can be done in halves.
+        """
+        fitting = (watch for known, watch in self._watches if known == key and watch.fits(jobs))
+        try:
+            watch = next(fitting, None)
+            if watch is None:
+                watch = Watch(jobs)
+                self._watches = [*self._watches[1 - WATCHES :], (key, watch)]
+            return watch(jobs)
+        except RuntimeError as error:
+            if not _out_of_memory(error):
+                raise
+        self._watches.clear()
+        return []
 
     def _by_epochs(self, jobs: Mapping[str, Watched]) -> dict[str, Outcome]:
         """Works and counts of all that are watched, side by side."""

@@ -351,18 +351,15 @@ class Stack:
 
     def run(self, active: int, count: int) -> None:
         """So many steps of the first members."""
-        step = self._step_of(active)
-        if not self.graph:
-            for _ in range(count):
+        if active not in self.captured:
+            step = self._step_of(active)
+            while count and (not self.graph or self.eager.get(active, 0) < EAGER):
                 step(True)
-            return
-        while count and active not in self.captured:
-            if self.eager.get(active, 0) >= EAGER:  # a block of one step each time counts too
-                self._capture(active, step)
-                break
-            step(True)
-            self.eager[active] = self.eager.get(active, 0) + 1
-            count -= 1
+                self.eager[active] = self.eager.get(active, 0) + 1
+                count -= 1
+            if not count:
+                return
+            self._capture(active, step)
         for _ in range(count):
             self.captured[active].replay()
 
