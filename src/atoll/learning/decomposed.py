@@ -247,7 +247,9 @@ class _Penalties(torch.autograd.Function):
         tensors, pulls = ctx.saved_tensors, [t for t in ctx.terms if isinstance(t, _Pull)]
         weights = {weight for pull in pulls for weight in (pull.one, pull.two) if weight}
         slopes = {weight: slope * weight for weight in weights}
-        found = {place: held * _spread(slope, held) for place, held in ctx.found.items()}
+        found, ctx.found = ctx.found, None  # they are scaled in place, so there is one way back
+        for held in found.values():
+            held.mul_(_spread(slope, held))
         for pull in pulls:
             values = tensors[pull.place]
             if pull.one:
@@ -291,7 +293,10 @@ def _held(parts: Sequence[Tensor], strength: Tensor, one: float, axes: int, want
         torch.mul(base.unsqueeze(axes), gates, out=now).add_(adaptive).sub_(wants)
         value += _size(now, now, 2, axes) * strength / 2
         now.mul_(_spread(strength, now))
-        of_base += _weighed(gates, now, axes)
+        if count == 1:
+            of_base.addcmul_(gates.squeeze(axes), now.squeeze(axes))
+        else:
+            of_base = _weighed(gates, now, axes)
         if wanted:
             inner = (now * base.unsqueeze(axes)).flatten(mask.dim()).sum(-1)
             masks.copy_(inner * (gates * (1 - gates)).view(inner.shape))
@@ -311,8 +316,6 @@ def _size(signs: Tensor, values: Tensor, kind: int, axes: int) -> Tensor:
 
 def _weighed(gate: Tensor, moved: Tensor, axes: int) -> Tensor:
     """The sum over tasks of gate times change, one product for each output: as the base."""
-    if moved.shape[axes] == 1:
-        return (gate * moved).squeeze(axes)
     by_output = moved.movedim(axes, axes + 1)  # (..., outputs, tasks, ...)
     shares = gate.view(gate.shape[: axes + 2]).movedim(axes, axes + 1).unsqueeze(-2)
     sums = torch.matmul(shares, by_output.flatten(axes + 2)).squeeze(-2)
