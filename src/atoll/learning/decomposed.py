@@ -219,27 +219,30 @@ class _Penalties(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, terms: Terms, axes: int, *tensors: Tensor) -> Tensor:
-        sizes: dict[tuple[int, float], list[Tensor]] = {}  # norms by kind and weight
-        totals, found = list[Tensor](), dict[int, Tensor]()
+        sizes: dict[float | None, list[Tensor]] = {}  # sums by what they are multiplied with
+        found: dict[int, Tensor] = {}
         for term in terms:
             if isinstance(term, _Pull):
-                for kind, weight in ((1, term.one), (2, term.two)):
-                    if weight:
-                        norm = _norm(tensors[term.place], kind, axes)
-                        sizes.setdefault((kind, weight), []).append(norm)
+                values = tensors[term.place]
+                if term.one:
+                    sizes.setdefault(term.one, []).append(_norm(values, 1, axes))
+                if term.two:
+                    sizes.setdefault(term.two / 2, []).append(_norm(values, 2, axes).square_())
                 continue
             places = (term.base, term.mask, term.past, term.target)
             wanted = ctx.needs_input_grad[2 + term.mask]
             held = _held([tensors[place] for place in places], tensors[0], term.one, axes, wanted)
-            totals.append(held.value)
+            sizes.setdefault(None, []).extend(held.squares)
+            sizes.setdefault(term.one, []).extend(held.absolutes)
             found |= {term.base: held.of_base, term.past: held.of_past}
             found |= {} if held.of_mask is None else {term.mask: held.of_mask}
         ctx.save_for_backward(*tensors)
         ctx.terms, ctx.found = terms, found
-        for (kind, weight), norms in sizes.items():
-            together = torch.stack(norms)
-            squares = together.square_() if kind == 2 else together
-            totals.append(squares.sum(0) * (weight / kind))
+        totals = [
+            torch.stack(sums).sum(0) * (tensors[0] / 2 if weight is None else weight)
+            for weight, sums in sizes.items()
+            if sums
+        ]
         return torch.stack(totals).sum(0)
 
     @staticmethod
@@ -267,9 +270,10 @@ def _norm(values: Tensor, kind: int, axes: int) -> Tensor:
 
 
 class _Value(NamedTuple):
-    """What holding past tasks costs, and its gradients."""
+    """Sums of squares and of absolute values, and the gradients of all of it."""
 
-    value: Tensor
+    squares: list[Tensor]
+    absolutes: list[Tensor]
     of_base: Tensor
     of_past: Tensor
     of_mask: Tensor | None
@@ -283,15 +287,16 @@ def _held(parts: Sequence[Tensor], strength: Tensor, one: float, axes: int, want
     is exactly 0, of which Adam takes no sign.
     """
     base, mask, past, target = parts
-    gate, of_past, of_base = _gate(mask, past), torch.empty_like(past), torch.zeros_like(base)
-    value, of_mask = torch.zeros_like(strength), torch.empty_like(mask)
+    gate, of_past, of_mask = _gate(mask, past), torch.empty_like(past), torch.empty_like(mask)
+    of_base = torch.zeros_like(base)
+    squares, absolutes = list[Tensor](), list[Tensor]()
     count = 1 if axes == 0 else past.shape[axes]
     for first in range(0, past.shape[axes], count):
         now, gates, adaptive, wants, masks = (
             t.narrow(axes, first, count) for t in (of_past, gate, past, target, of_mask)
         )
         torch.mul(base.unsqueeze(axes), gates, out=now).add_(adaptive).sub_(wants)
-        value += _size(now, now, 2, axes) * strength / 2
+        squares.append(_size(now, now, 2, axes))
         now.mul_(_spread(strength, now))
         if count == 1:
             of_base.addcmul_(gates.squeeze(axes), now.squeeze(axes))
@@ -302,9 +307,9 @@ def _held(parts: Sequence[Tensor], strength: Tensor, one: float, axes: int, want
             masks.copy_(inner * (gates * (1 - gates)).view(inner.shape))
         if one:
             signs = adaptive.sgn()
-            value += one * _size(signs, adaptive, 1, axes)
+            absolutes.append(_size(signs, adaptive, 1, axes))
             now.add_(signs, alpha=one)
-    return _Value(value, of_base, of_past, of_mask if wanted else None)
+    return _Value(squares, absolutes, of_base, of_past, of_mask if wanted else None)
 
 
 def _size(signs: Tensor, values: Tensor, kind: int, axes: int) -> Tensor:
