@@ -27,8 +27,9 @@ ROUNDS = 3
 def values(given: argparse.Namespace, clients: int, transfer: str) -> dict[str, Any]:
     """A run of so many clients."""
     data = {
-        "name": "synthetic-text", "rows": clients * given.tasks * given.rows, "classes": 8,
-        "vocabulary": 2000, "length": 30,
+        "name": "synthetic-text", "rows": clients * given.tasks * given.rows,
+        "classes": max(8, 4 * clients),  # so that a task's classes have few test rows
+        "vocabulary": 5000, "length": given.length,
     }  # fmt: skip
     return change(
         read("fedseit"),
@@ -66,16 +67,18 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--clients", default="3,20")
     parser.add_argument("--tasks", type=int, default=10)
-    parser.add_argument("--rows", type=int, default=50, help="texts of a task, test rows included")
+    parser.add_argument("--transfers", default="sit,previous")
+    parser.add_argument("--rows", type=int, default=150, help="texts of a task, a fifth to test")
+    parser.add_argument("--length", type=int, default=100, help="words of a text; half at least")
     parser.add_argument("--keep", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--filters", type=int, default=16)
-    parser.add_argument("--dimension", type=int, default=50)
+    parser.add_argument("--filters", type=int, default=128)
+    parser.add_argument("--dimension", type=int, default=300)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--mode", default="loop")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    for transfer in ("sit", "previous"):
+    for transfer in given.transfers.split(","):
         for clients in given.clients.split(","):
             found = measure(given, int(clients), transfer)
             print(transfer, clients, "clients", f"{found['seconds']:.0f} s in all")

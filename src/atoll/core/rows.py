@@ -6,7 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Public", "Rows"]
+__all__ = ["Bounds", "Public", "Rows"]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How much room the texts of a batch need, known before it is drawn: shapes can be fixed."""
+
+    pieces: int  # of the texts of all members, at most
+    words: int  # different ones of a member's texts, at most
 
 
 @dataclass(frozen=True)
@@ -20,6 +28,7 @@ class Rows:
     own: Tensor  # (rows, own columns)
     y: Tensor  # (rows,)
     share: Tensor | None = None  # (rows,) how much a row counts, where some stand in for none
+    bounds: Bounds | None = field(default=None, kw_only=True)  # of texts, where shapes are fixed
 
     def __len__(self) -> int:
         """The number of rows."""

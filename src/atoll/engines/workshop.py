@@ -37,11 +37,13 @@ from atoll.learning.passes import Passes, Together, Way, passes_signature, trial
 from atoll.learning.public_step import CapturedStep, PublicStep, step_form, stepped
 from atoll.learning.stacked import NotStackableError, Stack, form, signature, tally
 from atoll.learning.train import Tally, Work
+from atoll.learning.watched import Outcome, Watch, Watched
 
 __all__ = ["Mode", "Workshop"]
 
 Mode = Literal["auto", "loop", "stacked", "captured"]
 STACKS = 8  # stacks that keep their buffers
+WATCHES = 4  # the same, of those whose epochs are one computation
 SPLITS = 3  # of split networks, which hold the rows of a stage too
 LOCAL = ""  # stands for all clients
 PLANNED = "; in parts: planned"
@@ -71,6 +73,7 @@ class Workshop:
         convolutions.CHOSEN.update(kept_timings() | timings(self.choices.values()))
         self._decided: dict[Hashable, str] = {}
         self._stacks: dict[Hashable, Stack | Together] = {}
+        self._watches: list[tuple[Hashable, Watch]] = []
         self._captured: dict[Hashable, Captured] = {}
         self._steps: dict[str, tuple[Hashable, CapturedStep]] = {}  # by client
         self._lanes: dict[str, Lane] = {}  # by client: where its graphs run
@@ -87,8 +90,9 @@ class Workshop:
 
     def _do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
         public = {id: job for id, job in jobs.items() if isinstance(job, PublicStep)}
-        rest = {id: job for id, job in jobs.items() if id not in public}
-        return (self._public(public) if public else {}) | (self._works(rest) if rest else {})
+        watched = {id: job for id, job in jobs.items() if isinstance(job, Watched)}
+        rest = {id: job for id, job in jobs.items() if id not in public and id not in watched}
+        return self._public(public) | self._watched(watched) | self._works(rest)
 
     def _public(self, jobs: Mapping[str, PublicStep]) -> dict[str, Any]:
         """Steps on public images: captured as asked for, on a GPU also where nothing is."""
@@ -128,7 +132,59 @@ class Workshop:
             self._lanes[id] = Lane(device, shared)
         return self._lanes[id]
 
+    def _watched(self, jobs: Mapping[str, Watched]) -> dict[str, Outcome]:
+        """On a GPU all epochs of a stack are one computation; else epoch by epoch."""
+        if self.mode == "loop":
+            return {id: job() for id, job in jobs.items()}
+        groups: dict[Hashable, list[str]] = {}
+        for id, job in jobs.items():
+            if job.work.rows.y.is_cuda and not isinstance(self._form(id, job.first), str):
+                groups.setdefault(job.form(), []).append(id)
+        done: dict[str, Outcome] = {}
+        for key, ids in groups.items():
+            works = [jobs[id].first for id in ids]
+            choice = self._choice(form(works[0]), works)
+            if choice.mode == "stacked" and choice.way == "batched":
+                found = self._watch(key, [jobs[id] for id in ids])
+                done |= dict(zip(ids, found, strict=False))
+        return done | self._by_epochs({id: jobs[id] for id in jobs if id not in done})
+
+    def _watch(self, key: Hashable, jobs: Sequence[Watched]) -> list[Outcome]:
+        """Members of a stack that is there already are done in it, if they are most of it.
+
+        Where memory ends nothing is done: epoch by epoch a stack can be done in halves.
+        """
+        fitting = (watch for known, watch in self._watches if known == key and watch.fits(jobs))
+        try:
+            watch = next(fitting, None)
+            if watch is None:
+                watch = Watch(jobs)
+                self._watches = [*self._watches[1 - WATCHES :], (key, watch)]
+            return watch(jobs)
+        except RuntimeError as error:
+            if not _out_of_memory(error):
+                raise
+        self._watches.clear()
+        return []
+
+    def _by_epochs(self, jobs: Mapping[str, Watched]) -> dict[str, Outcome]:
+        """Works and counts of all that are watched, side by side."""
+        parts = {id: job.parts() for id, job in jobs.items()}
+        done: dict[str, Outcome] = {}
+        results: dict[str, Any] = dict.fromkeys(parts)
+        while results:
+            wanted: dict[str, Any] = {}
+            for id, result in results.items():
+                try:
+                    wanted[id] = parts[id].send(result)
+                except StopIteration as end:
+                    done[id] = end.value
+            results = self._works(wanted)
+        return done
+
     def _works(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
+        if not jobs:
+            return {}  # no reason to give up what was captured
         groups: dict[Hashable, list[str]] = {}
         for id, job in jobs.items():
             groups.setdefault(self._form(id, job), []).append(id)

@@ -31,7 +31,7 @@ def adam(
     weights: Sequence[Tensor],
     gradients: Sequence[Tensor],
     moments: tuple[Sequence[Tensor], Sequence[Tensor]],
-    rate: Tensor,  # (members,), double precision
+    rate: Tensor,  # (members,), double precision; below zero: the member stays as it is
     taken: Tensor,  # (members,), double precision: steps before this one
     how: Optimiser,
 ) -> None:
@@ -56,10 +56,11 @@ if triton is not None:
         """Kingma and Ba 2015, with the bias corrections in double precision."""
         member = tl.program_id(1)
         place = tl.program_id(0) * block + tl.arange(0, block)
-        inside = place < size
+        rate = tl.load(rates + member)
+        inside = (place < size) & (rate >= 0)
         place = member.to(tl.int64) * size + place
         count = tl.load(taken + member) + 1
-        rate = tl.load(rates + member) / (1 - tl.exp(count * -0.10536051565782628))  # ln 0.9
+        rate = rate / (1 - tl.exp(count * -0.10536051565782628))  # ln 0.9
         root = tl.sqrt(1 - tl.exp(count * -0.0010005003335835344))  # ln 0.999
         weight = tl.load(weights + place, mask=inside)
         gradient = tl.load(gradients + place, mask=inside) + decay * weight

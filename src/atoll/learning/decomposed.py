@@ -11,15 +11,17 @@ Transfer, 2022 (FedSeIT). Names of weights:
     now/bias/LAYER, now/dense/LAYER, now/foreign_bias/LAYER      private
     past/adaptive|mask|target/LAYER      of tasks before: one more axis in front
     foreign/LAYER               parts of others, constant, (slots, outputs, ...)
+    lambda2                     how strongly the weights of past tasks are held, constant
     noise                       key of the dropout of an epoch
 
-Layers are conv3, conv4, conv5 (banks of filters), align3, align4, align5 and merge (projections)
-and head. A stack of clients has one more axis in front of everything.
+Layers of the text CNN are conv3, conv4, conv5 (banks of filters), align3, align4, align5 and merge
+(projections), those of LeNet conv1, conv2, full1, full2; and head. A stack of clients has one more
+axis in front of everything.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +29,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from atoll.core.rng import hashes
 from atoll.core.rows import Rows
+from atoll.learning.convolutions import Sizes, convolve
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import linear
 from atoll.learning.textcnn import KERNELS, Words, extremes, highest
@@ -46,19 +49,19 @@ __all__ = [
 ]
 
 Named = Mapping[str, Tensor]
+KEEPING = Sizes((1, 1), (2, 2), (1, 1), 1)  # a convolution of 5 x 5 that keeps the size
 
 
 @dataclass(frozen=True)
 class Plan:
     """How the network is put together and what holds it back; the same for all clients of a run."""
 
-    words: Words
+    words: Words | None  # none: rows are images, and the network is LeNet
     layers: tuple[str, ...]  # those with base, mask and adaptive part
     private: tuple[str, ...]  # projections that a client has for itself
     combine: Literal["banks", "sum"]  # foreign filters: banks of their own, or added to ours
     dropout: float
     lambda1: float  # pulls adaptive parts to zero
-    lambda2: float  # holds the weights of past tasks where they were
     lambda_m: float  # pulls masks to zero
     decay: float
     first: bool  # the first task: the base decays too
@@ -105,7 +108,10 @@ def foreign_features(words: Words, x: Tensor, foreign: Sequence[Tensor]) -> Tens
 
 
 def _foreign(weights: Named, batch: Rows, plan: Plan) -> Tensor:
-    """Eq. 2 and 3 from the extremes kept with the rows: alpha * max if alpha >= 0, else * min."""
+    """Eq. 2 and 3 from the extremes kept with the rows: alpha * max if alpha >= 0, else * min.
+
+    Without projections that align it (J12) what foreign filters find is given as it is.
+    """
     slots, filters = weights["now/foreign_bias/conv3"].shape[-2:]
     kept = batch.own[..., 1:].unflatten(-1, (2, len(KERNELS), slots, filters))
     alphas = torch.stack([weights[f"now/alpha/conv{size}"] for size in KERNELS], -2)
@@ -113,6 +119,8 @@ def _foreign(weights: Named, batch: Rows, plan: Plan) -> Tensor:
     alpha = alphas[..., None, :, :, None]  # (..., 1, sizes, slots, 1)
     extreme = torch.where(alpha >= 0, kept[..., 0, :, :, :], kept[..., 1, :, :, :])
     g = torch.addcmul(biases.unsqueeze(-4), alpha, extreme).flatten(-2)
+    if "align3" not in plan.layers + plan.private:
+        return g.flatten(-2)
     found = []
     for place, size in enumerate(KERNELS):
         theta = composed(weights, f"align{size}", plan)
@@ -128,12 +136,39 @@ def dropped(z: Tensor, key: Tensor, numbers: Tensor, rate: float) -> Tensor:
     return torch.where(draw + 0.5 >= rate, z / (1 - rate), 0)
 
 
-def logits(weights: Named, batch: Rows, plan: Plan, noise: bool = False) -> Tensor:
-    """What the network says of texts; the first of `own` is the row's number, then features."""
+def _of_texts(weights: Named, batch: Rows, plan: Plan) -> Tensor:
+    """What a client's own filters find in texts: (..., rows, sizes x filters)."""
+    assert plan.words is not None  # else rows are images
     convs = [f"conv{size}" for size in KERNELS]
-    said = highest(plan.words, batch.x, [composed(weights, layer, plan) for layer in convs])
+    filters = [composed(weights, layer, plan) for layer in convs]
+    said = highest(plan.words, batch.x, filters, batch.bounds)
     biases = [weights[f"now/bias/{layer}"].unsqueeze(-2) for layer in convs]
-    z = torch.cat([torch.relu(s + b) for s, b in zip(said, biases, strict=True)], -1)
+    return torch.cat([torch.relu(s + b) for s, b in zip(said, biases, strict=True)], -1)
+
+
+def _of_images(weights: Named, x: Tensor, plan: Plan) -> Tensor:
+    """What LeNet finds in images: (..., rows, 500)."""
+    for layer in ("conv1", "conv2"):
+        theta, bias = composed(weights, layer, plan), weights[f"now/bias/{layer}"]
+        lead = x.shape[:-3]
+        found = (
+            convolve(x, theta, bias, KEEPING) if len(lead) > 1 else F.conv2d(x, theta, bias, 1, 2)
+        )
+        halved = F.max_pool2d(torch.relu(found).flatten(0, len(lead) - 1), 2)
+        x = halved.unflatten(0, lead)
+    z = x.flatten(-3)
+    for layer in ("full1", "full2"):
+        z = torch.relu(linear(z, composed(weights, layer, plan), weights[f"now/bias/{layer}"]))
+    return z
+
+
+def logits(weights: Named, batch: Rows, plan: Plan, noise: bool = False) -> Tensor:
+    """What the network says of rows; the first of `own` is the row's number, then features."""
+    z = (
+        _of_images(weights, batch.x, plan)
+        if plan.words is None
+        else _of_texts(weights, batch, plan)
+    )
     if plan.combine == "banks":
         z = torch.cat([z, _foreign(weights, batch, plan)], -1)
     if noise and plan.dropout:
@@ -149,76 +184,183 @@ def _spread(values: Tensor, like: Tensor) -> Tensor:
     return values.view(*values.shape, *[1] * (like.dim() - values.dim()))
 
 
-class _Shrunk(torch.autograd.Function):
-    """one * sum of absolute values + two / 2 * sum of squares; few passes over large weights."""
+@dataclass(frozen=True)
+class _Pull:
+    """one * sum of absolute values + two / 2 * sum of squares of the tensor at this place."""
+
+    place: int
+    one: float
+    two: float
+
+
+@dataclass(frozen=True)
+class _Hold:
+    """lambda2 / 2 * squared distance of past weights to where they are to be held: their places.
+
+    And one * sum of absolute values of the adaptive parts among them.
+    """
+
+    base: int
+    mask: int
+    past: int
+    target: int
+    one: float
+
+
+Terms = tuple[_Pull | _Hold, ...]
+
+
+class _Penalties(torch.autograd.Function):
+    """All penalties in as few passes over large weights, and as few small kernels, as can be.
+
+    The first tensor is lambda2: members of a stack may have one each. Gradients of what is held
+    are found on the way, as values of all of it would not stay in a cache until they are wanted.
+    """
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, one: float, two: float, axes: int) -> Tensor:
-        ctx.save_for_backward(values)
-        ctx.one, ctx.two = one, two
-        flat = values.flatten(axes)
-        total: Tensor = torch.linalg.vector_norm(flat, 2, -1) ** 2 * (two / 2)
-        return total.add_(torch.linalg.vector_norm(flat, 1, -1), alpha=one) if one else total
+    def forward(ctx: Any, terms: Terms, axes: int, *tensors: Tensor) -> Tensor:
+        sizes: dict[float | None, list[Tensor]] = {}  # sums by what they are multiplied with
+        found: dict[int, Tensor] = {}
+        for term in terms:
+            if isinstance(term, _Pull):
+                values = tensors[term.place]
+                if term.one:
+                    sizes.setdefault(term.one, []).append(_norm(values, 1, axes))
+                if term.two:
+                    sizes.setdefault(term.two / 2, []).append(_norm(values, 2, axes).square_())
+                continue
+            places = (term.base, term.mask, term.past, term.target)
+            wanted = ctx.needs_input_grad[2 + term.mask]
+            held = _held([tensors[place] for place in places], tensors[0], term.one, axes, wanted)
+            sizes.setdefault(None, []).extend(held.squares)
+            sizes.setdefault(term.one, []).extend(held.absolutes)
+            found |= {term.base: held.of_base, term.past: held.of_past}
+            found |= {} if held.of_mask is None else {term.mask: held.of_mask}
+        ctx.save_for_backward(*tensors)
+        ctx.terms, ctx.found = terms, found
+        totals = [
+            torch.stack(sums).sum(0) * (tensors[0] / 2 if weight is None else weight)
+            for weight, sums in sizes.items()
+            if sums
+        ]
+        return torch.stack(totals).sum(0)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None, None]:
-        (values,) = ctx.saved_tensors
-        if not ctx.one:
-            return values * _spread(slope * ctx.two, values), None, None, None
-        found = values.sgn().mul_(_spread(slope * ctx.one, values))
-        return found.addcmul_(values, _spread(slope * ctx.two, values)), None, None, None
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        tensors, pulls = ctx.saved_tensors, [t for t in ctx.terms if isinstance(t, _Pull)]
+        weights = {weight for pull in pulls for weight in (pull.one, pull.two) if weight}
+        slopes = {weight: slope * weight for weight in weights}
+        found, ctx.found = ctx.found, None  # they are scaled in place, so there is one way back
+        for held in found.values():
+            held.mul_(_spread(slope, held))
+        for pull in pulls:
+            values = tensors[pull.place]
+            if pull.one:
+                found[pull.place] = values.sgn().mul_(_spread(slopes[pull.one], values))
+            if pull.two and pull.place in found:
+                found[pull.place].addcmul_(values, _spread(slopes[pull.two], values))
+            elif pull.two:
+                found[pull.place] = values * _spread(slopes[pull.two], values)
+        return None, None, *(found.get(place) for place in range(len(tensors)))
 
 
-class _Held(torch.autograd.Function):
-    """two / 2 * squared distance of the weights of past tasks to where they are to be held."""
+def _norm(values: Tensor, kind: int, axes: int) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(values.flatten(axes), kind, -1)
+    return found
 
-    @staticmethod
-    def forward(
-        ctx: Any, base: Tensor, mask: Tensor, past: Tensor, target: Tensor, two: float
-    ) -> Tensor:
-        gate, axes = _gate(mask, past), mask.dim() - 2  # in front of tasks and outputs
-        moved = (base.unsqueeze(axes) * gate).add_(past).sub_(target)  # restored() - target
-        ctx.save_for_backward(moved, gate, base, mask)
-        ctx.two, ctx.axes = two, axes
-        total: Tensor = torch.linalg.vector_norm(moved.flatten(axes), 2, -1) ** 2 * (two / 2)
-        return total
 
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor | None, Tensor, None, None]:
-        moved, gate, base, mask = ctx.saved_tensors
-        of_past = moved * _spread(slope * ctx.two, moved)
-        of_base = (of_past * gate).sum(ctx.axes)
-        of_mask = None
-        if ctx.needs_input_grad[1]:
-            inner = (of_past * base.unsqueeze(ctx.axes)).flatten(mask.dim()).sum(-1)
-            of_mask = inner * torch.sigmoid(mask) * torch.sigmoid(-mask)
-        return of_base, of_mask, of_past, None, None
+class _Value(NamedTuple):
+    """Sums of squares and of absolute values, and the gradients of all of it."""
+
+    squares: list[Tensor]
+    absolutes: list[Tensor]
+    of_base: Tensor
+    of_past: Tensor
+    of_mask: Tensor | None
+
+
+def _held(parts: Sequence[Tensor], strength: Tensor, one: float, axes: int, wanted: bool) -> _Value:
+    """Parts: base, masks, adaptive parts and targets; `wanted`: masks move too.
+
+    One by one, task after task, so that what is looked at stays in a cache; a stack has few and
+    large operations instead. The distance is rounded as in `restored`: right after the snapshot it
+    is exactly 0, of which Adam takes no sign.
+    """
+    base, mask, past, target = parts
+    gate, of_past, of_mask = _gate(mask, past), torch.empty_like(past), torch.empty_like(mask)
+    of_base = torch.zeros_like(base)
+    squares, absolutes = list[Tensor](), list[Tensor]()
+    count = 1 if axes == 0 else past.shape[axes]
+    for first in range(0, past.shape[axes], count):
+        now, gates, adaptive, wants, masks = (
+            t.narrow(axes, first, count) for t in (of_past, gate, past, target, of_mask)
+        )
+        torch.mul(base.unsqueeze(axes), gates, out=now).add_(adaptive).sub_(wants)
+        squares.append(_size(now, now, 2, axes))
+        now.mul_(_spread(strength, now))
+        if count == 1:
+            of_base.addcmul_(gates.squeeze(axes), now.squeeze(axes))
+        else:
+            of_base = _weighed(gates, now, axes)
+        if wanted:
+            inner = (now * base.unsqueeze(axes)).flatten(mask.dim()).sum(-1)
+            masks.copy_(inner * (gates * (1 - gates)).view(inner.shape))
+        if one:
+            signs = adaptive.sgn()
+            absolutes.append(_size(signs, adaptive, 1, axes))
+            now.add_(signs, alpha=one)
+    return _Value(squares, absolutes, of_base, of_past, of_mask if wanted else None)
+
+
+def _size(signs: Tensor, values: Tensor, kind: int, axes: int) -> Tensor:
+    """The sum of absolute values or of squares; a product is faster on a CPU than a norm."""
+    if axes == 0:
+        return torch.dot(signs.flatten(), values.flatten())
+    return _norm(values, kind, axes) ** kind
+
+
+def _weighed(gate: Tensor, moved: Tensor, axes: int) -> Tensor:
+    """The sum over tasks of gate times change, one product for each output: as the base."""
+    by_output = moved.movedim(axes, axes + 1)  # (..., outputs, tasks, ...)
+    shares = gate.view(gate.shape[: axes + 2]).movedim(axes, axes + 1).unsqueeze(-2)
+    sums = torch.matmul(shares, by_output.flatten(axes + 2)).squeeze(-2)
+    found: Tensor = sums.view(*by_output.shape[: axes + 1], *by_output.shape[axes + 2 :])
+    return found
 
 
 def penalty(weights: Named, plan: Plan, axes: int = 0) -> Tensor:
     """All terms of the objective but cross-entropy; `axes` in front are members of a stack."""
+    tensors = {"lambda2": weights["lambda2"]}
 
-    def pulled(name: str, one: float, two: float) -> None:
+    def place(name: str) -> int:
+        tensors[name] = weights[name]
+        return list(tensors).index(name)
+
+    def pull(name: str, one: float, two: float) -> None:
         if one or two:
-            terms.append(_Shrunk.apply(weights[name], one, two, axes))
+            terms.append(_Pull(place(name), one, two))
 
-    terms: list[Tensor] = [weights[f"now/mask/{plan.layers[0]}"].flatten(axes).sum(-1) * 0]
+    terms: list[_Pull | _Hold] = []
     for layer in plan.layers:
-        pulled(f"now/adaptive/{layer}", plan.lambda1, plan.decay)
-        pulled(f"now/mask/{layer}", 0.0, plan.decay)
-        if plan.lambda_m:
-            gate = torch.sigmoid(weights[f"now/mask/{layer}"])
-            terms.append(plan.lambda_m * gate.flatten(axes).sum(-1))
+        pull(f"now/adaptive/{layer}", plan.lambda1, plan.decay)
+        pull(f"now/mask/{layer}", 0.0, plan.decay)
         if plan.first:
-            pulled(f"base/{layer}", 0.0, plan.decay)
+            pull(f"base/{layer}", 0.0, plan.decay)
         if f"past/adaptive/{layer}" in weights:
-            pulled(f"past/adaptive/{layer}", plan.lambda1, 0.0)
-            past = [weights[f"past/{kind}/{layer}"] for kind in ("mask", "adaptive", "target")]
-            terms.append(_Held.apply(weights[f"base/{layer}"], *past, plan.lambda2))
+            names = (
+                f"base/{layer}",
+                *(f"past/{k}/{layer}" for k in ("mask", "adaptive", "target")),
+            )
+            base, mask, past, target = map(place, names)
+            terms.append(_Hold(base, mask, past, target, plan.lambda1))
     for layer in plan.private:
         sparse = layer in plan.sparse_private
-        pulled(f"now/dense/{layer}", plan.lambda1 if sparse else 0.0, plan.decay)
-    return torch.stack(terms).sum(0)
+        pull(f"now/dense/{layer}", plan.lambda1 if sparse else 0.0, plan.decay)
+    masks = [weights[f"now/mask/{layer}"] for layer in plan.layers]
+    gates = [torch.sigmoid(mask).flatten(axes).sum(-1) for mask in masks if plan.lambda_m]
+    nothing = masks[0].flatten(axes).sum(-1) * 0
+    pulled = _Penalties.apply(tuple(terms), axes, *tensors.values()) if terms else nothing
+    return pulled + plan.lambda_m * torch.stack(gates).sum(0) if gates else pulled
 
 
 def objective(weights: Named, batch: Rows, *, plan: Plan) -> Tensor:

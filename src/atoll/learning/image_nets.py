@@ -17,7 +17,7 @@ from atoll.core.errors import UserError
 from atoll.core.options import nearest
 from atoll.core.rng import Stream
 
-__all__ = ["NETWORKS", "StreamDropout", "build", "drawn"]
+__all__ = ["NETWORKS", "LeNet", "StreamDropout", "build", "drawn"]
 
 Shape = tuple[int, ...]  # channels, height, width
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
@@ -225,6 +225,33 @@ def cnn(shape: Shape, classes: int, widths: Sequence[int] = (16, 32), norm: bool
     return Net(nn.Sequential(*layers), below, classes)
 
 
+class LeNet(nn.Module):
+    """LeNet as FedWeIT has it: two convolutions, each halved afterwards, and two wide layers."""
+
+    def __init__(self, shape: Shape, classes: int) -> None:
+        super().__init__()
+        places = 50 * (shape[1] // 4) * (shape[2] // 4)
+        self.conv1, self.conv2 = (
+            nn.Conv2d(shape[0], 20, 5, padding=2),
+            nn.Conv2d(20, 50, 5, padding=2),
+        )
+        self.full1, self.full2 = nn.Linear(places, 800), nn.Linear(800, 500)
+        self.head = nn.Linear(500, classes)
+
+    @property
+    def layers(self) -> dict[str, Shape]:
+        """The shape of every layer below the head."""
+        named = ("conv1", "conv2", "full1", "full2")
+        return {name: tuple(getattr(self, name).weight.shape) for name in named}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits."""
+        for conv in (self.conv1, self.conv2):
+            x = F.max_pool2d(torch.relu(conv(x)), 2)
+        x = torch.relu(self.full2(torch.relu(self.full1(x.flatten(1)))))
+        return self.head(x)  # type: ignore[no-any-return]
+
+
 def small_resnet(shape: Shape, classes: int) -> nn.Module:
     """Three basic blocks of 12 to 32 channels."""
     layers = [_conv(shape[0], 12, 3), nn.ReLU(), Basic(12, 12, 1), Basic(12, 24, 2)]
@@ -258,6 +285,7 @@ NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "cnn-plain": lambda shape, classes: cnn(shape, classes, (16, 32), norm=False),
     "small-resnet": small_resnet,
     "small-mobilenet": small_mobilenet,
+    "lenet": LeNet,
 }
 
 

@@ -4,7 +4,8 @@ Members of a stack have works of one form: the same losses, the same shapes (own
 fewer: they are padded with zeros, which move nothing), the same batch size. Members are sorted by
 the number of their steps, so those that are not done yet are always the first ones; a batch that
 is not full is filled with rows that count nothing. On a GPU the step is captured once in a CUDA
-graph and replayed; the stack keeps its buffers, so later rounds use the same graph.
+graph and replayed; the stack keeps its buffers, so later rounds use the same graph. A graph has
+fixed shapes, so for texts the stack knows how much room any batch of a round needs.
 """
 
 import math
@@ -17,15 +18,25 @@ import torch
 from torch import Tensor
 
 from atoll.core.messages import Tensors
-from atoll.core.rng import permutations
-from atoll.core.rows import Rows
+from atoll.core.rng import Stream, permutations
+from atoll.core.rows import Bounds, Rows
 from atoll.learning import adam
 from atoll.learning.mapped import each, size
 from atoll.learning.passes import Passes, passes_form
+from atoll.learning.textcnn import different, pieces
 from atoll.learning.train import Optimiser, Phase, Tally, Work, Worked, descend
 from atoll.learning.weights import sent
 
-__all__ = ["NotStackableError", "Stack", "form", "largest_difference", "signature", "tally"]
+__all__ = [
+    "Bundle",
+    "NotStackableError",
+    "Stack",
+    "form",
+    "largest_difference",
+    "recorded",
+    "signature",
+    "tally",
+]
 
 GROUPS = 8  # members with other rates or step counts than this many are stepped one formula for all
 EAGER = 2  # steps before a CUDA graph is captured
@@ -165,7 +176,7 @@ def _members(columns: Mapping[str, Sequence[Tensor]], count: int) -> list[Tensor
 
 
 @dataclass(frozen=True)
-class _Data:
+class Bundle:
     """The rows of all members end to end; members that share rows share them here."""
 
     x: Tensor
@@ -174,7 +185,7 @@ class _Data:
     first: tuple[int, ...]  # where each member's rows begin
 
     @staticmethod
-    def of(rows: Sequence[Rows]) -> "_Data":
+    def of(rows: Sequence[Rows]) -> "Bundle":
         places: dict[tuple[int, ...], int] = {}
         first, kept, count = [], [], 0
         for one in rows:
@@ -184,15 +195,22 @@ class _Data:
                 kept.append(one)
             first.append(places[key])
         own = torch.cat(_padded([one.own for one in kept]))
-        return _Data(
+        return Bundle(
             torch.cat([r.x for r in kept]), own, torch.cat([r.y for r in kept]), tuple(first)
         )
 
-    def at(self, index: Tensor, share: Tensor) -> Rows:
+    def at(self, index: Tensor, share: Tensor, bounds: Bounds | None = None) -> Rows:
         """The rows with these numbers: (members, batch)."""
         flat, lead = index.flatten(), index.shape
         x, own, y = self.x[flat], self.own[flat], self.y[flat]
-        return Rows(x.view(*lead, *x.shape[1:]), own.view(*lead, -1), y.view(lead), share)
+        return Rows(
+            x.view(*lead, *x.shape[1:]), own.view(*lead, -1), y.view(lead), share, bounds=bounds
+        )
+
+    @property
+    def texts(self) -> bool:
+        """Whether rows are tokens."""
+        return not self.x.is_floating_point()
 
 
 @dataclass(frozen=True)
@@ -200,8 +218,7 @@ class _Lot:
     """Members with as many rows."""
 
     rows: int  # of each member
-    full: int  # with those that fill up the last batch
-    epochs: int
+    steps: int  # of an epoch
     members: list[int]
     where: slice | Tensor  # the same, as an index
 
@@ -217,7 +234,14 @@ class Stack:
     With `mapped`, losses see one member at a time and torch.func makes one computation of them.
     """
 
-    def __init__(self, jobs: Sequence[Work], graph: bool = True, mapped: bool = False) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[Work],
+        graph: bool = True,
+        mapped: bool = False,
+        epochs: int = 0,  # that all members begin together, where there are any
+        fixed: bool = False,  # shapes are fixed without a graph too
+    ) -> None:
         steps = [_steps(job) for job in jobs]
         rates = [tuple(p.optimiser.rate for p in job.phases) for job in jobs]
         self.order = sorted(range(len(jobs)), key=lambda i: (-steps[i], rates[i]))
@@ -226,7 +250,7 @@ class Stack:
         self.rows = [len(job.rows) for job in jobs]
         self.held = [job.rows for job in jobs]  # so that no other rows come to lie where they are
         self.places = [_place(one) for one in self.held]
-        self.data = _Data.of(self.held)
+        self.data = Bundle.of(self.held)
         self.phases, self.batch = jobs[0].phases, jobs[0].batch
         self.buffers = {n: _Buffer([j.weights[n] for j in jobs]) for n in jobs[0].weights}
         self.weights: Tensors = {name: buffer.whole for name, buffer in self.buffers.items()}
@@ -238,9 +262,12 @@ class Stack:
         self.optimisers = [
             _Optimiser(number, self.buffers, jobs) for number in range(len(self.phases))
         ]
+        self.bounds: dict[int, Bounds] = {}  # of texts, by the number of members not done
+        self.counts = pieces(self.data.x) if self.data.texts else self.data.y
+        self.fixed = self.graph or fixed
         self.captured: dict[int, torch.cuda.CUDAGraph] = {}
         self.eager: dict[int, int] = {}  # steps of so many members that were taken without a graph
-        longest, members = max(self.steps, default=0), len(jobs)
+        longest, members = max(self.steps, default=0) * max(1, epochs), len(jobs)
         self.index = torch.zeros((longest, members, self.batch), dtype=torch.int64, device=device)
         self.share = torch.zeros(
             (longest, members, self.batch),
@@ -249,72 +276,100 @@ class Stack:
         )
         self.now = torch.zeros((), dtype=torch.int64, device=device)
         self.losses = torch.zeros((len(self.phases), members), dtype=torch.float64, device=device)
-        self.lots = self._lots(jobs)
+        self.lots = self._lots()
+        self.shared: dict[int, tuple[int, int]] = {}  # by rows: how shares of a batch are laid out
 
     def __call__(self, jobs: Sequence[Work]) -> list[Worked]:
         """Do the works of a round."""
         jobs = [jobs[i] for i in self.order]
-        self._take([job.rows for job in jobs])
-        self._load(jobs)
-        self._schedule(jobs)
-        for active, count in self._blocks():
-            self._run(active, count)
-        return self._unload(jobs)
+        self.take([job.rows for job in jobs])
+        self.load(jobs)
+        self.schedule([[job.stream.child("epoch", e) for e in range(job.epochs)] for job in jobs])
+        for active, count in self.blocks():
+            self.run(active, count)
+        found = dict(zip(self.order, self.unload(jobs), strict=True))
+        return [found[place] for place in range(len(jobs))]
 
-    def _take(self, rows: list[Rows]) -> None:
+    def take(self, rows: list[Rows]) -> None:
         """Take other rows than those of last time into the same buffers."""
         places = [_place(one) for one in rows]
         if places == self.places:
             return
-        fresh, old = _Data.of(rows), self.data
+        fresh, old = Bundle.of(rows), self.data
         if (fresh.first, fresh.x.shape, fresh.own.shape) == (old.first, old.x.shape, old.own.shape):
             for new, buffer in ((fresh.x, old.x), (fresh.own, old.own), (fresh.y, old.y)):
                 buffer.copy_(new)
         else:
             self.data = fresh
             self.captured.clear()
+        if self.data.texts:
+            self.counts = pieces(self.data.x)
         self.held, self.places = rows, places
 
-    def _load(self, jobs: Sequence[Work]) -> None:
+    def load(self, jobs: Sequence[Work]) -> None:
         """Copy weights and moments into the stack's own buffers."""
         _put(self.buffers, [job.weights for job in jobs], self.given)
         if any([optimiser.load(jobs) for optimiser in self.optimisers]):  # noqa: C419 - load all
             self.captured.clear()
 
-    def _lots(self, jobs: Sequence[Work]) -> list[_Lot]:
-        """Members with as many rows; how much each row of their batches counts stays as it is."""
+    def _lots(self) -> list[_Lot]:
+        """Members with as many rows."""
         device, found = self.index.device, []
         for rows in sorted(set(self.rows)):
             members = [i for i, count in enumerate(self.rows) if count == rows]
-            epochs, full = jobs[members[0]].epochs, -(-rows // self.batch) * self.batch
-            where = (
-                slice(None) if len(members) == len(jobs) else torch.tensor(members, device=device)
-            )
-            share = (torch.arange(full, device=device) < rows).to(self.share.dtype)
-            share = share.repeat(epochs).view(-1, self.batch)
-            self.share[: len(share), where] = share[:, None]
-            found.append(_Lot(rows, full, epochs, members, where))
+            every = len(members) == len(self.rows)
+            where = slice(None) if every else torch.tensor(members, device=device)
+            found.append(_Lot(rows, -(-rows // self.batch), members, where))
         return found
 
-    def _schedule(self, jobs: Sequence[Work]) -> None:
-        """Which rows each member takes at each of its steps, drawn on the device."""
-        device = self.index.device
+    def schedule(self, streams: Sequence[Sequence[Stream]], together: bool = False) -> None:
+        """Which rows each member takes at each step of its epochs, drawn on the device.
+
+        Where members begin every epoch `together`, those with fewer steps wait for the others.
+        """
+        device, longest = self.index.device, max(self.steps, default=0)
         for lot in self.lots:
-            keys = [
-                jobs[i].stream.child("epoch", e).key for i in lot.members for e in range(lot.epochs)
-            ]
-            first = [self.data.first[i] for i in lot.members for _ in range(lot.epochs)]
+            epochs, full = len(streams[lot.members[0]]), lot.steps * self.batch
+            keys = [stream.key for i in lot.members for stream in streams[i]]
+            first = [self.data.first[i] for i in lot.members for _ in range(epochs)]
             drawn = sent([keys, first], device)
-            order = torch.nn.functional.pad(
-                permutations(drawn[0], lot.rows), (0, lot.full - lot.rows)
+            order = torch.nn.functional.pad(permutations(drawn[0], lot.rows), (0, full - lot.rows))
+            order = (order + drawn[1, :, None]).view(-1, epochs, lot.steps, self.batch)
+            stride = longest if together else lot.steps
+            index, share = (
+                whole[: epochs * stride].view(epochs, stride, len(self.rows), self.batch)
+                for whole in (self.index, self.share)
             )
-            order = (order + drawn[1, :, None]).view(len(lot.members), -1, self.batch)
-            self.index[: order.shape[1], lot.where] = order.transpose(0, 1)
+            index[:, : lot.steps, lot.where] = order.permute(1, 2, 0, 3)
+            if self.shared.get(lot.rows) != (epochs, stride):  # else it is as it was
+                self.shared[lot.rows] = (epochs, stride)
+                real = torch.arange(full, device=device).view(lot.steps, -1) < lot.rows
+                share[:, : lot.steps, lot.where] = real.to(share.dtype)[:, None]
         self.now.zero_()
         self.losses.zero_()
         self.done = 0
+        if self.fixed and self.data.texts:
+            self._make_room(len(streams[0]) if together else 1)
 
-    def _blocks(self) -> list[tuple[int, int]]:
+    def _make_room(self, epochs: int) -> None:
+        """How much room the texts of any step need; steps that had less are captured anew."""
+        index = self.index.view(epochs, -1, len(self.rows), self.batch)
+        known = int(self.data.x.amax()) + 1
+        lengths = self.counts[index].sum(-1).cumsum(-1)
+        words = torch.stack([different(self.data.x[rows], known).sum(-1) for rows in index])
+        begin, wanted = 0, []
+        for active, count in self.blocks():
+            steps = slice(begin, begin + count)
+            wanted += [lengths[:, steps, active - 1].amax(), words[:, steps, :active].amax()]
+            begin += count
+        most = torch.stack(wanted).tolist() if wanted else []
+        for number, (active, _) in enumerate(self.blocks()):
+            needed, had = most[2 * number : 2 * number + 2], self.bounds.get(active, Bounds(0, 0))
+            if needed[0] > had.pieces or needed[1] > had.words:
+                self.bounds[active] = Bounds(*(-(-17 * n // 16) for n in needed))  # and for later
+                self.captured.pop(active, None)
+
+    def blocks(self) -> list[tuple[int, int]]:
         """(members that are not done, steps that they share), in order."""
         found, done = [], 0
         for count in sorted(set(self.steps)):
@@ -324,34 +379,24 @@ class Stack:
             done = count
         return found
 
-    def _run(self, active: int, count: int) -> None:
+    def run(self, active: int, count: int) -> None:
+        """So many steps of the first members."""
         if active not in self.captured:
-            count = self._eagerly(active, count)
+            step = self._step_of(active)
+            while count and (not self.graph or self.eager.get(active, 0) < EAGER):
+                step(True)
+                self.eager[active] = self.eager.get(active, 0) + 1
+                count -= 1
+            if not count:
+                return
+            self._capture(active, step)
         for _ in range(count):
             self.captured[active].replay()
 
-    def _eagerly(self, active: int, count: int) -> int:
-        """Steps as they are, until there is a graph; how many are left for it."""
-        step = self._step_of(active)
-        while count:
-            if self.graph and self.eager.get(active, 0) >= EAGER:  # those of other rounds count too
-                self._capture(active, step)
-                break
-            step(True)
-            self.eager[active] = self.eager.get(active, 0) + 1
-            count -= 1
-        return count
-
     def _capture(self, active: int, step: Callable[[bool], None]) -> None:
-        """Record a step; just before, one that moves nothing makes this thread's cuBLAS ready.
-
-        Neither is taken on a stream of its own: torch keeps the memory of every stream apart.
-        """
+        """Record a step; just before, one that moves nothing makes this thread's cuBLAS ready."""
         step(False)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=_first_graph().pool()):
-            step(True)
-        self.captured[active] = graph
+        self.captured[active] = recorded(partial(step, True))
 
     def _step_of(self, active: int) -> Callable[[bool], None]:
         """One step of the first members, all of it on the device; or the same without moving."""
@@ -363,7 +408,7 @@ class Stack:
         def step(moving: bool) -> None:
             index = self.index.index_select(0, self.now.view(1))[0, :active]
             share = self.share.index_select(0, self.now.view(1))[0, :active]
-            batch = self.data.at(index, share)
+            batch = self.data.at(index, share, self.bounds.get(active))
             count = share.sum(-1)
             for number, phase in enumerate(self.phases):
                 loss = self._loss(phase, weights, batch, active)
@@ -385,8 +430,8 @@ class Stack:
         sizes = [size(count, self.batch, self.done) for count in self.rows[:active]]
         return each(phase.loss, weights, batch, sizes)
 
-    def _unload(self, jobs: Sequence[Work]) -> list[Worked]:
-        """What each member has now, in the order in which the works were given."""
+    def unload(self, jobs: Sequence[Work]) -> list[Worked]:
+        """What each member has now; works in the order of members."""
         names = [phase.name for phase in self.phases]
         moved = {name for phase in self.phases for name in phase.moves}
         weights = _members({n: self.buffers[n].copies() for n in sorted(moved)}, len(jobs))
@@ -396,13 +441,39 @@ class Stack:
         for part in moments:
             for all_moments, own in zip(memory, part, strict=True):
                 all_moments.update(own)
-        found: list[Worked | None] = [None] * len(jobs)
-        summed = self.losses.T.tolist()  # last, because it waits for the device
+        summed, found = self.losses.T.tolist(), []  # last, because it waits for the device
         for place, job in enumerate(jobs):
             rows = max(1, job.epochs * self.rows[place])
             losses = {name: loss / rows for name, loss in zip(names, summed[place], strict=True)}
-            found[self.order[place]] = Worked(dict(self.given[place]), memory[place], losses)
-        return [one for one in found if one is not None]
+            found.append(Worked(dict(self.given[place]), memory[place], losses))
+        return found
+
+
+def recorded(what: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """A graph of what is done here; nothing is done yet.
+
+    torch.cuda.graph would give all spare memory back to the device before each recording, and it
+    would have to be asked for again. All are recorded on one stream: torch keeps the memory of
+    every stream apart.
+    """
+    return _recorded(what, _first_graph().pool())
+
+
+def _recorded(what: Callable[[], object], *pool: Any) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(_side_stream()):
+        graph.capture_begin(*pool)
+        try:
+            what()
+        finally:
+            graph.capture_end()
+    return graph
+
+
+@cache
+def _side_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
 
 
 @cache
@@ -411,10 +482,7 @@ def _first_graph() -> torch.cuda.CUDAGraph:
 
     It is kept for good, because torch gives a memory up when its last graph goes.
     """
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        torch.zeros(1, device="cuda")
-    return graph
+    return _recorded(lambda: torch.zeros(1, device="cuda"))
 
 
 def _steps(job: Work) -> int:
@@ -453,6 +521,7 @@ class _Optimiser:
         self.rate = torch.zeros(len(jobs), dtype=torch.float64, device=device)
         self.taken = torch.zeros(len(jobs), dtype=torch.float64, device=device)
         self.kernel = self.adaptive and adam.usable(moved)
+        self.free = False  # rates change on the device; below zero: the member stays as it is
         self.groups: list[tuple[int, int, float]] = []  # first member, last + 1, rate
         self.counts: list[list[Tensor]] = []  # steps of each group, one tensor for each weight
         self.before: list[int] = []
@@ -467,7 +536,7 @@ class _Optimiser:
         if self.adaptive:
             _put(self.buffers, [job.moments for job in jobs], self.given)
             self.taken.copy_(sent(self.before, device, torch.float64))
-        return False if self.kernel else self._group(jobs)
+        return False if self.kernel or self.free else self._group(jobs)
 
     def _group(self, jobs: Sequence[Work]) -> bool:
         """Neighbours with one rate and one count of steps share a step; whether groups changed."""
@@ -492,9 +561,9 @@ class _Optimiser:
         if self.kernel:
             taken, moments = self.taken[:active], (firsts, seconds)
             adam.adam(weights, gradients, moments, self.rate[:active], taken, self.phase.optimiser)
-            taken += 1
+            taken += self.rate[:active] >= 0
             return
-        if len(self.groups) > GROUPS:
+        if self.free or len(self.groups) > GROUPS:
             self._by_formula(active, weights, gradients, (firsts, seconds))
             return
         for (start, stop, rate), counts in zip(self.groups, self.counts, strict=True):
@@ -517,19 +586,19 @@ class _Optimiser:
         moments: tuple[list[Tensor], list[Tensor]],
     ) -> None:
         """The same with a rate and a count of steps for each member (Kingma and Ba 2015)."""
-        rate, decay = self.rate[:active], self.phase.optimiser.decay
-        epsilon = self.phase.optimiser.epsilon
+        live, decay = (self.rate[:active] >= 0).double(), self.phase.optimiser.decay
+        rate, epsilon = self.rate[:active].clamp(min=0), self.phase.optimiser.epsilon
         if decay:
             gradients = [g + decay * w for g, w in zip(gradients, weights, strict=True)]
         if not self.adaptive:
             for weight, gradient in zip(weights, gradients, strict=True):
                 weight.sub_(gradient * _column(rate, gradient))
             return
-        steps = self.taken[:active].add_(1)
+        steps = self.taken[:active].add_(live).clamp(min=1)
         size, root = rate / (1 - 0.9**steps), (1 - 0.999**steps).sqrt()
         for weight, gradient, first, second in zip(weights, gradients, *moments, strict=True):
-            first.lerp_(gradient, 0.1)
-            second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+            first.lerp_(gradient, _column(0.1 * live, gradient))
+            second.lerp_(gradient * gradient, _column(0.001 * live, gradient))
             below = (second.sqrt() / _column(root, gradient)).add_(epsilon)
             weight.sub_(_column(size, gradient) * first / below)
 
@@ -538,6 +607,8 @@ class _Optimiser:
         if not self.adaptive:
             return [{} for _ in jobs]
         taken = [before + _steps(job) for before, job in zip(self.before, jobs, strict=True)]
+        if self.free:
+            taken = [int(count) for count in self.taken.tolist()]
         columns: dict[str, list[Tensor]] = {
             f"steps/{self.phase.name}": [torch.tensor(count) for count in taken],
             **{name: buffer.copies() for name, buffer in self.buffers.items()},
@@ -554,7 +625,7 @@ def _column(values: Tensor, like: Tensor) -> Tensor:
 def tally(jobs: Sequence[Tally]) -> list[Tensor]:
     """The counts of many members in one pass; rows that fill up count nothing."""
     weights = {name: _stacked([job.weights[name] for job in jobs]) for name in jobs[0].weights}
-    data = _Data.of([job.rows for job in jobs])
+    data = Bundle.of([job.rows for job in jobs])
     device, longest = data.y.device, max(len(job.rows) for job in jobs)
     sizes, first = sent([[len(job.rows) for job in jobs], data.first], device)
     total, chunk = None, max(1, CELLS // len(jobs))

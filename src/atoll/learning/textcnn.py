@@ -1,41 +1,43 @@
 """The text CNN: frozen word vectors, three banks of filters, the largest value over time.
 
-Texts are rows of tokens, 0 for padding at the end. A batch is cut where its longest text ends, one
-window of padding left: that window stands for all others of padding, so nothing is changed by it.
-A filter is multiplied once with the vector of each different word of a batch; what it says of a
-window is then a sum of numbers that are looked up, so padding and repeated words cost next to
-nothing. A stack of networks has one more axis in front of every weight and row, as in models.py.
+Texts are rows of tokens, 0 for padding at the end. The windows of a text, up to the first that is
+padding alone (it stands for all others of padding), are cut into pieces of equal size, and the
+pieces of all texts lie end to end: so padding costs next to nothing, and changes nothing. A filter
+is multiplied once with the vector of each different word of a batch; what it says of a window is
+then a sum of numbers that are looked up. A stack of networks has one more axis in front of every
+weight and row, as in models.py.
 """
 
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from atoll.core.rng import Stream
+from atoll.core.rows import Bounds
 from atoll.learning.models import draw_linear, linear
 
 __all__ = [
     "KERNELS",
     "TextCNN",
     "Words",
+    "different",
     "document_means",
     "extremes",
     "highest",
     "normal",
-    "trimmed",
+    "pieces",
 ]
 
 KERNELS: Final = (3, 4, 5)  # words in a window
-CELLS = {"cpu": 1 << 15, "cuda": 1 << 21}  # tokens of one pass without gradient
+PIECE: Final = 16  # windows that are looked at together
+REACH: Final = max(KERNELS)
+CELLS = {"cpu": 1 << 15, "cuda": 1 << 21}  # windows of one pass without gradient
 TRUNCATED: Final = 0.87962566103423978  # deviation of a normal draw cut at two deviations
-
-Fold = Callable[[Tensor], Tensor]  # (..., windows, filters) -> what is kept of it
-_Found = tuple[Tensor, Tensor]  # vectors, and where each token has its own among them
 
 
 class Words:
@@ -64,16 +66,16 @@ class Words:
         return self.table.shape[1]
 
 
-def trimmed(x: Tensor, reach: int) -> Tensor:
-    """Tokens without the columns in which all texts have ended, but for the next `reach` of them.
+def pieces(x: Tensor) -> Tensor:
+    """How many pieces the windows of each text are: (..., rows, length) -> (..., rows)."""
+    place = torch.arange(1, x.shape[-1] + 1, device=x.device)
+    return torch.where(x != 0, place, 0).amax(-1) // PIECE + 1
 
-    So one window of padding is left wherever there was one; a text shorter than a window is filled.
-    """
-    if not _capturing(x):
-        used = (x != 0).flatten(0, -2).any(0).nonzero()
-        longest = int(used[-1]) + 1 if len(used) else 0
-        x = x[..., : longest + reach]
-    return F.pad(x, (0, reach - x.shape[-1])) if x.shape[-1] < reach else x
+
+def different(x: Tensor, words: int) -> Tensor:
+    """Which of so many words occur in texts: (..., rows, length) -> (..., words), 0 or 1."""
+    found = torch.zeros((*x.shape[:-2], words), dtype=torch.int32, device=x.device)
+    return found.scatter_(-1, x.flatten(-2).long(), 1)
 
 
 def _capturing(x: Tensor) -> bool:
@@ -81,36 +83,72 @@ def _capturing(x: Tensor) -> bool:
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def _different(table: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Vectors that hold those of all tokens, and where each token has its own among them.
+class _Texts(NamedTuple):
+    """Texts cut into pieces, those of all texts (and members) end to end."""
 
-    (words, D) for all members, or (members, words, D) where each has its own.
-    """
-    if not _capturing(x):
-        tokens, places = x.unique(return_inverse=True)
-        return F.embedding(tokens, table), places
-    cells = x.shape[-2:].numel()
-    if cells >= len(table):
-        return table, x.long()
-    places = torch.arange(cells, device=x.device).view(x.shape[-2:]).expand(x.shape)
-    return F.embedding(x.flatten(-2), table), places
+    x: Tensor  # (texts, length)
+    text: Tensor  # (pieces,) which text each is of
+    start: Tensor  # (pieces,) its first window
+    windows: Tensor  # (pieces, PIECE) all of them; those of the last piece may lie behind the end
+    order: Tensor  # (texts, most) the pieces of each text; the last stands in for missing ones
+    vectors: Tensor  # (members, words, D) of the different words of each member's texts
+    cells: Tensor  # (texts, length) where each token has its vector among those of all members
 
 
-def _windows(vectors: Tensor, places: Tensor, filters: Tensor) -> Tensor:
-    """Each filter on each window: (filters, D, size) -> (rows, windows, filters).
+def _cut(words: Words, x: Tensor, bounds: Bounds | None) -> _Texts:
+    """The pieces of texts; `bounds` say how much room they and their words need, else we look."""
+    members = x.shape[0] if x.dim() == 3 else 1
+    flat, fixed = x.flatten(0, -2), bounds is not None or _capturing(x)
+    counts = pieces(flat)
+    if fixed:
+        most = x.shape[-1] // PIECE + 1
+        total = len(flat) * most if bounds is None else bounds.pieces
+    else:
+        total, most = torch.stack([counts.sum(), counts.amax()]).tolist()
+        flat = flat[:, : most * PIECE + REACH]
+    ends = counts.cumsum(0)
+    number = torch.arange(total, device=x.device)
+    text = torch.searchsorted(ends, number, right=True).clamp_(max=len(flat) - 1)
+    first = ends - counts
+    within = torch.arange(most, device=x.device)
+    order = first[:, None] + torch.minimum(within, counts[:, None] - 1)
+    start = (number - first[text]) * PIECE
+    windows = start[:, None] + torch.arange(PIECE, device=x.device)
+    return _Texts(flat, text, start, windows, order, *_words(words, flat, members, bounds))
 
-    With members: (members, filters, D, size) -> one axis more in front.
+
+def _words(words: Words, x: Tensor, members: int, bounds: Bounds | None) -> tuple[Tensor, Tensor]:
+    """The vectors of each member's different words, and where each token has its own among all."""
+    by_member, known = x.unflatten(0, (members, -1)), len(words.table)
+    used = different(by_member, known)
+    if bounds is not None:
+        room = bounds.words
+    elif _capturing(x):
+        room = min(known, x.numel() // members)
+    else:
+        room = int(used.sum(-1).amax())
+    place = used.cumsum(-1) - 1
+    token = torch.arange(known, device=x.device).expand(members, -1)
+    tokens = token.new_zeros((members, room + 1))  # one more for all that do not occur
+    tokens.scatter_(1, torch.where(used > 0, place, room), token)
+    first = torch.arange(members, device=x.device)[:, None] * room
+    cells = (place + first).gather(1, by_member.flatten(1).long())
+    return F.embedding(tokens[:, :room], words.table), cells.view(x.shape)
+
+
+def _windows(texts: _Texts, filters: Tensor) -> Tensor:
+    """Each filter on each window: (filters, D, size) -> (pieces, PIECE, filters).
+
+    With members: (members, filters, D, size); pieces are of all members.
     """
     outputs, dimension, size = filters.shape[-3:]
     by_word = filters.movedim(-3, -1).reshape(-1, dimension, size * outputs)
-    said = torch.matmul(vectors.to(filters.dtype), by_word)  # (members or 1, words, size x outputs)
-    step = torch.arange(size, device=places.device)
-    rows = places.unfold(-1, size, 1) * size + step  # (..., rows, windows, size)
-    if filters.dim() == 4:
-        first = torch.arange(len(filters), device=places.device) * (said.shape[-2] * size)
-        rows = rows + first.view(-1, 1, 1, 1)
-    sums = F.embedding_bag(rows.reshape(-1, size), said.view(-1, outputs), mode="sum")
-    return sums.view(*rows.shape[:-1], outputs)
+    said = torch.matmul(texts.vectors.to(filters.dtype), by_word)  # (.., words, size x outputs)
+    length, step = texts.x.shape[1], torch.arange(size, device=texts.x.device)
+    starts = texts.windows.clamp(max=length - size) + texts.text[:, None] * length
+    rows = texts.cells.flatten()[starts[..., None] + step] * size + step
+    sums: Tensor = F.embedding_bag(rows.view(-1, size), said.view(-1, outputs), mode="sum")
+    return sums.view(-1, PIECE, outputs)
 
 
 class _Largest(torch.autograd.Function):
@@ -121,15 +159,21 @@ class _Largest(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, filters: Tensor, words: _Found, x: Tensor, table: Tensor) -> Tensor:
-        values, at = _windows(*words, filters).max(-2)
-        ctx.save_for_backward(x, at, table)
+    def forward(ctx: Any, filters: Tensor, texts: _Texts, table: Tensor) -> Tensor:
+        values, within = _windows(texts, filters).max(1)  # in each piece
+        found, number = values[texts.order].max(1)  # in each text
+        piece = texts.order.gather(1, number)
+        starts = (texts.start[:, None] + within).clamp_(max=texts.x.shape[1] - filters.shape[-1])
+        members = filters.shape[:-3]
+        ctx.save_for_backward(texts.x.unflatten(0, (*members, -1)), starts.gather(0, piece), table)
         ctx.shape = filters.shape
-        return values
+        by_member: Tensor = found.unflatten(0, (*members, -1))
+        return by_member
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         x, at, table = ctx.saved_tensors
+        at = at.view(*x.shape[:-1], -1)
         count, size = at.shape[-1], ctx.shape[-1]
         places = at.unsqueeze(-1) + torch.arange(size, device=at.device)
         tokens = x.gather(-1, places.flatten(-2)).unflatten(-1, (count, size))
@@ -142,61 +186,68 @@ class _Largest(torch.autograd.Function):
             mode="sum",
         )
         by_filter = sums.view(*tokens.shape[:-1], -1).transpose(-1, -2)
-        return by_filter.contiguous(), None, None, None
+        return by_filter.contiguous(), None, None
 
 
-def _over_time(words: Words, x: Tensor, banks: Sequence[Tensor], fold: Fold | None) -> list[Tensor]:
-    """What `fold` keeps of each bank's windows; without one the largest, with a gradient."""
-    x = trimmed(x, max(bank.shape[-1] for bank in banks))
-    found = _different(words.table, x)
-    if fold is None:
-        return [_Largest.apply(bank, found, x, words.table) for bank in banks]
-    return [fold(_windows(*found, bank)) for bank in banks]
-
-
-def _in_buckets(
-    words: Words, x: Tensor, banks: Sequence[Tensor], fold: Fold | None
+def _in_parts(
+    what: Callable[[Tensor], list[Tensor]], x: Tensor, bounds: Bounds | None
 ) -> list[Tensor]:
-    """The same without gradient: texts of like length together, a bounded number at a time."""
-    lengths = (x != 0).sum(-1)
-    longest = lengths if x.dim() == 2 else lengths.amax(0)
-    order = torch.argsort(longest, stable=True)
-    sizes = [(length + 8) * (x.shape[0] if x.dim() == 3 else 1) for length in longest.tolist()]
-    borders = _borders([sizes[i] for i in order.tolist()], CELLS[x.device.type])
-    pieces = [_over_time(words, x[..., order[begin:end], :], banks, fold) for begin, end in borders]
-    back = torch.argsort(order)
-    return [torch.cat(parts, -2)[..., back, :] for parts in zip(*pieces, strict=True)]
+    """The same of texts a bounded number of windows at a time, where no gradient is wanted."""
+    limit = max(1, CELLS[x.device.type] // PIECE)
+    few = bounds is not None or x.shape[-2] <= 1 or x.numel() <= limit * PIECE
+    if few or torch.is_grad_enabled() or _capturing(x):
+        return what(x)
+    counts = pieces(x) if x.dim() == 2 else pieces(x).sum(0)
+    borders = _borders(counts.tolist(), limit)
+    parts = [what(x[..., begin:end, :]) for begin, end in borders]
+    return [torch.cat(of_bank, -2) for of_bank in zip(*parts, strict=True)]
 
 
-def _borders(sizes: Sequence[int], cells: int) -> list[tuple[int, int]]:
-    """Where to cut rows of rising size so that a piece, filled up to its largest, has few cells."""
-    found, begin = [], 0
-    for end in range(1, len(sizes) + 1):
-        if end == len(sizes) or (end + 1 - begin) * sizes[end] > cells:
+def _borders(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Where to cut rows so that those between two cuts have no more than this, if one has not."""
+    found, begin, total = [], 0, 0
+    for end, size in enumerate(sizes):
+        if end > begin and total + size > most:
             found.append((begin, end))
-            begin = end
-    return found
+            begin, total = end, 0
+        total += size
+    return [*found, (begin, len(sizes))]
 
 
-def _pooled(words: Words, x: Tensor, banks: Sequence[Tensor], fold: Fold | None) -> list[Tensor]:
-    few = x.shape[-2] <= 1 or x.numel() <= CELLS[x.device.type]
-    how = _over_time if few or torch.is_grad_enabled() else _in_buckets
-    return how(words, x, banks, fold)
+def _filled(x: Tensor) -> Tensor:
+    """Texts no shorter than the largest window."""
+    return F.pad(x, (0, REACH - x.shape[-1])) if x.shape[-1] < REACH else x
 
 
-def _largest_and_smallest(windows: Tensor) -> Tensor:
-    return torch.cat([windows.amax(-2), windows.amin(-2)], -1)
-
-
-def highest(words: Words, x: Tensor, banks: Sequence[Tensor]) -> list[Tensor]:
+def highest(
+    words: Words, x: Tensor, banks: Sequence[Tensor], bounds: Bounds | None = None
+) -> list[Tensor]:
     """For each bank of filters the largest value over time: (..., rows, filters)."""
-    return _pooled(words, x, banks, None)
+
+    def largest(x: Tensor) -> list[Tensor]:
+        texts = _cut(words, x, bounds)
+        return [_Largest.apply(bank, texts, words.table) for bank in banks]
+
+    if not x.shape[-2]:
+        return [bank.new_zeros((*x.shape[:-1], bank.shape[-3])) for bank in banks]
+    return _in_parts(largest, _filled(x), bounds)
 
 
 @torch.no_grad()
 def extremes(words: Words, x: Tensor, banks: Sequence[Tensor]) -> list[Tensor]:
     """For each bank the largest values over time, then the smallest: (rows, 2 x filters)."""
-    return _pooled(words, x, banks, _largest_and_smallest)
+
+    def both(x: Tensor) -> list[Tensor]:
+        texts, found = _cut(words, x, None), []
+        for bank in banks:
+            windows = _windows(texts, bank)
+            top, bottom = windows.amax(1)[texts.order], windows.amin(1)[texts.order]
+            found.append(torch.cat([top.amax(1), bottom.amin(1)], -1))
+        return found
+
+    if not len(x):
+        return [bank.new_zeros((0, 2 * len(bank))) for bank in banks]
+    return _in_parts(both, _filled(x), None)
 
 
 def document_means(words: Words, x: Tensor) -> Tensor:
@@ -228,6 +279,11 @@ class TextCNN(nn.Module):
             self.register_parameter(f"bias{size}", nn.Parameter(torch.zeros(filters)))
         weight, bias = draw_linear(classes, filters * len(KERNELS), stream.child("head"))
         self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
+
+    @property
+    def layers(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every bank of filters."""
+        return {f"conv{size}": (self.filters, self.words.dimension, size) for size in KERNELS}
 
     def extra_repr(self) -> str:
         """The word vectors, so that networks on others are told apart."""

@@ -80,10 +80,13 @@ class Work:
     stream: Stream
     own: frozenset[str] = frozenset()  # weights whose last axis ends with the own columns
     common: bool = False  # other runs do the very same, so its result may be kept for them
+    ours: bool = False  # weights and moments are nobody else's and need not be copied
 
     def __call__(self) -> Worked:
         """Do the work."""
-        weights, moments = copied(self.weights), copied(self.moments)
+        weights, moments = (
+            dict(named) if self.ours else copied(named) for named in (self.weights, self.moments)
+        )
         moved = {
             phase.name: [weights[n].requires_grad_() for n in phase.moves] for phase in self.phases
         }

@@ -2,7 +2,8 @@
 
 Chaudhary, Rai, Schubert, Schütze, Gupta, Federated Continual Learning for Text Classification via
 Selective Inter-client Transfer, 2022. With combine = "sum" this is FedWeIT: Yoon, Jeong, Lee,
-Yang, Hwang, Federated Continual Learning with Weighted Inter-client Transfer, 2021.
+Yang, Hwang, Federated Continual Learning with Weighted Inter-client Transfer, 2021; that one
+learns from images too, with the network `lenet`.
 
 A layer's weights are B * sigmoid(m) + A. The base B is averaged; mask m and adaptive part A belong
 to one task of one client. When a task ends, what is left of A after pruning goes to the server,
@@ -11,10 +12,10 @@ most like the one that begins. Letters and the numbers J1 to J24 are those of th
 """
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from atoll.core.errors import BadMessageError, UserError
-from atoll.core.federation import SERVER, Clients, Job, Moment, Working, scores
+from atoll.core.federation import SERVER, Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors
 from atoll.core.options import AtLeastOne, NotNegative, Positive
 from atoll.core.record import Look, Score
@@ -40,9 +41,11 @@ from atoll.learning.decomposed import (
     row_losses,
     row_objectives,
 )
+from atoll.learning.image_nets import LeNet
 from atoll.learning.sparse import coded, decoded
 from atoll.learning.textcnn import KERNELS, TextCNN, document_means, normal
-from atoll.learning.train import Optimiser, Phase, Tally, Work, hits, in_chunks
+from atoll.learning.train import Optimiser, Phase, Work, hits, in_chunks
+from atoll.learning.watched import BEST, PATIENCE, RATE, STOPPED, Rule, Watched
 from atoll.learning.weights import copied, mean, prefixed, without
 from atoll.methods import Method
 
@@ -52,7 +55,6 @@ UNKNOWN = 1  # the token of a word that is not in the vocabulary
 EPSILON = 1e-7  # of Adam, as in Keras
 RECTIFIED = 0.7  # cosines below it count nothing where similarity = "rectified"
 LEFT_OUT = ("loss on validation rows", "accuracy on test rows")
-RATE, BEST, PATIENCE, STOPPED = range(4)  # places in a client's course
 
 Task = tuple[int, str]  # stage and client
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -139,20 +141,25 @@ class Shared:
     adaptive: Tensors
 
 
-def shapes(options: Options, model: TextCNN, clients: int) -> dict[str, tuple[int, ...]]:
+def shapes(options: Options, model: TextCNN | LeNet, clients: int) -> dict[str, tuple[int, ...]]:
     """The shape of every layer but the head."""
-    filters, dimension = model.filters, model.words.dimension
-    found: dict[str, tuple[int, ...]] = {
-        f"conv{size}": (filters, dimension, size) for size in KERNELS
-    }
-    width = len(KERNELS) * filters
-    if options.combine != "sum":
-        slots = slot_count(options, clients)
+    found = dict(model.layers)
+    width, filters = width_of(model), model.layers["conv3"][0] if options.combine != "sum" else 0
+    slots = slot_count(options, clients)
+    if options.dls and options.profile == "released":  # J12: one layer on all that filters find
+        found["merge"] = (width, width * (1 + slots))
+    elif options.combine != "sum":
         found |= dict.fromkeys(ALIGNS, (filters, filters * slots))
         found["merge"] = (width, 2 * width)
     elif options.dense:
         found["merge"] = (width, width)
     return found
+
+
+def width_of(model: TextCNN | LeNet) -> int:
+    """How many numbers stand for a row before the head."""
+    outputs = [shape[0] for shape in model.layers.values()]
+    return sum(outputs) if isinstance(model, TextCNN) else outputs[-1]
 
 
 def slot_count(options: Options, clients: int) -> int:
@@ -162,7 +169,7 @@ def slot_count(options: Options, clients: int) -> int:
 
 def decomposed(options: Options, layers: Sequence[str]) -> tuple[str, ...]:
     """The layers with a base that is shared; the others are private."""
-    return tuple(layers) if options.dls else CONVS
+    return tuple(n for n in layers if options.dls or not n.startswith(("align", "merge")))
 
 
 def released(options: Options) -> Options:
@@ -192,11 +199,18 @@ def checked_options(options: Options) -> None:
             raise UserError(what, "[method]", remedy)
 
 
-def text_network(site: Site) -> TextCNN:
-    """The text CNN of a site; other data are refused."""
+def network_of(options: Options, site: Site) -> TextCNN | LeNet:
+    """The network of a site; other data are refused, and for images what is made for texts."""
     model = site.model()
-    if not isinstance(model, TextCNN):
-        raise UserError("'fedseit' learns from texts", "data", "see atoll list data")
+    if isinstance(model, TextCNN):
+        return model
+    if not isinstance(model, LeNet):
+        remedy = "see atoll list data; from images with model.name = 'lenet', combine = 'sum'"
+        raise UserError("'fedseit' learns from texts", "data", remedy)
+    for name, wanted in (("combine", "sum"), ("transfer", "previous"), ("vocabulary", "shared")):
+        if getattr(options, name) != wanted:
+            what = f"{name} = '{getattr(options, name)}' is for texts"
+            raise UserError(what, "[method]", f"set {name} = '{wanted}' for images")
     return model
 
 
@@ -211,31 +225,20 @@ def renumbered(y: Tensor, labels: Tensor) -> Tensor:
     return torch.where(labels[place] == y, place, len(labels))
 
 
-def stepped(course: Tensor, loss: float, options: Options) -> Tensor:
-    """Rate, best loss, patience, stopped after an epoch with this loss on validation rows."""
-    rate, best, patience, stopped = course.tolist()
-    if loss < best:
-        best, patience = loss, options.patience
-    else:
-        patience -= 1
-    if patience <= 0:
-        rate, patience = rate / options.rate_cut, options.patience
-        stopped = float(rate < options.least_rate)
-    return torch.tensor([rate, best, patience, stopped], dtype=torch.float64)
-
-
 class Client:
     """Keeps masks, adaptive parts, projections, heads and foreign parts of all its tasks."""
 
     def __init__(self, options: Options, site: Site) -> None:
         checked_options(options)
-        self.options, self.site, model = released(options), site, text_network(site)
-        self.words, self.filters = model.words, model.filters
+        self.options, self.site, model = released(options), site, network_of(options, site)
+        self.words = model.words if isinstance(model, TextCNN) else None
+        self.plain, self.width = tuple(model.layers), width_of(model)
         self.shapes = shapes(options, model, len(site.clients))
         self.layers = decomposed(options, list(self.shapes))
         self.private = tuple(layer for layer in self.shapes if layer not in self.layers)
         self.slots = slot_count(options, len(site.clients))
         self.like = torch.zeros((), dtype=site.dtype, device=site.device)
+        self.lambda2 = torch.full_like(self.like, options.lambda2)
         self.weights: Tensors = {}
         self.moments: Tensors = {}
         self.task = -1
@@ -245,6 +248,7 @@ class Client:
     def describe(self, request: Empty, moment: Moment) -> Described:
         """Say what the task that begins is like."""
         options, x = self.options, self._read(self.site.train(moment.stage).x, moment.stage)
+        assert self.words is not None  # images are not described
         vectors = document_means(self.words, x)
         found = centres(vectors, options.centres, options.least_cluster)
         return Described(unit_mean(found) if options.representation == "mean_unit" else found)
@@ -277,10 +281,11 @@ class Client:
         self.site.witness("others", moment, self._checked, "own")
         self.course[BEST], self.course[PATIENCE] = math.inf, self.options.patience
         rows = self._rows("train", moment.stage)
-        for epoch in range(self.options.epochs):
-            if self.course[STOPPED] or not len(rows):
-                break
-            yield from self._epoch(rows, moment, epoch)
+        if len(rows) and not self.course[STOPPED]:
+            job = self._training(rows, moment)
+            done = yield job
+            self.weights |= {name: done.weights[name] for name in job.work.phases[0].moves}
+            self.moments, self.course = done.moments, done.course
         self.site.witness("own", moment, self._checked, "own")
         count = len(rows) if self.options.weighting == "rows" else 0
         rate, stopped = float(self.course[RATE]), bool(self.course[STOPPED])
@@ -330,7 +335,7 @@ class Client:
 
     def look(self, moment: Moment) -> list[Look]:
         """How much this client attends to each foreign part, and what it loses without it."""
-        if moment.stage != self.task or f"foreign/{CONVS[0]}" not in self.weights:
+        if moment.stage != self.task or f"foreign/{self.plain[0]}" not in self.weights:
             return []
         slots = tuple(str(slot) for slot in range(self.slots))
         attention = [tuple(self.weights[f"now/alpha/{n}"].tolist()) for n in self.layers]
@@ -379,11 +384,11 @@ class Client:
             )
         for name, (shape, deviation) in self._draws().items():
             self.weights[f"now/{name}"] = self._drawn(name, shape, deviation)
-        classes, width = max(1, len(self._labels(task))), len(KERNELS) * self.filters
+        classes, width = max(1, len(self._labels(task))), self.width
         bound = math.sqrt(6 / (classes + width))  # Glorot's
         head = self._stream("head", (classes, width)).numpy().uniform(-1, 1, (classes, width))
         self.weights["now/dense/head"] = torch.from_numpy(head * bound).to(self.like)
-        dense = [layer for layer in self.shapes if layer not in CONVS]
+        dense = [layer for layer in self.shapes if layer not in self.plain]
         for layer, outputs in {**{n: self.shapes[n][0] for n in dense}, "head": classes}.items():
             self.weights[f"now/bias/{layer}"] = torch.zeros(outputs).to(self.like)
 
@@ -394,11 +399,12 @@ class Client:
             outputs = self.shapes[layer][0]
             found[f"mask/{layer}"] = ((outputs,), 1 / math.sqrt(outputs))
             found[f"alpha/{layer}"] = ((self.slots,), 1 / math.sqrt(self.slots))
-        for layer in CONVS:
-            deviation = 1 / math.sqrt(self.filters)
-            found[f"bias/{layer}"] = ((self.filters,), deviation)
+        for layer in self.plain:
+            filters = self.shapes[layer][0]
+            found[f"bias/{layer}"] = ((filters,), 1 / math.sqrt(filters))
             if self.options.combine != "sum":
-                found[f"foreign_bias/{layer}"] = ((self.slots, self.filters), deviation)
+                shape = (self.slots, filters)
+                found[f"foreign_bias/{layer}"] = (shape, 1 / math.sqrt(filters))
         for layer in self.private:
             found[f"dense/{layer}"] = (self.shapes[layer], 1 / math.sqrt(self.shapes[layer][1]))
         return found
@@ -469,7 +475,7 @@ class Client:
 
     def _read(self, x: Tensor, task: int) -> Tensor:
         """Tokens; with a vocabulary of its own, words of none of its texts up to then unknown."""
-        if self.options.vocabulary == "shared":
+        if self.options.vocabulary == "shared" or self.words is None:
             return x
         known = torch.zeros(len(self.words.table), dtype=torch.bool, device=x.device)
         known[:2] = True
@@ -482,8 +488,8 @@ class Client:
         foreign = [self.weights.get(f"{start}foreign/{layer}") for layer in CONVS]
         banks = [bank for bank in foreign if bank is not None]
         if not banks or self.options.profile == "released":  # J4: zero kernels there
-            width = 2 * len(KERNELS) * self.slots * self.filters
-            return torch.zeros((len(x), width)).to(self.like)
+            return torch.zeros((len(x), 2 * self.slots * self.width)).to(self.like)
+        assert self.words is not None  # banks are for texts
         return foreign_features(self.words, x, banks)
 
     def _tested(self, rows: Rows) -> Rows:
@@ -517,7 +523,6 @@ class Client:
             combine="sum" if options.combine == "sum" else "banks",
             dropout=options.dropout,
             lambda1=options.lambda1,
-            lambda2=options.lambda2,
             lambda_m=options.lambda_m,
             decay=options.decay,
             first=self.task == 0,
@@ -544,33 +549,36 @@ class Client:
         """The weights that the objective reads."""
         start = ("base/", "now/", "past/", "foreign/")
         unread = tuple(f"foreign/{layer}" for layer in CONVS)
-        return {
+        found = {
             name: weight
             for name, weight in self.weights.items()
             if name.startswith(start) and (self.options.combine == "sum" or name not in unread)
         }
+        return {**found, "lambda2": self.lambda2}
 
-    def _epoch(self, rows: Rows, moment: Moment, epoch: int) -> Generator[Job, Any, None]:
-        """One pass over the rows, then the validation rows decide on the rate."""
-        plan, course, plain = self._plan(), self.course, self.options.profile == "default"
-        key = torch.tensor(self.site.stream("noise", moment, epoch).key, device=self.site.device)
-        how = Optimiser("adam", float(course[RATE]), epsilon=EPSILON)
+    def _training(self, rows: Rows, moment: Moment) -> Watched:
+        """The epochs of a round; after each the validation rows decide on the rate."""
+        plan, options, plain = self._plan(), self.options, self.options.profile == "default"
+        how = Optimiser("adam", options.rate, epsilon=EPSILON)
         phase = Phase("objective", self._moves(), partial(objective, plan=plan), how)
         # J23: there the order of rows is drawn once for a task
-        names = (moment, epoch) if plain else (moment.stage,)
-        stream, weights = self.site.stream("fit", *names), {**self._trained(), "noise": key}
-        done = yield Work(weights, self.moments, (phase,), rows, self.options.batch, 1, stream)
-        self.weights |= {name: done.weights[name] for name in phase.moves}
-        self.moments = done.moments
-        valid, loss = self._rows("valid", moment.stage), done.losses["objective"]
-        if len(valid):
-            watch = row_losses if plain else row_objectives  # J19
-            unread = ("past/",) if plain else ()  # a loss without penalties has no use for them
-            read = {n: w for n, w in self._trained().items() if not n.startswith(unread)}
-            loss = float((yield Tally(read, valid, partial(watch, plan=plan)))) / len(valid)
-        self.course = stepped(course, loss, self.options)
-        if not plain and self.course[RATE] != course[RATE]:
-            self.moments = {}  # J19
+        orders = [(moment, epoch) if plain else (moment.stage,) for epoch in range(options.epochs)]
+        streams = tuple(self.site.stream("fit", *names) for names in orders)
+        noise = [self.site.stream("noise", moment, epoch) for epoch in range(options.epochs)]
+        weights = self._trained()
+        unread = (
+            ("past/", "lambda2") if plain else ()
+        )  # a loss without penalties has no use for them
+        return Watched(
+            work=Work(weights, self.moments, (phase,), rows, options.batch, 1, streams[0]),
+            streams=streams,
+            keys=tuple(stream.key for stream in noise),
+            valid=self._rows("valid", moment.stage),
+            function=partial(row_losses if plain else row_objectives, plan=plan),  # J19
+            reads=tuple(name for name in weights if not name.startswith(unread)),
+            course=self.course,
+            rule=Rule(options.patience, options.rate_cut, options.least_rate, not plain),
+        )
 
     def state(self) -> Tensors:
         found = prefixed("weights", self.weights) | prefixed("moments", self.moments)
@@ -588,14 +596,15 @@ class Server:
 
     def __init__(self, options: Options, site: Site) -> None:
         checked_options(options)
-        self.options, model = released(options), text_network(site)
+        self.options, model = released(options), network_of(options, site)
         self.ids = site.clients
         layers = shapes(options, model, len(site.clients))
         first = dict(model.state_dict())
         for layer in decomposed(options, list(layers)):
-            if layer not in CONVS:
-                draw = normal(layers[layer], 1 / math.sqrt(layers[layer][1]), site.stream(layer))
-                first[layer] = draw.to(first["conv3"])
+            if layer not in first:
+                deviation = 1 / math.sqrt(math.prod(layers[layer][1:]))
+                draw = normal(layers[layer], deviation, site.stream(layer))
+                first[layer] = draw.to(next(iter(first.values())))
         self.base = copied({n: first[n] for n in decomposed(options, list(layers))})
         self.bases: dict[str, Tensors] = {}  # the last base of each client
         self.rows: dict[str, int] = {}

@@ -1,13 +1,15 @@
 """FedSeIT's tables: 5 data sets, 7 methods, 2 strengths of lambda2; in both profiles; controls.
 
-Nothing is tuned here: all settings are the paper's. The seeds of a setting run as one stack. A
-setting that has been run is a small file in the output folder and is not run again. The paper's
-figures stand beside the profile `default` and beside `released`, which behaves as the authors'
-code does; docs/methods/fedseit.md says where the two differ.
+Nothing is tuned here: all settings are the paper's. The seeds of a setting run as one stack, and
+with them other settings that were asked for whose networks have the same shapes: both strengths of
+lambda2, and FedSeIT with and without SIT where as many parts are given. A setting that has been
+run is a small file in the output folder and is not run again. The paper's figures stand beside the
+profile `default` and beside `released`, which behaves as the authors' code does;
+docs/methods/fedseit.md says where the two differ.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from atoll.core.errors import UserError
 from atoll.core.record import Round, Score
 from atoll.reproduce.figures import course_figure
 from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
-from atoll.reproduce.measured import fingerprint, keep, kept, swept
+from atoll.reproduce.measured import fingerprint, keep, kept, swept_together
 from atoll.runs.config import change, read
 from atoll.runs.result import Run
 
@@ -33,6 +35,8 @@ __all__ = [
     "known",
     "ledger",
     "measure",
+    "measure_together",
+    "together",
 ]
 
 DATA = {"R8": "reuters8", "TMN": "tmn", "TREC6": "trec6", "TREC50": "trec50", "SUBJ": "subj"}
@@ -49,6 +53,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "FedWeIT-Dense": {"combine": "sum", "dense": True},
     "Local": {"combine": "none", "average": False},
 }
+CLIENTS = 3
 STRENGTHS = ("1.0", "0.1")
 PROFILES = ("default", "released")
 DRAWN = ("R8", "1.0")  # Figure 5 draws these: the accuracy of each task after each round
@@ -96,6 +101,14 @@ class Setting:
         """What --only takes."""
         end = "" if self.profile == "default" else f" {self.profile}"
         return f"{self.row} {self.column} {self.strength}{end}"
+
+    @property
+    def form(self) -> Hashable:
+        """Settings of equal form have networks of the same shapes, trained in the same way."""
+        options = {**COLUMNS, **CONTROLS}[self.column]
+        slots = options.get("keep", CLIENTS)
+        how = {k: v for k, v in options.items() if k not in ("transfer", "keep")}
+        return (self.row, self.profile, slots, tuple(sorted(how.items())))
 
     def values(self) -> dict[str, Any]:
         """The run's values; a task of SUBJ has its two classes."""
@@ -145,45 +158,64 @@ class Plan:
         }  # fmt: skip
 
 
+def together(settings: Sequence[Setting]) -> list[list[Setting]]:
+    """Settings that are measured in one sweep: those of one form."""
+    found: dict[Hashable, list[Setting]] = {}
+    for setting in settings:
+        found.setdefault(setting.form, []).append(setting)
+    return list(found.values())
+
+
 def measure(
     setting: Setting, plan: Plan, say: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """Run a setting, or read what was measured before with the same config."""
-    found = known(setting, plan)
-    if found is not None:
-        return found
+    return measure_together([setting], plan, say)[setting.name]
+
+
+def measure_together(
+    settings: Sequence[Setting], plan: Plan, say: Callable[[str], None] = lambda text: None
+) -> dict[str, dict[str, Any]]:
+    """The same for several settings, as one sweep."""
+    found = {setting.name: known(setting, plan) for setting in settings}
+    fresh = [setting for setting in settings if found[setting.name] is None]
+    began = time.monotonic()
+    runs = _swept(fresh, plan, say) if fresh else []
+    seconds = round(time.monotonic() - began, 1)
+    for setting, own in zip(fresh, runs, strict=True):
+        facts = {k: own[0].facts[k] for k in ("atoll", "packages", "device", "data", "vectors")}
+        one = {
+            "setting": setting.name,
+            "config": _wanted(setting, plan),
+            "facts": facts,
+            "engine": own[0].config["engine"],
+            "seconds": seconds,
+            "together": [s.name for s in fresh],  # what these seconds are of
+            "runs": [_brief(run) for run in own],
+        }
+        keep(plan.folder, setting.name, one)
+        found[setting.name] = one
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def _swept(settings: Sequence[Setting], plan: Plan, say: Callable[[str], None]) -> list[list[Run]]:
+    """The seeds of each setting, all in one sweep."""
     how = {
         "engine.device": plan.device, "engine.packing": False, "engine.tf32": plan.tf32,
         "engine.mode": "stacked" if plan.device == "cuda" else "auto",
         "checkpoints": False, "looks": False,
     }  # fmt: skip
-    values = change(change(setting.values(), plan.sizes()), how)
-    began = time.monotonic()
-    runs = _swept(values, plan, setting, say)
-    found = {
-        "setting": setting.name,
-        "config": _wanted(setting, plan),
-        "facts": {k: runs[0].facts[k] for k in ("atoll", "packages", "device", "data", "vectors")},
-        "engine": runs[0].config["engine"],
-        "seconds": round(time.monotonic() - began, 1),
-        "runs": [_brief(run) for run in runs],
-    }
-    keep(plan.folder, setting.name, found)
-    return found
-
-
-def _swept(
-    values: dict[str, Any], plan: Plan, setting: Setting, say: Callable[[str], None]
-) -> list[Run]:
-    """The seeds as one sweep."""
     began, told = time.monotonic(), [-1]
 
     def watch(progress: Any) -> None:
         if progress.stage > told[0]:
             told[0] = progress.stage
-            say(f"{setting.name}: task {progress.stage + 1}, {time.monotonic() - began:.0f} s")
+            names = ", ".join(setting.name for setting in settings)
+            say(f"{names}: task {progress.stage + 1}, {time.monotonic() - began:.0f} s")
 
-    return swept(values, {"seed": plan.seeds}, plan.folder, watch)
+    several = [change(change(s.values(), plan.sizes()), how) for s in settings]
+    runs, _ = swept_together(several, {"seed": plan.seeds}, plan.folder, watch)
+    return runs
 
 
 def _wanted(setting: Setting, plan: Plan) -> str:

@@ -1,10 +1,11 @@
-"""The text CNN: trimming, buckets and the short gradient change nothing."""
+"""The text CNN: pieces, fixed shapes and the short gradient change nothing."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from atoll.core.rng import Stream
+from atoll.core.rows import Bounds
 from atoll.learning import textcnn
 from atoll.learning.textcnn import (
     KERNELS,
@@ -14,7 +15,7 @@ from atoll.learning.textcnn import (
     extremes,
     highest,
     normal,
-    trimmed,
+    pieces,
 )
 
 
@@ -60,17 +61,25 @@ def test_a_batch_that_is_cut_gives_the_same_values_and_gradients() -> None:
         torch.testing.assert_close(short, long)
 
 
-def test_a_batch_is_cut_behind_its_longest_text_and_one_window_of_padding() -> None:
-    x = torch.zeros((2, 50), dtype=torch.int32)
-    x[0, :7], x[1, :3] = 2, 3
-    assert trimmed(x, 5).shape == (2, 12)
-    assert trimmed(x[:, :9], 5).shape == (2, 9)  # there was no such window
-    assert trimmed(x[:, :3], 5).shape == (2, 5)  # shorter than a window: filled
-    assert trimmed(torch.zeros((2, 50), dtype=torch.int32), 5).shape == (2, 5)
+@pytest.mark.parametrize("length", [3, 5, 7, 16, 20, 21, 22, 40])
+def test_texts_of_the_whole_length_have_no_window_of_padding(length: int) -> None:
+    """Of a text that ends less than a window before the end no more windows are taken than are."""
+    table, found = words(), banks()
+    x = texts(9, 40)[:, :length]
+    x[1], x[2, :-1] = 3, 4  # one of full length, one that is a word shorter
+    wide = torch.nn.functional.pad(x, (0, max(0, 5 - length)))  # filled up to one window
+    for values, filters in zip(highest(table, x, found), found, strict=True):
+        torch.testing.assert_close(values, plainly(table, wide, filters))
+
+
+def test_a_text_has_the_pieces_that_its_words_and_one_window_of_padding_fill() -> None:
+    x = torch.zeros((4, 50), dtype=torch.int32)
+    x[1, :15], x[2, :16], x[3, 49] = 2, 2, 2
+    assert pieces(x).tolist() == [1, 1, 2, 4]
 
 
 @pytest.mark.parametrize("cells", [1, 60, 10_000])
-def test_texts_in_buckets_give_the_same(cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_in_parts_give_the_same(cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     table, x, found = words(), texts(), banks()
     wanted = highest(table, x, found)
     monkeypatch.setattr(textcnn, "CELLS", {"cpu": cells})
@@ -101,19 +110,20 @@ def test_members_of_a_stack_give_what_each_gives_alone(monkeypatch: pytest.Monke
             torch.testing.assert_close(here, there)
 
 
-@pytest.mark.parametrize("count", [30, 4000])
+@pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("members", [0, 3])
-def test_in_a_graph_whole_tables_or_all_tokens_give_the_same(
-    count: int, members: int, monkeypatch: pytest.MonkeyPatch
+def test_with_fixed_shapes_texts_give_the_same(
+    members: int, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A graph cannot ask which words occur: it takes the table, or every token, the fewer."""
-    table, found = words(count), banks(members)
-    x = torch.stack([texts(seed=seed, count=count) for seed in range(max(1, members))])
+    """A graph cannot look how long texts are and which words they have: bounds say it."""
+    table, found = words(), banks(members)
+    x = torch.stack([texts(seed=seed) for seed in range(max(1, members))])
+    bounds = Bounds(int(pieces(x).sum()) + 3, 33) if known else None
     x = x if members else x[0]
     wanted = highest(table, x, found)
     gradients = torch.autograd.grad(torch.cat(wanted, -1).square().sum(), found)
     monkeypatch.setattr(textcnn, "_capturing", lambda x: True)
-    said = highest(table, x, found)
+    said = highest(table, x, found, bounds)
     again = torch.autograd.grad(torch.cat(said, -1).square().sum(), found)
     for here, there in zip([*said, *again], [*wanted, *gradients], strict=True):
         torch.testing.assert_close(here, there)

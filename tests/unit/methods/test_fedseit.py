@@ -31,9 +31,10 @@ from atoll.learning.decomposed import (
     pruned,
     restored,
 )
+from atoll.learning.image_nets import LeNet
 from atoll.learning.sparse import coded
-from atoll.learning.textcnn import KERNELS, document_means
-from atoll.learning.train import Work
+from atoll.learning.textcnn import KERNELS, Words, document_means
+from atoll.learning.watched import BEST, RATE, STOPPED, Rule, stepped
 from atoll.learning.weights import without
 from atoll.methods import fedseit
 from atoll.methods.fedseit import CONVS, Client, Fit, Foreign, Options, Server
@@ -60,6 +61,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "Local": {"combine": "none", "average": False},
     "released": {"profile": "released"},
     "released FedWeIT": {"profile": "released", "combine": "sum"},
+    "released DLS": {"profile": "released", "dls": True},
 }
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -126,6 +128,11 @@ def in_second_task(**changes: Any) -> tuple[Play, Client]:
     return one, one.clients["site-0"]
 
 
+def words_of(client: Client) -> Words:
+    assert client.words is not None  # its data are texts
+    return client.words
+
+
 def said(client: Client, weights: Tensors, count: int = 20) -> Tensor:
     rows = client._rows("train", client.task).at(slice(0, count))
     return logits(weights, rows, client._plan())
@@ -152,7 +159,7 @@ def test_without_foreign_parts_the_local_branch_is_left() -> None:
     for size in KERNELS:
         for name in (f"now/foreign_bias/conv{size}", f"now/bias/align{size}"):
             weights[name] = torch.zeros_like(weights[name])
-    rows, width = client._rows("train", 0).at(slice(0, 9)), 3 * client.filters
+    rows, width = client._rows("train", 0).at(slice(0, 9)), client.width
     local = dict(weights)
     local["now/dense/merge"] = weights["now/dense/merge"].clone()
     local["now/dense/merge"][:, width:] = 7.0  # what would read the foreign branch
@@ -221,7 +228,7 @@ def test_one_round_moves_all_that_the_table_says() -> None:
 def test_what_is_frozen_stays_bit_for_bit(variant: str) -> None:
     one = play(2, **VARIANTS[variant])
     client = one.clients["site-1"]
-    table = client.words.table.clone()
+    table = words_of(client).table.clone()
     one.round(2, 0)
     start: tuple[str, ...] = ("kept/", "foreign/", "past/target/")
     start += () if variant.startswith("released") else ("past/mask/",)
@@ -230,7 +237,7 @@ def test_what_is_frozen_stays_bit_for_bit(variant: str) -> None:
     one.round(2, 1)
     for name, tensor in before.items():
         assert torch.equal(client.weights[name], tensor), name
-    assert torch.equal(client.words.table, table)
+    assert torch.equal(words_of(client).table, table)
 
 
 # I4, I5
@@ -239,7 +246,8 @@ def test_what_is_frozen_stays_bit_for_bit(variant: str) -> None:
 def held(plan: Plan, weights: Tensors) -> Tensor:
     """The lambda2 term alone."""
     quiet = dataclasses.replace(plan, lambda1=0.0, lambda_m=0.0, decay=0.0)
-    return penalty(weights, quiet) - penalty(weights, dataclasses.replace(quiet, lambda2=0.0))
+    none = {**weights, "lambda2": torch.zeros_like(weights["lambda2"])}
+    return penalty(weights, quiet) - penalty(none, quiet)
 
 
 def test_past_weights_cost_nothing_at_first_and_something_once_the_base_has_moved() -> None:
@@ -306,9 +314,7 @@ def test_old_predictions_do_not_move_where_the_base_does_not() -> None:
     base = without("base", client.weights)
     client._begin(1)
     for _ in range(3):
-        epoch = client._epoch(client._rows("train", 1), Moment(1, 0, ROUNDS), 0)
-        work = next(epoch)
-        assert isinstance(work, Work)
+        work = client._training(client._rows("train", 1), Moment(1, 0, ROUNDS)).first
         (phase,) = work.phases
         still = tuple(name for name in phase.moves if not name.startswith("base/"))
         done = dataclasses.replace(work, phases=(dataclasses.replace(phase, moves=still),))()
@@ -394,7 +400,7 @@ def test_foreign_slots_may_change_places() -> None:
 def test_the_kept_extremes_give_what_the_convolution_gives() -> None:
     _, client = in_second_task()
     weights, plan, rows = client._trained(), client._plan(), client._rows("train", 1)
-    vectors = client.words.table[rows.x.long()].transpose(1, 2)
+    vectors = words_of(client).table[rows.x.long()].transpose(1, 2)
     wanted = []
     for size in KERNELS:
         alpha = weights[f"now/alpha/conv{size}"] = torch.tensor([-0.7, 0.0, 1.3])
@@ -570,7 +576,7 @@ def private(one: Play) -> dict[str, list[Tensor]]:
     for id, client in one.clients.items():
         for stage in range(one.parts.scenario.stages):
             rows = one.parts.site(id).train(stage)
-            found["text"] += list(document_means(client.words, rows.x))
+            found["text"] += list(document_means(words_of(client), rows.x))
             found["tokens"] += [row[row > 0] for row in rows.x]
             found["labels"] += [rows.y, torch.bincount(rows.y)]
         words = ("mask", "bias", "head", "alpha", "dense")
@@ -618,7 +624,7 @@ def test_a_probe_of_every_packet_finds_nothing_that_may_not_cross() -> None:
             client = one.clients[sender]
             for stage in (0, 1):
                 x = one.parts.site(sender).train(stage).x
-                texts = document_means(client.words, x).double()
+                texts = document_means(words_of(client), x).double()
                 assert float(torch.cdist(sent, texts).min()) > 1e-4
 
 
@@ -692,7 +698,7 @@ def test_a_run_that_was_cut_anywhere_ends_as_if_it_had_not_been(
 
 
 @pytest.mark.parametrize(
-    "variant", ["FedSeIT", "DLS and SIT", "FedWeIT-Dense", "Local", "released"]
+    "variant", ["FedSeIT", "DLS and SIT", "FedWeIT-Dense", "Local", "released", "released DLS"]
 )
 def test_clients_in_a_stack_give_what_they_give_one_by_one(variant: str, tmp_path: Path) -> None:
     """Over three tasks, with rates that fall at different times."""
@@ -714,30 +720,31 @@ def test_clients_in_a_stack_give_what_they_give_one_by_one(variant: str, tmp_pat
 
 
 def test_the_rate_is_cut_thirteen_times_and_then_the_client_stops() -> None:
-    options = Options()
+    rule = Rule(3, 3.0, 1e-10)
     course = torch.tensor([1e-4, math.inf, 3, 0], dtype=torch.float64)
-    course = fedseit.stepped(course, 1.0, options)
+    course = stepped(course, 1.0, rule)
     cuts, epochs = 0, 0
-    while not course[fedseit.STOPPED]:
-        before = float(course[fedseit.RATE])
-        course, epochs = fedseit.stepped(course, 1.0, options), epochs + 1
-        cuts += float(course[fedseit.RATE]) != before
+    while not course[STOPPED]:
+        before = float(course[RATE])
+        course, epochs = stepped(course, 1.0, rule), epochs + 1
+        cuts += float(course[RATE]) != before
     assert (cuts, epochs) == (13, 39)
-    assert float(course[fedseit.RATE]) < 1e-10
+    assert float(course[RATE]) < 1e-10
 
 
 def test_a_gain_resets_patience_and_a_round_resets_patience_but_not_the_rate() -> None:
     course = torch.tensor([1e-4, 0.5, 1, 0], dtype=torch.float64)
-    assert fedseit.stepped(course, 0.4, Options()).tolist() == [1e-4, 0.4, 3, 0]
-    assert fedseit.stepped(course, 0.5, Options()).tolist() == [1e-4 / 3, 0.5, 3, 0]
+    rule = Rule(3, 3.0, 1e-10)
+    assert stepped(course, 0.4, rule).tolist() == [1e-4, 0.4, 3, 0]
+    assert stepped(course, 0.5, rule).tolist() == [1e-4 / 3, 0.5, 3, 0]
     one = play(patience=2, epochs=2)
     one.round(0, 0)
     client = one.clients["site-0"]
     client.course = torch.tensor([1e-5, -1.0, 1, 0], dtype=torch.float64)  # nothing is a gain
     one.round(0, 1)
-    assert float(client.course[fedseit.RATE]) == 1e-5
+    assert float(client.course[RATE]) == 1e-5
     one.round(1, 0)
-    assert float(client.course[fedseit.RATE]) == 0.01  # a new task
+    assert float(client.course[RATE]) == 0.01  # a new task
 
 
 def test_clients_that_are_done_are_not_asked_and_count_with_their_last_base() -> None:
@@ -785,6 +792,23 @@ def test_as_released_the_foreign_parts_and_the_head_do_nothing() -> None:
     client.weights["foreign/conv4"] = client.weights["foreign/conv4"] + 5.0
     client._cache.clear()
     assert torch.equal(said(client, client._trained()), before)
+
+
+def test_as_released_dense_layer_sharing_is_one_layer_on_all_that_filters_find() -> None:
+    """J12: no projections that align; the layer's own foreign parts are live (J4)."""
+    one, client = in_second_task(**VARIANTS["released DLS"])
+    width, slots = 3 * 6, 3
+    assert client.shapes["merge"] == (width, width * (1 + slots))
+    assert not [name for name in client.weights if "align" in name]
+    assert set(one.server.base) == {*CONVS, "merge"}
+    assert client.private == ()
+    before = said(client, client._trained())
+    client.weights["foreign/merge"] = client.weights["foreign/merge"] + 5.0
+    assert not torch.equal(said(client, client._trained()), before)
+    found = gradients(client)
+    assert all(bool(found[f"now/{kind}/merge"].any()) for kind in ("adaptive", "alpha", "bias"))
+    count = next(p.payload for s, r, a, p in one.packets if a == "fit" and s == "server")
+    assert count == 4 * (6 * 16 * 12 + width * width * (1 + slots))
 
 
 def test_as_released_only_a_few_test_rows_count() -> None:
@@ -972,6 +996,57 @@ def test_with_a_vocabulary_of_its_own_a_client_reads_words_of_its_own_texts_alon
     assert torch.equal(play(1).clients["site-0"]._rows("test", 0).x, asked)
 
 
+# FedWeIT on images
+
+
+IMAGES: dict[str, Any] = {
+    "data": {"name": "synthetic-images", "rows": 240, "classes": 6},
+    "model.name": "lenet", "combine": "sum", "scenario.stages": 2,
+}  # fmt: skip
+
+
+def test_on_images_the_network_is_a_lenet_of_base_mask_adaptive_and_foreign_parts() -> None:
+    one, client = in_second_task(**IMAGES)
+    assert client.layers == ("conv1", "conv2", "full1", "full2")
+    assert set(one.server.base) == set(client.layers)
+    weights, plan = client._trained(), client._plan()
+    model = LeNet((1, 8, 8), len(weights["now/dense/head"]))
+    state = {f"{n}.weight": composed(weights, n, plan) for n in client.layers}
+    state |= {f"{n}.bias": weights[f"now/bias/{n}"] for n in (*client.layers, "head")}
+    model.load_state_dict({**state, "head.weight": weights["now/dense/head"]})
+    rows = client._rows("train", 1)
+    torch.testing.assert_close(logits(weights, rows, plan), model(rows.x))
+    found = gradients(client)
+    for layer in client.layers:
+        for kind in ("base", "now/mask", "now/adaptive", "now/alpha", "now/bias"):
+            assert bool(found[f"{kind}/{layer}"].any()), (kind, layer)
+    before = said(client, weights)
+    weights["foreign/conv2"] = weights["foreign/conv2"] + 0.1
+    assert not torch.equal(said(client, weights), before)
+
+
+def test_on_images_fedweit_learns_and_a_stack_gives_the_same(tmp_path: Path) -> None:
+    how = {**IMAGES, "dtype": "float64", "epochs": 2, "rate": 0.003, "batch": 32}
+    how |= {"checkpoints": False, "looks": False}
+    scores = {}
+    for mode in ("loop", "stacked"):
+        execute(config(**{**how, "engine.mode": mode}), tmp_path / mode)
+        scores[mode] = [e for e in read_events(tmp_path / mode) if isinstance(e, Score)]
+    assert scores["loop"] == scores["stacked"]
+    own = [score.accuracy for score in scores["loop"] if score.stage == 1]
+    assert sum(own) / len(own) > 0.6  # of three classes
+    chosen = json.loads((tmp_path / "stacked" / "engine.json").read_text()).values()
+    assert any(c["mode"] == "stacked" and c["members"] == 3 for c in chosen)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"combine": "banks"}, {"transfer": "sit"}, {"vocabulary": "local"}]
+)
+def test_on_images_what_is_made_for_texts_is_refused(changed: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="is for texts"):
+        play(**{**IMAGES, **changed})
+
+
 # Looks
 
 
@@ -1087,7 +1162,7 @@ def test_a_client_without_rows_for_a_stage_sends_its_base_as_it_came_and_no_part
 
 def test_rows_that_fill_no_batch_and_no_validation_rows_are_enough() -> None:
     one = by_hand([[1, 2, 3]], [[5, 6, 7]], epochs=3, batch=2)
-    assert float(one.clients["site-0"].course[fedseit.BEST]) < math.inf
+    assert float(one.clients["site-0"].course[BEST]) < math.inf
 
 
 def test_describe_reads_training_rows_alone() -> None:

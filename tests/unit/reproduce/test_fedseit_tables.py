@@ -68,6 +68,33 @@ def test_a_setting_is_measured_once_and_its_cell_is_the_mean_over_seeds_of_all_t
     assert list(fedseit.figures({**both, "R8 FedSeIT 1.0": found})) == ["figure5.svg"]
 
 
+def test_settings_whose_networks_have_the_same_shapes_are_one_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, setting = small(monkeypatch, tmp_path / "both"), Setting("R8", "FedSeIT", "1.0")
+    beside = Setting("R8", "SIT K=3", "0.1")
+    asked = [setting, beside, Setting("R8", "SIT K=5", "0.1"), Setting("TMN", "FedSeIT", "1.0")]
+    assert fedseit.together(asked) == [[setting, beside], [asked[2]], [asked[3]]]
+    both = fedseit.measure_together([setting, beside], plan)
+    found, other = both[setting.name], fedseit.known(beside, plan)
+    assert found["together"] == [setting.name, beside.name]
+    assert other is not None
+    for one, name in ((found, setting), (other, beside)):
+        alone = fedseit.measure(name, replace(plan, folder=tmp_path / "alone"))
+        assert alone["together"] == [name.name]
+        assert one["config"] == alone["config"]
+        for here, there in zip(one["runs"], alone["runs"], strict=True):
+            assert here["seed"] == there["seed"]
+            assert here["accuracy"] == pytest.approx(there["accuracy"], abs=0.02)
+            assert here["bytes_up"] == pytest.approx(there["bytes_up"], rel=0.01)
+
+
+def test_settings_of_one_form() -> None:
+    forms = {s.name: s.form for s in fedseit.SETTINGS if s.row == "R8"}
+    assert len(set(forms.values())) == 5  # FedWeIT, n = 3, n = 5, and DLS with either
+    assert forms["R8 FedSeIT 1.0"] == forms["R8 SIT K=3 0.1"] != forms["R8 SIT K=5 1.0"]
+
+
 def test_an_open_cell_names_the_command_that_fills_it(tmp_path: Path) -> None:
     asked = papers.Asked(tmp_path, render=True)
     made, figures = papers.again("fedseit", asked)
