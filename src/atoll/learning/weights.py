@@ -18,12 +18,12 @@ def mean(items: Sequence[Named], weights: Sequence[float] | None = None) -> dict
     """
     total, found = float(len(items)) if weights is None else sum(weights), {}
     for name, first in items[0].items():
-        stacked = torch.stack([item[name] for item in items]).to(torch.float64)
+        stacked = torch.stack([item[name] for item in items])
         if weights is None:
-            summed = stacked.sum(0)
+            summed = stacked.sum(0, dtype=torch.float64)
         else:
             share = sent(weights, first.device, torch.float64)
-            summed = torch.tensordot(share, stacked, 1)
+            summed = torch.tensordot(share, stacked.to(torch.float64), 1)
         found[name] = (summed / total).to(first.dtype)
     return found
 
