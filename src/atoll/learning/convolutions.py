@@ -98,8 +98,9 @@ def near(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor
     if sizes.groups > 1:
         return unfolded(x, weight, bias, sizes)
     down, right = sizes.padding
-    rows = F.pad(x, (right, right, down, down)).movedim(2, -1)
-    return convolved(rows, weight, bias, sizes.stride, sizes.dilation).movedim(-1, 2)
+    if down or right:
+        x = F.pad(x, (right, right, down, down))
+    return convolved(x.movedim(2, -1), weight, bias, sizes.stride, sizes.dilation).movedim(-1, 2)
 
 
 WAYS: dict[Way, Callable[[Tensor, Tensor, Tensor | None, Sizes], Tensor]] = {
