@@ -338,7 +338,7 @@ def synthetic_digits() -> Dataset:
 
 
 def office_home(size: AtLeastOne = 32) -> Dataset:
-    """65 kinds of objects in four domains, 15,588 images scaled to 3x32x32; no test rows."""
+    """65 kinds of objects in four domains, 3x32x32; no test rows."""
     (path,) = obtain("office-home", FILES["office-home"])
     names = "|".join(OFFICE_HOME)
     found = archives.labelled(path, rf"/(?P<part>{names})/(?P<label>[^/]+)/(?P<file>[^/]+)$")
