@@ -62,7 +62,9 @@ def main(grid: Grid, context: Context) -> None:
     arrays = np.load(SOURCE)
     first = {n[2:]: torch.from_numpy(arrays[n]) for n in arrays.files if n.startswith("w/")}
     began = time.perf_counter()
-    done = FedAvg(fraction_evaluate=0.0).start(
+    count = int(arrays["clients"])  # all: it would begin as soon as two are there
+    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=count)
+    done = strategy.start(
         grid=grid, initial_arrays=ArrayRecord(first), num_rounds=int(arrays["rounds"])
     )
     seconds = time.perf_counter() - began
