@@ -41,7 +41,7 @@ from atoll.data.splits import ScenarioOptions, own_sizes
 from atoll.engines.local import execute, fresh_folder, last_folder, recorded
 from atoll.engines.sweep import Point, points, sweep
 from atoll.learning.models import ModelOptions
-from atoll.runs.config import EngineOptions, RunConfig, change, presets, read, resolve
+from atoll.runs.config import EngineOptions, RunConfig, assignment, change, presets, read, resolve
 from atoll.runs.draft import draft
 from atoll.runs.loop import Progress, holdings
 from atoll.runs.onnx import write as write_onnx
@@ -98,7 +98,7 @@ def run_command(
     quiet: Annotated[bool, typer.Option("--quiet", help="print the table only")] = False,
 ) -> None:
     """Run a method and print what it found."""
-    changes = dict(_assignment(text) for text in set_ or [])
+    changes = dict(assignment(text) for text in set_ or [])
     changes |= {"engine.name": engine} if engine else {}
     changes |= {"engine.device": device} if device else {}
     config = resolve(change(read(what), changes), what)
@@ -144,7 +144,7 @@ def sweep_command(
     quiet: Annotated[bool, typer.Option("--quiet", help="print the table only")] = False,
 ) -> None:
     """Run every combination of some values, those of equal shape as one computation."""
-    changes = {"engine.packing": False} | dict(_assignment(text) for text in set_ or [])
+    changes = {"engine.packing": False} | dict(assignment(text) for text in set_ or [])
     changes |= {"engine.device": device} if device else {}
     values = change(read(what), changes)
     name = f"{resolve(values, what).name}-sweep"
@@ -163,12 +163,12 @@ def sweep_command(
 
 def _axis(text: str) -> tuple[str, list[Any]]:
     """key=0..4 or key=a,b,c; each value as TOML, a bare word is a string."""
-    key, value = _assignment(text)
+    key, value = assignment(text)
     if not isinstance(value, str):
         return key, list(value) if isinstance(value, list) else [value]
     if ".." in value:
         return key, list(numbers(value, "--axis"))
-    return key, [_assignment(f"{key}={piece}")[1] for piece in value.split(",")]
+    return key, [assignment(f"{key}={piece}")[1] for piece in value.split(",")]
 
 
 def _print_sweep(found: list[Point], runs: list[Run], folder: Path, as_json: bool) -> None:
@@ -209,6 +209,10 @@ def reproduce_command(
         bool, typer.Option("--render", help="run nothing: only what was measured before")
     ] = False,
     jobs: Annotated[int, typer.Option(help="settings at a time, each in a process", min=1)] = 1,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="how much is run: key=value, e.g. seeds=[0] or rounds=5"),
+    ] = None,
     measure: Annotated[bool, typer.Option("--measure", hidden=True)] = False,
     to: Annotated[Path, typer.Option("--out", help="where results are kept")] = Path(
         "reproduction"
@@ -219,7 +223,8 @@ def reproduce_command(
     from atoll.reproduce.ledger import as_json, as_markdown  # noqa: PLC0415
     from atoll.reproduce.papers import Asked, again  # noqa: PLC0415
 
-    asked = Asked(to, table_, only, device, quick, tf32, studies, render, jobs)
+    plan = tuple(set_ or ())
+    asked = Asked(to, table_, only, device, quick, tf32, studies, render, jobs, plan)
     made, figures = again(paper, asked, err.print)
     if measure:  # one of several processes: the one that started them writes the ledger
         return
@@ -232,17 +237,6 @@ def reproduce_command(
         write_whole(to / name, content)
     out.print(as_markdown(made), soft_wrap=True)
     out.print(f"the ledger is in {to}", soft_wrap=True)
-
-
-def _assignment(text: str) -> tuple[str, Any]:
-    """key=value with the value as TOML; a bare word is a string."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise UserError(f"'{text}' is not key=value", "--set", "write for example --set rounds=20")
-    try:
-        return key.strip(), tomllib.loads(f"value = {value.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
 
 
 def numbers(text: str, where: str) -> list[int]:
@@ -626,7 +620,7 @@ def inspect_command(
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value")] = None,
 ) -> None:
     """Show what each site holds and what will be done with it, before anything trains."""
-    changes = dict(_assignment(text) for text in set_ or [])
+    changes = dict(assignment(text) for text in set_ or [])
     config = resolve(change(read(what), changes), what)
     if config.scenario["split"] == "files":
         given = {key: value for key, value in config.data.items() if key != "name"}

@@ -16,13 +16,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import nearest
 from atoll.reproduce.ledger import Ledger
+from atoll.runs.config import assignment
 
 __all__ = ["PAPERS", "Asked", "again"]
 
@@ -47,6 +48,7 @@ class Asked:
     studies: bool = False
     render: bool = False  # run nothing, show what was measured before
     jobs: int = 1  # settings that are measured at the same time, each by a process of its own
+    plan: tuple[str, ...] = ()  # key=value: what is otherwise in the plan, e.g. seeds=[0]
 
 
 def again(
@@ -56,11 +58,7 @@ def again(
     if paper not in PAPERS:
         raise UserError(f"no tables of '{paper}'", "atoll reproduce", nearest(paper, PAPERS))
     module = importlib.import_module(f"atoll.reproduce.{paper}")
-    made = (
-        module.Plan.quick(asked.folder, asked.device)
-        if asked.quick
-        else module.Plan(asked.folder, asked.device, tf32=asked.tf32)
-    )
+    made = _plan(module, asked)
     measured: dict[str, Any] = {}
     missing: dict[str, str] = {}
     chosen = _chosen(module, asked)
@@ -82,6 +80,26 @@ def again(
                 raise
             missing[setting.name] = f"not here: {error.remedy}"
     return module.ledger(measured, missing), module.figures(measured)
+
+
+def _plan(module: Any, asked: Asked) -> Any:
+    """How much is run: what the paper asks for, or a miniature, but for what was set."""
+    made = (
+        module.Plan.quick(asked.folder, asked.device)
+        if asked.quick
+        else module.Plan(asked.folder, asked.device, tf32=asked.tf32)
+    )
+    free = [f.name for f in fields(made) if f.name not in ("folder", "device", "tf32", "changes")]
+    for text in asked.plan:
+        key, value = assignment(text)
+        value = tuple(value) if isinstance(value, list) else value
+        if key not in free:
+            raise UserError(f"the plan has no '{key}'", "--set", nearest(key, free))
+        if type(value) is not type(getattr(made, key)):
+            shown = f"{key} is {getattr(made, key)!r} by default"
+            raise UserError(f"{value!r} is not of its kind", f"--set {key}", shown)
+        made = replace(made, **{key: value})
+    return made
 
 
 def _chosen(module: Any, asked: Asked) -> list[Any]:
@@ -144,4 +162,5 @@ def _command(paper: str, asked: Asked, name: str) -> list[str]:
     start = [sys.executable, "-c", "from atoll.cli import main; main()", "reproduce", paper]
     switches = [f"--{key}" for key in ("quick", "tf32") if getattr(asked, key)]
     where = ["--only", name, "--device", asked.device, "--out", str(asked.folder)]
-    return [*start, *where, *switches, "--measure"]
+    plan = [part for text in asked.plan for part in ("--set", text)]
+    return [*start, *where, *switches, *plan, "--measure"]

@@ -26,7 +26,17 @@ from atoll.data.site import Scale
 from atoll.data.splits import ScenarioOptions
 from atoll.learning.models import ModelOptions
 
-__all__ = ["EngineOptions", "RunConfig", "change", "place", "presets", "read", "resolve", "to_toml"]
+__all__ = [
+    "EngineOptions",
+    "RunConfig",
+    "assignment",
+    "change",
+    "place",
+    "presets",
+    "read",
+    "resolve",
+    "to_toml",
+]
 
 
 @dataclass(frozen=True)
@@ -148,6 +158,17 @@ def place(key: str, values: Mapping[str, Any]) -> str:
 def _method_name(values: Mapping[str, Any]) -> str:
     method = values.get("method", "fedavg")
     return str(method.get("name", "fedavg")) if isinstance(method, Mapping) else str(method)
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """key=value with the value as TOML; a bare word is a string."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"'{text}' is not key=value", "--set", "write for example --set rounds=20")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
 
 
 def change(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -91,3 +91,17 @@ def test_a_process_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     asked = Asked(tmp_path, only="helena K=5 30%", jobs=2)
     with pytest.raises(UserError, match=r"measuring 'helena K=5 30%' ended with exit code 70"):
         again("chfl", asked)
+
+
+def test_the_plan_can_be_set(tmp_path: Path) -> None:
+    """Other seeds and rounds; processes are told too; a wrong name or kind is answered."""
+    asked = Asked(tmp_path, plan=("seeds=[7]", "rounds=3"))
+    made = papers._plan(chfl, asked)
+    assert (made.seeds, made.rounds, made.rates) == ((7,), 3, chfl.RATES)
+    command = papers._command("chfl", asked, "x")
+    assert [command[i + 1] for i, part in enumerate(command) if part == "--set"] == [*asked.plan]
+    with pytest.raises(UserError, match="the plan has no 'sedes'") as told:
+        papers._plan(chfl, Asked(tmp_path, plan=("sedes=[7]",)))
+    assert "seeds" in told.value.remedy
+    with pytest.raises(UserError, match="'many' is not of its kind"):
+        papers._plan(chfl, Asked(tmp_path, plan=("rounds=many",)))
