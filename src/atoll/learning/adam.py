@@ -57,7 +57,7 @@ if triton is not None:
         member = tl.program_id(1)
         place = tl.program_id(0) * block + tl.arange(0, block)
         rate = tl.load(rates + member)
-        inside = (place < size) & (rate >= 0)
+        inside = place < tl.where(rate >= 0, size, 0)
         place = member.to(tl.int64) * size + place
         count = tl.load(taken + member) + 1
         rate = rate / (1 - tl.exp(count * -0.10536051565782628))  # ln 0.9
