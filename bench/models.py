@@ -5,8 +5,10 @@ SOLO is the model before any exchange, which each run reports too.
 
 import argparse
 import json
+import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -40,9 +42,10 @@ def main() -> None:
         tune=asked.tune,
     )
     loaded: dict[str, Dataset] = {}
+    say = partial(print, file=sys.stderr, flush=True)
     began = time.monotonic()
     for method in asked.methods.split(","):
-        found = one(Setting("digits", method), asked.seed, plan, loaded=loaded)
+        found = one(Setting("digits", method), asked.seed, plan, say, loaded)
         line = {"method": method, "seconds": round(found["seconds"], 1)}
         line["rounds only"] = round(found["round_seconds"], 1)
         if asked.device == "cuda":

@@ -72,11 +72,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 
 
 def test_looking_at_a_file_takes_no_memory_for_its_size(tmp_path: Path) -> None:
-    """The text would take 60 MB if it stayed."""
+    """The text of the larger file would take 60 MB more if it stayed."""
     cells = [",".join(f"{i % 97}.{column:09d}" for column in range(20)) for i in range(500)]
     piece = "".join(f"{line},{'xy'[i % 3 % 2]}\n" for i, line in enumerate(cells))
     held = {}
-    for name, times in (("small", 20), ("large", 500)):
+    for name, times in (("small", 200), ("large", 700)):
         path = tmp_path / f"{name}.csv"
         with path.open("w") as file:
             file.write(",".join(f"c{column}" for column in range(20)) + ",outcome\n")
@@ -84,5 +84,6 @@ def test_looking_at_a_file_takes_no_memory_for_its_size(tmp_path: Path) -> None:
         command = [sys.executable, "-c", LOOK, str(path)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         held[name] = int(done.stdout)
-    assert (tmp_path / "large.csv").stat().st_size > 60e6
-    assert held["large"] - held["small"] < 40  # MB: pieces and what the allocator keeps
+    more = (tmp_path / "large.csv").stat().st_size - (tmp_path / "small.csv").stat().st_size
+    assert more > 60e6
+    assert held["large"] - held["small"] < 20  # MB: what the allocator keeps

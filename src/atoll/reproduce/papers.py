@@ -153,9 +153,9 @@ def _side_by_side(paper: str, asked: Asked, names: list[str]) -> None:
     finally:
         for process in running.values():
             process.terminate()
-    for name, code in failed.items():  # the others are kept, and are not run again
-        what = f"measuring '{name}' ended with exit code {code}"
-        raise UserError(what, f"atoll reproduce {paper}", "see its error above")
+    if failed:  # the others are kept, and are not run again
+        what = ", ".join(f"'{name}' ended with exit code {code}" for name, code in failed.items())
+        raise UserError(f"measuring {what}", f"atoll reproduce {paper}", "see the errors above")
 
 
 def _command(paper: str, asked: Asked, name: str) -> list[str]:

@@ -45,6 +45,7 @@ __all__ = [
     "numbers",
     "predict",
     "recorded",
+    "restored",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -142,9 +143,7 @@ class Predictor:
         """The client as the run left it, and the server's state."""
         state = ended_state(self.folder)
         client = _bare(recorded(self.folder), self.recipe, self.site).client(self.site)
-        mine = without(f"client/{self.site}", state)
-        if mine:
-            client.restore(mine)
+        restored(client, self.site, without(f"client/{self.site}", state), self.folder)
         return client, without("server", state)
 
     @cached_property
@@ -219,6 +218,17 @@ def ended_state(folder: Path) -> Tensors:
         raise UserError("the run has not ended", str(folder), "go on with --resume")
     tensors, _ = read_checkpoint(folder)
     return {name: torch.from_numpy(array) for name, array in tensors.items()}
+
+
+def restored(client: Any, site: str, state: Tensors, folder: Path) -> None:
+    """Let a client go on from what it knew in the end, if a folder has it."""
+    if state:
+        client.restore(state)
+    elif client.state():
+        raise UserError(
+            f"the model of '{site}' is not in this folder", str(folder),
+            "it stayed at its site: predict with the folder that is there",
+        )  # fmt: skip
 
 
 def recorded(folder: Path) -> RunConfig:

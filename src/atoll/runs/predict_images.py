@@ -18,7 +18,15 @@ from atoll.data.scenario import Holding, Scenario
 from atoll.learning.weights import without
 from atoll.runs.config import RunConfig
 from atoll.runs.parts import Parts
-from atoll.runs.predict import Array, Predicted, Predictor, ended_state, growing, recorded
+from atoll.runs.predict import (
+    Array,
+    Predicted,
+    Predictor,
+    ended_state,
+    growing,
+    recorded,
+    restored,
+)
 from atoll.runs.result import Run
 
 __all__ = ["PicturePredictor", "predict_images", "reads_images"]
@@ -84,14 +92,7 @@ class PicturePredictor:
         """The client as the run left it, with these images in place of its own."""
         config = recorded(self.folder)
         client = _with_images(config, self.recipe, x).client(self.site)
-        mine = self._state[0]
-        if mine:
-            client.restore(mine)
-        elif client.state():
-            raise UserError(
-                f"the model of '{self.site}' is not in this folder", str(self.folder),
-                "it stayed at its site: predict with the folder that is there",
-            )  # fmt: skip
+        restored(client, self.site, self._state[0], self.folder)
         return client
 
     @cached_property

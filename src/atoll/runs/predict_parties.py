@@ -20,7 +20,6 @@ import torch
 from atoll import methods
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import nearest
-from atoll.core.record import read_checkpoint
 from atoll.data.align import normalised, refuse_bad
 from atoll.data.dataset import Dataset
 from atoll.data.scenario import Holding, Scenario
@@ -30,7 +29,17 @@ from atoll.data.values import Block, encoded
 from atoll.learning.weights import without
 from atoll.runs.config import RunConfig
 from atoll.runs.parts import Parts
-from atoll.runs.predict import Array, Predicted, Predictor, growing, labels, numbers, recorded
+from atoll.runs.predict import (
+    Array,
+    Predicted,
+    Predictor,
+    ended_state,
+    growing,
+    labels,
+    numbers,
+    recorded,
+    restored,
+)
 
 __all__ = ["Lacking", "predict_parties"]
 
@@ -57,12 +66,11 @@ class _Halves:
     def parts(self) -> tuple[Any, dict[str, Any]]:
         """The server and the clients as the run left them."""
         made = _bare(self.config, self.recipe)
-        tensors, _ = read_checkpoint(self.folder)
-        state = {name: torch.from_numpy(array) for name, array in tensors.items()}
+        state = ended_state(self.folder)
         server, clients = made.server(), {id: made.client(id) for id in made.scenario.clients}
         server.restore(without("server", state))
         for id, client in clients.items():
-            client.restore(without(f"client/{id}", state))
+            restored(client, id, without(f"client/{id}", state), self.folder)
         return server, clients
 
     def probabilities(self, columns: Mapping[str, Array]) -> Array:
@@ -122,8 +130,6 @@ def predict_parties(
 ) -> Predicted:
     """Write a CSV with a prediction for each id: the class, every probability."""
     recipe = predictor.recipe
-    if not (predictor.folder / "result.json").exists():
-        raise UserError("the run has not ended", str(predictor.folder), "go on with --resume")
     done = Predicted()
     files = [
         _read(recipe, party, path, done)

@@ -41,7 +41,7 @@ def same(one: Work, other: Captured) -> float:
     expected, ((found,),) = one(), done([other], [[one]])
     assert found.losses == pytest.approx(expected.losses, rel=1e-6)
     assert found.moments.keys() == expected.moments.keys()
-    assert int(found.moments["steps/loss"]) == int(expected.moments["steps/loss"])
+    assert found.moments.get("steps/loss") == expected.moments.get("steps/loss")
     return largest_difference(expected, found)
 
 
@@ -134,9 +134,14 @@ def test_a_loss_that_cannot_be_told_from_others_is_not_captured() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["resnet10", "efficientnet", "mobilenet"])
-def test_graphs_on_a_gpu_give_what_the_loop_gives_in_double_precision(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"), [("resnet10", "adam"), ("efficientnet", "sgd"), ("mobilenet", "sgd")]
+)
+def test_graphs_on_a_gpu_give_what_the_loop_gives_in_double_precision(
+    name: str, kind: Literal["adam", "sgd"]
+) -> None:
     work = replace(in_double(job(name, 64, device="cuda")), epochs=6)
+    work = replace(work, phases=(replace(work.phases[0], optimiser=Optimiser(kind, 0.01)),))
     captured = Captured([work])
     for _ in range(2):
         assert same(work, captured) < 1e-8

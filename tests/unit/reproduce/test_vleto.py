@@ -20,6 +20,14 @@ def by_name(name: str) -> vleto.Setting:
     return {s.name: s for s in (*vleto.SETTINGS, *vleto.STUDIES)}[name]
 
 
+def miniature(patch: pytest.MonkeyPatch, folder: Path, **more: Any) -> vleto.Plan:
+    """One round of one linear layer for each strip, on digits in place of FMNIST."""
+    patch.setitem(vleto.DATA, "FMNIST", "digits")
+    small = {"scenario.train": 0.2, "scenario.valid": 0.6, "method.network": "dense"}
+    plan = vleto.Plan(folder, "cpu", (0,), 1, changes=tuple(sorted(small.items())))
+    return replace(plan, **more)
+
+
 def test_every_setting_is_a_config_and_has_a_name_of_its_own() -> None:
     every = (*vleto.SETTINGS, *vleto.STUDIES)
     assert len({s.name for s in every}) == len(every)
@@ -129,9 +137,7 @@ def test_the_committed_ledger_is_what_the_measurements_give(tmp_path: Path) -> N
 
 def test_a_miniature_runs_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On digits in place of images that are not here; the first rate that stays finite is taken."""
-    monkeypatch.setitem(vleto.DATA, "FMNIST", "digits")
-    small = {"scenario.train": 0.2, "scenario.valid": 0.6, "method.network": "dense"}
-    plan = vleto.Plan(tmp_path, "cpu", (0, 1), 1, changes=tuple(sorted(small.items())))
+    plan = miniature(monkeypatch, tmp_path, seeds=(0, 1))
     setting = by_name("FMNIST CIL V-LETO")
     told: list[str] = []
     first = vleto.measure(setting, plan, told.append)
@@ -147,10 +153,7 @@ def test_a_miniature_runs_and_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_rate_at_which_the_loss_is_no_number_is_told_and_a_smaller_one_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(vleto.DATA, "FMNIST", "digits")
-    small = {"scenario.train": 0.2, "scenario.valid": 0.6, "method.network": "dense"}
-    changes = tuple(sorted(small.items()))
-    plan = vleto.Plan(tmp_path, "cpu", (0,), 1, changes=changes, rates=(1e6, 0.01))
+    plan = miniature(monkeypatch, tmp_path, rates=(1e6, 0.01))
     told: list[str] = []
     found = vleto.measure(by_name("FMNIST CIL PyVertical"), plan, told.append)
     assert found["rate"] == 0.01
@@ -160,13 +163,10 @@ def test_a_rate_at_which_the_loss_is_no_number_is_told_and_a_smaller_one_taken(
 def test_settings_measured_together_give_what_each_gives_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(vleto.DATA, "FMNIST", "digits")
-    small = {"scenario.train": 0.2, "scenario.valid": 0.6, "method.network": "dense"}
-    changes = tuple(sorted(small.items()))
     names = ("FMNIST CIL V-LETO", "FMNIST CIL w/o L_A", "FMNIST CIL lambda_A 0.8")
     settings = [by_name(name) for name in names]
     assert vleto.together(settings) == [settings]
-    plan = vleto.Plan(tmp_path / "one", "cpu", (0, 1), 1, changes=changes)
+    plan = miniature(monkeypatch, tmp_path / "one", seeds=(0, 1))
     together = vleto.measure_together(settings, plan)
     for setting in settings:
         assert vleto.known(setting, plan) is not None
@@ -177,9 +177,7 @@ def test_settings_measured_together_give_what_each_gives_alone(
 def test_of_settings_measured_together_only_the_lost_one_takes_a_smaller_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(vleto.DATA, "FMNIST", "digits")
-    small = {"scenario.train": 0.2, "scenario.valid": 0.6, "method.network": "dense"}
-    plan = vleto.Plan(tmp_path, "cpu", (0,), 1, changes=tuple(sorted(small.items())))
+    plan = miniature(monkeypatch, tmp_path)
     steady, wild = by_name("FMNIST CIL V-LETO"), by_name("FMNIST CIL w/o L_A")
     values = vleto._values
 

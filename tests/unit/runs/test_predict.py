@@ -15,11 +15,11 @@ import pytest
 from safetensors.numpy import load_file
 
 import atoll
-from atoll import cli
 from atoll.core.errors import UserError
 from atoll.data import sheets, tables
 from atoll.engines.local import execute
 from atoll.runs import onnx
+from atoll.runs import predict as predict_module
 from atoll.runs.config import change, read, resolve
 from atoll.runs.predict import Predicted, Predictor, numbers, predict
 from atoll.runs.result import Run
@@ -75,18 +75,8 @@ def run(method: str, files: list[str], folder: str = "run", **more: Any) -> Run:
     return Run(Path(folder))
 
 
-def call(*words: str) -> int:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["atoll", *words])
-        try:
-            cli.main()
-        except SystemExit as ended:
-            return int(ended.code or 0)
-    return 0
-
-
 def test_somebody_new_goes_from_files_to_predictions(
-    files: Files, capfd: pytest.CaptureFixture[str]
+    files: Files, capfd: pytest.CaptureFixture[str], call: Callable[..., int]
 ) -> None:
     names = files(rows=1000)
     assert call("init", *names, "--label", "outcome") == 0
@@ -222,7 +212,9 @@ def test_a_run_does_not_go_on_with_files_that_have_changed(files: Files) -> None
         execute(resolve(values, "t"), Path("run"), resume=True)
 
 
-def test_an_exported_model_is_what_predicts_and_says_what_it_is(files: Files) -> None:
+def test_an_exported_model_is_what_predicts_and_says_what_it_is(
+    files: Files, call: Callable[..., int]
+) -> None:
     found = run("chfl", files())
     assert call("export", "run", "--site", "b", "-o", "model") == 0
     weights = load_file("model/model.safetensors")
@@ -249,7 +241,22 @@ def test_nothing_of_own_columns_is_in_what_is_sent(files: Files) -> None:
     assert shapes == {(8, width)}
 
 
-def test_init_does_not_overwrite_and_finds_mistakes_at_once(files: Files) -> None:
+def test_a_model_that_stayed_at_its_site_is_not_guessed(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("chfl", files())
+    there = predict_module.ended_state(Path("run"))
+    kept = {name: tensor for name, tensor in there.items() if not name.startswith("client/b/")}
+    assert len(kept) < len(there)
+    monkeypatch.setattr(predict_module, "ended_state", lambda folder: kept)
+    with pytest.raises(UserError, match="the model of 'b' is not in this folder"):
+        predict(Predictor(Path("run"), "b", ""), Path("b.csv"), Path("p.csv"))
+    assert not Path("p.csv").exists()
+
+
+def test_init_does_not_overwrite_and_finds_mistakes_at_once(
+    files: Files, call: Callable[..., int]
+) -> None:
     names = files()
     assert call("init", *names, "--label", "nothing") == 3
     assert not Path("run.toml").exists()
@@ -289,7 +296,9 @@ def test_real_data_in_four_files_beat_being_alone_at_the_small_sites() -> None:
 
 
 @pytest.mark.parametrize("method", ["alone", "fedavg", "chfl"])
-def test_onnx_answers_as_our_own_model_does(method: str, files: Files) -> None:
+def test_onnx_answers_as_our_own_model_does(
+    method: str, files: Files, call: Callable[..., int]
+) -> None:
     for name in ("onnx", "onnxscript"):
         pytest.importorskip(name, reason="needs the extra onnx")
     runtime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
@@ -309,7 +318,10 @@ def test_onnx_answers_as_our_own_model_does(method: str, files: Files) -> None:
 
 
 def test_onnx_without_its_extra_is_refused_with_what_to_do(
-    files: Files, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    files: Files,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    call: Callable[..., int],
 ) -> None:
     run("alone", files(), batch=16)
     monkeypatch.setitem(sys.modules, "onnx", None)
@@ -328,7 +340,7 @@ def yearly(name: str, year: int, rows: int = 40) -> str:
 
 
 def test_one_file_a_stage_makes_it_continual_and_predicts_each(
-    capfd: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str], call: Callable[..., int]
 ) -> None:
     sites = [f"{n}={yearly(n, 2023)},{yearly(n, 2024, 30)}" for n in ("basel", "lund")]
     assert call("init", *sites, "--label", "outcome") == 0
@@ -348,7 +360,7 @@ def test_one_file_a_stage_makes_it_continual_and_predicts_each(
         predict(Predictor(Path("out"), "lund", ""), Path("basel-2023.csv"), Path("p.csv"), True)
 
 
-def test_sites_with_files_for_other_stages_are_refused() -> None:
+def test_sites_with_files_for_other_stages_are_refused(call: Callable[..., int]) -> None:
     a, b = yearly("a", 1), yearly("a", 2)
     for options, what in (
         ({"files": {"a": [a, b], "b": [a]}}, "site 'b' has 1 files and 'a' has 2"),

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
-from atoll import cli, data
+from atoll import data
 from atoll.core.errors import UserError
 from atoll.engines.local import execute
 from atoll.runs.config import change, resolve
@@ -71,16 +71,6 @@ def written(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def call(*words: str) -> int:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["atoll", *words])
-        try:
-            cli.main()
-        except SystemExit as ended:
-            return int(ended.code or 0)
-    return 0
-
-
 @pytest.mark.parametrize("method", ["fccl", "fedmd", "fedmatch", "fml"])
 def test_what_was_kept_for_tests_is_predicted_as_the_run_tested_it(
     home: Path, tmp_path: Path, method: str
@@ -119,7 +109,7 @@ def test_images_without_labels_are_predicted_too(home: Path, tmp_path: Path) -> 
 
 
 def test_the_commands_write_predictions_and_a_model(
-    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], call: Callable[..., int]
 ) -> None:
     folder, out = ran(home, "fccl", "fccl"), tmp_path / "p.csv"
     assert call("predict", str(folder), str(home / "new"), "--site", "paper", "-o", str(out)) == 0

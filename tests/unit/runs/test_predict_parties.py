@@ -2,13 +2,13 @@
 
 import csv
 import random
-import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from atoll import cli
 from atoll.core.record import Score
 from atoll.engines.local import execute
 from atoll.runs.config import resolve
@@ -88,14 +88,10 @@ def run(method: str = "vleto", scenario: dict[str, Any] | None = None, **more: A
     return Run(Path("run"))
 
 
-def call(*words: str) -> int:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["atoll", "predict", "run", *words])
-        try:
-            cli.main()
-        except SystemExit as ended:
-            return int(ended.code or 0)
-    return 0
+@pytest.fixture
+def call(call: Callable[..., int]) -> Callable[..., int]:
+    """Calls `atoll predict run` with these words."""
+    return partial(call, "predict", "run")
 
 
 def given(suffix: str = "", names: tuple[str, ...] = NAMES) -> list[str]:
@@ -122,7 +118,11 @@ def answers(file: str = "predictions.csv") -> dict[str, list[str]]:
     ],
 )
 def test_held_out_rows_are_predicted_as_the_run_tested_them(
-    method: str, scenario: dict[str, Any], more: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    method: str,
+    scenario: dict[str, Any],
+    more: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    call: Callable[..., int],
 ) -> None:
     made = run(method, scenario, **more)
     scores = [e for e in made.events if isinstance(e, Score) and e.variant == made.headline]
@@ -132,7 +132,7 @@ def test_held_out_rows_are_predicted_as_the_run_tested_them(
 
 
 def test_new_rows_are_matched_by_ids_and_answered_better_than_by_chance(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], call: Callable[..., int]
 ) -> None:
     run("vleto", CLASSES)
     assert call(*given("-new")) == 0
@@ -152,7 +152,7 @@ def test_new_rows_are_matched_by_ids_and_answered_better_than_by_chance(
 
 
 def test_ids_that_a_party_lacks_are_told_and_left_out_or_filled(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], call: Callable[..., int]
 ) -> None:
     run("vleto", CLASSES)
     assert call(*given("-new")) == 0
@@ -184,7 +184,7 @@ def test_ids_that_a_party_lacks_are_told_and_left_out_or_filled(
 
 
 def test_columns_are_checked_by_name_and_unseen_words_are_counted(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], call: Callable[..., int]
 ) -> None:
     run("splitnn")
     text = Path("phone-new.csv").read_text()
@@ -217,13 +217,14 @@ def test_columns_are_checked_by_name_and_unseen_words_are_counted(
         (given("-renamed"), 3, "no column 'customer' for the ids"),
     ],
 )  # fmt: skip
-def test_mistakes_are_answered(
+def test_mistakes_are_answered(  # noqa: PLR0917 - fixtures
     words: list[str],
     code: int,
     said: str,
     trained: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    call: Callable[..., int],
 ) -> None:
     monkeypatch.chdir(trained)
     assert call(*words) == code
@@ -231,14 +232,16 @@ def test_mistakes_are_answered(
     assert not Path("predictions.csv").exists()
 
 
-def test_the_oracle_that_reads_labels_predicts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_oracle_that_reads_labels_predicts_nothing(
+    capsys: pytest.CaptureFixture[str], call: Callable[..., int]
+) -> None:
     run("vleto", {"mode": "columns"}, fil_eval="label_oracle")
     assert call(*given("-new")) == 2
     assert "label_oracle reads labels" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_party_with_labels_alone_needs_no_file_but_may_give_one(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], call: Callable[..., int]
 ) -> None:
     for suffix in ("", "-new"):
         lines = [line.split(";") for line in Path(f"bank{suffix}.csv").read_text().splitlines()]
