@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 __all__ = ["bars", "matrices", "over_rounds"]
 
+ACROSS = 4  # matrices beside each other
 KINDS = {"intra": "own domain", "inter": "other domains"}
 Lines = Mapping[str, Sequence[Mapping[int, Mapping[str, float]]]]  # method -> seeds -> round
 Cells = Mapping[str, Sequence[Sequence[Sequence[float]]]]  # method -> seeds -> client -> domain
@@ -33,16 +34,29 @@ def over_rounds(lines: Lines) -> bytes:
         axes.set_xlabel("round")
         axes.set_ylabel(f"test accuracy, {words}")
         axes.grid(alpha=0.3)
-    figure.axes[0].legend(fontsize=8)
+    return _with_legend(figure)
+
+
+def _with_legend(figure: Figure) -> bytes:
+    """One legend for all panels, below them, where it hides nothing."""
     figure.tight_layout()
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.02), ncols=max(1, len(labels)),
+        fontsize=8, frameon=False,
+    )  # fmt: skip
     return _svg(figure)
 
 
 def matrices(shown: Cells, domains: Sequence[str]) -> bytes:
     """Accuracy of every client (rows) on every domain (columns), the mean over seeds."""
-    figure = Figure(figsize=(2.1 * len(shown), 2.4))
-    grid = np.atleast_1d(figure.subplots(1, len(shown)))
-    for axes, (method, found) in zip(grid, shown.items(), strict=True):
+    rows = -(-len(shown) // ACROSS)
+    columns = min(len(shown), ACROSS)
+    figure = Figure(figsize=(2.2 * columns, 2.6 * rows))
+    panels = list(np.atleast_1d(figure.subplots(rows, columns)).flat)
+    for axes in panels[len(shown) :]:
+        axes.set_axis_off()
+    for axes, (method, found) in zip(panels, shown.items(), strict=False):
         cells = np.mean(found, 0)
         axes.imshow(cells, vmin=0, vmax=1, cmap="cividis")
         for (row, column), value in np.ndenumerate(cells):
@@ -52,6 +66,9 @@ def matrices(shown: Cells, domains: Sequence[str]) -> bytes:
         names = list(domains)[: len(cells)]
         axes.set_xticks(range(len(names)), names)
         axes.set_yticks(range(len(names)), names)
+        axes.set_xlabel("tested on", fontsize=8)
+    for first in panels[::columns]:
+        first.set_ylabel("model of", fontsize=8)
     figure.tight_layout()
     return _svg(figure)
 
@@ -72,6 +89,4 @@ def bars(groups: Mapping[str, Mapping[tuple[str, str], Sequence[float]]]) -> byt
         axes.set_xticks([i + width * (len(variants) - 1) / 2 for i in range(len(places))], places)
         axes.set_ylabel(f"test accuracy, {KINDS[kind]}")
         axes.grid(alpha=0.3, axis="y")
-    figure.axes[0].legend(fontsize=8)
-    figure.tight_layout()
-    return _svg(figure)
+    return _with_legend(figure)

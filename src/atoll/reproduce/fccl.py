@@ -345,10 +345,11 @@ def known(setting: Setting, plan: Plan) -> dict[str, Any] | None:
 
 
 def partly(setting: Setting, plan: Plan) -> dict[str, Any] | None:
-    """The seeds of a setting that were measured, be it for some rounds."""
+    """The seeds of a setting that went to their end; if none did, those that were begun."""
     runs = [_kept(setting, seed, plan) for seed in plan.seeds]
     there = [run for run in runs if run is not None]
-    return _joined(setting, there) if there else None
+    whole = [run for run in there if run["rounds"] == plan.rounds]
+    return _joined(setting, whole or there) if there else None
 
 
 def _kept(setting: Setting, seed: int, plan: Plan) -> dict[str, Any] | None:
@@ -369,9 +370,13 @@ def _file(setting: Setting, seed: int) -> str:
 
 def after(*found: dict[str, Any]) -> str:
     """The last round at which all runs were tested, so that they can be compared."""
-    tested = [set(run["matrix"]) for one in found for run in one["runs"]]
-    common = set.intersection(*tested)
+    common = set.intersection(*(_tested(one) for one in found))
     return max(common, key=int) if common else "0"
+
+
+def _tested(found: dict[str, Any]) -> set[str]:
+    """The rounds after which all seeds of a setting were tested."""
+    return set.intersection(*(set(run["matrix"]) for run in found["runs"]))
 
 
 def means(found: dict[str, Any], kind: str, variant: str = "", at: str = "") -> list[float]:
@@ -416,6 +421,8 @@ def _row(
     found, variant = measured.get(source.name), "solo" if solo else ""
     cells = []
     at = _table_round(setting, measured)
+    if found is not None and at not in _tested(found):  # it was cut before
+        at = after(found)
     for place, column in enumerate((*DOMAINS[setting.task], "AVG")):
         average = place == len(theirs)
         printed = (float(np.mean(theirs)) if average else theirs[place]) / 100
@@ -464,11 +471,10 @@ def _with_solo(setting: Setting, measured: dict[str, dict[str, Any]]) -> Setting
 
 
 def _table_round(setting: Setting, measured: dict[str, dict[str, Any]]) -> str:
-    """The round that a table is read at: the last one that all its rows have been tested at."""
+    """The round that a table is read at: the last one of the rows that went furthest."""
     rows = PAPER[setting.task, setting.homogeneous, "inter"]
     names = [replace(setting, method=method).name for method in rows]
-    there = [measured[name] for name in names if name in measured]
-    return after(*there) if there else "0"
+    return max((after(measured[name]) for name in names if name in measured), key=int, default="0")
 
 
 def _figure_names() -> list[str]:
@@ -518,7 +524,7 @@ def _above_others(task: str, measured: dict[str, dict[str, Any]]) -> list[Claim]
         found.append(_paired(text, (full, ""), (full, "solo"), kind))
         for method in COMPARED[:-1]:
             other = measured.get(Setting(task, method).name)
-            if other:
+            if other and after(full, other) != "0":
                 text = f"{task}: FCCL above {method}, {kind}-domain"
                 found.append(_paired(text, (full, ""), (other, ""), kind))
     return found
@@ -556,13 +562,14 @@ def figures(measured: dict[str, dict[str, Any]]) -> dict[str, bytes]:
     made: dict[str, bytes] = {}
     for task, names in DOMAINS.items():
         here = {m: measured.get(Setting(task, m).name) for m in COMPARED}
-        runs = {m: found["runs"] for m, found in here.items() if found}
+        there = {m: found for m, found in here.items() if found}
+        last = max((int(after(found)) for found in there.values()), default=0)
+        runs = {m: found["runs"] for m, found in there.items() if after(found) == str(last)}
         if "FCCL" in runs:
             lines = {m: [_by_round(run) for run in found] for m, found in runs.items()}
             made[f"figure6-{task}.svg"] = over_rounds(lines)
-            at = after(*(found for found in here.values() if found))
-            cells = {"SOLO": [_last(run, "solo", at) for run in runs["FCCL"]]}
-            cells |= {m: [_last(run, "", at) for run in found] for m, found in runs.items()}
+            cells = {"SOLO": [_last(run, "solo") for run in runs["FCCL"]]}
+            cells |= {m: [_last(run, "") for run in found] for m, found in runs.items()}
             made[f"matrix-{task}.svg"] = matrices(cells, names)
     by_public = {
         (public, method): measured[Setting("digits", method, public).name]

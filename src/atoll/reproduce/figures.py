@@ -8,6 +8,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 __all__ = ["course_figure", "ratio_figure", "sensitivity_figure", "strength_figure"]
 
@@ -105,7 +106,7 @@ def course_figure(lines: dict[str, list[list[list[float]]]]) -> bytes:
     """
     tasks = len(next(iter(lines.values()))[0])
     figure = Figure(figsize=(2.3 * tasks, 2.6))
-    panels = np.atleast_1d(figure.subplots(1, tasks, sharey=True))
+    panels = np.atleast_1d(figure.subplots(1, tasks, sharex=True, sharey=True))
     for task, axes in enumerate(panels):
         for name, runs in lines.items():
             rounds = min(len(run[task]) for run in runs)
@@ -113,6 +114,7 @@ def course_figure(lines: dict[str, list[list[list[float]]]]) -> bytes:
             axes.plot(range(1, rounds + 1), mean, marker="o", markersize=3, label=name)
         axes.set_title(f"task {task + 1}", fontsize=10)
         _labelled(axes, "round", "test accuracy" if not task else "")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     panels[0].legend(fontsize=8)
     figure.tight_layout()
     return _svg(figure)

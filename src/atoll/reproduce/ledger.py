@@ -74,9 +74,9 @@ def paired(text: str, one: Sequence[float], other: Sequence[float]) -> Claim:
     """That one is above the other, on paired runs; it can be told beyond two standard errors."""
     difference = np.asarray(one) - np.asarray(other)
     mean, above = float(difference.mean()), int((difference > 0).sum())
-    error = (
-        float(difference.std(ddof=1) / np.sqrt(len(difference))) if len(difference) > 1 else np.inf
-    )
+    if len(difference) == 1:
+        return Claim(text, None, f"{mean:+.4f} in the one run that there is")
+    error = float(difference.std(ddof=1) / np.sqrt(len(difference)))
     holds = mean > 0 if abs(mean) > 2 * error else None
     evidence = f"{mean:+.4f} ± {error:.4f}, above in {above} of {len(difference)} runs"
     return Claim(text, holds, evidence)

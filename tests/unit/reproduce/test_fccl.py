@@ -12,8 +12,10 @@ from atoll.core.errors import UserError
 from atoll.reproduce import fccl
 from atoll.reproduce.fccl import PAPER, Plan, Setting
 from atoll.reproduce.ledger import as_json, as_markdown
+from atoll.reproduce.measured import file_name, fingerprint, keep
 from atoll.runs.config import resolve
 
+INTER = "Table 1, inter-domain, digits"
 LEDGER = Path(__file__).parents[3] / "docs" / "reproduction" / "fccl"
 
 
@@ -98,22 +100,40 @@ def test_claims_compare_the_seeds_that_both_have() -> None:
     assert claims["digits: the diagonal of M on public data grows"].holds is True
 
 
-def test_runs_that_were_cut_are_compared_at_the_last_round_that_all_have() -> None:
+def test_a_row_that_was_cut_says_so_and_is_compared_at_the_last_round_that_both_have() -> None:
     short, long = run(0, 0.5, 0.2), run(0, 0.9, 0.6)
     short["matrix"] = {"10": short["matrix"]["40"]}
     short["rounds"] = 10
     long["matrix"]["10"] = run(0, 0.6, 0.3)["matrix"]["40"]
+    other = {**run(0, 0.5, 0.2), "matrix": {"8": short["matrix"]["10"]}, "rounds": 8}
     measured = {
         Setting("digits", "FCCL").name: found(long),
         Setting("digits", "FedMD").name: found(short),
+        Setting("digits", "FML").name: found(other),  # never tested when the others were
     }
     made = fccl.ledger(measured, {})
-    cell = next(c for c in made.cells if (c.row, c.column) == ("FCCL", "AVG"))
-    assert cell.ours == pytest.approx((0.3,))
-    assert "1 seed, 10 rounds" in cell.note
-    claim = next(c for c in made.claims if c.text == "digits: FCCL above FedMD, inter-domain")
-    assert claim.evidence.startswith("+0.1000")
+    cells = {c.row: c for c in made.cells if (c.table, c.column) == (INTER, "AVG")}
+    for row, value, rounds in (("FCCL", 0.6, 40), ("FedMD", 0.2, 10), ("FML", 0.2, 8)):
+        assert cells[row].ours == pytest.approx((value,))
+        assert f"1 seed, {rounds} rounds" in cells[row].note
+    claims = {c.text: c.evidence for c in made.claims}
+    assert claims["digits: FCCL above FedMD, inter-domain"].startswith("+0.1000")
+    assert "digits: FCCL above FML, inter-domain" not in claims
     assert fccl.after(found(long)) == "40"
+
+
+def test_seeds_that_were_cut_are_left_out_where_others_went_to_their_end(tmp_path: Path) -> None:
+    setting, plan = Setting("digits", "FCCL"), Plan(tmp_path)
+    wanted = fingerprint([setting.values(), False])
+    for seed, rounds in ((0, 40), (1, 10)):
+        kept = {**run(seed, 0.5, 0.2), "config": wanted, "rounds": rounds}
+        keep(tmp_path, file_name(f"{setting.name} seed {seed}"), kept)
+    whole = fccl.partly(setting, plan)
+    assert whole is not None
+    assert [one["seed"] for one in whole["runs"]] == [0]
+    begun = fccl.partly(setting, replace(plan, rounds=50))
+    assert begun is not None
+    assert [one["seed"] for one in begun["runs"]] == [0, 1]
 
 
 def test_figures_are_drawn_of_what_is_there() -> None:
@@ -156,7 +176,8 @@ def test_the_ledger_in_the_documents_is_that_of_its_files() -> None:
     plan = Plan(LEDGER)
     found = {s.name: fccl.partly(s, plan) for s in fccl.SETTINGS}
     measured = {name: one for name, one in found.items() if one is not None}
-    assert list(measured) == [Setting("digits", "FedMatch").name]
+    assert len(measured["digits cifar100 FCCL"]["runs"]) == 3
+    assert not any(Setting("office", "FCCL").task in name for name in measured)
     missing = {
         name: f"not run yet: atoll reproduce fccl --only '{name}'"
         for name, one in found.items()
