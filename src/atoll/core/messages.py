@@ -33,6 +33,7 @@ __all__ = [
     "Tensors",
     "Weights",
     "contents",
+    "joined",
     "opened",
     "pack",
     "same_shapes",
@@ -257,9 +258,28 @@ def _copies(held: list[list[Tensor]]) -> tuple[tuple[Tensor, ...], Iterable[Sequ
     if len(held) == 1:
         alone = [t.detach().clone(memory_format=torch.contiguous_format) for t in held[0]]
         return tuple(alone), [alone]
-    wholes = tuple(torch.stack(same) for same in zip(*held, strict=True))
+    wholes = tuple(joined(same, apart=True) for same in zip(*held, strict=True))
     parts = zip(*(whole.unbind(0) for whole in wholes), strict=True)
     return wholes, parts if wholes else [()] * len(held)
+
+
+def joined(tensors: Sequence[Tensor], apart: bool = False) -> Tensor:
+    """Tensors of one shape as one, with an axis in front; those that lie one behind the other, as
+    parts of one do, are not copied unless they are to be `apart` from it.
+    """
+    first, step = tensors[0], tensors[0].nbytes
+    begin, home = first.data_ptr(), first.untyped_storage().data_ptr()
+    behind = step > 0 and all(
+        one.data_ptr() == begin + place * step
+        and (one.shape, one.dtype) == (first.shape, first.dtype)
+        and one.is_contiguous()
+        and one.untyped_storage().data_ptr() == home
+        for place, one in enumerate(tensors)
+    )
+    if not behind or first.requires_grad:
+        return torch.stack(list(tensors))
+    whole = first.as_strided((len(tensors), *first.shape), (first.numel(), *first.stride()))
+    return whole.clone() if apart else whole
 
 
 def _with(message: Any, layout: Layout, tensors: Iterable[Tensor]) -> Any:

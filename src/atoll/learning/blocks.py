@@ -2,8 +2,9 @@
 
 Shapes are (members, rows, height, width, channels). A convolution is a product of each pixel's
 neighbourhood with the kernel; its gradient goes back to the pixels of the neighbourhoods. On a GPU
-that, and pooling, are kernels of our own in Triton: as slices and sums the first would be many
-passes, and torch's pooling keeps the place of every maximum in eight bytes.
+these ways there and back, and pooling, are kernels of our own in Triton: as slices and sums they
+would be many passes, and torch's pooling keeps the place of every maximum in eight bytes. Sizes are
+known when a kernel is compiled, so that places are found without divisions.
 """
 
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ except ImportError:  # a CPU build of torch
 __all__ = ["convolved", "pooled"]
 
 BLOCK = 1024
+FEW = 4  # channels that need not lie side by side
 Pair = tuple[int, int]
 
 
@@ -39,13 +41,18 @@ def convolved(
     return found
 
 
-def pooled(x: Tensor) -> Tensor:
-    """The largest of each 2x2 neighbours, a pixel apart."""
-    if triton is not None and x.is_cuda:
-        found: Tensor = _Pool.apply(x)
+def pooled(x: Tensor, step: int = 1) -> Tensor:
+    """The largest of each 2x2 neighbours, a step apart."""
+    if _ours(x):
+        found: Tensor = _Pool.apply(x, step)
         return found
-    flat = F.max_pool2d(x.flatten(0, 1).permute(0, 3, 1, 2), 2, 1)
-    return flat.permute(0, 2, 3, 1).reshape(*x.shape[:2], *(side - 1 for side in x.shape[2:4]), -1)
+    flat = F.max_pool2d(x.flatten(0, 1).permute(0, 3, 1, 2), 2, step)
+    return flat.permute(0, 2, 3, 1).reshape(*x.shape[:2], *flat.shape[2:], -1)
+
+
+def _ours(x: Tensor) -> bool:
+    """Whether our own kernels are used."""
+    return triton is not None and x.is_cuda
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,7 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: Tensor, offset: Tensor | None, how: _How) -> Tensor:
-        near = torch.cat(how.places(x), -1).flatten(1, 3)  # (members, places, sides x channels)
+        near = _neighbourhoods(x, how)
         ctx.save_for_backward(near, kernel)
         ctx.how, ctx.shape, ctx.moved = how, x.shape, offset is not None
         flat = kernel.permute(0, 3, 4, 2, 1).flatten(1, 3)
@@ -104,13 +111,39 @@ class _Convolution(torch.autograd.Function):
         return by_x, by_kernel, flat.sum(1) if ctx.moved else None, None
 
 
+def _neighbourhoods(x: Tensor, how: _How) -> Tensor:
+    """What the kernel meets at each place: (members, places, sides x channels)."""
+    if not _ours(x):
+        return torch.cat(how.places(x), -1).flatten(1, 3)
+    members, rows, *sizes, channels = x.shape
+    images, (high, wide) = x.flatten(0, 1), how.above(*sizes)
+    if channels > FEW:
+        images = images.contiguous()  # so that neighbouring threads read neighbours
+    found = x.new_empty((members, rows * high * wide, how.sides[0] * how.sides[1] * channels))
+    padded = triton.next_power_of_2(channels)
+    count, block = members * rows * high * wide, max(1, BLOCK // padded)
+    if found.numel():
+        _collected[triton.cdiv(count, block),](
+            images, found, count, *images.stride(), high, wide, channels, padded,
+            *how.sides, *how.stride, *how.dilation, block=block, long=_long(x, found),
+        )  # fmt: skip
+    return found
+
+
+def _long(*tensors: Tensor) -> bool:
+    """Whether places in them need more than 32 bits."""
+    return any(tensor.numel() >= 2**31 - BLOCK for tensor in tensors)
+
+
 def _returned(near: Tensor, shape: torch.Size, how: _How) -> Tensor:
     """The gradient of pixels, from that of their neighbourhoods."""
     found = near.new_empty(shape)
     near = near.view(*shape[:2], *how.above(*shape[2:4]), -1, shape[4])
-    if triton is not None and near.is_cuda and how.stride == how.dilation == (1, 1):
-        grid = (triton.cdiv(found.numel(), BLOCK),)
-        _gathered[grid](near, found, found.numel(), *shape[2:4], shape[4], *how.sides, block=BLOCK)
+    if _ours(near) and how.stride == how.dilation == (1, 1):
+        _gathered[triton.cdiv(found.numel(), BLOCK),](
+            near, found, found.numel(), *shape[2:4], shape[4], *how.sides, block=BLOCK,
+            long=_long(near),
+        )  # fmt: skip
         return found
     for number, pixels in enumerate(how.places(found.zero_())):
         pixels.add_(near[..., number, :])
@@ -121,41 +154,74 @@ class _Pool(torch.autograd.Function):
     """Pooling that remembers nothing but its input; of equal values the first gets the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, step: int) -> Tensor:
         x = x.contiguous()
         ctx.save_for_backward(x)
+        ctx.step = step
         members, rows, height, width, channels = x.shape
-        found = x.new_empty((members, rows, height - 1, width - 1, channels))
-        grid = (triton.cdiv(found.numel(), BLOCK),)
-        _largest[grid](x, found, found.numel(), height, width, channels, block=BLOCK)
+        high, wide = ((side - 2) // step + 1 for side in (height, width))
+        found = x.new_empty((members, rows, high, wide, channels))
+        _largest[triton.cdiv(found.numel(), BLOCK),](
+            x, found, found.numel(), height, width, channels, step, block=BLOCK, long=_long(x)
+        )
         return found
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
         found, (height, width, channels) = torch.empty_like(x), x.shape[2:]
-        grid = (triton.cdiv(x.numel(), BLOCK),)
-        _routed[grid](
-            x, gradient.contiguous(), found, x.numel(), height, width, channels, block=BLOCK
-        )
-        return found
+        _routed[triton.cdiv(x.numel(), BLOCK),](
+            x, gradient.contiguous(), found, x.numel(), height, width, channels, ctx.step,
+            block=BLOCK, long=_long(x),
+        )  # fmt: skip
+        return found, None
 
 
 if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
+    def _numbers(block: tl.constexpr, long: tl.constexpr):  # type: ignore[no-untyped-def]
+        """The numbers of this program's threads among all."""
+        program = tl.program_id(0)
+        if long:
+            program = program.to(tl.int64)
+        return program * block + tl.arange(0, block)
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _collected(  # type: ignore[no-untyped-def] # noqa: PLR0913, PLR0917 - Triton reads it
+        x, near, count, by_image, by_row, by_column, by_channel,
+        high: tl.constexpr, wide: tl.constexpr, channels: tl.constexpr, padded: tl.constexpr,
+        tall: tl.constexpr, broad: tl.constexpr, down: tl.constexpr, right: tl.constexpr,
+        apart: tl.constexpr, aside: tl.constexpr, block: tl.constexpr, long: tl.constexpr,
+    ):  # fmt: skip
+        """Some places a program: what each number of the kernel meets there, in all channels."""
+        place = _numbers(block, long)
+        channel = tl.arange(0, padded)
+        inside = (place < count)[:, None] & (channel < channels)[None, :]
+        column, line = place % wide, place // wide
+        row, image = line % high, line // high
+        start = image * by_image + row * down * by_row + column * right * by_column
+        read = x + start[:, None] + (channel * by_channel)[None, :]
+        write = near + (place * (tall * broad * channels))[:, None] + channel[None, :]
+        for a in tl.static_range(tall):
+            for b in tl.static_range(broad):
+                met = tl.load(read + (a * apart * by_row + b * aside * by_column), mask=inside)
+                tl.store(write + (a * broad + b) * channels, met, mask=inside)
+
+    @triton.jit  # type: ignore[untyped-decorator]
     def _gathered(  # type: ignore[no-untyped-def] # noqa: PLR0913, PLR0917 - Triton reads it
-        near, found, size, height, width, channels: tl.constexpr,
-        high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr,
+        near, found, size, height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr,
+        high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr, long: tl.constexpr,
     ):  # fmt: skip
         """One number of a pixel a thread: the sum over the neighbourhoods that it was in."""
-        place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+        place = _numbers(block, long)
         inside = place < size
         channel, pixel = place % channels, place // channels
         column, line = pixel % width, pixel // width
         row, image = line % height, line // height
-        above, along = height - high + 1, width - wide + 1
+        above: tl.constexpr = height - high + 1
+        along: tl.constexpr = width - wide + 1
         total = tl.load(near + place, mask=place < 0, other=0.0)  # zeros of its type
         for a in tl.static_range(high):
             for b in tl.static_range(wide):
@@ -167,15 +233,18 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _largest(  # type: ignore[no-untyped-def] # noqa: PLR0913, PLR0917 - Triton reads it
-        x, found, size, height, width, channels: tl.constexpr, block: tl.constexpr
-    ):
+        x, found, size, height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr,
+        step: tl.constexpr, block: tl.constexpr, long: tl.constexpr,
+    ):  # fmt: skip
         """One number of the result a thread."""
-        place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+        place = _numbers(block, long)
         inside = place < size
+        high: tl.constexpr = (height - 2) // step + 1
+        wide: tl.constexpr = (width - 2) // step + 1
         channel, pixel = place % channels, place // channels
-        column, line = pixel % (width - 1), pixel // (width - 1)
-        row, image = line % (height - 1), line // (height - 1)
-        start = ((image * height + row) * width + column) * channels + channel
+        column, line = pixel % wide, pixel // wide
+        row, image = line % high, line // high
+        start = ((image * height + row * step) * width + column * step) * channels + channel
         a = tl.load(x + start, mask=inside)
         b = tl.load(x + start + channels, mask=inside)
         c = tl.load(x + start + width * channels, mask=inside)
@@ -184,12 +253,15 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _routed(  # type: ignore[no-untyped-def] # noqa: PLR0913, PLR0917 - Triton reads it
-        x, gradient, found, size, height, width, channels: tl.constexpr, block: tl.constexpr
-    ):
+        x, gradient, found, size, height: tl.constexpr, width: tl.constexpr,
+        channels: tl.constexpr, step: tl.constexpr, block: tl.constexpr, long: tl.constexpr,
+    ):  # fmt: skip
         """The gradient of one number of x: of those windows of four in which it is the first
         largest."""
-        place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+        place = _numbers(block, long)
         inside = place < size
+        high: tl.constexpr = (height - 2) // step + 1
+        wide: tl.constexpr = (width - 2) // step + 1
         channel, pixel = place % channels, place // channels
         column, line = pixel % width, pixel // width
         row, image = line % height, line // height
@@ -198,18 +270,18 @@ if triton is not None:
         for a in tl.static_range(2):  # the window begins a rows above and b columns left
             for b in tl.static_range(2):
                 top, left = row - a, column - b
-                valid = inside & (top >= 0) & (left >= 0) & (top < height - 1) & (left < width - 1)
-                first = valid
+                down, right = top // step, left // step  # its number
+                valid = inside & (top >= 0) & (left >= 0) & (down < high) & (right < wide)
+                first = valid & (down * step == top) & (right * step == left)
                 for c in tl.static_range(2):
                     for d in tl.static_range(2):
                         if c != a or d != b:
                             there = ((image * height + top + c) * width + left + d) * channels
-                            other = tl.load(x + there + channel, mask=valid)
+                            other = tl.load(x + there + channel, mask=first)
                             if c * 2 + d < a * 2 + b:  # it comes before
                                 first = first & (own > other)
                             else:
                                 first = first & (own >= other)
-                window = ((image * (height - 1) + top) * (width - 1) + left) * channels + channel
-                by = tl.load(gradient + window, mask=first, other=0.0)
-                total += by
+                window = ((image * high + down) * wide + right) * channels + channel
+                total += tl.load(gradient + window, mask=first, other=0.0)
         tl.store(found + place, total, mask=inside)

@@ -1,11 +1,11 @@
 """Layers of torch's own networks with weights for each member of a stack.
 
 A network is written for one client. For many it is mapped over their weights by torch.func, and
-its convolutions and linear layers say themselves how that is done: torch has no convolution with
-other weights for each image. There are three ways to make one: all members are groups of channels
-of one large convolution; or every patch of an image becomes a column and a product of matrices
-does the rest; or the same with channels last and gradients of our own. Which is faster depends on
-shapes and device, so all are timed once for each shape.
+its convolutions, poolings and linear layers say themselves how that is done: torch has no
+convolution with other weights for each image. There are three ways to make one: all members are
+groups of channels of one large convolution; or every patch of an image becomes a column and a
+product of matrices does the rest; or the same with channels last and gradients of our own. Which is
+faster depends on shapes and device, so all are timed once for each shape.
 """
 
 import time
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from atoll.learning.blocks import convolved
+from atoll.learning.blocks import convolved, pooled
 
 __all__ = [
     "CHOSEN",
@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 TRIALS = 3  # of each way, the fastest counts
+HEAD_START = 20_000_000  # ticks of a GPU, some 12 ms: until then the host has sent off a step
 Pair = tuple[int, int]
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 Way = Literal["grouped", "unfolded", "near"]
@@ -142,21 +143,31 @@ def _seconds(
     """The time of one step forth and, where it is asked for, back."""
     x, weight = (t.detach().requires_grad_(t.requires_grad) for t in (x, weight))
     moved = [t for t in (x, weight) if t.requires_grad]
-    found = []
-    for _ in range(1 + TRIALS):  # the first one is not counted: kernels are looked for
-        _wait(x)
-        began = time.perf_counter()
+
+    def step() -> None:
         said = way(x, weight, None if bias is None else bias.detach(), sizes)
         if moved:
             torch.autograd.grad(said, moved, torch.ones_like(said))
-        _wait(x)
-        found.append(time.perf_counter() - began)
+
+    # the first one is not counted: kernels are looked for
+    found = [_timed(step, x.device) for _ in range(1 + TRIALS)]
     return min(found[1:])
 
 
-def _wait(x: Tensor) -> None:
-    if x.is_cuda:
-        torch.cuda.synchronize(x.device)
+def _timed(step: Callable[[], None], device: torch.device) -> float:
+    """Seconds of a step; on a GPU without the host's, as steps are replayed from a graph there."""
+    if device.type != "cuda":
+        began = time.perf_counter()
+        step()
+        return time.perf_counter() - began
+    with torch.cuda.device(device):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(HEAD_START)
+        begin.record()
+        step()
+        end.record()
+        end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000
 
 
 def _in_front(tensor: Tensor, axis: int | None, members: int) -> Tensor:
@@ -196,6 +207,46 @@ class _Convolution(torch.autograd.Function):
         x, weight = _in_front(x, axes[0], count), _in_front(weight, axes[1], count)
         bias = None if bias is None else _in_front(bias, axes[2], count)
         return convolve(x, weight, bias, sizes), 0
+
+
+class _Pooling(torch.autograd.Function):
+    """The largest of each 2x2 neighbours, two apart, which knows how to be mapped over members."""
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        found, places = F.max_pool2d(x, 2, return_indices=True)
+        return found, places
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(inputs[0], output[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Tensor:
+        x, places = ctx.saved_tensors
+        found: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
+            gradient, x, [2, 2], [2, 2], [0, 0], [1, 1], False, places
+        )
+        return found
+
+    @staticmethod
+    def vmap(info: Any, axes: tuple[Any, ...], x: Tensor) -> tuple[tuple[Tensor, Tensor], Any]:
+        x = _in_front(x, axes[0], info.batch_size)
+        if x.dim() == 5 and x.is_cuda and x.movedim(2, -1).is_contiguous():
+            found = pooled(x.movedim(2, -1), 2).movedim(-1, 2)
+        else:
+            found = F.max_pool2d(x.flatten(0, -4), 2).unflatten(0, x.shape[:-3])
+        return (found, x.new_empty(0)), (0, None)  # nobody asks for the places
+
+
+class _Pool(nn.Module):
+    """Pooling 2x2."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The largest of neighbours."""
+        found: Tensor = _Pooling.apply(x)[0]
+        return found
 
 
 class _Linear(torch.autograd.Function):
@@ -259,6 +310,8 @@ def for_members(model: nn.Module, linear: Linear) -> nn.Module:
                     _pair(child.stride), _pair(child.padding), _pair(child.dilation), child.groups
                 )
                 setattr(parent, name, _Layer(child, _Convolution.apply, sizes))
+            elif type(child) is nn.MaxPool2d and child.extra_repr() == nn.MaxPool2d(2).extra_repr():
+                setattr(parent, name, _Pool())
     return model
 
 

@@ -327,7 +327,8 @@ def _foreign(name: str, shape: Shape, classes: int, stream: Stream) -> nn.Module
 
 def drawn(model: nn.Module, stream: Stream) -> nn.Module:
     """The network with first weights as torch's own layers have them, but from the stream."""
-    model = model.to_empty(device="cpu")
+    # not to_empty(), which for tensors on "meta" imports what knows symbolic shapes: seconds
+    model = model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
     for name, layer in model.named_modules():
         with torch.no_grad():
             for own, tensor in _tensors(layer):

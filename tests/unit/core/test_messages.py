@@ -24,6 +24,7 @@ from atoll.core.messages import (
     Tensors,
     Weights,
     contents,
+    joined,
     pack,
     same_shapes,
     unpack,
@@ -321,3 +322,19 @@ def test_a_reply_with_other_tensors_than_its_request_is_refused(given: Tensors, 
         same_shapes(Weights({"a": torch.ones(2)}), Weights(given), "bank-7")
     assert caught.value.sender == "bank-7"
     assert part in caught.value.reason
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_parts_of_one_tensor_are_joined_as_they_lie_and_others_are_stacked(apart: bool) -> None:
+    whole = torch.arange(24.0).view(4, 2, 3)
+    parts = list(whole.unbind(0))
+    found = joined(parts, apart)
+    assert torch.equal(found, whole)
+    assert (found.data_ptr() == whole.data_ptr()) is not apart
+    turned = list(whole.transpose(1, 2).unbind(0))  # each of them not contiguous
+    for others in (parts[::-1], [parts[0], parts[2]], [p.clone() for p in parts], turned):
+        again = joined(others, apart)
+        assert torch.equal(again, torch.stack(others))
+        assert again.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr()
+    neighbours = [torch.zeros(0, 3), torch.zeros(0, 3)]
+    assert joined(neighbours, apart).shape == (2, 0, 3)

@@ -20,10 +20,14 @@ def rows(*shape: int, kinds: int = 0) -> torch.Tensor:
     ("sides", "stride", "dilation"),
     [((2, 2), 1, 1), ((3, 2), 1, 1), ((2, 2), 2, 1), ((2, 3), 1, 2)],
 )
+@pytest.mark.parametrize(("channels", "last"), [(2, True), (3, False), (6, False)])
 def test_a_convolution_and_its_gradients_are_those_of_torch_for_each_member(
-    device: str, sides: tuple[int, int], stride: int, dilation: int
+    device: str, sides: tuple[int, int], stride: int, dilation: int, channels: int, last: bool
 ) -> None:
-    x, kernel, offset = rows(3, 4, 7, 6, 2), rows(3, 7, 2, *sides), rows(3, 7)
+    """Channels may also lie apart in memory."""
+    x, kernel, offset = rows(3, 4, 7, 6, channels), rows(3, 7, channels, *sides), rows(3, 7)
+    if not last:
+        x = x.movedim(-1, 2).contiguous().movedim(2, -1)
     leaves = [tensor.requires_grad_() for tensor in (x, kernel, offset)]
     alone = [
         F.conv2d(x[i].permute(0, 3, 1, 2), kernel[i], offset[i], stride, 0, dilation)
@@ -41,13 +45,14 @@ def test_a_convolution_and_its_gradients_are_those_of_torch_for_each_member(
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("kinds", [0, 2])
+@pytest.mark.parametrize("step", [1, 2])
 def test_pooling_and_its_gradient_are_those_of_torch_also_among_equals(
-    device: str, kinds: int
+    device: str, kinds: int, step: int
 ) -> None:
-    x = rows(2, 3, 6, 4, 5, kinds=kinds).requires_grad_()
-    expected = F.max_pool2d(x.flatten(0, 1).permute(0, 3, 1, 2), 2, 1)
+    x = rows(2, 3, 7, 4, 5, kinds=kinds).requires_grad_()
+    expected = F.max_pool2d(x.flatten(0, 1).permute(0, 3, 1, 2), 2, step)
     there = x.detach().to(device).requires_grad_()
-    said = pooled(there)
+    said = pooled(there, step)
     assert torch.equal(said.cpu().flatten(0, 1), expected.permute(0, 2, 3, 1))
     by = rows(*said.shape)
     (ours,) = torch.autograd.grad(said, there, by.to(device))

@@ -1,5 +1,6 @@
 """Convolutions with weights for each member give what each member's own convolution gives."""
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -154,6 +155,31 @@ def test_layers_that_are_not_plain_are_left_to_torch() -> None:
     for i, said in enumerate(network(weights, x)):
         own = network({n: w[i] for n, w in weights.items()}, x[i])
         torch.testing.assert_close(said, own, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@every_way
+def test_pooling_maps_over_members(device: str, way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two by two, two apart; an odd row and column at the end are left out."""
+    monkeypatch.setattr(convolutions, "_way", lambda *given: way)
+    plain_one = nn.Sequential(nn.Conv2d(2, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    model = for_members(copy.deepcopy(plain_one).double().to(device), linear)
+    assert type(dict(model.named_children())["2"]) is not nn.MaxPool2d
+    x = draw(3, 4, 2, 9, 7).to(device)
+    weights = {
+        n: draw(3, *w.shape, seed=9).to(device).requires_grad_()
+        for n, w in model.named_parameters()
+    }
+    call = torch.func.functional_call
+    said = torch.vmap(lambda w, part: call(model, w, (part,)))(weights, x)
+    alone = [call(plain_one, {n: w[i] for n, w in weights.items()}, (x[i],)) for i in range(3)]
+    unmapped = [call(model, {n: w[i] for n, w in weights.items()}, (x[i],)) for i in range(3)]
+    leaves, slope = list(weights.values()), draw(*said.shape, seed=3).to(device)
+    expected = torch.autograd.grad(torch.stack(alone), leaves, slope)
+    for found in (said, torch.stack(unmapped)):
+        torch.testing.assert_close(found, torch.stack(alone), rtol=1e-12, atol=1e-12)
+        for one, other in zip(torch.autograd.grad(found, leaves, slope), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -20,6 +20,13 @@ def test_a_weighted_mean_worked_out_by_hand() -> None:
     assert float(found["b"]) == 2.0
 
 
+def test_equal_weights_are_as_good_as_none() -> None:
+    items = [{"w": torch.randn(5, generator=torch.Generator().manual_seed(n))} for n in range(3)]
+    assert torch.equal(mean(items, [7.0, 7.0, 7.0])["w"], mean(items)["w"])
+    by_hand = (items[0]["w"] + 2 * items[1]["w"] + 3 * items[2]["w"]) / 6
+    torch.testing.assert_close(mean(items, [1.0, 2.0, 3.0])["w"], by_hand)
+
+
 def test_the_mean_of_copies_is_the_copy_to_the_last_bit() -> None:
     item = {"w": torch.rand(100, generator=torch.Generator().manual_seed(0))}
     assert torch.equal(mean([item] * 7)["w"], item["w"])
