@@ -84,7 +84,8 @@ def run(
         os.environ["XDG_CACHE_HOME"] = folder  # what earlier runs found faster is not known here
         made, record = prepare(given, home, False, loaded)
         pause = wait(str(made.site(made.scenario.clients[0]).device))
-        bench: Any = Workshop(options.mode, home, tf32=options.tf32)
+        rounds = given.rounds * made.scenario.stages
+        bench: Any = Workshop(options.mode, home, tf32=options.tf32, rounds=rounds)
         clock = Clock(bench, wait=pause)
         engine = LocalEngine(made, clock if inside else bench)
         pause()

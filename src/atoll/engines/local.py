@@ -141,8 +141,8 @@ def _failed(client: str, action: str, error: Exception) -> ClientFailedError:
     return ClientFailedError(client, action, f"{type(error).__name__}: {error}")
 
 
-def workshop(options: EngineOptions, folder: Path, parts: int = 1) -> Workshop:
-    """The workshop that a run's options ask for."""
+def workshop(options: EngineOptions, folder: Path, rounds: int, parts: int = 1) -> Workshop:
+    """The workshop that a run's options ask for; `rounds`: how often works of a form come back."""
     keep = Path(options.keep) if options.keep else None
     return Workshop(
         options.mode,
@@ -152,6 +152,7 @@ def workshop(options: EngineOptions, folder: Path, parts: int = 1) -> Workshop:
         keep=keep,
         tune=options.tune,
         parts=parts,
+        rounds=rounds,
     )
 
 
@@ -178,7 +179,8 @@ def execute(
     if planned is not None:
         write_plan(folder, planned)
     peak = Peak(made.site(made.scenario.clients[0]).device)
-    engine = LocalEngine(made, workshop(options, folder, planned.parts if planned else 1))
+    rounds = config.rounds * made.scenario.stages
+    engine = LocalEngine(made, workshop(options, folder, rounds, planned.parts if planned else 1))
     go(made, engine, record, watch, stopping)
     if planned is not None:
         write_plan(folder, planned, peak.bytes)

@@ -130,7 +130,8 @@ def sweep(
     index = [{"folder": p.folder.name, "axes": p.axes} for p in found]
     write_whole(folder / "sweep.json", json.dumps(index, indent=1).encode() + b"\n")
     options = found[0].config.engine_options()
-    meeting = _Meeting(workshop(options, folder), len(found))
+    rounds = found[0].config.rounds * ready[0][0].scenario.stages
+    meeting = _Meeting(workshop(options, folder, rounds), len(found))
     failures: dict[int, BaseException] = {} if failed is None else failed
 
     def one(number: int) -> None:

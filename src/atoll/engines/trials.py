@@ -48,6 +48,7 @@ __all__ = [
     "proved",
     "remembered",
     "timings",
+    "too_few",
     "tried",
     "tried_captured",
     "tried_replicas",
@@ -366,6 +367,16 @@ def _timed(call: Callable[[], Any]) -> float:
 def _wait() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def too_few(jobs: Sequence[Any], rounds: int) -> bool:
+    """Whether all steps of these works are fewer than two trials take: so much none could gain."""
+    if not isinstance(jobs[0], Work):
+        return False
+    steps: int = sum(job.epochs * -(-len(job.rows) // job.batch) for job in jobs)
+    # of each in the sample: twice in double precision, once warm, twice timed; and stacks of all
+    trial = TRIAL * (5 * min(len(jobs), SAMPLE) + 2 * len(jobs))
+    return rounds * steps < 2 * trial
 
 
 def remembered(name: str, find: Callable[[], Choice]) -> Choice:

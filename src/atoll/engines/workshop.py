@@ -26,9 +26,11 @@ from atoll.engines.trials import (
     proved,
     remembered,
     timings,
+    too_few,
     tried,
     tried_captured,
     tried_replicas,
+    what,
     without_rows,
 )
 from atoll.learning import captured, convolutions
@@ -63,12 +65,16 @@ class Workshop:
         keep: Path | None = None,
         tune: bool = False,
         parts: int = 1,
+        rounds: int = 0,
     ) -> None:
-        """`parts`: how many stacks works of one form are dealt to, by a plan of memory."""
+        """`parts`: how many stacks works of one form are dealt to, by a plan of memory.
+
+        `rounds`: how often works of one form will be asked for; 0 where nobody knows.
+        """
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = tf32, tune
         self.mode, self.folder, self.streams, self.keep = mode, folder, streams, keep
-        self.parts = parts
+        self.parts, self.rounds = parts, rounds
         self.choices: dict[str, Choice] = choices(folder) if folder else {}
         convolutions.CHOSEN.update(kept_timings() | timings(self.choices.values()))
         self._decided: dict[Hashable, str] = {}
@@ -194,7 +200,7 @@ class Workshop:
         for key, ids in groups.items():
             works = [jobs[id] for id in ids]
             worth = len(ids) > 1 or _several(key, works[0])
-            if worth and self._choice(key, works).mode == "stacked":
+            if worth and self._choice(key, works, self.rounds).mode == "stacked":
                 done |= dict(zip(ids, self._in_parts(key, works), strict=True))
             else:
                 alone |= dict(zip(ids, works, strict=True))
@@ -282,8 +288,12 @@ class Workshop:
             self._chose(name_of(str(reason)), choice)
             return id
 
-    def _choice(self, key: Hashable, jobs: Sequence[Any]) -> Choice:
-        """How works of this form are done; tried once, whatever their number is later."""
+    def _choice(self, key: Hashable, jobs: Sequence[Any], rounds: int = 0) -> Choice:
+        """How works of this form are done; tried once, whatever their number is later.
+
+        If they come back in so few `rounds` that a trial would take longer than it could gain, they
+        are done one by one.
+        """
         if key not in self._decided:
             passes = isinstance(jobs[0], Passes)
             count = min(len(jobs), RUNS) if passes else len(jobs)
@@ -293,7 +303,9 @@ class Workshop:
             if self.mode == "stacked" and name not in self.choices:
                 self._chose(name, proved(key, jobs))
             elif name not in self.choices:
-                self._chose(name, remembered(name, lambda: tried(key, jobs)))
+                short = rounds > 0 and too_few(jobs, rounds)
+                little = Choice(what(key), count, "loop", "too little to try both ways")
+                self._chose(name, little if short else remembered(name, lambda: tried(key, jobs)))
             self._decided[key] = name
         return self.choices[self._decided[key]]
 

@@ -185,6 +185,20 @@ def test_a_stack_that_is_equal_is_judged_by_time_alone(tmp_path: Path) -> None:
         assert largest_difference(job(), done[id]) < 1e-5
 
 
+@pytest.mark.parametrize(("rounds", "tried"), [(0, True), (1, False), (1000, True)])
+def test_works_that_end_sooner_than_a_trial_are_done_one_by_one(
+    rounds: int, tried: bool, tmp_path: Path
+) -> None:
+    workshop, asked = Workshop("auto", tmp_path, rounds=rounds), jobs(honest)
+    done = workshop.do(asked)
+    (choice,) = choices(tmp_path).values()
+    assert (choice.tolerance > 0) is tried
+    if not tried:
+        assert (choice.mode, choice.reason) == ("loop", "too little to try both ways")
+    for id, job in asked.items():
+        assert largest_difference(job(), done[id]) < 1e-5
+
+
 def test_a_choice_that_was_kept_is_not_made_again(tmp_path: Path) -> None:
     Workshop("auto", tmp_path).do(jobs(honest))
     ((name, choice),) = choices(tmp_path).items()
