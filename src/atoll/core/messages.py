@@ -47,6 +47,7 @@ Tensors = dict[str, Tensor]
 Form = tuple[tuple[str, str, tuple[int, ...]], ...]  # of each tensor its name, type, shape
 M = TypeVar("M")
 
+LARGE = 1 << 20  # bytes that are looked at before they are copied
 LARGEST_HEADER = 1 << 20  # bytes
 LARGEST_NAME = 200  # characters of a tensor's name
 MOST_TENSORS = 10_000
@@ -264,22 +265,26 @@ def _copies(held: list[list[Tensor]]) -> tuple[tuple[Tensor, ...], Iterable[Sequ
 
 
 def joined(tensors: Sequence[Tensor], apart: bool = False) -> Tensor:
-    """Tensors of one shape as one, with an axis in front; those that lie one behind the other, as
-    parts of one do, are not copied unless they are to be `apart` from it.
+    """Tensors of one shape as one, with an axis in front. Large ones that are the parts of one, in
+    their order, are that one; unless they are to be `apart` from it, they are not copied.
     """
-    first, step = tensors[0], tensors[0].nbytes
-    begin, home = first.data_ptr(), first.untyped_storage().data_ptr()
-    behind = step > 0 and all(
-        one.data_ptr() == begin + place * step
-        and (one.shape, one.dtype) == (first.shape, first.dtype)
-        and one.is_contiguous()
-        and one.untyped_storage().data_ptr() == home
-        for place, one in enumerate(tensors)
-    )
-    if not behind or first.requires_grad:
+    first, count = tensors[0], len(tensors)
+    whole, step = first._base, first.nbytes
+    if whole is None or count * step < LARGE or whole.shape != (count, *first.shape):
         return torch.stack(list(tensors))
-    whole = first.as_strided((len(tensors), *first.shape), (first.numel(), *first.stride()))
-    return whole.clone() if apart else whole
+    begin = whole.data_ptr()
+    places = range(begin, begin + count * step, step)
+    parts = (
+        whole.is_contiguous()
+        and not whole.requires_grad
+        and all(
+            one._base is whole and one.data_ptr() == place and one.shape == first.shape
+            for one, place in zip(tensors, places, strict=True)
+        )
+    )
+    if not parts:
+        return torch.stack(list(tensors))
+    return whole.clone() if apart else whole.detach()
 
 
 def _with(message: Any, layout: Layout, tensors: Iterable[Tensor]) -> Any:

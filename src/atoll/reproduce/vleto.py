@@ -439,7 +439,10 @@ def _cell(
 ) -> Cell:
     data, rate, first = found["facts"]["data"], found["rate"], found.get("rates", RATES)[0]
     notes = [f"partial: {data['partial']}"] if data["partial"] else []
-    notes += [f"rate {rate:g}: at larger ones the loss is no number"] * (rate != first)
+    asked = f"rate {rate:g}" in where[1]  # a study of that rate
+    notes += [f"rate {rate:g}: at larger ones the loss is no number"] * (
+        rate != first and not asked
+    )
     notes += ["a miniature"] * found["miniature"]
     notes += ["reads the test labels"] * name.endswith("label_oracle")
     if printed == IMPOSSIBLE:
