@@ -77,6 +77,7 @@ class Workshop:
         self.parts, self.rounds = parts, rounds
         self.choices: dict[str, Choice] = choices(folder) if folder else {}
         convolutions.CHOSEN.update(kept_timings() | timings(self.choices.values()))
+        convolutions.TAKEN.clear()
         self._decided: dict[Hashable, str] = {}
         self._stacks: dict[Hashable, Stack | Together] = {}
         self._watches: list[tuple[Hashable, Watch]] = []
@@ -350,7 +351,8 @@ class Workshop:
 
     def _tell_convolutions(self) -> None:
         """Keep which way convolutions were done, with the run and for later ones."""
-        fresh = {k: t for k, t in convolutions.CHOSEN.items() if name_of(k) not in self.choices}
+        taken = {k: convolutions.CHOSEN[k] for k in sorted(convolutions.TAKEN)}
+        fresh = {k: t for k, t in taken.items() if name_of(k) not in self.choices}
         for key, timing in fresh.items():
             slow, fast = max(timing.seconds.values()), timing.seconds[timing.way]
             work = f"{CONVOLUTION}{key}"

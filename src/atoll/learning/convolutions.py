@@ -21,6 +21,7 @@ from atoll.learning.blocks import convolved, pooled
 
 __all__ = [
     "CHOSEN",
+    "TAKEN",
     "WAYS",
     "Sizes",
     "Timing",
@@ -57,6 +58,7 @@ class Timing:
 
 
 CHOSEN: dict[str, Timing] = {}  # by shapes, type and device
+TAKEN: set[str] = set()  # of these, those that were asked for since somebody emptied this
 
 
 def grouped(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
@@ -123,6 +125,7 @@ def _way(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Way:
             return "grouped"  # no clock runs while a graph is captured
         seconds = {name: _seconds(way, x, weight, bias, sizes) for name, way in WAYS.items()}
         CHOSEN[key] = Timing(min(WAYS, key=lambda name: seconds[name]), seconds)
+    TAKEN.add(key)
     return CHOSEN[key].way
 
 
