@@ -33,7 +33,6 @@ __all__ = [
     "Tensors",
     "Weights",
     "contents",
-    "joined",
     "opened",
     "pack",
     "same_shapes",
@@ -47,7 +46,6 @@ Tensors = dict[str, Tensor]
 Form = tuple[tuple[str, str, tuple[int, ...]], ...]  # of each tensor its name, type, shape
 M = TypeVar("M")
 
-LARGE = 1 << 20  # bytes that are looked at before they are copied
 LARGEST_HEADER = 1 << 20  # bytes
 LARGEST_NAME = 200  # characters of a tensor's name
 MOST_TENSORS = 10_000
@@ -259,32 +257,9 @@ def _copies(held: list[list[Tensor]]) -> tuple[tuple[Tensor, ...], Iterable[Sequ
     if len(held) == 1:
         alone = [t.detach().clone(memory_format=torch.contiguous_format) for t in held[0]]
         return tuple(alone), [alone]
-    wholes = tuple(joined(same, apart=True) for same in zip(*held, strict=True))
+    wholes = tuple(torch.stack(same) for same in zip(*held, strict=True))
     parts = zip(*(whole.unbind(0) for whole in wholes), strict=True)
     return wholes, parts if wholes else [()] * len(held)
-
-
-def joined(tensors: Sequence[Tensor], apart: bool = False) -> Tensor:
-    """Tensors of one shape as one, with an axis in front. Large ones that are the parts of one, in
-    their order, are that one; unless they are to be `apart` from it, they are not copied.
-    """
-    first, count = tensors[0], len(tensors)
-    whole, step = first._base, first.nbytes
-    if whole is None or count * step < LARGE or whole.shape != (count, *first.shape):
-        return torch.stack(list(tensors))
-    begin = whole.data_ptr()
-    places = range(begin, begin + count * step, step)
-    parts = (
-        whole.is_contiguous()
-        and not whole.requires_grad
-        and all(
-            one._base is whole and one.data_ptr() == place and one.shape == first.shape
-            for one, place in zip(tensors, places, strict=True)
-        )
-    )
-    if not parts:
-        return torch.stack(list(tensors))
-    return whole.clone() if apart else whole.detach()
 
 
 def _with(message: Any, layout: Layout, tensors: Iterable[Tensor]) -> Any:

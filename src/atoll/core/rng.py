@@ -21,7 +21,7 @@ Device = torch.device  # Stream has a method named torch
 
 def _key(*names: str | int) -> int:
     """A signed 64-bit number that depends on every name and on their order."""
-    text = "\x1f".join([f"int:{n}" if type(n) is int else _part(n) for n in names])
+    text = "\x1f".join([_part(name) for name in names])
     return int.from_bytes(
         hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True
     )
@@ -30,9 +30,7 @@ def _key(*names: str | int) -> int:
 def _part(name: str | int) -> str:
     if not isinstance(name, str):
         return f"int:{int(name)}"  # a whole number of numpy is the same name as Python's
-    if "\\" in name or "\x1f" in name:  # no name ends early
-        name = name.replace("\\", "\\\\").replace("\x1f", "\\x1f")
-    return "str:" + name
+    return "str:" + name.replace("\\", "\\\\").replace("\x1f", "\\x1f")  # no name ends early
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,8 @@ class LocalEngine:
         self, action: str, moment: Moment, packets: Mapping[str, Packet]
     ) -> Mapping[str, Packet]:
         """Ask the clients; the work they yield is done in the workshop."""
-        said: dict[str, Any] = {}
+        answers: dict[str, Packet] = {}
+        unpacked: dict[str, Any] = {}
         steps = {
             id: begin(self._client(id), action, moment, packet) for id, packet in packets.items()
         }
@@ -73,22 +74,18 @@ class LocalEngine:
         while results:
             jobs = {}
             for id, result in results.items():
-                try:
-                    jobs[id] = steps[id].send(result)
-                except StopIteration as end:
-                    said[id] = end.value
-                except (UserError, ClientFailedError):
-                    raise
-                except Exception as error:
-                    raise _failed(id, action, error) from error
+                with _named(id, action):
+                    try:
+                        jobs[id] = steps[id].send(result)
+                    except StopIteration as end:
+                        if packets[id].message is None:
+                            answers[id] = pack(end.value)
+                        else:
+                            unpacked[id] = end.value
             with _named("of this round", action):
                 results = self.workshop.do(jobs)
-        answers: dict[str, Packet] = {}
-        for id in [id for id in said if packets[id].message is None]:
-            with _named(id, action):
-                answers[id] = pack(said.pop(id))
         with _named("of this round", action):
-            return answers | wrap_all(said)
+            return answers | wrap_all(unpacked)
 
     def whole(self, work: Any, moment: Moment) -> Any:
         """Many exchanges as one piece of work on the device; None: it is to be done by messages."""
@@ -134,11 +131,7 @@ def _named(client: str, action: str) -> Iterator[None]:
     except (UserError, ClientFailedError):
         raise
     except Exception as error:
-        raise _failed(client, action, error) from error
-
-
-def _failed(client: str, action: str, error: Exception) -> ClientFailedError:
-    return ClientFailedError(client, action, f"{type(error).__name__}: {error}")
+        raise ClientFailedError(client, action, f"{type(error).__name__}: {error}") from error
 
 
 def workshop(options: EngineOptions, folder: Path, rounds: int, parts: int = 1) -> Workshop:

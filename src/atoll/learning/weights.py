@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.core.messages import joined
-
 __all__ = ["copied", "copied_at_once", "into", "mean", "placed", "prefixed", "sent", "without"]
 
 Named = Mapping[str, Tensor]
@@ -21,14 +19,13 @@ def mean(items: Sequence[Named], weights: Sequence[float] | None = None) -> dict
     if weights is not None and len(set(weights)) == 1:
         weights = None  # a sum needs fewer passes than a product with shares
     total, found = float(len(items)) if weights is None else sum(weights), {}
-    share = None
     for name, first in items[0].items():
-        stacked = joined([item[name] for item in items])
+        stacked = torch.stack([item[name] for item in items])
         if weights is None:
             summed = stacked.sum(0, dtype=torch.float64)
         else:
-            share = sent(weights, first.device, torch.float64) if share is None else share
-            summed = torch.tensordot(share.to(first.device), stacked.to(torch.float64), 1)
+            share = sent(weights, first.device, torch.float64)
+            summed = torch.tensordot(share, stacked.to(torch.float64), 1)
         found[name] = (summed / total).to(first.dtype)
     return found
 

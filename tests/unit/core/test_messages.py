@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atoll.core import messages
 from atoll.core.errors import BadMessageError
 from atoll.core.messages import (
     LARGEST_HEADER,
@@ -25,7 +24,6 @@ from atoll.core.messages import (
     Tensors,
     Weights,
     contents,
-    joined,
     pack,
     same_shapes,
     unpack,
@@ -323,25 +321,3 @@ def test_a_reply_with_other_tensors_than_its_request_is_refused(given: Tensors, 
         same_shapes(Weights({"a": torch.ones(2)}), Weights(given), "bank-7")
     assert caught.value.sender == "bank-7"
     assert part in caught.value.reason
-
-
-@pytest.mark.parametrize("apart", [False, True])
-def test_parts_of_one_tensor_are_joined_as_they_lie_and_others_are_stacked(
-    apart: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(messages, "LARGE", 1)
-    whole = torch.arange(24.0).view(4, 2, 3).clone()
-    parts = list(whole.unbind(0))
-    found = joined(parts, apart)
-    assert torch.equal(found, whole)
-    assert (found.data_ptr() == whole.data_ptr()) is not apart
-    turned = list(whole.transpose(1, 2).unbind(0))  # each of them not contiguous
-    narrow = [part[:, :2] for part in parts]
-    for others in (parts[::-1], parts[:2], parts[1:], [p.clone() for p in parts], turned, narrow):
-        again = joined(others, apart)
-        assert torch.equal(again, torch.stack(others))
-        assert again.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr()
-    monkeypatch.setattr(messages, "LARGE", 1000)
-    assert joined(parts, apart).data_ptr() != whole.data_ptr()
-    neighbours = [torch.zeros(0, 3), torch.zeros(0, 3)]
-    assert joined(neighbours, apart).shape == (2, 0, 3)

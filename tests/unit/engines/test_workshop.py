@@ -145,10 +145,10 @@ def test_the_way_of_a_convolution_is_kept_with_the_run_and_for_later_ones(
         folder.mkdir(exist_ok=True)
         Workshop("stacked", folder)
         assert {key: timing.way for key, timing in convolutions.CHOSEN.items()} == first
-    plain_one = tmp_path / "without"
-    plain_one.mkdir()
-    Workshop("stacked", plain_one).do(jobs(honest))
-    assert not [c for c in choices(plain_one).values() if c.work.startswith("convolution")]
+    without = tmp_path / "without"
+    without.mkdir()
+    Workshop("stacked", without).do(jobs(honest))
+    assert not [c for c in choices(without).values() if c.work.startswith("convolution")]
     Workshop("stacked", tmp_path / "other").do(asked)  # what was found before is told again
     assert [c.work for c in choices(tmp_path / "other").values()].count(found[0].work) == 1
     (tmp_path / "cache" / "atoll" / "choices" / "convolutions.json").write_text("[")

@@ -41,7 +41,7 @@ def same(one: Work, other: Captured) -> float:
     expected, ((found,),) = one(), done([other], [[one]])
     assert found.losses == pytest.approx(expected.losses, rel=1e-6)
     assert found.moments.keys() == expected.moments.keys()
-    assert found.moments.get("steps/loss") == expected.moments.get("steps/loss")
+    assert int(found.moments["steps/loss"]) == int(expected.moments["steps/loss"])
     return largest_difference(expected, found)
 
 
@@ -134,12 +134,22 @@ def test_a_loss_that_cannot_be_told_from_others_is_not_captured() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["resnet10", "efficientnet", "mobilenet"])
-def test_graphs_on_a_gpu_give_what_the_loop_gives_in_double_precision(name: str) -> None:
-    """Losses, and what the networks say in the end.
+def test_graphs_on_a_gpu_give_what_the_loop_gives_in_double_precision() -> None:
+    work = replace(in_double(job("resnet10", 64, device="cuda")), epochs=6)
+    captured = Captured([work])
+    for _ in range(2):
+        assert same(work, captured) < 1e-8
+    assert set(captured.graphs) == {8}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["efficientnet", "mobilenet"])
+def test_graphs_on_a_gpu_learn_what_the_loop_learns_where_rounding_errors_grow(name: str) -> None:
+    """Losses, and what the networks say in the end, after 16 steps.
 
     Not the weights: those before a batch norm may have a true gradient of 0, and Adam follows the
-    sign of a rounding error there, which changes nothing that the network says.
+    sign of a rounding error there, which changes nothing that the network says. Not more steps: a
+    disturbance of 1e-15 in the first weights changes the loss by a percent in 48.
     """
     work = replace(in_double(job(name, 64, device="cuda")), epochs=2)
     captured, network = Captured([work]), skeleton(build(name, (1, 8, 8), 3, Stream.of(0)), False)

@@ -162,8 +162,8 @@ def test_layers_that_are_not_plain_are_left_to_torch() -> None:
 def test_pooling_maps_over_members(device: str, way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two by two, two apart; an odd row and column at the end are left out."""
     monkeypatch.setattr(convolutions, "_way", lambda *given: way)
-    plain_one = nn.Sequential(nn.Conv2d(2, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
-    model = for_members(copy.deepcopy(plain_one).double().to(device), linear)
+    one_client = nn.Sequential(nn.Conv2d(2, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    model = for_members(copy.deepcopy(one_client).double().to(device), linear)
     assert type(dict(model.named_children())["2"]) is not nn.MaxPool2d
     x = draw(3, 4, 2, 9, 7).to(device)
     weights = {
@@ -172,7 +172,7 @@ def test_pooling_maps_over_members(device: str, way: Way, monkeypatch: pytest.Mo
     }
     call = torch.func.functional_call
     said = torch.vmap(lambda w, part: call(model, w, (part,)))(weights, x)
-    alone = [call(plain_one, {n: w[i] for n, w in weights.items()}, (x[i],)) for i in range(3)]
+    alone = [call(one_client, {n: w[i] for n, w in weights.items()}, (x[i],)) for i in range(3)]
     unmapped = [call(model, {n: w[i] for n, w in weights.items()}, (x[i],)) for i in range(3)]
     leaves, slope = list(weights.values()), draw(*said.shape, seed=3).to(device)
     expected = torch.autograd.grad(torch.stack(alone), leaves, slope)
