@@ -7,7 +7,6 @@ and all runs of a seed share. Stand-ins: MNIST-M for SYN, Office-Caltech-10 for 
 MNIST-M and CIFAR-100 are parts.
 """
 
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from atoll.data.dataset import Dataset
 from atoll.engines.local import execute
 from atoll.reproduce.domain_figures import bars, matrices, over_rounds
 from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
-from atoll.reproduce.measured import file_name, fingerprint, keep, kept
+from atoll.reproduce.measured import CHECKPOINTS, file_name, fingerprint, keep, kept, workplace
 from atoll.runs.config import change, read, resolve
 from atoll.runs.result import Run
 
@@ -209,7 +208,7 @@ class Plan:
                 "seed": seed,
                 "rounds": self.rounds,
                 "score_every": self.score_every,
-                "checkpoints": False,
+                "checkpoint_seconds": CHECKPOINTS,
                 "looks": False,
                 "model.precision": self.precision,
                 "model.layout": self.layout,
@@ -254,24 +253,22 @@ def one(
     if before is not None and before["rounds"] == plan.rounds:
         return before
     values, began = plan.values(setting, seed), time.monotonic()
-    folder = plan.folder / "runs" / f"{_file(setting, seed)}-{time.time_ns()}"
 
-    def kept_now() -> dict[str, Any]:
-        head = {"config": _wanted(setting, plan), "tiny": plan.tiny}
-        found = {**head, **_brief(Run(folder)), "seconds": time.monotonic() - began}
+    def kept_now(run: Run) -> dict[str, Any]:
+        found = {"config": _wanted(setting, plan), "tiny": plan.tiny, **_brief(run)}
+        found["seconds"] = max(time.monotonic() - began, run.seconds)  # more: it had been cut
         keep(plan.folder, _file(setting, seed), found)
         return found
 
-    def watch(progress: Any) -> None:
-        if any(isinstance(event, Score) for event in progress.events):
-            say(f"{setting.name}, seed {seed}: round {progress.round + 1}, {_since(began)}")
-            kept_now()
+    with workplace(plan.folder, values) as folder:
 
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    execute(resolve(values, setting.name), folder, watch=watch, loaded=loaded)
-    found = kept_now()
-    shutil.rmtree(folder)
-    return found
+        def watch(progress: Any) -> None:
+            if any(isinstance(event, Score) for event in progress.events):
+                say(f"{setting.name}, seed {seed}: round {progress.round + 1}, {_since(began)}")
+                kept_now(Run(folder))
+
+        execute(resolve(values, setting.name), folder, resume=True, watch=watch, loaded=loaded)
+        return kept_now(Run(folder))
 
 
 def _since(began: float) -> str:

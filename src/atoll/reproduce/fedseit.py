@@ -21,7 +21,7 @@ from atoll.core.errors import UserError
 from atoll.core.record import Round, Score
 from atoll.reproduce.figures import course_figure
 from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
-from atoll.reproduce.measured import fingerprint, keep, kept, swept_together
+from atoll.reproduce.measured import CHECKPOINTS, fingerprint, keep, kept, swept_together
 from atoll.runs.config import change, read
 from atoll.runs.result import Run
 
@@ -181,7 +181,8 @@ def measure_together(
     fresh = [setting for setting in settings if found[setting.name] is None]
     began = time.monotonic()
     runs = _swept(fresh, plan, say) if fresh else []
-    seconds = round(time.monotonic() - began, 1)
+    cut = max((run.seconds for own in runs for run in own), default=0.0)  # with what was before
+    seconds = round(max(time.monotonic() - began, cut), 1)
     for setting, own in zip(fresh, runs, strict=True):
         facts = {k: own[0].facts[k] for k in ("atoll", "packages", "device", "data", "vectors")}
         one = {
@@ -203,7 +204,7 @@ def _swept(settings: Sequence[Setting], plan: Plan, say: Callable[[str], None]) 
     how = {
         "engine.device": plan.device, "engine.packing": False, "engine.tf32": plan.tf32,
         "engine.mode": "stacked" if plan.device == "cuda" else "auto",
-        "checkpoints": False, "looks": False,
+        "checkpoint_seconds": CHECKPOINTS, "looks": False,
     }  # fmt: skip
     began, told = time.monotonic(), [-1]
 

@@ -1,20 +1,31 @@
 """What was measured, kept as one small file each; shared by all papers."""
 
+import fcntl
 import hashlib
 import json
-import os
 import shutil
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from atoll.core.record import write_whole
+from atoll.core.record import disk_errors, write_whole
 from atoll.engines.sweep import points, sweep
 from atoll.runs.loop import Progress
 from atoll.runs.result import Run
 
-__all__ = ["file_name", "fingerprint", "keep", "kept", "swept", "swept_together"]
+__all__ = [
+    "CHECKPOINTS",
+    "file_name",
+    "fingerprint",
+    "keep",
+    "kept",
+    "swept",
+    "swept_together",
+    "workplace",
+]
+
+CHECKPOINTS = 60.0  # seconds between them, for runs that take minutes
 
 
 def fingerprint(asked: Any) -> str:
@@ -46,13 +57,36 @@ def kept(folder: Path, name: str, config: str) -> dict[str, Any] | None:
     return found if found["config"] == config else None
 
 
+@contextmanager
+def workplace(folder: Path, asked: Any) -> Iterator[Path]:
+    """A folder for the runs of a measurement, named by what was asked for.
+
+    It goes when they are done, or have failed. After a kill it is still there, and runs that keep
+    checkpoints go on in it. Of two processes that ask for the same, one waits for the other.
+    """
+    own = folder / "runs" / fingerprint(asked)
+    lock = own.with_name(f".{own.name}.lock")
+    with disk_errors(own):
+        own.mkdir(parents=True, exist_ok=True)
+        file = lock.open("w")
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed, or the process ends
+        try:
+            yield own
+        except Exception:
+            shutil.rmtree(own, ignore_errors=True)
+            raise
+        shutil.rmtree(own, ignore_errors=True)
+        lock.unlink(missing_ok=True)
+
+
 def swept(
     values: dict[str, Any],
     axes: dict[str, Sequence[Any]],
     folder: Path,
     watch: Callable[[Progress], None] = lambda progress: None,
 ) -> list[Run]:
-    """The runs of a sweep in a folder of its own below runs; it goes, their numbers stay."""
+    """The runs of a sweep, read from a folder that is not kept."""
     (runs,), _ = swept_together([values], axes, folder, watch)
     return runs
 
@@ -69,19 +103,19 @@ def swept_together(
     For each config its runs. One with a run that failed has none; its error is given by number if
     it is `accepted`, and raised if it is not.
     """
-    own = folder / "runs" / f"{os.getpid()}-{time.time_ns()}"
-    try:
+    with workplace(
+        folder, [list(several), {key: list(items) for key, items in axes.items()}]
+    ) as own:
         parts = [points(v, axes, own / str(n)) for n, v in enumerate(several)]
         failed: dict[int, BaseException] = {}
-        runs = sweep([p for part in parts for p in part], own, watch=watch, failed=failed)
+        every = [point for part in parts for point in part]
+        runs = sweep(every, own, resume=True, watch=watch, failed=failed)
         for run in runs:
             run.read()  # before the folder goes
-    finally:
-        shutil.rmtree(own, ignore_errors=True)
-    size = len(parts[0])
-    errors = {number // size: error for number, error in sorted(failed.items(), reverse=True)}
-    for error in errors.values():
-        if not accepted(error):
-            raise error
+        size = len(parts[0])
+        errors = {number // size: error for number, error in sorted(failed.items(), reverse=True)}
+        for error in errors.values():
+            if not accepted(error):
+                raise error
     found = {n: [r for r in runs if r.folder.parent.name == str(n)] for n in range(len(parts))}
     return [[] if n in errors else found[n] for n in found], errors

@@ -58,7 +58,7 @@ class Run:
 
     def read(self) -> None:
         """Read the record now; what was read stays when the folder goes."""
-        for name in ("events", "looks", "config", "facts"):
+        for name in ("events", "looks", "config", "facts", "seconds"):
             getattr(self, name)
 
     @property
@@ -94,7 +94,7 @@ class Run:
         known, chance = self.facts["known_at"], 1 / self.facts["data"]["classes"]
         return {v: metrics.summary(self.events, v, known, chance) for v in self.variants}
 
-    @property
+    @cached_property
     def seconds(self) -> float:
         """How long the rounds took, tests included; a resumed run counts each round once."""
         path = self.folder / "times.jsonl"

@@ -68,6 +68,27 @@ def test_a_setting_is_measured_once_and_its_cell_is_the_mean_over_seeds_of_all_t
     assert list(fedseit.figures({**both, "R8 FedSeIT 1.0": found})) == ["figure5.svg"]
 
 
+def test_a_measurement_that_was_cut_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fedseit, "CHECKPOINTS", 0.0)
+    setting = Setting("R8", "FedSeIT", "1.0")
+    whole = fedseit.measure(setting, small(monkeypatch, tmp_path / "whole"))
+    plan = small(monkeypatch, tmp_path / "cut")
+
+    def cut(text: str) -> None:
+        if "task 2" in text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedseit.measure(setting, plan, cut)
+    told: list[str] = []
+    found = fedseit.measure(setting, plan, told.append)
+    assert all("task 2" in text for text in told)  # the first task is not trained again
+    assert found["runs"] == whole["runs"]
+    assert not any((tmp_path / "cut" / "runs").iterdir())
+
+
 def test_settings_whose_networks_have_the_same_shapes_are_one_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
