@@ -163,6 +163,25 @@ def test_a_run_is_kept_and_a_part_of_the_seeds_is_known_as_such(tmp_path: Path) 
     assert len(list((tmp_path / "common").iterdir())) == 4  # trained alone, for other methods
 
 
+def test_a_run_that_was_cut_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fccl, "CHECKPOINTS", 0.0)
+    setting, whole = Setting("digits", "FCCL"), Plan.quick(tmp_path / "whole", "cpu")
+    plan, told = replace(whole, folder=tmp_path / "cut"), list[str]()
+
+    def cut(text: str) -> None:
+        if "round 2" in text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fccl.one(setting, 0, plan, cut)
+    found = fccl.one(setting, 0, plan, told.append)
+    assert [text.split(": ")[1][:7] for text in told] == ["round 2"]
+    assert found["matrix"] == fccl.one(setting, 0, whole)["matrix"]
+    assert not any((tmp_path / "cut" / "runs").iterdir())
+
+
 def test_unknown_tables_and_settings_are_named() -> None:
     with pytest.raises(UserError, match="no table '7'"):
         fccl.chosen("", "7")
@@ -176,8 +195,9 @@ def test_the_ledger_in_the_documents_is_that_of_its_files() -> None:
     plan = Plan(LEDGER)
     found = {s.name: fccl.partly(s, plan) for s in fccl.SETTINGS}
     measured = {name: one for name, one in found.items() if one is not None}
-    seeds = {"FCCL": 3, "FedMD": 3, "FML": 1, "RCFL": 3, "FedDF": 2, "FedMatch": 1}
+    seeds = {"FCCL": 3, "FedMD": 3, "FML": 3, "RCFL": 3, "FedDF": 2, "FedMatch": 3}
     wanted = {Setting("digits", m).name: n for m, n in {**seeds, "FCCL w/o CON": 3}.items()}
+    wanted["office cifar100 FCCL"] = 1
     assert {name: len(one["runs"]) for name, one in measured.items()} == wanted
     missing = {
         name: f"not run yet: atoll reproduce fccl --only '{name}'"
