@@ -2,7 +2,7 @@
 
 Rows are made up (the arithmetic does not depend on them). 1,500 rounds, batch 10, one epoch, SGD,
 and a test on 10,000 images every 10 rounds; all of it is in the seconds that are printed. The
-table of ways runs fewer rounds of each: the per-client loop, both ways to do convolutions with
+table of ways runs fewer rounds of each: the per-client loop, all ways to do convolutions with
 weights of each client, with and without a CUDA graph, in single precision and in TF32.
 """
 

@@ -24,6 +24,7 @@ from atoll.learning import (
     blocks,
     captured,
     convolutions,
+    direct,
     models,
     passes,
     split_nets,
@@ -63,7 +64,8 @@ TRIAL = 3  # batches of a trial
 NOTHING = 1e-3  # a tensor of smaller weights is compared with this
 SMALL = 64  # rows of a batch in the trial of captured steps
 SAMPLE = 8  # members that the trial does one by one
-CODE = (stacked, train, models, captured, passes, split_nets, blocks)  # what a choice is about
+# what a choice is about
+CODE = (stacked, train, models, captured, passes, split_nets, blocks, direct)
 PASSES = 4  # steps of a trial of split networks
 RUNS = 3  # of which it is made at most
 CHECKED = 16  # rows of a batch by which ways are compared

@@ -2,10 +2,11 @@
 
 A network is written for one client. For many it is mapped over their weights by torch.func, and
 its convolutions, poolings and linear layers say themselves how that is done: torch has no
-convolution with other weights for each image. There are three ways to make one: all members are
+convolution with other weights for each image. There are four ways to make one: all members are
 groups of channels of one large convolution; or every patch of an image becomes a column and a
-product of matrices does the rest; or the same with channels last and gradients of our own. Which is
-faster depends on shapes and device, so all are timed once for each shape.
+product of matrices does the rest; or the same with channels last and gradients of our own; or, on a
+GPU, kernels of our own that multiply pixels where they lie. Which is faster depends on shapes and
+device, so all that differ for a shape are timed once for it.
 """
 
 import time
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from atoll.learning import direct as kernels
 from atoll.learning.blocks import convolved, pooled
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "Sizes",
     "Timing",
     "convolve",
+    "direct",
     "for_members",
     "grouped",
     "near",
@@ -36,7 +39,7 @@ TRIALS = 3  # of each way, the fastest counts
 HEAD_START = 8_000_000  # ticks of a GPU, some 5 ms: until then the host has sent off a step
 Pair = tuple[int, int]
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-Way = Literal["grouped", "unfolded", "near"]
+Way = Literal["grouped", "unfolded", "near", "direct"]
 
 
 @dataclass(frozen=True)
@@ -106,10 +109,28 @@ def near(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor
     return convolved(x.movedim(2, -1), weight, bias, sizes.stride, sizes.dilation).movedim(-1, 2)
 
 
+def direct(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
+    """Channels last, neighbourhoods never in memory; where that cannot be done it is `near`."""
+    if sizes.groups > 1:
+        return unfolded(x, weight, bias, sizes)
+    down, right = sizes.padding
+    last = x.movedim(2, -1)
+    if down or right:
+        last = F.pad(last, (0, 0, right, right, down, down))
+    return kernels.direct(last, weight, bias, sizes.stride, sizes.dilation).movedim(-1, 2)
+
+
+def _differs(x: Tensor, weight: Tensor, sizes: Sizes) -> bool:
+    """Whether `direct` is another way than `near`."""
+    last = x.movedim(2, -1)
+    return kernels.fits(last, weight, sizes.stride, sizes.dilation, sizes.padding)
+
+
 WAYS: dict[Way, Callable[[Tensor, Tensor, Tensor | None, Sizes], Tensor]] = {
     "grouped": grouped,
     "unfolded": unfolded,
     "near": near,
+    "direct": direct,
 }
 
 
@@ -123,10 +144,17 @@ def _way(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Way:
     if key not in CHOSEN or CHOSEN[key].way not in WAYS:
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return "grouped"  # no clock runs while a graph is captured
-        seconds = {name: _seconds(way, x, weight, bias, sizes) for name, way in WAYS.items()}
-        CHOSEN[key] = Timing(min(WAYS, key=lambda name: seconds[name]), seconds)
+        ways = _offered(x, weight, sizes)
+        seconds = {name: _seconds(WAYS[name], x, weight, bias, sizes) for name in ways}
+        CHOSEN[key] = Timing(min(ways, key=lambda name: seconds[name]), seconds)
     TAKEN.add(key)
     return CHOSEN[key].way
+
+
+def _offered(x: Tensor, weight: Tensor, sizes: Sizes) -> list[Way]:
+    """The ways to choose from: none is offered twice, and one that is asked for alone stays."""
+    ways = [name for name in WAYS if name != "direct" or _differs(x, weight, sizes)]
+    return ways or list(WAYS)
 
 
 def _key(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> str:
@@ -134,7 +162,7 @@ def _key(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> str:
     exact = "" if not x.is_cuda else f" tf32 {torch.backends.cuda.matmul.allow_tf32}"
     moves = x.requires_grad, weight.requires_grad
     return (
-        f"torch {torch.__version__}, {tuple(x.shape)}"
+        f"{len(WAYS)} ways, torch {torch.__version__}, {tuple(x.shape)}"
         f" by {tuple(weight.shape)}, {sizes}, {bias is not None}, {x.dtype},"
         f" gradients {moves}, {where}{exact}, {torch.get_num_threads()} threads"
     )

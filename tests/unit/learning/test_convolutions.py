@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.learning import convolutions, image_nets
+from atoll.learning import direct as kernels
 from atoll.learning.convolutions import WAYS, Sizes, Way, for_members
 from atoll.learning.losses import plain
 from atoll.learning.models import Architecture, linear, skeleton
@@ -92,14 +93,30 @@ def test_the_faster_way_is_taken_and_looked_for_once(monkeypatch: pytest.MonkeyP
     assert len(convolutions.CHOSEN) == 2
 
 
-def test_a_probe_has_a_time_for_both_ways_and_leaves_gradients_alone() -> None:
+def test_a_probe_has_a_time_for_all_ways_that_differ_and_leaves_gradients_alone() -> None:
     x, weight = draw(2, 3, 4, 5, 5).requires_grad_(), draw(2, 6, 4, 3, 3).requires_grad_()
     convolutions.convolve(x, weight, None, PLAIN)
     (chosen,) = convolutions.CHOSEN.values()
-    assert chosen.seconds.keys() == WAYS.keys()
+    assert chosen.seconds.keys() == WAYS.keys() - {"direct"}  # on a CPU it is `near`
     assert chosen.seconds[chosen.way] == min(chosen.seconds.values()) > 0
     assert x.grad is None
     assert weight.grad is None
+
+
+def test_a_way_is_offered_where_it_differs_or_is_the_only_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, weight = draw(2, 3, 16, 5, 5).float(), draw(2, 16, 16, 3, 3).float()
+    assert "direct" not in convolutions._offered(x, weight, PLAIN)
+    monkeypatch.setattr(kernels, "_ours", lambda x: True)
+    assert convolutions._offered(x, weight, PLAIN) == list(WAYS)
+    assert "direct" in convolutions._offered(x, weight, replace(PLAIN, padding=(1, 1)))
+    for other in (Sizes((2, 1), (0, 0), (1, 1), 1), Sizes((1, 1), (0, 0), (1, 2), 1)):
+        assert "direct" not in convolutions._offered(x, weight, other)
+    halved = replace(PLAIN, groups=2)
+    assert "direct" not in convolutions._offered(x, weight[:, :, :8], halved)
+    monkeypatch.setattr(convolutions, "WAYS", {"direct": convolutions.direct})
+    assert convolutions._offered(x[:, :, :8], weight[:, :, :8], PLAIN) == ["direct"]
 
 
 def member(name: str, number: int, rows: int) -> Work:
