@@ -3,12 +3,13 @@
 For each setting the rate of column one is chosen by the mean validation accuracy of Common; then
 3 feature splits x 5 seeds run as one stack, in which Local chooses its own rate and every client
 its own mu on its own validation rows. Test rows are read once, at the end. A setting that has
-been run is a small file in the output folder and is not run again.
+been run is a small file in the output folder and is not run again. A study changes one option of a
+setting: it takes the setting's rate, so that its runs can be paired with the setting's.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 
 from atoll.core.errors import UserError
 from atoll.core.record import Round
+from atoll.methods.chfl import VARIANTS
 from atoll.reproduce.figures import ratio_figure, strength_figure
 from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
 from atoll.reproduce.measured import fingerprint, keep, kept, swept
@@ -54,6 +56,7 @@ class Setting:
     clients: int
     ratio: float
     changes: tuple[tuple[str, Any], ...] = ()
+    of: str = ""  # for a study: the setting that it changes
 
     def values(self) -> dict[str, Any]:
         """The run's values."""
@@ -82,7 +85,12 @@ SETTINGS = (
 )
 
 STUDIES = tuple(
-    Setting(f"covertype K={clients} 30%, {name}", "covertype", clients, 0.3, ((key, value),))
+    replace(
+        _covertype(clients, 0.3),
+        name=f"covertype K={clients} 30%, {name}",
+        changes=((key, value),),
+        of=f"covertype K={clients} 30%",
+    )
     for clients in (5, 10)
     for name, key, value in (
         ("laterals read the round's start", "lateral_source", "round_start"),
@@ -220,9 +228,16 @@ def measure(
     if found is not None:
         return found
     began = time.monotonic()
-    rate, tuned = _tuned(setting, values, plan, say)
+    base = next((s for s in SETTINGS if s.name == setting.of), None)
+    before = known(base, plan) if base else None
+    rate, tuned = (
+        (before["rate"], before["tuned"]) if before else _tuned(setting, values, plan, say)
+    )
     say(f"{setting.name}: rate {rate:g}, {len(plan.feature_seeds) * len(plan.seeds)} runs")
     full = {**values, "method": _method(values, plan, rate)}
+    if setting.of:  # no study changes Local, which takes long
+        full["method"]["variants"] = [v for v in VARIANTS if v != "local"]
+        del full["method"]["rate_local"]
     axes = {"scenario.feature_seed": plan.feature_seeds, "seed": plan.seeds}
     runs = _swept(full, axes, plan, f"{setting.name}, main", say)
     found = {
@@ -379,7 +394,7 @@ def _ordered(found: dict[str, Any], theirs: Sequence[tuple[float, float] | None]
 
 
 def _claims(measured: dict[str, dict[str, Any]]) -> list[Claim]:
-    """The paper's claims that covertype can speak to, on paired runs."""
+    """The paper's claims that covertype can speak to, and what studies change, on paired runs."""
     found = []
     for clients in (5, 2, 10):
         name = f"covertype K={clients} 30%"
@@ -391,6 +406,15 @@ def _claims(measured: dict[str, dict[str, Any]]) -> list[Claim]:
         listed = ", ".join(f"{value:.4f}" for value in common)
         rising = all(a < b for a, b in pairwise(common))
         found.append(Claim("Common rises with the ratio (10 to 50 %)", rising, listed))
+    for study in STUDIES:
+        if study.name in measured and study.of in measured:
+            one, other = measured[study.name], measured[study.of]
+            found += [
+                paired(
+                    f"{study.name}: {v} above that without", values_of(one, v), values_of(other, v)
+                )
+                for v in ("mu=0", "mu>0", "auto")
+            ]
     return found
 
 
@@ -420,7 +444,21 @@ def figures(measured: dict[str, dict[str, Any]]) -> dict[str, bytes]:
     panels = [(title, lines) for title, lines in panels if lines]
     if panels:
         found["mu.svg"] = strength_figure(panels)
+    studied = [(f"{k} clients", f"covertype K={k} 30%") for k in (5, 10)]
+    panels = [
+        (title, [("as it is", measured[base]), *_studies(measured, base)])
+        for title, base in studied
+        if base in measured and _studies(measured, base)
+    ]
+    if panels:
+        found["studies.svg"] = strength_figure(panels)
     return found
+
+
+def _studies(measured: dict[str, dict[str, Any]], base: str) -> list[tuple[str, dict[str, Any]]]:
+    """What was measured of the studies of a setting, by what they change."""
+    found = [s.name for s in STUDIES if s.of == base and s.name in measured]
+    return [(name.partition(", ")[2], measured[name]) for name in found]
 
 
 def chosen(only: str, table: str) -> list[Setting]:

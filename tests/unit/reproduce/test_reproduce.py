@@ -53,6 +53,32 @@ def test_a_setting_is_tuned_on_validation_rows_measured_once_and_kept(tmp_path: 
     assert "| helena maximum | Common | 0.2717 ± 0.0062 | - |" in as_markdown(made)
 
 
+def test_a_study_takes_the_rate_of_its_setting_and_is_paired_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = (("model.widths", [8, 6, 4]), ("mu", [0.1]))
+    base = chfl.Setting("covertype K=5 30%", "synthetic-table", 5, 0.3, small)
+    zeros = (*small, ("u_init", "zeros"))
+    study = replace(base, name=f"{base.name}, U", changes=zeros, of=base.name)
+    monkeypatch.setattr(chfl, "SETTINGS", (base,))
+    monkeypatch.setattr(chfl, "STUDIES", (study,))
+    plan = chfl.Plan(tmp_path, "cpu", (0, 1), (0,), (0,), 2, (1e-3, 1e-2))
+    said: list[str] = []
+    whole = chfl.measure(base, plan)
+    found = chfl.measure(study, plan, said.append)
+    assert found["rate"] == whole["rate"]
+    assert not any("tuning" in text for text in said)
+    assert "local" not in found["runs"][0]["accuracy"]
+    assert [r["accuracy"]["common"] for r in found["runs"]] == [
+        r["accuracy"]["common"] for r in whole["runs"]
+    ]  # column one does not know of it
+    both = {base.name: whole, study.name: found}
+    claims = [c.text for c in chfl.ledger(both, {}).claims if c.text.startswith(study.name)]
+    assert claims == [f"{study.name}: {v} above that without" for v in ("mu=0", "mu>0", "auto")]
+    assert "studies.svg" in chfl.figures(both)
+    assert "studies.svg" not in chfl.figures({base.name: whole})
+
+
 def test_unknown_tables_and_settings_are_named() -> None:
     with pytest.raises(UserError, match="no table '7'"):
         chfl.chosen("", "7")
