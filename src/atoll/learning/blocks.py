@@ -102,7 +102,7 @@ class _Convolution(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         near, kernel = ctx.saved_tensors
-        how, flat = ctx.how, gradient.flatten(1, 3)
+        how, flat = ctx.how, gradient.flatten(1, 3).to(near.dtype)  # autocast rounds what was said
         by_kernel = torch.bmm(flat.mT, near).unflatten(2, (*how.sides, -1)).movedim(-1, 2)
         by_x = None
         if ctx.needs_input_grad[0]:

@@ -73,6 +73,17 @@ def test_every_member_has_its_own_convolution(way: Way, biased: bool, sizes: Siz
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
+@every_way
+def test_every_way_has_gradients_also_where_products_are_rounded(way: Way) -> None:
+    x, weight, bias = (draw(*s).float() for s in ((2, 3, 4, 6, 6), (2, 5, 4, 3, 3), (2, 5)))
+    leaves = [t.requires_grad_() for t in (x, weight, bias)]
+    exact = torch.autograd.grad(WAYS[way](x, weight, bias, PLAIN).square().sum(), leaves)
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        said = WAYS[way](x, weight, bias, PLAIN).float()
+    for one, other in zip(torch.autograd.grad(said.square().sum(), leaves), exact, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.05, atol=0.05 * float(other.abs().max()))
+
+
 def test_the_faster_way_is_taken_and_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     seconds = {"grouped": 2.0, "unfolded": 1.0, "near": 3.0}
