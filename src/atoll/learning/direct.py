@@ -5,11 +5,11 @@ each place is copied, nine times the image for a kernel of 3x3, and a product of
 again, forth and back. Here kernels of our own in Triton read the pixels where they lie and multiply
 them at once, tile by tile. Nothing but the image and the kernel is kept for the way back.
 
-The same sums are made in the same order whatever tiles are chosen, and no two programs add to one
-number: equal steps give equal bits.
+No two programs add to one number: equal steps give equal bits. Of three tiles that were timed for
+each kernel on an H200 the fastest is taken; to try them on each machine would take three times as
+long to compile.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,8 +36,8 @@ MANY = 65_535  # members at most: a GPU counts no further there
 LARGEST = 2**30  # numbers of one member, so that places in them need only 32 bits
 PROGRAMS = 8 * 132  # to begin with, for the gradient of weights: some for each multiprocessor
 SHORTEST, LONGEST = 256, 2048  # places that one of these programs adds up
-HEAD_START = 8_000_000  # ticks of a GPU, some 5 ms: until then the host has sent off all calls
-CALLS, TRIALS = 4, 3  # of each choice of tiles, the fastest trial counts
+BLOCK = 128  # places, pixels or weights of one program
+TILES = {"num_warps": 4, "num_stages": 3}
 
 
 def direct(
@@ -112,10 +112,10 @@ def _forth(x: Tensor, kernel: Tensor, offset: Tensor | None) -> Tensor:
     # what is summed over lies side by side, as tensor cores want it for 32 bits
     weights = kernel.permute(0, 1, 3, 4, 2).contiguous()
     across, tiles = _tiles(out)
-    _met[lambda meta: (triton.cdiv(rows * high * wide, meta["block"]) * tiles, members)](
+    _met[triton.cdiv(rows * high * wide, BLOCK) * tiles, members](
         x, weights, weights if offset is None else offset.contiguous(), found, rows,
         height, width, channels, out, tall, broad, _precision(x),
-        moved=offset is not None, deep=_deep(x, channels), across=across,
+        moved=offset is not None, deep=_deep(x, channels), across=across, block=BLOCK, **TILES,
     )  # fmt: skip
     return found
 
@@ -127,10 +127,10 @@ def _back(gradient: Tensor, kernel: Tensor, shape: torch.Size) -> Tensor:
     found = gradient.new_empty(shape)
     weights = kernel.permute(0, 3, 4, 2, 1).contiguous()
     across, tiles = _tiles(channels)
-    _returned[lambda meta: (triton.cdiv(rows * height * width, meta["block"]) * tiles, members)](
+    _returned[triton.cdiv(rows * height * width, BLOCK) * tiles, members](
         gradient, weights, found, rows,
         height, width, channels, out, tall, broad, _precision(gradient),
-        deep=_deep(gradient, out), across=across,
+        deep=_deep(gradient, out), across=across, block=BLOCK, **TILES,
     )  # fmt: skip
     return found
 
@@ -144,10 +144,10 @@ def _for_kernel(x: Tensor, gradient: Tensor, shape: torch.Size) -> Tensor:
     block = max(LEAST, DEEP // x.element_size())
     splits, length = _splits(places, members * triton.cdiv(depth, WIDEST) * tiles, block)
     found = x.new_empty((members, splits, out, depth), dtype=torch.float32)
-    _summed[lambda meta: (triton.cdiv(depth, meta["down"]) * tiles, splits, members)](
+    _summed[triton.cdiv(depth, BLOCK) * tiles, splits, members](
         x, gradient, found, rows, length,
         height, width, channels, out, tall, broad, _precision(x),
-        block=block, across=across,
+        block=block, across=across, down=BLOCK, **TILES,
     )  # fmt: skip
     by_kernel = found.sum(1).to(x.dtype).view(members, out, tall, broad, channels)
     return by_kernel.movedim(-1, 2)
@@ -183,45 +183,7 @@ def _precision(x: Tensor) -> str:
     return "tf32x3" if exact else "tf32"
 
 
-def _clock(call: Callable[[], None], quantiles: Sequence[float]) -> list[float]:
-    """Milliseconds of a kernel for Triton, which asks once for each shape and choice of tiles.
-
-    Its own clock takes a tenth of a second for each. No clock runs while a graph is captured, nor
-    where there is no GPU: then the first choice is taken.
-    """
-    if not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
-        return [0.0] * len(quantiles)
-    call()  # it is compiled
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    found = []
-    for _ in range(TRIALS):
-        torch.cuda._sleep(HEAD_START)
-        begin.record()
-        for _ in range(CALLS):
-            call()
-        end.record()
-        end.synchronize()
-        found.append(float(begin.elapsed_time(end)) / CALLS)
-    return [min(found)] * len(quantiles)
-
-
 if triton is not None:
-    KEY = ["height", "width", "channels", "out", "tall", "broad", "precision"]
-
-    def _choices(*given: tuple[dict[str, int | bool], int, int]) -> Any:
-        """The fastest of some tiles, each with its warps and stages.
-
-        They differ in which results one program makes, not in the order of a result's sum.
-        """
-        several = [triton.Config(tile, num_warps=w, num_stages=s) for tile, w, s in given]
-        return triton.autotune(several, key=KEY, do_bench=_clock)
-
-    FLAT = ({"block": 128}, 4, 3), ({"block": 64}, 4, 4), ({"block": 256}, 8, 3)
-    STEEP = (
-        ({"down": 64, "trimmed": False}, 4, 4),
-        ({"down": 128, "trimmed": False}, 8, 3),
-        ({"down": 128, "trimmed": True}, 4, 3),
-    )
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _corner(  # type: ignore[no-untyped-def]
@@ -239,7 +201,6 @@ if triton is not None:
         inside = (line < lines)[:, None] & (column < columns)[None, :]
         tl.store(where, total.to(found.dtype.element_ty), mask=inside)
 
-    @_choices(*FLAT)  # type: ignore[untyped-decorator]
     @triton.jit  # type: ignore[untyped-decorator]
     def _met(  # type: ignore[no-untyped-def] # noqa: PLR0913, PLR0915, PLR0917 - Triton reads it
         x, weights, offset, found, rows,
@@ -281,7 +242,6 @@ if triton is not None:
             total += more.to(tl.float32)[None, :]
         _write(found + member * (rows * (high * wide * out)), total, place, kind, places, out)
 
-    @_choices(*FLAT)  # type: ignore[untyped-decorator]
     @triton.jit  # type: ignore[untyped-decorator]
     def _returned(  # type: ignore[no-untyped-def] # noqa: PLR0913, PLR0915, PLR0917 - Triton reads it
         gradient, weights, found, rows,
@@ -323,13 +283,12 @@ if triton is not None:
         found += member * (rows * (height * width * channels))
         _write(found, total, pixel, channel, count, channels)
 
-    @_choices(*STEEP)  # type: ignore[untyped-decorator]
     @triton.jit  # type: ignore[untyped-decorator]
     def _summed(  # type: ignore[no-untyped-def] # noqa: PLR0913, PLR0917 - Triton reads it
         x, gradient, found, rows, length,
         height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, out: tl.constexpr,
         tall: tl.constexpr, broad: tl.constexpr, precision: tl.constexpr,
-        block: tl.constexpr, across: tl.constexpr, down: tl.constexpr, trimmed: tl.constexpr,
+        block: tl.constexpr, across: tl.constexpr, down: tl.constexpr,
     ):  # fmt: skip
         """Some weights of a member a program, summed over a part of the places.
 
@@ -361,7 +320,7 @@ if triton is not None:
             here = valid[:, None] & (kind < out)[None, :]
             read = gradient + (place * out)[:, None] + kind[None, :]
             slope = tl.load(read, mask=here, other=0.0)
-            if trimmed and precision == "tf32" and pixels.dtype == tl.float32:
+            if precision == "tf32" and pixels.dtype == tl.float32:
                 pixels = (pixels.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
                 slope = (slope.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
             total = tl.dot(pixels, slope, total, input_precision=precision)

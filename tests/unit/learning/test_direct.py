@@ -21,7 +21,6 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 ERRORS = {"tf32x3": 1e-5, "tf32": 2e-3, "bfloat16": 2e-2, "float16": 2e-3}
 
 not_interpreted = pytest.mark.skipif(INTERPRETED, reason="Triton's interpreter cannot do it")
-every_kernel = pytest.mark.parametrize("name", ["_met", "_returned", "_summed"])
 
 
 @pytest.fixture
@@ -157,28 +156,6 @@ def test_many_places_are_summed_in_parts(tf32: bool) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("_ready")
-@every_kernel
-@pytest.mark.parametrize("tf32", [pytest.param(True, marks=not_interpreted), False])
-def test_all_choices_of_tiles_give_equal_bits(
-    name: str, tf32: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So it does not matter to a run which one was the fastest."""
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    given = [rows(2, 4, 8, 9, 32), rows(2, 64, 32, 3, 3), rows(2, 64)]
-    leaves = [tensor.float().to(DEVICE).requires_grad_() for tensor in given]
-    kernel, found = getattr(kernels, name), []
-    for choice in list(kernel.configs):
-        monkeypatch.setattr(kernel, "configs", [choice])
-        said = direct(leaves[0], leaves[1], leaves[2])
-        by = rows(*said.shape).float().to(DEVICE)
-        found.append([said, *torch.autograd.grad(said, leaves, by)])
-    assert len(found) > 1
-    for one in found[1:]:
-        assert all(map(torch.equal, one, found[0]))
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("_ready")
 def test_members_may_share_what_they_read() -> None:
     """One image, repeated without copying."""
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -191,21 +168,17 @@ def test_members_may_share_what_they_read() -> None:
 @pytest.mark.gpu
 @not_interpreted
 @pytest.mark.usefixtures("_ready")
-@pytest.mark.parametrize("warm", [True, False])
-def test_a_captured_step_gives_equal_bits(warm: bool) -> None:
-    """Tiles are chosen by the clock before, or without it."""
+def test_a_captured_step_gives_equal_bits() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
-    side = 7 if warm else 8  # a shape that no other test has
-    given = [rows(2, 3, side, 10, 48), rows(2, 32, 48, 2, 2), rows(2, 32)]
+    given = [rows(2, 3, 7, 10, 48), rows(2, 32, 48, 2, 2), rows(2, 32)]
     leaves = [tensor.float().to(DEVICE).requires_grad_() for tensor in given]
-    by = rows(2, 3, side - 1, 9, 32).float().to(DEVICE)
+    by = rows(2, 3, 6, 9, 32).float().to(DEVICE)
 
     def step() -> list[Tensor]:
         said = direct(leaves[0], leaves[1], leaves[2])
         return [said.detach(), *torch.autograd.grad(said, leaves, by)]
 
-    if warm:
-        step()
+    step()  # kernels are compiled
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
