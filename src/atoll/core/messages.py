@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 import weakref
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Literal, TypeVar, cast, get_type_hints
@@ -30,6 +30,7 @@ __all__ = [
     "Empty",
     "Learn",
     "Packet",
+    "Part",
     "Tensors",
     "Weights",
     "contents",
@@ -45,6 +46,33 @@ __all__ = [
 Tensors = dict[str, Tensor]
 Form = tuple[tuple[str, str, tuple[int, ...]], ...]  # of each tensor its name, type, shape
 M = TypeVar("M")
+
+
+class Part(Mapping[str, Tensor]):
+    """One member's tensors where those of many lie one behind another; each is made when asked for.
+
+    A round of 50 clients with 12 tensors each is 600 objects, and nobody may want a single one.
+    """
+
+    __slots__ = ("_made", "_rest", "place", "wholes")
+
+    def __init__(self, wholes: Tensors, place: int, rest: Tensors | None = None) -> None:
+        """`wholes`: by name the tensors of all members; `rest`: what is not among them."""
+        self.wholes, self.place, self._rest = wholes, place, tuple(rest or ())
+        self._made = dict(rest or {})
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._made:
+            self._made[name] = self.wholes[name][self.place]
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.wholes
+        yield from self._rest
+
+    def __len__(self) -> int:
+        return len(self.wholes) + len(self._rest)
+
 
 LARGEST_HEADER = 1 << 20  # bytes
 LARGEST_NAME = 200  # characters of a tensor's name
@@ -223,13 +251,15 @@ def wrap(message: Any) -> Packet:
 
 def wrap_all(messages: Mapping[str, Any]) -> dict[str, Packet]:
     """Each message as `wrap` wraps it; tensors of messages of one form are copied together."""
+    packets = _wrapped_parts(messages)
     alike: dict[Any, dict[str, list[Tensor]]] = {}
     for id, message in messages.items():
+        if id in packets:
+            continue
         layout = _laid_out(message)
         tensors = _listed(message, layout)
         kinds = [(t.dtype, t.shape, t.get_device()) for t in tensors]
         alike.setdefault((layout, *kinds), {})[id] = tensors
-    packets = {}
     for (layout, *_), held in alike.items():
         form = _signature(contents(messages[next(iter(held))]))
         payload = sum(tensor.nbytes for tensor in next(iter(held.values())))
@@ -240,6 +270,43 @@ def wrap_all(messages: Mapping[str, Any]) -> dict[str, Packet]:
             copy = _with(messages[id], layout, mine)
             packets[id] = Packet(b"", b"", payload, counted, form, copy, wholes)
     return {id: packets[id] for id in messages}
+
+
+def _wrapped_parts(messages: Mapping[str, Any]) -> dict[str, Packet]:
+    """The same for messages that hold nothing but parts of one whole: that is copied, not they."""
+    whose: dict[tuple[int, type], list[str]] = {}
+    for sender, message in messages.items():
+        kind = type(message)
+        named = _named(cast(Hashable, kind))
+        if len(named) == 1 and len(_plain(kind)) + 1 == len(_fields(kind)):
+            part = getattr(message, named[0])
+            if isinstance(part, Part) and len(part) == len(part.wholes):
+                whose.setdefault((id(part.wholes), kind), []).append(sender)
+    packets = {}
+    for (_, kind), senders in whose.items():
+        (name,) = _named(cast(Hashable, kind))
+        parts: list[Part] = [getattr(messages[sender], name) for sender in senders]
+        form = _signature(contents(messages[senders[0]]))
+        payload = sum(tensor.nbytes for tensor in parts[0].values())
+        wholes = joined(parts)
+        size, kept = _overhead(form) + payload, tuple(wholes.values())
+        for place, sender in enumerate(senders):
+            message = messages[sender]
+            values = {n: _copy(getattr(message, n)) for n in _plain(kind)}
+            copy = kind(**values, **{name: Part(wholes, place)})
+            counted = len(_header(message)) + size
+            packets[sender] = Packet(b"", b"", payload, counted, form, copy, kept)
+    return packets
+
+
+@torch.no_grad()
+def joined(parts: Sequence[Part]) -> Tensors:
+    """Copies of what parts of one whole are of, in the order of the parts; names are sorted."""
+    wholes, places = parts[0].wholes, [part.place for part in parts]
+    names = sorted(wholes)
+    if places == list(range(len(wholes[names[0]]))):
+        return {name: wholes[name].detach().clone() for name in names}
+    return {name: wholes[name].detach()[places] for name in names}
 
 
 def _listed(message: Any, layout: Layout) -> list[Tensor]:

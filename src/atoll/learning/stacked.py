@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.core.messages import Tensors
+from atoll.core.messages import Part, Tensors
 from atoll.core.rng import Stream, permutations
 from atoll.core.rows import Bounds, Rows
 from atoll.learning import adam
@@ -254,7 +254,7 @@ class Stack:
         self.phases, self.batch = jobs[0].phases, jobs[0].batch
         self.buffers = {n: _Buffer([j.weights[n] for j in jobs]) for n in jobs[0].weights}
         self.weights: Tensors = {name: buffer.whole for name, buffer in self.buffers.items()}
-        self.given: list[Tensors] = []  # the members' weights as this stack last gave them out
+        self.given: list[Mapping[str, Tensor]] = []  # the members' weights as it last gave them out
         device = self.data.y.device
         self.mapped, self.done = mapped, 0
         uneven = mapped and any(count % self.batch for count in self.rows)
@@ -434,9 +434,8 @@ class Stack:
         """What each member has now; works in the order of members."""
         names = [phase.name for phase in self.phases]
         moved = {name for phase in self.phases for name in phase.moves}
-        weights = _members({n: self.buffers[n].copies() for n in sorted(moved)}, len(jobs))
         moments = [optimiser.unload(jobs) for optimiser in self.optimisers]
-        self.given = [{**job.weights, **own} for job, own in zip(jobs, weights, strict=True)]
+        self.given = self._given(jobs, sorted(moved))
         memory = [{**job.moments} for job in jobs]
         for part in moments:
             for all_moments, own in zip(memory, part, strict=True):
@@ -445,8 +444,20 @@ class Stack:
         for place, job in enumerate(jobs):
             rows = max(1, job.epochs * self.rows[place])
             losses = {name: loss / rows for name, loss in zip(names, summed[place], strict=True)}
-            found.append(Worked(dict(self.given[place]), memory[place], losses))
+            found.append(Worked(self.given[place], memory[place], losses))
         return found
+
+    def _given(self, jobs: Sequence[Work], moved: Sequence[str]) -> list[Mapping[str, Tensor]]:
+        """The members' weights, copied: parts of wholes, but where members' own are narrower."""
+        if any(self.buffers[name].widths for name in moved):
+            own = _members({name: self.buffers[name].copies() for name in moved}, len(jobs))
+            return [{**job.weights, **mine} for job, mine in zip(jobs, own, strict=True)]
+        wholes = {name: self.buffers[name].whole.clone() for name in moved}
+        kept = [name for name in self.buffers if name not in wholes]
+        return [
+            Part(wholes, place, {name: job.weights[name] for name in kept})
+            for place, job in enumerate(jobs)
+        ]
 
 
 def recorded(what: Callable[[], None]) -> torch.cuda.CUDAGraph:

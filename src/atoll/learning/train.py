@@ -7,6 +7,7 @@ one computation (stacked.py) and hold it to what is done here one by one.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -62,9 +63,14 @@ class Phase:
 class Worked:
     """What local training gives."""
 
-    weights: Tensors
+    found: Mapping[str, Tensor]  # the weights; of a stack's members, parts of wholes
     moments: Tensors
     losses: dict[str, float]  # the mean of each phase
+
+    @cached_property
+    def weights(self) -> Tensors:
+        """The weights, each a tensor."""
+        return self.found if isinstance(self.found, dict) else dict(self.found)
 
 
 @dataclass(frozen=True)

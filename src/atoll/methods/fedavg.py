@@ -22,7 +22,7 @@ from atoll.data.site import Site
 from atoll.learning.losses import plain, proximal
 from atoll.learning.models import shared
 from atoll.learning.train import Optimiser, Phase, Work, hits, in_chunks
-from atoll.learning.weights import copied, mean, placed, prefixed
+from atoll.learning.weights import copied, mean, only, placed, prefixed
 from atoll.methods import Method
 
 
@@ -72,7 +72,7 @@ class Client:
             weights["strength"] = torch.tensor(options.strength, device=self.site.device)
         stream = self.site.stream("fit", moment)
         done = yield Work(weights, {}, (self.phase,), rows, options.batch, options.epochs, stream)
-        fitted = {name: done.weights[name] for name in request.weights}
+        fitted = only(done.found, request.weights)
         self.site.witness("own", moment, partial(self._checked, fitted))
         return Fitted(fitted, done.losses["loss"], len(rows))
 

@@ -101,7 +101,7 @@ class Client:
         phase = Phase("loss", moves, loss, Optimiser("adam", options.rate))
         rows, stream = site.train(moment.stage), site.stream("fit", moment)
         done = yield Work(weights, {}, (phase,), rows, options.batch, self.epochs, stream)
-        learner.ended(replace(done, weights=without("own", done.weights)))
+        learner.ended(replace(done, found=without("own", done.weights)))
         return Fitted(without("shared", done.weights), done.losses["loss"])
 
     def check(self, request: Check, moment: Moment) -> Checked:

@@ -21,6 +21,7 @@ from atoll.core.messages import (
     Checked,
     Empty,
     Packet,
+    Part,
     Tensors,
     Weights,
     contents,
@@ -141,6 +142,52 @@ def test_messages_wrapped_together_are_those_wrapped_one_by_one() -> None:
             assert tensor.is_contiguous()
     base.zero_()
     assert together["a"].message.weights["a"].sum() == 21
+
+
+WHOLES = {"w": torch.arange(12.0).view(3, 4), "b": torch.arange(3.0)}
+
+
+def test_a_part_is_what_lies_at_its_place_and_the_rest() -> None:
+    part = Part(WHOLES, 1, {"own": torch.ones(2)})
+    assert list(part) == ["w", "b", "own"]
+    assert dict(part)["w"].tolist() == [4.0, 5.0, 6.0, 7.0]
+    assert part["b"] is part["b"]
+    assert {**part}.keys() == part.keys()
+    assert len(part) == 3
+    with pytest.raises(KeyError):
+        part["x"]
+
+
+@pytest.mark.parametrize("places", [(0, 1, 2), (2, 0)])
+def test_messages_of_parts_are_those_of_plain_tensors(places: tuple[int, ...]) -> None:
+    parts: Any = {f"site-{i}": Part(WHOLES, i) for i in places}
+    sent = wrap_all({id: Weights(part) for id, part in parts.items()})
+    for id, part in parts.items():
+        plain = wrap(Weights(dict(part)))
+        for name in ("payload", "size", "tensors"):
+            assert getattr(sent[id], name) == getattr(plain, name)
+        arrived = unpack_all(sent, Weights)[id].weights
+        assert list(arrived) == list(plain.message.weights) == ["b", "w"]
+        for name, tensor in part.items():
+            assert torch.equal(arrived[name], tensor)
+            assert arrived[name].untyped_storage().data_ptr() != (
+                WHOLES[name].untyped_storage().data_ptr()
+            )
+        assert pack(Weights(part)).block == pack(Weights(dict(part))).block
+
+
+def test_of_parts_the_poisoned_one_is_named() -> None:
+    wholes = {"w": torch.tensor([[1.0], [math.nan]])}
+    parts: Any = {"site-0": Part(wholes, 0), "site-1": Part(wholes, 1)}
+    with pytest.raises(BadMessageError, match="site-1"):
+        unpack_all(wrap_all({id: Weights(part) for id, part in parts.items()}), Weights)
+
+
+def test_parts_with_a_rest_are_sent_too() -> None:
+    part: Any = Part(WHOLES, 2, {"own": torch.ones(2)})
+    sent = wrap_all({"a": Weights(part), "b": Weights({"w": torch.zeros(4)})})
+    assert sorted(unpack(sent["a"], Weights, "a").weights) == ["b", "own", "w"]
+    assert list(unpack(sent["b"], Weights, "b").weights) == ["w"]
 
 
 @pytest.mark.parametrize("who", ["a", "b", "c"])

@@ -163,7 +163,7 @@ def test_a_loss_written_for_one_client_is_mapped_over_members_with_other_numbers
 
 def test_a_result_that_is_no_number_is_infinitely_far_from_one_that_is() -> None:
     done = member(0)()
-    lost = replace(done, weights={n: w * math.nan for n, w in done.weights.items()})
+    lost = replace(done, found={n: w * math.nan for n, w in done.weights.items()})
     assert largest_difference(done, lost) == math.inf
 
 
