@@ -58,6 +58,21 @@ LEFT_OUT = ("loss on validation rows", "accuracy on test rows")
 
 Task = tuple[int, str]  # stage and client
 Share = Annotated[float, Field(ge=0, lt=1)]
+Fault = Literal[
+    "masks",  # J2: masks do not learn
+    "head",  # J3: nor does the head
+    "foreign",  # J4, banks: foreign filters are zeros, and alpha does not learn
+    "projections",  # J5, banks: of three private projections that align, one learns
+    "tests",  # J6: of the test rows by class, the first few count
+    "weighting",  # J7: the mean is weighted by rows
+    "past",  # J9: past masks move
+    "similarity",  # J11, sit: rectified
+    "dls",  # J12, dls: one layer on all that filters find, no projections that align
+    "sparse",  # J13, banks or dense: private projections are pulled to zero
+    "stop",  # J19: penalties count on validation rows, and Adam forgets at a cut
+    "draws",  # J20: equal shapes begin with equal values
+    "order",  # J23: the order of rows is drawn once for a task
+]
 
 
 @dataclass(frozen=True)
@@ -91,6 +106,7 @@ class Options:
     similarity: Literal["mean", "rectified"] = "mean"  # sit: of all pairs, or of those above 0.7
     test_global: bool = False  # test with the mean base too, which is then sent for every test
     profile: Literal["default", "released"] = "default"  # released: as the authors' code behaves
+    faults: tuple[Fault, ...] = ()  # single faults of that code, for studies; released has them all
 
 
 @dataclass(frozen=True)
@@ -146,7 +162,7 @@ def shapes(options: Options, model: TextCNN | LeNet, clients: int) -> dict[str, 
     found = dict(model.layers)
     width, filters = width_of(model), model.layers["conv3"][0] if options.combine != "sum" else 0
     slots = slot_count(options, clients)
-    if options.dls and options.profile == "released":  # J12: one layer on all that filters find
+    if options.dls and has(options, "dls"):
         found["merge"] = (width, width * (1 + slots))
     elif options.combine != "sum":
         found |= dict.fromkeys(ALIGNS, (filters, filters * slots))
@@ -172,11 +188,18 @@ def decomposed(options: Options, layers: Sequence[str]) -> tuple[str, ...]:
     return tuple(n for n in layers if options.dls or not n.startswith(("align", "merge")))
 
 
+def has(options: Options, fault: Fault) -> bool:
+    """Whether a fault of the authors' code is brought back."""
+    return options.profile == "released" or fault in options.faults
+
+
 def released(options: Options) -> Options:
-    """With the profile `released`, what the authors' code does where an option can say it."""
-    if options.profile == "default":
-        return options
-    return replace(options, weighting="rows", similarity="rectified")  # J7, J11
+    """Options with the choices that the faults `weighting` and `similarity` are."""
+    return replace(
+        options,
+        weighting="rows" if has(options, "weighting") else options.weighting,
+        similarity="rectified" if has(options, "similarity") else options.similarity,
+    )
 
 
 def checked_options(options: Options) -> None:
@@ -192,7 +215,7 @@ def checked_options(options: Options) -> None:
     }
     remedies = (
         *("set combine = 'banks'", "set combine = 'sum'", "set representation = 'centres'"),
-        "set weighting = 'equal' in the default profile",
+        "set weighting = 'equal', without the profile 'released' or the fault 'weighting'",
     )
     for (what, holds), remedy in zip(wrong.items(), remedies, strict=True):
         if holds:
@@ -410,7 +433,7 @@ class Client:
         return found
 
     def _stream(self, name: str, shape: tuple[int, ...]) -> Stream:
-        if self.options.profile == "released":  # J20: equal shapes begin with equal values
+        if has(self.options, "draws"):
             return Stream.of(0, "released", *shape)
         return self.site.stream("task", self.task, name)
 
@@ -487,15 +510,15 @@ class Client:
         start = "" if task == self.task else f"kept/{task}/"
         foreign = [self.weights.get(f"{start}foreign/{layer}") for layer in CONVS]
         banks = [bank for bank in foreign if bank is not None]
-        if not banks or self.options.profile == "released":  # J4: zero kernels there
+        if not banks or has(self.options, "foreign"):
             return torch.zeros((len(x), 2 * self.slots * self.width)).to(self.like)
         assert self.words is not None  # banks are for texts
         return foreign_features(self.words, x, banks)
 
     def _tested(self, rows: Rows) -> Rows:
-        if self.options.profile == "default":
+        if not has(self.options, "tests"):
             return rows
-        # J6: rows by class, and only as many whole batches as the validation rows fill
+        # rows by class, and only as many whole batches as the validation rows fill
         count = -(-len(self.site.valid(self.task)) // self.options.batch) * self.options.batch
         return rows.at(torch.argsort(rows.y, stable=True)[:count])
 
@@ -526,18 +549,19 @@ class Client:
             lambda_m=options.lambda_m,
             decay=options.decay,
             first=self.task == 0,
-            sparse_private=("align3", "merge") if options.profile == "released" else (),  # J13
+            sparse_private=("align3", "merge") if has(options, "sparse") else (),
         )
 
     def _moves(self) -> tuple[str, ...]:
         """The weights that training moves: the table in section d."""
-        fixed = ["now/alpha/"] if self.task == 0 or self.options.combine == "none" else []
-        past = ["past/adaptive/"]
-        if self.options.profile == "released":
-            fixed += ["now/mask/", "now/dense/head", "now/bias/head"]  # J2, J3
-            fixed += ["now/dense/align4", "now/dense/align5", "now/bias/align4", "now/bias/align5"]
-            fixed += ["now/alpha/conv"] if self.options.combine == "banks" else []  # J4, J5
-            past.append("past/mask/")  # J9
+        options, banks = self.options, self.options.combine == "banks"
+        fixed = ["now/alpha/"] if self.task == 0 or options.combine == "none" else []
+        fixed += ["now/mask/"] if has(options, "masks") else []
+        fixed += ["now/alpha/conv"] if banks and has(options, "foreign") else []
+        still = ["head"] if has(options, "head") else []
+        still += [n for n in ALIGNS[1:] if n in self.private and has(options, "projections")]
+        fixed += [f"now/{kind}/{layer}" for kind in ("dense", "bias") for layer in still]
+        past = ["past/adaptive/", *(["past/mask/"] if has(options, "past") else [])]
         moving = ("base/", "now/", *past)
         return tuple(
             name
@@ -558,26 +582,25 @@ class Client:
 
     def _training(self, rows: Rows, moment: Moment) -> Watched:
         """The epochs of a round; after each the validation rows decide on the rate."""
-        plan, options, plain = self._plan(), self.options, self.options.profile == "default"
+        plan, options = self._plan(), self.options
+        once, whole = has(options, "order"), has(options, "stop")
         how = Optimiser("adam", options.rate, epsilon=EPSILON)
         phase = Phase("objective", self._moves(), partial(objective, plan=plan), how)
-        # J23: there the order of rows is drawn once for a task
-        orders = [(moment, epoch) if plain else (moment.stage,) for epoch in range(options.epochs)]
+        orders = [(moment.stage,) if once else (moment, epoch) for epoch in range(options.epochs)]
         streams = tuple(self.site.stream("fit", *names) for names in orders)
         noise = [self.site.stream("noise", moment, epoch) for epoch in range(options.epochs)]
         weights = self._trained()
-        unread = (
-            ("past/", "lambda2") if plain else ()
-        )  # a loss without penalties has no use for them
+        # a loss without penalties has no use for these
+        unread = () if whole else ("past/", "lambda2")
         return Watched(
             work=Work(weights, self.moments, (phase,), rows, options.batch, 1, streams[0]),
             streams=streams,
             keys=tuple(stream.key for stream in noise),
             valid=self._rows("valid", moment.stage),
-            function=partial(row_losses if plain else row_objectives, plan=plan),  # J19
+            function=partial(row_objectives if whole else row_losses, plan=plan),
             reads=tuple(name for name in weights if not name.startswith(unread)),
             course=self.course,
-            rule=Rule(options.patience, options.rate_cut, options.least_rate, not plain),
+            rule=Rule(options.patience, options.rate_cut, options.least_rate, whole),
         )
 
     def state(self) -> Tensors:

@@ -1,11 +1,12 @@
-"""FedSeIT's tables: 5 data sets, 7 methods, 2 strengths of lambda2; in both profiles; controls.
+"""FedSeIT's tables: 5 data sets, 7 methods, 2 strengths of lambda2; profiles, controls, faults.
 
 Nothing is tuned here: all settings are the paper's. The seeds of a setting run as one stack, and
 with them other settings that were asked for whose networks have the same shapes: both strengths of
 lambda2, and FedSeIT with and without SIT where as many parts are given. A setting that has been
 run is a small file in the output folder and is not run again. The paper's figures stand beside the
 profile `default` and beside `released`, which behaves as the authors' code does;
-docs/methods/fedseit.md says where the two differ.
+docs/methods/fedseit.md says where the two differ. A setting with a fault has
+one of these differences alone, and is paired with the same without it.
 """
 
 import time
@@ -57,6 +58,13 @@ CLIENTS = 3
 STRENGTHS = ("1.0", "0.1")
 PROFILES = ("default", "released")
 DRAWN = ("R8", "1.0")  # Figure 5 draws these: the accuracy of each task after each round
+FAULTS = {  # by fault the methods that have it
+    "head": ("FedWeIT", "FedSeIT"),
+    "masks": ("FedWeIT", "FedSeIT"),
+    "tests": ("FedWeIT", "FedSeIT"),
+    "foreign": ("FedSeIT",),
+    "projections": ("FedSeIT",),
+}
 
 # TTA in %, mean and deviation as printed, in the order of COLUMNS.
 PAPER: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {
@@ -89,18 +97,25 @@ PAPER: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A data set, a method, a strength of lambda2, a profile."""
+    """A data set, a method, a strength of lambda2, a profile, and for a study a single fault."""
 
     row: str
     column: str
     strength: str
     profile: str = "default"
+    fault: str = ""
 
     @property
     def name(self) -> str:
         """What --only takes."""
         end = "" if self.profile == "default" else f" {self.profile}"
+        end += f", fault {self.fault}" if self.fault else ""
         return f"{self.row} {self.column} {self.strength}{end}"
+
+    @property
+    def method(self) -> str:
+        """The method, and its fault."""
+        return f"{self.column} with fault {self.fault}" if self.fault else self.column
 
     @property
     def form(self) -> Hashable:
@@ -108,12 +123,13 @@ class Setting:
         options = {**COLUMNS, **CONTROLS}[self.column]
         slots = options.get("keep", CLIENTS)
         how = {k: v for k, v in options.items() if k not in ("transfer", "keep")}
-        return (self.row, self.profile, slots, tuple(sorted(how.items())))
+        return (self.row, self.profile, self.fault, slots, tuple(sorted(how.items())))
 
     def values(self) -> dict[str, Any]:
         """The run's values; a task of SUBJ has its two classes."""
         options = {**COLUMNS, **CONTROLS}[self.column]
         options = {**options, "lambda2": float(self.strength), "profile": self.profile}
+        options |= {"faults": [self.fault]} if self.fault else {}
         more = {f"method.{key}": value for key, value in options.items()}
         classes = {"scenario.task_classes": 2} if self.row == "SUBJ" else {}
         scored = {"score_every": 1} if (self.row, self.strength) == DRAWN else {}
@@ -124,11 +140,17 @@ SETTINGS = tuple(
     Setting(row, column, strength) for strength in STRENGTHS for row in DATA for column in COLUMNS
 )
 
+FAULTY = tuple(
+    Setting(row, column, "1.0", fault=fault) for row in ("R8", "TMN")
+    for fault, columns in FAULTS.items() for column in columns
+)  # fmt: skip
+
 STUDIES = (
     *(Setting(row, column, strength) for strength in STRENGTHS for row in DATA
       for column in CONTROLS),
     *(Setting(row, column, strength, "released") for strength in STRENGTHS for row in DATA
       for column in (*COLUMNS, *CONTROLS)),
+    *FAULTY,
 )  # fmt: skip
 
 
@@ -269,14 +291,18 @@ def _course(scores: list[Score]) -> list[list[float]]:
 
 
 def ledger(measured: dict[str, dict[str, Any]], missing: dict[str, str]) -> Ledger:
-    """Every cell of both tables in both profiles, and the controls that were run."""
+    """Every cell of both tables in both profiles, and the controls and studies that were run."""
     cells = []
     for profile in PROFILES:
         for strength, rows in PAPER.items():
             for row in rows:
                 cells += _row(row, strength, profile, measured, missing)
+    for setting in FAULTY:
+        if setting.name in measured:
+            table = f"lambda2 = {setting.strength}, with one fault of the released code"
+            cells.append(_cell(setting, table, None, None, measured))
     facts = {name: found["facts"] for name, found in measured.items()}
-    return Ledger("FedSeIT", facts, tuple(cells), tuple(_claims(measured)))
+    return Ledger("FedSeIT", facts, tuple(cells), (*_claims(measured), *_effects(measured)))
 
 
 def _row(
@@ -292,23 +318,33 @@ def _row(
         setting = Setting(row, column, strength, profile)
         printed = PAPER[strength][row][place] if column in COLUMNS else None
         theirs, spread = [round(value / 100, 4) for value in printed] if printed else (None, None)
-        command = f"atoll reproduce fedseit --only '{setting.name}'"
-        found = measured.get(setting.name)
-        if found is None and column in CONTROLS:
-            continue
-        if found is None:
+        if setting.name in measured:
+            cells.append(_cell(setting, table, theirs, spread, measured))
+        elif column in COLUMNS:
+            command = _command(setting)
             note = missing.get(setting.name, f"not run yet: {command}")
             cells.append(Cell(table, row, column, theirs, spread, command=command, note=note))
-            continue
-        cells.append(
-            Cell(
-                table, row, column, theirs, spread, tuple(_values(found)), (), command,
-                found["config"], found["facts"]["data"]["fingerprint"][:12],
-                f"vectors {found['facts']['vectors']['name']}",
-                _ordered(setting, measured),
-            )
-        )  # fmt: skip
     return cells
+
+
+def _cell(
+    setting: Setting,
+    table: str,
+    theirs: float | None,
+    spread: float | None,
+    measured: dict[str, dict[str, Any]],
+) -> Cell:
+    """What was measured of a setting."""
+    found = measured[setting.name]
+    return Cell(
+        table, setting.row, setting.method, theirs, spread, tuple(_values(found)), (),
+        _command(setting), found["config"], found["facts"]["data"]["fingerprint"][:12],
+        f"vectors {found['facts']['vectors']['name']}", _ordered(setting, measured),
+    )  # fmt: skip
+
+
+def _command(setting: Setting) -> str:
+    return f"atoll reproduce fedseit --only '{setting.name}'"
 
 
 def _values(found: dict[str, Any]) -> list[float]:
@@ -317,7 +353,7 @@ def _values(found: dict[str, Any]) -> list[float]:
 
 def _ordered(setting: Setting, measured: dict[str, dict[str, Any]]) -> bool:
     """Whether a method stands to FedWeIT as in the paper; FedWeIT: whether all others do."""
-    baseline = Setting(setting.row, "FedWeIT", setting.strength, setting.profile)
+    baseline = replace(setting, column="FedWeIT")
     columns = list(COLUMNS)[1:] if setting == baseline else [setting.column]
     others = {c: measured.get(replace(setting, column=c).name) for c in columns if c in COLUMNS}
     there = {column: found for column, found in others.items() if found is not None}
@@ -373,6 +409,22 @@ def _near(place: str, one: list[float], other: list[float]) -> Claim:
     return Claim(text, abs(difference) <= 0.01, f"{100 * difference:+.2f} points")
 
 
+def _effects(measured: dict[str, dict[str, Any]]) -> list[Claim]:
+    """What a fault alone does to a method, and where FedSeIT then stands to FedWeIT."""
+    found = []
+    for one in FAULTY:
+        others = [replace(one, fault="")]
+        if one.column == "FedSeIT":
+            fault = one.fault if "FedWeIT" in FAULTS[one.fault] else ""  # else it has no such part
+            others.append(replace(one, column="FedWeIT", fault=fault))
+        for other in others:
+            if one.name in measured and other.name in measured:
+                text = f"{one.row}, lambda2 = {one.strength}: {one.method} above {other.method}"
+                values = (_values(measured[s.name]) for s in (one, other))
+                found.append(paired(text, *values))
+    return found
+
+
 def figures(measured: dict[str, dict[str, Any]]) -> dict[str, bytes]:
     """Figure 5: the accuracy of the last client's tasks after each round, where it was run."""
     row, strength = DRAWN
@@ -394,7 +446,8 @@ def chosen(only: str, table: str) -> list[Setting]:
         found = [s for s in (*SETTINGS, *STUDIES) if s.name == only]
         if not found:
             known = "; ".join(s.name for s in SETTINGS[:3])
-            remedy = f"a data set, a method, lambda2, and perhaps released, for example {known}"
+            known += f"; {FAULTY[0].name}"
+            remedy = f"a data set, a method, lambda2, perhaps released or a fault: {known}"
             raise UserError(f"no setting '{only}'", "--only", remedy)
         return found
     if table and table not in STRENGTHS:

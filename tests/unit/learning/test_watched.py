@@ -66,9 +66,10 @@ def same(one: Outcome, other: Outcome, apart: float = 1e-10) -> None:
         {"combine": "sum"},
         {"dls": True},
         {"profile": "released"},
+        {"faults": ["head", "foreign", "past"]},
         {"method.least_rate": 0.01, "method.rate_cut": 2.0},
     ],
-    ids=["FedSeIT", "FedWeIT", "DLS", "released", "stops"],
+    ids=["FedSeIT", "FedWeIT", "DLS", "released", "faults", "stops"],
 )
 def test_a_stack_gives_what_its_members_give_alone(changes: dict[str, Any], fixed: bool) -> None:
     members = jobs(**changes)

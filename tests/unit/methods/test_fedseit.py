@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -820,6 +820,127 @@ def test_as_released_only_a_few_test_rows_count() -> None:
     assert any(s.rows < len(one.parts.scenario.tests[s.client][0]) for s in one.scores(0))
 
 
+# Single faults
+
+
+FAULTS = get_args(fedseit.Fault)
+STILL = {  # what stays as it was drawn
+    "masks": tuple(f"now/mask/{layer}" for layer in CONVS),
+    "head": ("now/dense/head", "now/bias/head"),
+    "foreign": tuple(f"now/alpha/{layer}" for layer in CONVS),
+    "projections": tuple(f"now/{k}/align{size}" for k in ("dense", "bias") for size in (4, 5)),
+}
+
+
+def state(one: Play) -> dict[str, Tensor]:
+    return {f"{id}/{n}": w for id, c in one.clients.items() for n, w in c.state().items()}
+
+
+def same(one: Play, other: Play) -> bool:
+    """Whether all that was sent, and all that clients keep, is equal bit for bit."""
+    here, there = state(one), state(other)
+    equal = here.keys() == there.keys() and all(torch.equal(here[n], there[n]) for n in here)
+    return equal and [p for *_, p in one.packets] == [p for *_, p in other.packets]
+
+
+def shown(one: Play) -> set[str]:
+    """The faults that the behaviour of a run in its second task shows."""
+    client, moment = one.clients["site-0"], Moment(1, 1, ROUNDS)
+    rows, moves = client._rows("train", 1), client._moves()
+    job, width = client._training(rows, moment), client.width
+    replies = [p for s, _, action, p in one.packets if action == "fit" and s != "server"]
+    aligned = [size for size in KERNELS if f"now/dense/align{size}" in moves]
+    found = {
+        "masks": not any(name.startswith("now/mask/") for name in moves),
+        "head": not {"now/dense/head", "now/bias/head"} & set(moves),
+        "foreign": not rows.own[:, 1:].any() and "now/alpha/conv3" not in moves,
+        "projections": aligned == [3],
+        "tests": client._checked(1).rows < len(client.site.test(1)),
+        "weighting": any(json.loads(p.header)["values"]["rows"] for p in replies),
+        "past": "past/mask/conv3" in moves,
+        "similarity": one.server._rectified,
+        "dls": client.shapes["merge"] != (width, 2 * width),
+        "sparse": bool(client._plan().sparse_private),
+        "stop": job.rule.fresh and "past/target/conv3" in job.reads,
+        "draws": torch.equal(client._drawn("a", (9,), 1.0), client._drawn("b", (9,), 1.0)),
+        "order": job.streams[0] == job.streams[1],
+    }
+    assert set(found) == set(FAULTS)
+    return {fault for fault, there in found.items() if there}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_alone_is_that_fault_and_no_other(fault: str) -> None:
+    how = {"transfer": "sit", "epochs": 2, "batch": 4, "dls": fault == "dls"}
+    assert shown(in_second_task(faults=[fault], **how)[0]) == {fault}
+    assert shown(in_second_task(**how)[0]) == set()
+
+
+@pytest.mark.parametrize("fault", [*STILL, "past"])
+def test_with_a_fault_its_weights_stay_or_move_and_all_others_as_ever(fault: str) -> None:
+    one = play(2, faults=[fault])
+    client = one.clients["site-0"]
+    client._begin(2)
+    before = {name: tensor.clone() for name, tensor in client.weights.items()}
+    one.round(2, 0)
+    moved = {n for n in before if not torch.equal(before[n], client.weights[n])}
+    frozen = ("kept/", "past/target", *([] if fault == "past" else ["past/mask"]))
+    assert set(STILL.get(fault, ())) <= set(before)
+    assert moved == {n for n in before if not n.startswith(frozen)} - set(STILL.get(fault, ()))
+
+
+def test_with_the_fault_foreign_the_output_does_not_depend_on_others() -> None:
+    for faults, equal in ((["foreign"], True), (["head", "masks", "projections"], False)):
+        _, client = in_second_task(faults=faults)
+        before = said(client, client._trained())
+        client.weights["foreign/conv4"] = client.weights["foreign/conv4"] + 5.0
+        client._cache.clear()
+        assert torch.equal(said(client, client._trained()), before) is equal
+
+
+def test_with_the_fault_tests_fewer_rows_are_scored_and_training_is_the_same() -> None:
+    one, other = (play(2, faults=faults, batch=4) for faults in (["tests"], []))
+    assert same(one, other)
+    pairs = list(zip(one.scores(1), other.scores(1), strict=True))
+    for few, every in pairs:
+        valid = len(one.parts.scenario.holdings[few.client][1].valid)  # of the current task
+        assert few.rows == min(every.rows, math.ceil(valid / 4) * 4)
+    assert sum(few.rows for few, _ in pairs) < sum(every.rows for _, every in pairs)
+
+
+def test_with_the_fault_sparse_private_projections_are_pulled() -> None:
+    client = play(1, faults=["sparse"]).clients["site-0"]
+    weights, plan = client._trained(), client._plan()
+    more = penalty(weights, plan) - penalty(weights, dataclasses.replace(plan, sparse_private=()))
+    size = sum(weights[f"now/dense/{n}"].abs().sum() for n in ("align3", "merge"))
+    torch.testing.assert_close(more, 0.001 * torch.as_tensor(size))
+
+
+def test_fedweit_has_no_faults_of_banks() -> None:
+    none = ["foreign", "projections", "similarity", "dls", "sparse"]
+    assert same(play(2, combine="sum", faults=none), play(2, combine="sum"))
+
+
+@pytest.mark.parametrize("variant", ["FedSeIT", "DLS and SIT", "FedWeIT", "FedWeIT-Dense"])
+def test_all_faults_together_are_the_profile_released(variant: str) -> None:
+    how = {**VARIANTS[variant], "epochs": 2, "patience": 1}
+    one, other = play(3, faults=list(FAULTS), **how), play(3, profile="released", **how)
+    assert same(one, other)
+    assert one.scores(2) == other.scores(2)
+    assert not same(one, play(3, **how))
+
+
+def test_an_unknown_fault_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(UserError, match=r"option 'faults' cannot be \[\"heads\"\]") as error:
+        config(faults=["heads"])
+    assert all(f"'{fault}'" in error.value.remedy for fault in FAULTS)
+
+
+def test_the_page_has_every_fault() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "methods" / "fedseit.md").read_text()
+    assert all(f"| `{fault}` | J" in page for fault in FAULTS)
+
+
 # Draws, labels, dropout
 
 
@@ -913,6 +1034,7 @@ def test_the_mean_base_is_tested_too_where_that_is_asked_for() -> None:
         ({"transfer": "sit", "representation": "mean_unit", "similarity": "rectified"}, "centres"),
         ({"channel_sparse": 0.3, "weighting": "rows"}, "channel_sparse"),
         ({"channel_sparse": 0.3, "profile": "released"}, "channel_sparse"),
+        ({"channel_sparse": 0.3, "faults": ["weighting"]}, "channel_sparse"),
         ({"data": "wine", "scenario.split": "rows", "stages": 1}, "texts"),
         ({"vectors": "nowhere"}, "no word vectors 'nowhere'"),
     ],

@@ -116,6 +116,51 @@ def test_settings_of_one_form() -> None:
     assert forms["R8 FedSeIT 1.0"] == forms["R8 SIT K=3 0.1"] != forms["R8 SIT K=5 1.0"]
 
 
+def test_studies_have_one_fault_and_a_sweep_of_their_own() -> None:
+    assert len(fedseit.FAULTY) == len({s.name for s in fedseit.FAULTY}) == 16
+    study, plain = Setting("TMN", "FedWeIT", "1.0", fault="head"), Setting("TMN", "FedWeIT", "1.0")
+    assert fedseit.chosen("TMN FedWeIT 1.0, fault head", "") == [study]
+    wanted = {**plain.values()["method"], "faults": ["head"]}
+    assert study.values() == {**plain.values(), "method": wanted}
+    assert "faults" not in plain.values()["method"]  # measurements from before count
+    beside = replace(plain, strength="0.1")
+    assert fedseit.together([plain, study, beside]) == [[plain, beside], [study]]
+    with pytest.raises(UserError, match="no setting") as error:
+        fedseit.chosen("TMN FedWeIT 1.0, fault heads", "")
+    assert "fault head" in error.value.remedy
+
+
+def test_a_study_that_was_measured_is_in_the_ledger_beside_that_without_the_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = small(monkeypatch, tmp_path)
+    plain = [Setting("R8", column, "1.0") for column in ("FedWeIT", "FedSeIT")]
+    head = [replace(setting, fault="head") for setting in plain]
+    foreign = replace(plain[1], fault="foreign")
+    found = {s.name: fedseit.measure(s, plan) for s in (*plain, *head, foreign)}
+    made = fedseit.ledger(found, {})
+    cells = [cell for cell in made.cells if "one fault" in cell.table]
+    methods = ["FedWeIT with fault head", "FedSeIT with fault head", "FedSeIT with fault foreign"]
+    assert [cell.column for cell in cells] == methods
+    assert cells[0].ours == tuple(run["accuracy"] for run in found[head[0].name]["runs"])
+    assert cells[0].ours != tuple(run["accuracy"] for run in found[plain[0].name]["runs"])
+    assert cells[0].verdict == "no figure in the paper"
+    claims = {claim.text: claim for claim in made.claims if "fault" in claim.text}
+    assert list(claims) == [
+        "R8, lambda2 = 1.0: FedWeIT with fault head above FedWeIT",
+        "R8, lambda2 = 1.0: FedSeIT with fault head above FedSeIT",
+        "R8, lambda2 = 1.0: FedSeIT with fault head above FedWeIT with fault head",
+        "R8, lambda2 = 1.0: FedSeIT with fault foreign above FedSeIT",
+        "R8, lambda2 = 1.0: FedSeIT with fault foreign above FedWeIT",
+    ]
+    values = [np.mean([run["accuracy"] for run in found[s.name]["runs"]]) for s in head]
+    assert next(iter(claims.values())).evidence.endswith("of 2 runs")
+    gap = claims["R8, lambda2 = 1.0: FedSeIT with fault head above FedWeIT with fault head"]
+    assert gap.evidence.startswith(f"{values[1] - values[0]:+.4f}")
+    without = fedseit.ledger({s.name: found[s.name] for s in plain}, {})
+    assert "fault" not in as_markdown(without)  # nothing of what was not run
+
+
 def test_an_open_cell_names_the_command_that_fills_it(tmp_path: Path) -> None:
     asked = papers.Asked(tmp_path, render=True)
     made, figures = papers.again("fedseit", asked)
@@ -127,7 +172,7 @@ def test_an_open_cell_names_the_command_that_fills_it(tmp_path: Path) -> None:
 
 
 def test_the_committed_ledger_is_what_the_committed_measurements_say() -> None:
-    made, _ = papers.again("fedseit", papers.Asked(LEDGER, render=True))
+    made, _ = papers.again("fedseit", papers.Asked(LEDGER, render=True, studies=True))
     assert as_markdown(made) == (LEDGER / "ledger.md").read_text()
     assert sum(bool(cell.ours) for cell in made.cells) == 15
 
