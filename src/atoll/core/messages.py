@@ -33,6 +33,7 @@ __all__ = [
     "Part",
     "Tensors",
     "Weights",
+    "Wholes",
     "contents",
     "opened",
     "pack",
@@ -48,30 +49,53 @@ Form = tuple[tuple[str, str, tuple[int, ...]], ...]  # of each tensor its name, 
 M = TypeVar("M")
 
 
+class Wholes:
+    """Tensors of many members, those of one name one behind another; apart when one is wanted."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self.tensors = tensors
+        self.apart: dict[str, tuple[Tensor, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors.values()), ()))
+
+    def of(self, name: str) -> tuple[Tensor, ...]:
+        """Each member's tensor of a name."""
+        if name not in self.apart:
+            self.apart[name] = self.tensors[name].unbind(0)
+        return self.apart[name]
+
+    def all(self) -> dict[str, tuple[Tensor, ...]]:
+        """The same of every name."""
+        if len(self.apart) < len(self.tensors):
+            self.apart = {name: self.of(name) for name in self.tensors}
+        return self.apart
+
+
 class Part(Mapping[str, Tensor]):
-    """One member's tensors where those of many lie one behind another; each is made when asked for.
+    """One member's tensors among those of many.
 
     A round of 50 clients with 12 tensors each is 600 objects, and nobody may want a single one.
     """
 
-    __slots__ = ("_made", "_rest", "place", "wholes")
-
-    def __init__(self, wholes: Tensors, place: int, rest: Tensors | None = None) -> None:
-        """`wholes`: by name the tensors of all members; `rest`: what is not among them."""
-        self.wholes, self.place, self._rest = wholes, place, tuple(rest or ())
-        self._made = dict(rest or {})
+    def __init__(self, wholes: Wholes, place: int, rest: Tensors | None = None) -> None:
+        """`rest`: tensors that are not among the wholes."""
+        self.wholes, self.place, self.rest = wholes, place, rest or {}
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._made:
-            self._made[name] = self.wholes[name][self.place]
-        return self._made[name]
+        return self.rest[name] if name in self.rest else self.wholes.of(name)[self.place]
 
     def __iter__(self) -> Iterator[str]:
-        yield from self.wholes
-        yield from self._rest
+        yield from self.wholes.tensors
+        yield from self.rest
 
     def __len__(self) -> int:
-        return len(self.wholes) + len(self._rest)
+        return len(self.wholes.tensors) + len(self.rest)
+
+    def plain(self) -> Tensors:
+        """The same as a dictionary."""
+        place = self.place
+        return {n: tensors[place] for n, tensors in self.wholes.all().items()} | self.rest
 
 
 LARGEST_HEADER = 1 << 20  # bytes
@@ -280,16 +304,18 @@ def _wrapped_parts(messages: Mapping[str, Any]) -> dict[str, Packet]:
         named = _named(cast(Hashable, kind))
         if len(named) == 1 and len(_plain(kind)) + 1 == len(_fields(kind)):
             part = getattr(message, named[0])
-            if isinstance(part, Part) and len(part) == len(part.wholes):
+            if isinstance(part, Part) and not part.rest:
                 whose.setdefault((id(part.wholes), kind), []).append(sender)
     packets = {}
     for (_, kind), senders in whose.items():
         (name,) = _named(cast(Hashable, kind))
-        parts: list[Part] = [getattr(messages[sender], name) for sender in senders]
-        form = _signature(contents(messages[senders[0]]))
-        payload = sum(tensor.nbytes for tensor in parts[0].values())
-        wholes = joined(parts)
-        size, kept = _overhead(form) + payload, tuple(wholes.values())
+        wholes = _joined([getattr(messages[sender], name) for sender in senders])
+        form = tuple(
+            (f"{name}/{key}", _kind(t.dtype), tuple(t.shape[1:]))
+            for key, t in wholes.tensors.items()
+        )
+        payload = sum(tensor.nbytes for tensor in wholes.tensors.values()) // len(senders)
+        size, kept = _overhead(form) + payload, tuple(wholes.tensors.values())
         for place, sender in enumerate(senders):
             message = messages[sender]
             values = {n: _copy(getattr(message, n)) for n in _plain(kind)}
@@ -300,13 +326,12 @@ def _wrapped_parts(messages: Mapping[str, Any]) -> dict[str, Packet]:
 
 
 @torch.no_grad()
-def joined(parts: Sequence[Part]) -> Tensors:
-    """Copies of what parts of one whole are of, in the order of the parts; names are sorted."""
-    wholes, places = parts[0].wholes, [part.place for part in parts]
-    names = sorted(wholes)
-    if places == list(range(len(wholes[names[0]]))):
-        return {name: wholes[name].detach().clone() for name in names}
-    return {name: wholes[name].detach()[places] for name in names}
+def _joined(parts: Sequence[Part]) -> Wholes:
+    """Copies of what these are parts of, in their order; names are sorted, as on the wire."""
+    given, places = parts[0].wholes, [part.place for part in parts]
+    every = places == list(range(len(given)))
+    found = {n: t.detach() for n, t in sorted(given.tensors.items())}
+    return Wholes({n: t.clone() if every else t[places] for n, t in found.items()})
 
 
 def _listed(message: Any, layout: Layout) -> list[Tensor]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.core.messages import Part, Tensors
+from atoll.core.messages import Part, Tensors, Wholes
 from atoll.core.rng import Stream, permutations
 from atoll.core.rows import Bounds, Rows
 from atoll.learning import adam
@@ -154,7 +154,7 @@ def _put(
     places, tensors = [], []
     for name, buffer in buffers.items():
         new = [one.get(name) for one in brought]
-        if given and all(n is g.get(name) for n, g in zip(new, given, strict=True)):
+        if given and all(n is g for n, g in zip(new, _given_before(given, name), strict=True)):
             continue
         shared = new[0]
         if shared is not None and not buffer.widths and all(one is shared for one in new):
@@ -167,6 +167,16 @@ def _put(
         tensors += [one for _, one in there]
     if places:
         torch._foreach_copy_(places, tensors)
+
+
+def _given_before(given: Sequence[Mapping[str, Tensor]], name: str) -> Sequence[Tensor | None]:
+    """The very tensors of a name that the members were given; none that nobody has wanted."""
+    first = given[0]
+    if not isinstance(first, Part):
+        return [one.get(name) for one in given]
+    if name in first.wholes.tensors:
+        return first.wholes.apart.get(name, [None] * len(given))
+    return [one.rest.get(name) if isinstance(one, Part) else None for one in given]
 
 
 def _members(columns: Mapping[str, Sequence[Tensor]], count: int) -> list[Tensors]:
@@ -452,8 +462,8 @@ class Stack:
         if any(self.buffers[name].widths for name in moved):
             own = _members({name: self.buffers[name].copies() for name in moved}, len(jobs))
             return [{**job.weights, **mine} for job, mine in zip(jobs, own, strict=True)]
-        wholes = {name: self.buffers[name].whole.clone() for name in moved}
-        kept = [name for name in self.buffers if name not in wholes]
+        wholes = Wholes({name: self.buffers[name].whole.clone() for name in moved})
+        kept = [name for name in self.buffers if name not in moved]
         return [
             Part(wholes, place, {name: job.weights[name] for name in kept})
             for place, job in enumerate(jobs)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from atoll.core.messages import Checked, Tensors
+from atoll.core.messages import Checked, Part, Tensors
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.learning.losses import Loss
@@ -70,7 +70,7 @@ class Worked:
     @cached_property
     def weights(self) -> Tensors:
         """The weights, each a tensor."""
-        return self.found if isinstance(self.found, dict) else dict(self.found)
+        return self.found.plain() if isinstance(self.found, Part) else dict(self.found)
 
 
 @dataclass(frozen=True)

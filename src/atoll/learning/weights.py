@@ -32,30 +32,30 @@ def mean(items: Sequence[Named], weights: Sequence[float] | None = None) -> dict
         weights = None  # a sum needs fewer passes than a product with shares
     total, found = float(len(items)) if weights is None else sum(weights), {}
     whole = _whole(items)
-    for name, first in items[0].items():
+    for name in items[0]:
         stacked = torch.stack([item[name] for item in items]) if whole is None else whole[name]
         if weights is None:
             summed = stacked.sum(0, dtype=torch.float64)
         else:
-            share = sent(weights, first.device, torch.float64)
+            share = sent(weights, stacked.device, torch.float64)
             summed = torch.tensordot(share, stacked.to(torch.float64), 1)
-        found[name] = (summed / total).to(first.dtype)
+        found[name] = (summed / total).to(stacked.dtype)
     return found
 
 
 def _whole(items: Sequence[Named]) -> Mapping[str, Tensor] | None:
     """The tensors of all items one behind another, where they lie so already."""
     first = items[0]
-    if not isinstance(first, Part) or len(first) > len(first.wholes):
+    if not isinstance(first, Part) or first.rest:
         return None
     places = [i.place for i in items if isinstance(i, Part) and i.wholes is first.wholes]
-    count = len(next(iter(first.wholes.values())))
-    return first.wholes if len(places) == len(items) and places == list(range(count)) else None
+    every = len(places) == len(items) and places == list(range(len(first.wholes)))
+    return first.wholes.tensors if every else None
 
 
 def only(weights: Named, names: Iterable[str]) -> dict[str, Tensor]:
     """The tensors of these names; where they are all that a whole has, still its part."""
-    if isinstance(weights, Part) and set(names) == weights.wholes.keys():
+    if isinstance(weights, Part) and set(names) == weights.wholes.tensors.keys():
         return cast("dict[str, Tensor]", Part(weights.wholes, weights.place))
     return {name: weights[name] for name in names}
 

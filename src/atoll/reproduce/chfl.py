@@ -18,7 +18,7 @@ import numpy as np
 
 from atoll.core.errors import UserError
 from atoll.core.record import Round
-from atoll.methods.chfl import VARIANTS
+from atoll.methods import load
 from atoll.reproduce.figures import ratio_figure, strength_figure
 from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
 from atoll.reproduce.measured import fingerprint, keep, kept, swept
@@ -236,7 +236,7 @@ def measure(
     say(f"{setting.name}: rate {rate:g}, {len(plan.feature_seeds) * len(plan.seeds)} runs")
     full = {**values, "method": _method(values, plan, rate)}
     if setting.of:  # no study changes Local, which takes long
-        full["method"]["variants"] = [v for v in VARIANTS if v != "local"]
+        full["method"]["variants"] = [v for v in load("chfl").options().variants if v != "local"]
         del full["method"]["rate_local"]
     axes = {"scenario.feature_seed": plan.feature_seeds, "seed": plan.seeds}
     runs = _swept(full, axes, plan, f"{setting.name}, main", say)

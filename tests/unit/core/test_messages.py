@@ -24,6 +24,7 @@ from atoll.core.messages import (
     Part,
     Tensors,
     Weights,
+    Wholes,
     contents,
     pack,
     same_shapes,
@@ -144,15 +145,16 @@ def test_messages_wrapped_together_are_those_wrapped_one_by_one() -> None:
     assert together["a"].message.weights["a"].sum() == 21
 
 
-WHOLES = {"w": torch.arange(12.0).view(3, 4), "b": torch.arange(3.0)}
+WHOLES = Wholes({"w": torch.arange(12.0).view(3, 4), "b": torch.arange(3.0)})
 
 
 def test_a_part_is_what_lies_at_its_place_and_the_rest() -> None:
-    part = Part(WHOLES, 1, {"own": torch.ones(2)})
+    part = Part(Wholes(WHOLES.tensors), 1, {"own": torch.ones(2)})
     assert list(part) == ["w", "b", "own"]
-    assert dict(part)["w"].tolist() == [4.0, 5.0, 6.0, 7.0]
-    assert part["b"] is part["b"]
-    assert {**part}.keys() == part.keys()
+    assert part["w"].tolist() == [4.0, 5.0, 6.0, 7.0]
+    assert part.wholes.apart.keys() == {"w"}  # nobody has asked for the other one
+    assert all(part[name] is tensor for name, tensor in part.plain().items())
+    assert {**part}.keys() == part.plain().keys() == part.keys()
     assert len(part) == 3
     with pytest.raises(KeyError):
         part["x"]
@@ -171,13 +173,13 @@ def test_messages_of_parts_are_those_of_plain_tensors(places: tuple[int, ...]) -
         for name, tensor in part.items():
             assert torch.equal(arrived[name], tensor)
             assert arrived[name].untyped_storage().data_ptr() != (
-                WHOLES[name].untyped_storage().data_ptr()
+                WHOLES.tensors[name].untyped_storage().data_ptr()
             )
         assert pack(Weights(part)).block == pack(Weights(dict(part))).block
 
 
 def test_of_parts_the_poisoned_one_is_named() -> None:
-    wholes = {"w": torch.tensor([[1.0], [math.nan]])}
+    wholes = Wholes({"w": torch.tensor([[1.0], [math.nan]])})
     parts: Any = {"site-0": Part(wholes, 0), "site-1": Part(wholes, 1)}
     with pytest.raises(BadMessageError, match="site-1"):
         unpack_all(wrap_all({id: Weights(part) for id, part in parts.items()}), Weights)
