@@ -3,7 +3,8 @@
 Rows are made up (the arithmetic does not depend on them). 1,500 rounds, batch 10, one epoch, SGD,
 and a test on 10,000 images every 10 rounds; all of it is in the seconds that are printed. The
 table of ways runs fewer rounds of each: the per-client loop, all ways to do convolutions with
-weights of each client, with and without a CUDA graph, in single precision and in TF32.
+weights of each client, with and without a CUDA graph, in single precision and in TF32. With --idle
+the steps are left out: what the host does around them is what is left.
 """
 
 import argparse
@@ -34,6 +35,14 @@ class Variant:
     way: str = ""  # of convolutions; empty: the one that a probe finds faster
     graph: bool = True
     tf32: bool = False
+    idle: bool = False  # no steps
+
+
+class Idle(Stack):
+    """A stack that takes no steps."""
+
+    def run(self, active: int, count: int) -> None:
+        """Nothing."""
 
 
 def pictures(users: int, rows: int, tests: int, side: int = 32) -> Dataset:
@@ -74,7 +83,8 @@ def only(variant: Variant) -> Iterator[None]:
     convolutions.CHOSEN.clear()
     if variant.way:
         convolutions.WAYS = {variant.way: ways[variant.way]}  # type: ignore[index,dict-item]
-    workshop.Stack = partial(Stack, graph=variant.graph)  # type: ignore[assignment,misc]
+    kind = Idle if variant.idle else stack
+    workshop.Stack = partial(kind, graph=variant.graph)  # type: ignore[assignment,misc]
     try:
         yield
     finally:
@@ -96,7 +106,7 @@ def measure(given: Any, variant: Variant, dataset: Dataset) -> dict[str, Any]:
 
 def variants(given: Any) -> list[Variant]:
     """What is measured: one variant, or the table of all."""
-    one = Variant(given.rounds, given.mode, given.way, not given.no_graph, given.tf32)
+    one = Variant(given.rounds, given.mode, given.way, not given.no_graph, given.tf32, given.idle)
     if not given.table:
         return [one]
     found = [
@@ -137,6 +147,7 @@ def main() -> None:
     parser.add_argument("--tf32", action="store_true")
     parser.add_argument("--no-graph", action="store_true")
     parser.add_argument("--inside", action="store_true", help="also time the local training alone")
+    parser.add_argument("--idle", action="store_true", help="leave the training steps out")
     parser.add_argument("--table", action="store_true", help="all ways, so many rounds of each")
     parser.add_argument("--profile", help="a file for where the device's time goes")
     given = parser.parse_args()
