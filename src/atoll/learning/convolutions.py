@@ -6,12 +6,14 @@ convolution with other weights for each image. There are four ways to make one: 
 groups of channels of one large convolution; or every patch of an image becomes a column and a
 product of matrices does the rest; or the same with channels last and gradients of our own; or, on a
 GPU, kernels of our own that multiply pixels where they lie. Which is faster depends on shapes and
-device, so all that differ for a shape are timed once for it.
+device, so all that differ for a shape are timed once for it; one whose result or gradients are not
+those of the first, which is torch's own, is left out.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -145,10 +147,52 @@ def _way(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Way:
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return "grouped"  # no clock runs while a graph is captured
         ways = _offered(x, weight, sizes)
+        ways = _agreeing(ways, x, weight, bias, sizes)
         seconds = {name: _seconds(WAYS[name], x, weight, bias, sizes) for name in ways}
         CHOSEN[key] = Timing(min(ways, key=lambda name: seconds[name]), seconds)
     TAKEN.add(key)
     return CHOSEN[key].way
+
+
+def _agreeing(
+    ways: list[Way], x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes
+) -> list[Way]:
+    """Of these ways those that give what torch's own convolution gives, and its gradients."""
+    if "grouped" not in ways:
+        return ways
+    theirs = _results(grouped, x, weight, bias, sizes)
+    most = _tolerance(x)
+    return [
+        name
+        for name in ways
+        if name == "grouped"
+        or all(map(partial(_near_to, most), _results(WAYS[name], x, weight, bias, sizes), theirs))
+    ]
+
+
+def _results(
+    way: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes
+) -> list[Tensor]:
+    """What comes out, and the gradients of the sum of its squares that are asked for."""
+    x, weight = (t.detach().requires_grad_(t.requires_grad) for t in (x, weight))
+    moved = [t for t in (x, weight) if t.requires_grad]
+    said = way(x, weight, None if bias is None else bias.detach(), sizes)
+    said = said if said.dtype == torch.float64 else said.float()
+    return [said.detach(), *(torch.autograd.grad((said * said).sum(), moved) if moved else ())]
+
+
+def _near_to(most: float, ours: Tensor, theirs: Tensor) -> bool:
+    scale = float(theirs.abs().max()) or 1.0
+    return float((ours - theirs).abs().max()) <= most * scale
+
+
+def _tolerance(x: Tensor) -> float:
+    """How far apart ways may be: rounding differs, a wrong place or a missing sum shows."""
+    if x.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(x.device.type):
+        return 0.1
+    if x.dtype == torch.float64:
+        return 1e-9
+    return 0.01 if x.is_cuda and torch.backends.cuda.matmul.allow_tf32 else 0.001
 
 
 def _offered(x: Tensor, weight: Tensor, sizes: Sizes) -> list[Way]:

@@ -104,6 +104,26 @@ def test_the_faster_way_is_taken_and_looked_for_once(monkeypatch: pytest.MonkeyP
     assert len(convolutions.CHOSEN) == 2
 
 
+@pytest.mark.parametrize("moves", [True, False])
+@pytest.mark.parametrize("wrong", ["result", "gradient", ""])
+def test_a_way_that_says_something_else_is_not_taken(
+    wrong: str, moves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
+        said = convolutions.grouped(x, weight, bias, sizes)
+        if wrong == "result":
+            return said + 1e-2 * (torch.arange(said.numel()) == 7).view(said.shape)
+        return said.detach() + 0.9 * (said - said.detach()) if wrong else said
+
+    monkeypatch.setattr(convolutions, "WAYS", {"grouped": convolutions.grouped, "near": other})
+    monkeypatch.setattr(convolutions, "_seconds", lambda way, *rest: 1.0 + (way is not other))
+    x, weight = (draw(*shape) for shape in ((2, 3, 4, 5, 5), (2, 6, 4, 3, 3)))
+    convolutions.convolve(x.requires_grad_(moves), weight.requires_grad_(moves), None, PLAIN)
+    (chosen,) = convolutions.CHOSEN.values()
+    taken = not wrong or (wrong == "gradient" and not moves)  # nobody asks for gradients there
+    assert (chosen.way, "near" in chosen.seconds) == ("near" if taken else "grouped", taken)
+
+
 def test_a_probe_has_a_time_for_all_ways_that_differ_and_leaves_gradients_alone() -> None:
     x, weight = draw(2, 3, 4, 5, 5).requires_grad_(), draw(2, 6, 4, 3, 3).requires_grad_()
     convolutions.convolve(x, weight, None, PLAIN)
