@@ -287,12 +287,10 @@ def wrap_all(messages: Mapping[str, Any]) -> dict[str, Packet]:
     for (layout, *_), held in alike.items():
         form = _signature(contents(messages[next(iter(held))]))
         payload = sum(tensor.nbytes for tensor in next(iter(held.values())))
-        size = _overhead(form) + payload
         wholes, copies = _copies(list(held.values()))
         for id, mine in zip(held, copies, strict=True):
-            counted = len(_header(messages[id])) + size
             copy = _with(messages[id], layout, mine)
-            packets[id] = Packet(b"", b"", payload, counted, form, copy, wholes)
+            packets[id] = _carrying(copy, form, payload, wholes)
     return {id: packets[id] for id in messages}
 
 
@@ -315,14 +313,17 @@ def _wrapped_parts(messages: Mapping[str, Any]) -> dict[str, Packet]:
             for key, t in wholes.tensors.items()
         )
         payload = sum(tensor.nbytes for tensor in wholes.tensors.values()) // len(senders)
-        size, kept = _overhead(form) + payload, tuple(wholes.tensors.values())
+        kept = tuple(wholes.tensors.values())
         for place, sender in enumerate(senders):
-            message = messages[sender]
-            values = {n: _copy(getattr(message, n)) for n in _plain(kind)}
-            copy = kind(**values, **{name: Part(wholes, place)})
-            counted = len(_header(message)) + size
-            packets[sender] = Packet(b"", b"", payload, counted, form, copy, kept)
+            copy = kind(**_values_of(messages[sender]), **{name: Part(wholes, place)})
+            packets[sender] = _carrying(copy, form, payload, kept)
     return packets
+
+
+def _carrying(message: Any, form: Form, payload: int, wholes: tuple[Tensor, ...]) -> Packet:
+    """A packet with a message in it, and the size that it would have as bytes."""
+    size = len(_header(message)) + _overhead(form) + payload
+    return Packet(b"", b"", payload, size, form, message, wholes)
 
 
 @torch.no_grad()
@@ -356,11 +357,14 @@ def _copies(held: list[list[Tensor]]) -> tuple[tuple[Tensor, ...], Iterable[Sequ
 
 def _with(message: Any, layout: Layout, tensors: Iterable[Tensor]) -> Any:
     """The message as unpacking gives it, with these tensors; their names are sorted."""
-    values = {name: _copy(getattr(message, name)) for name in _plain(type(message))}
-    rest = iter(tensors)
+    values, rest = _values_of(message), iter(tensors)
     for name, keys in layout:
         values[name] = next(rest) if keys is None else {key: next(rest) for key, _ in keys}
     return type(message)(**values)
+
+
+def _values_of(message: Any) -> dict[str, Any]:
+    return {name: _copy(getattr(message, name)) for name in _plain(type(message))}
 
 
 def _copy(value: Any) -> Any:

@@ -7,6 +7,7 @@ checkpoint remembers how long these files were, and resuming cuts them there.
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import math
@@ -35,6 +36,7 @@ __all__ = [
     "Score",
     "Stage",
     "disk_errors",
+    "locked",
     "read_checkpoint",
     "read_events",
     "read_looks",
@@ -219,6 +221,31 @@ def disk_errors(path: Path) -> Iterator[None]:
             str(path),
             "check that the folder exists and its permissions",
         ) from error
+
+
+@contextlib.contextmanager
+def locked(lock: Path) -> Iterator[None]:
+    """Of several processes that want a lock one is in here; a process that ends gives it back."""
+    while True:
+        with disk_errors(lock):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            file = lock.open("w")
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_at(file.fileno(), lock):
+                try:
+                    yield
+                finally:
+                    lock.unlink(missing_ok=True)
+                return
+        # who had it took the file away while this process waited: another file is the lock now
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -6,7 +6,6 @@ work on the same kind of machine. Of several processes that want the same at the
 it and the others wait.
 """
 
-import fcntl
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save
 
-from atoll.core.record import disk_errors, write_whole
+from atoll.core.record import locked, write_whole
 from atoll.learning.captured import likeness
 from atoll.learning.train import Work, Worked
 from atoll.learning.weights import prefixed, without
@@ -40,12 +39,7 @@ def alone(names: Mapping[str, Path]) -> Iterator[None]:
         yield
         return
     folder = missing[0].parent
-    lock = folder.with_name(f".{folder.name}.lock")
-    with disk_errors(lock):
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("w")
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed, or the process ends
+    with locked(folder.with_name(f".{folder.name}.lock")):
         yield
 
 

@@ -235,7 +235,7 @@ def measure(
     )
     say(f"{setting.name}: rate {rate:g}, {len(plan.feature_seeds) * len(plan.seeds)} runs")
     full = {**values, "method": _method(values, plan, rate)}
-    if setting.of:  # no study changes Local, which takes long
+    if setting.of:  # they are of column two and its laterals; Local takes long
         full["method"]["variants"] = [v for v in load("chfl").options().variants if v != "local"]
         del full["method"]["rate_local"]
     axes = {"scenario.feature_seed": plan.feature_seeds, "seed": plan.seeds}

@@ -1,6 +1,5 @@
 """What was measured, kept as one small file each; shared by all papers."""
 
-import fcntl
 import hashlib
 import json
 import shutil
@@ -9,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from atoll.core.record import disk_errors, write_whole
+from atoll.core.record import disk_errors, locked, write_whole
 from atoll.engines.sweep import points, sweep
 from atoll.runs.loop import Progress
 from atoll.runs.result import Run
@@ -65,19 +64,15 @@ def workplace(folder: Path, asked: Any) -> Iterator[Path]:
     checkpoints go on in it. Of two processes that ask for the same, one waits for the other.
     """
     own = folder / "runs" / fingerprint(asked)
-    lock = own.with_name(f".{own.name}.lock")
-    with disk_errors(own):
-        own.mkdir(parents=True, exist_ok=True)
-        file = lock.open("w")
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed, or the process ends
+    with locked(own.with_name(f".{own.name}.lock")):
         try:
+            with disk_errors(own):
+                own.mkdir(exist_ok=True)
             yield own
         except Exception:
             shutil.rmtree(own, ignore_errors=True)
             raise
         shutil.rmtree(own, ignore_errors=True)
-        lock.unlink(missing_ok=True)
 
 
 def swept(

@@ -7,6 +7,8 @@ import math
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from atoll.core.record import (
     Score,
     Stage,
     disk_errors,
+    locked,
     read_events,
     read_looks,
     write_whole,
@@ -328,3 +331,25 @@ def test_looks_come_back_and_are_cut_with_the_rest(tmp_path: Path) -> None:
     assert math.isnan(later[1].values[0][0])
     record.resume()
     assert read_looks(record.folder) == [first]
+
+
+def test_a_lock_lets_one_in_at_a_time_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Also where the file goes while others wait for it."""
+    inside, most = 0, list[int]()
+
+    def enter() -> None:
+        nonlocal inside
+        for _ in range(20):
+            with locked(tmp_path / "new" / ".lock"):
+                inside += 1
+                time.sleep(0.0005)
+                most.append(inside)
+                inside -= 1
+
+    threads = [threading.Thread(target=enter) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 120
+    assert not any((tmp_path / "new").iterdir())
