@@ -87,7 +87,8 @@ def run(
         rounds = given.rounds * made.scenario.stages
         bench: Any = Workshop(options.mode, home, tf32=options.tf32, rounds=rounds)
         clock = Clock(bench, wait=pause)
-        engine = LocalEngine(made, clock if inside else bench)
+        ahead = options.device == "cuda" and not inside
+        engine = LocalEngine(made, clock if inside else bench, ahead)
         pause()
         began = now()
         server = _go(made, engine, record)

@@ -7,11 +7,14 @@ from functools import cache
 from typing import Any, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints, overload
 
 from atoll.core.errors import BadMessageError, ClientFailedError
+from atoll.core.late import now
 from atoll.core.messages import (
     Check,
     Checked,
+    Doubt,
     Packet,
     Tensors,
+    admit_later,
     pack,
     same_shapes,
     unpack,
@@ -171,27 +174,45 @@ class Clients:
     tasks: Sequence[int] = (0,)  # the tasks that can be tested by now
     packing: bool = True
     at_least: int = 0  # clients that must answer an exchange; 0: every one that is asked
-    sent: dict[tuple[Any, ...], list[int]] = field(default_factory=dict)  # what -> count
+    doubts: list[Doubt] | None = None  # numbers not looked at yet; None: all are waited for
+    sent: dict[tuple[Any, ...], list[tuple[int, int, int]]] = field(default_factory=dict)
     absent: dict[Absence, None] = field(default_factory=dict)  # in the order in which it was seen
 
     def at(self, moment: Moment, tasks: Sequence[int]) -> "Clients":
         """The same clients at another moment, with an empty ledger."""
-        return Clients(self.ids, self.transport, moment, tasks, self.packing, self.at_least)
+        return Clients(
+            self.ids, self.transport, moment, tasks, self.packing, self.at_least, self.doubts
+        )
 
     @overload
     def ask(
-        self, action: Callable[[Any, Q, Moment], Working[R]], requests: Mapping[ClientId, Q]
+        self,
+        action: Callable[[Any, Q, Moment], Working[R]],
+        requests: Mapping[ClientId, Q],
+        wait: bool = True,
     ) -> dict[ClientId, R]: ...
 
     @overload
     def ask(
-        self, action: Callable[[Any, Q, Moment], R], requests: Mapping[ClientId, Q]
+        self,
+        action: Callable[[Any, Q, Moment], R],
+        requests: Mapping[ClientId, Q],
+        wait: bool = True,
     ) -> dict[ClientId, R]: ...
 
-    def ask(self, action: Callable[..., Any], requests: Mapping[ClientId, Any]) -> dict[str, Any]:
-        """One exchange: a request to some clients, their replies in the order of their ids."""
-        name, kind = action.__name__, kinds(action)[1]
-        packets = self._packed(requests)
+    def ask(
+        self, action: Callable[..., Any], requests: Mapping[ClientId, Any], wait: bool = True
+    ) -> dict[str, Any]:
+        """One exchange: a request to some clients, their replies in the order of their ids.
+
+        A server that does nothing with numbers but arithmetic on the device need not `wait` for
+        them: where the engine can, they are looked at while the next round is under way, and what
+        is not finite ends the run before anything of it is kept.
+        """
+        name, (asked, kind) = action.__name__, kinds(action)
+        packets, doubts = self._packed(requests), None if wait else self.doubts
+        if doubts is not None and packets:  # where all get the same, it is looked at once
+            admit_later(next(iter(packets.values())), asked, SERVER, doubts)
         answers = self.transport.carry(name, self.moment, packets)
         for id, packet in packets.items():
             if id not in answers:
@@ -200,7 +221,7 @@ class Clients:
             self._count(name, SERVER, id, type(requests[id]), packet)
             self._count(name, id, SERVER, kind, answers[id])
         replies: dict[ClientId, Any] = unpack_all(
-            {id: answers[id] for id in packets if id in answers}, kind
+            {id: answers[id] for id in packets if id in answers}, kind, doubts
         )
         for id, reply in replies.items():
             if answers[id].message is None or answers[id].tensors != packets[id].tensors:
@@ -257,22 +278,32 @@ class Clients:
         self, action: str, sender: str, receiver: str, kind: type, packet: Packet, count: int = 1
     ) -> None:
         what = (sender, receiver, action, kind.__name__, packet.tensors)
-        entry = self.sent.setdefault(what, [0, 0, 0])
-        for i, amount in enumerate((1, packet.payload, packet.size)):
-            entry[i] += count * amount
+        self.sent.setdefault(what, []).append((count, packet.payload, packet.size))
+
+    def settle(self) -> None:
+        """Look at all numbers that were not waited for; refuse what would have been refused."""
+        while self.doubts:
+            self.doubts.pop(0)()
 
     @property
     def traffic(self) -> list[Message]:
         """The ledger of this moment: what passed, from whom to whom, how often, how many bytes."""
-        return [
-            Message(self.moment.stage, self.moment.round, *what, *amounts)
-            for what, amounts in self.sent.items()
-        ]
+        here = self.moment.stage, self.moment.round
+        return [Message(*here, *what, *_summed(amounts)) for what, amounts in self.sent.items()]
 
     @property
     def absences(self) -> list[Absence]:
         """Who was away, in the order in which it was seen."""
         return list(self.absent)
+
+
+def _summed(amounts: Sequence[tuple[int, int, int]]) -> list[int]:
+    """Messages, bytes of tensors, bytes that travel."""
+    count, payload, size = 0, 0, 0
+    for times, inside, all_of_it in amounts:
+        count, payload = count + times, payload + times * inside
+        size += times * int(now(all_of_it))
+    return [count, payload, size]
 
 
 def scores(

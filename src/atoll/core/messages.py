@@ -8,9 +8,9 @@ import dataclasses
 import json
 import math
 import weakref
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, Literal, TypeVar, cast, get_type_hints
 
 import torch
@@ -21,10 +21,12 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from atoll.core.errors import BadMessageError
+from atoll.core.late import Arriving, Late, now
 
 __all__ = [
     "Check",
     "Checked",
+    "Doubt",
     "Embed",
     "Embedded",
     "Empty",
@@ -34,6 +36,7 @@ __all__ = [
     "Tensors",
     "Weights",
     "Wholes",
+    "admit_later",
     "contents",
     "opened",
     "pack",
@@ -173,7 +176,7 @@ class Packet:
     header: bytes
     block: bytes
     payload: int  # bytes of the tensors alone
-    size: int  # bytes that travel
+    size: int  # bytes that travel; late where a number in the header is
     tensors: Form
     message: Any = None
     wholes: tuple[Tensor, ...] = ()  # without packing: what the message's tensors are parts of
@@ -226,10 +229,20 @@ def _layout(kind: Any, names: tuple[tuple[str, ...], ...]) -> Layout:
 
 def _header(message: Any) -> bytes:
     kind = type(message)
-    plain = {name: getattr(message, name) for name in _plain(kind)}
-    named = {name: len(getattr(message, name)) for name in _named(cast(Hashable, kind))}
-    # NaN is written as it is: whoever reads it refuses it and names the sender
-    return _ENCODER.encode({"kind": kind.__name__, "values": plain, "named": named}).encode()
+    values = [f'"{name}":{_json(getattr(message, name))}' for name in _plain(kind)]
+    named = [f'"{n}":{len(getattr(message, n))}' for n in _named(cast(Hashable, kind))]
+    return (
+        f'{{"kind":"{kind.__name__}","values":{{{",".join(values)}}}'
+        f',"named":{{{",".join(named)}}}}}'
+    ).encode()
+
+
+def _json(value: Any) -> str:
+    """A value as JSON; numbers, of which there are many, at once."""
+    value = now(value)
+    if type(value) is int or (type(value) is float and math.isfinite(value)):
+        return repr(value)
+    return _ENCODER.encode(value)  # NaN as it is: whoever reads it refuses it, names the sender
 
 
 def _signature(tensors: Tensors) -> Form:
@@ -322,8 +335,13 @@ def _wrapped_parts(messages: Mapping[str, Any]) -> dict[str, Packet]:
 
 def _carrying(message: Any, form: Form, payload: int, wholes: tuple[Tensor, ...]) -> Packet:
     """A packet with a message in it, and the size that it would have as bytes."""
-    size = len(_header(message)) + _overhead(form) + payload
-    return Packet(b"", b"", payload, size, form, message, wholes)
+
+    def size() -> int:
+        return _overhead(form) + payload + len(_header(message))
+
+    waits = any(isinstance(getattr(message, name), Late) for name in _plain(type(message)))
+    told = cast(int, Late(size)) if waits else size()
+    return Packet(b"", b"", payload, told, form, message, wholes)
 
 
 @torch.no_grad()
@@ -392,26 +410,58 @@ def unpack(packet: Packet, kind: type[M], sender: str) -> M:
     return kind(**values)
 
 
-def unpack_all(packets: Mapping[str, Packet], kind: type[M]) -> dict[str, M]:
+Doubt = Callable[[], None]  # a look at numbers that is put off; refuses them as it would have then
+
+
+def unpack_all(
+    packets: Mapping[str, Packet], kind: type[M], doubts: list[Doubt] | None = None
+) -> dict[str, M]:
     """The messages of several senders, all of one kind.
 
     Where an engine skips packing, the numbers of all of them are looked at together, and the form
-    that many have is looked at once.
+    that many have is looked at once. Where there is a list of `doubts`, nobody waits for numbers
+    here: whoever holds the list settles them before anything is kept.
     """
     if any(packet.message is None for packet in packets.values()):
         return {sender: unpack(packet, kind, sender) for sender, packet in packets.items()}
     wholes: dict[int, tuple[Tensor, ...]] = {}
     admitted = set[Form]()
     for sender, packet in packets.items():
-        _of_kind(packet, kind, sender)
+        _of_kind(packet, kind, sender, doubts)
         if packet.tensors not in admitted:
-            _admit(contents(packet.message), packet.tensors, sender)
-            if not _truths(packet.tensors):
+            truths = bool(_truths(packet.tensors))  # the rest is told by the form
+            _admit(contents(packet.message) if truths else {}, packet.tensors, sender)
+            if not truths:
                 admitted.add(packet.tensors)
         wholes[id(packet.wholes)] = packet.wholes
-    if not _all_finite([n for whole in wholes.values() for n in whole if _counts(n)]):
-        return {sender: unpack(packet, kind, sender) for sender, packet in packets.items()}
+
+    def one_by_one() -> None:
+        for sender, packet in packets.items():
+            unpack(packet, kind, sender)
+
+    _doubt([n for whole in wholes.values() for n in whole if _counts(n)], one_by_one, doubts)
     return {sender: packet.message for sender, packet in packets.items()}
+
+
+def admit_later(packet: Packet, kind: type, sender: str, doubts: list[Doubt]) -> None:
+    """Look at a message that goes to many clients before the first unpacks it, without waiting."""
+    if packet.message is None or type(packet.message) is not kind or _truths(packet.tensors):
+        return  # it is looked at where it is unpacked
+    _of_kind(packet, kind, sender, doubts)
+    _admit({}, packet.tensors, sender)
+    numbers = _numbers(contents(packet.message))
+    _doubt(list(numbers.values()), lambda: _finite(numbers, sender), doubts)
+    _LAST[0] = weakref.ref(packet)
+
+
+def _doubt(tensors: list[Tensor], look: Doubt, doubts: list[Doubt] | None) -> None:
+    """If not all numbers are finite, look closer: now, or when doubts are settled."""
+    if doubts is None:
+        if not _all_finite(tensors):
+            look()
+    elif tensors:
+        norm = Arriving(get_total_norm(tensors))
+        doubts.append(lambda: None if math.isfinite(norm.numbers) else look())
 
 
 # The packet that was admitted last: one that goes to many clients is looked at once.
@@ -422,12 +472,20 @@ def _is_last(packet: Packet) -> bool:
     return _LAST[0] is not None and _LAST[0]() is packet
 
 
-def _of_kind(packet: Packet, kind: type, sender: str) -> None:
+def _of_kind(packet: Packet, kind: type, sender: str, doubts: list[Doubt] | None = None) -> None:
     """Refuse an unpacked message of another kind, or one with values that are not finite."""
     if type(packet.message) is not kind:
         raise BadMessageError(sender, f"a {type(packet.message).__name__}, not a {kind.__name__}")
     for name in _plain(kind):
-        _finite_value(getattr(packet.message, name), name, sender)
+        value = getattr(packet.message, name)
+        if doubts is not None and isinstance(value, Late):
+            doubts.append(partial(_finite_late, value, name, sender))
+        else:
+            _finite_value(now(value), name, sender)
+
+
+def _finite_late(value: Late, name: str, sender: str) -> None:
+    _finite_value(float(value), name, sender)
 
 
 def opened(header: bytes, block: bytes, kind: type, sender: str) -> Packet:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,8 +51,9 @@ class LocalEngine:
 
     at_least = 0  # nobody is ever absent here
 
-    def __init__(self, parts: Parts, workshop: Bench | None = None) -> None:
-        self._parts = parts
+    def __init__(self, parts: Parts, workshop: Bench | None = None, ahead: bool = False) -> None:
+        """`ahead`: whether a round is sent off before the numbers of the one before are there."""
+        self._parts, self.ahead = parts, ahead
         self._clients: dict[str, Any] = {}
         self.workshop: Bench = workshop or Workshop("loop")
 
@@ -73,8 +74,9 @@ class LocalEngine:
         results: dict[str, Any] = dict.fromkeys(steps)
         while results:
             jobs = {}
-            for id, result in results.items():
-                with _named(id, action):
+            with _named("", action) as whose:
+                for id, result in results.items():
+                    whose.name = id
                     try:
                         jobs[id] = steps[id].send(result)
                     except StopIteration as end:
@@ -123,15 +125,23 @@ class LocalEngine:
                 self._client(id).restore(copied(state))
 
 
+@dataclass
+class _Whose:
+    """The client that is asked now."""
+
+    name: str
+
+
 @contextmanager
-def _named(client: str, action: str) -> Iterator[None]:
+def _named(client: str, action: str) -> Iterator[_Whose]:
     """Whatever fails is told with the client it failed at."""
+    whose = _Whose(client)
     try:
-        yield
+        yield whose
     except (UserError, ClientFailedError):
         raise
     except Exception as error:
-        raise ClientFailedError(client, action, f"{type(error).__name__}: {error}") from error
+        raise ClientFailedError(whose.name, action, f"{type(error).__name__}: {error}") from error
 
 
 def workshop(options: EngineOptions, folder: Path, rounds: int, parts: int = 1) -> Workshop:
@@ -165,15 +175,18 @@ def execute(
     data: dict[str, Dataset] = {} if loaded is None else loaded
     made, record = prepare(config, folder, resume, data)
     options = config.engine_options()
+    where = made.site(made.scenario.clients[0]).device
+    ahead = where.type == "cuda"  # a CPU does its work at once: nothing is ever late there
     planned = plan(
         lambda: parts(config, data),
-        lambda few: LocalEngine(few, Workshop("stacked", tf32=options.tf32)),
+        lambda few: LocalEngine(few, Workshop("stacked", tf32=options.tf32), ahead),
     )
     if planned is not None:
         write_plan(folder, planned)
-    peak = Peak(made.site(made.scenario.clients[0]).device)
+    peak = Peak(where)
     rounds = config.rounds * made.scenario.stages
-    engine = LocalEngine(made, workshop(options, folder, rounds, planned.parts if planned else 1))
+    works = workshop(options, folder, rounds, planned.parts if planned else 1)
+    engine = LocalEngine(made, works, ahead)
     go(made, engine, record, watch, stopping)
     if planned is not None:
         write_plan(folder, planned, peak.bytes)

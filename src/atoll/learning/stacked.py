@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atoll.core.late import Arriving, Losses
 from atoll.core.messages import Part, Tensors, Wholes
 from atoll.core.rng import Stream, permutations
 from atoll.core.rows import Bounds, Rows
@@ -195,7 +196,8 @@ class Bundle:
     first: tuple[int, ...]  # where each member's rows begin
 
     @staticmethod
-    def of(rows: Sequence[Rows]) -> "Bundle":
+    def of(rows: Sequence[Rows], into: "Bundle | None" = None) -> "Bundle":
+        """These rows; in the tensors of a bundle that is given, if they are laid out as there."""
         places: dict[tuple[int, ...], int] = {}
         first, kept, count = [], [], 0
         for one in rows:
@@ -204,10 +206,13 @@ class Bundle:
                 places[key], count = count, count + len(one)
                 kept.append(one)
             first.append(places[key])
-        own = torch.cat(_padded([one.own for one in kept]))
-        return Bundle(
-            torch.cat([r.x for r in kept]), own, torch.cat([r.y for r in kept]), tuple(first)
-        )
+        x, own, y = [r.x for r in kept], _padded([r.own for r in kept]), [r.y for r in kept]
+        shape = (count, *x[0].shape[1:]), (count, own[0].shape[-1])
+        if into is None or (into.first, into.x.shape, into.own.shape) != (tuple(first), *shape):
+            return Bundle(torch.cat(x), torch.cat(own), torch.cat(y), tuple(first))
+        for parts, whole in ((x, into.x), (own, into.own), (y, into.y)):
+            torch.cat(parts, out=whole)
+        return into
 
     def at(self, index: Tensor, share: Tensor, bounds: Bounds | None = None) -> Rows:
         """The rows with these numbers: (members, batch)."""
@@ -305,11 +310,8 @@ class Stack:
         places = [_place(one) for one in rows]
         if places == self.places:
             return
-        fresh, old = Bundle.of(rows), self.data
-        if (fresh.first, fresh.x.shape, fresh.own.shape) == (old.first, old.x.shape, old.own.shape):
-            for new, buffer in ((fresh.x, old.x), (fresh.own, old.own), (fresh.y, old.y)):
-                buffer.copy_(new)
-        else:
+        fresh = Bundle.of(rows, into=self.data)
+        if fresh is not self.data:
             self.data = fresh
             self.captured.clear()
         if self.data.texts:
@@ -450,10 +452,9 @@ class Stack:
         for part in moments:
             for all_moments, own in zip(memory, part, strict=True):
                 all_moments.update(own)
-        summed, found = self.losses.T.tolist(), []  # last, because it waits for the device
+        sums, found = Arriving(self.losses), []
         for place, job in enumerate(jobs):
-            rows = max(1, job.epochs * self.rows[place])
-            losses = {name: loss / rows for name, loss in zip(names, summed[place], strict=True)}
+            losses = Losses(sums, names, place, max(1, job.epochs * self.rows[place]))
             found.append(Worked(self.given[place], memory[place], losses))
         return found
 

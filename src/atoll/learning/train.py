@@ -65,7 +65,7 @@ class Worked:
 
     found: Mapping[str, Tensor]  # the weights; of a stack's members, parts of wholes
     moments: Tensors
-    losses: dict[str, float]  # the mean of each phase
+    losses: Mapping[str, float]  # the mean of each phase
 
     @cached_property
     def weights(self) -> Tensors:

@@ -67,7 +67,9 @@ def copied(weights: Named) -> dict[str, Tensor]:
 
 def placed(weights: Named, device: torch.device) -> dict[str, Tensor]:
     """The same names on a device; tensors that are there already are the very same."""
-    return {n: t if t.device == device else t.to(device) for n, t in weights.items()}
+    if all(t.device == device for t in weights.values()):
+        return cast("dict[str, Tensor]", weights)
+    return {n: t.to(device) for n, t in weights.items()}
 
 
 def copied_at_once(weights: Named) -> dict[str, Tensor]:

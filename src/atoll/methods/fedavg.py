@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.federation import Clients, Moment, Working, scores
+from atoll.core.late import late, mean_of
 from atoll.core.messages import Check, Checked, Tensors, Weights
 from atoll.core.options import AtLeastOne, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Score
@@ -46,7 +47,7 @@ class Fitted:
     """What a client made of the shared weights."""
 
     weights: Tensors
-    loss: float
+    loss: float  # it may still be on its way: only the record wants it
     rows: int
 
 
@@ -74,7 +75,7 @@ class Client:
         done = yield Work(weights, {}, (self.phase,), rows, options.batch, options.epochs, stream)
         fitted = only(done.found, request.weights)
         self.site.witness("own", moment, partial(self._checked, fitted))
-        return Fitted(fitted, done.losses["loss"], len(rows))
+        return Fitted(fitted, late(done.losses, "loss"), len(rows))
 
     def check(self, request: Check, moment: Moment) -> Checked:
         """Test the shared weights on a task."""
@@ -105,10 +106,10 @@ class Server:
     def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
         """Send the model out, take the mean of what comes back."""
         asked = dict.fromkeys(self._cohort(clients, moment), Weights(self.weights))
-        replies = list(clients.ask(Client.fit, asked).values())
+        replies = list(clients.ask(Client.fit, asked, wait=False).values())
         shares = [float(r.rows) for r in replies] if self.options.weighting == "rows" else None
         self.weights = mean([reply.weights for reply in replies], shares)
-        return {"loss": sum(reply.loss for reply in replies) / len(replies)}
+        return {"loss": mean_of([reply.loss for reply in replies])}
 
     def _cohort(self, clients: Clients, moment: Moment) -> list[str]:
         count = self.options.cohort or len(clients.ids)

@@ -6,7 +6,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from atoll import methods
 from atoll.core import VERSION
 from atoll.core.errors import InterruptedRunError, UserError
 from atoll.core.federation import Clients, Moment, Server, Transport
+from atoll.core.late import now
 from atoll.core.messages import Tensors
 from atoll.core.record import Event, Look, Record, Round, Stage, write_whole
 from atoll.learning.weights import prefixed, without
@@ -211,6 +212,7 @@ class _Run:
     watch: Watch
     stopping: Callable[[], bool]
     saved: float = 0.0
+    open: Callable[[], None] | None = None  # enters a round that was sent off in the record
 
     @property
     def config(self) -> RunConfig:
@@ -220,19 +222,32 @@ class _Run:
     def packing(self) -> bool:
         return self.config.engine_options().packing
 
+    @cached_property
+    def ahead(self) -> bool:
+        """Whether a round is sent off before the numbers of the one before are there."""
+        return bool(getattr(self.engine, "ahead", False)) and not self.packing
+
     def clients(self, moment: Moment) -> Clients:
         scenario, packing = self.parts.scenario, self.packing
         quorum = methods.load(self.config.method["name"]).quorum
         return Clients(
             *(scenario.clients, self.engine, moment, scenario.tasks_at(moment.stage), packing),
             at_least=self.engine.at_least if quorum else 0,
+            doubts=[] if self.ahead else None,
         )
+
+    def settle(self) -> None:
+        """Enter the round that is still open in the record."""
+        enter, self.open = self.open, None
+        if enter is not None:
+            enter()
 
     def save(self, stage: int, number: int, always: bool = False) -> None:
         """A checkpoint: the next round is `number` of `stage`."""
         due = time.monotonic() - self.saved >= self.config.checkpoint_seconds
         if not (due or always) or not self.config.checkpoints:
             return
+        self.settle()
         state = prefixed("server", self.server.state())
         for id, tensors in self.engine.states(f"{stage}-{number}").items():
             state |= prefixed(f"client/{id}", tensors)
@@ -283,6 +298,7 @@ def _rounds(run: _Run, stage: int, number: int) -> None:
         ended = stage == stages
         run.save(stage, number, always=ended)
         if not ended and run.stopping():
+            run.settle()
             run.save(stage, number, always=True)
             raise InterruptedRunError
         done += 1
@@ -296,33 +312,48 @@ def _round(run: _Run, stage: int, number: int) -> tuple[int, int]:
     began, config = time.monotonic(), run.config
     moment = Moment(stage, number, config.rounds)
     clients = run.clients(moment)
-    notes = dict(run.server.round(clients, moment))
+    try:
+        notes = dict(run.server.round(clients, moment))
+    except Exception:
+        run.settle()
+        clients.settle()  # numbers that nobody has looked at may be the reason
+        raise
+    run.settle()  # the round before: its numbers have come meanwhile
     ended = notes.pop("finished", 0.0) > 0 or moment.last
-    events: list[Event] = [
-        Round(stage, number, notes),
-        *clients.traffic,
-        *clients.absences,
-    ]
-    if ended or (config.score_every and (number + 1) % config.score_every == 0):
-        clients = run.clients(moment)
-        events += [
-            *run.server.evaluate(clients, moment),
-            *clients.traffic,
-            *clients.absences,
-        ]
+    further: list[Event] = []
+    scored = ended or (config.score_every > 0 and (number + 1) % config.score_every == 0)
+    if scored:
+        clients.settle()
+        others = run.clients(moment)
+        further += run.server.evaluate(others, moment)
+        others.settle()
+        further += [*others.traffic, *others.absences]
     run.record.look(run.parts.witness.asked())
     if ended:
-        events.append(Stage(stage, number + 1))
+        further.append(Stage(stage, number + 1))
         if config.looks:
             own: list[Look] = getattr(run.server, "look", lambda moment: [])(moment)
             run.record.look([*own, *run.engine.looks(moment)])
     seconds = time.monotonic() - began
-    _tell(run, moment, events, seconds)
+    run.open = partial(_tell, run, moment, notes, clients, further, seconds)
+    if scored or not run.ahead:
+        run.settle()
     return (stage + 1, 0) if ended else (stage, number + 1)
 
 
-def _tell(run: _Run, moment: Moment, events: Iterable[Event], seconds: float) -> None:
-    told = tuple(events)
+def _tell(
+    run: _Run,
+    moment: Moment,
+    notes: Mapping[str, float],
+    clients: Clients,
+    further: Iterable[Event],
+    seconds: float,
+) -> None:
+    """Enter a round in the record, once all that came in it has been looked at."""
+    clients.settle()
+    known = {name: now(value) for name, value in notes.items()}
+    said = Round(moment.stage, moment.round, known)
+    told = (said, *clients.traffic, *clients.absences, *further)
     run.record.add(told)
     run.record.time(stage=moment.stage, round=moment.round, seconds=seconds)
     stages = run.parts.scenario.stages

@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from atoll.engines import local
-from atoll.engines.local import LocalEngine, execute
+from atoll.engines.local import LocalEngine, execute, prepare
 from atoll.engines.plan import Meter, Plan, plan
 from atoll.engines.workshop import Workshop
 from atoll.runs.config import RunConfig, resolve
+from atoll.runs.loop import go
 from atoll.runs.parts import parts
+
+UNPACKED = {"mode": "stacked", "packing": False}
 
 
 def config(clients: int, **more: Any) -> RunConfig:
@@ -57,6 +60,22 @@ def test_a_plan_is_within_a_fifth_of_what_a_run_takes(optimiser: str, tmp_path: 
         execute(given, tmp_path)
     assert meter.peak / 1.2 < found.peak < meter.peak * 1.2
     assert found.peak == found.fixed + 120 * found.each
+
+
+def test_what_a_round_leaves_open_is_planned_too(tmp_path: Path) -> None:
+    given = resolve({**vars(config(120)), "rounds": 4, "engine": UNPACKED}, "test")
+    waiting, ahead = (
+        plan(lambda: parts(given), lambda few: LocalEngine(few, Workshop("stacked"), early), 100)  # noqa: B023
+        for early in (False, True)
+    )
+    assert waiting is not None
+    assert ahead is not None
+    assert ahead.each > waiting.each
+    made, record = prepare(given, tmp_path / "run", False)
+    with Meter() as meter:
+        run = LocalEngine(made, Workshop("stacked"), ahead=True)
+        go(made, run, record, lambda progress: None, lambda: False)
+    assert meter.peak / 1.2 < ahead.peak < meter.peak * 1.2
 
 
 def test_clients_that_are_not_asked_cost_their_rows_only(tmp_path: Path) -> None:

@@ -1,0 +1,128 @@
+"""Rounds that are sent off before the numbers of the one before are there: nothing else changes."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from atoll.core.errors import BadMessageError, InterruptedRunError
+from atoll.core.federation import Moment, Working
+from atoll.core.messages import Packet, Weights
+from atoll.core.record import Record, Round, read_checkpoint, read_events
+from atoll.engines.local import LocalEngine
+from atoll.engines.workshop import Workshop
+from atoll.methods import fedavg
+from atoll.runs.config import RunConfig, change, resolve
+from atoll.runs.loop import facts, go
+from atoll.runs.parts import Parts, parts
+
+
+def config(**changes: Any) -> RunConfig:
+    values: dict[str, Any] = {
+        "data": "wine", "rounds": 5, "clients": 3, "widths": [4], "epochs": 1, "score_every": 3,
+        "engine.packing": False, "checkpoint_seconds": 3600,
+    }  # fmt: skip
+    return resolve(change({"method": "fedavg"}, {**values, **changes}), "test")
+
+
+def run(
+    made: Parts, folder: Path, engine: LocalEngine, stopping: Callable[[], bool] = lambda: False
+) -> list[Any]:
+    record = Record(folder) if folder.exists() else Record.create(folder, "", facts(made))
+    go(made, engine, record, lambda progress: None, stopping)
+    return list(read_events(folder))
+
+
+def engine(made: Parts, ahead: bool = True) -> LocalEngine:
+    return LocalEngine(made, Workshop("stacked"), ahead)
+
+
+def test_the_record_is_the_same(tmp_path: Path) -> None:
+    made = parts(config())
+    for name, ahead in (("waiting", False), ("ahead", True)):
+        run(made, tmp_path / name, engine(made, ahead))
+    files = [(tmp_path / name / "events.jsonl").read_bytes() for name in ("waiting", "ahead")]
+    assert files[0] == files[1]
+
+
+class Noting(LocalEngine):
+    """Notes after each exchange how many rounds the record has."""
+
+    def __init__(self, made: Parts, folder: Path) -> None:
+        super().__init__(made, Workshop("stacked"), ahead=True)
+        self.folder, self.seen = folder, list[int]()
+
+    def carry(
+        self, action: str, moment: Moment, packets: Mapping[str, Packet]
+    ) -> Mapping[str, Packet]:
+        answers = super().carry(action, moment, packets)
+        if action == "fit":
+            self.seen.append(sum(isinstance(e, Round) for e in read_events(self.folder)))
+        return answers
+
+
+def test_a_round_is_entered_when_the_next_one_is_under_way_or_scores_are_wanted(
+    tmp_path: Path,
+) -> None:
+    noting = Noting(parts(config()), tmp_path / "run")
+    run(noting._parts, tmp_path / "run", noting)
+    assert noting.seen == [0, 0, 1, 3, 3]  # scores after the third, and at the end
+
+
+class Ailing(fedavg.Client):
+    """A client whose training fails in the second round."""
+
+    def fit(self, request: Weights, moment: Moment) -> Working[fedavg.Fitted]:
+        done = yield from super().fit(request, moment)
+        if moment.round == 1 and self.site.id == "site-1":
+            broken = {n: torch.full_like(done.weights[n], float("nan")) for n in done.weights}
+            done = fedavg.Fitted(broken, done.loss, done.rows)
+        return done
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_numbers_that_are_not_finite_are_refused_before_anything_is_kept(
+    ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = parts(config(score_every=0, checkpoint_seconds=0))
+    sick = engine(made, ahead)
+    options = made.config.options()
+    monkeypatch.setattr(type(made), "client", lambda self, id: Ailing(options, self.site(id)))
+    with pytest.raises(BadMessageError) as error:
+        run(made, tmp_path / "run", sick)
+    assert error.value.sender == "site-1"
+    assert "not finite" in str(error.value)
+    assert [e.round for e in read_events(tmp_path / "run") if isinstance(e, Round)] == [0]
+    _, head = read_checkpoint(tmp_path / "run")
+    assert head["progress"] == {"stage": 0, "round": 1}
+
+
+def test_such_numbers_end_the_run_at_the_latest_when_the_next_round_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = parts(config(score_every=0))
+    options = made.config.options()
+    monkeypatch.setattr(type(made), "client", lambda self, id: Ailing(options, self.site(id)))
+    noting = Noting(made, tmp_path / "run")
+    with pytest.raises(BadMessageError, match="site-1"):
+        run(made, tmp_path / "run", noting)
+    assert noting.seen == [0, 0, 1]  # of five rounds three were begun, one was entered
+    assert sum(isinstance(e, Round) for e in read_events(tmp_path / "run")) == 1
+
+
+@pytest.mark.parametrize("seconds", [0, 3600])
+def test_a_run_that_was_stopped_goes_on_to_the_same_record(seconds: int, tmp_path: Path) -> None:
+    made = parts(config(checkpoint_seconds=seconds))
+    whole = run(made, tmp_path / "whole", engine(made))
+    asked: list[int] = []
+
+    def second() -> bool:
+        asked.append(1)
+        return len(asked) == 2
+
+    with pytest.raises(InterruptedRunError):
+        run(made, tmp_path / "cut", engine(made), second)
+    assert sum(isinstance(e, Round) for e in read_events(tmp_path / "cut")) == 2
+    assert run(made, tmp_path / "cut", engine(made)) == whole
