@@ -64,6 +64,8 @@ FAULTS = {  # by fault the methods that have it
     "tests": ("FedWeIT", "FedSeIT"),
     "foreign": ("FedSeIT",),
     "projections": ("FedSeIT",),
+    "stop": ("FedWeIT", "FedSeIT"),
+    "draws": ("FedWeIT", "FedSeIT"),
 }
 
 # TTA in %, mean and deviation as printed, in the order of COLUMNS.

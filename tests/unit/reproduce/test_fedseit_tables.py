@@ -118,7 +118,7 @@ def test_settings_of_one_form() -> None:
 
 
 def test_studies_have_one_fault_and_a_sweep_of_their_own() -> None:
-    assert len(fedseit.FAULTY) == len({s.name for s in fedseit.FAULTY}) == 16
+    assert len(fedseit.FAULTY) == len({s.name for s in fedseit.FAULTY}) == 24
     study, plain = Setting("TMN", "FedWeIT", "1.0", fault="head"), Setting("TMN", "FedWeIT", "1.0")
     assert fedseit.chosen("TMN FedWeIT 1.0, fault head", "") == [study]
     wanted = {**plain.values()["method"], "faults": ["head"]}
@@ -175,7 +175,7 @@ def test_an_open_cell_names_the_command_that_fills_it(tmp_path: Path) -> None:
 def test_the_committed_ledger_is_what_the_committed_measurements_say() -> None:
     made, _ = papers.again("fedseit", papers.Asked(LEDGER, render=True, studies=True))
     assert as_markdown(made) == (LEDGER / "ledger.md").read_text()
-    assert sum(bool(cell.ours) for cell in made.cells) == 15
+    assert sum(bool(cell.ours) for cell in made.cells) == 22
 
 
 def test_whether_the_order_holds_is_told_against_fedweit() -> None:
