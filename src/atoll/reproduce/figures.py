@@ -59,7 +59,7 @@ def ratio_figure(found: Sequence[tuple[int, dict[str, Any]]]) -> bytes:
 
 def strength_figure(panels: Sequence[tuple[str, Sequence[tuple[str, dict[str, Any]]]]]) -> bytes:
     """The paired gain of each mu over mu = 0, on a log scale; a panel for each way to vary."""
-    figure = Figure(figsize=(4.5 * len(panels), 3.6))
+    figure = Figure(figsize=(4.5 * len(panels), 4.4))
     for axes, (title, lines) in zip(
         np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True
     ):
@@ -76,7 +76,8 @@ def strength_figure(panels: Sequence[tuple[str, Sequence[tuple[str, dict[str, An
         axes.axhline(0, color="grey", linewidth=0.8)
         axes.set_title(title, fontsize=10)
         _labelled(axes, "mu", "paired gain over mu = 0")
-        axes.legend(fontsize=8)
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": 2}
+        axes.legend(fontsize=8, frameon=False, **below)  # there it hides nothing
     figure.tight_layout()
     return _svg(figure)
 
