@@ -47,6 +47,15 @@ def test_the_record_is_the_same(tmp_path: Path) -> None:
     assert files[0] == files[1]
 
 
+@pytest.mark.gpu
+def test_the_record_is_the_same_on_a_gpu(tmp_path: Path) -> None:
+    made = parts(config(rounds=12, score_every=5, **{"engine.device": "cuda"}))
+    for name, ahead in (("waiting", False), ("ahead", True)):
+        run(made, tmp_path / name, engine(made, ahead))
+    files = [(tmp_path / name / "events.jsonl").read_bytes() for name in ("waiting", "ahead")]
+    assert files[0] == files[1]
+
+
 class Noting(LocalEngine):
     """Notes after each exchange how many rounds the record has."""
 
