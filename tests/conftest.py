@@ -6,6 +6,7 @@ A cache of their own, so that no choice made before has a say.
 import os
 import tempfile
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -16,3 +17,10 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="atoll-tests-")
 settings.register_profile("same", derandomize=True, deadline=None)
 if os.environ.get("ATOLL_EXAMPLES") != "new":
     settings.load_profile("same")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests for a GPU are skipped where there is none, unless Triton is told to stand in."""
+    stands_in = os.environ.get("TRITON_INTERPRET") == "1"
+    if item.get_closest_marker("gpu") and not (torch.cuda.is_available() or stands_in):
+        pytest.skip("needs a GPU")
