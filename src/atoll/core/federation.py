@@ -175,6 +175,7 @@ class Clients:
     packing: bool = True
     at_least: int = 0  # clients that must answer an exchange; 0: every one that is asked
     doubts: list[Doubt] | None = None  # numbers not looked at yet; None: all are waited for
+    # what was sent -> how often, bytes of tensors, bytes that travel, in the order of sending
     sent: dict[tuple[Any, ...], list[tuple[int, int, int]]] = field(default_factory=dict)
     absent: dict[Absence, None] = field(default_factory=dict)  # in the order in which it was seen
 

@@ -14,7 +14,7 @@ __all__ = ["Arriving", "Late", "Losses", "late", "mean_of", "now"]
 
 
 class Arriving:
-    """Numbers on their way from a device to the host; what is done to them there does not wait."""
+    """Numbers on their way from a device to the host, as they are now."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
