@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
-from atoll import metrics
+from atoll import methods, metrics
 from atoll.core.errors import UserError
 from atoll.core.record import Round, Score
 from atoll.reproduce.figures import course_figure
@@ -66,6 +66,7 @@ FAULTS = {  # by fault the methods that have it
     "projections": ("FedSeIT",),
     "stop": ("FedWeIT", "FedSeIT"),
     "draws": ("FedWeIT", "FedSeIT"),
+    "all but tests": ("FedWeIT", "FedSeIT"),  # trained as released, and tested on all rows
 }
 
 # TTA in %, mean and deviation as printed, in the order of COLUMNS.
@@ -131,11 +132,19 @@ class Setting:
         """The run's values; a task of SUBJ has its two classes."""
         options = {**COLUMNS, **CONTROLS}[self.column]
         options = {**options, "lambda2": float(self.strength), "profile": self.profile}
-        options |= {"faults": [self.fault]} if self.fault else {}
+        options |= {"faults": _faults(self.fault)} if self.fault else {}
         more = {f"method.{key}": value for key, value in options.items()}
         classes = {"scenario.task_classes": 2} if self.row == "SUBJ" else {}
         scored = {"score_every": 1} if (self.row, self.strength) == DRAWN else {}
         return change(read("fedseit"), {"data": DATA[self.row], **more, **classes, **scored})
+
+
+def _faults(name: str) -> list[str]:
+    """The faults of a study."""
+    if name != "all but tests":
+        return [name]
+    (known, _) = get_args(get_type_hints(methods.load("fedseit").options)["faults"])
+    return [one for one in get_args(known) if one != "tests"]
 
 
 SETTINGS = tuple(

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from atoll.core.errors import UserError
+from atoll.methods.fedseit import Fault
 from atoll.reproduce import fedseit, papers
 from atoll.reproduce.fedseit import Plan, Setting
 from atoll.reproduce.ledger import as_markdown
@@ -118,12 +120,15 @@ def test_settings_of_one_form() -> None:
 
 
 def test_studies_have_one_fault_and_a_sweep_of_their_own() -> None:
-    assert len(fedseit.FAULTY) == len({s.name for s in fedseit.FAULTY}) == 24
+    assert len(fedseit.FAULTY) == len({s.name for s in fedseit.FAULTY}) == 28
     study, plain = Setting("TMN", "FedWeIT", "1.0", fault="head"), Setting("TMN", "FedWeIT", "1.0")
     assert fedseit.chosen("TMN FedWeIT 1.0, fault head", "") == [study]
     wanted = {**plain.values()["method"], "faults": ["head"]}
     assert study.values() == {**plain.values(), "method": wanted}
     assert "faults" not in plain.values()["method"]  # measurements from before count
+    most = Setting("TMN", "FedWeIT", "1.0", fault="all but tests").values()["method"]["faults"]
+    assert {*most, "tests"} == {*get_args(Fault)}
+    assert "tests" not in most
     beside = replace(plain, strength="0.1")
     assert fedseit.together([plain, study, beside]) == [[plain, beside], [study]]
     with pytest.raises(UserError, match="no setting") as error:
