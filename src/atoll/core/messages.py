@@ -229,12 +229,17 @@ def _layout(kind: Any, names: tuple[tuple[str, ...], ...]) -> Layout:
 
 def _header(message: Any) -> bytes:
     kind = type(message)
-    values = [f'"{name}":{_json(getattr(message, name))}' for name in _plain(kind)]
-    named = [f'"{n}":{len(getattr(message, n))}' for n in _named(cast(Hashable, kind))]
+    values = [f"{_quoted(name)}:{_json(getattr(message, name))}" for name in _plain(kind)]
+    named = [f"{_quoted(n)}:{len(getattr(message, n))}" for n in _named(cast(Hashable, kind))]
     return (
-        f'{{"kind":"{kind.__name__}","values":{{{",".join(values)}}}'
+        f'{{"kind":{_quoted(kind.__name__)},"values":{{{",".join(values)}}}'
         f',"named":{{{",".join(named)}}}}}'
     ).encode()
+
+
+@cache
+def _quoted(name: str) -> str:
+    return _ENCODER.encode(name)
 
 
 def _json(value: Any) -> str:
@@ -402,7 +407,7 @@ def unpack(packet: Packet, kind: type[M], sender: str) -> M:
             _admit(tensors, packet.tensors, sender)
             _finite(_numbers(tensors), sender)
             _LAST[0] = weakref.ref(packet)
-        return cast(M, packet.message)
+        return cast(M, _known(packet.message))
     body = _read_header(packet.header, kind, sender)
     tensors = _read_block(packet.block, sender)
     values = _values(body["values"], kind, sender)
@@ -440,7 +445,16 @@ def unpack_all(
             unpack(packet, kind, sender)
 
     _doubt([n for whole in wholes.values() for n in whole if _counts(n)], one_by_one, doubts)
-    return {sender: packet.message for sender, packet in packets.items()}
+    if doubts is not None:
+        return {sender: packet.message for sender, packet in packets.items()}
+    return {sender: _known(packet.message) for sender, packet in packets.items()}
+
+
+def _known(message: Any) -> Any:
+    """A message whose numbers are all there."""
+    late = {name: getattr(message, name) for name in _plain(type(message))}
+    late = {name: float(value) for name, value in late.items() if isinstance(value, Late)}
+    return dataclasses.replace(message, **late) if late else message
 
 
 def admit_later(packet: Packet, kind: type, sender: str, doubts: list[Doubt]) -> None:

@@ -288,6 +288,7 @@ def go(
         _rounds(run, *place)
     finally:
         gc.unfreeze()
+        run.settle()  # a round that was done is entered, whatever ended the run
 
 
 def _rounds(run: _Run, stage: int, number: int) -> None:
@@ -319,7 +320,7 @@ def _round(run: _Run, stage: int, number: int) -> tuple[int, int]:
         clients.settle()  # numbers that nobody has looked at may be the reason
         raise
     run.settle()  # the round before: its numbers have come meanwhile
-    ended = notes.pop("finished", 0.0) > 0 or moment.last
+    ended = now(notes.pop("finished", 0.0)) > 0 or moment.last
     further: list[Event] = []
     scored = ended or (config.score_every > 0 and (number + 1) % config.score_every == 0)
     if scored:
@@ -328,15 +329,15 @@ def _round(run: _Run, stage: int, number: int) -> tuple[int, int]:
         further += run.server.evaluate(others, moment)
         others.settle()
         further += [*others.traffic, *others.absences]
-    run.record.look(run.parts.witness.asked())
+    looks = [*run.parts.witness.asked()]
     if ended:
         further.append(Stage(stage, number + 1))
         if config.looks:
             own: list[Look] = getattr(run.server, "look", lambda moment: [])(moment)
-            run.record.look([*own, *run.engine.looks(moment)])
+            looks += [*own, *run.engine.looks(moment)]
     seconds = time.monotonic() - began
-    run.open = partial(_tell, run, moment, notes, clients, further, seconds)
-    if scored or not run.ahead:
+    run.open = partial(_tell, run, moment, notes, clients, (further, looks), seconds)
+    if scored or not clients.doubts:  # else the next round need not wait for this one's numbers
         run.settle()
     return (stage + 1, 0) if ended else (stage, number + 1)
 
@@ -346,11 +347,13 @@ def _tell(
     moment: Moment,
     notes: Mapping[str, float],
     clients: Clients,
-    further: Iterable[Event],
+    more: tuple[Iterable[Event], Iterable[Look]],
     seconds: float,
 ) -> None:
     """Enter a round in the record, once all that came in it has been looked at."""
     clients.settle()
+    further, looks = more
+    run.record.look(looks)
     known = {name: now(value) for name, value in notes.items()}
     said = Round(moment.stage, moment.round, known)
     told = (said, *clients.traffic, *clients.absences, *further)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from atoll.core.errors import BadMessageError, InterruptedRunError
-from atoll.core.federation import Moment, Working
+from atoll.core.federation import Clients, Moment, Working
 from atoll.core.messages import Packet, Weights
-from atoll.core.record import Record, Round, read_checkpoint, read_events
+from atoll.core.record import Record, Round, read_checkpoint, read_events, read_looks
 from atoll.engines.local import LocalEngine
 from atoll.engines.workshop import Workshop
 from atoll.methods import fedavg
@@ -24,7 +24,8 @@ def config(**changes: Any) -> RunConfig:
         "data": "wine", "rounds": 5, "clients": 3, "widths": [4], "epochs": 1, "score_every": 3,
         "engine.packing": False, "checkpoint_seconds": 3600,
     }  # fmt: skip
-    return resolve(change({"method": "fedavg"}, {**values, **changes}), "test")
+    method = changes.pop("method", "fedavg")
+    return resolve(change({"method": method}, {**values, **changes}), "test")
 
 
 def run(
@@ -106,6 +107,52 @@ def test_numbers_that_are_not_finite_are_refused_before_anything_is_kept(
     assert [e.round for e in read_events(tmp_path / "run") if isinstance(e, Round)] == [0]
     _, head = read_checkpoint(tmp_path / "run")
     assert head["progress"] == {"stage": 0, "round": 1}
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_nothing_is_kept_of_what_was_seen_in_a_round_that_is_refused(
+    ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = parts(config(score_every=0, attribution=True))
+    options = made.config.options()
+    monkeypatch.setattr(type(made), "client", lambda self, id: Ailing(options, self.site(id)))
+    with pytest.raises(BadMessageError, match="site-1"):
+        run(made, tmp_path / "run", engine(made, ahead))
+    seen = read_looks(tmp_path / "run")
+    assert len(seen) == 6  # of three clients in the first round: others' weights, and their own
+
+
+def test_a_method_that_waits_is_entered_round_by_round(tmp_path: Path) -> None:
+    noting = Noting(parts(config(method="alone")), tmp_path / "run")
+    run(noting._parts, tmp_path / "run", noting)
+    assert noting.seen == [0, 1, 2, 3, 4]
+
+
+def test_a_round_that_was_done_is_entered_when_the_run_is_broken_off(tmp_path: Path) -> None:
+    made = parts(config(score_every=0))
+
+    class Breaking(LocalEngine):
+        def carry(
+            self, action: str, moment: Moment, packets: Mapping[str, Packet]
+        ) -> Mapping[str, Packet]:
+            if moment.round == 3:
+                raise KeyboardInterrupt
+            return super().carry(action, moment, packets)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(made, tmp_path / "run", Breaking(made, Workshop("stacked"), ahead=True))
+    events = read_events(tmp_path / "run")
+    assert [e.round for e in events if isinstance(e, Round)] == [0, 1, 2]
+
+
+def test_a_server_that_waits_is_given_numbers() -> None:
+    made = parts(config())
+    clients = Clients(
+        made.scenario.clients, engine(made, ahead=False), Moment(0, 0, 2), (0,), False
+    )
+    request = Weights(made.site("server").model().state_dict())
+    replies = clients.ask_all(fedavg.Client.fit, request).values()
+    assert all(type(reply.loss) is float for reply in replies)
 
 
 def test_such_numbers_end_the_run_at_the_latest_when_the_next_round_is_under_way(
