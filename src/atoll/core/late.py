@@ -65,10 +65,6 @@ class Losses(Mapping[str, float]):
     def __len__(self) -> int:
         return len(self._names)
 
-    def late(self, name: str) -> Late:
-        """A loss that is not waited for."""
-        return Late(lambda: self[name])
-
 
 def now(value: Any) -> Any:
     """A number that was late, waited for; anything else as it is."""
@@ -77,7 +73,7 @@ def now(value: Any) -> Any:
 
 def late(losses: Mapping[str, float], name: str) -> float:
     """A loss for the record: on its way if it is not there yet."""
-    return cast(float, losses.late(name)) if isinstance(losses, Losses) else losses[name]
+    return cast(float, Late(lambda: losses[name])) if isinstance(losses, Losses) else losses[name]
 
 
 def mean_of(numbers: Sequence[float]) -> float:

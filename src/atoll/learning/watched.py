@@ -8,12 +8,12 @@ what came out of the epoch before last, so that a stack whose members have all s
 
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from atoll.core.late import Arriving
 from atoll.core.messages import Tensors
 from atoll.core.rng import Stream
 from atoll.core.rows import Bounds, Rows
@@ -255,18 +255,8 @@ class Watch:
 
     def _asked(self) -> Callable[[], bool]:
         """Ask whether all have stopped by now; called, the answer waits for this epoch's end."""
-        if not self.all_stopped.is_cuda:
-            return partial(bool, self.all_stopped.clone())
-        answer = torch.zeros((), dtype=torch.bool, pin_memory=True)
-        answer.copy_(self.all_stopped, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-
-        def wait() -> bool:
-            event.synchronize()
-            return bool(answer)
-
-        return wait
+        answer = Arriving(self.all_stopped)
+        return lambda: bool(answer.numbers)
 
     def _ended(self, members: Sequence[Watched], seats: Sequence[int]) -> list[Outcome]:
         """What members have now; those that do not come next time stay at it."""

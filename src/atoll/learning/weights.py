@@ -66,7 +66,7 @@ def copied(weights: Named) -> dict[str, Tensor]:
 
 
 def placed(weights: Named, device: torch.device) -> dict[str, Tensor]:
-    """The same names on a device; tensors that are there already are the very same."""
+    """The same names on a device; what is there already is the very same, not to be changed."""
     if all(t.device == device for t in weights.values()):
         return cast("dict[str, Tensor]", weights)
     return {n: t.to(device) for n, t in weights.items()}

@@ -299,7 +299,6 @@ def _rounds(run: _Run, stage: int, number: int) -> None:
         ended = stage == stages
         run.save(stage, number, always=ended)
         if not ended and run.stopping():
-            run.settle()
             run.save(stage, number, always=True)
             raise InterruptedRunError
         done += 1
