@@ -95,7 +95,7 @@ def main() -> None:
     for turn in range(given.turns + 1):
         taken, weights = seconds(lambda: bare(made, given.rounds), given.device)
         done = jobs.run(job, dataset, cpu=given.device == "cpu")
-        far = max(float((done.weights[n] - w).abs().max()) for n, w in weights.items())
+        far = max(float((done.weights[n].cpu() - w.cpu()).abs().max()) for n, w in weights.items())
         if turn:  # the first one warms up
             theirs.append(taken)
             ours.append(done.seconds)

@@ -2,12 +2,14 @@
 
 Made-up texts, every client with a task of its own at every stage. For each stage it tells what
 crosses in the round that begins it (others' parts are sent then) and in a later one, and the time
-of a later round: of the processor on a CPU, which other programs do not change, else of the clock.
+of a later round, the median of those between the first and the last, which is tested: of the
+processor on a CPU, which other programs do not change, else of the clock.
 With selection (`sit`) a client is given `keep` parts whatever there is; without it one of every
 client. The term that holds past tasks has one summand for each of them with either.
 """
 
 import argparse
+import statistics
 import tempfile
 import time
 from itertools import pairwise
@@ -21,8 +23,6 @@ from atoll.engines.local import execute
 from atoll.runs.config import change, read, resolve
 from atoll.runs.result import Run
 
-ROUNDS = 3
-
 
 def values(given: argparse.Namespace, clients: int, transfer: str) -> dict[str, Any]:
     """A run of so many clients."""
@@ -34,7 +34,7 @@ def values(given: argparse.Namespace, clients: int, transfer: str) -> dict[str, 
     return change(
         read("fedseit"),
         {
-            "data": data, "clients": clients, "stages": given.tasks, "rounds": ROUNDS,
+            "data": data, "clients": clients, "stages": given.tasks, "rounds": given.rounds,
             "method.epochs": given.epochs, "method.transfer": transfer, "method.keep": given.keep,
             "widths": [given.filters], "vectors": f"random-{given.dimension}",
             "engine.device": given.device, "engine.mode": given.mode, "engine.packing": False,
@@ -57,8 +57,9 @@ def measure(given: argparse.Namespace, clients: int, transfer: str) -> dict[str,
         for name, number in (("first round", 0), ("later round", 1)):
             here = [m.bytes for m in sent if (m.stage, m.round) == (stage, number)]
             found.setdefault(f"bytes a client, {name}", []).append(sum(here) // clients)
-        later = [b[2] - a[2] for a, b in pairwise(marks) if b[:2] == (stage, 1)]
-        found.setdefault("seconds of a later round", []).append(later[0])
+        between = {(stage, number) for number in range(1, given.rounds - 1)}
+        later = [b[2] - a[2] for a, b in pairwise(marks) if b[:2] in between]
+        found.setdefault("seconds of a later round", []).append(statistics.median(later))
     return found
 
 
@@ -68,6 +69,7 @@ def main() -> None:
     parser.add_argument("--clients", default="3,20")
     parser.add_argument("--tasks", type=int, default=10)
     parser.add_argument("--transfers", default="sit,previous")
+    parser.add_argument("--rounds", type=int, default=3, help="of a task, 3 or more")
     parser.add_argument("--rows", type=int, default=150, help="texts of a task, a fifth to test")
     parser.add_argument("--length", type=int, default=100, help="words of a text; half at least")
     parser.add_argument("--keep", type=int, default=3)
