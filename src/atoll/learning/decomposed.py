@@ -30,6 +30,7 @@ from torch.nn import functional as F  # noqa: N812
 from atoll.core.rng import hashes
 from atoll.core.rows import Rows
 from atoll.learning.convolutions import Sizes, convolve
+from atoll.learning.holding import held, usable
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import linear
 from atoll.learning.textcnn import KERNELS, Words, extremes, highest
@@ -231,11 +232,11 @@ class _Penalties(torch.autograd.Function):
                 continue
             places = (term.base, term.mask, term.past, term.target)
             wanted = ctx.needs_input_grad[2 + term.mask]
-            held = _held([tensors[place] for place in places], tensors[0], term.one, axes, wanted)
-            sizes.setdefault(None, []).extend(held.squares)
-            sizes.setdefault(term.one, []).extend(held.absolutes)
-            found |= {term.base: held.of_base, term.past: held.of_past}
-            found |= {} if held.of_mask is None else {term.mask: held.of_mask}
+            value = _held([tensors[place] for place in places], tensors[0], term.one, axes, wanted)
+            sizes.setdefault(None, []).extend(value.squares)
+            sizes.setdefault(term.one, []).extend(value.absolutes)
+            found |= {term.base: value.of_base, term.past: value.of_past}
+            found |= {} if value.of_mask is None else {term.mask: value.of_mask}
         ctx.save_for_backward(*tensors)
         ctx.terms, ctx.found = terms, found
         totals = [
@@ -251,8 +252,8 @@ class _Penalties(torch.autograd.Function):
         weights = {weight for pull in pulls for weight in (pull.one, pull.two) if weight}
         slopes = {weight: slope * weight for weight in weights}
         found, ctx.found = ctx.found, None  # they are scaled in place, so there is one way back
-        for held in found.values():
-            held.mul_(_spread(slope, held))
+        for gradient in found.values():
+            gradient.mul_(_spread(slope, gradient))
         for pull in pulls:
             values = tensors[pull.place]
             if pull.one:
@@ -283,10 +284,13 @@ def _held(parts: Sequence[Tensor], strength: Tensor, one: float, axes: int, want
     """Parts: base, masks, adaptive parts and targets; `wanted`: masks move too.
 
     One by one, task after task, so that what is looked at stays in a cache; a stack has few and
-    large operations instead. The distance is rounded as in `restored`: right after the snapshot it
-    is exactly 0, of which Adam takes no sign.
+    large operations instead, on CUDA a single one. The distance is rounded as in `restored`: right
+    after the snapshot it is exactly 0, of which Adam takes no sign.
     """
     base, mask, past, target = parts
+    if axes == 1 and not wanted and usable(parts):
+        far, near, of_base, of_past = held(base, torch.sigmoid(mask), past, target, strength, one)
+        return _Value([far], [near], of_base, of_past, None)
     gate, of_past, of_mask = _gate(mask, past), torch.empty_like(past), torch.empty_like(mask)
     of_base = torch.zeros_like(base)
     squares, absolutes = list[Tensor](), list[Tensor]()
