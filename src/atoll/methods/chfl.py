@@ -343,13 +343,18 @@ class Client:
         return weights
 
     def _judge(self, received: Tensors, moment: Moment) -> Working[dict[str, int]]:
-        """Hits on validation rows of the models as they stand; they become the candidates."""
+        """Hits on validation rows of the models as they stand; they become the candidates.
+
+        A client without such rows has no hits: it takes mu = 0, and its last network alone.
+        """
         drifted = without("common", self.weights)
         said = received if self.options.eval_common == "global" else drifted
         weights = {**self._received(received), **prefixed("said", said)}
         how = partial(right, depth=self.depth, concat=self.concat, alone=self.alone)
-        counts = (yield Tally(weights, self.site.valid(moment.stage), how, OWN)).tolist()
-        members = len(self.mu) if self.bank else 0
+        rows, members = self.site.valid(moment.stage), len(self.mu) if self.bank else 0
+        counts = [0] * (1 + members + bool(self.concat) + len(self.alone))
+        if len(rows):
+            counts = (yield Tally(weights, rows, how, OWN)).tolist()
         bank, rest = counts[1 : 1 + members], counts[1 + members :]
         self.chosen = self._chosen(bank)
         found = {"common": counts[0], **{v: bank[member] for v, member in self.chosen.items()}}
@@ -360,7 +365,7 @@ class Client:
             parts.append(prefixed("local", without(self.alone[rest.index(max(rest))], weights)))
         own = {n: w for n, w in weights.items() if n.startswith(("unique/", "concat/"))}
         self.candidate = {name: w for part in (*parts, own) for name, w in part.items()}
-        self._keep_local(max(rest, default=-1))
+        self._keep_local(max(rest, default=-1), always=not len(rows))
         return {v: found[v] for v in reported(self.options) if v != "local"}
 
     def _chosen(self, bank: list[int]) -> dict[str, int]:
@@ -371,9 +376,9 @@ class Client:
         chosen |= {f"mu={mu:g}": 1 + place for place, mu in enumerate(self.options.mu)}
         return {**chosen, "auto": bank.index(max(bank))}
 
-    def _keep_local(self, count: int) -> None:
+    def _keep_local(self, count: int, always: bool) -> None:
         """The network trained alone is nobody else's business: the client keeps its best itself."""
-        if count > int(self.best_local) or self.options.select == "last":
+        if count > int(self.best_local) or always or self.options.select == "last":
             self.best_local = torch.tensor(count)
             self._keep(["local"])
 
@@ -455,7 +460,10 @@ class Server:
         return [v for v, keep in zip(self.variants, self.keep.tolist(), strict=True) if keep]
 
     def _compare(self, replies: list[tuple[dict[str, int], int]]) -> dict[str, float]:
-        """Mean accuracy on validation rows by variant, all clients alike; what gained is kept."""
+        """Mean accuracy on validation rows by variant, all clients alike; what gained is kept.
+
+        Where no client has such rows the last round is kept, and patience never ends.
+        """
         accuracy = torch.tensor(
             [
                 sum(valid[v] / max(1, rows) for valid, rows in replies) / len(replies)
@@ -466,9 +474,10 @@ class Server:
         if not self.judged:
             self.keep = accuracy > self.best
             gained = bool(self.keep[: self.counting].any())
-            self.idle = torch.tensor(0) if gained else self.idle + 1
+            blind = not any(rows for _, rows in replies)
+            self.idle = torch.tensor(0) if gained or blind else self.idle + 1
             self.best = torch.maximum(self.best, accuracy)
-            if self.options.select == "last":
+            if blind or self.options.select == "last":
                 self.keep = torch.ones_like(self.keep)
         return {f"valid {v}": float(a) for v, a in zip(self.variants, accuracy, strict=True)}
 

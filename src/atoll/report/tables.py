@@ -360,7 +360,28 @@ def departures(run: Run) -> list[Departure]:
     """For each site what it sent, in words; nothing that the ledger does not show."""
     ledger = [event for event in run.events if isinstance(event, Message)]
     clients = sorted({event.sender for event in ledger} - {SERVER})
-    return [Departure(client, _departed(client, ledger)) for client in clients]
+    before = _told_before(run)
+    return [Departure(client, _departed(client, ledger) + before) for client in clients]
+
+
+def _told_before(run: Run) -> str:
+    """What sites with tables of their own tell each other before the first message, if they do."""
+    common = [block for block in run.recipe.get("blocks", ()) if not block["site"]]
+    if not common or len(run.recipe["sites"]) < 2:  # noqa: PLR2004 - it takes two
+        return ""
+    names = list(dict.fromkeys(block["column"] for block in common))
+    texts = list(dict.fromkeys(block["column"] for block in common if block["levels"]))
+    levels = f", and each level (value) of the text columns {_some(texts)}" if texts else ""
+    return (
+        f" Before training, so that the tables agree, sites tell each other the names and types of "
+        f"the common columns ({_some(names)}), the names of the {len(run.recipe['classes'])} "
+        f"classes{levels}."
+    )
+
+
+def _some(names: Sequence[str], most: int = 12) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _departed(client: str, ledger: Sequence[Message]) -> str:

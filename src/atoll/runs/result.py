@@ -56,9 +56,15 @@ class Run:
         path = self.folder / "memory.json"
         return _parsed(path, json.loads) if path.exists() else {}
 
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """How rows of own files become what models read; empty where a run had no own files."""
+        path = self.folder / "recipe.json"
+        return _parsed(path, json.loads) if path.exists() else {}
+
     def read(self) -> None:
         """Read the record now; what was read stays when the folder goes."""
-        for name in ("events", "looks", "config", "facts", "seconds"):
+        for name in ("events", "looks", "config", "facts", "recipe", "seconds"):
             getattr(self, name)
 
     @property

@@ -435,6 +435,21 @@ def test_a_kept_model_is_the_one_of_its_best_round_not_of_the_last(tmp_path: Pat
     )
 
 
+def test_without_validation_rows_the_last_round_is_kept_and_mu_is_0(tmp_path: Path) -> None:
+    """Nothing can be judged then: not the strength, not the round, not when to end."""
+    made = parts(config(**{"scenario.valid": 0.0, "rounds": 3, "method.patience": 1}))
+    server, engine = made.server(), LocalEngine(made)
+    for number in range(3):
+        moment = Moment(0, number, 3)
+        notes = server.round(Clients(made.scenario.clients, engine, moment), moment)
+        assert not notes["finished"]
+    server.evaluate(Clients(made.scenario.clients, engine, moment), moment)
+    one = engine._clients["site-0"]
+    for variant in server.variants:
+        assert equal(one.best[variant], candidates(one)[variant])
+    assert float(one.best["auto"]["mu"]) == 0
+
+
 def test_local_sends_nothing_and_chooses_for_itself(tmp_path: Path) -> None:
     execute(config(variants=["local", "common"]), tmp_path)
     events = read_events(tmp_path)

@@ -164,6 +164,23 @@ def test_what_left_is_what_the_ledger_has(groups: list[Group]) -> None:
     assert "952 B were headers and plain values" in a.sentence
 
 
+def test_what_sites_tell_before_training_is_said_where_they_have_own_tables(
+    tmp_path: Path,
+) -> None:
+    folder = record(tmp_path / "run", "fedavg", 0, {"": {"a": 8, "b": 8}})
+    block = {"kind": "text", "levels": ["f", "m"], "missing": False, "start": 0, "site": ""}
+    mine = {**block, "column": "ward", "site": "a"}
+    recipe = {"classes": ["ill", "well"], "blocks": [{**block, "column": "sex"}, mine], "sites": {}}
+    (folder / "recipe.json").write_text(json.dumps({**recipe, "sites": {"a": {}, "b": {}}}))
+    sentence = tables.departures(gather([folder])[0].first)[0].sentence
+    assert sentence.endswith(
+        "the names and types of the common columns (sex), the names of the 2 classes, and each "
+        "level (value) of the text columns sex."
+    )
+    (folder / "recipe.json").write_text(json.dumps({**recipe, "sites": {"a": {}}}))
+    assert "Before training" not in tables.departures(gather([folder])[0].first)[0].sentence
+
+
 def test_a_tensor_that_no_server_sent_is_named_and_nothing_is_promised(tmp_path: Path) -> None:
     odd = (("rows", "float32", (200, 3)),)
     folder = record(tmp_path / "run", "fedavg", 0, {"": {"a": 8, "b": 8}}, tensors=odd)
