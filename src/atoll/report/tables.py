@@ -367,7 +367,7 @@ def departures(run: Run) -> list[Departure]:
 def _told_before(run: Run) -> str:
     """What sites with tables of their own tell each other before the first message, if they do."""
     common = [block for block in run.recipe.get("blocks", ()) if not block["site"]]
-    if not common or len(run.recipe["sites"]) < 2:  # noqa: PLR2004 - it takes two
+    if not common or len(run.recipe["sites"]) < 2:
         return ""
     names = list(dict.fromkeys(block["column"] for block in common))
     texts = list(dict.fromkeys(block["column"] for block in common if block["levels"]))
