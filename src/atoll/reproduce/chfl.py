@@ -410,9 +410,7 @@ def _claims(measured: dict[str, dict[str, Any]]) -> list[Claim]:
         if study.name in measured and study.of in measured:
             one, other = measured[study.name], measured[study.of]
             found += [
-                paired(
-                    f"{study.name}: {v} above that without", values_of(one, v), values_of(other, v)
-                )
+                _paired(f"{study.name}: {v} above that without", (one, v), (other, v))
                 for v in ("mu=0", "mu>0", "auto")
             ]
     return found
@@ -425,9 +423,13 @@ def _claims_of(name: str, one: dict[str, Any], clients: int) -> list[Claim]:
         pairs = [("mu>0", v) for v in ("mu=0", "common", "local")]
     else:
         pairs.append(("mu=0", "concat"))
-    return [
-        paired(f"{name}: {a} above {b}", values_of(one, a), values_of(one, b)) for a, b in pairs
-    ]
+    return [_paired(f"{name}: {a} above {b}", (one, a), (one, b)) for a, b in pairs]
+
+
+def _paired(text: str, one: tuple[dict[str, Any], str], other: tuple[dict[str, Any], str]) -> Claim:
+    """Two variants, of the same setting or of two, run by run and split by split."""
+    splits = [run["feature_seed"] for run in one[0]["runs"]]
+    return paired(text, values_of(*one), values_of(*other), splits)
 
 
 def figures(measured: dict[str, dict[str, Any]]) -> dict[str, bytes]:

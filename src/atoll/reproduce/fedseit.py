@@ -431,8 +431,8 @@ def _effects(measured: dict[str, dict[str, Any]]) -> list[Claim]:
         for other in others:
             if one.name in measured and other.name in measured:
                 text = f"{one.row}, lambda2 = {one.strength}: {one.method} above {other.method}"
-                values = (_values(measured[s.name]) for s in (one, other))
-                found.append(paired(text, *values))
+                ours, theirs = (_values(measured[s.name]) for s in (one, other))
+                found.append(paired(text, ours, theirs))
     return found
 
 

@@ -57,7 +57,7 @@ class Claim:
     text: str
     holds: bool | None  # None: the difference is within two standard errors
     evidence: str
-    open: bool = False  # what it needs was not run
+    open: bool = False  # what it needs was not run, or one run alone, of which no error is known
 
 
 @dataclass(frozen=True)
@@ -70,16 +70,32 @@ class Ledger:
     claims: tuple[Claim, ...] = ()
 
 
-def paired(text: str, one: Sequence[float], other: Sequence[float]) -> Claim:
-    """That one is above the other, on paired runs; it can be told beyond two standard errors."""
+def paired(
+    text: str, one: Sequence[float], other: Sequence[float], splits: Sequence[int] = ()
+) -> Claim:
+    """That one is above the other, on paired runs; it can be told beyond two standard errors.
+
+    Where runs share splits of the data, beyond those of the means of splits too: runs of one split
+    are not independent of each other.
+    """
     difference = np.asarray(one) - np.asarray(other)
     mean, above = float(difference.mean()), int((difference > 0).sum())
     if len(difference) == 1:
-        return Claim(text, None, f"{mean:+.4f} in the one run that there is")
-    error = float(difference.std(ddof=1) / np.sqrt(len(difference)))
-    holds = mean > 0 if abs(mean) > 2 * error else None
+        return Claim(text, None, f"{mean:+.4f} in the one run that there is", open=True)
+    error = _error(difference)
     evidence = f"{mean:+.4f} ± {error:.4f}, above in {above} of {len(difference)} runs"
-    return Claim(text, holds, evidence)
+    if len({*splits}) > 1:
+        names = sorted({*splits})
+        means = np.asarray([difference[np.asarray(splits) == split].mean() for split in names])
+        error = max(error, _error(means))
+        listed = ", ".join(f"{value:+.4f}" for value in means)
+        evidence += f"; splits {listed} (± {_error(means):.4f})"
+    return Claim(text, mean > 0 if abs(mean) > 2 * error else None, evidence)
+
+
+def _error(values: np.ndarray) -> float:
+    """The standard error of their mean."""
+    return float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
 def as_json(ledger: Ledger) -> dict[str, Any]:

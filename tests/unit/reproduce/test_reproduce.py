@@ -30,6 +30,16 @@ def test_a_difference_is_told_beyond_two_standard_errors_only() -> None:
     assert paired("a", [0.2, 0.21, 0.2], [0.3, 0.32, 0.31]).holds is False
     assert paired("a", [0.3, 0.2, 0.3], [0.2, 0.3, 0.29]).holds is None
     assert "above in 2 of 3 runs" in paired("a", [0.3, 0.2, 0.3], [0.2, 0.3, 0.29]).evidence
+    assert paired("a", [0.3], [0.2]).open
+
+
+def test_runs_of_one_split_are_not_taken_for_independent() -> None:
+    one, splits = [0.31, 0.32, 0.33, 0.20, 0.21, 0.20], [0, 0, 0, 1, 1, 1]
+    assert paired("a", one, [0.2] * 6).holds is True
+    claim = paired("a", one, [0.2] * 6, splits)
+    assert claim.holds is None
+    assert claim.evidence.endswith("; splits +0.1200, +0.0033 (± 0.0583)")
+    assert paired("a", one, [0.1] * 6, [0] * 6).holds is True
 
 
 def test_a_setting_is_tuned_on_validation_rows_measured_once_and_kept(tmp_path: Path) -> None:
