@@ -7,7 +7,7 @@ be guessed.) Own columns, values, numbers of rows and everything else stay.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,19 @@ from atoll.data.values import Block
 
 __all__ = [
     "Agree", "Agreed", "Common", "Offer", "Offered", "OwnTable", "Plan",
-    "common", "elsewhere", "only_here", "planned",
+    "UntoldError", "common", "elsewhere", "only_here", "planned",
 ]  # fmt: skip
 
 LEFT_OUT = "left out"
 NONE = np.empty(0, dtype=np.int64)
+
+
+class UntoldError(Exception):
+    """More of a column than this site tells, and what its operator could do."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what}: {remedy}")
+        self.what = what
 
 
 @dataclass(frozen=True)
@@ -129,6 +137,9 @@ class OwnTable:
 
     def offered(self, request: Offer) -> Offered:
         """What this table has."""
+        self._countable(self.options.label, self.look.classes[self.called])
+        if self.options.stage:
+            self._countable(self.options.stage, self.look.stages[self.called])
         columns = {
             _hash(name, request.key): LEFT_OUT if self._leaves(name) else kind
             for name, kind in self.kinds.items()
@@ -136,14 +147,26 @@ class OwnTable:
         stages = self.look.stages[self.called] if self.options.stage else []
         return Offered(columns, sorted(self.look.classes[self.called]), sorted(stages))
 
+    def _countable(self, name: str, values: Collection[str]) -> None:
+        """Refuse to tell the values of a column of names, numbers of patients or free text."""
+        rows = sum(self.look.classes[self.called].values())
+        if len(values) > min(self.options.most_levels, max(2, rows // 2)):
+            what = f"the column '{name}' has {len(values):,} values in {rows:,} rows"
+            remedy = "choose another label or stage, or write most_levels in this site's [data]"
+            raise UntoldError(what, remedy)
+
     def agreed(self, request: Agree, key: str) -> Agreed:
-        """Gaps and levels of the common columns."""
+        """Gaps and levels of the common columns; of one that is left out here, nothing."""
         gaps, levels = dict[str, bool](), dict[str, list[str]]()
         for name, kind in self.kinds.items():
             hashed, profile = _hash(name, key), self.profiles[name]
             if hashed in request.common:
                 gaps[hashed] = profile.rows > profile.present
                 if kind == "text":
+                    if self._leaves(name) or profile.distinct > self.options.most_levels:
+                        what = f"the column '{name}' has {profile.distinct:,} levels"
+                        remedy = "ignore it, or write keep or most_levels in this site's [data]"
+                        raise UntoldError(what, remedy)
                     levels[hashed] = sorted(profile.counts)
         return Agreed(gaps, levels)
 

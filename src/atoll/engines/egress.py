@@ -86,9 +86,9 @@ class EgressLog:
             if content and not content.endswith(b"\n"):
                 os.truncate(self.path, content.rfind(b"\n") + 1)
 
-    def total(self, run: str) -> int:
-        """The bytes that have left for a run so far."""
-        return self._sums.get(run, 0)
+    def total(self, run: str | None = None) -> int:
+        """The bytes that have left so far for a run, or for all."""
+        return sum(self._sums.values()) if run is None else self._sums.get(run, 0)
 
     def left(self, run: str, action: str, moment: Moment, packet: Packet) -> None:
         """Write down an answer; it leaves only when this has been written."""

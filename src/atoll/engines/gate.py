@@ -7,6 +7,7 @@ wrong here is told to the other side in a few fixed words; the details stay in t
 import dataclasses
 import json
 import logging
+import re
 import threading
 import time
 import tomllib
@@ -28,8 +29,10 @@ from atoll.core.federation import SERVER, Moment, actions, answer
 from atoll.core.messages import Packet, Tensors, pack, unpack
 from atoll.core.options import AtLeastOne, NotNegativeInt, build, nearest
 from atoll.core.record import FILES, Look, Record, disk_errors, write_whole
-from atoll.data.agree import Agree, Offer, OwnTable, Plan, only_here
+from atoll.data.agree import Agree, Offer, OwnTable, Plan, UntoldError, only_here
 from atoll.data.splits import scenario
+from atoll.data.tables import TableOptions
+from atoll.data.vectors import KINDS as VECTOR_KINDS
 from atoll.engines.egress import EgressLog
 from atoll.engines.spoil import spoilt
 from atoll.learning.weights import copied, prefixed
@@ -74,6 +77,8 @@ class Contract:
     stages: NotNegativeInt = 0  # that may be answered, counted from the first; 0 for all
     largest: AtLeastOne = 50_000_000  # bytes of one answer
     total: AtLeastOne = 5_000_000_000  # bytes of all answers of a run
+    in_all: AtLeastOne = 50_000_000_000  # bytes of all answers of all runs, ever
+    networks: tuple[str, ...] = ()  # package.module:function that a run may name: code that is here
     question: AtLeastOne = 200_000_000  # bytes of one question that is read at all
 
 
@@ -154,21 +159,45 @@ class Gate:
         with self._alone("offer"):
             made = self._begin(run, config)
             self._may("offer")
+            self._fits("offer", packet)
             request = unpack(packet, Offer, SERVER)
-            self._table, self._key = _own_table(client, made), request.key
-            reply = pack(self._table.offered(request))
+            table = _own_table(client, made)
+            with self._untold("offer"):
+                reply = pack(table.offered(request))
             self._let_out("offer", BEFORE, reply)
+            self._table, self._key = table, request.key
             return reply
 
     def agree(self, packet: Packet) -> Packet:
         """Say what else must be known of the columns that all sites have."""
         with self._alone("agree"):
             self._may("agree")
+            self._fits("agree", packet)
             if self._table is None:
                 raise RefusedError("nothing was offered")
-            reply = pack(self._table.agreed(unpack(packet, Agree, SERVER), self._key))
+            with self._untold("agree"):
+                reply = pack(self._table.agreed(unpack(packet, Agree, SERVER), self._key))
             self._let_out("agree", BEFORE, reply)
             return reply
+
+    @contextmanager
+    def _untold(self, action: str) -> Iterator[None]:
+        """What of its table a site does not tell: the log here says which column it was."""
+        try:
+            yield
+        except UntoldError as error:
+            self.egress.refused(self.run, action, error.what)
+            log.warning("%s: %s", action, error)
+            reason = "this site does not tell so much of a column; its own log says of which"
+            raise RefusedError(reason) from error
+
+    def _fits(self, action: str, packet: Packet) -> None:
+        """Refuse a question that is larger than the contract has it."""
+        size = len(packet.header) + len(packet.block)
+        if size > self.terms.question:
+            reason = f"a question of {size:,} bytes"
+            self.egress.refused(self.run, action, reason)
+            raise RefusedError(reason)
 
     def _may(self, action: str) -> None:
         if action not in self.terms.actions:
@@ -218,12 +247,28 @@ class Gate:
             values = tomllib.loads(config)
         except ValueError as error:
             raise RefusedError("a config that is not TOML") from error
+        self._only_ours(values)
         if "files" in values.get("data", {}):
             if "files" not in self.site.data:
                 raise RefusedError("the run wants own files, and this site's file names none")
-            values["data"] = {**values["data"], **self.site.data}
+            values["data"] = {**values["data"], **_sparing(values["data"]), **self.site.data}
         values["engine"] = {**values.get("engine", {}), **self.site.engine}
         return resolve(values, "the run's config")
+
+    def _only_ours(self, values: dict[str, Any]) -> None:
+        """A run names data by name: files and code here are for this site's own file to name."""
+        tables = {key: values.get(key, {}) for key in ("data", "public", "model", "engine")}
+        if not all(isinstance(table, dict) for table in tables.values()) or not isinstance(
+            values.get("models", []), list
+        ):
+            raise RefusedError("a config that is not of the agreed form")
+        data, public, model, engine = tables.values()
+        wordy = Path(str(model.get("vectors", ""))).suffix in VECTOR_KINDS
+        if {"images", "parties"} & data.keys() or "images" in public or engine.get("keep") or wordy:
+            raise RefusedError("the run names files or folders of this site's machine")
+        for name in (model.get("name", ""), *values.get("models", ())):
+            if ":" in str(name) and name not in self.terms.networks:
+                raise RefusedError("the run names code of this site's machine")
 
     def handle(self, number: int, action: str, moment: Moment, packet: Packet) -> Packet:
         """The answer to a question; one that comes twice is done once."""
@@ -248,11 +293,10 @@ class Gate:
             reason = f"stage {moment.stage + 1} is not in the contract"
         elif not 0 <= moment.stage < self._known.scenario.stages or moment.round < 0:
             reason = "a moment that is not in the run"
-        elif len(packet.header) + len(packet.block) > self.terms.question:
-            reason = f"a question of {len(packet.header) + len(packet.block):,} bytes"
         if reason:
             self.egress.refused(self.run, action, reason)
             raise RefusedError(reason)
+        self._fits(action, packet)
 
     def _let_out(self, action: str, moment: Moment, reply: Packet) -> None:
         reason = ""
@@ -260,6 +304,8 @@ class Gate:
             reason = f"an answer of {reply.size:,} bytes is larger than the contract allows"
         elif self.egress.total(self.run) + reply.size > self.terms.total:
             reason = f"more than {self.terms.total:,} bytes in all are not in the contract"
+        elif self.egress.total() + reply.size > self.terms.in_all:
+            reason = f"more than {self.terms.in_all:,} bytes of all runs are not in the contract"
         if reason:
             self.egress.refused(self.run, action, reason)
             raise RefusedError(reason)
@@ -310,6 +356,7 @@ class Gate:
     def finish(self, packet: Packet) -> None:
         """Make the store's folder of this run one that predictions can be made with."""
         with self._alone("finish"):
+            self._fits("finish", packet)
             told = unpack(packet, Finish, SERVER)
             state = prefixed("server", told.state)
             state |= prefixed(f"client/{self.id}", self._ready.state())
@@ -324,16 +371,12 @@ class Gate:
     def look(self, moment: Moment) -> None:
         """Keep here what the client sees of itself; it is never sent."""
         with self._alone("look"):
+            if moment.stage not in range(self._known.scenario.stages):
+                raise RefusedError("a moment that is not in the run")
             seen: list[Look] = getattr(self._ready, "look", lambda moment: [])(moment)
             lines = [json.dumps(vars(look), default=list) for look in seen]
             content = "".join(f"{line}\n" for line in lines).encode()
             write_whole(self._home / f"looks-{moment.stage}.jsonl", content)
-
-    def forget(self) -> None:
-        """Remove what is kept of a run that begins anew."""
-        with self._alone("forget"):
-            for path in self._home.glob("state-*.safetensors"):
-                path.unlink(missing_ok=True)
 
     @property
     def _ready(self) -> Any:
@@ -342,8 +385,8 @@ class Gate:
         return self._client
 
     def _file(self, place: str) -> Path:
-        if not place.replace("-", "").isalnum() or not place.isascii():
-            raise RefusedError("a place with other than letters, digits and -")
+        if not re.fullmatch(r"[0-9]{1,9}-[0-9]{1,9}", place):
+            raise RefusedError("a place that is not a stage and a round")
         return self._home / f"state-{place}.safetensors"
 
     @contextmanager
@@ -375,6 +418,13 @@ class Gate:
 
 def _arrays(state: Tensors) -> dict[str, np.ndarray[Any, Any]]:
     return {name: np.asarray(t.detach().cpu().numpy(), order="C") for name, t in state.items()}
+
+
+def _sparing(data: dict[str, Any]) -> dict[str, Any]:
+    """How much of a column is told is for the site's file to say; else no more than by default."""
+    usual = TableOptions.most_levels
+    most = data.get("most_levels", usual)
+    return {"keep": (), "most_levels": min(most, usual) if isinstance(most, int) else usual}
 
 
 def _own_table(client: str, config: RunConfig) -> OwnTable:

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from atoll import methods
 from atoll.core.errors import UserError
@@ -53,7 +55,7 @@ class EngineOptions:
     tune: bool = False  # cuDNN tries its ways on the first batches: faster, other last digits
     keep: str = ""  # a folder where training before the first round is kept for other runs
     device: str = "auto"  # auto, cpu or cuda
-    threads: NotNegativeInt = 0  # of torch on the CPU; 0 for torch's own choice
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0  # of torch on the CPU; 0: its own choice
 
 
 @dataclass(frozen=True)

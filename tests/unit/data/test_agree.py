@@ -12,10 +12,12 @@ import torch
 
 from atoll.core.errors import UserError
 from atoll.core.federation import Moment
-from atoll.core.messages import Packet, Tensors, opened, pack
+from atoll.core.messages import Packet, Tensors, opened, pack, unpack
 from atoll.core.record import Look, Record, Score, read_checkpoint, read_events
+from atoll.data import agree
 from atoll.data.agree import Agree, Agreed, Offer, Offered, Plan, common, elsewhere, planned
 from atoll.data.tables import TableOptions
+from atoll.engines.egress import lines
 from atoll.engines.gate import Finish, Gate, RefusedError, SiteFile
 from atoll.engines.local import execute
 from atoll.runs.config import RunConfig, change, resolve, to_toml
@@ -209,3 +211,57 @@ def test_global_scaling_would_need_rows_of_others(tmp_path: Path) -> None:
     text = json.dumps(dataclasses.asdict(near.agreement(made)))
     with pytest.raises(RefusedError, match="scale"):
         near.gates["bern"].prepare("run", to_toml(made), "bern", SITES, text)
+
+
+PEOPLE = "name,ssn,ward,age,diagnosis\n" + "".join(
+    f"Person {n},{900 + 7 * n},{'AB'[n % 2]},{40 + n % 17}.5,{'ill' if n % 3 else 'well'}\n"
+    for n in range(60)
+)
+
+
+def own(folder: Path, **data: Any) -> Gate:
+    """A site with a table of people."""
+    (folder / "people.csv").write_text(PEOPLE)
+    contract = {"methods": ["fedavg"], "actions": ["offer", "agree", "fit", "check"]}
+    given = {"files": [str(folder / "people.csv")], **data}
+    return Gate(SiteFile(store=str(folder / "store"), data=given, contract=contract))
+
+
+def asked(**data: Any) -> str:
+    given = {"files": ["a.csv", "b.csv"], "label": "diagnosis", **data}
+    return to_toml(resolve({"method": {"name": "fedavg"}, "data": given}, "test"))
+
+
+@pytest.mark.parametrize("column", ["name", "ssn"])
+def test_a_column_of_names_or_numbers_of_people_is_not_told_as_label_or_stage(
+    column: str, tmp_path: Path
+) -> None:
+    site = own(tmp_path)
+    for data in ({"label": column}, {"stage": column}):
+        wide = {**data, "most_levels": 1000, "keep": [column]}  # what the coordinator would like
+        with pytest.raises(RefusedError, match="does not tell so much"):
+            site.offer("run", asked(**wide), "a", pack(Offer("key")))
+    *_, last = lines(tmp_path / "store" / "egress.jsonl")
+    assert f"'{column}' has 60 values in 60 rows" in last.words
+    assert not last.bytes
+
+
+def test_levels_of_a_column_that_is_left_out_are_not_told_whatever_the_run_says(
+    tmp_path: Path,
+) -> None:
+    site = own(tmp_path)
+    config_ = asked(keep=["name"], most_levels=1000)
+    told = unpack(site.offer("run", config_, "a", pack(Offer("key"))), Offered, "a")
+    names = {name: agree._hash(name, "key") for name in ("name", "ward")}
+    assert told.columns[names["name"]] == agree.LEFT_OUT
+    with pytest.raises(RefusedError, match="does not tell so much"):
+        site.agree(pack(Agree([*names.values()])))
+    said = unpack(site.agree(pack(Agree([names["ward"]]))), Agreed, "a")
+    assert said.levels == {names["ward"]: ["A", "B"]}
+
+
+def test_a_site_may_tell_more_by_its_own_file(tmp_path: Path) -> None:
+    site = own(tmp_path, keep=["name"], most_levels=100)
+    site.offer("run", asked(), "a", pack(Offer("key")))
+    hashed = agree._hash("name", "key")
+    assert len(unpack(site.agree(pack(Agree([hashed]))), Agreed, "a").levels[hashed]) == 60

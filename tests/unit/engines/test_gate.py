@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,56 @@ def test_a_site_goes_back_to_either_of_its_last_two_places(tmp_path: Path) -> No
     assert not again.restore("0-1")  # it goes on with the newest it has, and says so
     for name, tensor in again._client.state().items():
         assert torch.equal(tensor, states[3][name])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data": {"images": ["/etc", "/home"]}}, "names files"),
+        ({"data": {"parties": ["/etc/passwd", "b.csv"]}}, "names files"),
+        ({"public": {"images": "/home"}}, "names files"),
+        ({"model": {"vectors": "/home/secret.txt"}}, "names files"),
+        ({"engine": {"keep": "/home"}}, "names files"),
+        ({"model": {"name": "webbrowser:open"}}, "names code"),
+        ({"models": ["mlp", "os.path:join"]}, "names code"),
+        ({"data": ["files"]}, "agreed form"),
+        ({"models": "a:b"}, "agreed form"),
+    ],
+)
+def test_a_run_names_no_file_and_no_code_of_this_machine(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    made = Gate(SiteFile(store=str(tmp_path / "store"), contract=TERMS))
+    values = {**tomllib.loads(config()), **changes}
+    text = "\n".join(f"{key} = {_toml(value)}" for key, value in values.items())
+    with pytest.raises(RefusedError, match=words):
+        made.prepare("run-1", text, "site-1")
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + "}"
+    return json.dumps(value)
+
+
+def test_all_runs_together_have_a_limit_too(tmp_path: Path) -> None:
+    made = gate(tmp_path)
+    size = made.handle(1, "fit", FIRST, pack(Empty())).size
+    made = Gate(SiteFile(store=str(tmp_path / "store"), contract={**TERMS, "in_all": 2 * size}))
+    made.prepare("run-2", config(), "site-1")
+    made.handle(1, "fit", FIRST, pack(Empty()))
+    made.prepare("run-3", config(), "site-1")
+    with pytest.raises(RefusedError, match="of all runs"):
+        made.handle(1, "fit", FIRST, pack(Empty()))
+
+
+def test_a_site_keeps_places_and_looks_of_the_run_alone(tmp_path: Path) -> None:
+    made = gate(tmp_path)
+    with pytest.raises(RefusedError, match="not a stage and a round"):
+        made.keep("abc")
+    for stage in (1, "a name"):
+        with pytest.raises(RefusedError, match="not in the run"):
+            made.look(Moment(stage, 0, 1))  # type: ignore[arg-type]
 
 
 def test_a_place_is_no_path(tmp_path: Path) -> None:
