@@ -127,11 +127,45 @@ def test_numbers_as_labels_are_ordered_as_numbers(tmp_path: Path) -> None:
     assert found.classes == ("2", "9", "10")
 
 
+def refusal(path: str, good: str) -> UserError:
+    with pytest.raises(UserError) as error:
+        data.load("", images=[good, path], size=8)
+    assert error.value.where == path
+    assert error.value.exit_code == EXIT_DATA_MISSING
+    for word in ("delete", "remove", "pickle"):
+        assert word not in str(error.value)
+    return error.value
+
+
+def test_ones_own_file_is_to_be_mended_and_never_deleted(tmp_path: Path) -> None:
+    good, whole = npz(tmp_path / "a.npz"), (tmp_path / "a.npz").read_bytes()
+    damaged = {"cut": whole[:300], "text": b"not an archive", "empty": b""}
+    for name, content in damaged.items():
+        (tmp_path / f"{name}.npz").write_bytes(content)
+        found = refusal(str(tmp_path / f"{name}.npz"), good)
+        assert found.what == "not an npz file of plain arrays that can be read"
+        assert "write it once more" in found.remedy
+    np.savez(tmp_path / "objects.npz", x=np.array([{}] * 6), y=np.arange(6))
+    refusal(str(tmp_path / "objects.npz"), good)
+    with (tmp_path / "one.npz").open("wb") as file:
+        np.save(file, np.zeros((6, 8, 8)))
+    refusal(str(tmp_path / "one.npz"), good)
+    floats = refusal(npz(tmp_path / "floats.npz", x=np.zeros((6, 8, 8))), good)
+    assert "multiplied by 255" in floats.remedy
+    np.savez(tmp_path / "lacks.npz", y=np.arange(6))
+    lacks = refusal(str(tmp_path / "lacks.npz"), good)
+    assert lacks.what == "no array x, only y"
+    assert "np.savez" in lacks.remedy
+    refusal(npz(tmp_path / "number.npz", x=np.float64(3)), good)
+    (tmp_path / "b.parquet").write_bytes(b"no")
+    assert "Parquet" in refusal(str(tmp_path / "b.parquet"), good).what
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"x": np.zeros((6, 8, 8), np.float32)}, "images of float32"),
     ({"x": np.zeros((6, 8, 8, 4), np.uint8)}, "shape \\(8, 8, 4\\)"),
     ({"y": np.arange(5)}, "6 images and labels of shape"),
-    ({"y": np.arange(6)}, "no numbers of its 2 classes"),
+    ({"y": np.arange(6)}, "no numbers of the 2 classes"),
 ]
 
 
