@@ -36,6 +36,11 @@ def text_files(
     """Texts of your own: one file a client; `stage` names the column of tasks, empty for one."""
     if not files:
         raise UserError("no files", "data", "write files = ['a.jsonl', 'b.jsonl'], one a client")
+    places = [Path(path).resolve() for path in files]
+    for path, place in zip(files, places, strict=True):
+        if places.count(place) > 1:
+            remedy = "give each client a file of its own"
+            raise UserError(f"two clients have the file '{path}'", "data.files", remedy)
     tables = [_columns(Path(path), [text, label, *([stage] if stage else [])]) for path in files]
     texts = [tokenised(word or "") for table in tables for word in table[0]]
     labels = [name for table in tables for name in table[1]]

@@ -241,3 +241,10 @@ def test_a_client_without_rows_for_a_stage_is_named(tmp_path: Path) -> None:
     made = data.load("", files=files, **HOW)
     with pytest.raises(UserError, match="'site-1' has no rows for stage '10'"):
         scenario(made, ScenarioOptions(split="tasks"), 0)
+
+
+def test_one_file_is_not_two_clients(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", rows())
+    for other in (path, str(tmp_path / "b" / ".." / "a.jsonl")):
+        found = wrong(Path(path), files=[path, other])
+        assert found.what == f"two clients have the file '{path}'"
