@@ -1,4 +1,4 @@
-"""The user's own texts: a JSONL, CSV, TSV or Parquet file a client, a column that names the task."""
+"""The user's own texts: a JSONL, CSV, TSV or Parquet file a client, a column names the task."""
 
 import json
 import math
@@ -97,8 +97,8 @@ def _names(path: Path, column: str, values: Sequence[Any]) -> list[str]:
     missing = ("", *MISSING) if all(map(_number, among)) else ("",)  # NA is none among numbers
     for row, word in enumerate(words, 1):
         if word in missing:
-            what = f"row {row} has no '{column}'"
-            raise UserError(what, str(path), "fill it or leave the row out")
+            remedy = "fill it or leave the row out"
+            raise UserError(f"row {row} has no '{column}'", str(path), remedy)
     found: list[str] = _labels(pyarrow.array(words, pyarrow.string())).to_pylist()
     return found
 

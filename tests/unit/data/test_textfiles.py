@@ -248,3 +248,12 @@ def test_one_file_is_not_two_clients(tmp_path: Path) -> None:
     for other in (path, str(tmp_path / "b" / ".." / "a.jsonl")):
         found = wrong(Path(path), files=[path, other])
         assert found.what == f"two clients have the file '{path}'"
+
+
+def test_texts_without_the_name_of_their_column_are_not_read_as_a_table(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", rows())
+    for files in ([path], {"a": [path]}):
+        with pytest.raises(UserError, match="a JSON file is no table") as refusal:
+            data.load("", files=files, label="topic")
+        assert "text = 'body'" in refusal.value.remedy
+        assert "harbour" not in str(refusal.value)
