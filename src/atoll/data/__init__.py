@@ -62,7 +62,8 @@ def load(name: str, **given: Any) -> Dataset:
 def _no_jsonl(files: Any) -> None:
     """Refuse JSONL as a table: its first line would be told as the names of columns."""
     lists = files.values() if isinstance(files, dict) else [files]
-    for file in (str(file) for each in lists for file in each):
+    named = [file for each in lists if isinstance(each, list | tuple) for file in each]
+    for file in (str(file) for file in named):
         if file.lower().endswith((".jsonl", ".ndjson", ".json")):
             remedy = "tables are CSV or Parquet; for texts, name their column: text = 'body'"
             raise UserError("a JSON file is no table", file, remedy)

@@ -257,3 +257,5 @@ def test_texts_without_the_name_of_their_column_are_not_read_as_a_table(tmp_path
             data.load("", files=files, label="topic")
         assert "text = 'body'" in refusal.value.remedy
         assert "harbour" not in str(refusal.value)
+    with pytest.raises(UserError):
+        data.load("", files=3, label="topic")
