@@ -1,6 +1,7 @@
 """The user's own images: a folder, an npz file or a Parquet file for each site.
 
-A folder has one folder of PNG, JPEG, ... for each class, or `train` and `test` with these in them.
+A folder has one folder of PNG, JPEG, ... for each class, or `train` and `test` with these in them;
+what is in `val` beside them is trained on too, for a run draws its own validation rows.
 An npz file has `x` and `y`, or x_train, y_train, x_test, y_test: images uint8 as N x H x W or
 N x H x W x 3, and, for classes that have names, `classes`. A Parquet file has a column of encoded
 images and one of labels. All images are brought to one size and number of channels.
@@ -27,6 +28,7 @@ __all__ = ["ENDINGS", "Shape", "image_files", "picture", "some_images", "unlabel
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, int, int]
 ENDINGS: Final = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+VALIDATION: Final = ("val", "valid", "validation")
 KINDS: Final = "a folder of images, an .npz or a .parquet file"
 
 
@@ -171,9 +173,8 @@ def _site(path: Path, shape: Shape, columns: tuple[str, str]) -> _Found:
 
 def _folder(path: Path, shape: Shape) -> _Found:
     """A folder for each class; or train and test, each with these."""
-    inside = {child.name: child for child in sorted(path.iterdir()) if _shown(child)}
-    parted = {*inside} == {"train", "test"}
-    parts = [inside["train"], inside["test"]] if parted else [path]
+    parts = _parts(path)
+    parted = len(parts) > 1 and parts[-1].name.lower() == "test"
     labels, pictures, counts, classes = list[str](), list[Path](), list[int](), set[str]()
     for part in parts:
         before = len(pictures)
@@ -186,9 +187,21 @@ def _folder(path: Path, shape: Shape) -> _Found:
     if not pictures:
         remedy = "make a folder for each class and put its PNG or JPEG files there"
         raise UserError("no images in folders of classes", str(path), remedy)
-    test = np.repeat([False, True], counts) if parted else None
+    marks = [parted and part is parts[-1] for part in parts]
+    test = np.repeat(marks, counts) if parted else None
     names = tuple(p.relative_to(path).as_posix() for p in pictures)
     return _Found(_pictures(path, pictures, shape), labels, test, tuple(sorted(classes)), names)
+
+
+def _parts(path: Path) -> list[Path]:
+    """The folders that have folders of classes: this one; or train, validation and last test."""
+    inside = {child.name.lower(): child for child in sorted(path.iterdir()) if _shown(child)}
+    if len(inside) < 2 or not {*inside} <= {"train", "test", *VALIDATION}:
+        return [path]
+    if "train" not in inside:
+        what = f"folders {' and '.join(inside)} without one called train"
+        raise UserError(what, str(path), "name it train, or give classes other names")
+    return [inside[name] for name in ("train", *VALIDATION, "test") if name in inside]
 
 
 def _shown(path: Path) -> bool:

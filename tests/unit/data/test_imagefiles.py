@@ -1,6 +1,7 @@
 """The user's own images: folders, npz and Parquet become one data set, mistakes are told."""
 
 import io
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from PIL import Image
 
 from atoll import data
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
-from atoll.data.imagefiles import unlabelled
+from atoll.data.imagefiles import some_images, unlabelled
 from atoll.data.public import PublicOptions, public
 from atoll.engines.local import execute
 from atoll.runs.config import resolve
@@ -87,6 +88,33 @@ def test_test_images_stay_test_images(tmp_path: Path) -> None:
     whole = npz(tmp_path / "c.npz", classes=["0", "1"])
     with pytest.raises(UserError, match="some sites have test images"):
         data.load("", images=[str(one), whole], size=8)
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "Validation"])
+def test_a_folder_of_validation_images_is_trained_on_and_is_no_class(
+    name: str, tmp_path: Path
+) -> None:
+    for site in "ab":
+        for part, count in (("train", 3), (name, 2), ("test", 1)):
+            folder(tmp_path / site / part, {"cat": count, "dog": count})
+    found = data.load("", images=[str(tmp_path / site) for site in "ab"], size=8)
+    assert found.classes == ("cat", "dog")
+    assert found.test is not None
+    assert found.test.tolist() == ([False] * 10 + [True] * 2) * 2
+    assert found.y.tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1, 0, 1] * 2
+    _, names, labels = some_images(tmp_path / "a", SHAPE, "image", "label")
+    assert names[6] == f"{name}/cat/00.png"
+    assert labels == [found.classes[label] for label in found.y[:12]]
+    for site in "ab":
+        shutil.rmtree(tmp_path / site / "test")
+    found = data.load("", images=[str(tmp_path / site) for site in "ab"], size=8)
+    assert (found.test, found.classes, len(found)) == (None, ("cat", "dog"), 20)
+    sites = [folder(tmp_path / "d" / part, {"cat": 1, "dog": 1}) for part in ("train", "test")]
+    assert data.load("", images=sites, size=8).test is None  # sites may be called so
+    folder(tmp_path / "c" / "test", {"cat": 1})
+    folder(tmp_path / "c" / name, {"cat": 1})
+    with pytest.raises(UserError, match="without one called train"):
+        data.load("", images=[str(tmp_path / site) for site in "ac"], size=8)
 
 
 def test_sizes_channels_depth_and_orientation(tmp_path: Path) -> None:
