@@ -241,15 +241,26 @@ def picture(where: Path, source: Callable[[], Any], shape: Shape) -> Array:
     try:
         with Image.open(source()) as opened:
             upright = ImageOps.exif_transpose(opened)
-            deep = upright.mode.startswith("I")  # 16 bits a pixel, as scanners write them
-            grey = np.asarray(upright, dtype=np.float64) / 257 if deep else None
-            pixels = np.asarray(upright.convert("RGB")) if grey is None else grey[:, :, None]
+            grey = upright.mode == "F" or upright.mode.startswith("I")
+            pixels = np.asarray(upright if grey else upright.convert("RGB"))
+            wide = upright.mode == "I"  # 32 bits a pixel; other modes with an I have 16
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
         words = " ".join(str(error).split())[:120]
         remedy = "write it once more from where it came from, or leave it out"
         raise UserError(f"not an image that can be read: {words}", str(where), remedy) from error
-    bytes_ = np.clip(np.round(pixels), 0, 255).astype(np.uint8).transpose(2, 0, 1)[None]
-    return fitted(np.ascontiguousarray(bytes_), shape)
+    bytes_ = (_to_bytes(where, pixels, wide)[:, :, None] if grey else pixels).transpose(2, 0, 1)
+    return fitted(np.ascontiguousarray(bytes_[None]), shape)
+
+
+def _to_bytes(where: Path, pixels: Array, wide: bool) -> Array:
+    """Grey values of more than 8 bits as bytes: of 65,535 as scanners write them, or of 255."""
+    if pixels.dtype.kind == "f" or pixels.min() < 0 or pixels.max() > 65_535:
+        what = f"pixels of {pixels.dtype} from {pixels.min():g} to {pixels.max():g}"
+        remedy = "write the image with 8 or 16 bits a pixel, from 0 to 255 or from 0 to 65,535"
+        raise UserError(what, str(where), remedy, EXIT_DATA_MISSING)
+    if wide and pixels.max() < 256:
+        return pixels.astype(np.uint8)
+    return np.round(pixels / 257).astype(np.uint8)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from PIL import Image
 
 from atoll import data
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
+from atoll.data.imagefiles import picture as picture_of
 from atoll.data.imagefiles import some_images, unlabelled
 from atoll.data.public import PublicOptions, public
 from atoll.engines.local import execute
@@ -132,6 +133,27 @@ def test_sizes_channels_depth_and_orientation(tmp_path: Path) -> None:
     assert found.x[0].min() == found.x[0].max() == 99
     assert found.x[1, 0, :, 7].min() == 255
     assert found.x[1, 0, :, 0].max() == 0
+
+
+def test_deep_pixels_are_brought_to_bytes_or_refused_and_never_become_black(tmp_path: Path) -> None:
+    path = tmp_path / "scan.tif"
+
+    def brightest(values: Any) -> int:
+        Image.fromarray(np.asarray(values)).save(path)
+        return int(picture_of(path, lambda: path, (1, 2, 2)).max())
+
+    assert brightest(np.full((2, 2), 200, dtype=np.int32)) == 200
+    assert brightest(np.full((2, 2), 257 * 99, dtype=np.int32)) == 99
+    assert brightest(np.full((2, 2), 200, dtype=np.uint16)) == 1  # dark, of 65,535
+    refused: list[Any] = [
+        np.full((2, 2), 0.5, dtype=np.float32),
+        np.full((2, 2), 65_536, dtype=np.int32),
+        np.full((2, 2), -1, dtype=np.int32),
+    ]
+    for values in refused:
+        with pytest.raises(UserError, match="pixels of") as error:
+            brightest(values)
+        assert error.value.where == str(path)
 
 
 def test_classes_may_be_listed_where_a_site_lacks_some(tmp_path: Path) -> None:
