@@ -24,7 +24,7 @@ from pathlib import Path
 
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 
-__all__ = ["File", "Group", "find", "folder", "obtain", "reading", "refused", "trust"]
+__all__ = ["File", "Group", "find", "folder", "obtain", "own", "reading", "refused", "trust"]
 
 TIMEOUT_SECONDS = 30.0
 BLOCK = 1 << 20  # bytes read at once
@@ -204,3 +204,20 @@ def reading(path: Path) -> Iterator[None]:
     except DAMAGE as error:
         words = " ".join(str(error).split())[:200]
         raise refused(path, f"cannot be read: {words}") from error
+
+
+@contextmanager
+def own(path: Path, kind: str) -> Iterator[None]:
+    """What goes wrong while a user's own file is read: to be mended there, never to be deleted.
+
+    The words of the reader are left out: they may quote the data, or advise what is not safe.
+    """
+    try:
+        yield
+    except PermissionError as error:
+        remedy = "ask for permission to read it"
+        raise UserError("you may not read it", str(path), remedy, EXIT_DATA_MISSING) from error
+    except DAMAGE as error:
+        remedy = "it is damaged or of another kind: write it once more from where it came from"
+        what = f"not {kind} that can be read"
+        raise UserError(what, str(path), remedy, EXIT_DATA_MISSING) from error

@@ -1,13 +1,15 @@
 """The user's own images: a folder, an npz file or a Parquet file for each site.
 
-A folder has one folder of PNG, JPEG, ... for each class, or `train` and `test` with these in them.
+A folder has one folder of PNG, JPEG, ... for each class, or `train` and `test` with these in them;
+what is in `val` beside them is trained on too, for a run draws its own validation rows.
 An npz file has `x` and `y`, or x_train, y_train, x_test, y_test: images uint8 as N x H x W or
 N x H x W x 3, and, for classes that have names, `classes`. A Parquet file has a column of encoded
 images and one of labels. All images are brought to one size and number of channels.
 """
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +20,7 @@ import pyarrow.parquet
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import AtLeastOne, nearest
 from atoll.data.dataset import Dataset
-from atoll.data.fetch import reading, refused
+from atoll.data.fetch import own
 from atoll.data.pictures import fitted
 
 __all__ = ["ENDINGS", "Shape", "image_files", "picture", "some_images", "unlabelled"]
@@ -26,6 +28,7 @@ __all__ = ["ENDINGS", "Shape", "image_files", "picture", "some_images", "unlabel
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, int, int]
 ENDINGS: Final = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+VALIDATION: Final = ("val", "valid", "validation")
 KINDS: Final = "a folder of images, an .npz or a .parquet file"
 
 
@@ -93,10 +96,10 @@ def unlabelled(path: Path, shape: Shape, image: str = "image") -> Array:
     if path.is_dir():
         return _pictures(path, _below(path), shape)
     if path.suffix == ".npz":
-        with reading(path), path.open("rb") as stream, np.load(stream, allow_pickle=False) as held:
+        with _arrays(path) as held:
             key = next((k for k in ("x", "x_train") if k in held), "")
             if not key:
-                raise refused(path, f"has no array x or x_train, only {', '.join(sorted(held))}")
+                raise _lacking(path, "x or x_train", held)
             return fitted(_channels_first(path, held[key]), shape)
     return _encoded(path, _column(path, image), shape)
 
@@ -118,7 +121,7 @@ def some_images(
         return _pictures(path, found, shape), [p.relative_to(path).as_posix() for p in found], None
     labels: list[str] | None = None
     if path.suffix == ".npz":
-        with reading(path), path.open("rb") as stream, np.load(stream, allow_pickle=False) as held:
+        with _arrays(path) as held:
             known = {*held}
         if {"x", "y"} <= known or "y_train" in known:
             site = _npz(path, shape)
@@ -170,9 +173,8 @@ def _site(path: Path, shape: Shape, columns: tuple[str, str]) -> _Found:
 
 def _folder(path: Path, shape: Shape) -> _Found:
     """A folder for each class; or train and test, each with these."""
-    inside = {child.name: child for child in sorted(path.iterdir()) if _shown(child)}
-    parted = {*inside} == {"train", "test"}
-    parts = [inside["train"], inside["test"]] if parted else [path]
+    parts = _parts(path)
+    parted = len(parts) > 1 and parts[-1].name.lower() == "test"
     labels, pictures, counts, classes = list[str](), list[Path](), list[int](), set[str]()
     for part in parts:
         before = len(pictures)
@@ -185,9 +187,21 @@ def _folder(path: Path, shape: Shape) -> _Found:
     if not pictures:
         remedy = "make a folder for each class and put its PNG or JPEG files there"
         raise UserError("no images in folders of classes", str(path), remedy)
-    test = np.repeat([False, True], counts) if parted else None
+    marks = [parted and part is parts[-1] for part in parts]
+    test = np.repeat(marks, counts) if parted else None
     names = tuple(p.relative_to(path).as_posix() for p in pictures)
     return _Found(_pictures(path, pictures, shape), labels, test, tuple(sorted(classes)), names)
+
+
+def _parts(path: Path) -> list[Path]:
+    """The folders that have folders of classes: this one; or train, validation and last test."""
+    inside = {child.name.lower(): child for child in sorted(path.iterdir()) if _shown(child)}
+    if len(inside) < 2 or not {*inside} <= {"train", "test", *VALIDATION}:
+        return [path]
+    if "train" not in inside:
+        what = f"folders {' and '.join(inside)} without one called train"
+        raise UserError(what, str(path), "name it train, or give classes other names")
+    return [inside[name] for name in ("train", *VALIDATION, "test") if name in inside]
 
 
 def _shown(path: Path) -> bool:
@@ -227,32 +241,63 @@ def picture(where: Path, source: Callable[[], Any], shape: Shape) -> Array:
     try:
         with Image.open(source()) as opened:
             upright = ImageOps.exif_transpose(opened)
-            deep = upright.mode.startswith("I")  # 16 bits a pixel, as scanners write them
-            grey = np.asarray(upright, dtype=np.float64) / 257 if deep else None
-            pixels = np.asarray(upright.convert("RGB")) if grey is None else grey[:, :, None]
+            grey = upright.mode == "F" or upright.mode.startswith("I")
+            pixels = np.asarray(upright if grey else upright.convert("RGB"))
+            wide = upright.mode == "I"  # 32 bits a pixel; other modes with an I have 16
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
         words = " ".join(str(error).split())[:120]
-        remedy = "replace or remove it"
+        remedy = "write it once more from where it came from, or leave it out"
         raise UserError(f"not an image that can be read: {words}", str(where), remedy) from error
-    bytes_ = np.clip(np.round(pixels), 0, 255).astype(np.uint8).transpose(2, 0, 1)[None]
-    return fitted(np.ascontiguousarray(bytes_), shape)
+    bytes_ = (_to_bytes(where, pixels, wide)[:, :, None] if grey else pixels).transpose(2, 0, 1)
+    return fitted(np.ascontiguousarray(bytes_[None]), shape)
+
+
+def _to_bytes(where: Path, pixels: Array, wide: bool) -> Array:
+    """Grey values of more than 8 bits as bytes: of 65,535 as scanners write them, or of 255."""
+    if pixels.dtype.kind == "f" or pixels.min() < 0 or pixels.max() > 65_535:
+        what = f"pixels of {pixels.dtype} from {pixels.min():g} to {pixels.max():g}"
+        remedy = "write the image with 8 or 16 bits a pixel, from 0 to 255 or from 0 to 65,535"
+        raise UserError(what, str(where), remedy, EXIT_DATA_MISSING)
+    if wide and pixels.max() < 256:
+        return pixels.astype(np.uint8)
+    return np.round(pixels / 257).astype(np.uint8)
+
+
+@contextmanager
+def _arrays(path: Path) -> Iterator[Any]:
+    """The arrays of an npz file, by name; nothing pickled."""
+    with (
+        own(path, "an npz file of plain arrays"),
+        path.open("rb") as stream,
+        np.load(stream, allow_pickle=False) as held,
+    ):
+        if not isinstance(held, np.lib.npyio.NpzFile):
+            raise TypeError  # a single array, under the name of several
+        yield held
+
+
+def _lacking(path: Path, name: str, held: Any) -> UserError:
+    what = f"no array {name}, only {', '.join(sorted(held)) or 'nothing'}"
+    remedy = "write it with np.savez(file, x=images, y=labels)"
+    return UserError(what, str(path), remedy, EXIT_DATA_MISSING)
 
 
 def _npz(path: Path, shape: Shape) -> _Found:
-    with reading(path), path.open("rb") as stream, np.load(stream, allow_pickle=False) as held:
+    with _arrays(path) as held:
         parted = "x_train" in held
         keys = ("x_train", "y_train", "x_test", "y_test") if parted else ("x", "y")
         for key in keys:
             if key not in held:
-                raise refused(path, f"has no array {key}, only {', '.join(sorted(held))}")
+                raise _lacking(path, key, held)
         arrays = [held[key] for key in keys]
-        names = [str(name) for name in held["classes"]] if "classes" in held else []
-    labels: list[str] = []
-    for x, y in zip(arrays[::2], arrays[1::2], strict=True):
+        names = [str(name) for name in held["classes"].ravel()] if "classes" in held else []
+    pictures, labels = [_channels_first(path, x) for x in arrays[::2]], list[str]()
+    for x, y in zip(pictures, arrays[1::2], strict=True):
         if y.shape != x.shape[:1] or not len(y):
-            raise refused(path, f"has {len(x)} images and labels of shape {y.shape}")
+            what = f"{len(x)} images and labels of shape {y.shape}"
+            raise UserError(what, str(path), "give each image one label", EXIT_DATA_MISSING)
         labels += _named(path, y, names)
-    x = np.concatenate([fitted(_channels_first(path, x), shape) for x in arrays[::2]])
+    x = np.concatenate([fitted(x, shape) for x in pictures])
     test = np.repeat([False, True], [len(y) for y in arrays[1::2]]) if parted else None
     return _Found(x, labels, test, tuple(names) or tuple(_sorted(labels)))
 
@@ -261,14 +306,17 @@ def _named(path: Path, y: Array, names: Sequence[str]) -> list[str]:
     if not names:
         return [str(value) for value in y.tolist()]
     if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= len(names):
-        raise refused(path, f"has labels that are no numbers of its {len(names)} classes")
+        what = f"labels that are no numbers of the {len(names)} classes of the file"
+        remedy = f"write labels from 0 to {len(names) - 1}, or leave out classes"
+        raise UserError(what, str(path), remedy, EXIT_DATA_MISSING)
     return [names[value] for value in y.tolist()]
 
 
 def _channels_first(path: Path, x: Array) -> Array:
     if x.dtype != np.uint8 or x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[3] not in (1, 3)):
-        what = f"has images of {x.dtype} and shape {x.shape[1:]}, not uint8 H x W or H x W x 3"
-        raise refused(path, what)
+        what = f"images of {x.dtype} and shape {x.shape[1:]}, not uint8 H x W or H x W x 3"
+        remedy = "write them as uint8 from 0 to 255: those from 0 to 1 are multiplied by 255"
+        raise UserError(what, str(path), remedy, EXIT_DATA_MISSING)
     return x[:, None] if x.ndim == 3 else np.ascontiguousarray(x.transpose(0, 3, 1, 2))
 
 
@@ -282,7 +330,7 @@ def _parquet(path: Path, shape: Shape, columns: tuple[str, str]) -> _Found:
 
 
 def _columns(path: Path) -> set[str]:
-    with reading(path):
+    with own(path, "a Parquet file"):
         return {*pyarrow.parquet.ParquetFile(path).schema_arrow.names}
 
 
@@ -290,7 +338,7 @@ def _column(path: Path, name: str) -> list[Any]:
     known = sorted(_columns(path))
     if name not in known:
         raise UserError(f"no column '{name}'", str(path), nearest(name, known))
-    with reading(path):
+    with own(path, "a Parquet file"):
         values: list[Any] = pyarrow.parquet.read_table(path, columns=[name]).column(0).to_pylist()
     if not values:
         raise UserError("a file without rows", str(path), "leave it out, or fill it")

@@ -1,28 +1,29 @@
-"""The user's own texts: one JSONL, CSV or Parquet file a client, a column that says which task."""
+"""The user's own texts: a JSONL, CSV, TSV or Parquet file a client, a column names the task."""
 
-from collections.abc import Sequence
+import json
+import math
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow
 import pyarrow.csv
-import pyarrow.json
 import pyarrow.parquet
 
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import AtLeastOne, nearest
 from atoll.data.dataset import Dataset
-from atoll.data.fetch import reading
+from atoll.data.fetch import own
+from atoll.data.tables import MISSING, _labels, _natural
 from atoll.data.tokens import numbered, tokenised
 
 __all__ = ["text_files"]
 
-READERS: Final[dict[str, Any]] = {
-    ".jsonl": pyarrow.json.read_json,
-    ".csv": pyarrow.csv.read_csv,
-    ".parquet": pyarrow.parquet.read_table,
-}
+BLOCK: Final = 1 << 23  # bytes of a CSV file read at once; a row must fit
+UNEVEN: Final = re.compile(r"CSV parse error: Row #(\d+): Expected (\d+) columns, got (\d+)")
 
 
 def text_files(
@@ -35,11 +36,16 @@ def text_files(
     """Texts of your own: one file a client; `stage` names the column of tasks, empty for one."""
     if not files:
         raise UserError("no files", "data", "write files = ['a.jsonl', 'b.jsonl'], one a client")
+    places = [Path(path).resolve() for path in files]
+    for path, place in zip(files, places, strict=True):
+        if places.count(place) > 1:
+            remedy = "give each client a file of its own"
+            raise UserError(f"two clients have the file '{path}'", "data.files", remedy)
     tables = [_columns(Path(path), [text, label, *([stage] if stage else [])]) for path in files]
     texts = [tokenised(word or "") for table in tables for word in table[0]]
-    labels = [str(name) for table in tables for name in table[1]]
-    when = [value for table in tables for value in table[2]] if stage else [0] * len(texts)
-    classes, stages = sorted(set(labels)), _ordered(when)
+    labels = [name for table in tables for name in table[1]]
+    when = [name for table in tables for name in table[2]] if stage else ["0"] * len(texts)
+    classes, stages = (sorted(set(names), key=_natural) for names in (labels, when))
     x, words = numbered(texts, length, fewest=1)
     sizes = [len(table[0]) for table in tables]
     return Dataset(
@@ -53,41 +59,144 @@ def text_files(
         group=np.repeat(np.arange(len(files)), sizes),
         groups=tuple(str(path) for path in files),
         words=words,
-        stage=np.array([stages.index(value) for value in when], dtype=np.int64),
-        stages=tuple(str(value) for value in stages),
+        stage=np.array([stages.index(name) for name in when], dtype=np.int64),
+        stages=tuple(stages),
     )
 
 
-def _ordered(values: Sequence[Any]) -> list[Any]:
-    """The different values in their order; numbers as numbers, all else as text."""
-    kinds = {type(value) for value in values}
-    return sorted(set(values), key=None if len(kinds) == 1 else str)
-
-
-def _table(path: Path) -> pyarrow.Table:
-    if path.suffix not in READERS:
+def _columns(path: Path, names: Sequence[str]) -> list[list[Any]]:
+    """These columns of a file; labels and stages must not be missing, a text may be."""
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
         known = ", ".join(READERS)
         raise UserError(f"'{path}' is of no known kind", "data.files", f"give one of {known}")
     if not path.is_file():
         remedy = "mend the path; it is taken from the folder that the command runs in"
         raise UserError(f"no file '{path}'", "data.files", remedy, EXIT_DATA_MISSING)
-    with reading(path):
-        return READERS[path.suffix](path)
-
-
-def _columns(path: Path, names: Sequence[str]) -> list[list[Any]]:
-    """These columns of a file; labels and stages must not be missing, an empty text may be."""
-    table = _table(path)
-    for name in names:
-        if name not in table.column_names:
-            raise UserError(f"no column '{name}'", str(path), nearest(name, table.column_names))
-    columns = [table.column(name).to_pylist() for name in names]
-    for name, column in zip(names[1:], columns[1:], strict=True):
-        if None in column:
-            row = column.index(None) + 1
-            raise UserError(f"row {row} has no '{name}'", str(path), "fill it or leave the row out")
-    if not columns[0]:
-        raise UserError("a file without rows", str(path), "leave it out, or fill it")
-    if not all(isinstance(value, str) or value is None for value in columns[0]):
+    texts, *others = reader(path, names)
+    if not texts:
+        raise _empty(path)
+    words = [value for value in texts if value not in (None, "")]
+    if not all(isinstance(word, str) for word in words) or (words and all(map(_number, words))):
         raise UserError(f"column '{names[0]}' is no text", str(path), "name the column of texts")
-    return columns
+    return [texts, *(_names(path, *each) for each in zip(names[1:], others, strict=True))]
+
+
+def _names(path: Path, column: str, values: Sequence[Any]) -> list[str]:
+    """Labels or stages as words: 1, 1.0 and "1" are one, and so are true and True."""
+    words = []
+    for row, value in enumerate(values, 1):
+        if isinstance(value, list | tuple | dict | bytes):
+            what = f"row {row} has no single value in '{column}'"
+            remedy = "write a word or a number, not a list or an object"
+            raise UserError(what, str(path), remedy, EXIT_DATA_MISSING)
+        void = value is None or (isinstance(value, float) and math.isnan(value))
+        word = "" if void else str(value).strip()
+        words.append(word.capitalize() if word.lower() in ("true", "false") else word)
+    among = [word for word in words if word not in ("", *MISSING)]
+    missing = ("", *MISSING) if all(map(_number, among)) else ("",)  # NA is none among numbers
+    for row, word in enumerate(words, 1):
+        if word in missing:
+            remedy = "fill it or leave the row out"
+            raise UserError(f"row {row} has no '{column}'", str(path), remedy)
+    found: list[str] = _labels(pyarrow.array(words, pyarrow.string())).to_pylist()
+    return found
+
+
+def _number(word: str) -> bool:
+    try:
+        return math.isfinite(float(word))
+    except ValueError:
+        return False
+
+
+def _empty(path: Path) -> UserError:
+    return UserError("a file without rows", str(path), "leave it out, or fill it")
+
+
+def _named(path: Path, known: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse a file that has not each of these columns once."""
+    for name in names:
+        if name not in known:
+            raise UserError(f"no column '{name}'", str(path), nearest(name, known))
+        if [*known].count(name) > 1:
+            what = f"the column '{name}' is there twice"
+            raise UserError(what, str(path), "rename or remove one", EXIT_DATA_MISSING)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The lines of a text file."""
+    with own(path, "a text file"), path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                what, remedy = f"line {number} is not UTF-8", "save the file as UTF-8"
+                raise UserError(what, str(path), remedy, EXIT_DATA_MISSING) from error
+
+
+def _jsonl(path: Path, names: Sequence[str]) -> list[list[Any]]:
+    known, rows = dict[str, None](), list[list[Any]]()
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            remedy = f'mend the line; one object a line, as {{"{names[0]}": "...", ...}}'
+            what = f"line {number} is no JSON object"
+            raise UserError(what, str(path), remedy, EXIT_DATA_MISSING)
+        known.update(dict.fromkeys(row))
+        rows.append([row.get(name) for name in names])
+    if not rows:
+        raise _empty(path)
+    _named(path, [*known], names)
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _csv(path: Path, names: Sequence[str]) -> list[list[Any]]:
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    with own(path, "a CSV file"):
+        try:
+            table = pyarrow.csv.read_csv(
+                path,
+                pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK),
+                pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+                pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string())),
+            )
+        except pyarrow.ArrowInvalid as error:
+            raise _told(path, error) from error
+        _named(path, table.column_names, names)
+        return [table.column(name).to_pylist() for name in names]
+
+
+def _told(path: Path, error: Exception) -> Exception:
+    """What is wrong with a CSV file and in which row; what stands there is not told."""
+    if "Empty CSV" in str(error):
+        return _empty(path)
+    found = UNEVEN.match(str(error))
+    if found is None:
+        deque(_lines(path), maxlen=0)  # one of them may not be UTF-8
+        return error
+    row, wanted, cells = (int(number) for number in found.groups())
+    what = f"row {row - 1} has {cells} cells, the header has {wanted}"  # theirs counts the header
+    remedy = "mend the row; a text with commas stands in quotes"
+    return UserError(what, str(path), remedy, EXIT_DATA_MISSING)
+
+
+def _parquet(path: Path, names: Sequence[str]) -> list[list[Any]]:
+    with own(path, "a Parquet file"), pyarrow.parquet.ParquetFile(path) as file:
+        _named(path, file.schema_arrow.names, names)
+        table = file.read(columns=[*dict.fromkeys(names)])
+        return [table.column(name).to_pylist() for name in names]
+
+
+READERS: Final[dict[str, Callable[[Path, Sequence[str]], list[list[Any]]]]] = {
+    ".jsonl": _jsonl,
+    ".csv": _csv,
+    ".tsv": _csv,
+    ".parquet": _parquet,
+    ".pq": _parquet,
+}

@@ -1,6 +1,7 @@
 """The user's own images: folders, npz and Parquet become one data set, mistakes are told."""
 
 import io
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from PIL import Image
 
 from atoll import data
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
-from atoll.data.imagefiles import unlabelled
+from atoll.data.imagefiles import picture as picture_of
+from atoll.data.imagefiles import some_images, unlabelled
 from atoll.data.public import PublicOptions, public
 from atoll.engines.local import execute
 from atoll.runs.config import resolve
@@ -89,6 +91,33 @@ def test_test_images_stay_test_images(tmp_path: Path) -> None:
         data.load("", images=[str(one), whole], size=8)
 
 
+@pytest.mark.parametrize("name", ["val", "valid", "Validation"])
+def test_a_folder_of_validation_images_is_trained_on_and_is_no_class(
+    name: str, tmp_path: Path
+) -> None:
+    for site in "ab":
+        for part, count in (("train", 3), (name, 2), ("test", 1)):
+            folder(tmp_path / site / part, {"cat": count, "dog": count})
+    found = data.load("", images=[str(tmp_path / site) for site in "ab"], size=8)
+    assert found.classes == ("cat", "dog")
+    assert found.test is not None
+    assert found.test.tolist() == ([False] * 10 + [True] * 2) * 2
+    assert found.y.tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1, 0, 1] * 2
+    _, names, labels = some_images(tmp_path / "a", SHAPE, "image", "label")
+    assert names[6] == f"{name}/cat/00.png"
+    assert labels == [found.classes[label] for label in found.y[:12]]
+    for site in "ab":
+        shutil.rmtree(tmp_path / site / "test")
+    found = data.load("", images=[str(tmp_path / site) for site in "ab"], size=8)
+    assert (found.test, found.classes, len(found)) == (None, ("cat", "dog"), 20)
+    sites = [folder(tmp_path / "d" / part, {"cat": 1, "dog": 1}) for part in ("train", "test")]
+    assert data.load("", images=sites, size=8).test is None  # sites may be called so
+    folder(tmp_path / "c" / "test", {"cat": 1})
+    folder(tmp_path / "c" / name, {"cat": 1})
+    with pytest.raises(UserError, match="without one called train"):
+        data.load("", images=[str(tmp_path / site) for site in "ac"], size=8)
+
+
 def test_sizes_channels_depth_and_orientation(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / "a" / name).mkdir(parents=True)
@@ -104,6 +133,27 @@ def test_sizes_channels_depth_and_orientation(tmp_path: Path) -> None:
     assert found.x[0].min() == found.x[0].max() == 99
     assert found.x[1, 0, :, 7].min() == 255
     assert found.x[1, 0, :, 0].max() == 0
+
+
+def test_deep_pixels_are_brought_to_bytes_or_refused_and_never_become_black(tmp_path: Path) -> None:
+    path = tmp_path / "scan.tif"
+
+    def brightest(values: Any) -> int:
+        Image.fromarray(np.asarray(values)).save(path)
+        return int(picture_of(path, lambda: path, (1, 2, 2)).max())
+
+    assert brightest(np.full((2, 2), 200, dtype=np.int32)) == 200
+    assert brightest(np.full((2, 2), 257 * 99, dtype=np.int32)) == 99
+    assert brightest(np.full((2, 2), 200, dtype=np.uint16)) == 1  # dark, of 65,535
+    refused: list[Any] = [
+        np.full((2, 2), 0.5, dtype=np.float32),
+        np.full((2, 2), 65_536, dtype=np.int32),
+        np.full((2, 2), -1, dtype=np.int32),
+    ]
+    for values in refused:
+        with pytest.raises(UserError, match="pixels of") as error:
+            brightest(values)
+        assert error.value.where == str(path)
 
 
 def test_classes_may_be_listed_where_a_site_lacks_some(tmp_path: Path) -> None:
@@ -127,11 +177,45 @@ def test_numbers_as_labels_are_ordered_as_numbers(tmp_path: Path) -> None:
     assert found.classes == ("2", "9", "10")
 
 
+def refusal(path: str, good: str) -> UserError:
+    with pytest.raises(UserError) as error:
+        data.load("", images=[good, path], size=8)
+    assert error.value.where == path
+    assert error.value.exit_code == EXIT_DATA_MISSING
+    for word in ("delete", "remove", "pickle"):
+        assert word not in str(error.value)
+    return error.value
+
+
+def test_ones_own_file_is_to_be_mended_and_never_deleted(tmp_path: Path) -> None:
+    good, whole = npz(tmp_path / "a.npz"), (tmp_path / "a.npz").read_bytes()
+    damaged = {"cut": whole[:300], "text": b"not an archive", "empty": b""}
+    for name, content in damaged.items():
+        (tmp_path / f"{name}.npz").write_bytes(content)
+        found = refusal(str(tmp_path / f"{name}.npz"), good)
+        assert found.what == "not an npz file of plain arrays that can be read"
+        assert "write it once more" in found.remedy
+    np.savez(tmp_path / "objects.npz", x=np.array([{}] * 6), y=np.arange(6))
+    refusal(str(tmp_path / "objects.npz"), good)
+    with (tmp_path / "one.npz").open("wb") as file:
+        np.save(file, np.zeros((6, 8, 8)))
+    refusal(str(tmp_path / "one.npz"), good)
+    floats = refusal(npz(tmp_path / "floats.npz", x=np.zeros((6, 8, 8))), good)
+    assert "multiplied by 255" in floats.remedy
+    np.savez(tmp_path / "lacks.npz", y=np.arange(6))
+    lacks = refusal(str(tmp_path / "lacks.npz"), good)
+    assert lacks.what == "no array x, only y"
+    assert "np.savez" in lacks.remedy
+    refusal(npz(tmp_path / "number.npz", x=np.float64(3)), good)
+    (tmp_path / "b.parquet").write_bytes(b"no")
+    assert "Parquet" in refusal(str(tmp_path / "b.parquet"), good).what
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"x": np.zeros((6, 8, 8), np.float32)}, "images of float32"),
     ({"x": np.zeros((6, 8, 8, 4), np.uint8)}, "shape \\(8, 8, 4\\)"),
     ({"y": np.arange(5)}, "6 images and labels of shape"),
-    ({"y": np.arange(6)}, "no numbers of its 2 classes"),
+    ({"y": np.arange(6)}, "no numbers of the 2 classes"),
 ]
 
 

@@ -109,9 +109,125 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
     holes = tmp_path / "b.jsonl"
     write(holes, [*rows(2), {"body": "x", "topic": None, "month": 9}])
     assert "row 3 has no 'topic'" in wrong(holes).what
-    broken = tmp_path / "c.parquet"
-    broken.write_text("no")
-    assert "cannot be read" in wrong(broken).what
+
+
+HEAD = b"body,topic,month\n"
+BAD: list[tuple[str, bytes, str]] = [
+    ("a.csv", b"", "a file without rows"),
+    ("a.csv", b"\n\n", "a file without rows"),
+    ("a.csv", HEAD, "a file without rows"),
+    ("a.jsonl", b"\n", "a file without rows"),
+    ("a.csv", HEAD + b"fine,ship,9\n\nsecret,and,more,9\n", "row 2 has 4 cells, the header has 3"),
+    ("a.csv", HEAD + b"fine,ship,9\nsecr\xe9t,ship,9\n", "line 3 is not UTF-8"),
+    ("a.csv", b"b\xf6dy,topic,month\nsecret,ship,9\n", "not a CSV file that can be read"),
+    ("a.csv", b"body,body,topic,month\na,b,ship,9\n", "the column 'body' is there twice"),
+    ("a.csv", HEAD + b"1,ship,9\n2.5,ship,9\n", "column 'body' is no text"),
+    (
+        "a.jsonl",
+        b'{"body": "fine", "topic": "a", "month": 9}\n{"body": "secret\n',
+        "line 2 is no JSON",
+    ),
+    ("a.jsonl", b'["secret"]\n', "line 1 is no JSON object"),
+    ("a.jsonl", b'{"body": "secr\xe9t"}\n', "line 1 is not UTF-8"),
+    ("a.parquet", b"secret", "not a Parquet file that can be read"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "what"), BAD)
+def test_ones_own_file_is_to_be_mended_and_its_content_is_not_told(
+    name: str, content: bytes, what: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    found = wrong(tmp_path / name)
+    assert what in found.what
+    assert found.where == str(tmp_path / name)
+    assert "delete" not in found.remedy
+    assert "secr" not in str(found)
+
+
+def labelled(path: Path, pairs: list[tuple[Any, Any]]) -> str:
+    return write(path, [{"body": "word", "topic": y, "month": when} for y, when in pairs])
+
+
+def test_stages_are_in_the_order_of_numbers_and_meet_across_files(tmp_path: Path) -> None:
+    files = [
+        labelled(tmp_path / "a.csv", [(1, i) for i in (10, 2, 1, 12, 11)]),
+        labelled(tmp_path / "b.parquet", [(1.0, float(i)) for i in (1, 2, 10, 11, 12)]),
+        labelled(tmp_path / "c.jsonl", [("1", str(i)) for i in (1, 2, 10, 11)] + [(1.0, 12)]),
+    ]
+    made = data.load("", files=files, **HOW)
+    assert made.stages == ("1", "2", "10", "11", "12")
+    assert made.classes == ("1",)
+    assert made.stage is not None
+    assert made.stage.tolist() == [2, 1, 0, 4, 3, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
+
+
+def test_true_is_one_label_in_files_of_all_kinds(tmp_path: Path) -> None:
+    pairs: list[tuple[Any, Any]] = [(True, 1), (False, 1)]
+    files = [labelled(tmp_path / f"a.{kind}", pairs) for kind in ("csv", "parquet", "jsonl")]
+    files.append(labelled(tmp_path / "b.csv", [("true", 1), (" false", 1)]))
+    assert data.load("", files=files, **HOW).classes == ("False", "True")
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("column", ["topic", "month"])
+def test_an_empty_label_or_stage_is_refused_with_file_and_row(
+    kind: str, column: str, tmp_path: Path
+) -> None:
+    good = write(tmp_path / f"good.{kind}", rows())
+    for number, void in enumerate(["", "  ", None]):
+        path = tmp_path / f"{number}.{kind}"
+        write(
+            path,
+            [{**row, "month": "9"} for row in rows(2)]
+            + [{**rows(1)[0], "month": "9", column: void}],
+        )
+        found = wrong(path, files=[good, str(path)])
+        assert found.what == f"row 3 has no '{column}'"
+        assert found.where == str(path)
+
+
+def test_a_word_for_nothing_is_one_among_numbers_and_a_name_among_names(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    labelled(path, [(0, 1), (1, 1), ("NA", 1)])
+    assert wrong(path).what == "row 3 has no 'topic'"
+    labelled(path, [("ship", 1), ("None", 1)])
+    assert data.load("", files=[str(path)], **HOW).classes == ("None", "ship")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("value", [["a"], {"a": 1}])
+def test_a_label_is_no_list(kind: str, value: Any, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{kind}"
+    for column, pair in (("topic", (value, 1)), ("month", ("ship", value))):
+        labelled(path, [pair])
+        assert wrong(path).what == f"row 1 has no single value in '{column}'"
+
+
+def test_texts_with_line_breaks_may_fill_more_than_a_megabyte(tmp_path: Path) -> None:
+    note = "Seen today.\n" + "word, " * 120
+    found = [{"body": f"{note}{i}", "topic": "ab"[i % 2], "month": 9} for i in range(2000)]
+    path = write(tmp_path / "a.csv", found)
+    assert Path(path).stat().st_size > 1_400_000
+    made = data.load("", files=[path], **HOW)
+    assert len(made) == 2000
+    assert made.classes == ("a", "b")
+
+
+@pytest.mark.parametrize("name", ["a.CSV", "a.tsv", "a.pq", "a.JSONL"])
+def test_the_endings_of_tables_are_known_for_texts_too(name: str, tmp_path: Path) -> None:
+    kind = {"a.CSV": "csv", "a.tsv": "csv", "a.pq": "parquet", "a.JSONL": "jsonl"}[name]
+    path = Path(
+        write(
+            tmp_path / f"first.{kind}",
+            [{**r, "body": f"\u00e9t\u00e9 {r['month']}"} for r in rows()],
+        )
+    )
+    content = path.read_bytes().replace(b",", b"\t") if name == "a.tsv" else path.read_bytes()
+    (tmp_path / name).write_bytes(content)
+    made = data.load("", files=[str(tmp_path / name)], **HOW)
+    assert made.classes == ("grain", "ship")
+    assert "\u00e9t\u00e9" in made.words
 
 
 def test_a_text_that_is_missing_is_an_empty_one(tmp_path: Path) -> None:
@@ -125,3 +241,21 @@ def test_a_client_without_rows_for_a_stage_is_named(tmp_path: Path) -> None:
     made = data.load("", files=files, **HOW)
     with pytest.raises(UserError, match="'site-1' has no rows for stage '10'"):
         scenario(made, ScenarioOptions(split="tasks"), 0)
+
+
+def test_one_file_is_not_two_clients(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", rows())
+    for other in (path, str(tmp_path / "b" / ".." / "a.jsonl")):
+        found = wrong(Path(path), files=[path, other])
+        assert found.what == f"two clients have the file '{path}'"
+
+
+def test_texts_without_the_name_of_their_column_are_not_read_as_a_table(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", rows())
+    for files in ([path], {"a": [path]}):
+        with pytest.raises(UserError, match="a JSON file is no table") as refusal:
+            data.load("", files=files, label="topic")
+        assert "text = 'body'" in refusal.value.remedy
+        assert "harbour" not in str(refusal.value)
+    with pytest.raises(UserError):
+        data.load("", files=3, label="topic")
