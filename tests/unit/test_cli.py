@@ -674,3 +674,20 @@ def test_a_report_goes_into_the_runs_folder_or_where_it_is_told(atoll: Command, 
     assert (here / "page.html").read_text() == (here / "one" / "report.html").read_text()
     assert list((here / "pictures").glob("*.svg"))
     assert complaint(atoll("report", "two"))[0] == "no run in this folder"
+
+
+def test_a_report_is_written_over_a_report_and_nothing_else(atoll: Command, here: Path) -> None:
+    assert atoll("run", "fedavg", *TINY, "--out", "one").code == 0
+    (here / "data.csv").write_text("x,y\n1,2\n")
+    (here / "site.html").write_text("<!doctype html><title>my own</title>")
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    for out, what in {
+        "data.csv": "the file is there already",
+        "site.html": "the file is there already",
+        "one/events.jsonl": "the file to be written is one of the run's own",
+        "one": "a folder, or no file that can be written",
+    }.items():
+        assert complaint(atoll("report", "one", "-o", out))[0] == what
+    assert before == {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    for _ in range(2):
+        assert atoll("report", "one", "-o", "page.html").code == 0

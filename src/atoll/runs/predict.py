@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from atoll import methods
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.messages import Tensors
 from atoll.core.options import nearest
+from atoll.core.outputs import may_write
 from atoll.core.record import disk_errors, read_checkpoint, write_whole
 from atoll.core.rows import Rows
 from atoll.data.dataset import Dataset
@@ -41,10 +43,12 @@ __all__ = [
     "ended_state",
     "export",
     "growing",
+    "header",
     "labels",
     "numbers",
     "predict",
     "recorded",
+    "refuse_taken",
     "restored",
 ]
 
@@ -262,8 +266,10 @@ def predict(predictor: Predictor, file: Path, out: Path, held_out: bool = False)
         raise UserError(
             "parties hold columns of the same rows here", str(file), "give --data for each party"
         )
+    label = predictor.recipe["label"]
+    names = header("row", predictor.recipe)
+    refuse_taken(out, [file], predictor.folder, names)
     sheet = opened(file)
-    classes, label = predictor.recipe["classes"], predictor.recipe["label"]
     chosen = set(predictor.held_out(sheet).tolist()) if held_out else None
     columns = {block.column for block in predictor.blocks}
     absent = tuple(sorted(columns - {*sheet.columns}))
@@ -275,9 +281,22 @@ def predict(predictor: Predictor, file: Path, out: Path, held_out: bool = False)
     done = Predicted(right=0 if label in sheet.columns else None, absent=absent)
     with growing(out) as text:
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["row", "prediction", *(f"p {name}" for name in classes)])
+        writer.writerow(names)
         _predict(predictor, sheet, writer, chosen, done)
     return done
+
+
+def header(first: str, recipe: Mapping[str, Any]) -> list[str]:
+    """The names of the columns of predictions."""
+    return [first, "prediction", *(f"p {name}" for name in recipe["classes"])]
+
+
+def refuse_taken(out: Path, inputs: Sequence[Path], run: Path, names: Sequence[str]) -> None:
+    """Refuse to write over an input, the run, or anything but predictions of the same columns."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(names)
+    ours = line.getvalue().encode()
+    may_write(out, inputs, [run], lambda head: head.startswith(ours))
 
 
 @contextmanager

@@ -24,7 +24,9 @@ from atoll.runs.predict import (
     Predictor,
     ended_state,
     growing,
+    header,
     recorded,
+    refuse_taken,
     restored,
 )
 from atoll.runs.result import Run
@@ -158,13 +160,15 @@ def predict_images(
 ) -> Predicted:
     """Write a CSV with a prediction for each image: its name, the class, every probability."""
     classes, (image, label) = predictor.recipe["classes"], predictor.recipe["columns"]
+    columns = header("image", predictor.recipe)
+    refuse_taken(out, [path], predictor.folder, columns)
     x, names, labels = some_images(path, predictor.shape, image, label)
     chosen = predictor.held_out(path, len(x)) if held_out else np.arange(len(x))
     found = predictor.probabilities(x[chosen])
     said = [classes[place] for place in found.argmax(1)]
     with growing(out) as text:
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["image", "prediction", *(f"p {name}" for name in classes)])
+        writer.writerow(columns)
         for row, name, each in zip(chosen, said, found, strict=True):
             writer.writerow([names[row], name, *(f"{p:.6f}" for p in each)])
     if labels is not None and {*labels} <= {*classes}:

@@ -35,9 +35,11 @@ from atoll.runs.predict import (
     Predictor,
     ended_state,
     growing,
+    header,
     labels,
     numbers,
     recorded,
+    refuse_taken,
     restored,
 )
 
@@ -131,10 +133,10 @@ def predict_parties(
     """Write a CSV with a prediction for each id: the class, every probability."""
     recipe = predictor.recipe
     done = Predicted()
-    files = [
-        _read(recipe, party, path, done)
-        for party, path in _assigned(recipe, given, lacking == "fill")
-    ]
+    assigned = _assigned(recipe, given, lacking == "fill")
+    inputs = [path for _, path in assigned]
+    refuse_taken(out, inputs, predictor.folder, header(recipe["id"], recipe))
+    files = [_read(recipe, party, path, done) for party, path in assigned]
     there = {file.party for file in files}
     for party in [id for id in recipe["sites"] if id not in there]:
         done.absent += tuple(f"{party}: {block.column}" for block in _blocks(recipe, party))
@@ -254,7 +256,7 @@ def _write(
     done.rows, done.right = len(ids), 0 if labelled else None
     with growing(out) as text:
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([halves.recipe["id"], "prediction", *(f"p {name}" for name in classes)])
+        writer.writerow(header(halves.recipe["id"], halves.recipe))
         for start in range(0, len(ids), PIECE):
             piece = list(islice(ids, start, start + PIECE))
             found = halves.probabilities(_columns(halves.recipe, files, piece))

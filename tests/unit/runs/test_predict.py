@@ -203,6 +203,36 @@ def test_mistakes_of_a_prediction_are_answered(files: Files) -> None:
         predict(Predictor(Path("run"), "a", ""), Path("a.csv"), Path("p.csv"))
 
 
+def test_predictions_are_not_written_over_data_or_the_run(
+    files: Files, capfd: pytest.CaptureFixture[str], call: Callable[..., int]
+) -> None:
+    run("alone", files())
+    Path("link.csv").symlink_to("a.csv")
+    Path("folder").mkdir()
+    Path("note.txt").write_text("mine\n")
+    Path("empty.csv").touch()
+    cases = {
+        "a.csv": "the file to be written is one that is read",
+        "./folder/../a.csv": "the file to be written is one that is read",
+        "link.csv": "the file to be written is one that is read",
+        "b.csv": "the file is there already",
+        "note.txt": "the file is there already",
+        "run/checkpoint.safetensors": "the file to be written is one of the run's own",
+        "run/traceback.txt": "the file to be written is one of the run's own",
+        ".": "a folder, or no file that can be written",
+        "folder": "a folder, or no file that can be written",
+    }
+    for out, what in cases.items():
+        before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+        assert call("predict", "run", "a.csv", "--site", "a", "-o", out) == 2
+        assert f"error: {what}\n" in capfd.readouterr().err
+        assert before == {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    for out in ("p.csv", "p.csv", "empty.csv", "run/p.csv"):  # what was predicted may be replaced
+        assert call("predict", "run", "a.csv", "--site", "a", "-o", out) == 0
+    Path("p.csv").write_text(Path("p.csv").read_text().replace("p ill", "p healthy"))
+    assert call("predict", "run", "a.csv", "--site", "a", "-o", "p.csv") == 2
+
+
 def test_a_run_does_not_go_on_with_files_that_have_changed(files: Files) -> None:
     names = files()
     run("fedavg", names)

@@ -140,6 +140,16 @@ def test_mistakes_are_named(home: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "p").exists()
 
 
+def test_no_file_of_images_is_written_over(home: Path) -> None:
+    folder, file = ran(home, "fccl", "fccl"), home / "slate.npz"
+    before = file.read_bytes()
+    with pytest.raises(UserError, match="is one that is read"):
+        predict_images(PicturePredictor(folder, "slate", ""), file, file)
+    with pytest.raises(UserError, match="the file is there already"):
+        predict_images(PicturePredictor(folder, "paper", ""), home / "new", home / "new" / "0.png")
+    assert file.read_bytes() == before
+
+
 def test_a_model_that_stayed_at_its_site_is_not_guessed(home: Path, tmp_path: Path) -> None:
     folder = ran(home, "fccl", "fccl")
     predictor = PicturePredictor(folder, "paper", "")

@@ -232,6 +232,20 @@ def test_mistakes_are_answered(  # noqa: PLR0917 - fixtures
     assert not Path("predictions.csv").exists()
 
 
+def test_no_partys_file_is_written_over(
+    trained: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    call: Callable[..., int],
+) -> None:
+    monkeypatch.chdir(trained)
+    for name in NAMES:
+        before = Path(f"{name}-new.csv").read_bytes()
+        assert call(*given("-new"), "-o", f"{name}-new.csv") == 2
+        assert "the file to be written is one that is read" in capsys.readouterr().err
+        assert Path(f"{name}-new.csv").read_bytes() == before
+
+
 def test_the_oracle_that_reads_labels_predicts_nothing(
     capsys: pytest.CaptureFixture[str], call: Callable[..., int]
 ) -> None:
