@@ -57,13 +57,29 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Predicted:
-    """What came of a file: how many rows, how many right where the label is there, and remarks."""
+    """What came of a file: how many rows, how many right where the label is known, and remarks."""
 
     rows: int = 0
-    right: int | None = None
+    judged: int = 0  # rows whose label is a class of the model
+    right: int | None = None  # of these; none where there are none
+    unlabelled: int = 0  # rows of a file with labels that have none
+    foreign: int = 0  # rows whose label is no class of the model
     unseen: dict[str, int] = field(default_factory=dict)  # column -> values that no row had
     absent: tuple[str, ...] = ()  # columns that the file lacks
     lacking: dict[str, list[str]] = field(default_factory=dict)  # parties' file -> ids not in it
+
+    def judge(
+        self, said: Sequence[str], labels: Sequence[str | None], classes: Sequence[str]
+    ) -> None:
+        """Count what is right, where the label is a class that could have been said."""
+        for guess, label in zip(said, labels, strict=True):
+            if label is None:
+                self.unlabelled += 1
+            elif label not in classes:
+                self.foreign += 1
+            else:
+                self.judged += 1
+                self.right = (self.right or 0) + (guess == label)
 
 
 @dataclass(frozen=True)
@@ -266,7 +282,6 @@ def predict(predictor: Predictor, file: Path, out: Path, held_out: bool = False)
         raise UserError(
             "parties hold columns of the same rows here", str(file), "give --data for each party"
         )
-    label = predictor.recipe["label"]
     names = header("row", predictor.recipe)
     refuse_taken(out, [file], predictor.folder, names)
     sheet = opened(file)
@@ -278,7 +293,7 @@ def predict(predictor: Predictor, file: Path, out: Path, held_out: bool = False)
             "the file has none of the columns that the model reads", str(file),
             f"it reads {', '.join(sorted(columns)[:8])}",
         )  # fmt: skip
-    done = Predicted(right=0 if label in sheet.columns else None, absent=absent)
+    done = Predicted(absent=absent)
     with growing(out) as text:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(names)
@@ -327,9 +342,8 @@ def _predict(
         for place, name, row in zip(kept, said, found, strict=True):
             writer.writerow([first + place + 1, name, *(f"{p:.6f}" for p in row)])
         done.rows += len(kept)
-        if done.right is not None:
-            true = labels(batch.column(label), kept)
-            done.right += sum(a == b for a, b in zip(said, true, strict=True))
+        if label in sheet.columns:
+            done.judge(said, labels(batch.column(label), kept), classes)
     if not done.rows:
         remedy = "give a file with rows"
         raise UserError("no rows to predict", str(sheet.path), remedy, EXIT_DATA_MISSING)

@@ -171,7 +171,7 @@ def predict_images(
         writer.writerow(columns)
         for row, name, each in zip(chosen, said, found, strict=True):
             writer.writerow([names[row], name, *(f"{p:.6f}" for p in each)])
-    if labels is not None and {*labels} <= {*classes}:
-        right = sum(name == labels[row] for row, name in zip(chosen, said, strict=True))
-        return Predicted(len(chosen), right)
-    return Predicted(len(chosen))
+    done = Predicted(len(chosen))
+    if labels is not None:
+        done.judge(said, [labels[row] for row in chosen], classes)
+    return done

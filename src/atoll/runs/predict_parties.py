@@ -252,19 +252,18 @@ def _write(
     classes, known = halves.recipe["classes"], dict[str, str | None]()
     for file in files:
         known |= dict(zip(file.ids, file.labels, strict=False))  # some have no label at all
-    labelled = all(known.get(id) is not None for id in ids)
-    done.rows, done.right = len(ids), 0 if labelled else None
+    done.rows = len(ids)
     with growing(out) as text:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(header(halves.recipe["id"], halves.recipe))
         for start in range(0, len(ids), PIECE):
             piece = list(islice(ids, start, start + PIECE))
             found = halves.probabilities(_columns(halves.recipe, files, piece))
-            for id, row in zip(piece, found, strict=True):
-                said = classes[int(row.argmax())]
-                writer.writerow([ids[id], said, *(f"{p:.6f}" for p in row)])
-                if done.right is not None:
-                    done.right += said == known[id]
+            said = [classes[place] for place in found.argmax(1)]
+            for id, name, row in zip(piece, said, found, strict=True):
+                writer.writerow([ids[id], name, *(f"{p:.6f}" for p in row)])
+            if known:
+                done.judge(said, [known.get(id) for id in piece], classes)
 
 
 def _columns(

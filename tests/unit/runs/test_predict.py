@@ -169,6 +169,36 @@ def test_unseen_levels_and_lacking_columns_are_answered(files: Files) -> None:
     assert all(np.isfinite(float(row["p ill"])) for row in rows)
 
 
+def test_only_rows_whose_label_is_known_are_right_or_wrong(
+    files: Files, capfd: pytest.CaptureFixture[str], call: Callable[..., int]
+) -> None:
+    run("alone", files())
+    lines = Path("d.csv").read_text().splitlines()
+    bare = [line.rsplit("\t", 1)[0] for line in lines]
+    for name, labels in {
+        "some.csv": [*["ill", "well"] * 5, *["", "NA"] * 10, *["dead"] * 30],
+        "none.csv": [""] * 60,
+        "other.csv": ["dead"] * 60,
+    }.items():
+        rows = (f"{line}\t{label}" for line, label in zip(bare[1:], labels, strict=True))
+        Path(name).write_text("\n".join([lines[0], *rows]) + "\n")
+    assert call("predict", "run", "some.csv", "--site", "d", "-o", "p.csv") == 0
+    told = capfd.readouterr()
+    with Path("p.csv").open() as file:
+        said = [row["prediction"] for row in csv.DictReader(file)]
+    right = sum(a == b for a, b in zip(said, ["ill", "well"] * 5, strict=False))
+    assert f"60 predictions in p.csv, {right / 10:.4f} of the 10 with a known label right" in (
+        told.out
+    )
+    assert "20 have no label: neither right nor wrong" in told.err
+    assert "30 have a label that is no class of the model: neither right nor wrong" in told.err
+    for name, what in (("none.csv", "60 have no label"), ("other.csv", "60 have a label that is")):
+        assert call("predict", "run", name, "--site", "d", "-o", "p.csv") == 0
+        told = capfd.readouterr()
+        assert told.out == "60 predictions in p.csv\n"
+        assert what in told.err
+
+
 def test_a_site_needs_only_its_own_columns(files: Files) -> None:
     run("chfl", files())
     columns = {block.column for block in Predictor(Path("run"), "d", "").blocks}

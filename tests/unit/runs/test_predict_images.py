@@ -140,6 +140,21 @@ def test_mistakes_are_named(home: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "p").exists()
 
 
+def test_images_whose_label_is_no_class_are_neither_right_nor_wrong(
+    home: Path, tmp_path: Path
+) -> None:
+    folder = ran(home, "fccl", "fccl")
+    table = pq.read_table(home / "dim.parquet")
+    labels = ["other"] * 30 + table.column("label").to_pylist()[30:]
+    changed = table.set_column(1, "label", pa.array(labels))
+    pq.write_table(changed, tmp_path / "some.parquet")
+    predictor = PicturePredictor(folder, "dim", "")
+    done = predict_images(predictor, tmp_path / "some.parquet", tmp_path / "p")
+    assert (done.rows, done.foreign, done.judged) == (80, 30, 50)
+    said = [row["prediction"] for row in written(tmp_path / "p")]
+    assert done.right == sum(a == b for a, b in zip(said, labels, strict=True))
+
+
 def test_no_file_of_images_is_written_over(home: Path) -> None:
     folder, file = ran(home, "fccl", "fccl"), home / "slate.npz"
     before = file.read_bytes()

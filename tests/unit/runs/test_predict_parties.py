@@ -171,7 +171,8 @@ def test_ids_that_a_party_lacks_are_told_and_left_out_or_filled(
     assert call(*given("-new"), "--lacking", "fill") == 0
     told = capsys.readouterr()
     assert "7 ids are not in shop-new.csv, its columns taken as missing: C500" in told.err
-    assert "61 predictions in predictions.csv\n" in told.out  # c999 has no label: nothing is right
+    assert "1 have no label: neither right nor wrong" in told.err  # c999
+    assert "of the 60 with a known label right" in told.out
     filled = answers()
     assert {id for id in whole if filled[id] != whole[id]} == {f"C{n}" for n in range(500, 507)}
     Path("shop-new.csv").write_text("\n".join([lines[0], *(f"c{n};" for n in range(500, 560))]))
