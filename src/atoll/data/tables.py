@@ -738,6 +738,8 @@ def _recipe(found: Survey, pieces: Mapping[str, list[tuple[str, int, int]]]) -> 
         "label": found.options.label,
         "classes": list(found.classes),
         "missing": list(found.options.missing),
+        "delimiter": found.options.delimiter,
+        "encoding": found.options.encoding,
         **(
             {"files": {site: [list(p) for p in own] for site, own in pieces.items()}}
             if pieces

@@ -284,7 +284,7 @@ def predict(predictor: Predictor, file: Path, out: Path, held_out: bool = False)
         )
     names = header("row", predictor.recipe)
     refuse_taken(out, [file], predictor.folder, names)
-    sheet = opened(file)
+    sheet = opened(file, *(predictor.recipe.get(key, "") for key in ("delimiter", "encoding")))
     chosen = set(predictor.held_out(sheet).tolist()) if held_out else None
     columns = {block.column for block in predictor.blocks}
     absent = tuple(sorted(columns - {*sheet.columns}))

@@ -141,6 +141,23 @@ def test_one_file_for_all_sites_and_stages_predicts_too() -> None:
     assert (done.right, done.rows) == (sum(s.correct for s in last), sum(s.rows for s in last))
 
 
+def test_a_file_is_read_with_the_delimiter_and_encoding_of_the_config() -> None:
+    draw, lines = random.Random(0), ["age:město:outcome"]
+    for _ in range(60):
+        town = draw.choice(["Plzeň", "Zlín"])
+        lines.append(f"{draw.gauss(60, 9):.1f}:{town}:{'pq'[town == 'Zlín']}")
+    for name in "ab":
+        Path(f"{name}.csv").write_text("\n".join(lines) + "\n", encoding="cp1250")
+    found = run("alone", [], data=own(["a.csv", "b.csv"], delimiter=":", encoding="cp1250"))
+    score = next(s for s in found.scores if s.client == "a")
+    predictor = Predictor(Path("run"), "a", "")
+    done = predict(predictor, Path("a.csv"), Path("p.csv"), held_out=True)
+    assert (done.right, done.rows, done.unseen) == (score.correct, score.rows, {})
+    del predictor.recipe["delimiter"], predictor.recipe["encoding"]  # as an older run has it
+    Path("new.csv").write_text("age,město\n61,Plzeň\n")
+    assert predict(predictor, Path("new.csv"), Path("q.csv")).unseen == {}
+
+
 def test_scaling_is_fitted_on_training_rows_alone(files: Files) -> None:
     """A test row that becomes absurd must not move what is learned from the others."""
     names = files()
