@@ -343,16 +343,30 @@ def _predict(
             writer.writerow([first + place + 1, name, *(f"{p:.6f}" for p in row)])
         done.rows += len(kept)
         if label in sheet.columns:
-            done.judge(said, labels(batch.column(label), kept), classes)
+            done.judge(said, labels(batch.column(label), kept, classes), classes)
     if not done.rows:
         remedy = "give a file with rows"
         raise UserError("no rows to predict", str(sheet.path), remedy, EXIT_DATA_MISSING)
 
 
-def labels(column: pa.Array, kept: Sequence[int]) -> list[str | None]:
-    """The labels of some rows as classes are called: 1.0 is 1."""
-    found = pc.replace_substring_regex(column, r"^(-?[0-9]+)\.0+$", r"\1").to_pylist()
+def labels(column: pa.Array, kept: Sequence[int], classes: Sequence[str]) -> list[str | None]:
+    """The labels of some rows as the classes are called; 1 and 1.0 are one unless both are there.
+
+    Tables call a class 1 whose labels are 1.0; the parties of one table keep what is written.
+    """
+    known = dict(zip(_whole(pa.array(classes, pa.string())), classes, strict=True))
+    known |= {name: name for name in classes}
+    written = column.to_pylist()
+    found = [known.get(a, known.get(b, a)) for a, b in zip(written, _whole(column), strict=True)]
     return [found[place] for place in kept]
+
+
+def _whole(text: pa.Array) -> list[str | None]:
+    """Text, in which 1.0 is 1."""
+    found: list[str | None] = pc.replace_substring_regex(
+        text, r"^(-?[0-9]+)\.0+$", r"\1"
+    ).to_pylist()
+    return found
 
 
 def _pieces(sheet: Sheet, missing: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:

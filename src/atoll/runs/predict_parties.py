@@ -196,7 +196,7 @@ def _read(recipe: Mapping[str, Any], party: str, path: Path, done: Predicted) ->
         pieces.append(numbers(blocks, width, sheet, batch, first, mine))
         written += [value or "" for value in batch.column(key).to_pylist()]
         if label in sheet.columns:
-            told += labels(batch.column(label), range(len(batch)))
+            told += labels(batch.column(label), range(len(batch)), recipe["classes"])
         first += len(batch)
     if not first:
         raise _wrong("a header and no rows", path, "give a file with rows")

@@ -233,6 +233,26 @@ def test_mistakes_are_answered(  # noqa: PLR0917 - fixtures
     assert not Path("predictions.csv").exists()
 
 
+def test_labels_that_are_numbers_with_a_point_are_told_as_the_run_did(
+    capsys: pytest.CaptureFixture[str], call: Callable[..., int]
+) -> None:
+    text = Path("bank.csv").read_text()
+    for name, number in (("basic", "0.0"), ("black", "1.0"), ("gold", "2.0")):
+        text = text.replace(name, number)
+    Path("bank.csv").write_text(text)
+    made = run("splitnn")
+    scores = [e for e in made.events if isinstance(e, Score) and e.variant == made.headline]
+    assert scores[-1].accuracy > 0
+    assert call(*given(), "--held-out") == 0
+    assert f"{scores[-1].accuracy:.4f} of them right" in capsys.readouterr().out
+    shown = set()
+    for ending in (".0\n", "\n", ".00\n"):
+        Path("bank.csv").write_text(text.replace(".0\n", ending))
+        assert call(*given()) == 0
+        shown.add(capsys.readouterr().out)
+    assert len(shown) == 1
+
+
 def test_no_partys_file_is_written_over(
     trained: Path,
     monkeypatch: pytest.MonkeyPatch,
