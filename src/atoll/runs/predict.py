@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, NoReturn, Protocol, TextIO
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ from atoll.core.options import nearest
 from atoll.core.outputs import may_write
 from atoll.core.record import disk_errors, read_checkpoint, write_whole
 from atoll.core.rows import Rows
-from atoll.data.dataset import Dataset
+from atoll.data.dataset import Dataset, file_fingerprint
 from atoll.data.scenario import Holding, Scenario
 from atoll.data.sheets import Sheet, batches, line_of, opened
 from atoll.data.site import filled
@@ -48,6 +48,7 @@ __all__ = [
     "numbers",
     "predict",
     "recorded",
+    "refuse_other",
     "refuse_taken",
     "restored",
 ]
@@ -210,26 +211,43 @@ class Predictor:
 
     def held_out(self, sheet: Sheet) -> Array:
         """The rows of the file that the run kept for its tests."""
-        counted = sum(len(batch) for batch in batches(sheet, ()))
-        first, rows = self._piece(sheet)
-        if counted != rows:
+        counted, known = sum(len(batch) for batch in batches(sheet, ())), self._pieces(sheet)
+        if counted not in [rows for _, rows, _ in known]:
             raise UserError(
-                f"the file has {counted:,} rows, the run read {rows:,}",
+                f"the file has {counted:,} rows, the run read {known[-1][1]:,}",
                 str(sheet.path), "give the file that the run was made with",
             )  # fmt: skip
+        here = file_fingerprint(sheet.path)
+        same = [first for first, rows, kept in known if rows == counted and kept in ("", here)]
+        if not same:
+            refuse_other(sheet.path)
         found = np.unique(np.concatenate([np.array(part) for part in self._mine["held_out"]]))
-        return found[(found >= first) & (found < first + rows)] - first
+        return found[(found >= same[-1]) & (found < same[-1] + counted)] - same[-1]
 
-    def _piece(self, sheet: Sheet) -> tuple[int, int]:
-        """Where a file begins among the rows of its site, and how many rows it has."""
+    def _pieces(self, sheet: Sheet) -> list[tuple[int, int, str]]:
+        """Where such a file may begin among its site's rows, how many it has, its fingerprint."""
+        read = self.recipe.get("fingerprints", [])  # older runs have none
+        prints = [kept for site, _, kept in read if site == self.site or len(read) == 1]
         pieces = self.recipe.get("files", {}).get(self.site)
         if not pieces:
-            return 0, int(self._mine["rows"])
-        by_name = {name: (start - pieces[0][1], rows) for name, start, rows in pieces}
-        if sheet.path.name not in by_name:
+            return [(0, int(self._mine["rows"]), *(prints or [""]))]
+        prints = prints or [""] * len(pieces)
+        found = [
+            (start - pieces[0][1], rows, kept)
+            for (name, start, rows), kept in zip(pieces, prints, strict=True)
+            if name == sheet.path.name
+        ]
+        if not found:
             what = f"the run did not read a file of this name at '{self.site}'"
-            raise UserError(what, str(sheet.path), nearest(sheet.path.name, by_name))
-        return by_name[sheet.path.name]
+            names = [name for name, _, _ in pieces]
+            raise UserError(what, str(sheet.path), nearest(sheet.path.name, names))
+        return found
+
+
+def refuse_other(path: Path) -> NoReturn:
+    """Refuse a file that has as many rows as the one that the run read, but other ones."""
+    what = "the file is not the one that the run read, or has changed since"
+    raise UserError(what, str(path), "give the file that the run was made with")
 
 
 def ended_state(folder: Path) -> Tensors:

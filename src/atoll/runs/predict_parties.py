@@ -21,7 +21,7 @@ from atoll import methods
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import nearest
 from atoll.data.align import normalised, refuse_bad
-from atoll.data.dataset import Dataset
+from atoll.data.dataset import Dataset, file_fingerprint
 from atoll.data.scenario import Holding, Scenario
 from atoll.data.sheets import Sheet, batches, opened
 from atoll.data.site import filled
@@ -39,6 +39,7 @@ from atoll.runs.predict import (
     labels,
     numbers,
     recorded,
+    refuse_other,
     refuse_taken,
     restored,
 )
@@ -242,6 +243,10 @@ def _held_out(recipe: Mapping[str, Any], files: Sequence[_File]) -> set[str]:
     if count != len(ids):
         what = f"the file has {len(ids):,} rows, the run read {count:,}"
         raise UserError(what, str(path), "give the file that the run was made with")
+    for file in files:
+        known = recipe.get("fingerprints", {}).get(file.party)  # older runs have none
+        if known and file_fingerprint(file.sheet.path) not in known:
+            refuse_other(file.sheet.path)
     return {ids[row] for row in tested}
 
 

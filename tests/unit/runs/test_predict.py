@@ -158,6 +158,41 @@ def test_a_file_is_read_with_the_delimiter_and_encoding_of_the_config() -> None:
     assert predict(predictor, Path("new.csv"), Path("q.csv")).unseen == {}
 
 
+def reversed_copy(name: str, to: str) -> Path:
+    head, *rows = Path(name).read_text().splitlines()
+    Path(to).write_text("\n".join([head, *rows[::-1]]) + "\n")
+    return Path(to)
+
+
+def test_held_out_rows_need_the_file_that_the_run_read(files: Files) -> None:
+    run("alone", files())
+    predictor = Predictor(Path("run"), "a", "")
+    Path("copy.csv").write_bytes(Path("a.csv").read_bytes())
+    done = predict(predictor, Path("copy.csv"), Path("p.csv"), held_out=True)
+    for other in (reversed_copy("a.csv", "turned.csv"), Path("c.csv")):
+        with pytest.raises(UserError, match="is not the one that the run read"):
+            predict(predictor, other, Path("p.csv"), held_out=True)
+    del predictor.recipe["fingerprints"]  # as an older run has it
+    assert predict(predictor, Path("turned.csv"), Path("p.csv"), held_out=True).rows == done.rows
+
+
+def test_files_of_one_name_are_told_apart_by_what_is_in_them() -> None:
+    given: dict[str, list[str]] = {}
+    for site in ("basel", "lund"):
+        for year in (2023, 2024):
+            Path(str(year)).mkdir(exist_ok=True)
+            given.setdefault(site, []).append(f"{year}/{site}.csv")
+            Path(yearly(site, year)).rename(given[site][-1])
+    found = run("alone", [], data={"files": given, "label": "outcome"})
+    last = [s for s in found.scores if s.stage == 1 and s.client == "lund"]
+    for score, file in zip(last, given["lund"], strict=True):
+        done = predict(Predictor(Path("run"), "lund", ""), Path(file), Path("p.csv"), held_out=True)
+        assert (done.right, done.rows) == (score.correct, score.rows)
+    turned = reversed_copy(given["lund"][0], "lund.csv")
+    with pytest.raises(UserError, match="is not the one that the run read"):
+        predict(Predictor(Path("run"), "lund", ""), turned, Path("p.csv"), held_out=True)
+
+
 def test_scaling_is_fitted_on_training_rows_alone(files: Files) -> None:
     """A test row that becomes absurd must not move what is learned from the others."""
     names = files()

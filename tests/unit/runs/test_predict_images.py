@@ -135,6 +135,11 @@ def test_mistakes_are_named(home: Path, tmp_path: Path) -> None:
         predict_images(PicturePredictor(folder, "paper", "sol"), home / "new", tmp_path / "p")
     with pytest.raises(UserError, match="5 images are here, the run read 80"):
         predict_images(PicturePredictor(folder, "paper", ""), home / "new", tmp_path / "p", True)
+    with np.load(home / "slate.npz") as held:
+        np.savez(tmp_path / "slate.npz", **{**held, "x": held["x"][::-1], "y": held["y"][::-1]})
+    predictor = PicturePredictor(folder, "slate", "")
+    with pytest.raises(UserError, match="is not the one that the run read"):
+        predict_images(predictor, tmp_path / "slate.npz", tmp_path / "p", True)
     with pytest.raises(UserError, match="no file or folder"):
         predict_images(PicturePredictor(folder, "paper", ""), home / "none", tmp_path / "p")
     assert not (tmp_path / "p").exists()

@@ -253,6 +253,19 @@ def test_labels_that_are_numbers_with_a_point_are_told_as_the_run_did(
     assert len(shown) == 1
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_held_out_rows_need_the_files_that_the_run_read(
+    name: str, capsys: pytest.CaptureFixture[str], call: Callable[..., int]
+) -> None:
+    run("splitnn")
+    head, *rows = Path(f"{name}.csv").read_text().splitlines()
+    Path(f"{name}.csv").write_text("\n".join([head, *rows[::-1]]) + "\n")
+    assert call(*given(), "--held-out") == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "is not the one that the run read, or has changed since" in told
+    assert f"where: {name}.csv" in told
+
+
 def test_no_partys_file_is_written_over(
     trained: Path,
     monkeypatch: pytest.MonkeyPatch,
