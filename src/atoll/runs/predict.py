@@ -416,18 +416,21 @@ def numbers(
 
 
 def _fits(block: Block, text: pa.Array, sheet: Sheet, first: int) -> None:
-    """Refuse a word where the model reads numbers, by its line."""
+    """Refuse a word where the model reads numbers, or too large a number, by its line."""
     if block.kind == "text":
         return
     values = as_numbers(text, sheet.comma) if block.kind == "number" else as_dates(text)
     wrong = pc.and_(text.is_valid(), values.is_null()).to_numpy(zero_copy_only=False)
-    wrong |= np.abs(pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)) > LARGEST
-    if wrong.any():
-        place = int(np.argmax(wrong))
-        raise UserError(
-            f"'{str(text[place].as_py())[:40]}' in the column '{block.column}' is no {block.kind}",
-            line_of(sheet, first + place), "mend it, or leave it empty", EXIT_DATA_MISSING,
-        )  # fmt: skip
+    large = np.abs(pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)) > LARGEST
+    if not (wrong | large).any():
+        return
+    place = int(np.argmax(wrong | large))
+    value, where = str(text[place].as_py())[:40], line_of(sheet, first + place)
+    if large[place]:
+        what = f"'{value}' in the column '{block.column}' is too large a number"
+        raise UserError(what, where, "write it in another unit", EXIT_DATA_MISSING)
+    what = f"'{value}' in the column '{block.column}' is no {block.kind}"
+    raise UserError(what, where, "mend it, or leave it empty", EXIT_DATA_MISSING)
 
 
 def _unseen(block: Block, text: pa.Array, done: Predicted) -> None:

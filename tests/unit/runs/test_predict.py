@@ -263,6 +263,7 @@ def test_mistakes_of_a_prediction_are_answered(files: Files) -> None:
     run("fedavg", files())
     atoll.run("fedavg", out="wine", **{**TINY, "data": "wine", "clients": 2})
     Path("word.csv").write_text("age,kön\n61,män\nold,män\n")
+    Path("huge.csv").write_text("age,kön\n61,män\n1e39,män\n")
     Path("other.csv").write_text("q\n1\n")
     Path("none.csv").write_text("age\n")
     cases: list[tuple[tuple[str, str, str], str, bool, str]] = [
@@ -272,6 +273,7 @@ def test_mistakes_of_a_prediction_are_answered(files: Files) -> None:
         (("run", "a", "auto"), "a.csv", False, "this run has no model 'auto'"),
         (("run", "a", ""), "other.csv", False, "none of the columns"),
         (("run", "a", ""), "word.csv", False, "'old' in the column 'age' is no number"),
+        (("run", "a", ""), "huge.csv", False, "'1e39' in the column 'age' is too large a number"),
         (("run", "a", ""), "none.csv", False, "no rows to predict"),
         (("run", "a", ""), "word.csv", True, "the file has 2 rows, the run read 60"),
         (("run", "a", ""), "lost.csv", False, "no such file"),
