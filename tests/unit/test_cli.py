@@ -389,6 +389,16 @@ def test_resuming_a_folder_that_is_not_there_begins_the_run(atoll: Command, here
     assert (here / "run" / "result.json").exists()
 
 
+def test_resuming_where_no_run_is_does_not_advise_to_resume(atoll: Command, here: Path) -> None:
+    (here / "thesis").mkdir()
+    (here / "thesis" / "thesis.tex").write_text("mine")
+    what, where, remedy = complaint(atoll("run", "fedavg", *TINY, "--out", "thesis", "--resume"))
+    assert (what, where) == ("the folder is not empty", "thesis")
+    assert remedy == "choose another --out; no run is in this one that could go on"
+    assert atoll("run", "fedavg", *TINY, "--out", "run").code == 0
+    assert "--resume" in complaint(atoll("run", "fedavg", *TINY, "--out", "run"))[2]
+
+
 def test_a_finished_run_resumed_stays_as_it_is(atoll: Command, here: Path) -> None:
     first = atoll("run", "fedavg", *TINY, "--quiet")
     before = tree(here)
