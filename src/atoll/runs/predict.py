@@ -102,6 +102,9 @@ class Predictor:
         path = self.folder / "recipe.json"
         if not (self.folder / "config.toml").exists():
             raise UserError("no run in this folder", str(self.folder), "give the folder of a run")
+        if not path.exists() and "vectors" in self.run.facts:  # runs on texts have these
+            remedy = "use a run on own tables or images"
+            raise UserError("there are no predictions for texts yet", str(self.folder), remedy)
         if not path.exists():
             raise UserError(
                 "this run was made neither on your own tables nor on images",

@@ -287,6 +287,24 @@ def test_mistakes_of_a_prediction_are_answered(files: Files) -> None:
         predict(Predictor(Path("run"), "a", ""), Path("a.csv"), Path("p.csv"))
 
 
+def test_a_run_on_texts_says_that_it_cannot_predict(
+    capfd: pytest.CaptureFixture[str], call: Callable[..., int]
+) -> None:
+    for name in "ab":
+        lines = (f"{('the ship', 'wheat')[n % 2]} {n},{'sg'[n % 2]}" for n in range(30))
+        Path(f"{name}.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+    values = {
+        "data": {"files": ["a.csv", "b.csv"], "text": "text", "length": 8},
+        "model": {"vectors": "random-8", "widths": [8]},
+        "rounds": 1,
+        "method": {"name": "fedseit", "epochs": 1, "transfer": "sit"},
+    }
+    execute(resolve(values, "test"), Path("run"))
+    for command in (("predict", "run", "a.csv"), ("export", "run")):
+        assert call(*command, "--site", "site-0") == 2
+        assert "there are no predictions for texts yet" in capfd.readouterr().err
+
+
 def test_predictions_are_not_written_over_data_or_the_run(
     files: Files, capfd: pytest.CaptureFixture[str], call: Callable[..., int]
 ) -> None:
