@@ -753,12 +753,29 @@ def predict_command(
         done = predict_images(PicturePredictor(run, site, model), file, to, held_out)
     else:
         done = predict(Predictor(run, site, model), file, to, held_out)
+    _remark(done)
+    out.print(f"{done.rows:,} predictions in {to}{_share(done)}", soft_wrap=True)
+
+
+def _remark(done: Predicted) -> None:
+    """Say what was odd in a file."""
     for name in done.absent:
         err.print(f"the file has no column '{name}': taken as missing", soft_wrap=True)
     for name, count in done.unseen.items():
         err.print(f"{count} values of '{name}' were never seen: taken as unknown", soft_wrap=True)
-    right = "" if done.right is None else f", {done.right / done.rows:.4f} of them right"
-    out.print(f"{done.rows:,} predictions in {to}{right}", soft_wrap=True)
+    if done.unlabelled:
+        err.print(f"{done.unlabelled:,} have no label: neither right nor wrong", soft_wrap=True)
+    if done.foreign:
+        why = "a label that is no class of the model: neither right nor wrong"
+        err.print(f"{done.foreign:,} have {why}", soft_wrap=True)
+
+
+def _share(done: Predicted) -> str:
+    """How many were right, of those whose label is known."""
+    if done.right is None:
+        return ""
+    whom = "them" if done.judged == done.rows else f"the {done.judged:,} with a known label"
+    return f", {done.right / done.judged:.4f} of {whom} right"
 
 
 def _predict_parties(

@@ -389,6 +389,16 @@ def test_resuming_a_folder_that_is_not_there_begins_the_run(atoll: Command, here
     assert (here / "run" / "result.json").exists()
 
 
+def test_resuming_where_no_run_is_does_not_advise_to_resume(atoll: Command, here: Path) -> None:
+    (here / "thesis").mkdir()
+    (here / "thesis" / "thesis.tex").write_text("mine")
+    what, where, remedy = complaint(atoll("run", "fedavg", *TINY, "--out", "thesis", "--resume"))
+    assert (what, where) == ("the folder is not empty", "thesis")
+    assert remedy == "choose another --out; no run is in this one that could go on"
+    assert atoll("run", "fedavg", *TINY, "--out", "run").code == 0
+    assert "--resume" in complaint(atoll("run", "fedavg", *TINY, "--out", "run"))[2]
+
+
 def test_a_finished_run_resumed_stays_as_it_is(atoll: Command, here: Path) -> None:
     first = atoll("run", "fedavg", *TINY, "--quiet")
     before = tree(here)
@@ -674,3 +684,20 @@ def test_a_report_goes_into_the_runs_folder_or_where_it_is_told(atoll: Command, 
     assert (here / "page.html").read_text() == (here / "one" / "report.html").read_text()
     assert list((here / "pictures").glob("*.svg"))
     assert complaint(atoll("report", "two"))[0] == "no run in this folder"
+
+
+def test_a_report_is_written_over_a_report_and_nothing_else(atoll: Command, here: Path) -> None:
+    assert atoll("run", "fedavg", *TINY, "--out", "one").code == 0
+    (here / "data.csv").write_text("x,y\n1,2\n")
+    (here / "site.html").write_text("<!doctype html><title>my own</title>")
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    for out, what in {
+        "data.csv": "the file is there already",
+        "site.html": "the file is there already",
+        "one/events.jsonl": "the file to be written is one of the run's own",
+        "one": "a folder, or no file that can be written",
+    }.items():
+        assert complaint(atoll("report", "one", "-o", out))[0] == what
+    assert before == {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    for _ in range(2):
+        assert atoll("report", "one", "-o", "page.html").code == 0

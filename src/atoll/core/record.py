@@ -285,11 +285,10 @@ class Record:
             new = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
             if not _unfinished(folder):
-                raise UserError(
-                    "the folder is not empty",
-                    str(folder),
-                    "choose another --out, or --resume to go on with the run in it",
-                )
+                remedy = "choose another --out; no run is in this one that could go on"
+                if (folder / "config.toml").exists():
+                    remedy = "choose another --out, or --resume to go on with the run in it"
+                raise UserError("the folder is not empty", str(folder), remedy)
         record = Record(folder)
         try:
             record._begin(config, facts)

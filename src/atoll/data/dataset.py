@@ -3,11 +3,12 @@
 import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["Dataset", "Layout"]
+__all__ = ["Dataset", "Layout", "array_fingerprint", "file_fingerprint"]
 
 Array = np.ndarray[Any, Any]
 
@@ -87,3 +88,16 @@ class Dataset:
             layout=self.layout and replace(self.layout, stage=self.layout.stage[rows]),
             stage=None if self.stage is None else self.stage[rows],
         )
+
+
+def file_fingerprint(path: Path) -> str:
+    """A hash of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def array_fingerprint(x: Array) -> str:
+    """A hash of an array's shape, type and values."""
+    digest = hashlib.sha256(f"{x.dtype}{x.shape}".encode())
+    digest.update(np.ascontiguousarray(x).data)
+    return digest.hexdigest()

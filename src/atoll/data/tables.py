@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import AtLeastOne, build, nearest
-from atoll.data.dataset import Dataset, Layout
+from atoll.data.dataset import Dataset, Layout, file_fingerprint
 from atoll.data.sheets import Sheet, batches, line_of, opened
 from atoll.data.values import LARGEST, Block, as_dates, as_numbers, encoded
 
@@ -738,6 +738,12 @@ def _recipe(found: Survey, pieces: Mapping[str, list[tuple[str, int, int]]]) -> 
         "label": found.options.label,
         "classes": list(found.classes),
         "missing": list(found.options.missing),
+        "delimiter": found.options.delimiter,
+        "encoding": found.options.encoding,
+        "fingerprints": [
+            [site_name(s.site or s.path.stem), s.path.name, file_fingerprint(s.path)]
+            for s in found.sheets
+        ],
         **(
             {"files": {site: [list(p) for p in own] for site, own in pieces.items()}}
             if pieces

@@ -11,6 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from atoll import metrics
+from atoll.core.outputs import may_write
 from atoll.core.record import Stage, disk_errors, write_whole
 from atoll.report import attribution, figures, tables
 from atoll.report.figures import Picture
@@ -18,6 +19,7 @@ from atoll.report.tables import Group, Pair, Table
 
 __all__ = ["Section", "page", "pictures", "write"]
 
+TITLE = " · atoll</title>"  # by which a page is known to be a report
 SECTIONS: tuple[str, ...] = (  # modules of this package that say more of some methods
     "domains",
     "transfer",
@@ -57,6 +59,7 @@ class Run:
 def write(folders: Sequence[Path], out: Path, figure_folder: Path | None = None) -> Path:
     """Write the page of some runs, and its figures as files where a folder for them is given."""
     groups = tables.gather(folders)
+    may_write(out, [], folders, lambda head: TITLE.encode() in head)
     if figure_folder:
         with disk_errors(figure_folder):
             figure_folder.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ from atoll.core.federation import Clients, Moment, Server, Transport
 from atoll.core.late import now
 from atoll.core.messages import Tensors
 from atoll.core.record import Event, Look, Record, Round, Stage, write_whole
+from atoll.data.dataset import array_fingerprint, file_fingerprint
 from atoll.learning.weights import prefixed, without
 from atoll.runs.config import RunConfig
 from atoll.runs.parts import Parts
@@ -169,7 +170,13 @@ def _write_recipe_of_parties(parts: Parts, recipe: Mapping[str, Any], folder: Pa
         here = tested[(tested >= first) & (tested < first + len(rows))] - first
         files.append([name, count, np.array(rows)[here].tolist()])
         first += len(rows)
-    body = {**recipe, "files": files, "stages": scenario.stages, "sites": sites}
+    given = [[p] if isinstance(p, str) else p for p in parts.config.data["parties"]]
+    prints = {
+        name: [file_fingerprint(Path(path)) for path in own]
+        for name, own in zip(recipe["parties"], given, strict=True)
+    }
+    told = {"files": files, "fingerprints": prints, "stages": scenario.stages, "sites": sites}
+    body = {**recipe, **told}
     write_whole(folder / "recipe.json", json.dumps(body, indent=1).encode() + b"\n")
 
 
@@ -183,7 +190,8 @@ def _picture_recipe(parts: Parts) -> dict[str, Any]:
             if config.data.get("images"):
                 rows = np.flatnonzero(dataset.group == number)
                 tested = scenario.tests[id][number] - rows[0]
-                sites[id] |= {"rows": len(rows), "held_out": tested.tolist()}
+                own = array_fingerprint(dataset.x[rows])
+                sites[id] |= {"rows": len(rows), "held_out": tested.tolist(), "fingerprint": own}
     return {
         "kind": "image",
         "classes": list(dataset.classes),

@@ -2,13 +2,14 @@
 
 import csv
 import dataclasses
+import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, NoReturn, Protocol, TextIO
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +21,10 @@ from atoll import methods
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.messages import Tensors
 from atoll.core.options import nearest
+from atoll.core.outputs import may_write
 from atoll.core.record import disk_errors, read_checkpoint, write_whole
 from atoll.core.rows import Rows
-from atoll.data.dataset import Dataset
+from atoll.data.dataset import Dataset, file_fingerprint
 from atoll.data.scenario import Holding, Scenario
 from atoll.data.sheets import Sheet, batches, line_of, opened
 from atoll.data.site import filled
@@ -41,10 +43,13 @@ __all__ = [
     "ended_state",
     "export",
     "growing",
+    "header",
     "labels",
     "numbers",
     "predict",
     "recorded",
+    "refuse_other",
+    "refuse_taken",
     "restored",
 ]
 
@@ -53,13 +58,29 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Predicted:
-    """What came of a file: how many rows, how many right where the label is there, and remarks."""
+    """What came of a file: how many rows, how many right where the label is known, and remarks."""
 
     rows: int = 0
-    right: int | None = None
+    judged: int = 0  # rows whose label is a class of the model
+    right: int | None = None  # of these; none where there are none
+    unlabelled: int = 0  # rows of a file with labels that have none
+    foreign: int = 0  # rows whose label is no class of the model
     unseen: dict[str, int] = field(default_factory=dict)  # column -> values that no row had
     absent: tuple[str, ...] = ()  # columns that the file lacks
     lacking: dict[str, list[str]] = field(default_factory=dict)  # parties' file -> ids not in it
+
+    def judge(
+        self, said: Sequence[str], labels: Sequence[str | None], classes: Sequence[str]
+    ) -> None:
+        """Count what is right, where the label is a class that could have been said."""
+        for guess, label in zip(said, labels, strict=True):
+            if label is None:
+                self.unlabelled += 1
+            elif label not in classes:
+                self.foreign += 1
+            else:
+                self.judged += 1
+                self.right = (self.right or 0) + (guess == label)
 
 
 @dataclass(frozen=True)
@@ -81,6 +102,9 @@ class Predictor:
         path = self.folder / "recipe.json"
         if not (self.folder / "config.toml").exists():
             raise UserError("no run in this folder", str(self.folder), "give the folder of a run")
+        if not path.exists() and "vectors" in self.run.facts:  # runs on texts have these
+            remedy = "use a run on own tables or images"
+            raise UserError("there are no predictions for texts yet", str(self.folder), remedy)
         if not path.exists():
             raise UserError(
                 "this run was made neither on your own tables nor on images",
@@ -190,26 +214,43 @@ class Predictor:
 
     def held_out(self, sheet: Sheet) -> Array:
         """The rows of the file that the run kept for its tests."""
-        counted = sum(len(batch) for batch in batches(sheet, ()))
-        first, rows = self._piece(sheet)
-        if counted != rows:
+        counted, known = sum(len(batch) for batch in batches(sheet, ())), self._pieces(sheet)
+        if counted not in [rows for _, rows, _ in known]:
             raise UserError(
-                f"the file has {counted:,} rows, the run read {rows:,}",
+                f"the file has {counted:,} rows, the run read {known[-1][1]:,}",
                 str(sheet.path), "give the file that the run was made with",
             )  # fmt: skip
+        here = file_fingerprint(sheet.path)
+        same = [first for first, rows, kept in known if rows == counted and kept in ("", here)]
+        if not same:
+            refuse_other(sheet.path)
         found = np.unique(np.concatenate([np.array(part) for part in self._mine["held_out"]]))
-        return found[(found >= first) & (found < first + rows)] - first
+        return found[(found >= same[-1]) & (found < same[-1] + counted)] - same[-1]
 
-    def _piece(self, sheet: Sheet) -> tuple[int, int]:
-        """Where a file begins among the rows of its site, and how many rows it has."""
+    def _pieces(self, sheet: Sheet) -> list[tuple[int, int, str]]:
+        """Where such a file may begin among its site's rows, how many it has, its fingerprint."""
+        read = self.recipe.get("fingerprints", [])  # older runs have none
+        prints = [kept for site, _, kept in read if site == self.site or len(read) == 1]
         pieces = self.recipe.get("files", {}).get(self.site)
         if not pieces:
-            return 0, int(self._mine["rows"])
-        by_name = {name: (start - pieces[0][1], rows) for name, start, rows in pieces}
-        if sheet.path.name not in by_name:
+            return [(0, int(self._mine["rows"]), *(prints or [""]))]
+        prints = prints or [""] * len(pieces)
+        found = [
+            (start - pieces[0][1], rows, kept)
+            for (name, start, rows), kept in zip(pieces, prints, strict=True)
+            if name == sheet.path.name
+        ]
+        if not found:
             what = f"the run did not read a file of this name at '{self.site}'"
-            raise UserError(what, str(sheet.path), nearest(sheet.path.name, by_name))
-        return by_name[sheet.path.name]
+            names = [name for name, _, _ in pieces]
+            raise UserError(what, str(sheet.path), nearest(sheet.path.name, names))
+        return found
+
+
+def refuse_other(path: Path) -> NoReturn:
+    """Refuse a file that has as many rows as the one that the run read, but other ones."""
+    what = "the file is not the one that the run read, or has changed since"
+    raise UserError(what, str(path), "give the file that the run was made with")
 
 
 def ended_state(folder: Path) -> Tensors:
@@ -262,8 +303,9 @@ def predict(predictor: Predictor, file: Path, out: Path, held_out: bool = False)
         raise UserError(
             "parties hold columns of the same rows here", str(file), "give --data for each party"
         )
-    sheet = opened(file)
-    classes, label = predictor.recipe["classes"], predictor.recipe["label"]
+    names = header("row", predictor.recipe)
+    refuse_taken(out, [file], predictor.folder, names)
+    sheet = opened(file, *(predictor.recipe.get(key, "") for key in ("delimiter", "encoding")))
     chosen = set(predictor.held_out(sheet).tolist()) if held_out else None
     columns = {block.column for block in predictor.blocks}
     absent = tuple(sorted(columns - {*sheet.columns}))
@@ -272,12 +314,25 @@ def predict(predictor: Predictor, file: Path, out: Path, held_out: bool = False)
             "the file has none of the columns that the model reads", str(file),
             f"it reads {', '.join(sorted(columns)[:8])}",
         )  # fmt: skip
-    done = Predicted(right=0 if label in sheet.columns else None, absent=absent)
+    done = Predicted(absent=absent)
     with growing(out) as text:
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["row", "prediction", *(f"p {name}" for name in classes)])
+        writer.writerow(names)
         _predict(predictor, sheet, writer, chosen, done)
     return done
+
+
+def header(first: str, recipe: Mapping[str, Any]) -> list[str]:
+    """The names of the columns of predictions."""
+    return [first, "prediction", *(f"p {name}" for name in recipe["classes"])]
+
+
+def refuse_taken(out: Path, inputs: Sequence[Path], run: Path, names: Sequence[str]) -> None:
+    """Refuse to write over an input, the run, or anything but predictions of the same columns."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(names)
+    ours = line.getvalue().encode()
+    may_write(out, inputs, [run], lambda head: head.startswith(ours))
 
 
 @contextmanager
@@ -308,18 +363,31 @@ def _predict(
         for place, name, row in zip(kept, said, found, strict=True):
             writer.writerow([first + place + 1, name, *(f"{p:.6f}" for p in row)])
         done.rows += len(kept)
-        if done.right is not None:
-            true = labels(batch.column(label), kept)
-            done.right += sum(a == b for a, b in zip(said, true, strict=True))
+        if label in sheet.columns:
+            done.judge(said, labels(batch.column(label), kept, classes), classes)
     if not done.rows:
         remedy = "give a file with rows"
         raise UserError("no rows to predict", str(sheet.path), remedy, EXIT_DATA_MISSING)
 
 
-def labels(column: pa.Array, kept: Sequence[int]) -> list[str | None]:
-    """The labels of some rows as classes are called: 1.0 is 1."""
-    found = pc.replace_substring_regex(column, r"^(-?[0-9]+)\.0+$", r"\1").to_pylist()
+def labels(column: pa.Array, kept: Sequence[int], classes: Sequence[str]) -> list[str | None]:
+    """The labels of some rows as the classes are called; 1 and 1.0 are one unless both are there.
+
+    Tables call a class 1 whose labels are 1.0; the parties of one table keep what is written.
+    """
+    known = dict(zip(_whole(pa.array(classes, pa.string())), classes, strict=True))
+    known |= {name: name for name in classes}
+    written = column.to_pylist()
+    found = [known.get(a, known.get(b, a)) for a, b in zip(written, _whole(column), strict=True)]
     return [found[place] for place in kept]
+
+
+def _whole(text: pa.Array) -> list[str | None]:
+    """Text, in which 1.0 is 1."""
+    found: list[str | None] = pc.replace_substring_regex(
+        text, r"^(-?[0-9]+)\.0+$", r"\1"
+    ).to_pylist()
+    return found
 
 
 def _pieces(sheet: Sheet, missing: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -351,18 +419,21 @@ def numbers(
 
 
 def _fits(block: Block, text: pa.Array, sheet: Sheet, first: int) -> None:
-    """Refuse a word where the model reads numbers, by its line."""
+    """Refuse a word where the model reads numbers, or too large a number, by its line."""
     if block.kind == "text":
         return
     values = as_numbers(text, sheet.comma) if block.kind == "number" else as_dates(text)
     wrong = pc.and_(text.is_valid(), values.is_null()).to_numpy(zero_copy_only=False)
-    wrong |= np.abs(pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)) > LARGEST
-    if wrong.any():
-        place = int(np.argmax(wrong))
-        raise UserError(
-            f"'{str(text[place].as_py())[:40]}' in the column '{block.column}' is no {block.kind}",
-            line_of(sheet, first + place), "mend it, or leave it empty", EXIT_DATA_MISSING,
-        )  # fmt: skip
+    large = np.abs(pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)) > LARGEST
+    if not (wrong | large).any():
+        return
+    place = int(np.argmax(wrong | large))
+    value, where = str(text[place].as_py())[:40], line_of(sheet, first + place)
+    if large[place]:
+        what = f"'{value}' in the column '{block.column}' is too large a number"
+        raise UserError(what, where, "write it in another unit", EXIT_DATA_MISSING)
+    what = f"'{value}' in the column '{block.column}' is no {block.kind}"
+    raise UserError(what, where, "mend it, or leave it empty", EXIT_DATA_MISSING)
 
 
 def _unseen(block: Block, text: pa.Array, done: Predicted) -> None:

@@ -12,7 +12,7 @@ import torch
 from atoll.core.errors import UserError
 from atoll.core.messages import Tensors
 from atoll.core.options import nearest
-from atoll.data.dataset import Dataset
+from atoll.data.dataset import Dataset, array_fingerprint
 from atoll.data.imagefiles import some_images
 from atoll.data.scenario import Holding, Scenario
 from atoll.learning.weights import without
@@ -24,7 +24,10 @@ from atoll.runs.predict import (
     Predictor,
     ended_state,
     growing,
+    header,
     recorded,
+    refuse_other,
+    refuse_taken,
     restored,
 )
 from atoll.runs.result import Run
@@ -126,7 +129,7 @@ class PicturePredictor:
         logits = torch.cat([said(client, self.model, piece) for piece in pieces])
         return np.asarray(torch.softmax(logits.double(), -1).numpy())
 
-    def held_out(self, path: Path, rows: int) -> Array:
+    def held_out(self, path: Path, x: Array) -> Array:
         """The images of the site's own file that the run kept for its tests."""
         mine = self.recipe["sites"][self.site]
         if "held_out" not in mine:
@@ -134,11 +137,13 @@ class PicturePredictor:
                 "this run does not say which of your images it kept for tests", "--held-out",
                 "leave it out; it is for runs with data = { images = [...] }",
             )  # fmt: skip
-        if mine["rows"] != rows:
+        if mine["rows"] != len(x):
             raise UserError(
-                f"{rows:,} images are here, the run read {mine['rows']:,}", str(path),
+                f"{len(x):,} images are here, the run read {mine['rows']:,}", str(path),
                 "give the folder or file that the run was made with",
             )  # fmt: skip
+        if mine.get("fingerprint", "") not in ("", array_fingerprint(x)):  # older runs have none
+            refuse_other(path)
         return np.array(mine["held_out"], dtype=np.int64)
 
 
@@ -158,16 +163,18 @@ def predict_images(
 ) -> Predicted:
     """Write a CSV with a prediction for each image: its name, the class, every probability."""
     classes, (image, label) = predictor.recipe["classes"], predictor.recipe["columns"]
+    columns = header("image", predictor.recipe)
+    refuse_taken(out, [path], predictor.folder, columns)
     x, names, labels = some_images(path, predictor.shape, image, label)
-    chosen = predictor.held_out(path, len(x)) if held_out else np.arange(len(x))
+    chosen = predictor.held_out(path, x) if held_out else np.arange(len(x))
     found = predictor.probabilities(x[chosen])
     said = [classes[place] for place in found.argmax(1)]
     with growing(out) as text:
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["image", "prediction", *(f"p {name}" for name in classes)])
+        writer.writerow(columns)
         for row, name, each in zip(chosen, said, found, strict=True):
             writer.writerow([names[row], name, *(f"{p:.6f}" for p in each)])
-    if labels is not None and {*labels} <= {*classes}:
-        right = sum(name == labels[row] for row, name in zip(chosen, said, strict=True))
-        return Predicted(len(chosen), right)
-    return Predicted(len(chosen))
+    done = Predicted(len(chosen))
+    if labels is not None:
+        done.judge(said, [labels[row] for row in chosen], classes)
+    return done

@@ -21,7 +21,7 @@ from atoll import methods
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import nearest
 from atoll.data.align import normalised, refuse_bad
-from atoll.data.dataset import Dataset
+from atoll.data.dataset import Dataset, file_fingerprint
 from atoll.data.scenario import Holding, Scenario
 from atoll.data.sheets import Sheet, batches, opened
 from atoll.data.site import filled
@@ -35,9 +35,12 @@ from atoll.runs.predict import (
     Predictor,
     ended_state,
     growing,
+    header,
     labels,
     numbers,
     recorded,
+    refuse_other,
+    refuse_taken,
     restored,
 )
 
@@ -131,10 +134,10 @@ def predict_parties(
     """Write a CSV with a prediction for each id: the class, every probability."""
     recipe = predictor.recipe
     done = Predicted()
-    files = [
-        _read(recipe, party, path, done)
-        for party, path in _assigned(recipe, given, lacking == "fill")
-    ]
+    assigned = _assigned(recipe, given, lacking == "fill")
+    inputs = [path for _, path in assigned]
+    refuse_taken(out, inputs, predictor.folder, header(recipe["id"], recipe))
+    files = [_read(recipe, party, path, done) for party, path in assigned]
     there = {file.party for file in files}
     for party in [id for id in recipe["sites"] if id not in there]:
         done.absent += tuple(f"{party}: {block.column}" for block in _blocks(recipe, party))
@@ -194,7 +197,7 @@ def _read(recipe: Mapping[str, Any], party: str, path: Path, done: Predicted) ->
         pieces.append(numbers(blocks, width, sheet, batch, first, mine))
         written += [value or "" for value in batch.column(key).to_pylist()]
         if label in sheet.columns:
-            told += labels(batch.column(label), range(len(batch)))
+            told += labels(batch.column(label), range(len(batch)), recipe["classes"])
         first += len(batch)
     if not first:
         raise _wrong("a header and no rows", path, "give a file with rows")
@@ -240,6 +243,10 @@ def _held_out(recipe: Mapping[str, Any], files: Sequence[_File]) -> set[str]:
     if count != len(ids):
         what = f"the file has {len(ids):,} rows, the run read {count:,}"
         raise UserError(what, str(path), "give the file that the run was made with")
+    for file in files:
+        known = recipe.get("fingerprints", {}).get(file.party)  # older runs have none
+        if known and file_fingerprint(file.sheet.path) not in known:
+            refuse_other(file.sheet.path)
     return {ids[row] for row in tested}
 
 
@@ -250,19 +257,18 @@ def _write(
     classes, known = halves.recipe["classes"], dict[str, str | None]()
     for file in files:
         known |= dict(zip(file.ids, file.labels, strict=False))  # some have no label at all
-    labelled = all(known.get(id) is not None for id in ids)
-    done.rows, done.right = len(ids), 0 if labelled else None
+    done.rows = len(ids)
     with growing(out) as text:
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([halves.recipe["id"], "prediction", *(f"p {name}" for name in classes)])
+        writer.writerow(header(halves.recipe["id"], halves.recipe))
         for start in range(0, len(ids), PIECE):
             piece = list(islice(ids, start, start + PIECE))
             found = halves.probabilities(_columns(halves.recipe, files, piece))
-            for id, row in zip(piece, found, strict=True):
-                said = classes[int(row.argmax())]
-                writer.writerow([ids[id], said, *(f"{p:.6f}" for p in row)])
-                if done.right is not None:
-                    done.right += said == known[id]
+            said = [classes[place] for place in found.argmax(1)]
+            for id, name, row in zip(piece, said, found, strict=True):
+                writer.writerow([ids[id], name, *(f"{p:.6f}" for p in row)])
+            if known:
+                done.judge(said, [known.get(id) for id in piece], classes)
 
 
 def _columns(

@@ -141,6 +141,58 @@ def test_one_file_for_all_sites_and_stages_predicts_too() -> None:
     assert (done.right, done.rows) == (sum(s.correct for s in last), sum(s.rows for s in last))
 
 
+def test_a_file_is_read_with_the_delimiter_and_encoding_of_the_config() -> None:
+    draw, lines = random.Random(0), ["age:město:outcome"]
+    for _ in range(60):
+        town = draw.choice(["Plzeň", "Zlín"])
+        lines.append(f"{draw.gauss(60, 9):.1f}:{town}:{'pq'[town == 'Zlín']}")
+    for name in "ab":
+        Path(f"{name}.csv").write_text("\n".join(lines) + "\n", encoding="cp1250")
+    found = run("alone", [], data=own(["a.csv", "b.csv"], delimiter=":", encoding="cp1250"))
+    score = next(s for s in found.scores if s.client == "a")
+    predictor = Predictor(Path("run"), "a", "")
+    done = predict(predictor, Path("a.csv"), Path("p.csv"), held_out=True)
+    assert (done.right, done.rows, done.unseen) == (score.correct, score.rows, {})
+    del predictor.recipe["delimiter"], predictor.recipe["encoding"]  # as an older run has it
+    Path("new.csv").write_text("age,město\n61,Plzeň\n")
+    assert predict(predictor, Path("new.csv"), Path("q.csv")).unseen == {}
+
+
+def reversed_copy(name: str, to: str) -> Path:
+    head, *rows = Path(name).read_text().splitlines()
+    Path(to).write_text("\n".join([head, *rows[::-1]]) + "\n")
+    return Path(to)
+
+
+def test_held_out_rows_need_the_file_that_the_run_read(files: Files) -> None:
+    run("alone", files())
+    predictor = Predictor(Path("run"), "a", "")
+    Path("copy.csv").write_bytes(Path("a.csv").read_bytes())
+    done = predict(predictor, Path("copy.csv"), Path("p.csv"), held_out=True)
+    for other in (reversed_copy("a.csv", "turned.csv"), Path("c.csv")):
+        with pytest.raises(UserError, match="is not the one that the run read"):
+            predict(predictor, other, Path("p.csv"), held_out=True)
+    del predictor.recipe["fingerprints"]  # as an older run has it
+    assert predict(predictor, Path("turned.csv"), Path("p.csv"), held_out=True).rows == done.rows
+
+
+def test_files_of_one_name_are_told_apart_by_what_is_in_them() -> None:
+    given: dict[str, list[str]] = {}
+    for site in ("basel", "lund"):
+        for year in (2023, 2024):
+            Path(str(year)).mkdir(exist_ok=True)
+            given.setdefault(site, []).append(f"{year}/{site}.csv")
+            Path(yearly(site, year)).rename(given[site][-1])
+    found = run("alone", [], data={"files": given, "label": "outcome"})
+    last = [s for s in found.scores if s.stage == 1 and s.client == "lund"]
+    for score, file in zip(last, given["lund"], strict=True):
+        done = predict(Predictor(Path("run"), "lund", ""), Path(file), Path("p.csv"), held_out=True)
+        assert (done.right, done.rows) == (score.correct, score.rows)
+    turned = reversed_copy(given["lund"][0], "lund.csv")
+    with pytest.raises(UserError, match="is not the one that the run read"):
+        predict(Predictor(Path("run"), "lund", ""), turned, Path("p.csv"), held_out=True)
+
+
 def test_scaling_is_fitted_on_training_rows_alone(files: Files) -> None:
     """A test row that becomes absurd must not move what is learned from the others."""
     names = files()
@@ -169,6 +221,36 @@ def test_unseen_levels_and_lacking_columns_are_answered(files: Files) -> None:
     assert all(np.isfinite(float(row["p ill"])) for row in rows)
 
 
+def test_only_rows_whose_label_is_known_are_right_or_wrong(
+    files: Files, capfd: pytest.CaptureFixture[str], call: Callable[..., int]
+) -> None:
+    run("alone", files())
+    lines = Path("d.csv").read_text().splitlines()
+    bare = [line.rsplit("\t", 1)[0] for line in lines]
+    for name, labels in {
+        "some.csv": [*["ill", "well"] * 5, *["", "NA"] * 10, *["dead"] * 30],
+        "none.csv": [""] * 60,
+        "other.csv": ["dead"] * 60,
+    }.items():
+        rows = (f"{line}\t{label}" for line, label in zip(bare[1:], labels, strict=True))
+        Path(name).write_text("\n".join([lines[0], *rows]) + "\n")
+    assert call("predict", "run", "some.csv", "--site", "d", "-o", "p.csv") == 0
+    told = capfd.readouterr()
+    with Path("p.csv").open() as file:
+        said = [row["prediction"] for row in csv.DictReader(file)]
+    right = sum(a == b for a, b in zip(said, ["ill", "well"] * 5, strict=False))
+    assert f"60 predictions in p.csv, {right / 10:.4f} of the 10 with a known label right" in (
+        told.out
+    )
+    assert "20 have no label: neither right nor wrong" in told.err
+    assert "30 have a label that is no class of the model: neither right nor wrong" in told.err
+    for name, what in (("none.csv", "60 have no label"), ("other.csv", "60 have a label that is")):
+        assert call("predict", "run", name, "--site", "d", "-o", "p.csv") == 0
+        told = capfd.readouterr()
+        assert told.out == "60 predictions in p.csv\n"
+        assert what in told.err
+
+
 def test_a_site_needs_only_its_own_columns(files: Files) -> None:
     run("chfl", files())
     columns = {block.column for block in Predictor(Path("run"), "d", "").blocks}
@@ -181,6 +263,7 @@ def test_mistakes_of_a_prediction_are_answered(files: Files) -> None:
     run("fedavg", files())
     atoll.run("fedavg", out="wine", **{**TINY, "data": "wine", "clients": 2})
     Path("word.csv").write_text("age,kön\n61,män\nold,män\n")
+    Path("huge.csv").write_text("age,kön\n61,män\n1e39,män\n")
     Path("other.csv").write_text("q\n1\n")
     Path("none.csv").write_text("age\n")
     cases: list[tuple[tuple[str, str, str], str, bool, str]] = [
@@ -190,6 +273,7 @@ def test_mistakes_of_a_prediction_are_answered(files: Files) -> None:
         (("run", "a", "auto"), "a.csv", False, "this run has no model 'auto'"),
         (("run", "a", ""), "other.csv", False, "none of the columns"),
         (("run", "a", ""), "word.csv", False, "'old' in the column 'age' is no number"),
+        (("run", "a", ""), "huge.csv", False, "'1e39' in the column 'age' is too large a number"),
         (("run", "a", ""), "none.csv", False, "no rows to predict"),
         (("run", "a", ""), "word.csv", True, "the file has 2 rows, the run read 60"),
         (("run", "a", ""), "lost.csv", False, "no such file"),
@@ -201,6 +285,54 @@ def test_mistakes_of_a_prediction_are_answered(files: Files) -> None:
     Path("run/result.json").unlink()
     with pytest.raises(UserError, match="the run has not ended"):
         predict(Predictor(Path("run"), "a", ""), Path("a.csv"), Path("p.csv"))
+
+
+def test_a_run_on_texts_says_that_it_cannot_predict(
+    capfd: pytest.CaptureFixture[str], call: Callable[..., int]
+) -> None:
+    for name in "ab":
+        lines = (f"{('the ship', 'wheat')[n % 2]} {n},{'sg'[n % 2]}" for n in range(30))
+        Path(f"{name}.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+    values = {
+        "data": {"files": ["a.csv", "b.csv"], "text": "text", "length": 8},
+        "model": {"vectors": "random-8", "widths": [8]},
+        "rounds": 1,
+        "method": {"name": "fedseit", "epochs": 1, "transfer": "sit"},
+    }
+    execute(resolve(values, "test"), Path("run"))
+    for command in (("predict", "run", "a.csv"), ("export", "run")):
+        assert call(*command, "--site", "site-0") == 2
+        assert "there are no predictions for texts yet" in capfd.readouterr().err
+
+
+def test_predictions_are_not_written_over_data_or_the_run(
+    files: Files, capfd: pytest.CaptureFixture[str], call: Callable[..., int]
+) -> None:
+    run("alone", files())
+    Path("link.csv").symlink_to("a.csv")
+    Path("folder").mkdir()
+    Path("note.txt").write_text("mine\n")
+    Path("empty.csv").touch()
+    cases = {
+        "a.csv": "the file to be written is one that is read",
+        "./folder/../a.csv": "the file to be written is one that is read",
+        "link.csv": "the file to be written is one that is read",
+        "b.csv": "the file is there already",
+        "note.txt": "the file is there already",
+        "run/checkpoint.safetensors": "the file to be written is one of the run's own",
+        "run/traceback.txt": "the file to be written is one of the run's own",
+        ".": "a folder, or no file that can be written",
+        "folder": "a folder, or no file that can be written",
+    }
+    for out, what in cases.items():
+        before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+        assert call("predict", "run", "a.csv", "--site", "a", "-o", out) == 2
+        assert f"error: {what}\n" in capfd.readouterr().err
+        assert before == {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    for out in ("p.csv", "p.csv", "empty.csv", "run/p.csv"):  # what was predicted may be replaced
+        assert call("predict", "run", "a.csv", "--site", "a", "-o", out) == 0
+    Path("p.csv").write_text(Path("p.csv").read_text().replace("p ill", "p healthy"))
+    assert call("predict", "run", "a.csv", "--site", "a", "-o", "p.csv") == 2
 
 
 def test_a_run_does_not_go_on_with_files_that_have_changed(files: Files) -> None:

@@ -135,9 +135,39 @@ def test_mistakes_are_named(home: Path, tmp_path: Path) -> None:
         predict_images(PicturePredictor(folder, "paper", "sol"), home / "new", tmp_path / "p")
     with pytest.raises(UserError, match="5 images are here, the run read 80"):
         predict_images(PicturePredictor(folder, "paper", ""), home / "new", tmp_path / "p", True)
+    with np.load(home / "slate.npz") as held:
+        np.savez(tmp_path / "slate.npz", **{**held, "x": held["x"][::-1], "y": held["y"][::-1]})
+    predictor = PicturePredictor(folder, "slate", "")
+    with pytest.raises(UserError, match="is not the one that the run read"):
+        predict_images(predictor, tmp_path / "slate.npz", tmp_path / "p", True)
     with pytest.raises(UserError, match="no file or folder"):
         predict_images(PicturePredictor(folder, "paper", ""), home / "none", tmp_path / "p")
     assert not (tmp_path / "p").exists()
+
+
+def test_images_whose_label_is_no_class_are_neither_right_nor_wrong(
+    home: Path, tmp_path: Path
+) -> None:
+    folder = ran(home, "fccl", "fccl")
+    table = pq.read_table(home / "dim.parquet")
+    labels = ["other"] * 30 + table.column("label").to_pylist()[30:]
+    changed = table.set_column(1, "label", pa.array(labels))
+    pq.write_table(changed, tmp_path / "some.parquet")
+    predictor = PicturePredictor(folder, "dim", "")
+    done = predict_images(predictor, tmp_path / "some.parquet", tmp_path / "p")
+    assert (done.rows, done.foreign, done.judged) == (80, 30, 50)
+    said = [row["prediction"] for row in written(tmp_path / "p")]
+    assert done.right == sum(a == b for a, b in zip(said, labels, strict=True))
+
+
+def test_no_file_of_images_is_written_over(home: Path) -> None:
+    folder, file = ran(home, "fccl", "fccl"), home / "slate.npz"
+    before = file.read_bytes()
+    with pytest.raises(UserError, match="is one that is read"):
+        predict_images(PicturePredictor(folder, "slate", ""), file, file)
+    with pytest.raises(UserError, match="the file is there already"):
+        predict_images(PicturePredictor(folder, "paper", ""), home / "new", home / "new" / "0.png")
+    assert file.read_bytes() == before
 
 
 def test_a_model_that_stayed_at_its_site_is_not_guessed(home: Path, tmp_path: Path) -> None:

@@ -171,7 +171,8 @@ def test_ids_that_a_party_lacks_are_told_and_left_out_or_filled(
     assert call(*given("-new"), "--lacking", "fill") == 0
     told = capsys.readouterr()
     assert "7 ids are not in shop-new.csv, its columns taken as missing: C500" in told.err
-    assert "61 predictions in predictions.csv\n" in told.out  # c999 has no label: nothing is right
+    assert "1 have no label: neither right nor wrong" in told.err  # c999
+    assert "of the 60 with a known label right" in told.out
     filled = answers()
     assert {id for id in whole if filled[id] != whole[id]} == {f"C{n}" for n in range(500, 507)}
     Path("shop-new.csv").write_text("\n".join([lines[0], *(f"c{n};" for n in range(500, 560))]))
@@ -230,6 +231,53 @@ def test_mistakes_are_answered(  # noqa: PLR0917 - fixtures
     assert call(*words) == code
     assert said in " ".join(capsys.readouterr().err.split())
     assert not Path("predictions.csv").exists()
+
+
+def test_labels_that_are_numbers_with_a_point_are_told_as_the_run_did(
+    capsys: pytest.CaptureFixture[str], call: Callable[..., int]
+) -> None:
+    text = Path("bank.csv").read_text()
+    for name, number in (("basic", "0.0"), ("black", "1.0"), ("gold", "2.0")):
+        text = text.replace(name, number)
+    Path("bank.csv").write_text(text)
+    made = run("splitnn")
+    scores = [e for e in made.events if isinstance(e, Score) and e.variant == made.headline]
+    assert scores[-1].accuracy > 0
+    assert call(*given(), "--held-out") == 0
+    assert f"{scores[-1].accuracy:.4f} of them right" in capsys.readouterr().out
+    shown = set()
+    for ending in (".0\n", "\n", ".00\n"):
+        Path("bank.csv").write_text(text.replace(".0\n", ending))
+        assert call(*given()) == 0
+        shown.add(capsys.readouterr().out)
+    assert len(shown) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_held_out_rows_need_the_files_that_the_run_read(
+    name: str, capsys: pytest.CaptureFixture[str], call: Callable[..., int]
+) -> None:
+    run("splitnn")
+    head, *rows = Path(f"{name}.csv").read_text().splitlines()
+    Path(f"{name}.csv").write_text("\n".join([head, *rows[::-1]]) + "\n")
+    assert call(*given(), "--held-out") == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "is not the one that the run read, or has changed since" in told
+    assert f"where: {name}.csv" in told
+
+
+def test_no_partys_file_is_written_over(
+    trained: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    call: Callable[..., int],
+) -> None:
+    monkeypatch.chdir(trained)
+    for name in NAMES:
+        before = Path(f"{name}-new.csv").read_bytes()
+        assert call(*given("-new"), "-o", f"{name}-new.csv") == 2
+        assert "the file to be written is one that is read" in capsys.readouterr().err
+        assert Path(f"{name}-new.csv").read_bytes() == before
 
 
 def test_the_oracle_that_reads_labels_predicts_nothing(
