@@ -70,6 +70,7 @@ def load(name: str = "", **given: Any) -> Dataset:
     for party in sheets:
         _lasting(party, options)
     active = _active(sheets, options)
+    _named(sheets, options)
     whole = [[_text(sheet, options) for sheet in party] for party in sheets]
     rows = [_common(stage, options) for stage in zip(*_paired(sheets, whole), strict=True)]
     labels = [whole[active][s].column(options.label).to_pylist() for s in range(len(rows))]
@@ -157,6 +158,17 @@ def _active(sheets: Sequence[Sequence[Sheet]], options: PartyOptions) -> int:
             nearest(options.stage, active.columns),
         )
     return having[0]
+
+
+def _named(sheets: Sequence[Sequence[Sheet]], options: PartyOptions) -> None:
+    """Refuse the name of a column that no party has, and a label that is to be left out."""
+    known = {name for party in sheets for sheet in party for name in sheet.columns}
+    for name in (*options.ignore, *options.categorical):
+        if name not in known:
+            raise UserError(f"no party has a column '{name}'", "[data]", nearest(name, known))
+    if options.label in options.ignore:
+        what = f"ignore names the label '{options.label}'"
+        raise UserError(what, "[data]", "take it out of ignore: the label is no input")
 
 
 def _text(sheet: Sheet, options: PartyOptions) -> pa.Table:

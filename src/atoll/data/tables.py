@@ -228,9 +228,13 @@ def survey(**given: Any) -> Survey:
         lacking = "files" if not options.files else "label"
         remedy = 'write for example data = { files = ["a.csv", "b.csv"], label = "outcome" }'
         raise UserError(f"no {lacking}", "[data]", remedy)
+    if options.label == options.site:
+        what = f"'{options.label}' is the label and the site"
+        raise UserError(what, "[data]", "choose another column for one of the two")
     if options.site and (len(options.files) > 1 or isinstance(options.files, dict)):
         raise UserError("a site column and several files", "[data]", "give one of the two")
     sheets = tuple(_sheets(options))
+    _named(sheets, options)
     look = _Look(options, sheets)
     for sheet in sheets:
         _needed(sheet, options)
@@ -255,6 +259,17 @@ def _sheets(options: TableOptions) -> Iterator[Sheet]:
         for number, file in enumerate(files, 1):
             sheet = opened(Path(file), options.delimiter, options.encoding)
             yield replace(sheet, site=name, stage=str(number) if len(files) > 1 else "")
+
+
+def _named(sheets: Sequence[Sheet], options: TableOptions) -> None:
+    """Refuse the name of a column that no file has, and a label that is to be left out."""
+    known = {name for sheet in sheets for name in sheet.columns}
+    for name in (*options.ignore, *options.keep, *options.categorical):
+        if name not in known:
+            raise UserError(f"no site has a column '{name}'", "[data]", nearest(name, known))
+    if options.label in options.ignore:
+        what = f"ignore names the label '{options.label}'"
+        raise UserError(what, "[data]", "take it out of ignore: the label is no input")
 
 
 def _needed(sheet: Sheet, options: TableOptions) -> None:
@@ -344,19 +359,14 @@ def _natural(label: str) -> tuple[int, float, str]:
 
 
 def _surveyed(look: _Look) -> Survey:
-    options = look.options
     sites = tuple(sorted(look.profiles))
     classes = sorted(set().union(*look.classes.values()), key=_natural)
     stages = sorted(set().union(*look.stages.values()), key=_natural)
     _learnable(look, classes)
-    known = {name for found in look.profiles.values() for name in found} | {*look.special}
-    for name in (*options.keep, *options.categorical):
-        if name not in known:
-            raise UserError(f"no site has a column '{name}'", "[data]", nearest(name, known))
     planned = _Plan(look, sites)
     planned.make()
     return Survey(
-        options,
+        look.options,
         look.sheets,
         tuple(_site(look, name) for name in sites),
         tuple(classes),

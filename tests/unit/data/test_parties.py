@@ -233,3 +233,12 @@ def test_mistakes_are_told_before_anything_is_read_twice(
 ) -> None:
     with pytest.raises(UserError, match=said):
         data.load("", **{**OWN, **changes})
+
+
+def test_a_name_that_no_party_has_is_refused(tables: Path) -> None:
+    aligned()
+    for key in ("ignore", "categorical"):
+        with pytest.raises(UserError, match=r"no party has a column 'Plan'.*did you mean 'plan'"):
+            data.load("", **OWN, **{key: ["Plan"]})
+    with pytest.raises(UserError, match="ignore names the label 'card'"):
+        data.load("", **OWN, ignore=["card"])

@@ -342,6 +342,9 @@ def test_options_that_make_no_sense_are_refused() -> None:
         ({"files": ["a.csv"]}, "no label"),
         ({"files": ["a.csv", "a.csv"], "label": "outcome", "site": "sex"}, "a site column and"),
         ({"files": ["a.csv"], "label": "outcome", "keep": ["agee"]}, "no site has a column 'agee'"),
+        ({"files": ["a.csv"], "label": "outcome", "ignore": ["Sex"]}, "did you mean 'sex'"),
+        ({"files": ["a.csv"], "label": "outcome", "ignore": ["outcome"]}, "ignore names the label"),
+        ({"files": ["a.csv"], "label": "sex", "site": "sex"}, "'sex' is the label and the site"),
         ({"files": ["a.csv"], "label": "outcome", "delimeter": ";"}, "unknown option"),
     ):
         with pytest.raises(UserError, match=what):
