@@ -19,6 +19,7 @@ from atoll.core.errors import EXIT_DATA_MISSING, UserError
 __all__ = ["PARQUET", "Sheet", "batches", "line_of", "opened"]
 
 DELIMITERS = (",", ";", "\t", "|")
+TABS = {"tab": "\t", "\\t": "\t"}
 BLOCK = 1 << 23  # bytes of a CSV file read at once
 ROWS = 1 << 16  # rows of a Parquet file read at once
 PARQUET = (".parquet", ".pq")
@@ -54,11 +55,21 @@ def opened(path: Path, delimiter: str = "", encoding: str = "") -> Sheet:
         raise refused("the file is empty", path, "give a file with a header and rows")
     if path.suffix.lower() in PARQUET:
         return Sheet(path, _checked(_parquet_columns(path), path), "", "", stamp)
+    delimiter = _sign(delimiter)
     encoding = encoding or _encoding(path)
     header = _header(path, encoding)
     delimiter = delimiter or _delimiter(header)
     names = next(csv.reader([header], delimiter=delimiter), [])
     return Sheet(path, _checked(names, path), delimiter, encoding, stamp)
+
+
+def _sign(delimiter: str) -> str:
+    """What parts columns, as it was said; a tab may be written as a word."""
+    sign = TABS.get(delimiter, delimiter)
+    if len(sign) > 1 or not sign.isascii() or sign in ('"', "\n", "\r"):
+        what = f"delimiter = '{delimiter}' cannot part columns"
+        raise UserError(what, "[data]", "give one sign: ',', ';', '|' or 'tab'; or leave it out")
+    return sign
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -90,6 +90,16 @@ def test_encoding_and_delimiter_are_found_out(encoding: str, delimiter: str) -> 
     assert made.x[:, 0].tolist() == list(range(9))
 
 
+def test_a_delimiter_is_one_sign_or_the_word_tab() -> None:
+    write("a.csv", "age\toutcome", ["1\tx", "2\ty", "3\tx"])
+    for sign in ("tab", "\\t", "\t"):
+        made = data.load("", files=["a.csv"], label="outcome", delimiter=sign)
+        assert made.x[:, 0].tolist() == [1, 2, 3]
+    for sign in (";;", "§", '"', "\n"):
+        with pytest.raises(UserError, match="cannot part columns"):
+            look("a.csv", delimiter=sign)
+
+
 def test_a_decimal_comma_is_read_where_semicolons_part_columns() -> None:
     write("a.csv", "age;outcome", ["1,5;x", "2,25;y", "3;x"])
     assert data.load("", files=["a.csv"], label="outcome").x[:, 0].tolist() == [1.5, 2.25, 3.0]
