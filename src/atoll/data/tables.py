@@ -234,6 +234,7 @@ def survey(**given: Any) -> Survey:
     if options.site and (len(options.files) > 1 or isinstance(options.files, dict)):
         raise UserError("a site column and several files", "[data]", "give one of the two")
     sheets = tuple(_sheets(options))
+    _once(sheets)
     _named(sheets, options)
     look = _Look(options, sheets)
     for sheet in sheets:
@@ -259,6 +260,19 @@ def _sheets(options: TableOptions) -> Iterator[Sheet]:
         for number, file in enumerate(files, 1):
             sheet = opened(Path(file), options.delimiter, options.encoding)
             yield replace(sheet, site=name, stage=str(number) if len(files) > 1 else "")
+
+
+def _once(sheets: Sequence[Sheet]) -> None:
+    """Refuse a file that is given twice: the same rows would be learned from and tested on."""
+    seen = set()
+    for sheet in sheets:
+        path = sheet.path.resolve()
+        if path in seen:
+            what = "the same file is given twice"
+            if not sheet.site:
+                what = f"two parts would be called '{site_name(sheet.path.stem)}'"
+            raise _wrong(what, str(sheet.path), "give each site, and each stage, a file of its own")
+        seen.add(path)
 
 
 def _named(sheets: Sequence[Sheet], options: TableOptions) -> None:

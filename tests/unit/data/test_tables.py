@@ -337,6 +337,15 @@ def test_two_parts_of_one_name_are_refused(files: list[str]) -> None:
         look(*files)
 
 
+def test_a_file_given_twice_is_refused() -> None:
+    people("a.csv")
+    with pytest.raises(UserError, match="two parts would be called 'a'"):
+        look("a.csv", "a.csv")
+    for files in ({"x": ["a.csv"], "y": ["./a.csv"]}, {"x": ["a.csv", "a.csv"]}):
+        with pytest.raises(UserError, match="the same file is given twice"):
+            tables.survey(files=files, label="outcome")
+
+
 def test_a_file_that_is_not_there_is_said_to_be_missing() -> None:
     with pytest.raises(UserError, match="no such file") as error:
         look("nowhere.csv")
