@@ -340,7 +340,8 @@ def _columns(
             told.append((what, f"left out; to use it, write keep = ['{name}']"))
             continue
         levels = plan._levels([profile]) if kind == "text" else ()
-        block = Block(name, kind, levels, profile.rows > profile.present, 0)
+        apart, gaps = tables._offset(kind, [profile]), profile.rows > profile.present
+        block = Block(name, kind, levels, gaps, 0, offset=apart)
         found.append((block, _encoded(party, block)))
     if not found:
         what = f"no column of {party.name} can be learned from: all are left out"

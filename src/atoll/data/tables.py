@@ -21,7 +21,7 @@ from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import AtLeastOne, build, nearest
 from atoll.data.dataset import Dataset, Layout
 from atoll.data.sheets import Sheet, batches, line_of, opened
-from atoll.data.values import LARGEST, Block, as_dates, as_numbers, encoded
+from atoll.data.values import LARGEST, Block, as_dates, as_numbers, encoded, offset
 
 __all__ = [
     "MISSING",
@@ -126,6 +126,8 @@ class _Profile:
     last: float = -math.inf
     low: float = math.inf
     high: float = -math.inf
+    first: float = math.inf  # of the dates, in days
+    final: float = -math.inf
     size: float = 0.0  # sum of absolute values
     counts: Counter[str] = field(default_factory=Counter)
     word: tuple[Sheet, int, str] | None = None  # the first that is no number: file, row, text
@@ -144,7 +146,10 @@ class _Profile:
         numbers = values.drop_null().to_numpy(zero_copy_only=False)
         self.numbers += len(numbers)
         if len(numbers) < int(there.sum()):  # dates are no numbers, and slow to look for
-            self.dates += len(as_dates(text).drop_null())
+            days = as_dates(text).drop_null().to_numpy(zero_copy_only=False)
+            self.dates += len(days)
+            self.first = float(days.min(initial=self.first))
+            self.final = float(days.max(initial=self.final))
         if len(numbers):
             self._measure(numbers)
         if len(self.sample) < SAMPLE:
@@ -523,7 +528,8 @@ class _Plan:
         levels = self._levels(list(held.values())) if kind == "text" else ()
         if kind == "text":
             self.shared.append(name)
-        self._block(Block(name, kind, levels, gaps, self.width))
+        apart = _offset(kind, list(held.values()))
+        self._block(Block(name, kind, levels, gaps, self.width, offset=apart))
         return _done(kind, len(levels), gaps)
 
     def _own(self, name: str, held: Mapping[str, _Profile], kinds: Mapping[str, Any]) -> str:
@@ -532,7 +538,8 @@ class _Plan:
         for site, profile in held.items():
             kind, gaps = kinds[site], profile.rows > profile.present
             levels = self._levels([profile]) if kind == "text" else ()
-            self._block(Block(name, kind, levels, gaps, self.width, site))
+            apart = _offset(kind, [profile])
+            self._block(Block(name, kind, levels, gaps, self.width, site, apart))
             said[_done(kind, len(levels), gaps)] = site
         return "; ".join(said)
 
@@ -619,6 +626,14 @@ def _done(kind: str, levels: int, gaps: bool) -> str:
     }[kind]
     filled = "; a missing value becomes the mean of the training rows" if kind != "text" else ""
     return f"{words}{filled}, and a column says that it was missing" if gaps else words
+
+
+def _offset(kind: str, profiles: Sequence[_Profile]) -> float:
+    """What is taken from a column's numbers before they are rounded."""
+    if kind == "text":
+        return 0.0
+    ends = [(p.first, p.final) if kind == "date" else (p.low, p.high) for p in profiles]
+    return offset(float(min(low for low, _ in ends)), float(max(high for _, high in ends)))
 
 
 def _identifies(name: str, held: Mapping[str, _Profile], kinds: Mapping[str, str]) -> bool:

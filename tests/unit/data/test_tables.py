@@ -308,6 +308,30 @@ def test_days_are_counted_from_1970_and_no_day_is_made_up() -> None:
     assert values.as_dates(text).to_pylist() == [1.0, -0.5, None, 2932896.0, None]
 
 
+def test_numbers_far_from_0_that_hardly_differ_are_told_apart() -> None:
+    start = datetime.datetime(2024, 3, 31, 12)
+    rows = [
+        f"{1_700_000_000 + i % 60},{start + datetime.timedelta(seconds=i % 60)},{'xy'[i % 2]}"
+        for i in range(120)
+    ]
+    write("a.csv", "seen,when,outcome", rows)
+    made = data.load("", files=["a.csv"], label="outcome")
+    assert made.x[:, 0].tolist() == [i % 60 for i in range(120)]
+    assert np.allclose(made.x[:, 1] * values.DAY, [i % 60 for i in range(120)], atol=1e-3)
+    assert made.layout is not None
+    assert made.layout.recipe["blocks"][0]["offset"] == 1_700_000_000
+    block = values.Block.of(made.layout.recipe["blocks"][0])
+    again = values.encoded(block, pa.array(["1700000007", None]), comma=False)
+    assert again[0, 0] == 7
+    assert np.isnan(again[1, 0])
+
+
+def test_other_numbers_are_taken_as_they_are() -> None:
+    assert values.offset(2023, 2024) == 0
+    assert values.offset(5, 5) == 0
+    assert values.offset(-1e30, 1e30) == 0
+
+
 def test_nested_parquet_is_refused_by_column() -> None:
     table = pa.table({"n": [1, 2], "list": [[1], [2]], "outcome": ["x", "y"]})
     pyarrow.parquet.write_table(table, "b.parquet")
