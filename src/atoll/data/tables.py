@@ -44,6 +44,12 @@ STRAY = 0.9  # share of numbers from which a word among them is a mistake
 UNITS = 1_000.0  # times one site's values are another's, from which units are suspected
 MOST_CLASSES = 1_000
 IDENTIFIER = re.compile(r"(^|[ _-])(id|nr|no|number|index|key|uuid|unnamed.*)$", re.IGNORECASE)
+ODD_NUMBERS = (  # what is no number, and what it is called
+    (re.compile(r"^[<>=~≤≥]+ *[-+]?[0-9.,]+$"), "a number after a sign as <"),
+    (re.compile(r"^[-+]?[0-9]{1,3}([,' ][0-9]{3})+(\.[0-9]*)?$"), "a number in groups of digits"),
+    (re.compile(r"^[-+]?[0-9]+,[0-9]+$"), "a decimal comma"),
+    (re.compile(r"^[-+]?[0-9.,]+ *[^0-9., ]+$"), "a number with a unit"),
+)
 ODD_DATE = re.compile(r"^\d{1,4}[./-]\d{1,2}[./-]\d{1,4}( .*)?$")
 
 
@@ -479,7 +485,14 @@ class _Plan:
             self._check(name, site, found[site], kind)
         held = {site: found[site] for site in kinds}
         if name not in self.look.options.keep and _identifies(name, held, kinds):
-            self._leave(name, _said(kinds), held, "looks like an identifier or free text", missing)
+            site = _mixed(name, held, kinds)
+            why, remedy = "looks like an identifier or free text", f"write keep = ['{name}']"
+            if site:
+                why, remedy = (
+                    _among(held[site], site),
+                    "mend the file, or add such words to missing",
+                )
+            self._leave(name, _said(kinds), held, why, missing, remedy)
             return
         one = len(set(kinds.values())) == 1
         local = self.look.options.levels == "local" and "text" in kinds.values()
@@ -490,14 +503,18 @@ class _Plan:
         self.columns.append(Column(name, _said(kinds), where, tuple(kinds), missing, done))
 
     def _leave(
-        self, name: str, kind: str, held: Mapping[str, Any], why: str, missing: dict[str, int]
+        self,
+        name: str,
+        kind: str,
+        held: Mapping[str, Any],
+        why: str,
+        missing: dict[str, int],
+        remedy: str = "",
     ) -> None:
         done = f"left out: {why}"
         self.columns.append(Column(name, kind, "left out", tuple(held), missing, done))
         if kind:
-            self.findings.append(
-                Finding(f"'{name}' {why}", f"left out; to use it, write keep = ['{name}']")
-            )
+            self.findings.append(Finding(f"'{name}' {why}", f"left out; to use it, {remedy}"))
 
     def _check(self, name: str, site: str, profile: _Profile, kind: str) -> None:
         """Refuse what is surely a mistake: words among numbers, dates of another form."""
@@ -649,6 +666,26 @@ def _identifies(name: str, held: Mapping[str, _Profile], kinds: Mapping[str, str
             if counts or IDENTIFIER.search(name):
                 return True
     return False
+
+
+def _mixed(name: str, held: Mapping[str, _Profile], kinds: Mapping[str, str]) -> str:
+    """A site that has words among the numbers of a column which no other site finds odd."""
+    numbers = {site: held[site] for site, kind in kinds.items() if kind == "number"}
+    if IDENTIFIER.search(name) or (numbers and _identifies(name, numbers, kinds)):
+        return ""
+    for site, profile in held.items():
+        if kinds[site] == "text" and (numbers or 2 * profile.numbers >= profile.present):
+            return site
+    return ""
+
+
+def _among(profile: _Profile, site: str) -> str:
+    """Where the first word among numbers stands, and of which kind it is."""
+    assert profile.word is not None  # else it would be a column of numbers
+    sheet, row, text = profile.word
+    sort = next((said for form, said in ODD_NUMBERS if form.match(text)), "a word")
+    place = line_of(sheet, row).removeprefix(f"{sheet.path}, ")
+    return f"has numbers elsewhere and {sort} at {site} ({sheet.path.name}, {place})"
 
 
 def _leaks(profile: _Profile, kind: str) -> bool:

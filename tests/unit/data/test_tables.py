@@ -2,6 +2,7 @@
 
 import datetime
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +307,28 @@ def test_dates_of_another_form_are_refused_by_name() -> None:
 def test_days_are_counted_from_1970_and_no_day_is_made_up() -> None:
     text = pa.array(["1970-01-02", "1969-12-31T12:00:00Z", "2024-02-31", "9999-12-31", None])
     assert values.as_dates(text).to_pylist() == [1.0, -0.5, None, 2932896.0, None]
+
+
+@pytest.mark.parametrize(
+    ("value", "sort"),
+    [
+        (lambda i: f"{i}.5" if i % 5 else "<0.5", "a number after a sign as <"),
+        (lambda i: f'"{i + 1},234"', "a number in groups of digits"),
+        (lambda i: f"{i} mg", "a number with a unit"),
+        (lambda i: f"{i}.5" if i % 5 else "low", "a word"),
+    ],
+)
+def test_words_among_numbers_at_one_site_are_said_to_be_the_cause(
+    value: Callable[[int], str], sort: str
+) -> None:
+    rows = [(i % 7, value(i), "xy"[i % 2]) for i in range(60)]
+    write("a.csv", "age,lab,outcome", [f"{age},{age}.5,{y}" for age, _, y in rows])
+    write("b.csv", "age,lab,outcome", [f"{age},{lab},{y}" for age, lab, y in rows])
+    found = look("a.csv", "b.csv")
+    assert columns(found)["lab"] == "left out"
+    what = f"'lab' has numbers elsewhere and {sort} at b (b.csv, line 2) -> left out; to use it"
+    assert what in findings(found)
+    assert "identifier" not in findings(found)
 
 
 def test_numbers_far_from_0_that_hardly_differ_are_told_apart() -> None:
