@@ -16,7 +16,7 @@ import pyarrow.parquet
 
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 
-__all__ = ["PARQUET", "Sheet", "batches", "line_of", "opened"]
+__all__ = ["PARQUET", "Sheet", "as_written", "batches", "line_of", "opened"]
 
 DELIMITERS = (",", ";", "\t", "|")
 TABS = {"tab": "\t", "\\t": "\t"}
@@ -165,15 +165,20 @@ def _strange(kind: pa.DataType) -> bool:
 def batches(sheet: Sheet, missing: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The rows in pieces, every value as text without blanks around it, or null where missing."""
     words = pa.array(["", *missing], pa.string())
+    for batch in as_written(sheet):
+        columns = []
+        for column in batch.columns:
+            text = pc.utf8_trim_whitespace(column)
+            known = pc.invert(pc.is_in(text, words))
+            columns.append(pc.if_else(known, text, pa.scalar(None, pa.string())))
+        yield pa.RecordBatch.from_arrays(columns, names=list(sheet.columns))
+
+
+def as_written(sheet: Sheet) -> Iterator[pa.RecordBatch]:
+    """The rows in pieces, every value as the text that stands there."""
     try:
-        source = _csv(sheet) if sheet.delimiter else _parquet(sheet)
-        for batch in source:
-            columns = []
-            for column in batch.columns:
-                text = pc.utf8_trim_whitespace(column)
-                known = pc.invert(pc.is_in(text, words))
-                columns.append(pc.if_else(known, text, pa.scalar(None, pa.string())))
-            yield pa.RecordBatch.from_arrays(columns, names=list(sheet.columns))
+        for batch in _csv(sheet) if sheet.delimiter else _parquet(sheet):
+            yield pa.RecordBatch.from_arrays(batch.columns, names=list(sheet.columns))
     except pa.ArrowException as error:
         reason = re.sub(r"^CSV parse error: ", "", str(error).splitlines()[0])[:200]
         raise refused(f"cannot read it: {reason}", sheet.path, "mend that row") from error
