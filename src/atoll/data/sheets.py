@@ -2,11 +2,13 @@
 
 import codecs
 import csv
+import io
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,6 +22,8 @@ __all__ = ["PARQUET", "Sheet", "as_written", "batches", "line_of", "opened"]
 
 DELIMITERS = (",", ";", "\t", "|")
 TABS = {"tab": "\t", "\\t": "\t"}
+OPEN = re.compile(r'(^|[,;\t|])"([^"]|"")*$')  # a header that goes on: a quote is not closed
+NAMES = 100  # lines that a header may have more than one
 BLOCK = 1 << 23  # bytes of a CSV file read at once
 ROWS = 1 << 16  # rows of a Parquet file read at once
 PARQUET = (".parquet", ".pq")
@@ -59,7 +63,7 @@ def opened(path: Path, delimiter: str = "", encoding: str = "") -> Sheet:
     encoding = encoding or _encoding(path)
     header = _header(path, encoding)
     delimiter = delimiter or _delimiter(header)
-    names = next(csv.reader([header], delimiter=delimiter), [])
+    names = next(csv.reader(io.StringIO(header, newline=""), delimiter=delimiter), [])
     return Sheet(path, _checked(names, path), delimiter, encoding, stamp)
 
 
@@ -86,7 +90,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 def _checked(names: Sequence[str], path: Path) -> tuple[str, ...]:
     """The names of columns, each there and there once."""
-    found = tuple(name.strip() for name in names)
+    found = tuple(re.sub(r"\s*[\r\n]\s*", " ", name.strip()) for name in names)
     for place, name in enumerate(found, 1):
         if not name:
             raise refused(
@@ -122,8 +126,13 @@ def _encoding(path: Path) -> str:
 def _header(path: Path, encoding: str) -> str:
     try:
         with path.open(encoding=encoding, newline="") as file:
-            lines = (line.lstrip("\ufeff").rstrip("\r\n") for line in file)
-            return next((line for line in lines if line.strip()), "")
+            lines = (line.lstrip("\ufeff") for line in file)
+            header = next((line for line in lines if line.strip()), "")
+            for line in islice(lines, NAMES):
+                if not OPEN.search(header):
+                    break
+                header += line
+            return header.rstrip("\r\n")
     except (UnicodeError, LookupError) as error:
         raise refused(
             f"the file is not {encoding}", path, "name its encoding, e.g. encoding = 'latin-1'"

@@ -101,6 +101,16 @@ def test_a_delimiter_is_one_sign_or_the_word_tab() -> None:
             look("a.csv", delimiter=sign)
 
 
+def test_a_name_in_quotes_may_go_over_two_lines() -> None:
+    write("a.csv", '"age\n(years)","a ""b""",outcome', ["1,2,x", "2,3,y", "3,4,x"])
+    made = data.load("", files=["a.csv"], label="outcome")
+    assert made.columns == ("age (years)", 'a "b"')
+    assert made.x[:, 0].tolist() == [1, 2, 3]
+    assert sheets.line_of(sheets.opened(Path("a.csv")), 0) == "a.csv, line 3"
+    write("b.csv", 'inches ",outcome', ['1 ",x', '2 ",y', '3 ",x'])
+    assert sheets.opened(Path("b.csv")).columns == ('inches "', "outcome")
+
+
 def test_a_decimal_comma_is_read_where_semicolons_part_columns() -> None:
     write("a.csv", "age;outcome", ["1,5;x", "2,25;y", "3;x"])
     assert data.load("", files=["a.csv"], label="outcome").x[:, 0].tolist() == [1.5, 2.25, 3.0]
