@@ -50,6 +50,7 @@ ODD_NUMBERS = (  # what is no number, and what it is called
     (re.compile(r"^[-+]?[0-9]+,[0-9]+$"), "a decimal comma"),
     (re.compile(r"^[-+]?[0-9.,]+ *[^0-9., ]+$"), "a number with a unit"),
 )
+CODE = re.compile(r"^0[0-9]+$")
 ODD_DATE = re.compile(r"^\d{1,4}[./-]\d{1,2}[./-]\d{1,4}( .*)?$")
 
 
@@ -435,11 +436,33 @@ def _site_findings(look: _Look, sites: Sequence[str], classes: Sequence[str]) ->
         if absent:
             what = f"{name} has no row of class {', '.join(absent[:5])}"
             found.append(Finding(what, "its model can still predict that class"))
+    found += _spellings(classes)
     rows = [sum(look.classes[name].values()) for name in sites]
     if max(rows) > 10 * min(rows):
         what = f"sites differ in size: {min(rows):,} to {max(rows):,} rows"
         found.append(Finding(what, "each counts the same unless weighting = 'rows'"))
     return found
+
+
+def _spellings(classes: Sequence[str]) -> list[Finding]:
+    """Classes that differ in capitals or blanks alone."""
+    spelt: dict[str, list[str]] = {}
+    for name in classes:
+        spelt.setdefault(_bare(name), []).append(name)
+    return [
+        Finding(
+            f"the classes {' and '.join(repr(name) for name in same)} differ in capitals or blanks "
+            "alone",
+            "classes of their own; if they are one, write them alike in the files",
+        )
+        for same in spelt.values()
+        if len(same) > 1
+    ]
+
+
+def _bare(text: str) -> str:
+    """A name without capitals and blanks."""
+    return "".join(text.casefold().split())
 
 
 @dataclass
@@ -583,12 +606,22 @@ class _Plan:
             self.findings.append(Finding(f"'{name}' is {shown}", "an own column at each site"))
         if common and set(kinds.values()) == {"number"}:
             self._units(name, held)
+        self._codes(name, held, kinds)
         if common and set(kinds.values()) == {"text"}:
             self._vocabulary(name, held)
         for site, profile in held.items():
             if _leaks(profile, kinds[site]):
                 what = f"'{name}' at {site} tells the label almost by itself"
                 done = "kept; if it is known only after the outcome, add it to ignore"
+                self.findings.append(Finding(what, done))
+                break
+
+    def _codes(self, name: str, held: Mapping[str, _Profile], kinds: Mapping[str, str]) -> None:
+        """Note numbers such as 03012, which may be codes."""
+        for site, profile in held.items():
+            if kinds[site] == "number" and any(CODE.match(value) for value in profile.counts):
+                what = f"'{name}' at {site} has numbers that begin with 0: codes?"
+                done = f"read as numbers; for codes, write categorical = ['{name}']"
                 self.findings.append(Finding(what, done))
                 break
 
@@ -610,8 +643,8 @@ class _Plan:
         if every != both:
             alone = sorted(every - both)
             what = f"'{name}' has levels that not all sites know: {', '.join(alone[:6])}"
-            spelt = {level.casefold() for level in every}
-            same = "; some differ in capitals alone" if len(spelt) < len(every) else ""
+            spelt = {_bare(level) for level in every}
+            same = "; some differ in capitals or blanks alone" if len(spelt) < len(every) else ""
             self.findings.append(Finding(what + same, "all sites have a column for every level"))
         if len(every) > self.look.options.most_levels:
             what = f"'{name}' has {len(every):,} levels"

@@ -341,6 +341,25 @@ def test_words_among_numbers_at_one_site_are_said_to_be_the_cause(
     assert "identifier" not in findings(found)
 
 
+def test_classes_that_differ_in_capitals_or_blanks_are_told() -> None:
+    people("a.csv")
+    write("b.csv", HEAD, [f"{i % 7}.5,{'fm'[i % 2]},{['Ill', 'wel l'][i % 2]}" for i in range(12)])
+    told = findings(look("a.csv", "b.csv"))
+    assert "the classes 'Ill' and 'ill' differ in capitals or blanks alone" in told
+    assert "the classes 'wel l' and 'well'" in told
+    assert "classes" not in findings(look("a.csv"))
+
+
+def test_codes_that_begin_with_0_are_told() -> None:
+    write("a.csv", HEAD, [f"0{3012 + i % 5},{'fm'[i % 2]},{'xy'[i % 3 == 0]}" for i in range(12)])
+    told = findings(look("a.csv"))
+    assert "'age' at a has numbers that begin with 0: codes?" in told
+    assert "categorical = ['age']" in told
+    assert "begin with 0" not in findings(look("a.csv", categorical=["age"]))
+    people("b.csv")
+    assert "begin with 0" not in findings(look("b.csv"))
+
+
 def test_numbers_far_from_0_that_hardly_differ_are_told_apart() -> None:
     start = datetime.datetime(2024, 3, 31, 12)
     rows = [
