@@ -628,7 +628,10 @@ def inspect_command(
         _print_survey(found)
         rows = _to_be_dealt(found, config)
     else:
-        held = holdings(parts(config))
+        made = parts(config)
+        if made.dataset.layout is not None and made.dataset.layout.told:
+            _print_pairs(list(made.dataset.layout.told), "worth knowing")
+        held = holdings(made)
         rows = [
             [
                 id,

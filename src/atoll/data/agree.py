@@ -203,7 +203,8 @@ class OwnTable:
         for one in plan.columns:
             name = known[one.hash]
             kind: Any = one.kind
-            blocks.append(Block(name, kind, one.levels, one.gaps, start))
+            apart = tables._offset(kind, [self.profiles[name]])
+            blocks.append(Block(name, kind, one.levels, one.gaps, start, offset=apart))
             start += one.width
         used = {*(one.hash for one in plan.columns), *plan.left_out}
         own = tables._Plan(self.look, (self.called,), blocks=blocks, width=start)

@@ -7,7 +7,6 @@ which of the ids that it still asks for each party lacks; the others learn how m
 asked for, and the result.
 """
 
-import csv
 import hashlib
 import secrets
 import unicodedata
@@ -19,12 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 
 from atoll.core.errors import UserError
-from atoll.core.record import disk_errors
-from atoll.data.sheets import PARQUET, opened
+from atoll.data.sheets import as_written, opened
 
 __all__ = [
     "SHOWN",
@@ -264,27 +260,9 @@ def assume_aligned(tables: Mapping[str, Sequence[str]], exact: bool = False) -> 
 
 def read_ids(path: Path, column: str) -> list[str]:
     """The column of ids of a CSV or Parquet file, as text."""
-    if path.suffix.lower() in PARQUET:
-        return _parquet_ids(path, column)
-    try:
-        with disk_errors(path), path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, delimiter=opened(path).delimiter)
-            if column not in (reader.fieldnames or []):
-                raise _no_ids(path, column, list(reader.fieldnames or []))
-            return [row[column] or "" for row in reader]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError("not a CSV file in UTF-8", str(path), "save it as one") from error
-
-
-def _parquet_ids(path: Path, column: str) -> list[str]:
     sheet = opened(path)
     if column not in sheet.columns:
-        raise _no_ids(path, column, sheet.columns)
-    found = pyarrow.parquet.read_table(path, columns=[column]).column(0).cast(pa.string())
-    return [text or "" for text in found.to_pylist()]
-
-
-def _no_ids(path: Path, column: str, known: Sequence[str]) -> UserError:
-    return UserError(
-        f"no column '{column}'", str(path), f"columns: {', '.join(known[:20]) or 'none'}"
-    )
+        known = ", ".join(sheet.columns[:20])
+        raise UserError(f"no column '{column}'", str(path), f"columns: {known}")
+    found = (batch.column(column).to_pylist() for batch in as_written(sheet))
+    return [text or "" for ids in found for text in ids]

@@ -22,6 +22,7 @@ class Layout:
     stage: Array  # (rows,) int64, an index into stages
     stages: tuple[str, ...]  # empty where there is one
     recipe: dict[str, Any]  # how a file becomes these columns, as JSON
+    told: tuple[tuple[str, str], ...] = ()  # worth knowing: what was found, what is done about it
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ and no scale crosses.
 """
 
 import csv
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,11 +17,12 @@ import pyarrow as pa
 
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import AtLeastOne, build, nearest
+from atoll.data import tables
 from atoll.data.align import SHOWN, assume_aligned, normalised
 from atoll.data.dataset import Dataset, Layout
 from atoll.data.sheets import Sheet, batches, opened
-from atoll.data.tables import MISSING
-from atoll.data.values import Block, as_dates, as_numbers, encoded
+from atoll.data.tables import MISSING, TableOptions
+from atoll.data.values import Block, encoded
 
 __all__ = ["PartyOptions", "load"]
 
@@ -41,6 +41,7 @@ class PartyOptions:
     stage: str = ""  # a column of the active party that says at which stage a row comes
     lost: Literal["refuse", "drop"] = "refuse"  # what a class without a common row does
     ignore: tuple[str, ...] = ()  # columns to leave out
+    keep: tuple[str, ...] = ()  # columns to keep though they look like identifiers
     categorical: tuple[str, ...] = ()  # columns to read as text, e.g. codes made of digits
     most_levels: AtLeastOne = 50  # of a text column; rarer ones count as unknown
     missing: tuple[str, ...] = MISSING  # words that mean that a value is missing; "" always does
@@ -70,6 +71,7 @@ def load(name: str = "", **given: Any) -> Dataset:
     for party in sheets:
         _lasting(party, options)
     active = _active(sheets, options)
+    _named(sheets, options)
     whole = [[_text(sheet, options) for sheet in party] for party in sheets]
     rows = [_common(stage, options) for stage in zip(*_paired(sheets, whole), strict=True)]
     labels = [whole[active][s].column(options.label).to_pylist() for s in range(len(rows))]
@@ -157,6 +159,17 @@ def _active(sheets: Sequence[Sequence[Sheet]], options: PartyOptions) -> int:
             nearest(options.stage, active.columns),
         )
     return having[0]
+
+
+def _named(sheets: Sequence[Sequence[Sheet]], options: PartyOptions) -> None:
+    """Refuse the name of a column that no party has, and a label that is to be left out."""
+    known = {name for party in sheets for sheet in party for name in sheet.columns}
+    for name in (*options.ignore, *options.keep, *options.categorical):
+        if name not in known:
+            raise UserError(f"no party has a column '{name}'", "[data]", nearest(name, known))
+    if options.label in options.ignore:
+        what = f"ignore names the label '{options.label}'"
+        raise UserError(what, "[data]", "take it out of ignore: the label is no input")
 
 
 def _text(sheet: Sheet, options: PartyOptions) -> pa.Table:
@@ -258,12 +271,12 @@ def _dataset(
     special = {options.id, options.label, options.stage, *options.ignore}
     pieces, names, owners, held = [], [], list[int](), list[str]()
     blocks: dict[str, list[Block]] = {party.name: [] for party in parties}
+    told = list[tuple[str, str]]()
     for party in parties:
         columns = [c for c in party.sheets[0].columns if c not in special]
         if not columns:
             continue  # an active party with labels alone is no client
-        for column in columns:
-            block, values = _encoded(party, column, options)
+        for block, values in _columns(party, columns, options, told):
             blocks[party.name].append(replace(block, start=len(owners)))
             pieces.append(values)
             names += [f"{party.name}: {n}" for n in block.names]
@@ -278,7 +291,7 @@ def _dataset(
     layout = Layout(
         np.stack([owner == number for number in range(len(held))]),
         np.ones(len(owner), dtype=bool), stage, stages,
-        _recipe(parties[active], blocks, classes, options),
+        _recipe(parties[active], blocks, classes, options), tuple(told),
     )  # fmt: skip
     source = "own files: " + ", ".join(s.path.name for party in parties for s in party.sheets)
     x = np.concatenate(pieces, 1).astype(np.float32)
@@ -307,25 +320,51 @@ def _recipe(
     }
 
 
-def _encoded(party: _Party, column: str, options: PartyOptions) -> tuple[Block, Array]:
+def _columns(
+    party: _Party, names: Sequence[str], options: PartyOptions, told: list[tuple[str, str]]
+) -> list[tuple[Block, Array]]:
+    """A party's columns as numbers, looked at as own tables are; what is left out is told."""
+    asked = TableOptions(categorical=options.categorical, most_levels=options.most_levels)
+    look = tables._Look(asked, party.sheets, files={party.name: list(party.sheets)})
+    plan, found = tables._Plan(look, (party.name,)), []
+    for name in names:
+        profile = _profile(party, name)
+        kind = profile.kind(name in options.categorical)
+        if not kind:
+            told.append((f"'{name}' of {party.name} has no value in the common rows", "left out"))
+            continue
+        plan._check(name, party.name, profile, kind)
+        held, kinds = {party.name: profile}, {party.name: kind}
+        if name not in options.keep and tables._identifies(name, held, kinds):
+            what = f"'{name}' of {party.name} looks like an identifier or free text"
+            told.append((what, f"left out; to use it, write keep = ['{name}']"))
+            continue
+        levels = plan._levels([profile]) if kind == "text" else ()
+        apart, gaps = tables._offset(kind, [profile]), profile.rows > profile.present
+        block = Block(name, kind, levels, gaps, 0, offset=apart)
+        found.append((block, _encoded(party, block)))
+    if not found:
+        what = f"no column of {party.name} can be learned from: all are left out"
+        remedy = f"write keep = ['{names[0]}'], or leave the party out"
+        raise _wrong(what, party.sheets[0].path, remedy)
+    return found
+
+
+def _profile(party: _Party, column: str) -> tables._Profile:
+    """What is known of a column in the common rows."""
+    found = tables._Profile()
+    for sheet, text, rows in zip(party.sheets, party.texts, party.rows, strict=True):
+        values = text.column(column).combine_chunks()
+        found.add(values, pa.nulls(len(values), pa.string()), rows, sheet)
+    return found
+
+
+def _encoded(party: _Party, block: Block) -> Array:
     """A column of a party as numbers; missing ones are NaN, and a further column says so."""
-    text = pa.chunked_array(
-        [c for t in party.texts for c in t.column(column).chunks]
-    ).combine_chunks()
-    there, comma = text.drop_null(), party.sheets[0].comma
-    kind: Literal["number", "date", "text"] = "text"
-    if column not in options.categorical and len(there):
-        if not as_numbers(there, comma).null_count:
-            kind = "number"
-        elif not as_dates(there).null_count:
-            kind = "date"
-    levels: tuple[str, ...] = ()
-    if kind == "text":
-        counts = Counter(there.to_pylist())
-        common = sorted(counts, key=lambda level: (-counts[level], level))[: options.most_levels]
-        levels = tuple(sorted(common, key=_natural))
-    block = Block(column, kind, levels, bool(text.null_count), 0)
-    return block, encoded(block, text, comma)
+    return np.concatenate([
+        encoded(block, text.column(block.column).combine_chunks(), sheet.comma)
+        for sheet, text in zip(party.sheets, party.texts, strict=True)
+    ])  # fmt: skip
 
 
 def _when(

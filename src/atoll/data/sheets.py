@@ -2,11 +2,13 @@
 
 import codecs
 import csv
+import io
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,9 +18,12 @@ import pyarrow.parquet
 
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 
-__all__ = ["PARQUET", "Sheet", "batches", "line_of", "opened"]
+__all__ = ["PARQUET", "Sheet", "as_written", "batches", "line_of", "opened"]
 
 DELIMITERS = (",", ";", "\t", "|")
+TABS = {"tab": "\t", "\\t": "\t"}
+OPEN = re.compile(r'(^|[,;\t|])"([^"]|"")*$')  # a header that goes on: a quote is not closed
+NAMES = 100  # lines that a header may have more than one
 BLOCK = 1 << 23  # bytes of a CSV file read at once
 ROWS = 1 << 16  # rows of a Parquet file read at once
 PARQUET = (".parquet", ".pq")
@@ -54,11 +59,21 @@ def opened(path: Path, delimiter: str = "", encoding: str = "") -> Sheet:
         raise refused("the file is empty", path, "give a file with a header and rows")
     if path.suffix.lower() in PARQUET:
         return Sheet(path, _checked(_parquet_columns(path), path), "", "", stamp)
+    delimiter = _sign(delimiter)
     encoding = encoding or _encoding(path)
     header = _header(path, encoding)
     delimiter = delimiter or _delimiter(header)
-    names = next(csv.reader([header], delimiter=delimiter), [])
+    names = next(csv.reader(io.StringIO(header, newline=""), delimiter=delimiter), [])
     return Sheet(path, _checked(names, path), delimiter, encoding, stamp)
+
+
+def _sign(delimiter: str) -> str:
+    """What parts columns, as it was said; a tab may be written as a word."""
+    sign = TABS.get(delimiter, delimiter)
+    if len(sign) > 1 or not sign.isascii() or sign in ('"', "\n", "\r"):
+        what = f"delimiter = '{delimiter}' cannot part columns"
+        raise UserError(what, "[data]", "give one sign: ',', ';', '|' or 'tab'; or leave it out")
+    return sign
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -75,7 +90,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 def _checked(names: Sequence[str], path: Path) -> tuple[str, ...]:
     """The names of columns, each there and there once."""
-    found = tuple(name.strip() for name in names)
+    found = tuple(re.sub(r"\s*[\r\n]\s*", " ", name.strip()) for name in names)
     for place, name in enumerate(found, 1):
         if not name:
             raise refused(
@@ -111,8 +126,13 @@ def _encoding(path: Path) -> str:
 def _header(path: Path, encoding: str) -> str:
     try:
         with path.open(encoding=encoding, newline="") as file:
-            lines = (line.lstrip("\ufeff").rstrip("\r\n") for line in file)
-            return next((line for line in lines if line.strip()), "")
+            lines = (line.lstrip("\ufeff") for line in file)
+            header = next((line for line in lines if line.strip()), "")
+            for line in islice(lines, NAMES):
+                if not OPEN.search(header):
+                    break
+                header += line
+            return header.rstrip("\r\n")
     except (UnicodeError, LookupError) as error:
         raise refused(
             f"the file is not {encoding}", path, "name its encoding, e.g. encoding = 'latin-1'"
@@ -154,15 +174,20 @@ def _strange(kind: pa.DataType) -> bool:
 def batches(sheet: Sheet, missing: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The rows in pieces, every value as text without blanks around it, or null where missing."""
     words = pa.array(["", *missing], pa.string())
+    for batch in as_written(sheet):
+        columns = []
+        for column in batch.columns:
+            text = pc.utf8_trim_whitespace(column)
+            known = pc.invert(pc.is_in(text, words))
+            columns.append(pc.if_else(known, text, pa.scalar(None, pa.string())))
+        yield pa.RecordBatch.from_arrays(columns, names=list(sheet.columns))
+
+
+def as_written(sheet: Sheet) -> Iterator[pa.RecordBatch]:
+    """The rows in pieces, every value as the text that stands there."""
     try:
-        source = _csv(sheet) if sheet.delimiter else _parquet(sheet)
-        for batch in source:
-            columns = []
-            for column in batch.columns:
-                text = pc.utf8_trim_whitespace(column)
-                known = pc.invert(pc.is_in(text, words))
-                columns.append(pc.if_else(known, text, pa.scalar(None, pa.string())))
-            yield pa.RecordBatch.from_arrays(columns, names=list(sheet.columns))
+        for batch in _csv(sheet) if sheet.delimiter else _parquet(sheet):
+            yield pa.RecordBatch.from_arrays(batch.columns, names=list(sheet.columns))
     except pa.ArrowException as error:
         reason = re.sub(r"^CSV parse error: ", "", str(error).splitlines()[0])[:200]
         raise refused(f"cannot read it: {reason}", sheet.path, "mend that row") from error

@@ -325,11 +325,7 @@ def task_rows(rows: Array, labels: Array, tasks: Sequence[Sequence[int]]) -> lis
 
 def scenario(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenario:
     """The scenario that these options make of a data set; equal seeds give equal scenarios."""
-    if options.train <= 0 or options.train + options.valid > 1 + 1e-9:
-        raise _refusal(
-            f"train = {options.train:g} and valid = {options.valid:g} cannot be shares of the rows",
-            "choose train above 0, and both together at most 1",
-        )
+    _shares(options)
     own = "files" if dataset.group is not None else "parties"  # rows apart, or columns
     if dataset.layout is not None and options.split != own:
         raise _refusal(
@@ -348,6 +344,15 @@ def scenario(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenario:
             "leave out stages",
         )
     return made
+
+
+def _shares(options: ScenarioOptions) -> None:
+    """Refuse shares that leave less than nothing."""
+    if options.train <= 0 or options.train + options.valid > 1 + 1e-9:
+        raise _refusal(
+            f"train = {options.train:g} and valid = {options.valid:g} cannot be shares of the rows",
+            "choose train above 0, and both together at most 1",
+        )
 
 
 def _by_rows(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenario:
@@ -617,10 +622,13 @@ def own_sizes(site: str, stages: Mapping[str, int], options: ScenarioOptions) ->
 
     As `_by_files` deals them, from their numbers alone: a large file is not held for it.
     """
+    _shares(options)
     found = []
-    for stage, count in stages.items():
+    for number, (stage, count) in enumerate(stages.items()):
         _enough(site, stage, count)
         pool, train = round((options.train + options.valid) * count), round(options.train * count)
+        _learnable(site, number, train)
+        _testable(site, stage or "all", count - pool)
         found.append((train, pool - train, count - pool))
     return np.array(found)
 
@@ -652,17 +660,10 @@ def _made(
         tests = list(tests) * len(ids)
     for id, held, tested in zip(ids, holdings, tests, strict=True):
         for stage, holding in enumerate(held):
-            if holding is not _ABSENT and len(holding.train) == 0:
-                raise _refusal(
-                    f"client '{id}' has no training rows at stage {stage}",
-                    "ask for fewer clients or stages, or give more rows",
-                )
+            if holding is not _ABSENT:
+                _learnable(id, stage, len(holding.train))
         for task, rows in zip(tasks, tested, strict=True):
-            if len(rows) == 0:
-                raise _refusal(
-                    f"client '{id}' has no test rows for task '{task}'",
-                    "lower train and valid, ask for shared tests, or give more rows",
-                )
+            _testable(id, task, len(rows))
     by_stage = len(tasks) == len(holdings[0])
     return Scenario(
         clients=ids,
@@ -672,6 +673,22 @@ def _made(
         tasks=tasks,
         known_at=tuple(range(len(tasks))) if by_stage else (0,) * len(tasks),
     )
+
+
+def _learnable(id: str, stage: int, rows: int) -> None:
+    if not rows:
+        raise _refusal(
+            f"client '{id}' has no training rows at stage {stage}",
+            "ask for fewer clients or stages, or give more rows",
+        )
+
+
+def _testable(id: str, task: str, rows: int) -> None:
+    if not rows:
+        raise _refusal(
+            f"client '{id}' has no test rows for task '{task}'",
+            "lower train and valid, ask for shared tests, or give more rows",
+        )
 
 
 def _task_names(count: int) -> tuple[str, ...]:

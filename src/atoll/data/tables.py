@@ -21,7 +21,7 @@ from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import AtLeastOne, build, nearest
 from atoll.data.dataset import Dataset, Layout, file_fingerprint
 from atoll.data.sheets import Sheet, batches, line_of, opened
-from atoll.data.values import LARGEST, Block, as_dates, as_numbers, encoded
+from atoll.data.values import LARGEST, Block, as_dates, as_numbers, encoded, offset
 
 __all__ = [
     "MISSING",
@@ -44,6 +44,13 @@ STRAY = 0.9  # share of numbers from which a word among them is a mistake
 UNITS = 1_000.0  # times one site's values are another's, from which units are suspected
 MOST_CLASSES = 1_000
 IDENTIFIER = re.compile(r"(^|[ _-])(id|nr|no|number|index|key|uuid|unnamed.*)$", re.IGNORECASE)
+ODD_NUMBERS = (  # what is no number, and what it is called
+    (re.compile(r"^[<>=~≤≥]+ *[-+]?[0-9.,]+$"), "a number after a sign as <"),
+    (re.compile(r"^[-+]?[0-9]{1,3}([,' ][0-9]{3})+(\.[0-9]*)?$"), "a number in groups of digits"),
+    (re.compile(r"^[-+]?[0-9]+,[0-9]+$"), "a decimal comma"),
+    (re.compile(r"^[-+]?[0-9.,]+ *[^0-9., ]+$"), "a number with a unit"),
+)
+CODE = re.compile(r"^0[0-9]+$")
 ODD_DATE = re.compile(r"^\d{1,4}[./-]\d{1,2}[./-]\d{1,4}( .*)?$")
 
 
@@ -126,6 +133,8 @@ class _Profile:
     last: float = -math.inf
     low: float = math.inf
     high: float = -math.inf
+    first: float = math.inf  # of the dates, in days
+    final: float = -math.inf
     size: float = 0.0  # sum of absolute values
     counts: Counter[str] = field(default_factory=Counter)
     word: tuple[Sheet, int, str] | None = None  # the first that is no number: file, row, text
@@ -144,7 +153,10 @@ class _Profile:
         numbers = values.drop_null().to_numpy(zero_copy_only=False)
         self.numbers += len(numbers)
         if len(numbers) < int(there.sum()):  # dates are no numbers, and slow to look for
-            self.dates += len(as_dates(text).drop_null())
+            days = as_dates(text).drop_null().to_numpy(zero_copy_only=False)
+            self.dates += len(days)
+            self.first = float(days.min(initial=self.first))
+            self.final = float(days.max(initial=self.final))
         if len(numbers):
             self._measure(numbers)
         if len(self.sample) < SAMPLE:
@@ -228,9 +240,14 @@ def survey(**given: Any) -> Survey:
         lacking = "files" if not options.files else "label"
         remedy = 'write for example data = { files = ["a.csv", "b.csv"], label = "outcome" }'
         raise UserError(f"no {lacking}", "[data]", remedy)
+    if options.label == options.site:
+        what = f"'{options.label}' is the label and the site"
+        raise UserError(what, "[data]", "choose another column for one of the two")
     if options.site and (len(options.files) > 1 or isinstance(options.files, dict)):
         raise UserError("a site column and several files", "[data]", "give one of the two")
     sheets = tuple(_sheets(options))
+    _once(sheets)
+    _named(sheets, options)
     look = _Look(options, sheets)
     for sheet in sheets:
         _needed(sheet, options)
@@ -255,6 +272,30 @@ def _sheets(options: TableOptions) -> Iterator[Sheet]:
         for number, file in enumerate(files, 1):
             sheet = opened(Path(file), options.delimiter, options.encoding)
             yield replace(sheet, site=name, stage=str(number) if len(files) > 1 else "")
+
+
+def _once(sheets: Sequence[Sheet]) -> None:
+    """Refuse a file that is given twice: the same rows would be learned from and tested on."""
+    seen = set()
+    for sheet in sheets:
+        path = sheet.path.resolve()
+        if path in seen:
+            what = "the same file is given twice"
+            if not sheet.site:
+                what = f"two parts would be called '{site_name(sheet.path.stem)}'"
+            raise _wrong(what, str(sheet.path), "give each site, and each stage, a file of its own")
+        seen.add(path)
+
+
+def _named(sheets: Sequence[Sheet], options: TableOptions) -> None:
+    """Refuse the name of a column that no file has, and a label that is to be left out."""
+    known = {name for sheet in sheets for name in sheet.columns}
+    for name in (*options.ignore, *options.keep, *options.categorical):
+        if name not in known:
+            raise UserError(f"no site has a column '{name}'", "[data]", nearest(name, known))
+    if options.label in options.ignore:
+        what = f"ignore names the label '{options.label}'"
+        raise UserError(what, "[data]", "take it out of ignore: the label is no input")
 
 
 def _needed(sheet: Sheet, options: TableOptions) -> None:
@@ -344,19 +385,14 @@ def _natural(label: str) -> tuple[int, float, str]:
 
 
 def _surveyed(look: _Look) -> Survey:
-    options = look.options
     sites = tuple(sorted(look.profiles))
     classes = sorted(set().union(*look.classes.values()), key=_natural)
     stages = sorted(set().union(*look.stages.values()), key=_natural)
     _learnable(look, classes)
-    known = {name for found in look.profiles.values() for name in found} | {*look.special}
-    for name in (*options.keep, *options.categorical):
-        if name not in known:
-            raise UserError(f"no site has a column '{name}'", "[data]", nearest(name, known))
     planned = _Plan(look, sites)
     planned.make()
     return Survey(
-        options,
+        look.options,
         look.sheets,
         tuple(_site(look, name) for name in sites),
         tuple(classes),
@@ -400,11 +436,33 @@ def _site_findings(look: _Look, sites: Sequence[str], classes: Sequence[str]) ->
         if absent:
             what = f"{name} has no row of class {', '.join(absent[:5])}"
             found.append(Finding(what, "its model can still predict that class"))
+    found += _spellings(classes)
     rows = [sum(look.classes[name].values()) for name in sites]
     if max(rows) > 10 * min(rows):
         what = f"sites differ in size: {min(rows):,} to {max(rows):,} rows"
         found.append(Finding(what, "each counts the same unless weighting = 'rows'"))
     return found
+
+
+def _spellings(classes: Sequence[str]) -> list[Finding]:
+    """Classes that differ in capitals or blanks alone."""
+    spelt: dict[str, list[str]] = {}
+    for name in classes:
+        spelt.setdefault(_bare(name), []).append(name)
+    return [
+        Finding(
+            f"the classes {' and '.join(repr(name) for name in same)} differ in capitals or blanks "
+            "alone",
+            "classes of their own; if they are one, write them alike in the files",
+        )
+        for same in spelt.values()
+        if len(same) > 1
+    ]
+
+
+def _bare(text: str) -> str:
+    """A name without capitals and blanks."""
+    return "".join(text.casefold().split())
 
 
 @dataclass
@@ -450,7 +508,14 @@ class _Plan:
             self._check(name, site, found[site], kind)
         held = {site: found[site] for site in kinds}
         if name not in self.look.options.keep and _identifies(name, held, kinds):
-            self._leave(name, _said(kinds), held, "looks like an identifier or free text", missing)
+            site = _mixed(name, held, kinds)
+            why, remedy = "looks like an identifier or free text", f"write keep = ['{name}']"
+            if site:
+                why, remedy = (
+                    _among(held[site], site),
+                    "mend the file, or add such words to missing",
+                )
+            self._leave(name, _said(kinds), held, why, missing, remedy)
             return
         one = len(set(kinds.values())) == 1
         local = self.look.options.levels == "local" and "text" in kinds.values()
@@ -461,14 +526,18 @@ class _Plan:
         self.columns.append(Column(name, _said(kinds), where, tuple(kinds), missing, done))
 
     def _leave(
-        self, name: str, kind: str, held: Mapping[str, Any], why: str, missing: dict[str, int]
+        self,
+        name: str,
+        kind: str,
+        held: Mapping[str, Any],
+        why: str,
+        missing: dict[str, int],
+        remedy: str = "",
     ) -> None:
         done = f"left out: {why}"
         self.columns.append(Column(name, kind, "left out", tuple(held), missing, done))
         if kind:
-            self.findings.append(
-                Finding(f"'{name}' {why}", f"left out; to use it, write keep = ['{name}']")
-            )
+            self.findings.append(Finding(f"'{name}' {why}", f"left out; to use it, {remedy}"))
 
     def _check(self, name: str, site: str, profile: _Profile, kind: str) -> None:
         """Refuse what is surely a mistake: words among numbers, dates of another form."""
@@ -499,7 +568,8 @@ class _Plan:
         levels = self._levels(list(held.values())) if kind == "text" else ()
         if kind == "text":
             self.shared.append(name)
-        self._block(Block(name, kind, levels, gaps, self.width))
+        apart = _offset(kind, list(held.values()))
+        self._block(Block(name, kind, levels, gaps, self.width, offset=apart))
         return _done(kind, len(levels), gaps)
 
     def _own(self, name: str, held: Mapping[str, _Profile], kinds: Mapping[str, Any]) -> str:
@@ -508,7 +578,8 @@ class _Plan:
         for site, profile in held.items():
             kind, gaps = kinds[site], profile.rows > profile.present
             levels = self._levels([profile]) if kind == "text" else ()
-            self._block(Block(name, kind, levels, gaps, self.width, site))
+            apart = _offset(kind, [profile])
+            self._block(Block(name, kind, levels, gaps, self.width, site, apart))
             said[_done(kind, len(levels), gaps)] = site
         return "; ".join(said)
 
@@ -535,12 +606,22 @@ class _Plan:
             self.findings.append(Finding(f"'{name}' is {shown}", "an own column at each site"))
         if common and set(kinds.values()) == {"number"}:
             self._units(name, held)
+        self._codes(name, held, kinds)
         if common and set(kinds.values()) == {"text"}:
             self._vocabulary(name, held)
         for site, profile in held.items():
             if _leaks(profile, kinds[site]):
                 what = f"'{name}' at {site} tells the label almost by itself"
                 done = "kept; if it is known only after the outcome, add it to ignore"
+                self.findings.append(Finding(what, done))
+                break
+
+    def _codes(self, name: str, held: Mapping[str, _Profile], kinds: Mapping[str, str]) -> None:
+        """Note numbers such as 03012, which may be codes."""
+        for site, profile in held.items():
+            if kinds[site] == "number" and any(CODE.match(value) for value in profile.counts):
+                what = f"'{name}' at {site} has numbers that begin with 0: codes?"
+                done = f"read as numbers; for codes, write categorical = ['{name}']"
                 self.findings.append(Finding(what, done))
                 break
 
@@ -562,8 +643,8 @@ class _Plan:
         if every != both:
             alone = sorted(every - both)
             what = f"'{name}' has levels that not all sites know: {', '.join(alone[:6])}"
-            spelt = {level.casefold() for level in every}
-            same = "; some differ in capitals alone" if len(spelt) < len(every) else ""
+            spelt = {_bare(level) for level in every}
+            same = "; some differ in capitals or blanks alone" if len(spelt) < len(every) else ""
             self.findings.append(Finding(what + same, "all sites have a column for every level"))
         if len(every) > self.look.options.most_levels:
             what = f"'{name}' has {len(every):,} levels"
@@ -597,6 +678,14 @@ def _done(kind: str, levels: int, gaps: bool) -> str:
     return f"{words}{filled}, and a column says that it was missing" if gaps else words
 
 
+def _offset(kind: str, profiles: Sequence[_Profile]) -> float:
+    """What is taken from a column's numbers before they are rounded."""
+    if kind == "text":
+        return 0.0
+    ends = [(p.first, p.final) if kind == "date" else (p.low, p.high) for p in profiles]
+    return offset(float(min(low for low, _ in ends)), float(max(high for _, high in ends)))
+
+
 def _identifies(name: str, held: Mapping[str, _Profile], kinds: Mapping[str, str]) -> bool:
     """Whether a column tells rows apart and little else, at any site."""
     for site, profile in held.items():
@@ -610,6 +699,26 @@ def _identifies(name: str, held: Mapping[str, _Profile], kinds: Mapping[str, str
             if counts or IDENTIFIER.search(name):
                 return True
     return False
+
+
+def _mixed(name: str, held: Mapping[str, _Profile], kinds: Mapping[str, str]) -> str:
+    """A site that has words among the numbers of a column which no other site finds odd."""
+    numbers = {site: held[site] for site, kind in kinds.items() if kind == "number"}
+    if IDENTIFIER.search(name) or (numbers and _identifies(name, numbers, kinds)):
+        return ""
+    for site, profile in held.items():
+        if kinds[site] == "text" and (numbers or 2 * profile.numbers >= profile.present):
+            return site
+    return ""
+
+
+def _among(profile: _Profile, site: str) -> str:
+    """Where the first word among numbers stands, and of which kind it is."""
+    assert profile.word is not None  # else it would be a column of numbers
+    sheet, row, text = profile.word
+    sort = next((said for form, said in ODD_NUMBERS if form.match(text)), "a word")
+    place = line_of(sheet, row).removeprefix(f"{sheet.path}, ")
+    return f"has numbers elsewhere and {sort} at {site} ({sheet.path.name}, {place})"
 
 
 def _leaks(profile: _Profile, kind: str) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["LARGEST", "NUMBER", "Block", "as_dates", "as_numbers", "encoded"]
+__all__ = ["LARGEST", "NUMBER", "Block", "as_dates", "as_numbers", "encoded", "offset"]
 
 Array = np.ndarray[Any, Any]
 Kind = Literal["number", "date", "text"]
@@ -17,6 +17,7 @@ NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,2})?$"
 COMMA = r"^[-+]?[0-9]+,[0-9]+$"
 DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?Z?)?$"
 LARGEST = 1e30  # a number beyond it does not fit the arithmetic of the networks
+FAR = 1e4  # times its spread that a column is from 0, from which float32 keeps too little of it
 DAY = 86_400.0  # seconds
 
 
@@ -30,6 +31,7 @@ class Block:
     missing: bool  # whether one more column says that the value is missing
     start: int  # the first of its columns
     site: str = ""  # the only site that has it; empty: any site that has the column
+    offset: float = 0.0  # taken from a number before it is rounded; see `offset`
 
     @property
     def width(self) -> int:
@@ -85,6 +87,12 @@ def _stamp(value: str | None) -> datetime | None:
         return None
 
 
+def offset(low: float, high: float) -> float:
+    """What to take from numbers so that float32 tells them apart: 0 but where they lie far off."""
+    spread = high - low
+    return low if 0 < FAR * spread < max(abs(low), abs(high)) else 0.0
+
+
 def encoded(block: Block, text: pa.Array, comma: bool) -> Array:
     """The block's columns for some values; a missing number is NaN, an unknown level all 0."""
     found = np.zeros((len(text), block.width), dtype=np.float32)
@@ -95,7 +103,7 @@ def encoded(block: Block, text: pa.Array, comma: bool) -> Array:
         found[known, places[known]] = 1
     else:
         values = as_numbers(text, comma) if block.kind == "number" else as_dates(text)
-        found[:, 0] = values.to_numpy(zero_copy_only=False)
+        found[:, 0] = values.to_numpy(zero_copy_only=False) - block.offset
     if block.missing:
         found[:, -1] = text.is_null().to_numpy(zero_copy_only=False)
     return found

@@ -113,8 +113,15 @@ def test_ids_are_read_as_text(tmp_path: Path) -> None:
     assert read_ids(path, "id") == ["007", "7"]
     with pytest.raises(UserError, match=r"no column 'key'.*columns: id, age"):
         read_ids(path, "key")
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(UserError, match="no such file"):
         read_ids(tmp_path / "none.csv", "id")
+
+
+def test_ids_are_read_of_every_file_that_own_tables_may_be(tmp_path: Path) -> None:
+    path = tmp_path / "bank.csv"
+    for encoding in ("latin-1", "utf-16", "utf-8-sig"):
+        path.write_text("kön; pid ;x\nmän; 7 ;1,5\nmän;Å8;2\n", encoding=encoding)
+        assert read_ids(path, "pid") == [" 7 ", "Å8"]
 
 
 def write(folder: Path) -> list[str]:

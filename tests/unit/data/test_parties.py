@@ -1,6 +1,8 @@
 """Own tables of parties with different columns of the same rows."""
 
+import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -233,3 +235,59 @@ def test_mistakes_are_told_before_anything_is_read_twice(
 ) -> None:
     with pytest.raises(UserError, match=said):
         data.load("", **{**OWN, **changes})
+
+
+def test_a_name_that_no_party_has_is_refused(tables: Path) -> None:
+    aligned()
+    for key in ("ignore", "categorical"):
+        with pytest.raises(UserError, match=r"no party has a column 'Plan'.*did you mean 'plan'"):
+            data.load("", **OWN, **{key: ["Plan"]})
+    with pytest.raises(UserError, match="ignore names the label 'card'"):
+        data.load("", **OWN, ignore=["card"])
+
+
+def changed(name: str, column: str, value: Callable[[int], str]) -> None:
+    """Write a column of a file anew, by the number of the row."""
+    lines = [line.split(",") for line in Path(name).read_text().splitlines()]
+    place = lines[0].index(column)
+    for number, line in enumerate(lines[1:]):
+        line[place] = value(number)
+    Path(name).write_text("\n".join(",".join(line) for line in lines) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("odd", "what"),
+    [
+        ("n.b.", r"'n.b.' in the column 'income', which has numbers.*bank.csv, line 52"),
+        ("1e35", r"'1e35' in the column 'income' is too large a number.*bank.csv, line 52"),
+        ("1e39", "too large a number"),
+    ],
+)
+def test_what_own_tables_refuse_is_refused_of_a_party(odd: str, what: str, tables: Path) -> None:
+    changed("bank.csv", "income", lambda row: odd if row == 50 else f"{row % 9}.5")
+    aligned()
+    with pytest.raises(UserError, match=what):
+        data.load("", **OWN)
+
+
+def test_an_identifier_of_a_party_is_left_out_and_told(
+    tables: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed("phone.csv", "plan", lambda row: f"note on {row}")
+    aligned()
+    found = data.load("", **OWN)
+    assert not any("plan" in name for name in found.columns)
+    assert found.layout is not None
+    assert found.layout.told == (
+        ("'plan' of 1-phone looks like an identifier or free text",
+         "left out; to use it, write keep = ['plan']"),
+    )  # fmt: skip
+    kept = data.load("", **OWN, keep=["plan"])
+    assert sum("plan=" in name for name in kept.columns) == 50
+    data_line = ", ".join(f"{key} = {json.dumps(value)}" for key, value in OWN.items())
+    Path("run.toml").write_text(f"method = 'vleto'\ndata = {{ {data_line} }}\n")
+    cli.inspect_command("run.toml")
+    assert "looks like an identifier" in capsys.readouterr().out
+    changed("phone.csv", "minutes", lambda row: "")
+    with pytest.raises(UserError, match="no column of 1-phone can be learned from"):
+        data.load("", **OWN)

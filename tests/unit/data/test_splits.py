@@ -671,3 +671,24 @@ def test_the_numbers_of_own_rows_are_those_that_will_be_dealt(tmp_path: Path) ->
             expected = [(len(h.train), len(h.valid), len(t)) for h, t in parts]
             assert own_sizes(site.name, stages, options).tolist() == [list(n) for n in expected]
             assert own[site.name] == len(dealt.holdings[site.name][-1].own)
+
+
+@pytest.mark.parametrize(
+    ("train", "valid", "what"),
+    [
+        (0.9, 0.3, "cannot be shares of the rows"),
+        (0.8, 0.2, "has no test rows for task 'all'"),
+        (0.001, 0.2, "has no training rows at stage 0"),
+    ],
+)
+def test_what_a_run_refuses_is_refused_where_rows_are_but_counted(
+    train: float, valid: float, what: str, tmp_path: Path
+) -> None:
+    lines = ["x,outcome", *(f"{n % 7},{'ab'[n % 2]}" for n in range(97))]
+    (tmp_path / "one.csv").write_text("\n".join(lines) + "\n")
+    options = ScenarioOptions(split="files", train=train, valid=valid)
+    made = tables.load(files=(str(tmp_path / "one.csv"),), label="outcome")
+    with pytest.raises(UserError, match=what):
+        scenario(made, options, 0)
+    with pytest.raises(UserError, match=what):
+        own_sizes("one", {"": 97}, options)

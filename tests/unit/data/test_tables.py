@@ -2,6 +2,7 @@
 
 import datetime
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,26 @@ def test_encoding_and_delimiter_are_found_out(encoding: str, delimiter: str) -> 
     made = data.load("", files=["a.csv"], label="outcome")
     assert made.columns == ("ålder", "kön=kvinna", "kön=män")
     assert made.x[:, 0].tolist() == list(range(9))
+
+
+def test_a_delimiter_is_one_sign_or_the_word_tab() -> None:
+    write("a.csv", "age\toutcome", ["1\tx", "2\ty", "3\tx"])
+    for sign in ("tab", "\\t", "\t"):
+        made = data.load("", files=["a.csv"], label="outcome", delimiter=sign)
+        assert made.x[:, 0].tolist() == [1, 2, 3]
+    for sign in (";;", "§", '"', "\n"):
+        with pytest.raises(UserError, match="cannot part columns"):
+            look("a.csv", delimiter=sign)
+
+
+def test_a_name_in_quotes_may_go_over_two_lines() -> None:
+    write("a.csv", '"age\n(years)","a ""b""",outcome', ["1,2,x", "2,3,y", "3,4,x"])
+    made = data.load("", files=["a.csv"], label="outcome")
+    assert made.columns == ("age (years)", 'a "b"')
+    assert made.x[:, 0].tolist() == [1, 2, 3]
+    assert sheets.line_of(sheets.opened(Path("a.csv")), 0) == "a.csv, line 3"
+    write("b.csv", 'inches ",outcome', ['1 ",x', '2 ",y', '3 ",x'])
+    assert sheets.opened(Path("b.csv")).columns == ('inches "', "outcome")
 
 
 def test_a_decimal_comma_is_read_where_semicolons_part_columns() -> None:
@@ -298,6 +319,71 @@ def test_days_are_counted_from_1970_and_no_day_is_made_up() -> None:
     assert values.as_dates(text).to_pylist() == [1.0, -0.5, None, 2932896.0, None]
 
 
+@pytest.mark.parametrize(
+    ("value", "sort"),
+    [
+        (lambda i: f"{i}.5" if i % 5 else "<0.5", "a number after a sign as <"),
+        (lambda i: f'"{i + 1},234"', "a number in groups of digits"),
+        (lambda i: f"{i} mg", "a number with a unit"),
+        (lambda i: f"{i}.5" if i % 5 else "low", "a word"),
+    ],
+)
+def test_words_among_numbers_at_one_site_are_said_to_be_the_cause(
+    value: Callable[[int], str], sort: str
+) -> None:
+    rows = [(i % 7, value(i), "xy"[i % 2]) for i in range(60)]
+    write("a.csv", "age,lab,outcome", [f"{age},{age}.5,{y}" for age, _, y in rows])
+    write("b.csv", "age,lab,outcome", [f"{age},{lab},{y}" for age, lab, y in rows])
+    found = look("a.csv", "b.csv")
+    assert columns(found)["lab"] == "left out"
+    what = f"'lab' has numbers elsewhere and {sort} at b (b.csv, line 2) -> left out; to use it"
+    assert what in findings(found)
+    assert "identifier" not in findings(found)
+
+
+def test_classes_that_differ_in_capitals_or_blanks_are_told() -> None:
+    people("a.csv")
+    write("b.csv", HEAD, [f"{i % 7}.5,{'fm'[i % 2]},{['Ill', 'wel l'][i % 2]}" for i in range(12)])
+    told = findings(look("a.csv", "b.csv"))
+    assert "the classes 'Ill' and 'ill' differ in capitals or blanks alone" in told
+    assert "the classes 'wel l' and 'well'" in told
+    assert "classes" not in findings(look("a.csv"))
+
+
+def test_codes_that_begin_with_0_are_told() -> None:
+    write("a.csv", HEAD, [f"0{3012 + i % 5},{'fm'[i % 2]},{'xy'[i % 3 == 0]}" for i in range(12)])
+    told = findings(look("a.csv"))
+    assert "'age' at a has numbers that begin with 0: codes?" in told
+    assert "categorical = ['age']" in told
+    assert "begin with 0" not in findings(look("a.csv", categorical=["age"]))
+    people("b.csv")
+    assert "begin with 0" not in findings(look("b.csv"))
+
+
+def test_numbers_far_from_0_that_hardly_differ_are_told_apart() -> None:
+    start = datetime.datetime(2024, 3, 31, 12)
+    rows = [
+        f"{1_700_000_000 + i % 60},{start + datetime.timedelta(seconds=i % 60)},{'xy'[i % 2]}"
+        for i in range(120)
+    ]
+    write("a.csv", "seen,when,outcome", rows)
+    made = data.load("", files=["a.csv"], label="outcome")
+    assert made.x[:, 0].tolist() == [i % 60 for i in range(120)]
+    assert np.allclose(made.x[:, 1] * values.DAY, [i % 60 for i in range(120)], atol=1e-3)
+    assert made.layout is not None
+    assert made.layout.recipe["blocks"][0]["offset"] == 1_700_000_000
+    block = values.Block.of(made.layout.recipe["blocks"][0])
+    again = values.encoded(block, pa.array(["1700000007", None]), comma=False)
+    assert again[0, 0] == 7
+    assert np.isnan(again[1, 0])
+
+
+def test_other_numbers_are_taken_as_they_are() -> None:
+    assert values.offset(2023, 2024) == 0
+    assert values.offset(5, 5) == 0
+    assert values.offset(-1e30, 1e30) == 0
+
+
 def test_nested_parquet_is_refused_by_column() -> None:
     table = pa.table({"n": [1, 2], "list": [[1], [2]], "outcome": ["x", "y"]})
     pyarrow.parquet.write_table(table, "b.parquet")
@@ -327,6 +413,15 @@ def test_two_parts_of_one_name_are_refused(files: list[str]) -> None:
         look(*files)
 
 
+def test_a_file_given_twice_is_refused() -> None:
+    people("a.csv")
+    with pytest.raises(UserError, match="two parts would be called 'a'"):
+        look("a.csv", "a.csv")
+    for files in ({"x": ["a.csv"], "y": ["./a.csv"]}, {"x": ["a.csv", "a.csv"]}):
+        with pytest.raises(UserError, match="the same file is given twice"):
+            tables.survey(files=files, label="outcome")
+
+
 def test_a_file_that_is_not_there_is_said_to_be_missing() -> None:
     with pytest.raises(UserError, match="no such file") as error:
         look("nowhere.csv")
@@ -342,6 +437,9 @@ def test_options_that_make_no_sense_are_refused() -> None:
         ({"files": ["a.csv"]}, "no label"),
         ({"files": ["a.csv", "a.csv"], "label": "outcome", "site": "sex"}, "a site column and"),
         ({"files": ["a.csv"], "label": "outcome", "keep": ["agee"]}, "no site has a column 'agee'"),
+        ({"files": ["a.csv"], "label": "outcome", "ignore": ["Sex"]}, "did you mean 'sex'"),
+        ({"files": ["a.csv"], "label": "outcome", "ignore": ["outcome"]}, "ignore names the label"),
+        ({"files": ["a.csv"], "label": "sex", "site": "sex"}, "'sex' is the label and the site"),
         ({"files": ["a.csv"], "label": "outcome", "delimeter": ";"}, "unknown option"),
     ):
         with pytest.raises(UserError, match=what):
