@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-import math
+import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from atoll.core.federation import Moment, actions, answer, kinds
 from atoll.core.messages import Empty, Packet, Tensors, contents, pack, unpack
 from atoll.core.options import build, describe
 from atoll.core.record import Look, Message, Record, Score, read_events
+from atoll.data.site import Site
 from atoll.engines.local import LocalEngine, execute
 from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.loop import facts, go
@@ -141,36 +142,85 @@ def test_a_run_without_packing_has_the_same_record_and_the_same_bytes(
     assert packed == run(small(name, packing=False), tmp_path / "b")
 
 
-def private(made: Parts) -> list[bytes]:
-    """Every row of every client as a block might hold it: raw, scaled, own columns, labels."""
-    found = []
+ROW, LABELS = 4, 12  # numbers in a line by which a row is known, and labels
+
+
+def windows(values: np.ndarray, width: int) -> np.ndarray:
+    """A hash of every so many numbers in a line of the last axis; equal numbers say nothing."""
+    lines = np.ascontiguousarray(values, dtype=np.float32) + np.float32(0)  # no minus zero
+    if lines.ndim == 0 or lines.shape[-1] < width:
+        return np.empty(0, dtype=np.uint64)
+    found = np.lib.stride_tricks.sliding_window_view(lines, width, axis=-1).reshape(-1, width)
+    found = np.ascontiguousarray(found[(found != found[:, :1]).any(1)])
+    odd = np.random.default_rng(0).integers(2**63, size=width // 2, dtype=np.uint64) * 2 + 1
+    words = found.view(np.uint64)
+    words = (words ^ (words >> np.uint64(29))) * odd
+    return np.unique((words ^ (words >> np.uint64(32))).sum(-1, dtype=np.uint64))
+
+
+def private(made: Parts) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    """Pieces of all rows of all clients, raw and scaled; labels in a line, and sorted.
+
+    Of training, validation and test rows: none of them has to cross.
+    """
+    rows, lines, sorts = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
     for id in made.scenario.clients:
         site = made.site(id)
-        for stage, holding in enumerate(made.scenario.holdings[id]):
-            rows = site.train(stage)
-            for block in (rows.x.flatten(1), rows.own, rows.all.flatten(1)):
-                if block.shape[1] >= 3:  # shorter rows could be found by chance
-                    found += [row.numpy().tobytes() for row in block]
-            raw = made.dataset.x[holding.train].reshape(len(holding.train), -1)
-            found += [np.ascontiguousarray(row).tobytes() for row in raw]
-            if len(rows) >= 8:
-                labels = torch.from_numpy(made.dataset.y[holding.train])  # a site may lack them
-                found += [
-                    labels.to(kind).numpy().tobytes() for kind in (torch.int64, torch.float32)
-                ]
-    return [row for row in found if len(row) >= 12]
+        parts_ = [
+            (rows_of(stage), places)
+            for stage, holding in enumerate(made.scenario.holdings[id])
+            for rows_of, places in ((site.train, holding.train), (site.valid, holding.valid))
+        ]
+        tests = made.scenario.tests[id]
+        parts_ += [(site.test(task), places) for task, places in enumerate(tests)]
+        for part, places in parts_:
+            raw = made.dataset.x[places].reshape(len(places), -1)
+            blocks = (part.x.flatten(1), part.own, part.all.flatten(1), torch.from_numpy(raw))
+            rows += [windows(block.numpy(), ROW) for block in blocks]
+            labels = made.dataset.y[places]  # a site may lack them
+            lines.append(windows(labels, LABELS))
+            if len(labels) >= LABELS and len({*labels.tolist()}) > 1:
+                sorts.append(np.sort(labels))
+    return np.concatenate(rows), np.concatenate(lines), sorts
+
+
+def numbers(packet: Packet) -> list[np.ndarray]:
+    """All that a packet has in a line: tensors, and tables of them by columns; lists in headers."""
+    found = list[np.ndarray]()
+    for tensor in load(packet.block).values() if packet.block else ():
+        values = tensor.double().numpy()
+        found += [values.reshape(-1)]
+        found += [values.reshape(len(values), -1).T] if values.ndim > 1 and values.size else []
+    return [*found, *_lists(json.loads(packet.header))]
+
+
+def _lists(value: Any) -> list[np.ndarray]:
+    if isinstance(value, dict):
+        return [one for each in value.values() for one in _lists(each)]
+    if isinstance(value, list) and value:
+        if all(isinstance(each, int | float) for each in value):
+            return [np.asarray(value, dtype=np.float64)]
+        return [one for each in value for one in _lists(each)]
+    return []
 
 
 def leaks(made: Parts, packets: list[tuple[str, str, Packet]]) -> list[str]:
     """What is private in the packets."""
-    rows, own_names = private(made), set()
+    (rows, lines, sorts), own_names = private(made), set()
     for holdings in made.scenario.holdings.values():
         own_names |= {
             made.dataset.columns[i] for h in holdings for i in h.own if made.dataset.columns
         }
     found = []
     for sender, action, packet in packets:
-        found += [f"a row in {action} from {sender}" for row in rows if row in packet.block]
+        for line in numbers(packet):
+            if np.isin(windows(line, ROW), rows).any():
+                found.append(f"a row in {action} from {sender}")
+            if np.isin(windows(line, LABELS), lines).any():
+                found.append(f"labels in {action} from {sender}")
+            flat = np.sort(line.reshape(-1))
+            if any(len(flat) == len(one) and np.array_equal(flat, one) for one in sorts):
+                found.append(f"labels in another order in {action} from {sender}")
         found += [f"{n} in {action}" for n in own_names if f'"{n}"'.encode() in packet.header]
     return found
 
@@ -183,19 +233,56 @@ def test_no_packet_contains_a_private_row(name: str, tmp_path: Path) -> None:
     assert leaks(made, spy.packets) == []
 
 
-def test_the_probe_for_private_rows_finds_one_that_was_sent(tmp_path: Path) -> None:
+def planted(packet: Packet, values: torch.Tensor) -> Packet:
+    """The packet with another tensor in it."""
+    return dataclasses.replace(packet, block=save({**load(packet.block), "more": values}))
+
+
+HIDDEN: dict[str, Callable[[Site], torch.Tensor]] = {
+    "a row": lambda site: site.train(0).x[3],
+    "rows in double precision": lambda site: site.train(0).x.double(),
+    "rows by columns": lambda site: site.train(0).x.T.contiguous(),
+    "validation rows": lambda site: site.valid(0).x,
+    "test rows": lambda site: site.test(0).x,
+    "labels": lambda site: site.train(0).y,
+    "labels in bytes": lambda site: site.train(0).y.to(torch.uint8),
+    "some labels": lambda site: site.train(0).y[:16].clone(),
+    "labels in another order": lambda site: site.train(0).y.flip(0).sort().values,
+    "labels of tests": lambda site: site.test(0).y,
+}
+
+
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_the_probe_for_private_rows_finds_what_was_sent(kind: str, tmp_path: Path) -> None:
     made = parts(small("fedavg"))
     spy = Spy(made)
     run_with(made, spy, tmp_path)
-    id = made.scenario.clients[0]
-    row = made.site(id).train(0).x[3]
     sender, action, packet = spy.packets[1]
-    name, _, shape = max(packet.tensors, key=lambda tensor: math.prod(tensor[2]))
-    planted = torch.zeros(shape)
-    planted.view(-1)[5 : 5 + len(row)] = row
-    tensors = {**load(packet.block), name: planted}
-    spy.packets.append((sender, action, dataclasses.replace(packet, block=save(tensors))))
-    assert any("a row in fit" in leak for leak in leaks(made, spy.packets))
+    sent = HIDDEN[kind](made.site(made.scenario.clients[0]))
+    assert leaks(made, [(sender, action, planted(packet, sent.contiguous()))])
+
+
+def test_the_probe_for_private_rows_reads_lists_in_headers(tmp_path: Path) -> None:
+    made = parts(small("fedavg"))
+    spy = Spy(made)
+    run_with(made, spy, tmp_path)
+    sender, action, packet = spy.packets[1]
+    header = json.loads(packet.header)
+    header["values"]["more"] = made.site(made.scenario.clients[0]).train(0).y.tolist()
+    packet = dataclasses.replace(packet, header=json.dumps(header).encode())
+    assert leaks(made, [(sender, action, packet)])
+
+
+@every_method
+def test_randomness_of_the_process_is_neither_seeded_nor_drawn_from(
+    name: str, tmp_path: Path
+) -> None:
+    def states() -> tuple[Any, ...]:
+        return torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()  # noqa: NPY002
+
+    before = states()
+    run(small(name), tmp_path)
+    assert states() == before
 
 
 def files(folder: Path) -> dict[str, bytes]:
