@@ -200,9 +200,7 @@ def reproduce_command(
     table_: Annotated[str, typer.Option("--table", help="e.g. 2 or figure4; default all")] = "",
     only: Annotated[str, typer.Option("--only", help="a setting by name; several: a; b")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    quick: Annotated[
-        bool, typer.Option("--quick", help="a miniature: few runs, ten rounds")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="a miniature: few and short runs")] = False,
     tf32: Annotated[bool, typer.Option("--tf32", help="rounded products, faster on a GPU")] = False,
     studies: Annotated[bool, typer.Option("--studies", help="also what options change")] = False,
     render: Annotated[
@@ -214,9 +212,10 @@ def reproduce_command(
         typer.Option("--set", help="how much is run: key=value, e.g. seeds=[0] or rounds=5"),
     ] = None,
     measure: Annotated[bool, typer.Option("--measure", hidden=True)] = False,
-    to: Annotated[Path, typer.Option("--out", help="where results are kept")] = Path(
-        "reproduction"
-    ),
+    to: Annotated[
+        Path | None,
+        typer.Option("--out", help="where results are kept; default reproduction/PAPER[-quick]"),
+    ] = None,
 ) -> None:
     """Run a paper's tables again and print ours beside theirs."""
     # Figures need matplotlib, which takes a second to import and writes a cache of fonts.
@@ -224,6 +223,7 @@ def reproduce_command(
     from atoll.reproduce.papers import Asked, again  # noqa: PLC0415
 
     plan = tuple(set_ or ())
+    to = to or Path("reproduction") / (f"{paper}-quick" if quick else paper)
     asked = Asked(to, table_, only, device, quick, tf32, studies, render, jobs, plan)
     made, figures = again(paper, asked, err.print)
     if measure:  # one of several processes: the one that started them writes the ledger

@@ -21,7 +21,7 @@ from atoll.core.record import Round
 from atoll.methods import load
 from atoll.reproduce.figures import ratio_figure, strength_figure
 from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
-from atoll.reproduce.measured import fingerprint, keep, kept, swept
+from atoll.reproduce.measured import fingerprint, keep, kept, others, swept
 from atoll.runs.config import change, read
 from atoll.runs.result import Run
 
@@ -35,6 +35,7 @@ __all__ = [
     "known",
     "ledger",
     "measure",
+    "replaced",
 ]
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
@@ -264,6 +265,11 @@ def _wanted(setting: Setting, plan: Plan) -> str:
 def known(setting: Setting, plan: Plan) -> dict[str, Any] | None:
     """What was measured before of the same."""
     return kept(plan.folder, setting.name, _wanted(setting, plan))
+
+
+def replaced(setting: Setting, plan: Plan) -> list[Path]:
+    """The files of other measurements that measuring this would replace."""
+    return others(plan.folder, [setting.name], _wanted(setting, plan))
 
 
 def _method(values: dict[str, Any], plan: Plan, rate: float) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 A paper is a module of this package with: `SETTINGS` and `STUDIES`, what can be measured, each with
 a `name`; `Plan(folder, device, tf32=...)` and `Plan.quick(folder, device)`, how much is run;
 `chosen(only, table)`, the settings that a command asks for; `known(setting, plan)`, what was
-measured before; `measure(setting, plan, say)`, which measures and keeps it as one small file;
+measured before; `replaced(setting, plan)`, the files of other measurements that would be lost;
+`measure(setting, plan, say)`, which measures and keeps it as one small file;
 `ledger(measured, missing)` and `figures(measured)`, what came out. It may offer `QUICK`, the
 settings of a miniature where all of them would take too long, and `partly(setting, plan)`: what
 there is of a measurement that is not whole yet, to be shown where nothing is run; and
@@ -63,9 +64,9 @@ def again(
     missing: dict[str, str] = {}
     chosen = _chosen(module, asked)
     if not asked.render:
-        _ahead(
-            module, paper, asked, made, [s for s in chosen if module.known(s, made) is None], say
-        )
+        fresh = [s for s in chosen if module.known(s, made) is None]
+        _refuse_to_replace([path for s in fresh for path in module.replaced(s, made)])
+        _ahead(module, paper, asked, made, fresh, say)
     for setting in chosen:
         found = module.known(setting, made)
         if found is None and asked.render:
@@ -108,6 +109,13 @@ def _chosen(module: Any, asked: Asked) -> list[Any]:
     if asked.quick and not (asked.only or asked.table):
         found = list(getattr(module, "QUICK", found))
     return [*found, *(module.STUDIES if asked.studies and not asked.only else ())]
+
+
+def _refuse_to_replace(paths: list[Path]) -> None:
+    if paths:
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        what = "a measurement made with another config is here, and would be replaced"
+        raise UserError(what, f"{paths[0]}{more}", "choose another --out, or move it away")
 
 
 def _ahead(

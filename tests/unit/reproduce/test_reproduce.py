@@ -1,16 +1,20 @@
 """The ledger says what the runs say."""
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from atoll.cli import app
 from atoll.core.errors import UserError
 from atoll.reproduce import chfl, papers
-from atoll.reproduce.ledger import Cell, as_json, as_markdown, paired
+from atoll.reproduce.ledger import Cell, Ledger, as_json, as_markdown, paired
 from atoll.reproduce.papers import Asked, again
 
 LEDGER = Path(__file__).parents[3] / "docs" / "reproduction" / "chfl"
@@ -131,3 +135,41 @@ def test_the_plan_can_be_set(tmp_path: Path) -> None:
     assert "seeds" in told.value.remedy
     with pytest.raises(UserError, match="'many' is not of its kind"):
         papers._plan(chfl, Asked(tmp_path, plan=("rounds=many",)))
+
+
+@pytest.mark.parametrize("changes", [{"quick": True}, {"plan": ("rounds=3",)}])
+def test_a_measurement_is_not_replaced_by_one_of_something_else(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    name = "covertype-k-5-30.json"
+    shutil.copy(LEDGER / name, tmp_path)
+    with pytest.raises(UserError, match="another config is here") as told:
+        again("chfl", Asked(tmp_path, only="covertype K=5 30%", device="cpu", **changes))
+    assert told.value.where == str(tmp_path / name)
+    assert (tmp_path / name).read_bytes() == (LEDGER / name).read_bytes()
+
+
+def test_a_longer_run_is_not_replaced_by_a_shorter_one(tmp_path: Path) -> None:
+    name = "digits-cifar100-fccl-seed-0.json"
+    shutil.copy(LEDGER.parent / "fccl" / name, tmp_path)
+    asked = Asked(tmp_path, only="digits cifar100 FCCL", device="cpu", plan=("rounds=2",))
+    with pytest.raises(UserError, match="another config is here"):
+        again("fccl", asked)
+    assert (tmp_path / name).read_bytes() == (LEDGER.parent / "fccl" / name).read_bytes()
+
+
+def test_papers_and_miniatures_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found: list[Path] = []
+
+    def noted(paper: str, asked: Asked, *_: object) -> tuple[Ledger, dict[str, bytes]]:
+        found.append(asked.folder)
+        asked.folder.mkdir(parents=True)
+        return Ledger(paper), {}
+
+    monkeypatch.setattr(papers, "again", noted)
+    for words in (["chfl"], ["fccl"], ["chfl", "--quick"]):
+        assert CliRunner().invoke(app, ["reproduce", *words]).exit_code == 0
+    assert [str(f) for f in found] == [f"reproduction/{n}" for n in ("chfl", "fccl", "chfl-quick")]
