@@ -568,6 +568,8 @@ def _paired(text: str, one: Model, other: Model, kind: str) -> Claim:
         seeds = [run["seed"] for run in found["runs"]]
         values.append(dict(zip(seeds, means(found, kind, variant, at), strict=True)))
     common = sorted(values[0].keys() & values[1].keys())
+    if not common:
+        return Claim(text, None, "no seed in common", open=True)
     return paired(text, *([each[seed] for seed in common] for each in values))
 
 

@@ -55,32 +55,70 @@ class Asked:
 def again(
     paper: str, asked: Asked, say: Callable[[str], None] = lambda text: None
 ) -> tuple[Ledger, dict[str, bytes]]:
-    """The ledger of a paper and its figures by file name; measures what was not measured yet."""
+    """The ledger of a paper and its figures by file name; measures what was not measured yet.
+
+    What is measured is what was asked for; the ledger is made of all that is in the folder.
+    """
     if paper not in PAPERS:
         raise UserError(f"no tables of '{paper}'", "atoll reproduce", nearest(paper, PAPERS))
     module = importlib.import_module(f"atoll.reproduce.{paper}")
-    made = _plan(module, asked)
-    measured: dict[str, Any] = {}
+    made, chosen = _plan(module, asked), _chosen(module, asked)
     missing: dict[str, str] = {}
-    chosen = _chosen(module, asked)
     if not asked.render:
         fresh = [s for s in chosen if module.known(s, made) is None]
         _refuse_to_replace([path for s in fresh for path in module.replaced(s, made)])
-        _ahead(module, paper, asked, made, fresh, say)
-    for setting in chosen:
-        found = module.known(setting, made)
-        if found is None and asked.render:
-            found = getattr(module, "partly", lambda setting, plan: None)(setting, made)
-        if found is None and asked.render:
-            missing[setting.name] = f"not run yet: atoll reproduce {paper} --only '{setting.name}'"
-            continue
+        missing = _measured(module, paper, asked, made, fresh, say)
+    measured: dict[str, Any] = {}
+    usual = _plan(module, replace(asked, plan=()))
+    for setting in (*module.SETTINGS, *module.STUDIES):
+        found = _there(module, setting, [made] if setting in chosen else [made, usual])
+        if found is not None:
+            measured[setting.name] = found
+        elif setting in chosen or setting in module.SETTINGS:
+            missing.setdefault(setting.name, _absence(module, paper, setting, made))
+    return module.ledger(measured, missing), module.figures(measured)
+
+
+def _there(module: Any, setting: Any, plans: list[Any]) -> Any:
+    """What was measured of a setting, by the plan with the most runs; None if nothing was.
+
+    Runs of several plans stand in one ledger only where a paper pairs them seed by seed.
+    """
+    partly = getattr(module, "partly", None)
+    if partly is None:
+        return module.known(setting, plans[0])
+    found = [module.known(setting, plan) or partly(setting, plan) for plan in plans]
+    return max((one for one in found if one), key=lambda one: len(one["runs"]), default=None)
+
+
+def _absence(module: Any, paper: str, setting: Any, plan: Any) -> str:
+    """Why there is nothing to show of a setting."""
+    other = module.replaced(setting, plan)
+    if other:
+        return f"measured with another config: {other[0].name}"
+    return f"not run yet: atoll reproduce {paper} --only '{setting.name}'"
+
+
+def _measured(
+    module: Any,
+    paper: str,
+    asked: Asked,
+    plan: Any,
+    settings: list[Any],
+    say: Callable[[str], None],
+) -> dict[str, str]:
+    """Measure settings; by name, what must be had for those whose data are missing."""
+    missing: dict[str, str] = {}
+    _ahead(module, paper, asked, plan, settings, say)
+    for setting in settings:
         try:
-            measured[setting.name] = found or module.measure(setting, made, say)
+            if module.known(setting, plan) is None:
+                module.measure(setting, plan, say)
         except UserError as error:
             if error.exit_code != EXIT_DATA_MISSING:
                 raise
             missing[setting.name] = f"not here: {error.remedy}"
-    return module.ledger(measured, missing), module.figures(measured)
+    return missing
 
 
 def _plan(module: Any, asked: Asked) -> Any:
@@ -108,7 +146,7 @@ def _chosen(module: Any, asked: Asked) -> list[Any]:
     found = [setting for name in names for setting in module.chosen(name, asked.table)]
     if asked.quick and not (asked.only or asked.table):
         found = list(getattr(module, "QUICK", found))
-    return [*found, *(module.STUDIES if asked.studies and not asked.only else ())]
+    return [*found, *(s for s in (module.STUDIES if asked.studies else ()) if s not in found)]
 
 
 def _refuse_to_replace(paths: list[Path]) -> None:

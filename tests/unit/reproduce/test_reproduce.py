@@ -173,3 +173,33 @@ def test_papers_and_miniatures_have_folders_of_their_own(
     for words in (["chfl"], ["fccl"], ["chfl", "--quick"]):
         assert CliRunner().invoke(app, ["reproduce", *words]).exit_code == 0
     assert [str(f) for f in found] == [f"reproduction/{n}" for n in ("chfl", "fccl", "chfl-quick")]
+
+
+def test_a_ledger_is_made_of_all_that_is_in_the_folder(tmp_path: Path) -> None:
+    """What was asked for is measured, and nothing that was measured before is left out."""
+    study = "covertype-k-5-30---u-begins-at-zero.json"
+    for name in ("covertype-k-5-30.json", "covertype-k-2-30.json", study):
+        shutil.copy(LEDGER / name, tmp_path)
+    made, _ = again("chfl", Asked(tmp_path, only="covertype K=5 30%", device="cpu"))
+    verdicts = {c.row: c.verdict for c in made.cells if c.table == "Table III"}
+    assert verdicts["covertype K=2 30%"] != "open"
+    assert any("U begins at zero" in claim.text for claim in made.claims)
+    notes = {c.row: c.note for c in made.cells if not c.ours}
+    assert notes["covertype K=10 30%"].startswith("not run yet: ")
+    shown, _ = again("chfl", Asked(tmp_path, render=True, plan=("rounds=3",)))
+    notes = {c.row: c.note for c in shown.cells if not c.ours}
+    assert notes["covertype K=2 30%"] == "measured with another config: covertype-k-2-30.json"
+
+
+def test_a_ledger_has_the_other_seeds_of_what_was_not_asked_for(tmp_path: Path) -> None:
+    for name in ("fccl-seed-0", "fccl-seed-1", "fedmd-seed-0", "fedmd-seed-1"):
+        shutil.copy(LEDGER.parent / "fccl" / f"digits-cifar100-{name}.json", tmp_path)
+    asked = Asked(tmp_path, only="digits cifar100 FCCL", device="cpu", plan=("seeds=[0]",))
+    cells = [c for c in again("fccl", asked)[0].cells if c.table.startswith("Table 1") and c.ours]
+    assert {c.row: len(c.ours) for c in cells} == {"SOLO": 2, "FCCL": 1, "FedMD": 2}
+
+
+def test_studies_are_measured_beside_settings_that_are_named(tmp_path: Path) -> None:
+    asked = Asked(tmp_path, only=f"covertype K=5 30%; {chfl.STUDIES[0].name}", studies=True)
+    names = [setting.name for setting in papers._chosen(chfl, asked)]
+    assert names == ["covertype K=5 30%", *(s.name for s in chfl.STUDIES)]
