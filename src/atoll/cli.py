@@ -225,18 +225,27 @@ def reproduce_command(
     plan = tuple(set_ or ())
     to = to or Path("reproduction") / (f"{paper}-quick" if quick else paper)
     asked = Asked(to, table_, only, device, quick, tf32, studies, render, jobs, plan)
-    made, figures = again(paper, asked, err.print)
-    if measure:  # one of several processes: the one that started them writes the ledger
-        return
-    files = {
-        "ledger.json": json.dumps(as_json(made), indent=1).encode(),
-        "ledger.md": as_markdown(made).encode(),
-        **figures,
-    }
-    for name, content in files.items():
+    failed: list[Exception] = []
+    made, figures = again(paper, asked, err.print, failed)
+    ledger = json.dumps(as_json(made), indent=1).encode()
+    files = {"ledger.json": ledger, "ledger.md": as_markdown(made).encode(), **figures}
+    with disk_errors(to):
+        to.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items() if not measure else ():  # else its starter writes them
         write_whole(to / name, content)
-    out.print(as_markdown(made), soft_wrap=True)
-    out.print(f"the ledger is in {to}", soft_wrap=True)
+    for error in failed:
+        raise _of_a_measurement(error)
+    if not measure:
+        out.print(as_markdown(made), soft_wrap=True)
+        out.print(f"the ledger is in {to}", soft_wrap=True)
+
+
+def _of_a_measurement(error: Exception) -> Exception:
+    """A failed site named as what a user can mend; its run's folder is gone."""
+    if not isinstance(error, ClientFailedError | BadMessageError):
+        return error
+    remedy = "mend what failed and call it again: what was measured is kept"
+    return UserError(str(error), _traceback_file(error, None), remedy, EXIT_SITE_FAILED)
 
 
 def numbers(text: str, where: str) -> list[int]:

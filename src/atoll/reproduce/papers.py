@@ -53,29 +53,50 @@ class Asked:
 
 
 def again(
-    paper: str, asked: Asked, say: Callable[[str], None] = lambda text: None
+    paper: str,
+    asked: Asked,
+    say: Callable[[str], None] = lambda text: None,
+    failed: list[Exception] | None = None,
 ) -> tuple[Ledger, dict[str, bytes]]:
     """The ledger of a paper and its figures by file name; measures what was not measured yet.
 
-    What is measured is what was asked for; the ledger is made of all that is in the folder.
+    What is measured is what was asked for; the ledger is made of all that is in the folder. An
+    error of a measurement ends measuring; it is put into `failed`, or raised where that is None.
     """
     if paper not in PAPERS:
         raise UserError(f"no tables of '{paper}'", "atoll reproduce", nearest(paper, PAPERS))
+    if asked.render and not asked.folder.is_dir():
+        remedy = "leave --render out, or name the folder of measurements with --out"
+        raise UserError("there is nothing to render", str(asked.folder), remedy)
     module = importlib.import_module(f"atoll.reproduce.{paper}")
     made, chosen = _plan(module, asked), _chosen(module, asked)
-    missing: dict[str, str] = {}
+    missing: dict[str, str] = {}  # by setting, why there is nothing
     if not asked.render:
         fresh = [s for s in chosen if module.known(s, made) is None]
         _refuse_to_replace([path for s in fresh for path in module.replaced(s, made)])
-        missing = _measured(module, paper, asked, made, fresh, say)
+        try:
+            _measure(module, paper, asked, fresh, missing, say)
+        except Exception as error:
+            if failed is None:
+                raise
+            failed.append(error)
+    return _shown(module, paper, asked, missing)
+
+
+def _shown(
+    module: Any, paper: str, asked: Asked, missing: dict[str, str]
+) -> tuple[Ledger, dict[str, bytes]]:
+    """The ledger and the figures of all that is in the folder."""
     measured: dict[str, Any] = {}
+    made, chosen = _plan(module, asked), _chosen(module, asked)
     usual = _plan(module, replace(asked, plan=()))
+    command = f"atoll reproduce {paper}{' --quick' if asked.quick else ''}"
     for setting in (*module.SETTINGS, *module.STUDIES):
         found = _there(module, setting, [made] if setting in chosen else [made, usual])
         if found is not None:
             measured[setting.name] = found
         elif setting in chosen or setting in module.SETTINGS:
-            missing.setdefault(setting.name, _absence(module, paper, setting, made))
+            missing.setdefault(setting.name, _absence(module, command, setting, made))
     return module.ledger(measured, missing), module.figures(measured)
 
 
@@ -91,24 +112,24 @@ def _there(module: Any, setting: Any, plans: list[Any]) -> Any:
     return max((one for one in found if one), key=lambda one: len(one["runs"]), default=None)
 
 
-def _absence(module: Any, paper: str, setting: Any, plan: Any) -> str:
+def _absence(module: Any, command: str, setting: Any, plan: Any) -> str:
     """Why there is nothing to show of a setting."""
     other = module.replaced(setting, plan)
     if other:
         return f"measured with another config: {other[0].name}"
-    return f"not run yet: atoll reproduce {paper} --only '{setting.name}'"
+    return f"not run yet: {command} --only '{setting.name}'"
 
 
-def _measured(
+def _measure(
     module: Any,
     paper: str,
     asked: Asked,
-    plan: Any,
     settings: list[Any],
+    missing: dict[str, str],
     say: Callable[[str], None],
-) -> dict[str, str]:
-    """Measure settings; by name, what must be had for those whose data are missing."""
-    missing: dict[str, str] = {}
+) -> None:
+    """Measure settings; `missing` is filled with what those need whose data are not here."""
+    plan = _plan(module, asked)
     _ahead(module, paper, asked, plan, settings, say)
     for setting in settings:
         try:
@@ -118,7 +139,6 @@ def _measured(
             if error.exit_code != EXIT_DATA_MISSING:
                 raise
             missing[setting.name] = f"not here: {error.remedy}"
-    return missing
 
 
 def _plan(module: Any, asked: Asked) -> Any:

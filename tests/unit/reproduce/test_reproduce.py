@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from atoll.cli import app
-from atoll.core.errors import UserError
+from atoll.cli import app, main
+from atoll.core.errors import EXIT_SITE_FAILED, ClientFailedError, UserError
 from atoll.reproduce import chfl, papers
 from atoll.reproduce.ledger import Cell, Ledger, as_json, as_markdown, paired
 from atoll.reproduce.papers import Asked, again
@@ -203,3 +203,31 @@ def test_studies_are_measured_beside_settings_that_are_named(tmp_path: Path) -> 
     asked = Asked(tmp_path, only=f"covertype K=5 30%; {chfl.STUDIES[0].name}", studies=True)
     names = [setting.name for setting in papers._chosen(chfl, asked)]
     assert names == ["covertype K=5 30%", *(s.name for s in chfl.STUDIES)]
+
+
+def test_a_failed_setting_leaves_the_ledger_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(LEDGER / "covertype-k-5-30.json", tmp_path)
+
+    def failing(*_: object) -> None:
+        raise ClientFailedError("a", "fit", "it rained")
+
+    monkeypatch.setattr(chfl, "measure", failing)
+    monkeypatch.setattr(sys, "argv", ["atoll", "reproduce", "chfl", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == EXIT_SITE_FAILED
+    what, where, remedy = capsys.readouterr().err.splitlines()
+    assert what == "error: client a failed in fit: it rained"
+    assert "it rained" in Path(where.removeprefix("where: ")).read_text()
+    assert "call it again" in remedy
+    assert (
+        "| covertype K=5 30% | Common | 0.6218 ± 0.1086 | 0."
+        in (tmp_path / "ledger.md").read_text()
+    )
+
+
+def test_where_nothing_was_measured_there_is_nothing_to_render(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing to render"):
+        again("chfl", Asked(tmp_path / "none", render=True))
