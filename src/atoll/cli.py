@@ -149,7 +149,10 @@ def sweep_command(
     values = change(read(what), changes)
     name = f"{resolve(values, what).name}-sweep"
     folder = to or (last_folder(name) if resume else fresh_folder(name))
-    found = points(values, dict(_axis(text) for text in axis), folder)
+    axes = [_axis(text) for text in axis]
+    if len(dict(axes)) < len(axes):
+        raise UserError("two axes of one option", "--axis", "write one, with the values of both")
+    found = points(values, dict(axes), folder)
     if resume:
         for point in found:
             _same_config(point.config, point.folder)
@@ -163,6 +166,9 @@ def sweep_command(
 
 def _axis(text: str) -> tuple[str, list[Any]]:
     """key=0..4 or key=a,b,c; each value as TOML, a bare word is a string."""
+    if not text.partition("=")[0].strip() or "=" not in text:
+        remedy = "write for example --axis seed=0..4"
+        raise UserError(f"'{text}' is not key=value", "--axis", remedy)
     key, value = assignment(text)
     if not isinstance(value, str):
         return key, list(value) if isinstance(value, list) else [value]
