@@ -26,6 +26,7 @@ from atoll.runs.config import change, read
 from atoll.runs.result import Run
 
 __all__ = [
+    "QUICK",
     "SETTINGS",
     "STUDIES",
     "Plan",
@@ -84,6 +85,7 @@ SETTINGS = (
     Setting("helena K=5 30%", "helena", 5, 0.3),
     Setting("aloi K=5 30%", "aloi", 5, 0.3),
 )
+QUICK = SETTINGS[:1]  # of a miniature
 
 STUDIES = tuple(
     replace(
@@ -203,11 +205,14 @@ class Plan:
     rounds: int = 100
     rates: tuple[float, ...] = RATES
     tf32: bool = False
+    changes: tuple[tuple[str, Any], ...] = ()  # to every setting: a miniature
 
     @staticmethod
     def quick(folder: Path, device: str) -> "Plan":
-        """A miniature for a look: two feature splits, two seeds, ten rounds."""
-        return Plan(folder, device, (0, 1), (0, 1), (0,), 10, (1e-3, 3e-3))
+        """A miniature for a look: a tenth of the rows to learn from, one run, two sizes of mu."""
+        small = {"scenario.train": 0.1, "scenario.valid": 0.1, "method.mu": [0.01, 0.1]}
+        changes = tuple(sorted(small.items()))
+        return Plan(folder, device, (0,), (0,), (0,), 5, (1e-3, 3e-3), changes=changes)
 
 
 def measure(
@@ -217,6 +222,7 @@ def measure(
     values = change(
         setting.values(),
         {
+            **dict(plan.changes),
             "rounds": plan.rounds,
             "engine.device": plan.device,
             "engine.packing": False,
@@ -258,7 +264,7 @@ def measure(
 
 def _wanted(setting: Setting, plan: Plan) -> str:
     """What a measurement must have been made of to count for this plan."""
-    values = {**setting.values(), "rounds": plan.rounds}
+    values = change(setting.values(), {**dict(plan.changes), "rounds": plan.rounds})
     return fingerprint([values, plan.feature_seeds, plan.seeds, plan.rates])
 
 

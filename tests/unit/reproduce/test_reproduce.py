@@ -231,3 +231,17 @@ def test_a_failed_setting_leaves_the_ledger_of_the_others(
 def test_where_nothing_was_measured_there_is_nothing_to_render(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing to render"):
         again("chfl", Asked(tmp_path / "none", render=True))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_miniature_is_one_small_run_with_its_figures(tmp_path: Path) -> None:
+    plan = chfl.Plan.quick(tmp_path, "cpu")
+    assert [s.name for s in papers._chosen(chfl, Asked(tmp_path, quick=True))] == [
+        "covertype K=5 30%"
+    ]
+    small = (("model.widths", [8, 6, 4]),)
+    setting = chfl.Setting("covertype K=5 30%", "synthetic-table", 5, 0.3, small)
+    found = chfl.measure(setting, replace(plan, rounds=1))
+    (run,) = found["runs"]
+    assert {v for v in run["accuracy"] if v.startswith("mu=")} == {"mu=0", "mu=0.01", "mu=0.1"}
+    assert "mu.svg" in chfl.figures({setting.name: found})
