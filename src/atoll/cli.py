@@ -149,7 +149,10 @@ def sweep_command(
     values = change(read(what), changes)
     name = f"{resolve(values, what).name}-sweep"
     folder = to or (last_folder(name) if resume else fresh_folder(name))
-    found = points(values, dict(_axis(text) for text in axis), folder)
+    axes = [_axis(text) for text in axis]
+    if len(dict(axes)) < len(axes):
+        raise UserError("two axes of one option", "--axis", "write one, with the values of both")
+    found = points(values, dict(axes), folder)
     if resume:
         for point in found:
             _same_config(point.config, point.folder)
@@ -163,6 +166,9 @@ def sweep_command(
 
 def _axis(text: str) -> tuple[str, list[Any]]:
     """key=0..4 or key=a,b,c; each value as TOML, a bare word is a string."""
+    if not text.partition("=")[0].strip() or "=" not in text:
+        remedy = "write for example --axis seed=0..4"
+        raise UserError(f"'{text}' is not key=value", "--axis", remedy)
     key, value = assignment(text)
     if not isinstance(value, str):
         return key, list(value) if isinstance(value, list) else [value]
@@ -200,9 +206,7 @@ def reproduce_command(
     table_: Annotated[str, typer.Option("--table", help="e.g. 2 or figure4; default all")] = "",
     only: Annotated[str, typer.Option("--only", help="a setting by name; several: a; b")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    quick: Annotated[
-        bool, typer.Option("--quick", help="a miniature: few runs, ten rounds")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="a miniature: few and short runs")] = False,
     tf32: Annotated[bool, typer.Option("--tf32", help="rounded products, faster on a GPU")] = False,
     studies: Annotated[bool, typer.Option("--studies", help="also what options change")] = False,
     render: Annotated[
@@ -214,9 +218,10 @@ def reproduce_command(
         typer.Option("--set", help="how much is run: key=value, e.g. seeds=[0] or rounds=5"),
     ] = None,
     measure: Annotated[bool, typer.Option("--measure", hidden=True)] = False,
-    to: Annotated[Path, typer.Option("--out", help="where results are kept")] = Path(
-        "reproduction"
-    ),
+    to: Annotated[
+        Path | None,
+        typer.Option("--out", help="where results are kept; default reproduction/PAPER[-quick]"),
+    ] = None,
 ) -> None:
     """Run a paper's tables again and print ours beside theirs."""
     # Figures need matplotlib, which takes a second to import and writes a cache of fonts.
@@ -224,19 +229,29 @@ def reproduce_command(
     from atoll.reproduce.papers import Asked, again  # noqa: PLC0415
 
     plan = tuple(set_ or ())
+    to = to or Path("reproduction") / (f"{paper}-quick" if quick else paper)
     asked = Asked(to, table_, only, device, quick, tf32, studies, render, jobs, plan)
-    made, figures = again(paper, asked, err.print)
-    if measure:  # one of several processes: the one that started them writes the ledger
-        return
-    files = {
-        "ledger.json": json.dumps(as_json(made), indent=1).encode(),
-        "ledger.md": as_markdown(made).encode(),
-        **figures,
-    }
-    for name, content in files.items():
+    failed: list[Exception] = []
+    made, figures = again(paper, asked, err.print, failed)
+    ledger = json.dumps(as_json(made), indent=1).encode()
+    files = {"ledger.json": ledger, "ledger.md": as_markdown(made).encode(), **figures}
+    with disk_errors(to):
+        to.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items() if not measure else ():  # else its starter writes them
         write_whole(to / name, content)
-    out.print(as_markdown(made), soft_wrap=True)
-    out.print(f"the ledger is in {to}", soft_wrap=True)
+    for error in failed:
+        raise _of_a_measurement(error)
+    if not measure:
+        out.print(as_markdown(made), soft_wrap=True)
+        out.print(f"the ledger is in {to}", soft_wrap=True)
+
+
+def _of_a_measurement(error: Exception) -> Exception:
+    """A failed site named as what a user can mend; its run's folder is gone."""
+    if not isinstance(error, ClientFailedError | BadMessageError):
+        return error
+    remedy = "mend what failed and call it again: what was measured is kept"
+    return UserError(str(error), _traceback_file(error, None), remedy, EXIT_SITE_FAILED)
 
 
 def numbers(text: str, where: str) -> list[int]:

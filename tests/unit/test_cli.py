@@ -197,6 +197,19 @@ MISTAKES: dict[str, tuple[list[str], str, str, str]] = {
     "seeds twice": (["run", "fedavg", "--seeds", "1,0..2"], "twice", "--seeds", "once"),
     "seeds in other scripts": (["run", "fedavg", "--seeds", "²"], "'²'", "--seeds", "0..4"),
     "far too many seeds": (["run", "fedavg", "--seeds", "0..999999999"], "", "--seeds", "0..4"),
+    "an axis has a seed twice": (
+        ["sweep", "fedavg", "--axis", "seed=0,0"], "the value 0 twice", "--axis seed", "once",
+    ),
+    "an axis twice": (
+        ["sweep", "fedavg", "--axis", "seed=0..1", "--axis", "seed=2"], "two axes", "--axis", "one",
+    ),
+    "an axis twice under two names": (
+        ["sweep", "fedavg", "--axis", "rate=1", "--axis", "method.rate=2"], "two", "--axis", "one",
+    ),
+    "an axis without equals sign": (
+        ["sweep", "fedavg", "--axis", "seed"], "'seed'", "--axis", "--axis seed=0..4",
+    ),
+    "an unknown axis": (["sweep", "fedavg", "--axis", "sead=1"], "'sead'", "--axis", "'seed'"),
     "too many clients": (["run", "fedavg", *TINY, "--set", "clients=999"], "999", "", "fewer"),
     "a file as folder": (["run", "fedavg", *TINY, "--out", "file"], "file exists", "file", ""),
     "a folder below a file": (["run", "fedavg", *TINY, "--out", "file/a"], "", "file/a", ""),

@@ -8,7 +8,8 @@ done at once. Nothing depends on which thread comes first.
 import itertools
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,15 +37,34 @@ class Point:
 
 def points(values: dict[str, Any], axes: Mapping[str, Sequence[Any]], folder: Path) -> list[Point]:
     """Every combination of the axes' values; each gets a folder named after it."""
-    full = {place(key, values): list(items) for key, items in axes.items()}
+    with _of_an_axis():
+        full = {place(key, values): list(items) for key, items in axes.items()}
     if not full or not all(full.values()):
         raise UserError("an axis without values", "--axis", "write for example --axis seed=0..4")
+    if len(full) < len(axes):
+        raise UserError("two axes of one option", "--axis", "write one, with the values of both")
+    for key, items in full.items():
+        twice = [item for item in items if items.count(item) > 1]
+        if twice:
+            what = f"an axis has the value {twice[0]!r} twice"
+            raise UserError(what, f"--axis {key}", "name each value once")
     found = []
     for number, chosen in enumerate(itertools.product(*full.values())):
         here = dict(zip(full, chosen, strict=True))
-        config = resolve(change(values, here), "sweep")
+        with _of_an_axis():
+            config = resolve(change(values, here), "sweep")
         found.append(Point(here, config, folder / f"point-{number:04d}"))
     return found
+
+
+@contextmanager
+def _of_an_axis() -> Iterator[None]:
+    """What is wrong with a key is told of the option that named it."""
+    try:
+        yield
+    except UserError as error:
+        where = error.where.replace("--set", "--axis")
+        raise UserError(error.what, where, error.remedy, error.exit_code) from error
 
 
 class _Meeting:

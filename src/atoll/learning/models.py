@@ -192,7 +192,8 @@ class Architecture:
     def _said(self, model: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         """The logits of one member, in the precision and layout that its options ask for."""
         if self._channels_last:
-            x = x.contiguous(memory_format=torch.channels_last)
+            # the memory format of that name, in words that torch.vmap understands too
+            x = x.movedim(1, -1).contiguous().movedim(-1, 1)
         if not self._narrow:
             return functional_call(model, weights, (x,))  # type: ignore[no-any-return]
         # no cache of rounded weights: a graph that is captured must round them anew each time

@@ -21,11 +21,12 @@ from atoll.core.record import Round
 from atoll.methods import load
 from atoll.reproduce.figures import ratio_figure, strength_figure
 from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
-from atoll.reproduce.measured import fingerprint, keep, kept, swept
+from atoll.reproduce.measured import fingerprint, keep, kept, others, swept
 from atoll.runs.config import change, read
 from atoll.runs.result import Run
 
 __all__ = [
+    "QUICK",
     "SETTINGS",
     "STUDIES",
     "Plan",
@@ -35,6 +36,7 @@ __all__ = [
     "known",
     "ledger",
     "measure",
+    "replaced",
 ]
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
@@ -83,6 +85,7 @@ SETTINGS = (
     Setting("helena K=5 30%", "helena", 5, 0.3),
     Setting("aloi K=5 30%", "aloi", 5, 0.3),
 )
+QUICK = SETTINGS[:1]  # of a miniature
 
 STUDIES = tuple(
     replace(
@@ -202,11 +205,14 @@ class Plan:
     rounds: int = 100
     rates: tuple[float, ...] = RATES
     tf32: bool = False
+    changes: tuple[tuple[str, Any], ...] = ()  # to every setting: a miniature
 
     @staticmethod
     def quick(folder: Path, device: str) -> "Plan":
-        """A miniature for a look: two feature splits, two seeds, ten rounds."""
-        return Plan(folder, device, (0, 1), (0, 1), (0,), 10, (1e-3, 3e-3))
+        """A miniature for a look: a tenth of the rows to learn from, one run, two sizes of mu."""
+        small = {"scenario.train": 0.1, "scenario.valid": 0.1, "method.mu": [0.01, 0.1]}
+        changes = tuple(sorted(small.items()))
+        return Plan(folder, device, (0,), (0,), (0,), 5, (1e-3, 3e-3), changes=changes)
 
 
 def measure(
@@ -216,6 +222,7 @@ def measure(
     values = change(
         setting.values(),
         {
+            **dict(plan.changes),
             "rounds": plan.rounds,
             "engine.device": plan.device,
             "engine.packing": False,
@@ -257,13 +264,18 @@ def measure(
 
 def _wanted(setting: Setting, plan: Plan) -> str:
     """What a measurement must have been made of to count for this plan."""
-    values = {**setting.values(), "rounds": plan.rounds}
+    values = change(setting.values(), {**dict(plan.changes), "rounds": plan.rounds})
     return fingerprint([values, plan.feature_seeds, plan.seeds, plan.rates])
 
 
 def known(setting: Setting, plan: Plan) -> dict[str, Any] | None:
     """What was measured before of the same."""
     return kept(plan.folder, setting.name, _wanted(setting, plan))
+
+
+def replaced(setting: Setting, plan: Plan) -> list[Path]:
+    """The files of other measurements that measuring this would replace."""
+    return others(plan.folder, [setting.name], _wanted(setting, plan))
 
 
 def _method(values: dict[str, Any], plan: Plan, rate: float) -> dict[str, Any]:

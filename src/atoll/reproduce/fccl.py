@@ -22,7 +22,15 @@ from atoll.data.dataset import Dataset
 from atoll.engines.local import execute
 from atoll.reproduce.domain_figures import bars, matrices, over_rounds
 from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
-from atoll.reproduce.measured import CHECKPOINTS, file_name, fingerprint, keep, kept, workplace
+from atoll.reproduce.measured import (
+    CHECKPOINTS,
+    file_name,
+    fingerprint,
+    keep,
+    kept,
+    others,
+    workplace,
+)
 from atoll.runs.config import change, read, resolve
 from atoll.runs.result import Run
 
@@ -39,6 +47,7 @@ __all__ = [
     "measure",
     "one",
     "partly",
+    "replaced",
 ]
 
 # What a method changes in the preset.
@@ -354,6 +363,14 @@ def _kept(setting: Setting, seed: int, plan: Plan) -> dict[str, Any] | None:
     return kept(plan.folder, _file(setting, seed), _wanted(setting, plan))
 
 
+def replaced(setting: Setting, plan: Plan) -> list[Path]:
+    """The files of other measurements, or of more rounds, that measuring this would replace."""
+    wanted, names = _wanted(setting, plan), [_file(setting, seed) for seed in plan.seeds]
+    whole = {name: kept(plan.folder, name, wanted) for name in names}
+    longer = [name for name, found in whole.items() if found and found["rounds"] > plan.rounds]
+    return [*others(plan.folder, names, wanted), *(plan.folder / f"{n}.json" for n in longer)]
+
+
 def _wanted(setting: Setting, plan: Plan) -> str:
     """A hash of what was asked for, engine and precision apart.
 
@@ -551,6 +568,8 @@ def _paired(text: str, one: Model, other: Model, kind: str) -> Claim:
         seeds = [run["seed"] for run in found["runs"]]
         values.append(dict(zip(seeds, means(found, kind, variant, at), strict=True)))
     common = sorted(values[0].keys() & values[1].keys())
+    if not common:
+        return Claim(text, None, "no seed in common", open=True)
     return paired(text, *([each[seed] for seed in common] for each in values))
 
 

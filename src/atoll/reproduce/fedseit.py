@@ -22,7 +22,7 @@ from atoll.core.errors import UserError
 from atoll.core.record import Round, Score
 from atoll.reproduce.figures import course_figure
 from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
-from atoll.reproduce.measured import CHECKPOINTS, fingerprint, keep, kept, swept_together
+from atoll.reproduce.measured import CHECKPOINTS, fingerprint, keep, kept, others, swept_together
 from atoll.runs.config import change, read
 from atoll.runs.result import Run
 
@@ -37,6 +37,7 @@ __all__ = [
     "ledger",
     "measure",
     "measure_together",
+    "replaced",
     "together",
 ]
 
@@ -260,6 +261,11 @@ def _wanted(setting: Setting, plan: Plan) -> str:
 def known(setting: Setting, plan: Plan) -> dict[str, Any] | None:
     """What was measured before of the same."""
     return kept(plan.folder, setting.name, _wanted(setting, plan))
+
+
+def replaced(setting: Setting, plan: Plan) -> list[Path]:
+    """The files of other measurements that measuring this would replace."""
+    return others(plan.folder, [setting.name], _wanted(setting, plan))
 
 
 def _brief(run: Run) -> dict[str, Any]:

@@ -49,12 +49,17 @@ def ratio_figure(found: Sequence[tuple[int, dict[str, Any]]]) -> bytes:
         ("common", "mu>0 over Common"),
     ):
         gaps = [_values(one, "mu>0") - _values(one, other) for _, one in found]
-        errors = [gap.std(ddof=1) / np.sqrt(len(gap)) for gap in gaps]
+        errors = [_error(gap) for gap in gaps]
         right.errorbar(ratios, [gap.mean() for gap in gaps], errors, marker="o", label=name)
     right.axhline(0, color="grey", linewidth=0.8)
     _labelled(right, "common columns, %", "paired gain")
     right.legend(fontsize=8)
     return _svg(figure)
+
+
+def _error(gap: np.ndarray[Any, Any]) -> float:
+    """The standard error of a paired difference; none can be told of one run."""
+    return float(gap.std(ddof=1) / np.sqrt(len(gap))) if len(gap) > 1 else 0.0
 
 
 def strength_figure(panels: Sequence[tuple[str, Sequence[tuple[str, dict[str, Any]]]]]) -> bytes:
@@ -70,7 +75,7 @@ def strength_figure(panels: Sequence[tuple[str, Sequence[tuple[str, dict[str, An
                 if v.startswith("mu=") and v != "mu=0"
             )
             gaps = [_values(found, f"mu={mu:g}") - _values(found, "mu=0") for mu in strengths]
-            errors = [gap.std(ddof=1) / np.sqrt(len(gap)) for gap in gaps]
+            errors = [_error(gap) for gap in gaps]
             axes.errorbar(strengths, [gap.mean() for gap in gaps], errors, marker="o", label=name)
         axes.set_xscale("log")
         axes.axhline(0, color="grey", linewidth=0.8)

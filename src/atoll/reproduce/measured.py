@@ -19,6 +19,7 @@ __all__ = [
     "fingerprint",
     "keep",
     "kept",
+    "others",
     "swept",
     "swept_together",
     "workplace",
@@ -54,6 +55,12 @@ def kept(folder: Path, name: str, config: str) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] = json.loads(path.read_text())
     return found if found["config"] == config else None
+
+
+def others(folder: Path, names: Sequence[str], config: str) -> list[Path]:
+    """The files under these names that hold a measurement of something else."""
+    there = [path for name in names if (path := folder / f"{file_name(name)}.json").exists()]
+    return [path for path in there if json.loads(path.read_text())["config"] != config]
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 A paper is a module of this package with: `SETTINGS` and `STUDIES`, what can be measured, each with
 a `name`; `Plan(folder, device, tf32=...)` and `Plan.quick(folder, device)`, how much is run;
 `chosen(only, table)`, the settings that a command asks for; `known(setting, plan)`, what was
-measured before; `measure(setting, plan, say)`, which measures and keeps it as one small file;
+measured before; `replaced(setting, plan)`, the files of other measurements that would be lost;
+`measure(setting, plan, say)`, which measures and keeps it as one small file;
 `ledger(measured, missing)` and `figures(measured)`, what came out. It may offer `QUICK`, the
 settings of a miniature where all of them would take too long, and `partly(setting, plan)`: what
 there is of a measurement that is not whole yet, to be shown where nothing is run; and
@@ -52,34 +53,92 @@ class Asked:
 
 
 def again(
-    paper: str, asked: Asked, say: Callable[[str], None] = lambda text: None
+    paper: str,
+    asked: Asked,
+    say: Callable[[str], None] = lambda text: None,
+    failed: list[Exception] | None = None,
 ) -> tuple[Ledger, dict[str, bytes]]:
-    """The ledger of a paper and its figures by file name; measures what was not measured yet."""
+    """The ledger of a paper and its figures by file name; measures what was not measured yet.
+
+    What is measured is what was asked for; the ledger is made of all that is in the folder. An
+    error of a measurement ends measuring; it is put into `failed`, or raised where that is None.
+    """
     if paper not in PAPERS:
         raise UserError(f"no tables of '{paper}'", "atoll reproduce", nearest(paper, PAPERS))
+    if asked.render and not asked.folder.is_dir():
+        remedy = "leave --render out, or name the folder of measurements with --out"
+        raise UserError("there is nothing to render", str(asked.folder), remedy)
     module = importlib.import_module(f"atoll.reproduce.{paper}")
-    made = _plan(module, asked)
-    measured: dict[str, Any] = {}
-    missing: dict[str, str] = {}
-    chosen = _chosen(module, asked)
+    made, chosen = _plan(module, asked), _chosen(module, asked)
+    missing: dict[str, str] = {}  # by setting, why there is nothing
     if not asked.render:
-        _ahead(
-            module, paper, asked, made, [s for s in chosen if module.known(s, made) is None], say
-        )
-    for setting in chosen:
-        found = module.known(setting, made)
-        if found is None and asked.render:
-            found = getattr(module, "partly", lambda setting, plan: None)(setting, made)
-        if found is None and asked.render:
-            missing[setting.name] = f"not run yet: atoll reproduce {paper} --only '{setting.name}'"
-            continue
+        fresh = [s for s in chosen if module.known(s, made) is None]
+        _refuse_to_replace([path for s in fresh for path in module.replaced(s, made)])
         try:
-            measured[setting.name] = found or module.measure(setting, made, say)
+            _measure(module, paper, asked, fresh, missing, say)
+        except Exception as error:
+            if failed is None:
+                raise
+            failed.append(error)
+    return _shown(module, paper, asked, missing)
+
+
+def _shown(
+    module: Any, paper: str, asked: Asked, missing: dict[str, str]
+) -> tuple[Ledger, dict[str, bytes]]:
+    """The ledger and the figures of all that is in the folder."""
+    measured: dict[str, Any] = {}
+    made, chosen = _plan(module, asked), _chosen(module, asked)
+    usual = _plan(module, replace(asked, plan=()))
+    command = f"atoll reproduce {paper}{' --quick' if asked.quick else ''}"
+    for setting in (*module.SETTINGS, *module.STUDIES):
+        found = _there(module, setting, [made] if setting in chosen else [made, usual])
+        if found is not None:
+            measured[setting.name] = found
+        elif setting in chosen or setting in module.SETTINGS:
+            missing.setdefault(setting.name, _absence(module, command, setting, made))
+    return module.ledger(measured, missing), module.figures(measured)
+
+
+def _there(module: Any, setting: Any, plans: list[Any]) -> Any:
+    """What was measured of a setting, by the plan with the most runs; None if nothing was.
+
+    Runs of several plans stand in one ledger only where a paper pairs them seed by seed.
+    """
+    partly = getattr(module, "partly", None)
+    if partly is None:
+        return module.known(setting, plans[0])
+    found = [module.known(setting, plan) or partly(setting, plan) for plan in plans]
+    return max((one for one in found if one), key=lambda one: len(one["runs"]), default=None)
+
+
+def _absence(module: Any, command: str, setting: Any, plan: Any) -> str:
+    """Why there is nothing to show of a setting."""
+    other = module.replaced(setting, plan)
+    if other:
+        return f"measured with another config: {other[0].name}"
+    return f"not run yet: {command} --only '{setting.name}'"
+
+
+def _measure(
+    module: Any,
+    paper: str,
+    asked: Asked,
+    settings: list[Any],
+    missing: dict[str, str],
+    say: Callable[[str], None],
+) -> None:
+    """Measure settings; `missing` is filled with what those need whose data are not here."""
+    plan = _plan(module, asked)
+    _ahead(module, paper, asked, plan, settings, say)
+    for setting in settings:
+        try:
+            if module.known(setting, plan) is None:
+                module.measure(setting, plan, say)
         except UserError as error:
             if error.exit_code != EXIT_DATA_MISSING:
                 raise
             missing[setting.name] = f"not here: {error.remedy}"
-    return module.ledger(measured, missing), module.figures(measured)
 
 
 def _plan(module: Any, asked: Asked) -> Any:
@@ -107,7 +166,14 @@ def _chosen(module: Any, asked: Asked) -> list[Any]:
     found = [setting for name in names for setting in module.chosen(name, asked.table)]
     if asked.quick and not (asked.only or asked.table):
         found = list(getattr(module, "QUICK", found))
-    return [*found, *(module.STUDIES if asked.studies and not asked.only else ())]
+    return [*found, *(s for s in (module.STUDIES if asked.studies else ()) if s not in found)]
+
+
+def _refuse_to_replace(paths: list[Path]) -> None:
+    if paths:
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        what = "a measurement made with another config is here, and would be replaced"
+        raise UserError(what, f"{paths[0]}{more}", "choose another --out, or move it away")
 
 
 def _ahead(

@@ -176,6 +176,30 @@ def test_layout_changes_nothing_and_bfloat16_little(layout: str) -> None:
     torch.testing.assert_close(said["bfloat16"], usual, atol=0.05, rtol=0.05)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", ["cnn", "small-resnet"])
+def test_networks_in_a_stack_may_have_channels_last(name: str, channels: int) -> None:
+    shape = (channels, 8, 8)
+    options = ModelOptions(name, layout="channels-last")
+    models = [network(shape, 3, options, Stream.of(seed)) for seed in (0, 1)]
+    weights = {n: torch.stack([m.state_dict()[n] for m in models]) for n in models[0].state_dict()}
+    x = torch.randn(2, 5, *shape, generator=torch.Generator().manual_seed(0))
+    alone = skeleton(models[0], False)
+    expected = torch.stack([alone(m.state_dict(), part) for m, part in zip(models, x, strict=True)])
+    torch.testing.assert_close(torch.vmap(alone)(weights, x), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(alone(weights, x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_channels_last_is_the_memory_format_of_that_name() -> None:
+    seen: list[tuple[int, ...]] = []
+    model = network((3, 8, 8), 3, ModelOptions("cnn", layout="channels-last"), Stream.of(0))
+    made = skeleton(model, False)
+    made.model.register_forward_pre_hook(lambda layer, given: seen.append(given[0].stride()))
+    x = torch.randn(5, 3, 8, 8)
+    made(model.state_dict(), x)
+    assert seen == [x.contiguous(memory_format=torch.channels_last).stride()]
+
+
 def test_precisions_and_layouts_are_told_apart() -> None:
     made = [
         skeleton(network((3, 32, 32), 10, ModelOptions("cnn", **more), Stream.of(0)), True)  # type: ignore[arg-type]

@@ -1,16 +1,20 @@
 """The ledger says what the runs say."""
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from atoll.core.errors import UserError
+from atoll.cli import app, main
+from atoll.core.errors import EXIT_SITE_FAILED, ClientFailedError, UserError
 from atoll.reproduce import chfl, papers
-from atoll.reproduce.ledger import Cell, as_json, as_markdown, paired
+from atoll.reproduce.ledger import Cell, Ledger, as_json, as_markdown, paired
 from atoll.reproduce.papers import Asked, again
 
 LEDGER = Path(__file__).parents[3] / "docs" / "reproduction" / "chfl"
@@ -141,3 +145,113 @@ def test_the_plan_can_be_set(tmp_path: Path) -> None:
     assert "seeds" in told.value.remedy
     with pytest.raises(UserError, match="'many' is not of its kind"):
         papers._plan(chfl, Asked(tmp_path, plan=("rounds=many",)))
+
+
+@pytest.mark.parametrize("changes", [{"quick": True}, {"plan": ("rounds=3",)}])
+def test_a_measurement_is_not_replaced_by_one_of_something_else(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    name = "covertype-k-5-30.json"
+    shutil.copy(LEDGER / name, tmp_path)
+    with pytest.raises(UserError, match="another config is here") as told:
+        again("chfl", Asked(tmp_path, only="covertype K=5 30%", device="cpu", **changes))
+    assert told.value.where == str(tmp_path / name)
+    assert (tmp_path / name).read_bytes() == (LEDGER / name).read_bytes()
+
+
+def test_a_longer_run_is_not_replaced_by_a_shorter_one(tmp_path: Path) -> None:
+    name = "digits-cifar100-fccl-seed-0.json"
+    shutil.copy(LEDGER.parent / "fccl" / name, tmp_path)
+    asked = Asked(tmp_path, only="digits cifar100 FCCL", device="cpu", plan=("rounds=2",))
+    with pytest.raises(UserError, match="another config is here"):
+        again("fccl", asked)
+    assert (tmp_path / name).read_bytes() == (LEDGER.parent / "fccl" / name).read_bytes()
+
+
+def test_papers_and_miniatures_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found: list[Path] = []
+
+    def noted(paper: str, asked: Asked, *_: object) -> tuple[Ledger, dict[str, bytes]]:
+        found.append(asked.folder)
+        asked.folder.mkdir(parents=True)
+        return Ledger(paper), {}
+
+    monkeypatch.setattr(papers, "again", noted)
+    for words in (["chfl"], ["fccl"], ["chfl", "--quick"]):
+        assert CliRunner().invoke(app, ["reproduce", *words]).exit_code == 0
+    assert [str(f) for f in found] == [f"reproduction/{n}" for n in ("chfl", "fccl", "chfl-quick")]
+
+
+def test_a_ledger_is_made_of_all_that_is_in_the_folder(tmp_path: Path) -> None:
+    """What was asked for is measured, and nothing that was measured before is left out."""
+    study = "covertype-k-5-30---u-begins-at-zero.json"
+    for name in ("covertype-k-5-30.json", "covertype-k-2-30.json", study):
+        shutil.copy(LEDGER / name, tmp_path)
+    made, _ = again("chfl", Asked(tmp_path, only="covertype K=5 30%", device="cpu"))
+    verdicts = {c.row: c.verdict for c in made.cells if c.table == "Table III"}
+    assert verdicts["covertype K=2 30%"] != "open"
+    assert any("U begins at zero" in claim.text for claim in made.claims)
+    notes = {c.row: c.note for c in made.cells if not c.ours}
+    assert notes["covertype K=10 30%"].startswith("not run yet: ")
+    shown, _ = again("chfl", Asked(tmp_path, render=True, plan=("rounds=3",)))
+    notes = {c.row: c.note for c in shown.cells if not c.ours}
+    assert notes["covertype K=2 30%"] == "measured with another config: covertype-k-2-30.json"
+
+
+def test_a_ledger_has_the_other_seeds_of_what_was_not_asked_for(tmp_path: Path) -> None:
+    for name in ("fccl-seed-0", "fccl-seed-1", "fedmd-seed-0", "fedmd-seed-1"):
+        shutil.copy(LEDGER.parent / "fccl" / f"digits-cifar100-{name}.json", tmp_path)
+    asked = Asked(tmp_path, only="digits cifar100 FCCL", device="cpu", plan=("seeds=[0]",))
+    cells = [c for c in again("fccl", asked)[0].cells if c.table.startswith("Table 1") and c.ours]
+    assert {c.row: len(c.ours) for c in cells} == {"SOLO": 2, "FCCL": 1, "FedMD": 2}
+
+
+def test_studies_are_measured_beside_settings_that_are_named(tmp_path: Path) -> None:
+    asked = Asked(tmp_path, only=f"covertype K=5 30%; {chfl.STUDIES[0].name}", studies=True)
+    names = [setting.name for setting in papers._chosen(chfl, asked)]
+    assert names == ["covertype K=5 30%", *(s.name for s in chfl.STUDIES)]
+
+
+def test_a_failed_setting_leaves_the_ledger_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(LEDGER / "covertype-k-5-30.json", tmp_path)
+
+    def failing(*_: object) -> None:
+        raise ClientFailedError("a", "fit", "it rained")
+
+    monkeypatch.setattr(chfl, "measure", failing)
+    monkeypatch.setattr(sys, "argv", ["atoll", "reproduce", "chfl", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == EXIT_SITE_FAILED
+    what, where, remedy = capsys.readouterr().err.splitlines()
+    assert what == "error: client a failed in fit: it rained"
+    assert "it rained" in Path(where.removeprefix("where: ")).read_text()
+    assert "call it again" in remedy
+    assert (
+        "| covertype K=5 30% | Common | 0.6218 ± 0.1086 | 0."
+        in (tmp_path / "ledger.md").read_text()
+    )
+
+
+def test_where_nothing_was_measured_there_is_nothing_to_render(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing to render"):
+        again("chfl", Asked(tmp_path / "none", render=True))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_miniature_is_one_small_run_with_its_figures(tmp_path: Path) -> None:
+    plan = chfl.Plan.quick(tmp_path, "cpu")
+    assert [s.name for s in papers._chosen(chfl, Asked(tmp_path, quick=True))] == [
+        "covertype K=5 30%"
+    ]
+    small = (("model.widths", [8, 6, 4]),)
+    setting = chfl.Setting("covertype K=5 30%", "synthetic-table", 5, 0.3, small)
+    found = chfl.measure(setting, replace(plan, rounds=1))
+    (run,) = found["runs"]
+    assert {v for v in run["accuracy"] if v.startswith("mu=")} == {"mu=0", "mu=0.01", "mu=0.1"}
+    assert "mu.svg" in chfl.figures({setting.name: found})
