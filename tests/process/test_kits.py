@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.core.errors import UserError
-from atoll.engines.network import COORDINATOR, Kit, init, renew
+from atoll.engines.network import COORDINATOR, Kit, init, join, renew
 from atoll.engines.rehearsal import outdate
 
 pytest.importorskip("nvflare", reason="needs the extra nvflare")
@@ -104,3 +104,43 @@ def test_a_kit_that_cannot_work_is_refused_by_name(tmp_path: Path) -> None:
     (kit.folder / "startup" / "client.crt").write_text("nothing")
     with pytest.raises(UserError, match="not a certificate"):
         kit.check()
+
+
+def site_file(kit: Kit, store: str = "store") -> Path:
+    path = kit.folder / "site.toml"
+    terms = '[contract]\nmethods = ["fedavg"]\nactions = ["fit", "check"]\n'
+    path.write_text(f"store = {json.dumps(store)}\n{terms}")
+    return path
+
+
+def stays_away(line: str) -> None:
+    raise AssertionError(f"it went on: {line}")
+
+
+def test_a_site_whose_log_is_broken_is_refused_before_it_connects(tmp_path: Path) -> None:
+    out = tmp_path / "kits"
+    init(project(tmp_path, "basel"), out)
+    kit = Kit(out / "basel")
+    (kit.folder / "store").mkdir()
+    (kit.folder / "store" / "egress.jsonl").write_text("{}\n")
+    with pytest.raises(UserError, match="the chain of the egress log is broken at line 1"):
+        join(kit, site_file(kit), stays_away, lambda: False)
+
+
+def test_a_site_that_cannot_open_its_gate_says_so_when_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from atoll.engines import nvflare  # noqa: PLC0415 - only where it is installed
+
+    monkeypatch.setattr(nvflare, "_die_with_parent", lambda: None)  # this process may go on
+    kit = Kit(tmp_path)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "egress.jsonl").write_text("{}\n")
+    monkeypatch.setenv("ATOLL_SITE", str(site_file(kit)))
+    outpost = nvflare.Outpost()
+    outpost.begin()
+    said = "something is to be mended there; the site's log says what"
+    closed = {"ok": False, "kind": "failed", "reason": said}
+    assert outpost.prepare("run-1", "", "site-0", ["site-0"], "") == closed
+    assert outpost.handle(1, "fit", [0, 0, 1], b"", b"") == closed
+    assert outpost.ping() == {"doing": ""}

@@ -34,6 +34,7 @@ from atoll.core.errors import (
 )
 from atoll.core.options import AtLeastOne, build
 from atoll.core.record import disk_errors, write_whole
+from atoll.engines.egress import EgressLog
 from atoll.engines.gate import TELLING, Contract, read_site
 from atoll.runs.config import RunConfig, to_toml
 
@@ -738,12 +739,13 @@ def join(
     if kit.name == COORDINATOR:
         raise UserError("this is the coordinator's kit", str(kit.folder), "use atoll serve")
     kit.check()
-    found = read_site(site)
-    with disk_errors(Path(found.store)):
-        Path(found.store).mkdir(parents=True, exist_ok=True)
+    store = Path(read_site(site).store)
+    with disk_errors(store):
+        store.mkdir(parents=True, exist_ok=True)
     with _alone(kit):
         _end_former(kit)
-        _joined(kit, site, Path(found.store) / "status.json", tell, stopping)
+        EgressLog(store / "egress.jsonl")  # a chain that is broken is found before anyone waits
+        _joined(kit, site, store / "status.json", tell, stopping)
 
 
 def _joined(

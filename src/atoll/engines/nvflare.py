@@ -47,7 +47,7 @@ from atoll.data.agree import (
     planned,
 )
 from atoll.data.tables import TableOptions
-from atoll.engines.gate import Finish, Gate, Reply, answered, handled, log, read_site
+from atoll.engines.gate import Finish, Gate, Reply, answered, handled, log, read_site, told
 from atoll.engines.local import prepare
 from atoll.engines.spoil import spoilt
 from atoll.learning.weights import without
@@ -98,12 +98,16 @@ class Outpost:
 
     def __init__(self) -> None:
         self._gate: Gate | None = None
+        self._fault: Exception = RuntimeError("the gate was never opened")
 
     @collab.init  # type: ignore[untyped-decorator]
     def begin(self) -> None:
-        """Open the gate with the site's own file."""
+        """Open the gate with the site's own file; what hinders is the answer to every question."""
         _die_with_parent()
-        self._gate = Gate(read_site(Path(os.environ["ATOLL_SITE"])))
+        try:
+            self._gate = Gate(read_site(Path(os.environ["ATOLL_SITE"])))
+        except Exception as error:  # raised here, it would end the job without a word
+            self._fault = error
 
     @collab.publish  # type: ignore[untyped-decorator]
     def offer(
@@ -133,7 +137,9 @@ class Outpost:
         self, number: int, action: str, moment: list[int], header: bytes, block: bytes
     ) -> dict[str, Any]:
         """Answer a question of the method."""
-        return handled(self._open(), number, action, moment, Packet(header, block, 0, 0, ()))
+        if self._gate is None:
+            return self._closed(str(action))
+        return handled(self._gate, number, action, moment, Packet(header, block, 0, 0, ()))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def finish(self, header: bytes, block: bytes) -> dict[str, Any]:
@@ -162,11 +168,13 @@ class Outpost:
         return {"doing": self._gate.doing if self._gate else ""}
 
     def _told(self, action: str, work: Callable[[Gate], dict[str, Any] | None]) -> Reply:
-        return answered(self._open(), action, work)
+        return self._closed(action) if self._gate is None else answered(self._gate, action, work)
 
-    def _open(self) -> Gate:
-        assert self._gate is not None  # begin has made it
-        return self._gate
+    def _closed(self, action: str) -> Reply:
+        """Why there is no gate, in the fixed words that may leave; the rest is for the log here."""
+        log.warning("%s: %s", action[:80], self._fault)
+        kind, reason = told(self._fault)
+        return {"ok": False, "kind": kind, "reason": reason}
 
 
 def _bytes(packet: Packet) -> dict[str, Any]:
