@@ -144,3 +144,18 @@ def test_a_site_that_cannot_open_its_gate_says_so_when_it_is_asked(
     assert outpost.prepare("run-1", "", "site-0", ["site-0"], "") == closed
     assert outpost.handle(1, "fit", [0, 0, 1], b"", b"") == closed
     assert outpost.ping() == {"doing": ""}
+
+
+def test_two_sites_cannot_use_the_same_store_at_once(tmp_path: Path) -> None:
+    out = tmp_path / "kits"
+    init(project(tmp_path, "basel", "bern"), out)
+    files = [site_file(Kit(out / name), "../store") for name in ("basel", "bern")]
+
+    def other(line: str) -> None:
+        with pytest.raises(UserError, match="another site uses this store"):
+            join(Kit(out / "bern"), files[1], stays_away, lambda: False)
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        join(Kit(out / "basel"), files[0], other, lambda: False)
+    join(Kit(out / "bern"), files[1], stays_away, lambda: True)  # it is free again

@@ -374,18 +374,43 @@ class _Process:
 
 
 @contextmanager
-def _alone(kit: Kit) -> Iterator[None]:
-    """Refuse to use a kit that another command uses; one that was killed holds it no more."""
-    path = kit.folder / "lock"
+def _held(path: Path) -> Iterator[bool]:
+    """Whether a lock could be had; a command that was killed holds it no more."""
     with disk_errors(path):
         file = path.open("w")
     with file:
+        yield _lock(file, path)
+
+
+def _lock(file: Any, path: Path) -> bool:
+    with disk_errors(path):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        except BlockingIOError:
+            return False
+    return True
+
+
+@contextmanager
+def _alone(kit: Kit) -> Iterator[None]:
+    """Refuse to use a kit that another command uses."""
+    with _held(kit.folder / "lock") as free:
+        if not free:
             raise UserError(
                 "another command uses this kit now", str(kit.folder), "stop that one first"
-            ) from error
+            )
+        yield
+
+
+@contextmanager
+def _own(store: Path) -> Iterator[None]:
+    """Refuse a store that another site uses: two that write one log break its chain for good."""
+    with disk_errors(store):
+        store.mkdir(parents=True, exist_ok=True)
+    with _held(store / ".lock") as free:
+        if not free:
+            remedy = "give each site a store of its own in its site.toml"
+            raise UserError("another site uses this store", str(store), remedy)
         yield
 
 
@@ -740,9 +765,7 @@ def join(
         raise UserError("this is the coordinator's kit", str(kit.folder), "use atoll serve")
     kit.check()
     store = Path(read_site(site).store)
-    with disk_errors(store):
-        store.mkdir(parents=True, exist_ok=True)
-    with _alone(kit):
+    with _alone(kit), _own(store):
         _end_former(kit)
         EgressLog(store / "egress.jsonl")  # a chain that is broken is found before anyone waits
         _joined(kit, site, store / "status.json", tell, stopping)
