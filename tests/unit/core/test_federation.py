@@ -246,6 +246,13 @@ def test_scores_are_those_of_every_client_on_every_task_and_variant() -> None:
         Checked(-1, {}, {}),
         Checked(4, {"": 1}, {}),
         Checked(4, {"": 1}, {"": 0.5, "own": 0.5}),
+        Checked(10**400, {"": 1, "own": 1}, {"": 0.5, "own": 0.5}),
+        Checked(1 << 53, {"": 1, "own": 1}, {"": 0.5, "own": 0.5}),
+        Checked(4, {"": 1, "own": 1}, {"": 1e300, "own": 0.5}),
+        Checked(4, {"": 1, "own": 1}, {"": -0.5, "own": 0.5}),
+        Checked(4, {"": 1, "<script>": 1}, {"": 0.5, "<script>": 0.5}),
+        Checked(4, {"": 1}, {"": 0.5}),
+        Checked(4, dict.fromkeys(map(str, range(20_000)), 1), {}),
     ],
 )
 def test_scores_that_cannot_be_are_refused_by_the_clients_name(reply: Checked) -> None:
@@ -253,6 +260,15 @@ def test_scores_that_cannot_be_are_refused_by_the_clients_name(reply: Checked) -
     with pytest.raises(BadMessageError) as caught:
         scores(clients, Counter.check, {}, NOW)
     assert caught.value.sender == "b"
+    assert len(caught.value.reason) < 200
+
+
+def test_of_several_clients_the_one_with_other_variants_is_refused() -> None:
+    other = Counter(reply=Checked(4, {"x": 1}, {"x": 0.5}))
+    clients = Clients(["a", "b", "c"], Backwards({"a": other, "b": Counter(), "c": Counter()}), NOW)
+    with pytest.raises(BadMessageError, match="not those of the other clients") as caught:
+        scores(clients, Counter.check, {}, NOW)
+    assert caught.value.sender == "a"
 
 
 class Away:
