@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from atoll.core.federation import Clients, Moment, Working, scores
+from atoll.core.federation import Clients, Moment, Working, scores, shares
 from atoll.core.late import late, mean_of
 from atoll.core.messages import Check, Checked, Tensors, Weights
 from atoll.core.options import AtLeastOne, NotNegative, NotNegativeInt, Positive
@@ -106,9 +106,10 @@ class Server:
     def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
         """Send the model out, take the mean of what comes back."""
         asked = dict.fromkeys(self._cohort(clients, moment), Weights(self.weights))
-        replies = list(clients.ask(Client.fit, asked, wait=False).values())
-        shares = [float(r.rows) for r in replies] if self.options.weighting == "rows" else None
-        self.weights = mean([reply.weights for reply in replies], shares)
+        told = clients.ask(Client.fit, asked, wait=False)
+        replies, rows = list(told.values()), {id: reply.rows for id, reply in told.items()}
+        weights = shares(rows) if self.options.weighting == "rows" else None
+        self.weights = mean([reply.weights for reply in replies], weights)
         return {"loss": mean_of([reply.loss for reply in replies])}
 
     def _cohort(self, clients: Clients, moment: Moment) -> list[str]:
