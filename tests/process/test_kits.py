@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.core.errors import UserError
-from atoll.engines.network import COORDINATOR, Kit, init, join, renew
+from atoll.engines.network import COORDINATOR, Kit, init, join, reachable, renew
 from atoll.engines.rehearsal import outdate
 
 pytest.importorskip("nvflare", reason="needs the extra nvflare")
@@ -159,3 +159,24 @@ def test_two_sites_cannot_use_the_same_store_at_once(tmp_path: Path) -> None:
     with pytest.raises(InterruptedError):
         join(Kit(out / "basel"), files[0], other, lambda: False)
     join(Kit(out / "bern"), files[1], stays_away, lambda: True)  # it is free again
+
+
+def test_a_key_that_does_not_fit_or_is_not_there_is_said(tmp_path: Path) -> None:
+    out = tmp_path / "kits"
+    init(project(tmp_path, "basel", "bern"), out)
+    kit = Kit(out / "basel")
+    key = kit.folder / "startup" / "client.key"
+    key.write_bytes((out / "bern" / "startup" / "client.key").read_bytes())
+    with pytest.raises(UserError, match="the key does not fit the certificate of basel"):
+        kit.check()
+    assert reachable(kit) == (
+        "this site's key and certificate cannot be used: key values mismatch"
+    )  # fmt: skip
+    key.write_text("nothing")
+    with pytest.raises(UserError, match="not a private key"):
+        kit.check()
+    key.unlink()
+    with pytest.raises(UserError, match="no such file") as caught:
+        kit.check()
+    assert caught.value.where == str(key)
+    assert reachable(kit).endswith("cannot be used: no such file or directory")

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import ssl
 import sys
 import tomllib
 import urllib.error
@@ -674,3 +675,8 @@ def test_a_report_goes_into_the_runs_folder_or_where_it_is_told(atoll: Command, 
     assert (here / "page.html").read_text() == (here / "one" / "report.html").read_text()
     assert list((here / "pictures").glob("*.svg"))
     assert complaint(atoll("report", "two"))[0] == "no run in this folder"
+
+
+def test_an_error_of_the_network_is_not_taken_for_a_failed_print() -> None:
+    cli._unwritable(ssl.SSLError(116, "[X509: KEY_VALUES_MISMATCH] key values mismatch"))
+    cli._unwritable(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"))

@@ -119,7 +119,13 @@ class Kit:
                 "not a party's folder", str(self.folder), "make one with atoll network init"
             )
         with disk_errors(path):
-            return dict(json.loads(path.read_text()))
+            content = path.read_bytes()
+        try:
+            found = dict(json.loads(content))
+            return {"name": str(found["name"]), "server": str(found["server"]),
+                    "port": int(found["port"])}  # fmt: skip
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError("the kit is damaged", str(path), "ask for a new kit") from error
 
     @property
     def name(self) -> str:
@@ -140,20 +146,46 @@ class Kit:
     def sites(self) -> list[str]:
         """The coordinator's list of the sites that may take part, sorted."""
         with disk_errors(self.folder):
-            return sorted(json.loads((self.folder / "sites.json").read_text())["sites"])
+            content = (self.folder / "sites.json").read_bytes()
+        try:
+            return sorted(map(str, json.loads(content)["sites"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(
+                "the list of sites is damaged", str(self.folder / "sites.json"),
+                "remove it, then use atoll network init",
+            ) from error  # fmt: skip
 
     @property
     def _certificate(self) -> Any:
         from cryptography import x509  # noqa: PLC0415 - comes with NVFlare
 
-        name = "server.crt" if self.name == COORDINATOR else "client.crt"
-        path = self.folder / "startup" / name
+        path = self._file(".crt")
         with disk_errors(path):
             content = path.read_bytes()
         try:
             return x509.load_pem_x509_certificate(content)
         except ValueError as error:
             raise UserError("not a certificate", str(path), "ask for a new kit") from error
+
+    def _file(self, suffix: str) -> Path:
+        name = "server" if self.name == COORDINATOR else "client"
+        return self.folder / "startup" / f"{name}{suffix}"
+
+    def _fits(self) -> bool:
+        """Whether the kit's key is that of its certificate."""
+        from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
+        from cryptography.hazmat.primitives.serialization import (  # noqa: PLC0415
+            load_pem_private_key,
+        )
+
+        path = self._file(".key")
+        with disk_errors(path):
+            content = path.read_bytes()
+        try:
+            key = load_pem_private_key(content, None)
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise UserError("not a private key", str(path), "ask for a new kit") from error
+        return bool(key.public_key() == self._certificate.public_key())
 
     @property
     def until(self) -> datetime:
@@ -184,6 +216,9 @@ class Kit:
         except (ValueError, TypeError, InvalidSignature) as error:
             what = f"the certificate of {self.name} is not from this project's authority"
             raise UserError(what, where, "use the kit as it was made") from error
+        if not self._fits():
+            what = f"the key does not fit the certificate of {self.name}"
+            raise UserError(what, str(self._file(".key")), "use the kit as it was made")
         left = (self.until - datetime.now(UTC)).days
         return f"the certificate of {self.name} ends in {left} days" if left < WARN_DAYS else ""
 
@@ -728,8 +763,11 @@ def _free(kit: Kit) -> None:
 def reachable(kit: Kit) -> str:
     """Why the coordinator cannot be reached with this kit; empty where it can."""
     startup = kit.folder / "startup"
-    context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
-    context.load_cert_chain(str(startup / "client.crt"), str(startup / "client.key"))
+    try:
+        context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
+        context.load_cert_chain(str(startup / "client.crt"), str(startup / "client.key"))
+    except OSError as error:  # and every ssl.SSLError; they may be in the midst of a renewal
+        return f"this site's key and certificate cannot be used: {_alert(error)}"
     try:
         with (
             socket.create_connection((kit.server, kit.port), timeout=5) as plain,
@@ -749,8 +787,8 @@ def reachable(kit: Kit) -> str:
     return ""
 
 
-def _alert(error: ssl.SSLError) -> str:
-    words = str(error.reason or error).lower().replace("_", " ")
+def _alert(error: OSError) -> str:
+    words = str(getattr(error, "reason", "") or error.strerror or error).lower().replace("_", " ")
     return re.sub(r"^(tlsv\d+|sslv3) alert ", "", words)
 
 

@@ -63,3 +63,13 @@ def test_a_method_that_needs_every_site_takes_no_quorum(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'splitnn' cannot do without a site") as caught:
         serve(Kit(tmp_path), [(run, tmp_path)], Terms(at_least=2), print, lambda: False)
     assert caught.value.remedy == "leave it out; alone, fedavg can"
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"name": "a", "server": "b", "port": "c"}'])
+def test_a_kit_that_is_damaged_is_said(text: str, tmp_path: Path) -> None:
+    (tmp_path / "kit.json").write_text(text)
+    (tmp_path / "sites.json").write_text(text)
+    with pytest.raises(UserError, match="the kit is damaged"):
+        _ = Kit(tmp_path).name
+    with pytest.raises(UserError, match="the list of sites is damaged"):
+        _ = Kit(tmp_path).sites
