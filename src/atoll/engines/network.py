@@ -32,7 +32,7 @@ from atoll.core.errors import (
     InterruptedRunError,
     UserError,
 )
-from atoll.core.options import AtLeastOne, build
+from atoll.core.options import AtLeastOne, NotNegative, NotNegativeInt, Positive, build
 from atoll.core.record import disk_errors, write_whole
 from atoll.engines.egress import EgressLog
 from atoll.engines.gate import TELLING, Contract, read_site
@@ -67,10 +67,10 @@ class Project:
 class Terms:
     """How patient the coordinator is."""
 
-    deadline: float = 3600.0  # seconds that one exchange may take
-    silence: float = 30.0  # seconds without a sign of life after which a site counts as lost
-    patience: float = 120.0  # seconds to wait for a site before going on without it
-    at_least: int = 0  # sites that must be there, where the method can do without some; 0: all
+    deadline: Positive = 3600.0  # seconds that one exchange may take
+    silence: Positive = 30.0  # seconds without a sign of life after which a site counts as lost
+    patience: NotNegative = 120.0  # seconds to wait for a site before going on without it
+    at_least: NotNegativeInt = 0  # sites that must be there, where some may be away; 0: all
 
 
 def nvflare() -> Any:
@@ -699,6 +699,7 @@ def serve(
     stopping: Callable[[], bool],
 ) -> None:
     """Coordinate some runs to their end; runs that were cut go on."""
+    build(Terms, vars(terms), "atoll serve")
     for name in sorted({str(config.method["name"]) for config, _ in todo}):
         if terms.at_least and not methods.load(name).quorum:
             able = ", ".join(n for n in methods.names() if methods.load(n).quorum)
@@ -706,6 +707,9 @@ def serve(
             raise UserError(what, "--at-least", remedy)
     if kit.name != COORDINATOR:
         raise UserError(f"this is the kit of site {kit.name}", str(kit.folder), "use atoll join")
+    if terms.at_least > len(kit.sites):
+        what = f"{terms.at_least} sites must be there and the project has {len(kit.sites)}"
+        raise UserError(what, "--at-least", "name fewer, or leave it out for all")
     kit.check()
     with _alone(kit):
         _end_former(kit)
