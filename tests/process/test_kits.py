@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.core.errors import UserError
+from atoll.core import VERSION
+from atoll.core.errors import ClientFailedError, UserError
 from atoll.engines.network import COORDINATOR, Kit, init, join, reachable, renew
 from atoll.engines.rehearsal import outdate
+from atoll.runs.config import change, resolve
 
 pytest.importorskip("nvflare", reason="needs the extra nvflare")
 pytestmark = pytest.mark.process
@@ -141,7 +143,8 @@ def test_a_site_that_cannot_open_its_gate_says_so_when_it_is_asked(
     outpost.begin()
     said = "something is to be mended there; the site's log says what"
     closed = {"ok": False, "kind": "failed", "reason": said}
-    assert outpost.prepare("run-1", "", "site-0", ["site-0"], "") == closed
+    told = outpost.prepare("run-1", "", "site-0", ["site-0"], "")
+    assert told == {**closed, "version": VERSION}
     assert outpost.handle(1, "fit", [0, 0, 1], b"", b"") == closed
     assert outpost.ping() == {"doing": ""}
 
@@ -180,3 +183,23 @@ def test_a_key_that_does_not_fit_or_is_not_there_is_said(tmp_path: Path) -> None
         kit.check()
     assert caught.value.where == str(key)
     assert reachable(kit).endswith("cannot be used: no such file or directory")
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_a_site_with_another_version_is_named(ok: bool) -> None:
+    from atoll.engines import nvflare  # noqa: PLC0415 - only where it is installed
+
+    class Site:
+        """A site's end that has another version."""
+
+        def __call__(self, timeout: float) -> "Site":
+            return self
+
+        def prepare(self, **arguments: object) -> dict[str, object]:
+            return {"ok": ok, "data": "", "version": "0.0.1"}
+
+    run = resolve(change({"method": "fedavg"}, {}), "test")
+    party = nvflare.Party("basel", "site-0", Site())
+    engine = nvflare.Remote(run, {"site-0": party}, 60.0, 60.0, lambda: None)
+    with pytest.raises(ClientFailedError, match=r"basel failed in prepare: it has atoll 0\.0\.1"):
+        engine.prepare("run-1", None)

@@ -24,6 +24,7 @@ from nvflare.collab import CollabCallError, collab
 from pydantic import TypeAdapter
 
 from atoll import methods
+from atoll.core import VERSION
 from atoll.core.errors import BadMessageError, ClientFailedError, InterruptedRunError, UserError
 from atoll.core.federation import Moment, actions, kinds
 from atoll.core.messages import Packet, Tensors, opened, pack
@@ -168,7 +169,9 @@ class Outpost:
         return {"doing": self._gate.doing if self._gate else ""}
 
     def _told(self, action: str, work: Callable[[Gate], dict[str, Any] | None]) -> Reply:
-        return self._closed(action) if self._gate is None else answered(self._gate, action, work)
+        gate = self._gate
+        reply = self._closed(action) if gate is None else answered(gate, action, work)
+        return {**reply, "version": VERSION}
 
     def _closed(self, action: str) -> Reply:
         """Why there is no gate, in the fixed words that may leave; the rest is for the log here."""
@@ -362,6 +365,10 @@ class Remote:
         self.tell()
         if not isinstance(reply, dict):
             raise BadMessageError(id, "its answer is not of the agreed form")
+        version = str(reply.get("version", VERSION))[:40]
+        if version != VERSION:
+            reason = f"it has atoll {version} and the coordinator {VERSION}; install the same"
+            raise ClientFailedError(party.name, doing, reason)
         if reply.get("ok") is not True:
             kind = "refused" if reply.get("kind") == "refused" else "failed"
             reason = str(reply.get("reason"))[:300]
