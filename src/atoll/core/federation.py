@@ -223,7 +223,7 @@ class Clients:
         answers = self.transport.carry(name, self.moment, packets)
         for id, packet in packets.items():
             if id not in answers:
-                self._miss(id, name, len(answers))
+                self._miss(id, name, len(packets), len(answers))
                 continue
             self._count(name, SERVER, id, type(requests[id]), packet)
             self._count(name, id, SERVER, kind, answers[id])
@@ -267,9 +267,19 @@ class Clients:
         """The same request to every client."""
         return self.ask(action, dict.fromkeys(self.ids, request))
 
-    def _miss(self, id: ClientId, action: str, answers: int) -> None:
-        """Note that a client did not answer, or end the run where it cannot do without."""
-        if not self.at_least or answers < self.at_least:
+    @property
+    def present(self) -> Sequence[ClientId]:
+        """The clients that are there, as far as the engine knows."""
+        there = getattr(self.transport, "present", None)
+        return self.ids if there is None else [id for id in self.ids if id in there]
+
+    def _miss(self, id: ClientId, action: str, asked: int, answers: int) -> None:
+        """Note that a client did not answer, or end the run where it cannot do without.
+
+        Where only some were asked, as many of them may be away as of all.
+        """
+        away = len(self.ids) - self.at_least
+        if not self.at_least or answers < max(1, asked - away):
             raise ClientFailedError(id, action, "it did not answer")
         self.absent[Absence(self.moment.stage, self.moment.round, id, action)] = None
 

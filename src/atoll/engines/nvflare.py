@@ -223,10 +223,10 @@ class Remote:
         options = build(TableOptions, given, "[data]")
         about = {"run": run, "config": to_toml(self.config)}
         offer = pack(Offer(run))
-        asked = {id: {**about, "client": id, **_bytes(offer)} for id in self._present}
+        asked = {id: {**about, "client": id, **_bytes(offer)} for id in self.present}
         offers = self._told("offer", asked, Offered)
         columns = pack(Agree(common(offers, options)))
-        agreed = self._told("agree", {id: _bytes(columns) for id in self._present}, Agreed)
+        agreed = self._told("agree", {id: _bytes(columns) for id in self.present}, Agreed)
         return planned(run, offers, agreed, options)
 
     def _told(self, what: str, asked: Mapping[str, dict[str, Any]], kind: type) -> dict[str, Any]:
@@ -242,11 +242,12 @@ class Remote:
             "run": run, "config": to_toml(self.config), "clients": sorted(self.parties),
             "plan": json.dumps(asdict(plan)) if plan else "",
         }  # fmt: skip
-        replies = self._ask("prepare", {id: {**about, "client": id} for id in self._present})
+        replies = self._ask("prepare", {id: {**about, "client": id} for id in self.present})
         return {id: str(reply["data"]) for id, reply in replies.items()}
 
     @property
-    def _present(self) -> list[str]:
+    def present(self) -> list[str]:
+        """The clients whose sites are there."""
         return [id for id in sorted(self.parties) if self.parties[id].proxy is not None]
 
     def carry(
@@ -256,7 +257,7 @@ class Remote:
         self._number += 1
         kind = kinds(actions(methods.load(self.config.method["name"]).client)[action])[1]
         when, asked = [moment.stage, moment.round, moment.rounds], {}
-        for id in (id for id in self._present if id in packets):
+        for id in (id for id in self.present if id in packets):
             packet = packets[id]
             packet = pack(packet.message) if packet.message is not None else packet
             asked[id] = {
@@ -280,7 +281,7 @@ class Remote:
         state = {name: torch.from_numpy(array) for name, array in tensors.items()}
         scores = [e for e in read_events(folder) if isinstance(e, Score)]
         about, asked = (folder / "facts.json").read_text(), {}
-        for id in self._present:
+        for id in self.present:
             own = "".join(
                 json.dumps({"event": "score", **vars(e)}) + "\n" for e in scores if e.client == id
             )
@@ -289,12 +290,12 @@ class Remote:
 
     def states(self, place: str) -> dict[str, Tensors]:
         """Let every site keep its client's memory; nothing of it comes here."""
-        self._ask("keep", {id: {"place": place} for id in self._present})
+        self._ask("keep", {id: {"place": place} for id in self.present})
         return {}
 
     def restore(self, states: Mapping[str, Tensors], place: str) -> None:
         """Let every site go back to what it kept."""
-        replies = self._ask("restore", {id: {"place": place} for id in self._present})
+        replies = self._ask("restore", {id: {"place": place} for id in self.present})
         for id, reply in replies.items():
             if not reply.get("there") and not self.at_least:
                 name = self.parties[id].name
@@ -306,7 +307,7 @@ class Remote:
     def looks(self, moment: Moment) -> list[Look]:
         """Let every site keep what it sees of itself; nothing of it comes here."""
         when = [moment.stage, moment.round, moment.rounds]
-        self._ask("look", {id: {"moment": when} for id in self._present})
+        self._ask("look", {id: {"moment": when} for id in self.present})
         return []
 
     def _ask(

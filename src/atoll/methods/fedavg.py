@@ -113,14 +113,17 @@ class Server:
         return {"loss": mean_of([reply.loss for reply in replies])}
 
     def _cohort(self, clients: Clients, moment: Moment) -> list[str]:
-        count = self.options.cohort or len(clients.ids)
+        if not self.options.cohort:
+            return sorted(clients.ids)
         order = self.site.stream("cohort", moment).permutation(len(clients.ids))
-        return sorted(clients.ids[i] for i in order[:count].tolist())
+        there = set(clients.present)
+        drawn = [clients.ids[i] for i in order.tolist() if clients.ids[i] in there]
+        return sorted(drawn[: self.options.cohort])
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """The shared model on every client's test rows."""
         if self.options.tester == "first":
-            clients = replace(clients, ids=clients.ids[:1])
+            clients = replace(clients, ids=clients.present[:1])
         return scores(clients, Client.check, self.weights, moment)
 
     def state(self) -> Tensors:

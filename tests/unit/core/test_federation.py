@@ -297,3 +297,17 @@ def test_a_client_that_is_away_is_named_or_missed(at_least: int, there: int, fai
     assert list(clients.ask_all(Counter.check, Check(0, {}))) == ["a", "b"]
     assert clients.absences == [Absence(1, 2, "c", "check")]
     assert {message.receiver for message in clients.traffic} == {"server", "a", "b"}
+
+
+@pytest.mark.parametrize(("asked", "fails"), [("ade", False), ("cde", True), ("de", True)])
+def test_of_some_that_are_asked_as_many_may_be_away_as_of_all(asked: str, fails: bool) -> None:
+    ids = ("a", "b", "c", "d", "e")
+    transport = Away({id: pack(Checked(1, {"": 1}, {"": 1.0})) for id in "ab"})
+    clients = Clients(ids, transport, NOW, at_least=3)
+    requests = dict.fromkeys(asked, Check(0, {}))
+    if fails:
+        with pytest.raises(ClientFailedError, match="it did not answer"):
+            clients.ask(Counter.check, requests)
+        return
+    assert list(clients.ask(Counter.check, requests)) == ["a"]
+    assert [absence.client for absence in clients.absences] == ["d", "e"]
