@@ -13,6 +13,7 @@ from atoll.core.messages import Check, Checked, Empty, Packet, Tensors, Weights,
 from atoll.core.record import Absence, Message
 
 NOW = Moment(0, 1, 3)
+MANY = [str(number) for number in range(20_000)]
 
 
 @dataclass
@@ -252,7 +253,7 @@ def test_scores_are_those_of_every_client_on_every_task_and_variant() -> None:
         Checked(4, {"": 1, "own": 1}, {"": -0.5, "own": 0.5}),
         Checked(4, {"": 1, "<script>": 1}, {"": 0.5, "<script>": 0.5}),
         Checked(4, {"": 1}, {"": 0.5}),
-        Checked(4, dict.fromkeys(map(str, range(20_000)), 1), {}),
+        Checked(4, dict.fromkeys(MANY, 1), dict.fromkeys(MANY, 0.5)),
     ],
 )
 def test_scores_that_cannot_be_are_refused_by_the_clients_name(reply: Checked) -> None:
