@@ -1,6 +1,7 @@
 """The command: parse, call, print, nothing else."""
 
 import dataclasses
+import errno
 import json
 import os
 import platform
@@ -70,6 +71,8 @@ def _console(stderr: bool) -> Console:
 T = TypeVar("T")
 PLAIN_WIDTH = 240  # characters
 MOST_SEEDS = 10_000
+# what a print may fail with; other errors of the system without a file are not of printing
+UNWRITABLE = (errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE)
 out, err = _console(stderr=False), _console(stderr=True)
 
 
@@ -575,7 +578,9 @@ def _usage(error: Exception) -> None:
 
 def _unwritable(error: Exception) -> None:
     """What was to be printed could not be; the rest is thrown away, so that Python ends quietly."""
-    if isinstance(error, OSError) and not error.filename and not _notes(error):
+    if not isinstance(error, OSError) or error.filename or _notes(error):
+        return
+    if error.errno in UNWRITABLE:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         reason = f"cannot print: {str(error.strerror).lower()}"
         _complain(reason, "standard output", "send it to another place", EXIT_USER)

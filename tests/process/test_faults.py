@@ -342,3 +342,17 @@ def test_two_servers_on_one_host_need_two_ports_and_then_do_not_meet(
         assert _open(_port(waiting))
     finally:
         other.close()
+
+
+def test_a_log_that_breaks_while_a_site_waits_is_told_with_the_sites_name(alps: Federation) -> None:
+    log = alps.kit("basel") / "store" / "egress.jsonl"
+    whole = log.read_bytes() if log.exists() else b""
+    log.write_bytes(b"{}\n" + whole)
+    try:
+        serving = alps.serve("alone.toml", "--out", "broken-log")
+        _, said = serving.communicate(timeout=300)
+    finally:
+        log.write_bytes(whole)
+    assert serving.returncode == 4, said[-3000:]
+    assert "basel failed in prepare" in said
+    assert "something is to be mended there" in said

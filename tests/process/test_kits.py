@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.core.errors import UserError
-from atoll.engines.network import COORDINATOR, Kit, init, renew
+from atoll.core import VERSION
+from atoll.core.errors import ClientFailedError, UserError
+from atoll.engines.network import COORDINATOR, Kit, init, join, reachable, renew
 from atoll.engines.rehearsal import outdate
+from atoll.runs.config import change, resolve
 
 pytest.importorskip("nvflare", reason="needs the extra nvflare")
 pytestmark = pytest.mark.process
@@ -104,3 +106,100 @@ def test_a_kit_that_cannot_work_is_refused_by_name(tmp_path: Path) -> None:
     (kit.folder / "startup" / "client.crt").write_text("nothing")
     with pytest.raises(UserError, match="not a certificate"):
         kit.check()
+
+
+def site_file(kit: Kit, store: str = "store") -> Path:
+    path = kit.folder / "site.toml"
+    terms = '[contract]\nmethods = ["fedavg"]\nactions = ["fit", "check"]\n'
+    path.write_text(f"store = {json.dumps(store)}\n{terms}")
+    return path
+
+
+def stays_away(line: str) -> None:
+    raise AssertionError(f"it went on: {line}")
+
+
+def test_a_site_whose_log_is_broken_is_refused_before_it_connects(tmp_path: Path) -> None:
+    out = tmp_path / "kits"
+    init(project(tmp_path, "basel"), out)
+    kit = Kit(out / "basel")
+    (kit.folder / "store").mkdir()
+    (kit.folder / "store" / "egress.jsonl").write_text("{}\n")
+    with pytest.raises(UserError, match="the chain of the egress log is broken at line 1"):
+        join(kit, site_file(kit), stays_away, lambda: False)
+
+
+def test_a_site_that_cannot_open_its_gate_says_so_when_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from atoll.engines import nvflare  # noqa: PLC0415 - only where it is installed
+
+    monkeypatch.setattr(nvflare, "_die_with_parent", lambda: None)  # this process may go on
+    kit = Kit(tmp_path)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "egress.jsonl").write_text("{}\n")
+    monkeypatch.setenv("ATOLL_SITE", str(site_file(kit)))
+    outpost = nvflare.Outpost()
+    outpost.begin()
+    said = "something is to be mended there; the site's log says what"
+    closed = {"ok": False, "kind": "failed", "reason": said}
+    told = outpost.prepare("run-1", "", "site-0", ["site-0"], "")
+    assert told == {**closed, "version": VERSION}
+    assert outpost.handle(1, "fit", [0, 0, 1], b"", b"") == closed
+    assert outpost.ping() == {"doing": ""}
+
+
+def test_two_sites_cannot_use_the_same_store_at_once(tmp_path: Path) -> None:
+    out = tmp_path / "kits"
+    init(project(tmp_path, "basel", "bern"), out)
+    files = [site_file(Kit(out / name), "../store") for name in ("basel", "bern")]
+
+    def other(line: str) -> None:
+        with pytest.raises(UserError, match="another site uses this store"):
+            join(Kit(out / "bern"), files[1], stays_away, lambda: False)
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        join(Kit(out / "basel"), files[0], other, lambda: False)
+    join(Kit(out / "bern"), files[1], stays_away, lambda: True)  # it is free again
+
+
+def test_a_key_that_does_not_fit_or_is_not_there_is_said(tmp_path: Path) -> None:
+    out = tmp_path / "kits"
+    init(project(tmp_path, "basel", "bern"), out)
+    kit = Kit(out / "basel")
+    key = kit.folder / "startup" / "client.key"
+    key.write_bytes((out / "bern" / "startup" / "client.key").read_bytes())
+    with pytest.raises(UserError, match="the key does not fit the certificate of basel"):
+        kit.check()
+    assert reachable(kit) == (
+        "this site's key and certificate cannot be used: key values mismatch"
+    )  # fmt: skip
+    key.write_text("nothing")
+    with pytest.raises(UserError, match="not a private key"):
+        kit.check()
+    key.unlink()
+    with pytest.raises(UserError, match="no such file") as caught:
+        kit.check()
+    assert caught.value.where == str(key)
+    assert reachable(kit).endswith("cannot be used: no such file or directory")
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_a_site_with_another_version_is_named(ok: bool) -> None:
+    from atoll.engines import nvflare  # noqa: PLC0415 - only where it is installed
+
+    class Site:
+        """A site's end that has another version."""
+
+        def __call__(self, timeout: float) -> "Site":
+            return self
+
+        def prepare(self, **arguments: object) -> dict[str, object]:
+            return {"ok": ok, "data": "", "version": "0.0.1"}
+
+    run = resolve(change({"method": "fedavg"}, {}), "test")
+    party = nvflare.Party("basel", "site-0", Site())
+    engine = nvflare.Remote(run, {"site-0": party}, 60.0, 60.0, lambda: None)
+    with pytest.raises(ClientFailedError, match=r"basel failed in prepare: it has atoll 0\.0\.1"):
+        engine.prepare("run-1", None)

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import ssl
 import sys
 import tomllib
 import urllib.error
@@ -714,3 +715,8 @@ def test_a_report_is_written_over_a_report_and_nothing_else(atoll: Command, here
     assert before == {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
     for _ in range(2):
         assert atoll("report", "one", "-o", "page.html").code == 0
+
+
+def test_an_error_of_the_network_is_not_taken_for_a_failed_print() -> None:
+    cli._unwritable(ssl.SSLError(116, "[X509: KEY_VALUES_MISMATCH] key values mismatch"))
+    cli._unwritable(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"))

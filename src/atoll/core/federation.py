@@ -1,6 +1,7 @@
 """The contract: servers ask, clients answer, a transport carries packets it does not read."""
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -36,8 +37,11 @@ __all__ = [
     "actions",
     "answer",
     "begin",
+    "counted",
     "kinds",
+    "possible",
     "scores",
+    "shares",
 ]
 
 ClientId = str
@@ -46,6 +50,8 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 Working = Generator[Job, Any, R]  # what an action returns that leaves its work to the engine
 SERVER = "server"
+MOST_ROWS = 1 << 53  # from there on a float does not count one by one
+MOST_VARIANTS = 1000  # of a method, in one answer
 OWN = ("state", "restore", "look", "lend", "take")  # what only the engine at the site may call
 
 
@@ -217,7 +223,7 @@ class Clients:
         answers = self.transport.carry(name, self.moment, packets)
         for id, packet in packets.items():
             if id not in answers:
-                self._miss(id, name, len(answers))
+                self._miss(id, name, len(packets), len(answers))
                 continue
             self._count(name, SERVER, id, type(requests[id]), packet)
             self._count(name, id, SERVER, kind, answers[id])
@@ -261,9 +267,19 @@ class Clients:
         """The same request to every client."""
         return self.ask(action, dict.fromkeys(self.ids, request))
 
-    def _miss(self, id: ClientId, action: str, answers: int) -> None:
-        """Note that a client did not answer, or end the run where it cannot do without."""
-        if not self.at_least or answers < self.at_least:
+    @property
+    def present(self) -> Sequence[ClientId]:
+        """The clients that are there, as far as the engine knows."""
+        there = getattr(self.transport, "present", None)
+        return self.ids if there is None else [id for id in self.ids if id in there]
+
+    def _miss(self, id: ClientId, action: str, asked: int, answers: int) -> None:
+        """Note that a client did not answer, or end the run where it cannot do without.
+
+        Where only some were asked, as many of them may be away as of all.
+        """
+        away = len(self.ids) - self.at_least
+        if not self.at_least or answers < max(1, asked - away):
             raise ClientFailedError(id, action, "it did not answer")
         self.absent[Absence(self.moment.stage, self.moment.round, id, action)] = None
 
@@ -316,8 +332,9 @@ def scores(
     """Every client's hits on every task so far, one score for each variant its reply names."""
     found = []
     for task in clients.tasks:
-        for id, reply in clients.ask_all(check, Check(task, weights)).items():
-            _plausible(reply, id)
+        replies = clients.ask_all(check, Check(task, weights))
+        _plausible(replies)
+        for id, reply in replies.items():
             for variant in sorted(reply.correct):
                 hits, f1 = reply.correct[variant], reply.macro_f1[variant]
                 found.append(
@@ -328,9 +345,37 @@ def scores(
     return found
 
 
-def _plausible(reply: Checked, sender: ClientId) -> None:
-    hits = reply.correct.values()
-    if not all(0 <= count <= reply.rows for count in (*hits, reply.rows)):
-        raise BadMessageError(sender, f"hits {list(hits)} on {reply.rows} rows")
-    if reply.correct.keys() != reply.macro_f1.keys():
-        raise BadMessageError(sender, "hits and macro-F1 name different variants")
+def _plausible(replies: Mapping[ClientId, Checked]) -> None:
+    """Refuse scores that cannot be, and a client that names other variants than most do."""
+    for id, reply in replies.items():
+        possible(reply.correct, reply.rows, id)
+        if reply.correct.keys() != reply.macro_f1.keys():
+            raise BadMessageError(id, "hits and macro-F1 name different variants")
+        if not all(0 <= f1 <= 1 for f1 in reply.macro_f1.values()):
+            raise BadMessageError(id, "a macro-F1 that is not between 0 and 1")
+    named = Counter(frozenset(reply.correct) for reply in replies.values())
+    usual = max(named, key=named.__getitem__, default=frozenset())  # the first where two are equal
+    for id, reply in replies.items():
+        if reply.correct.keys() != usual:
+            raise BadMessageError(id, "its variants are not those of the other clients")
+
+
+def possible(hits: Mapping[str, int], rows: int, sender: ClientId) -> None:
+    """Refuse hits that a client cannot have had on as many rows as it tells."""
+    counted(rows, sender)
+    if len(hits) > MOST_VARIANTS:
+        raise BadMessageError(sender, f"hits of {len(hits)} variants")
+    if not all(0 <= count <= rows for count in hits.values()):
+        raise BadMessageError(sender, f"hits {str(list(hits.values()))[:80]} on {rows} rows")
+
+
+def counted(rows: int, sender: ClientId) -> int:
+    """A number of rows that a client tells, refused where it cannot be one."""
+    if not 0 <= rows < MOST_ROWS:
+        raise BadMessageError(sender, f"{str(rows)[:20]} rows")
+    return rows
+
+
+def shares(rows: Mapping[ClientId, int]) -> list[float]:
+    """What each client counts in a mean that is weighted by the rows that each tells."""
+    return [float(counted(count, id)) for id, count in rows.items()]

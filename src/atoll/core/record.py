@@ -138,6 +138,8 @@ def _json(value: Any) -> str:
 def _line(event: Event) -> bytes:
     if not isinstance(event, Message):
         body = {"event": type(event).__name__.lower(), **vars(event)}
+        if isinstance(event, Round):  # JSON has no number for what is not finite
+            body["notes"] = {n: v if math.isfinite(v) else None for n, v in event.notes.items()}
         return _ENCODER.encode(body).encode() + b"\n"
     # a round has two of these for each client, so the line is put together here
     return (
@@ -153,6 +155,8 @@ def _event(line: bytes) -> Event:
     body = json.loads(line)
     if "tensors" in body:  # JSON has no tuples
         body["tensors"] = tuple((name, kind, tuple(shape)) for name, kind, shape in body["tensors"])
+    if "notes" in body:
+        body["notes"] = {n: math.nan if v is None else v for n, v in body["notes"].items()}
     return KINDS[body.pop("event")](**body)  # type: ignore[no-any-return]
 
 

@@ -32,8 +32,9 @@ from atoll.core.errors import (
     InterruptedRunError,
     UserError,
 )
-from atoll.core.options import AtLeastOne, build
+from atoll.core.options import AtLeastOne, NotNegative, NotNegativeInt, Positive, build
 from atoll.core.record import disk_errors, write_whole
+from atoll.engines.egress import EgressLog
 from atoll.engines.gate import TELLING, Contract, read_site
 from atoll.runs.config import RunConfig, to_toml
 
@@ -66,10 +67,10 @@ class Project:
 class Terms:
     """How patient the coordinator is."""
 
-    deadline: float = 3600.0  # seconds that one exchange may take
-    silence: float = 30.0  # seconds without a sign of life after which a site counts as lost
-    patience: float = 120.0  # seconds to wait for a site before going on without it
-    at_least: int = 0  # sites that must be there, where the method can do without some; 0: all
+    deadline: Positive = 3600.0  # seconds that one exchange may take
+    silence: Positive = 30.0  # seconds without a sign of life after which a site counts as lost
+    patience: NotNegative = 120.0  # seconds to wait for a site before going on without it
+    at_least: NotNegativeInt = 0  # sites that must be there, where some may be away; 0: all
 
 
 def nvflare() -> Any:
@@ -118,7 +119,13 @@ class Kit:
                 "not a party's folder", str(self.folder), "make one with atoll network init"
             )
         with disk_errors(path):
-            return dict(json.loads(path.read_text()))
+            content = path.read_bytes()
+        try:
+            found = dict(json.loads(content))
+            return {"name": str(found["name"]), "server": str(found["server"]),
+                    "port": int(found["port"])}  # fmt: skip
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError("the kit is damaged", str(path), "ask for a new kit") from error
 
     @property
     def name(self) -> str:
@@ -139,20 +146,46 @@ class Kit:
     def sites(self) -> list[str]:
         """The coordinator's list of the sites that may take part, sorted."""
         with disk_errors(self.folder):
-            return sorted(json.loads((self.folder / "sites.json").read_text())["sites"])
+            content = (self.folder / "sites.json").read_bytes()
+        try:
+            return sorted(map(str, json.loads(content)["sites"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(
+                "the list of sites is damaged", str(self.folder / "sites.json"),
+                "remove it, then use atoll network init",
+            ) from error  # fmt: skip
 
     @property
     def _certificate(self) -> Any:
         from cryptography import x509  # noqa: PLC0415 - comes with NVFlare
 
-        name = "server.crt" if self.name == COORDINATOR else "client.crt"
-        path = self.folder / "startup" / name
+        path = self._file(".crt")
         with disk_errors(path):
             content = path.read_bytes()
         try:
             return x509.load_pem_x509_certificate(content)
         except ValueError as error:
             raise UserError("not a certificate", str(path), "ask for a new kit") from error
+
+    def _file(self, suffix: str) -> Path:
+        name = "server" if self.name == COORDINATOR else "client"
+        return self.folder / "startup" / f"{name}{suffix}"
+
+    def _fits(self) -> bool:
+        """Whether the kit's key is that of its certificate."""
+        from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
+        from cryptography.hazmat.primitives.serialization import (  # noqa: PLC0415
+            load_pem_private_key,
+        )
+
+        path = self._file(".key")
+        with disk_errors(path):
+            content = path.read_bytes()
+        try:
+            key = load_pem_private_key(content, None)
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise UserError("not a private key", str(path), "ask for a new kit") from error
+        return bool(key.public_key() == self._certificate.public_key())
 
     @property
     def until(self) -> datetime:
@@ -183,6 +216,9 @@ class Kit:
         except (ValueError, TypeError, InvalidSignature) as error:
             what = f"the certificate of {self.name} is not from this project's authority"
             raise UserError(what, where, "use the kit as it was made") from error
+        if not self._fits():
+            what = f"the key does not fit the certificate of {self.name}"
+            raise UserError(what, str(self._file(".key")), "use the kit as it was made")
         left = (self.until - datetime.now(UTC)).days
         return f"the certificate of {self.name} ends in {left} days" if left < WARN_DAYS else ""
 
@@ -373,18 +409,43 @@ class _Process:
 
 
 @contextmanager
-def _alone(kit: Kit) -> Iterator[None]:
-    """Refuse to use a kit that another command uses; one that was killed holds it no more."""
-    path = kit.folder / "lock"
+def _held(path: Path) -> Iterator[bool]:
+    """Whether a lock could be had; a command that was killed holds it no more."""
     with disk_errors(path):
         file = path.open("w")
     with file:
+        yield _lock(file, path)
+
+
+def _lock(file: Any, path: Path) -> bool:
+    with disk_errors(path):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        except BlockingIOError:
+            return False
+    return True
+
+
+@contextmanager
+def _alone(kit: Kit) -> Iterator[None]:
+    """Refuse to use a kit that another command uses."""
+    with _held(kit.folder / "lock") as free:
+        if not free:
             raise UserError(
                 "another command uses this kit now", str(kit.folder), "stop that one first"
-            ) from error
+            )
+        yield
+
+
+@contextmanager
+def _own(store: Path) -> Iterator[None]:
+    """Refuse a store that another site uses: two that write one log break its chain for good."""
+    with disk_errors(store):
+        store.mkdir(parents=True, exist_ok=True)
+    with _held(store / ".lock") as free:
+        if not free:
+            remedy = "give each site a store of its own in its site.toml"
+            raise UserError("another site uses this store", str(store), remedy)
         yield
 
 
@@ -638,6 +699,7 @@ def serve(
     stopping: Callable[[], bool],
 ) -> None:
     """Coordinate some runs to their end; runs that were cut go on."""
+    build(Terms, vars(terms), "atoll serve")
     for name in sorted({str(config.method["name"]) for config, _ in todo}):
         if terms.at_least and not methods.load(name).quorum:
             able = ", ".join(n for n in methods.names() if methods.load(n).quorum)
@@ -645,6 +707,9 @@ def serve(
             raise UserError(what, "--at-least", remedy)
     if kit.name != COORDINATOR:
         raise UserError(f"this is the kit of site {kit.name}", str(kit.folder), "use atoll join")
+    if terms.at_least > len(kit.sites):
+        what = f"{terms.at_least} sites must be there and the project has {len(kit.sites)}"
+        raise UserError(what, "--at-least", "name fewer, or leave it out for all")
     kit.check()
     with _alone(kit):
         _end_former(kit)
@@ -702,8 +767,11 @@ def _free(kit: Kit) -> None:
 def reachable(kit: Kit) -> str:
     """Why the coordinator cannot be reached with this kit; empty where it can."""
     startup = kit.folder / "startup"
-    context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
-    context.load_cert_chain(str(startup / "client.crt"), str(startup / "client.key"))
+    try:
+        context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
+        context.load_cert_chain(str(startup / "client.crt"), str(startup / "client.key"))
+    except OSError as error:  # and every ssl.SSLError; they may be in the midst of a renewal
+        return f"this site's key and certificate cannot be used: {_alert(error)}"
     try:
         with (
             socket.create_connection((kit.server, kit.port), timeout=5) as plain,
@@ -723,8 +791,8 @@ def reachable(kit: Kit) -> str:
     return ""
 
 
-def _alert(error: ssl.SSLError) -> str:
-    words = str(error.reason or error).lower().replace("_", " ")
+def _alert(error: OSError) -> str:
+    words = str(getattr(error, "reason", "") or error.strerror or error).lower().replace("_", " ")
     return re.sub(r"^(tlsv\d+|sslv3) alert ", "", words)
 
 
@@ -738,12 +806,11 @@ def join(
     if kit.name == COORDINATOR:
         raise UserError("this is the coordinator's kit", str(kit.folder), "use atoll serve")
     kit.check()
-    found = read_site(site)
-    with disk_errors(Path(found.store)):
-        Path(found.store).mkdir(parents=True, exist_ok=True)
-    with _alone(kit):
+    store = Path(read_site(site).store)
+    with _alone(kit), _own(store):
         _end_former(kit)
-        _joined(kit, site, Path(found.store) / "status.json", tell, stopping)
+        EgressLog(store / "egress.jsonl")  # a chain that is broken is found before anyone waits
+        _joined(kit, site, store / "status.json", tell, stopping)
 
 
 def _joined(

@@ -24,6 +24,7 @@ from nvflare.collab import CollabCallError, collab
 from pydantic import TypeAdapter
 
 from atoll import methods
+from atoll.core import VERSION
 from atoll.core.errors import BadMessageError, ClientFailedError, InterruptedRunError, UserError
 from atoll.core.federation import Moment, actions, kinds
 from atoll.core.messages import Packet, Tensors, opened, pack
@@ -47,7 +48,7 @@ from atoll.data.agree import (
     planned,
 )
 from atoll.data.tables import TableOptions
-from atoll.engines.gate import Finish, Gate, Reply, answered, handled, log, read_site
+from atoll.engines.gate import Finish, Gate, Reply, answered, handled, log, read_site, told
 from atoll.engines.local import prepare
 from atoll.engines.spoil import spoilt
 from atoll.learning.weights import without
@@ -98,12 +99,16 @@ class Outpost:
 
     def __init__(self) -> None:
         self._gate: Gate | None = None
+        self._fault: Exception = RuntimeError("the gate was never opened")
 
     @collab.init  # type: ignore[untyped-decorator]
     def begin(self) -> None:
-        """Open the gate with the site's own file."""
+        """Open the gate with the site's own file; what hinders is the answer to every question."""
         _die_with_parent()
-        self._gate = Gate(read_site(Path(os.environ["ATOLL_SITE"])))
+        try:
+            self._gate = Gate(read_site(Path(os.environ["ATOLL_SITE"])))
+        except Exception as error:  # raised here, it would end the job without a word
+            self._fault = error
 
     @collab.publish  # type: ignore[untyped-decorator]
     def offer(
@@ -133,7 +138,9 @@ class Outpost:
         self, number: int, action: str, moment: list[int], header: bytes, block: bytes
     ) -> dict[str, Any]:
         """Answer a question of the method."""
-        return handled(self._open(), number, action, moment, Packet(header, block, 0, 0, ()))
+        if self._gate is None:
+            return self._closed(str(action))
+        return handled(self._gate, number, action, moment, Packet(header, block, 0, 0, ()))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def finish(self, header: bytes, block: bytes) -> dict[str, Any]:
@@ -162,11 +169,15 @@ class Outpost:
         return {"doing": self._gate.doing if self._gate else ""}
 
     def _told(self, action: str, work: Callable[[Gate], dict[str, Any] | None]) -> Reply:
-        return answered(self._open(), action, work)
+        gate = self._gate
+        reply = self._closed(action) if gate is None else answered(gate, action, work)
+        return {**reply, "version": VERSION}
 
-    def _open(self) -> Gate:
-        assert self._gate is not None  # begin has made it
-        return self._gate
+    def _closed(self, action: str) -> Reply:
+        """Why there is no gate, in the fixed words that may leave; the rest is for the log here."""
+        log.warning("%s: %s", action[:80], self._fault)
+        kind, reason = told(self._fault)
+        return {"ok": False, "kind": kind, "reason": reason}
 
 
 def _bytes(packet: Packet) -> dict[str, Any]:
@@ -212,10 +223,10 @@ class Remote:
         options = build(TableOptions, given, "[data]")
         about = {"run": run, "config": to_toml(self.config)}
         offer = pack(Offer(run))
-        asked = {id: {**about, "client": id, **_bytes(offer)} for id in self._present}
+        asked = {id: {**about, "client": id, **_bytes(offer)} for id in self.present}
         offers = self._told("offer", asked, Offered)
         columns = pack(Agree(common(offers, options)))
-        agreed = self._told("agree", {id: _bytes(columns) for id in self._present}, Agreed)
+        agreed = self._told("agree", {id: _bytes(columns) for id in self.present}, Agreed)
         return planned(run, offers, agreed, options)
 
     def _told(self, what: str, asked: Mapping[str, dict[str, Any]], kind: type) -> dict[str, Any]:
@@ -231,11 +242,12 @@ class Remote:
             "run": run, "config": to_toml(self.config), "clients": sorted(self.parties),
             "plan": json.dumps(asdict(plan)) if plan else "",
         }  # fmt: skip
-        replies = self._ask("prepare", {id: {**about, "client": id} for id in self._present})
+        replies = self._ask("prepare", {id: {**about, "client": id} for id in self.present})
         return {id: str(reply["data"]) for id, reply in replies.items()}
 
     @property
-    def _present(self) -> list[str]:
+    def present(self) -> list[str]:
+        """The clients whose sites are there."""
         return [id for id in sorted(self.parties) if self.parties[id].proxy is not None]
 
     def carry(
@@ -245,7 +257,7 @@ class Remote:
         self._number += 1
         kind = kinds(actions(methods.load(self.config.method["name"]).client)[action])[1]
         when, asked = [moment.stage, moment.round, moment.rounds], {}
-        for id in (id for id in self._present if id in packets):
+        for id in (id for id in self.present if id in packets):
             packet = packets[id]
             packet = pack(packet.message) if packet.message is not None else packet
             asked[id] = {
@@ -269,7 +281,7 @@ class Remote:
         state = {name: torch.from_numpy(array) for name, array in tensors.items()}
         scores = [e for e in read_events(folder) if isinstance(e, Score)]
         about, asked = (folder / "facts.json").read_text(), {}
-        for id in self._present:
+        for id in self.present:
             own = "".join(
                 json.dumps({"event": "score", **vars(e)}) + "\n" for e in scores if e.client == id
             )
@@ -278,12 +290,12 @@ class Remote:
 
     def states(self, place: str) -> dict[str, Tensors]:
         """Let every site keep its client's memory; nothing of it comes here."""
-        self._ask("keep", {id: {"place": place} for id in self._present})
+        self._ask("keep", {id: {"place": place} for id in self.present})
         return {}
 
     def restore(self, states: Mapping[str, Tensors], place: str) -> None:
         """Let every site go back to what it kept."""
-        replies = self._ask("restore", {id: {"place": place} for id in self._present})
+        replies = self._ask("restore", {id: {"place": place} for id in self.present})
         for id, reply in replies.items():
             if not reply.get("there") and not self.at_least:
                 name = self.parties[id].name
@@ -295,7 +307,7 @@ class Remote:
     def looks(self, moment: Moment) -> list[Look]:
         """Let every site keep what it sees of itself; nothing of it comes here."""
         when = [moment.stage, moment.round, moment.rounds]
-        self._ask("look", {id: {"moment": when} for id in self._present})
+        self._ask("look", {id: {"moment": when} for id in self.present})
         return []
 
     def _ask(
@@ -354,6 +366,10 @@ class Remote:
         self.tell()
         if not isinstance(reply, dict):
             raise BadMessageError(id, "its answer is not of the agreed form")
+        version = str(reply.get("version", VERSION))[:40]
+        if version != VERSION:
+            reason = f"it has atoll {version} and the coordinator {VERSION}; install the same"
+            raise ClientFailedError(party.name, doing, reason)
         if reply.get("ok") is not True:
             kind = "refused" if reply.get("kind") == "refused" else "failed"
             reason = str(reply.get("reason"))[:300]

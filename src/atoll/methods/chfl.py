@@ -19,8 +19,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from atoll.core.errors import UserError
-from atoll.core.federation import Clients, Moment, Working, scores
+from atoll.core.errors import BadMessageError, UserError
+from atoll.core.federation import Clients, Moment, Working, possible, scores, shares
 from atoll.core.messages import Check, Checked, Empty, Tensors
 from atoll.core.options import AtLeastOne, NotNegative, Positive
 from atoll.core.record import Score
@@ -446,12 +446,13 @@ class Server:
         if moment.first:
             self.best.fill_(-1)
             self.idle.fill_(0)
-        replies = list(clients.ask_all(Client.fit, Fit(self.weights, self._kept())).values())
-        shares = [float(r.rows) for r in replies] if self.options.weighting == "rows" else None
-        self.weights = mean([reply.weights for reply in replies], shares)
+        told = clients.ask_all(Client.fit, Fit(self.weights, self._kept()))
+        replies, rows = list(told.values()), {id: reply.rows for id, reply in told.items()}
+        weights = shares(rows) if self.options.weighting == "rows" else None
+        self.weights = mean([reply.weights for reply in replies], weights)
         notes = {"loss": sum(reply.loss for reply in replies) / len(replies)}
         if not moment.first:
-            notes |= self._compare([(r.valid, r.valid_rows) for r in replies])
+            notes |= self._compare(told)
         self.judged = torch.tensor(False)
         notes["finished"] = float(self.idle >= self.options.patience)
         return notes
@@ -459,11 +460,20 @@ class Server:
     def _kept(self) -> list[str]:
         return [v for v, keep in zip(self.variants, self.keep.tolist(), strict=True) if keep]
 
-    def _compare(self, replies: list[tuple[dict[str, int], int]]) -> dict[str, float]:
+    def _told(self, told: Mapping[str, Fitted | Settled]) -> list[tuple[dict[str, int], int]]:
+        """Every client's hits on its validation rows, and how many these are."""
+        for id, reply in told.items():
+            possible(reply.valid, reply.valid_rows, id)
+            if set(self.variants) - set(reply.valid):
+                raise BadMessageError(id, "hits on validation rows of other variants")
+        return [(reply.valid, reply.valid_rows) for reply in told.values()]
+
+    def _compare(self, told: Mapping[str, Fitted | Settled]) -> dict[str, float]:
         """Mean accuracy on validation rows by variant, all clients alike; what gained is kept.
 
         Where no client has such rows the last round is kept, and patience never ends.
         """
+        replies = self._told(told)
         accuracy = torch.tensor(
             [
                 sum(valid[v] / max(1, rows) for valid, rows in replies) / len(replies)
@@ -483,8 +493,7 @@ class Server:
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """Judge the last round's models too, then test the best of every variant."""
-        replies = clients.ask_all(Client.settle, Settle(self.weights, self._kept())).values()
-        self._compare([(reply.valid, reply.valid_rows) for reply in replies])
+        self._compare(clients.ask_all(Client.settle, Settle(self.weights, self._kept())))
         clients.ask_all(Client.keep, Keep(self._kept()))
         self.keep, self.judged = torch.zeros_like(self.keep), torch.tensor(True)
         return scores(clients, Client.check, {}, moment)

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from atoll.core.federation import Clients, Moment, Working, scores
+from atoll.core.federation import Clients, Moment, Working, scores, shares
 from atoll.core.late import late, mean_of
 from atoll.core.messages import Check, Checked, Tensors, Weights
 from atoll.core.options import AtLeastOne, NotNegative, NotNegativeInt, Positive
@@ -106,20 +106,24 @@ class Server:
     def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
         """Send the model out, take the mean of what comes back."""
         asked = dict.fromkeys(self._cohort(clients, moment), Weights(self.weights))
-        replies = list(clients.ask(Client.fit, asked, wait=False).values())
-        shares = [float(r.rows) for r in replies] if self.options.weighting == "rows" else None
-        self.weights = mean([reply.weights for reply in replies], shares)
+        told = clients.ask(Client.fit, asked, wait=False)
+        replies, rows = list(told.values()), {id: reply.rows for id, reply in told.items()}
+        weights = shares(rows) if self.options.weighting == "rows" else None
+        self.weights = mean([reply.weights for reply in replies], weights)
         return {"loss": mean_of([reply.loss for reply in replies])}
 
     def _cohort(self, clients: Clients, moment: Moment) -> list[str]:
-        count = self.options.cohort or len(clients.ids)
+        if not self.options.cohort:
+            return sorted(clients.ids)
         order = self.site.stream("cohort", moment).permutation(len(clients.ids))
-        return sorted(clients.ids[i] for i in order[:count].tolist())
+        there = set(clients.present)
+        drawn = [clients.ids[i] for i in order.tolist() if clients.ids[i] in there]
+        return sorted(drawn[: self.options.cohort])
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """The shared model on every client's test rows."""
         if self.options.tester == "first":
-            clients = replace(clients, ids=clients.ids[:1])
+            clients = replace(clients, ids=clients.present[:1])
         return scores(clients, Client.check, self.weights, moment)
 
     def state(self) -> Tensors:

@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from atoll.core.errors import BadMessageError, UserError
-from atoll.core.federation import SERVER, Clients, Moment, Working, scores
+from atoll.core.federation import SERVER, Clients, Moment, Working, counted, scores, shares
 from atoll.core.messages import Check, Checked, Empty, Tensors
 from atoll.core.options import AtLeastOne, NotNegative, Positive
 from atoll.core.record import Look, Score
@@ -643,7 +643,7 @@ class Server:
             notes |= self._transfer(clients, moment)
         asked = [id for id in clients.ids if id not in self.stopped]
         for id, reply in self._fitted(clients, asked).items():
-            self.bases[id], self.rows[id] = reply.base, reply.rows
+            self.bases[id], self.rows[id] = reply.base, counted(reply.rows, id)
             self.stopped |= {id} if reply.stopped else set()
             notes[f"rate {id}"] = reply.rate
         if self.options.average:
@@ -672,9 +672,9 @@ class Server:
         bases = [self.bases[id] for id in ids]
         if self.options.channel_sparse:
             return {name: mean_of_sent([base[name] for base in bases]) for name in self.base}
-        shares = [float(self.rows[id]) for id in ids]
-        weighted = self.options.weighting == "rows" and sum(shares) > 0
-        return mean(bases, shares if weighted else None)
+        weights = shares({id: self.rows[id] for id in ids})
+        weighted = self.options.weighting == "rows" and sum(weights) > 0
+        return mean(bases, weights if weighted else None)
 
     def _transfer(self, clients: Clients, moment: Moment) -> dict[str, float]:
         """Choose and send foreign parts; who was given whose, with the score, is noted."""

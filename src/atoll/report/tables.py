@@ -291,8 +291,8 @@ def sites(group: Group, gain: Pair | None) -> Table:
     for client in clients:
         cells = [Cell(client)]
         for variant in variants:
-            found = [a[client] for (_, v), a in group.accuracy.items() if v == variant]
-            cells.append(number(found))
+            every = [a for (_, v), a in group.accuracy.items() if v == variant]
+            cells.append(number([a.get(client, math.nan) for a in every]))
         if gain:
             cells.append(number([gain.clients.get(client, math.nan)], signed=True))
         rows.append(tuple(cells))

@@ -13,6 +13,7 @@ from atoll.core.messages import Check, Checked, Empty, Packet, Tensors, Weights,
 from atoll.core.record import Absence, Message
 
 NOW = Moment(0, 1, 3)
+MANY = [str(number) for number in range(20_000)]
 
 
 @dataclass
@@ -246,6 +247,13 @@ def test_scores_are_those_of_every_client_on_every_task_and_variant() -> None:
         Checked(-1, {}, {}),
         Checked(4, {"": 1}, {}),
         Checked(4, {"": 1}, {"": 0.5, "own": 0.5}),
+        Checked(10**400, {"": 1, "own": 1}, {"": 0.5, "own": 0.5}),
+        Checked(1 << 53, {"": 1, "own": 1}, {"": 0.5, "own": 0.5}),
+        Checked(4, {"": 1, "own": 1}, {"": 1e300, "own": 0.5}),
+        Checked(4, {"": 1, "own": 1}, {"": -0.5, "own": 0.5}),
+        Checked(4, {"": 1, "<script>": 1}, {"": 0.5, "<script>": 0.5}),
+        Checked(4, {"": 1}, {"": 0.5}),
+        Checked(4, dict.fromkeys(MANY, 1), dict.fromkeys(MANY, 0.5)),
     ],
 )
 def test_scores_that_cannot_be_are_refused_by_the_clients_name(reply: Checked) -> None:
@@ -253,6 +261,15 @@ def test_scores_that_cannot_be_are_refused_by_the_clients_name(reply: Checked) -
     with pytest.raises(BadMessageError) as caught:
         scores(clients, Counter.check, {}, NOW)
     assert caught.value.sender == "b"
+    assert len(caught.value.reason) < 200
+
+
+def test_of_several_clients_the_one_with_other_variants_is_refused() -> None:
+    other = Counter(reply=Checked(4, {"x": 1}, {"x": 0.5}))
+    clients = Clients(["a", "b", "c"], Backwards({"a": other, "b": Counter(), "c": Counter()}), NOW)
+    with pytest.raises(BadMessageError, match="not those of the other clients") as caught:
+        scores(clients, Counter.check, {}, NOW)
+    assert caught.value.sender == "a"
 
 
 class Away:
@@ -281,3 +298,17 @@ def test_a_client_that_is_away_is_named_or_missed(at_least: int, there: int, fai
     assert list(clients.ask_all(Counter.check, Check(0, {}))) == ["a", "b"]
     assert clients.absences == [Absence(1, 2, "c", "check")]
     assert {message.receiver for message in clients.traffic} == {"server", "a", "b"}
+
+
+@pytest.mark.parametrize(("asked", "fails"), [("ade", False), ("cde", True), ("de", True)])
+def test_of_some_that_are_asked_as_many_may_be_away_as_of_all(asked: str, fails: bool) -> None:
+    ids = ("a", "b", "c", "d", "e")
+    transport = Away({id: pack(Checked(1, {"": 1}, {"": 1.0})) for id in "ab"})
+    clients = Clients(ids, transport, NOW, at_least=3)
+    requests = dict.fromkeys(asked, Check(0, {}))
+    if fails:
+        with pytest.raises(ClientFailedError, match="it did not answer"):
+            clients.ask(Counter.check, requests)
+        return
+    assert list(clients.ask(Counter.check, requests)) == ["a"]
+    assert [absence.client for absence in clients.absences] == ["d", "e"]

@@ -88,6 +88,17 @@ def test_events_are_read_as_they_were_written(record: Record) -> None:
     assert hash(read[0]) == hash(EVENTS[0])  # tuples all the way down
 
 
+def test_a_note_that_is_not_finite_is_null_in_the_file_and_not_a_number_when_read(
+    record: Record,
+) -> None:
+    record.add([Round(0, 0, {"loss": math.inf, "rate": math.nan, "fine": 1.5})])
+    (line,) = (record.folder / "events.jsonl").read_text().splitlines()
+    assert json.loads(line)["notes"] == {"loss": None, "rate": None, "fine": 1.5}
+    (event,) = read_events(record.folder)
+    assert isinstance(event, Round)
+    assert [math.isnan(value) for value in event.notes.values()] == [True, True, False]
+
+
 def test_a_last_line_that_was_cut_off_is_left_out(record: Record) -> None:
     record.add(EVENTS)
     path = record.folder / "events.jsonl"

@@ -1,5 +1,7 @@
 """A federation's file, and what is said of its parties; what needs NVFlare is in tests/process."""
 
+import json
+import math
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,34 @@ def test_a_method_that_needs_every_site_takes_no_quorum(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'splitnn' cannot do without a site") as caught:
         serve(Kit(tmp_path), [(run, tmp_path)], Terms(at_least=2), print, lambda: False)
     assert caught.value.remedy == "leave it out; alone, fedavg can"
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"name": "a", "server": "b", "port": "c"}'])
+def test_a_kit_that_is_damaged_is_said(text: str, tmp_path: Path) -> None:
+    (tmp_path / "kit.json").write_text(text)
+    (tmp_path / "sites.json").write_text(text)
+    with pytest.raises(UserError, match="the kit is damaged"):
+        _ = Kit(tmp_path).name
+    with pytest.raises(UserError, match="the list of sites is damaged"):
+        _ = Kit(tmp_path).sites
+
+
+@pytest.mark.parametrize(
+    ("terms", "words"),
+    [
+        (Terms(at_least=-1), "option 'at_least' cannot be -1"),
+        (Terms(silence=-1), "option 'silence' cannot be -1"),
+        (Terms(patience=math.nan), "option 'patience' cannot be NaN"),
+        (Terms(patience=-1), "option 'patience' cannot be -1"),
+        (Terms(deadline=0), "option 'deadline' cannot be 0"),
+        (Terms(deadline=math.inf), "option 'deadline' cannot be Infinity"),
+        (Terms(at_least=4), "4 sites must be there and the project has 3"),
+    ],
+)
+def test_terms_that_cannot_be_kept_are_refused(terms: Terms, words: str, tmp_path: Path) -> None:
+    body = {"name": "coordinator", "server": "localhost", "port": 8102}
+    (tmp_path / "kit.json").write_text(json.dumps(body))
+    (tmp_path / "sites.json").write_text(json.dumps({"sites": ["a", "b", "c"]}))
+    run = resolve(change({"method": "fedavg"}, {}), "test")
+    with pytest.raises(UserError, match=words):
+        serve(Kit(tmp_path), [(run, tmp_path)], terms, print, lambda: False)

@@ -97,6 +97,14 @@ def test_a_gain_over_being_alone_is_told_only_where_it_is_known(groups: list[Gro
     assert "points on average" not in single
 
 
+def test_a_site_that_was_away_in_one_seed_has_the_mean_of_the_others(tmp_path: Path) -> None:
+    hits = [{"a": 8, "b": 6}, {"a": 8}]
+    found = [record(tmp_path / str(n), "fedavg", n, {"": told}) for n, told in enumerate(hits)]
+    assert texts(tables.sites(gather(found)[0], None)) == [
+        ["a", "0.8000 ± 0.0000"], ["b", "0.6000"],
+    ]  # fmt: skip
+
+
 def test_other_data_are_not_compared(tmp_path: Path) -> None:
     one = record(tmp_path / "one", "fedavg", 0, {"": {"a": 8, "b": 8}})
     two = record(tmp_path / "two", "alone", 0, {"": {"a": 1, "b": 1}})
