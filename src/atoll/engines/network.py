@@ -349,6 +349,8 @@ def _draft(run: RunConfig | None) -> str:
     every = sorted(actions(methods.load(name).client)) if run else []
     every += TELLING if run and "files" in run.data else ()
     asked = json.dumps(every)
+    used = [str(run.model.get("name", "")), *run.models] if run else []
+    networks = json.dumps(sorted({one for one in used if ":" in one}))
     terms = Contract()
     return f"""\
 # This site's own file. Paths are meant from the folder that this file is in.
@@ -363,6 +365,8 @@ actions = {asked}  # that may be answered
 stages = 0  # that may be answered; 0 for all
 largest = {terms.largest}  # bytes of one answer
 total = {terms.total}  # bytes of all answers of a run
+in_all = {terms.in_all}  # bytes of all answers of all runs, ever
+networks = {networks}  # package.module:function that a run may name: code of this machine
 """
 
 

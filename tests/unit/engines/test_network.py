@@ -1,5 +1,6 @@
 """A federation's file, and what is said of its parties; what needs NVFlare is in tests/process."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -56,6 +57,9 @@ def test_a_draft_of_a_contract_names_what_its_run_asks_for() -> None:
     assert 'methods = ["fedavg"]' in _draft(run)
     assert 'actions = ["check", "fit"]' in _draft(run)
     assert "actions = []" in _draft(None)
+    assert "networks = []" in _draft(run)
+    foreign = dataclasses.replace(run, model={"name": "mine:net"})
+    assert 'networks = ["mine:net"]' in _draft(foreign)
     own = resolve(change({"method": "fedavg", "data": {"files": ["a.csv"], "label": "y"}}, {}), "t")
     assert 'actions = ["check", "fit", "offer", "agree"]' in _draft(own)
 
