@@ -77,10 +77,11 @@ def about(name: str) -> About:
     groups = SOURCES[kind].FILES.get(name)
     if groups is None:
         return About(name, kind, line, "embedded", "")
-    for group in groups:
+    for place, group in enumerate(groups):
         paths = [fetch.find([file.path]) for file in group]
         if all(paths):
-            return About(name, kind, line, "found", str(paths[0]))
+            part = " The file here may be a part of it: a run says so." if place else ""
+            return About(name, kind, line + part, "found", str(paths[0]))
     for group in groups:
         if all(file.url for file in group):
             return About(name, kind, line, "to be downloaded", group[0].url)
