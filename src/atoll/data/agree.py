@@ -248,7 +248,7 @@ def planned(
                 f"raise most_levels = {options.most_levels}, ignore it, or write levels = 'local'",
             )  # fmt: skip
         gaps = any(one.gaps.get(hashed, False) for one in agreed.values())
-        columns.append(Common(hashed, kind, tuple(sorted(every, key=tables._natural)), gaps))
+        columns.append(Common(hashed, kind, tuple(sorted(every, key=tables.natural)), gaps))
     left = {h for one in offers.values() for h, kind in one.columns.items() if kind == LEFT_OUT}
     classes = _together(one.classes for one in offers.values())
     stages = _together(one.stages for one in offers.values())
@@ -258,7 +258,7 @@ def planned(
 
 
 def _together(names: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    return tuple(sorted({name for some in names for name in some}, key=tables._natural))
+    return tuple(sorted({name for some in names for name in some}, key=tables.natural))
 
 
 def _empty(plan: Plan) -> tuple[tuple[Holding, ...], tuple[Any, ...]]:

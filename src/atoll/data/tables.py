@@ -31,6 +31,8 @@ __all__ = [
     "Survey",
     "TableOptions",
     "load",
+    "natural",
+    "plain_labels",
     "survey",
     "widths",
 ]
@@ -359,11 +361,11 @@ def _take(look: _Look, sheet: Sheet, site: str, batch: pa.RecordBatch, rows: Arr
     options = look.options
     if sheet not in look.files.setdefault(site, []):
         look.files[site].append(sheet)
-    labels = _labels(batch.column(options.label))
+    labels = plain_labels(batch.column(options.label))
     look.classes.setdefault(site, Counter()).update(labels.to_pylist())
     stages = [sheet.stage] * len(rows)
     if options.stage:
-        stages = _labels(batch.column(options.stage)).to_pylist()
+        stages = plain_labels(batch.column(options.stage)).to_pylist()
     look.stages.setdefault(site, Counter()).update(stages)
     profiles = look.profiles.setdefault(site, {})
     for name in sheet.columns:
@@ -372,12 +374,12 @@ def _take(look: _Look, sheet: Sheet, site: str, batch: pa.RecordBatch, rows: Arr
             profiles.setdefault(name, _Profile()).add(column, labels, rows, sheet)
 
 
-def _labels(text: pa.Array) -> pa.Array:
+def plain_labels(text: pa.Array) -> pa.Array:
     """Labels as text; 1.0 is the label 1."""
     return pc.replace_substring_regex(text, r"^(-?[0-9]+)\.0+$", r"\1")
 
 
-def _natural(label: str) -> tuple[int, float, str]:
+def natural(label: str) -> tuple[int, float, str]:
     try:
         return (0, float(label), label)
     except ValueError:
@@ -386,8 +388,8 @@ def _natural(label: str) -> tuple[int, float, str]:
 
 def _surveyed(look: _Look) -> Survey:
     sites = tuple(sorted(look.profiles))
-    classes = sorted(set().union(*look.classes.values()), key=_natural)
-    stages = sorted(set().union(*look.stages.values()), key=_natural)
+    classes = sorted(set().union(*look.classes.values()), key=natural)
+    stages = sorted(set().union(*look.stages.values()), key=natural)
     _learnable(look, classes)
     planned = _Plan(look, sites)
     planned.make()
@@ -416,7 +418,7 @@ def _learnable(look: _Look, classes: Sequence[str]) -> None:
 
 def _site(look: _Look, name: str) -> SiteSurvey:
     classes, stages = (
-        dict(sorted(found[name].items(), key=lambda item: _natural(item[0])))
+        dict(sorted(found[name].items(), key=lambda item: natural(item[0])))
         for found in (look.classes, look.stages)
     )
     files = ", ".join(str(sheet.path) for sheet in look.files[name])
@@ -590,7 +592,7 @@ class _Plan:
     def _levels(self, profiles: Sequence[_Profile]) -> tuple[str, ...]:
         counts: Counter[str] = sum((p.counts for p in profiles), Counter())
         most = sorted(counts, key=lambda level: (-counts[level], level))
-        return tuple(sorted(most[: self.look.options.most_levels], key=_natural))
+        return tuple(sorted(most[: self.look.options.most_levels], key=natural))
 
     def _suspect(
         self,
@@ -733,7 +735,7 @@ def _leaks(profile: _Profile, kind: str) -> bool:
         right = sum(max(counts.values()) for counts in by_level.values())
         return len(by_level) < len(profile.sample) / 3 and right >= 0.995 * len(profile.sample)
     values = [v.replace(",", ".") for v, _ in profile.sample] if kind == "number" else []
-    pairs = [(_natural(v), y) for v, (_, y) in zip(values, profile.sample, strict=False)]
+    pairs = [(natural(v), y) for v, (_, y) in zip(values, profile.sample, strict=False)]
     pairs.sort()
     changes = sum(a[1] != b[1] for a, b in pairwise(pairs))
     return bool(pairs) and changes <= len(labels) - 1 + 0.005 * len(pairs)
@@ -802,9 +804,9 @@ def _second_pass(
     found: Survey, names: Sequence[str], sheet: Sheet, batch: pa.RecordBatch, into: _Made
 ) -> None:
     options = found.options
-    into.y[:] = _places(_labels(batch.column(options.label)), found.classes)
+    into.y[:] = _places(plain_labels(batch.column(options.label)), found.classes)
     if options.stage:
-        into.stage[:] = _places(_labels(batch.column(options.stage)), found.stages)
+        into.stage[:] = _places(plain_labels(batch.column(options.stage)), found.stages)
     elif sheet.stage:
         into.stage[:] = found.stages.index(sheet.stage)
     if options.site:

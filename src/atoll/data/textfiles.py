@@ -17,7 +17,7 @@ from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import AtLeastOne, nearest
 from atoll.data.dataset import Dataset
 from atoll.data.fetch import own
-from atoll.data.tables import MISSING, _labels, _natural
+from atoll.data.tables import MISSING, natural, plain_labels
 from atoll.data.tokens import numbered, tokenised
 
 __all__ = ["text_files"]
@@ -45,7 +45,7 @@ def text_files(
     texts = [tokenised(word or "") for table in tables for word in table[0]]
     labels = [name for table in tables for name in table[1]]
     when = [name for table in tables for name in table[2]] if stage else ["0"] * len(texts)
-    classes, stages = (sorted(set(names), key=_natural) for names in (labels, when))
+    classes, stages = (sorted(set(names), key=natural) for names in (labels, when))
     x, words = numbered(texts, length, fewest=1)
     sizes = [len(table[0]) for table in tables]
     return Dataset(
@@ -99,7 +99,7 @@ def _names(path: Path, column: str, values: Sequence[Any]) -> list[str]:
         if word in missing:
             remedy = "fill it or leave the row out"
             raise UserError(f"row {row} has no '{column}'", str(path), remedy)
-    found: list[str] = _labels(pyarrow.array(words, pyarrow.string())).to_pylist()
+    found: list[str] = plain_labels(pyarrow.array(words, pyarrow.string())).to_pylist()
     return found
 
 

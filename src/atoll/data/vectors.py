@@ -20,7 +20,7 @@ from atoll.core.options import nearest
 from atoll.core.rng import Stream
 from atoll.data.fetch import folder, reading, refused
 
-__all__ = ["Vectors", "load", "present"]
+__all__ = ["KINDS", "Vectors", "load", "present"]
 
 Array = np.ndarray[Any, Any]
 
