@@ -25,7 +25,7 @@ __all__ = [
     "workplace",
 ]
 
-CHECKPOINTS = 60.0  # seconds between them, for runs that take minutes
+CHECKPOINTS = 300.0  # seconds between them: a sweep of text writes some 240 MB a run each time
 
 
 def fingerprint(asked: Any) -> str:

@@ -180,7 +180,7 @@ def test_an_open_cell_names_the_command_that_fills_it(tmp_path: Path) -> None:
 def test_the_committed_ledger_is_what_the_committed_measurements_say() -> None:
     made, _ = papers.again("fedseit", papers.Asked(LEDGER, render=True, studies=True))
     assert as_markdown(made) == (LEDGER / "ledger.md").read_text()
-    assert sum(bool(cell.ours) for cell in made.cells) == 38
+    assert sum(bool(cell.ours) for cell in made.cells) == 86
 
 
 def test_whether_the_order_holds_is_told_against_fedweit() -> None:
