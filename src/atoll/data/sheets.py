@@ -18,11 +18,12 @@ import pyarrow.parquet
 
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 
-__all__ = ["PARQUET", "Sheet", "as_written", "batches", "line_of", "opened"]
+__all__ = ["PARQUET", "Sheet", "as_written", "batches", "line_of", "opened", "uneven", "written"]
 
 DELIMITERS = (",", ";", "\t", "|")
 TABS = {"tab": "\t", "\\t": "\t"}
 OPEN = re.compile(r'(^|[,;\t|])"([^"]|"")*$')  # a header that goes on: a quote is not closed
+UNEVEN = re.compile(r"CSV parse error: Row #(\d+): Expected (\d+) columns, got (\d+)")
 NAMES = 100  # lines that a header may have more than one
 BLOCK = 1 << 23  # bytes of a CSV file read at once
 ROWS = 1 << 16  # rows of a Parquet file read at once
@@ -59,12 +60,16 @@ def opened(path: Path, delimiter: str = "", encoding: str = "") -> Sheet:
         raise refused("the file is empty", path, "give a file with a header and rows")
     if path.suffix.lower() in PARQUET:
         return Sheet(path, _checked(_parquet_columns(path), path), "", "", stamp)
-    delimiter = _sign(delimiter)
-    encoding = encoding or _encoding(path)
-    header = _header(path, encoding)
-    delimiter = delimiter or _delimiter(header)
+    delimiter, encoding, header = written(path, delimiter, encoding)
     names = next(csv.reader(io.StringIO(header, newline=""), delimiter=delimiter), [])
     return Sheet(path, _checked(names, path), delimiter, encoding, stamp)
+
+
+def written(path: Path, delimiter: str = "", encoding: str = "") -> tuple[str, str, str]:
+    """How a CSV file is written, where that is not said: delimiter, encoding and header."""
+    delimiter, encoding = _sign(delimiter), encoding or _encoding(path)
+    header = _header(path, encoding)
+    return delimiter or _delimiter(header), encoding, header
 
 
 def _sign(delimiter: str) -> str:
@@ -189,8 +194,9 @@ def as_written(sheet: Sheet) -> Iterator[pa.RecordBatch]:
         for batch in _csv(sheet) if sheet.delimiter else _parquet(sheet):
             yield pa.RecordBatch.from_arrays(batch.columns, names=list(sheet.columns))
     except pa.ArrowException as error:
+        found = uneven(sheet.path, error)
         reason = re.sub(r"^CSV parse error: ", "", str(error).splitlines()[0])[:200]
-        raise refused(f"cannot read it: {reason}", sheet.path, "mend that row") from error
+        raise found or refused(f"cannot read it: {reason}", sheet.path, "mend it") from error
     except (UnicodeError, LookupError) as error:
         raise refused(
             f"the file is not {sheet.encoding}", sheet.path, "name its encoding"
@@ -215,6 +221,17 @@ def _csv(sheet: Sheet) -> Iterator[pa.RecordBatch]:
     for batch in reader:
         yield batch.slice(1) if head else batch  # the first row is the header
         head = False
+
+
+def uneven(path: Path, error: Exception) -> UserError | None:
+    """Which row of a CSV file has too many cells or too few; what stands there is not told."""
+    found = UNEVEN.match(str(error))
+    if found is None:
+        return None
+    row, wanted, cells = (int(number) for number in found.groups())
+    what = f"row {row - 1} has {cells} cells, the header has {wanted}"  # theirs counts the header
+    remedy = "mend the row; a value with the sign that parts columns stands in quotes"
+    return refused(what, path, remedy)
 
 
 def _codec(sheet: Sheet) -> str:

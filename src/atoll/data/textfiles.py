@@ -2,9 +2,7 @@
 
 import json
 import math
-import re
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,21 +15,25 @@ from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import AtLeastOne, nearest
 from atoll.data.dataset import Dataset
 from atoll.data.fetch import own
+from atoll.data.sheets import uneven, written
 from atoll.data.tables import MISSING, natural, plain_labels
 from atoll.data.tokens import numbered, tokenised
 
 __all__ = ["text_files"]
 
 BLOCK: Final = 1 << 23  # bytes of a CSV file read at once; a row must fit
-UNEVEN: Final = re.compile(r"CSV parse error: Row #(\d+): Expected (\d+) columns, got (\d+)")
+CSV: Final = (".csv", ".tsv")
+KINDS: Final = (".jsonl", *CSV, ".parquet", ".pq")
 
 
-def text_files(
+def text_files(  # noqa: PLR0913, PLR0917 - they are the options of [data]
     files: tuple[str, ...] = (),
     text: str = "text",
     label: str = "label",
     stage: str = "",
     length: AtLeastOne = 128,
+    delimiter: str = "",
+    encoding: str = "",
 ) -> Dataset:
     """Texts of your own: one file a client; `stage` names the column of tasks, empty for one."""
     if not files:
@@ -41,7 +43,8 @@ def text_files(
         if places.count(place) > 1:
             remedy = "give each client a file of its own"
             raise UserError(f"two clients have the file '{path}'", "data.files", remedy)
-    tables = [_columns(Path(path), [text, label, *([stage] if stage else [])]) for path in files]
+    names, how = [text, label, *([stage] if stage else [])], (delimiter, encoding)
+    tables = [_columns(Path(path), names, how) for path in files]
     texts = [tokenised(word or "") for table in tables for word in table[0]]
     labels = [name for table in tables for name in table[1]]
     when = [name for table in tables for name in table[2]] if stage else ["0"] * len(texts)
@@ -64,16 +67,22 @@ def text_files(
     )
 
 
-def _columns(path: Path, names: Sequence[str]) -> list[list[Any]]:
-    """These columns of a file; labels and stages must not be missing, a text may be."""
-    reader = READERS.get(path.suffix.lower())
-    if reader is None:
-        known = ", ".join(READERS)
+def _columns(path: Path, names: Sequence[str], how: tuple[str, str]) -> list[list[Any]]:
+    """These columns of a file; labels and stages must not be missing, a text may be.
+
+    `how`: the delimiter and the encoding of CSV files, empty where they are to be found out.
+    """
+    kind = path.suffix.lower()
+    if kind not in KINDS:
+        known = ", ".join(KINDS)
         raise UserError(f"'{path}' is of no known kind", "data.files", f"give one of {known}")
     if not path.is_file():
         remedy = "mend the path; it is taken from the folder that the command runs in"
         raise UserError(f"no file '{path}'", "data.files", remedy, EXIT_DATA_MISSING)
-    texts, *others = reader(path, names)
+    if kind == ".jsonl":
+        texts, *others = _jsonl(path, names)
+    else:
+        texts, *others = _csv(path, names, *how) if kind in CSV else _parquet(path, names)
     if not texts:
         raise _empty(path)
     words = [value for value in texts if value not in (None, "")]
@@ -125,8 +134,8 @@ def _named(path: Path, known: Sequence[str], names: Sequence[str]) -> None:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The lines of a text file."""
-    with own(path, "a text file"), path.open("rb") as file:
+    """The lines of a JSONL file."""
+    with own(path, "a JSONL file"), path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -156,34 +165,31 @@ def _jsonl(path: Path, names: Sequence[str]) -> list[list[Any]]:
     return [list(column) for column in zip(*rows, strict=True)]
 
 
-def _csv(path: Path, names: Sequence[str]) -> list[list[Any]]:
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+def _csv(path: Path, names: Sequence[str], delimiter: str, encoding: str) -> list[list[Any]]:
     with own(path, "a CSV file"):
+        delimiter, encoding, header = written(path, delimiter, encoding)
+        if not header:
+            raise _empty(path)
+        codec = "utf8" if encoding == "utf-8" else encoding
         try:
             table = pyarrow.csv.read_csv(
                 path,
-                pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK),
+                pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK, encoding=codec),
                 pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
                 pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string())),
             )
-        except pyarrow.ArrowInvalid as error:
-            raise _told(path, error) from error
+        except (pyarrow.ArrowInvalid, UnicodeError) as error:
+            raise _told(path, encoding, error) from error
         _named(path, table.column_names, names)
         return [table.column(name).to_pylist() for name in names]
 
 
-def _told(path: Path, error: Exception) -> Exception:
+def _told(path: Path, encoding: str, error: Exception) -> Exception:
     """What is wrong with a CSV file and in which row; what stands there is not told."""
-    if "Empty CSV" in str(error):
-        return _empty(path)
-    found = UNEVEN.match(str(error))
-    if found is None:
-        deque(_lines(path), maxlen=0)  # one of them may not be UTF-8
-        return error
-    row, wanted, cells = (int(number) for number in found.groups())
-    what = f"row {row - 1} has {cells} cells, the header has {wanted}"  # theirs counts the header
-    remedy = "mend the row; a text with commas stands in quotes"
-    return UserError(what, str(path), remedy, EXIT_DATA_MISSING)
+    if isinstance(error, UnicodeError) or "UTF8" in str(error):
+        remedy = "name another, or leave it out: it is found out then"
+        return UserError(f"the file is not {encoding}", str(path), remedy, EXIT_DATA_MISSING)
+    return uneven(path, error) or error
 
 
 def _parquet(path: Path, names: Sequence[str]) -> list[list[Any]]:
@@ -191,12 +197,3 @@ def _parquet(path: Path, names: Sequence[str]) -> list[list[Any]]:
         _named(path, file.schema_arrow.names, names)
         table = file.read(columns=[*dict.fromkeys(names)])
         return [table.column(name).to_pylist() for name in names]
-
-
-READERS: Final[dict[str, Callable[[Path, Sequence[str]], list[list[Any]]]]] = {
-    ".jsonl": _jsonl,
-    ".csv": _csv,
-    ".tsv": _csv,
-    ".parquet": _parquet,
-    ".pq": _parquet,
-}

@@ -234,7 +234,7 @@ BAD = {
     "no label column": ("age,out\n1,x\n", "no column 'outcome' for the label", "a.csv"),
     "no label value": ("age,outcome\n1,x\n2,NaN\n", "no value in the column", "a.csv, line 3"),
     "one class": ("age,outcome\n1,x\n2,x\n", "every row has the same label", "column 'outcome'"),
-    "ragged row": ("age,outcome\n1,x\n2,y,z\n", "cannot read it: Row #3", "a.csv"),
+    "ragged row": ("age,outcome\n1,x\n2,y,z\n", "row 2 has 3 cells, the header has 2", "a.csv"),
     "not text": ("age,outcome\n\0\0,x\n", "not a text file", "a.csv"),
     "too large": ("age,outcome\n1,x\n1e40,y\n", "'1e40' in the column 'age' is", "a.csv, line 3"),
 }  # fmt: skip

@@ -51,6 +51,38 @@ def test_a_file_of_each_kind_is_read(kind: str, tmp_path: Path) -> None:
     assert [made.words[token] for token in made.x[0] if token] == ["the", "harbour", "ship", "0"]
 
 
+@pytest.mark.parametrize(
+    ("sign", "encoding", "said"),
+    [
+        (";", "latin-1", {}),
+        ("\t", "utf-16", {}),
+        ("|", "utf-8-sig", {}),
+        (";", "iso8859-5", {"delimiter": ";", "encoding": "iso8859-5"}),
+    ],
+)
+def test_how_a_csv_file_is_written_is_found_out_or_said(
+    sign: str, encoding: str, said: dict[str, str], tmp_path: Path
+) -> None:
+    word = "\u0431\u044b\u043b" if said else "caf\xe9"
+    lines = [sign.join(HEAD.decode().strip().split(",")), f'"{word}, {sign} x"{sign}ship{sign}9']
+    (tmp_path / "a.csv").write_text("\n".join([*lines, ""]), encoding=encoding)
+    made = data.load("", files=[str(tmp_path / "a.csv")], **HOW, **said)
+    first = [made.words[token] for token in made.x[0] if token]
+    assert first[0] == word
+    assert (made.classes, made.stages) == (("ship",), ("9",))
+    assert "the file is not ascii" in wrong(tmp_path / "a.csv", encoding="ascii").what
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_an_encoding_that_does_not_fit_late_in_a_file_is_said(
+    encoding: str, tmp_path: Path
+) -> None:
+    lines = HEAD + b"plain words,ship,9\n" * 10_000 + b"caf\xe9,ship,9\n"
+    (tmp_path / "a.csv").write_bytes(lines)
+    error = wrong(tmp_path / "a.csv", encoding=encoding)
+    assert (error.what, error.exit_code) == (f"the file is not {encoding}", EXIT_DATA_MISSING)
+
+
 def test_a_client_for_each_file_and_a_task_for_each_stage(tmp_path: Path) -> None:
     files = [write(tmp_path / name, rows(start=i)) for i, name in enumerate(("a.csv", "b.jsonl"))]
     made = data.load("", files=files, **HOW)
@@ -118,8 +150,8 @@ BAD: list[tuple[str, bytes, str]] = [
     ("a.csv", HEAD, "a file without rows"),
     ("a.jsonl", b"\n", "a file without rows"),
     ("a.csv", HEAD + b"fine,ship,9\n\nsecret,and,more,9\n", "row 2 has 4 cells, the header has 3"),
-    ("a.csv", HEAD + b"fine,ship,9\nsecr\xe9t,ship,9\n", "line 3 is not UTF-8"),
-    ("a.csv", b"b\xf6dy,topic,month\nsecret,ship,9\n", "not a CSV file that can be read"),
+    ("a.csv", HEAD + b"secret\0,ship,9\n", "not a text file"),
+    ("a.csv", b"b\xf6dy,topic,month\nsecret,ship,9\n", "no column 'body'"),
     ("a.csv", b"body,body,topic,month\na,b,ship,9\n", "the column 'body' is there twice"),
     ("a.csv", HEAD + b"1,ship,9\n2.5,ship,9\n", "column 'body' is no text"),
     (
