@@ -21,6 +21,7 @@ from atoll.core.record import Round, Score, Stage
 from atoll.report.tables import Group, Pair
 
 __all__ = [
+    "BEGINNING",
     "COLOURS",
     "INK",
     "SIZE",
@@ -38,6 +39,7 @@ __all__ = [
 INK = "#010203"  # stands for the page's own text colour
 COLOURS = ("#3b82c4", "#e08a2c", "#2a9d8f", "#c65b7c", "#8a6fc9", "#7a8b3a", "#64748b")
 SIZE = 9.5  # points
+BEGINNING = '<svg style="width:'  # of every figure, by which one is known again
 SIDES, SCALE = ("width", "height"), 1.4  # screen pixels for a point of the drawing
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be found, read aloud and copied
@@ -93,8 +95,8 @@ def svg(figure: Figure, name: str) -> str:
     text = re.sub(r'xlink:href="#', f'xlink:href="#{name}-', text)
     width, height = (float(text.split(f'{side}="')[1].split("pt")[0]) for side in SIDES)
     text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)
-    style = f"width:{width * SCALE:.0f}px;aspect-ratio:{width:g}/{height:g}"
-    return text.replace("<svg", f'<svg style="{style}"', 1)
+    style = f"{width * SCALE:.0f}px;aspect-ratio:{width:g}/{height:g}"
+    return text.replace("<svg", f'{BEGINNING}{style}"', 1)
 
 
 def quiet(axes: Axes) -> None:

@@ -14,7 +14,7 @@ from atoll import metrics
 from atoll.core.outputs import may_write
 from atoll.core.record import Stage, disk_errors, write_whole
 from atoll.report import attribution, figures, tables
-from atoll.report.figures import Picture
+from atoll.report.figures import BEGINNING, Picture
 from atoll.report.tables import Group, Pair, Table
 
 __all__ = ["Section", "page", "pictures", "write"]
@@ -63,9 +63,12 @@ def write(folders: Sequence[Path], out: Path, figure_folder: Path | None = None)
     if figure_folder:
         with disk_errors(figure_folder):
             figure_folder.mkdir(parents=True, exist_ok=True)
-        for picture in pictures(groups):
-            content = picture.svg.replace("currentColor", "#1d2733")
-            write_whole(figure_folder / f"{picture.name}.svg", content.encode())
+        made = {figure_folder / f"{one.name}.svg": one.svg for one in pictures(groups)}
+        drawn = BEGINNING.encode()
+        for path in made:
+            may_write(path, [], folders, lambda head: head.startswith(drawn), "--figures")
+        for path, content in made.items():
+            write_whole(path, content.replace("currentColor", "#1d2733").encode())
     write_whole(out, page(groups).encode())
     return out
 

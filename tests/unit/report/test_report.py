@@ -225,6 +225,10 @@ def test_figures_come_as_files_too(tmp_path: Path, groups: list[Group]) -> None:
         "accuracy-1.svg", "accuracy-2.svg", "gain-1.svg", "rows-1.svg", "rows-2.svg",
     ]  # fmt: skip
     assert "currentColor" not in (tmp_path / "figures" / "gain-1.svg").read_text()
+    page.write(folders, tmp_path / "page.html", tmp_path / "figures")  # earlier ones are replaced
+    (tmp_path / "figures" / "gain-1.svg").write_text("<svg>somebody's own</svg>")
+    with pytest.raises(UserError, match="the file is there already"):
+        page.write(folders, tmp_path / "page.html", tmp_path / "figures")
 
 
 def test_a_folder_without_a_run_is_said_to_have_none(tmp_path: Path) -> None:

@@ -358,6 +358,19 @@ def test_an_exported_model_is_what_predicts_and_says_what_it_is(
     assert card["accuracy"] == pytest.approx(score.accuracy)
     assert (card["site"], card["variant"], card["classes"]) == ("b", "auto", ["ill", "well"])
     assert "messages" in card["what_left_the_site"]
+    assert call("export", "run", "--site", "a", "-o", "model") == 0  # an earlier one is replaced
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.onnx", "card.json"])
+def test_an_export_goes_over_nothing_that_is_not_one(
+    name: str, files: Files, call: Callable[..., int]
+) -> None:
+    run("chfl", files())
+    Path("model").mkdir()
+    Path("model", name).write_text("somebody's own")
+    assert call("export", "run", "--site", "b", "-o", "model") == 2
+    assert [p.name for p in Path("model").iterdir()] == [name]
+    assert Path("model", name).read_text() == "somebody's own"
 
 
 def test_nothing_of_own_columns_is_in_what_is_sent(files: Files) -> None:
