@@ -22,6 +22,7 @@ import torch
 from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
+from torch import Tensor
 
 from atoll import methods
 from atoll.core.errors import BadMessageError, UserError
@@ -87,8 +88,14 @@ class Finish:
     """What a site needs to predict by itself when a run on own tables is over."""
 
     state: Tensors  # of the server
-    events: str  # this client's scores, as the record has them
-    facts: str  # of the record
+    events: Tensor  # this client's scores, as the record has them: bytes, as they may be many
+    facts: Tensor  # of the record, likewise
+
+    @classmethod
+    def of(cls, state: Tensors, events: str, facts: str) -> "Finish":
+        """The message of these texts."""
+        told = [np.frombuffer(text.encode(), np.uint8).copy() for text in (events, facts)]
+        return cls(state, *map(torch.from_numpy, told))
 
 
 @dataclass(frozen=True)
@@ -361,9 +368,9 @@ class Gate:
             state = prefixed("server", told.state)
             state |= prefixed(f"client/{self.id}", self._ready.state())
             for name in FILES:
-                content = told.events.encode() if name == "events" else b""
+                content = told.events.numpy().tobytes() if name == "events" else b""
                 write_whole(self._home / f"{name}.jsonl", content)
-            write_whole(self._home / "facts.json", told.facts.encode())
+            write_whole(self._home / "facts.json", told.facts.numpy().tobytes())
             write_recipe(self._known, self._home)
             Record(self._home).checkpoint(_arrays(state), {"stage": 0, "round": 0})
             write_result(self._home)

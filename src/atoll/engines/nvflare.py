@@ -285,7 +285,7 @@ class Remote:
             own = "".join(
                 json.dumps({"event": "score", **vars(e)}) + "\n" for e in scores if e.client == id
             )
-            asked[id] = _bytes(pack(Finish(without("server", state), own, about)))
+            asked[id] = _bytes(pack(Finish.of(without("server", state), own, about)))
         self._ask("finish", asked)
 
     def states(self, place: str) -> dict[str, Tensors]:

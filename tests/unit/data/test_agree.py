@@ -12,7 +12,7 @@ import torch
 
 from atoll.core.errors import UserError
 from atoll.core.federation import Moment
-from atoll.core.messages import Packet, Tensors, opened, pack, unpack
+from atoll.core.messages import LARGEST_HEADER, Packet, Tensors, opened, pack, unpack
 from atoll.core.record import Look, Record, Score, read_checkpoint, read_events
 from atoll.data import agree
 from atoll.data.agree import Agree, Agreed, Offer, Offered, Plan, common, elsewhere, planned
@@ -159,13 +159,13 @@ def test_a_site_predicts_by_itself_what_it_would_in_one_place(tmp_path: Path) ->
     record = Record.create(tmp_path / "network", to_toml(made), facts(parts))
     go(parts, near, record, lambda progress: None, lambda: False)
     scores = [e for e in read_events(tmp_path / "network") if isinstance(e, Score)]
-    own = "".join(
-        json.dumps({"event": "score", **vars(e)}) + "\n" for e in scores if e.client == "bern"
-    )
+    lines = [json.dumps({"event": "score", **vars(e)}) for e in scores if e.client == "bern"]
+    own = "".join(f"{line}\n" for line in [*[lines[0]] * 10_000, *lines])  # more than a header has
+    assert len(own) > LARGEST_HEADER
     state = read_checkpoint(tmp_path / "network")[0]
     shared = {n.removeprefix("server/"): torch.from_numpy(a) for n, a in state.items()}
     about = (tmp_path / "network" / "facts.json").read_text()
-    near.gates["bern"].finish(pack(Finish(shared, own, about)))
+    near.gates["bern"].finish(pack(Finish.of(shared, own, about)))
     here = tmp_path / "sites" / "bern" / "store" / "run"
     for folder, out in ((tmp_path / "local", "one.csv"), (here, "other.csv")):
         predict(Predictor(folder, "bern", ""), rows, tmp_path / out)
