@@ -42,7 +42,6 @@ def load(name: str, **given: Any) -> Dataset:
         return parties.load(name, **given)
     own_texts = "files" in given and "text" in given
     if "files" in given and not own_texts:
-        _no_jsonl(given["files"])
         return tables.load(name, **given)
     source: Callable[..., Dataset]
     if "images" in given:
@@ -57,16 +56,6 @@ def load(name: str, **given: Any) -> Dataset:
     kind = dataclasses.make_dataclass("Given", fields)
     checked: Any = options.build(kind, given, f"data set '{name}'")
     return source(**dataclasses.asdict(checked))
-
-
-def _no_jsonl(files: Any) -> None:
-    """Refuse JSONL as a table: its first line would be told as the names of columns."""
-    lists = files.values() if isinstance(files, dict) else [files]
-    named = [file for each in lists if isinstance(each, list | tuple) for file in each]
-    for file in (str(file) for file in named):
-        if file.lower().endswith((".jsonl", ".ndjson", ".json")):
-            remedy = "tables are CSV or Parquet; for texts, name their column: text = 'body'"
-            raise UserError("a JSON file is no table", file, remedy)
 
 
 def about(name: str) -> About:

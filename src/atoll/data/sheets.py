@@ -27,7 +27,7 @@ UNEVEN = re.compile(r"CSV parse error: Row #(\d+): Expected (\d+) columns, got (
 NAMES = 100  # lines that a header may have more than one
 BLOCK = 1 << 23  # bytes of a CSV file read at once
 ROWS = 1 << 16  # rows of a Parquet file read at once
-PARQUET = (".parquet", ".pq")
+PARQUET, JSON = (".parquet", ".pq"), (".jsonl", ".ndjson", ".json")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,9 @@ def opened(path: Path, delimiter: str = "", encoding: str = "") -> Sheet:
     stamp = _stamp(path)
     if stamp[0] == 0:
         raise refused("the file is empty", path, "give a file with a header and rows")
+    if path.suffix.lower() in JSON:  # its first line would be told as the names of columns
+        remedy = "tables are CSV or Parquet; for texts, name their column: text = 'body'"
+        raise refused("a JSON file is no table", path, remedy)
     if path.suffix.lower() in PARQUET:
         return Sheet(path, _checked(_parquet_columns(path), path), "", "", stamp)
     delimiter, encoding, header = written(path, delimiter, encoding)

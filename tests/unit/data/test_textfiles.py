@@ -13,6 +13,7 @@ import pytest
 from atoll import data
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.record import Score, read_events
+from atoll.data import tables
 from atoll.data.splits import ScenarioOptions, scenario
 from atoll.engines.local import execute
 from atoll.runs.config import resolve
@@ -289,5 +290,8 @@ def test_texts_without_the_name_of_their_column_are_not_read_as_a_table(tmp_path
             data.load("", files=files, label="topic")
         assert "text = 'body'" in refusal.value.remedy
         assert "harbour" not in str(refusal.value)
+        assert refusal.value.exit_code == EXIT_DATA_MISSING
+    with pytest.raises(UserError, match="a JSON file is no table"):
+        tables.survey(files=[path], label="topic")
     with pytest.raises(UserError):
         data.load("", files=3, label="topic")
