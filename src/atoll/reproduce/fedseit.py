@@ -423,7 +423,7 @@ def _near(place: str, one: list[float], other: list[float]) -> Claim:
     """That the mean of one is within a point of the other's, on the same seeds."""
     difference = float(np.mean(one) - np.mean(other))
     text = f"{place}: SIT K=3 within one point of FedSeIT"
-    return Claim(text, abs(difference) <= 0.01, f"{100 * difference:+.2f} points")
+    return Claim(text, abs(difference) <= 0.01, f"{100 * difference:+.3f} points")
 
 
 def _effects(measured: dict[str, dict[str, Any]]) -> list[Claim]:
