@@ -166,8 +166,9 @@ def _jsonl(path: Path, names: Sequence[str]) -> list[list[Any]]:
 
 
 def _csv(path: Path, names: Sequence[str], delimiter: str, encoding: str) -> list[list[Any]]:
+    tab = "\t" if path.suffix.lower() == ".tsv" else ""
     with own(path, "a CSV file"):
-        delimiter, encoding, header = written(path, delimiter, encoding)
+        delimiter, encoding, header = written(path, delimiter or tab, encoding)
         if not header:
             raise _empty(path)
         codec = "utf8" if encoding == "utf-8" else encoding

@@ -74,6 +74,12 @@ def test_how_a_csv_file_is_written_is_found_out_or_said(
     assert "the file is not ascii" in wrong(tmp_path / "a.csv", encoding="ascii").what
 
 
+def test_a_tab_parts_columns_where_the_name_of_a_file_says_so(tmp_path: Path) -> None:
+    lines = ["body\ttopic\tmonth\ta, b, c, d", "words\tship\t9\t1"]
+    (tmp_path / "a.tsv").write_text("\n".join([*lines, ""]))
+    assert data.load("", files=[str(tmp_path / "a.tsv")], **HOW).classes == ("ship",)
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 def test_an_encoding_that_does_not_fit_late_in_a_file_is_said(
     encoding: str, tmp_path: Path
