@@ -98,6 +98,19 @@ def imported(path: Path) -> list[tuple[str, str]]:
     return [(str(node.module), alias.name) for node in found for alias in node.names]
 
 
+def reached(path: Path) -> list[str]:
+    """What a source file reads of other modules by their names that is not public: module._name."""
+    modules = {name for module, name in imported(path) if f"{module}.{name}" in MODULES}
+    nodes = [
+        node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
+    ]
+    return [
+        f"{node.value.id}.{node.attr}"
+        for node in nodes
+        if isinstance(node.value, ast.Name) and node.value.id in modules and node.attr[0] == "_"
+    ]
+
+
 def test_modules_take_from_each_other_only_what_is_public() -> None:
     private = []
     for path in sorted(SOURCE.rglob("*.py")):
@@ -105,6 +118,7 @@ def test_modules_take_from_each_other_only_what_is_public() -> None:
             public = getattr(importlib.import_module(module), "__all__", [])
             if name not in public and f"{module}.{name}" not in MODULES:
                 private.append(f"{path.relative_to(SOURCE)}: {module}.{name}")
+        private += [f"{path.relative_to(SOURCE)}: {name}" for name in reached(path)]
     allowed = "atoll.core.VERSION"
     assert [line for line in private if not line.endswith(allowed)] == []
 

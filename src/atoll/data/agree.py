@@ -117,9 +117,9 @@ class OwnTable:
             raise UserError("not one file with a label", "data", remedy)
         self.site, self.options = site, options
         sheet = opened(Path(files[0]), options.delimiter, options.encoding)
-        look = tables._Look(options, (sheet,))
-        tables._needed(sheet, options)
-        tables._first_pass(look, sheet)
+        look = tables.Look(options, (sheet,))
+        tables.needed(sheet, options)
+        tables.first_pass(look, sheet)
         (self.called,) = look.profiles
         self.sheet, self.look, self.profiles = sheet, look, look.profiles[self.called]
         self.kinds = {
@@ -127,13 +127,13 @@ class OwnTable:
             for name, profile in self.profiles.items()
             if (kind := profile.kind(name in options.categorical))
         }
-        check = tables._Plan(look, (self.called,))
+        check = tables.ColumnPlan(look, (self.called,))
         for name, kind in self.kinds.items():
-            check._check(name, self.called, self.profiles[name], kind)
+            check.check(name, self.called, self.profiles[name], kind)
 
     def _leaves(self, name: str) -> bool:
         held, kinds = {self.called: self.profiles[name]}, {self.called: self.kinds[name]}
-        return name not in self.options.keep and tables._identifies(name, held, kinds)
+        return name not in self.options.keep and tables.identifies(name, held, kinds)
 
     def offered(self, request: Offer) -> Offered:
         """What this table has."""
@@ -174,7 +174,7 @@ class OwnTable:
         """This site's rows as numbers: the common columns first, in the agreed order."""
         blocks = self._blocks(plan)
         rows, width = sum(self.look.classes[self.called].values()), sum(b.width for b in blocks)
-        made = tables._Made(
+        made = tables.Made(
             np.zeros((rows, width), dtype=np.float32),
             *(np.zeros(rows, dtype=np.int64) for _ in range(3)),
         )
@@ -184,12 +184,12 @@ class OwnTable:
         total = 0
         for batch in batches(self.sheet, self.options.missing):
             part = made.part(total, total + len(batch))
-            tables._second_pass(found, [self.called], self.sheet, batch, part)
+            tables.second_pass(found, [self.called], self.sheet, batch, part)
             total += len(batch)
         layout = Layout(
             np.ones((1, width), dtype=bool),
-            np.concatenate([tables._scaled(block) for block in blocks]),
-            *(made.stage, plan.stages, tables._recipe(found, {})),
+            np.concatenate([tables.scaled(block) for block in blocks]),
+            *(made.stage, plan.stages, tables.recipe(found, {})),
         )
         names = tuple(name for block in blocks for name in block.names)
         return Dataset(
@@ -203,11 +203,11 @@ class OwnTable:
         for one in plan.columns:
             name = known[one.hash]
             kind: Any = one.kind
-            apart = tables._offset(kind, [self.profiles[name]])
+            apart = tables.offset_of(kind, [self.profiles[name]])
             blocks.append(Block(name, kind, one.levels, one.gaps, start, offset=apart))
             start += one.width
         used = {*(one.hash for one in plan.columns), *plan.left_out}
-        own = tables._Plan(self.look, (self.called,), blocks=blocks, width=start)
+        own = tables.ColumnPlan(self.look, (self.called,), blocks=blocks, width=start)
         for hashed, name in known.items():
             if hashed not in used:
                 one_site = {self.called: self.profiles[name]}

@@ -21,7 +21,7 @@ from atoll.data import tables
 from atoll.data.align import SHOWN, assume_aligned, normalised
 from atoll.data.dataset import Dataset, Layout
 from atoll.data.sheets import Sheet, batches, opened
-from atoll.data.tables import MISSING, TableOptions
+from atoll.data.tables import MISSING, TableOptions, natural
 from atoll.data.values import Block, encoded
 
 __all__ = ["PartyOptions", "load"]
@@ -45,6 +45,14 @@ class PartyOptions:
     categorical: tuple[str, ...] = ()  # columns to read as text, e.g. codes made of digits
     most_levels: AtLeastOne = 50  # of a text column; rarer ones count as unknown
     missing: tuple[str, ...] = MISSING  # words that mean that a value is missing; "" always does
+
+    @property
+    def as_of_a_table(self) -> TableOptions:
+        """Those that say what becomes of a column, which they do as for own tables."""
+        return TableOptions(
+            label=self.label, ignore=self.ignore, keep=self.keep, categorical=self.categorical,
+            most_levels=self.most_levels, missing=self.missing,
+        )  # fmt: skip
 
 
 def _wrong(what: str, where: str | Path, remedy: str) -> UserError:
@@ -71,7 +79,8 @@ def load(name: str = "", **given: Any) -> Dataset:
     for party in sheets:
         _lasting(party, options)
     active = _active(sheets, options)
-    _named(sheets, options)
+    known = {name for party in sheets for sheet in party for name in sheet.columns}
+    tables.named(known, options.as_of_a_table, "party")
     whole = [[_text(sheet, options) for sheet in party] for party in sheets]
     rows = [_common(stage, options) for stage in zip(*_paired(sheets, whole), strict=True)]
     labels = [whole[active][s].column(options.label).to_pylist() for s in range(len(rows))]
@@ -161,17 +170,6 @@ def _active(sheets: Sequence[Sequence[Sheet]], options: PartyOptions) -> int:
     return having[0]
 
 
-def _named(sheets: Sequence[Sequence[Sheet]], options: PartyOptions) -> None:
-    """Refuse the name of a column that no party has, and a label that is to be left out."""
-    known = {name for party in sheets for sheet in party for name in sheet.columns}
-    for name in (*options.ignore, *options.keep, *options.categorical):
-        if name not in known:
-            raise UserError(f"no party has a column '{name}'", "[data]", nearest(name, known))
-    if options.label in options.ignore:
-        what = f"ignore names the label '{options.label}'"
-        raise UserError(what, "[data]", "take it out of ignore: the label is no input")
-
-
 def _text(sheet: Sheet, options: PartyOptions) -> pa.Table:
     found = pa.Table.from_batches(list(batches(sheet, options.missing)))
     if not len(found):
@@ -251,14 +249,7 @@ def _classes(
     if len(kept) < 2:
         raise _wrong(f"every common row has the label '{next(iter(kept))}'", sheet.path,
                      "bring rows of other classes")  # fmt: skip
-    return tuple(sorted((str(y) for y in kept), key=_natural))
-
-
-def _natural(text: str) -> tuple[int, float, str]:
-    try:
-        return (0, float(text), text)
-    except ValueError:
-        return (1, 0.0, text)
+    return tuple(sorted((str(y) for y in kept), key=natural))
 
 
 def _dataset(
@@ -324,23 +315,22 @@ def _columns(
     party: _Party, names: Sequence[str], options: PartyOptions, told: list[tuple[str, str]]
 ) -> list[tuple[Block, Array]]:
     """A party's columns as numbers, looked at as own tables are; what is left out is told."""
-    asked = TableOptions(categorical=options.categorical, most_levels=options.most_levels)
-    look = tables._Look(asked, party.sheets, files={party.name: list(party.sheets)})
-    plan, found = tables._Plan(look, (party.name,)), []
+    look = tables.Look(options.as_of_a_table, party.sheets, files={party.name: list(party.sheets)})
+    plan, found = tables.ColumnPlan(look, (party.name,)), []
     for name in names:
         profile = _profile(party, name)
         kind = profile.kind(name in options.categorical)
         if not kind:
             told.append((f"'{name}' of {party.name} has no value in the common rows", "left out"))
             continue
-        plan._check(name, party.name, profile, kind)
+        plan.check(name, party.name, profile, kind)
         held, kinds = {party.name: profile}, {party.name: kind}
-        if name not in options.keep and tables._identifies(name, held, kinds):
+        if name not in options.keep and tables.identifies(name, held, kinds):
             what = f"'{name}' of {party.name} looks like an identifier or free text"
             told.append((what, f"left out; to use it, write keep = ['{name}']"))
             continue
-        levels = plan._levels([profile]) if kind == "text" else ()
-        apart, gaps = tables._offset(kind, [profile]), profile.rows > profile.present
+        levels = plan.levels([profile]) if kind == "text" else ()
+        apart, gaps = tables.offset_of(kind, [profile]), profile.rows > profile.present
         block = Block(name, kind, levels, gaps, 0, offset=apart)
         found.append((block, _encoded(party, block)))
     if not found:
@@ -350,9 +340,9 @@ def _columns(
     return found
 
 
-def _profile(party: _Party, column: str) -> tables._Profile:
+def _profile(party: _Party, column: str) -> tables.Profile:
     """What is known of a column in the common rows."""
-    found = tables._Profile()
+    found = tables.Profile()
     for sheet, text, rows in zip(party.sheets, party.texts, party.rows, strict=True):
         values = text.column(column).combine_chunks()
         found.add(values, pa.nulls(len(values), pa.string()), rows, sheet)
@@ -382,5 +372,5 @@ def _when(
     if None in told:
         what = f"no value in the column '{options.stage}'"
         raise _wrong(what, active.sheets[0].path, "give every row a stage")
-    stages = tuple(sorted({str(v) for v in told}, key=_natural))
+    stages = tuple(sorted({str(v) for v in told}, key=natural))
     return y, np.array([stages.index(str(v)) for v in told], dtype=np.int64), stages

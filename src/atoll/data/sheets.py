@@ -18,14 +18,17 @@ import pyarrow.parquet
 
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 
-__all__ = ["PARQUET", "Sheet", "as_written", "batches", "line_of", "opened", "uneven", "written"]
+__all__ = [
+    "BLOCK", "PARQUET", "Sheet", "as_written", "batches", "codec", "line_of", "opened", "uneven",
+    "written",
+]  # fmt: skip
 
 DELIMITERS = (",", ";", "\t", "|")
 TABS = {"tab": "\t", "\\t": "\t"}
 OPEN = re.compile(r'(^|[,;\t|])"([^"]|"")*$')  # a header that goes on: a quote is not closed
 UNEVEN = re.compile(r"CSV parse error: Row #(\d+): Expected (\d+) columns, got (\d+)")
 NAMES = 100  # lines that a header may have more than one
-BLOCK = 1 << 23  # bytes of a CSV file read at once
+BLOCK = 1 << 23  # bytes of a CSV file read at once; a row must fit
 ROWS = 1 << 16  # rows of a Parquet file read at once
 PARQUET, JSON = (".parquet", ".pq"), (".jsonl", ".ndjson", ".json")
 
@@ -213,7 +216,7 @@ def _csv(sheet: Sheet) -> Iterator[pa.RecordBatch]:
     reader = pyarrow.csv.open_csv(
         sheet.path,
         read_options=pyarrow.csv.ReadOptions(
-            use_threads=False, block_size=BLOCK, encoding=_codec(sheet), column_names=names
+            use_threads=False, block_size=BLOCK, encoding=codec(sheet.encoding), column_names=names
         ),
         parse_options=pyarrow.csv.ParseOptions(delimiter=sheet.delimiter, newlines_in_values=True),
         convert_options=pyarrow.csv.ConvertOptions(
@@ -237,8 +240,9 @@ def uneven(path: Path, error: Exception) -> UserError | None:
     return refused(what, path, remedy)
 
 
-def _codec(sheet: Sheet) -> str:
-    return "utf8" if sheet.encoding == "utf-8" else sheet.encoding
+def codec(encoding: str) -> str:
+    """What pyarrow calls an encoding; by this name it reads UTF-8 as it is."""
+    return "utf8" if encoding == "utf-8" else encoding
 
 
 def _parquet(sheet: Sheet) -> Iterator[pa.RecordBatch]:

@@ -7,7 +7,7 @@ Two passes over every file, in pieces. The first looks (`survey`), the second wr
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,13 +26,25 @@ from atoll.data.values import LARGEST, Block, as_dates, as_numbers, encoded, off
 __all__ = [
     "MISSING",
     "Column",
+    "ColumnPlan",
     "Finding",
+    "Look",
+    "Made",
+    "Profile",
     "SiteSurvey",
     "Survey",
     "TableOptions",
+    "first_pass",
+    "identifies",
     "load",
+    "named",
     "natural",
+    "needed",
+    "offset_of",
     "plain_labels",
+    "recipe",
+    "scaled",
+    "second_pass",
     "survey",
     "widths",
 ]
@@ -123,7 +135,7 @@ class Survey:
 
 
 @dataclass
-class _Profile:
+class Profile:
     """What is known of one column at one site."""
 
     rows: int = 0
@@ -207,14 +219,14 @@ class _Profile:
         return len(self.counts)
 
 
-Profiles = dict[str, dict[str, _Profile]]  # site -> column -> profile
+Profiles = dict[str, dict[str, Profile]]  # site -> column -> profile
 
 
 RESERVED = {"server": (Path(), "")}  # the name of the part that is no site
 
 
 @dataclass
-class _Look:
+class Look:
     """The first pass: what all files hold."""
 
     options: TableOptions
@@ -249,11 +261,11 @@ def survey(**given: Any) -> Survey:
         raise UserError("a site column and several files", "[data]", "give one of the two")
     sheets = tuple(_sheets(options))
     _once(sheets)
-    _named(sheets, options)
-    look = _Look(options, sheets)
+    named({name for sheet in sheets for name in sheet.columns}, options, "site")
+    look = Look(options, sheets)
     for sheet in sheets:
-        _needed(sheet, options)
-        _first_pass(look, sheet)
+        needed(sheet, options)
+        first_pass(look, sheet)
     return _surveyed(look)
 
 
@@ -289,18 +301,17 @@ def _once(sheets: Sequence[Sheet]) -> None:
         seen.add(path)
 
 
-def _named(sheets: Sequence[Sheet], options: TableOptions) -> None:
+def named(known: Collection[str], options: TableOptions, who: str) -> None:
     """Refuse the name of a column that no file has, and a label that is to be left out."""
-    known = {name for sheet in sheets for name in sheet.columns}
     for name in (*options.ignore, *options.keep, *options.categorical):
         if name not in known:
-            raise UserError(f"no site has a column '{name}'", "[data]", nearest(name, known))
+            raise UserError(f"no {who} has a column '{name}'", "[data]", nearest(name, known))
     if options.label in options.ignore:
         what = f"ignore names the label '{options.label}'"
         raise UserError(what, "[data]", "take it out of ignore: the label is no input")
 
 
-def _needed(sheet: Sheet, options: TableOptions) -> None:
+def needed(sheet: Sheet, options: TableOptions) -> None:
     """Refuse a file that lacks the label, the site or the stage."""
     for what, name in (("label", options.label), ("site", options.site), ("stage", options.stage)):
         if name and name not in sheet.columns:
@@ -316,7 +327,7 @@ def site_name(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text).strip("-") or "site"
 
 
-def _parted(look: _Look, sheet: Sheet, batch: pa.RecordBatch) -> Iterator[tuple[str, Array]]:
+def _parted(look: Look, sheet: Sheet, batch: pa.RecordBatch) -> Iterator[tuple[str, Array]]:
     """The sites of a batch, each with the places of its rows."""
     options = look.options
     if not options.site:
@@ -328,7 +339,7 @@ def _parted(look: _Look, sheet: Sheet, batch: pa.RecordBatch) -> Iterator[tuple[
         yield str(name), np.flatnonzero(places == number)
 
 
-def _first_pass(look: _Look, sheet: Sheet) -> None:
+def first_pass(look: Look, sheet: Sheet) -> None:
     total = 0
     for batch in batches(sheet, look.options.missing):
         _filled(sheet, batch, look.special, total)
@@ -357,7 +368,7 @@ def _filled(sheet: Sheet, batch: pa.RecordBatch, special: Sequence[str], before:
             )
 
 
-def _take(look: _Look, sheet: Sheet, site: str, batch: pa.RecordBatch, rows: Array) -> None:
+def _take(look: Look, sheet: Sheet, site: str, batch: pa.RecordBatch, rows: Array) -> None:
     options = look.options
     if sheet not in look.files.setdefault(site, []):
         look.files[site].append(sheet)
@@ -371,7 +382,7 @@ def _take(look: _Look, sheet: Sheet, site: str, batch: pa.RecordBatch, rows: Arr
     for name in sheet.columns:
         if name not in look.special and name not in options.ignore:
             column = batch.column(name)
-            profiles.setdefault(name, _Profile()).add(column, labels, rows, sheet)
+            profiles.setdefault(name, Profile()).add(column, labels, rows, sheet)
 
 
 def plain_labels(text: pa.Array) -> pa.Array:
@@ -386,12 +397,12 @@ def natural(label: str) -> tuple[int, float, str]:
         return (1, 0.0, label)
 
 
-def _surveyed(look: _Look) -> Survey:
+def _surveyed(look: Look) -> Survey:
     sites = tuple(sorted(look.profiles))
     classes = sorted(set().union(*look.classes.values()), key=natural)
     stages = sorted(set().union(*look.stages.values()), key=natural)
     _learnable(look, classes)
-    planned = _Plan(look, sites)
+    planned = ColumnPlan(look, sites)
     planned.make()
     return Survey(
         look.options,
@@ -406,7 +417,7 @@ def _surveyed(look: _Look) -> Survey:
     )
 
 
-def _learnable(look: _Look, classes: Sequence[str]) -> None:
+def _learnable(look: Look, classes: Sequence[str]) -> None:
     label, total = look.options.label, sum(sum(c.values()) for c in look.classes.values())
     if len(classes) < 2:
         what = f"every row has the same label '{classes[0]}'"
@@ -416,7 +427,7 @@ def _learnable(look: _Look, classes: Sequence[str]) -> None:
         raise _wrong(what, f"column '{label}'", "atoll predicts classes: choose or make a column")
 
 
-def _site(look: _Look, name: str) -> SiteSurvey:
+def _site(look: Look, name: str) -> SiteSurvey:
     classes, stages = (
         dict(sorted(found[name].items(), key=lambda item: natural(item[0])))
         for found in (look.classes, look.stages)
@@ -425,7 +436,7 @@ def _site(look: _Look, name: str) -> SiteSurvey:
     return SiteSurvey(name, files, sum(classes.values()), classes, stages)
 
 
-def _site_findings(look: _Look, sites: Sequence[str], classes: Sequence[str]) -> list[Finding]:
+def _site_findings(look: Look, sites: Sequence[str], classes: Sequence[str]) -> list[Finding]:
     found = []
     for sheet in look.sheets:
         if sheet.encoding not in ("", "utf-8") or sheet.delimiter not in ("", ","):
@@ -468,10 +479,10 @@ def _bare(text: str) -> str:
 
 
 @dataclass
-class _Plan:
+class ColumnPlan:
     """What becomes of every column."""
 
-    look: _Look
+    look: Look
     sites: tuple[str, ...]
     columns: list[Column] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -499,7 +510,7 @@ class _Plan:
                 "give the same name and type to columns that mean the same at every site",
             )
 
-    def _column(self, name: str, found: Mapping[str, _Profile]) -> None:
+    def _column(self, name: str, found: Mapping[str, Profile]) -> None:
         categorical = name in self.look.options.categorical
         kinds = {site: p.kind(categorical) for site, p in found.items() if p.present}
         missing = {site: p.rows - p.present for site, p in found.items() if p.rows > p.present}
@@ -507,9 +518,9 @@ class _Plan:
             self._leave(name, "", found, "no value at any site", missing)
             return
         for site, kind in kinds.items():
-            self._check(name, site, found[site], kind)
+            self.check(name, site, found[site], kind)
         held = {site: found[site] for site in kinds}
-        if name not in self.look.options.keep and _identifies(name, held, kinds):
+        if name not in self.look.options.keep and identifies(name, held, kinds):
             site = _mixed(name, held, kinds)
             why, remedy = "looks like an identifier or free text", f"write keep = ['{name}']"
             if site:
@@ -541,7 +552,7 @@ class _Plan:
         if kind:
             self.findings.append(Finding(f"'{name}' {why}", f"left out; to use it, {remedy}"))
 
-    def _check(self, name: str, site: str, profile: _Profile, kind: str) -> None:
+    def check(self, name: str, site: str, profile: Profile, kind: str) -> None:
         """Refuse what is surely a mistake: words among numbers, dates of another form."""
         path = str(self.look.files[site][0].path)
         if kind == "number" and profile.huge:
@@ -564,23 +575,23 @@ class _Plan:
             remedy = f"write them as 2024-03-31, or ignore = ['{name}']"
             raise _wrong(what, path, remedy)
 
-    def _common(self, name: str, held: Mapping[str, _Profile], kinds: Mapping[str, Any]) -> str:
+    def _common(self, name: str, held: Mapping[str, Profile], kinds: Mapping[str, Any]) -> str:
         kind = next(iter(kinds.values()))
         gaps = any(p.rows > p.present for p in held.values())
-        levels = self._levels(list(held.values())) if kind == "text" else ()
+        levels = self.levels(list(held.values())) if kind == "text" else ()
         if kind == "text":
             self.shared.append(name)
-        apart = _offset(kind, list(held.values()))
+        apart = offset_of(kind, list(held.values()))
         self._block(Block(name, kind, levels, gaps, self.width, offset=apart))
         return _done(kind, len(levels), gaps)
 
-    def _own(self, name: str, held: Mapping[str, _Profile], kinds: Mapping[str, Any]) -> str:
+    def _own(self, name: str, held: Mapping[str, Profile], kinds: Mapping[str, Any]) -> str:
         """Own columns: a site's levels and gaps are its own business."""
         said = {}
         for site, profile in held.items():
             kind, gaps = kinds[site], profile.rows > profile.present
-            levels = self._levels([profile]) if kind == "text" else ()
-            apart = _offset(kind, [profile])
+            levels = self.levels([profile]) if kind == "text" else ()
+            apart = offset_of(kind, [profile])
             self._block(Block(name, kind, levels, gaps, self.width, site, apart))
             said[_done(kind, len(levels), gaps)] = site
         return "; ".join(said)
@@ -589,7 +600,7 @@ class _Plan:
         self.blocks.append(block)
         self.width += block.width
 
-    def _levels(self, profiles: Sequence[_Profile]) -> tuple[str, ...]:
+    def levels(self, profiles: Sequence[Profile]) -> tuple[str, ...]:
         counts: Counter[str] = sum((p.counts for p in profiles), Counter())
         most = sorted(counts, key=lambda level: (-counts[level], level))
         return tuple(sorted(most[: self.look.options.most_levels], key=natural))
@@ -597,7 +608,7 @@ class _Plan:
     def _suspect(
         self,
         name: str,
-        held: Mapping[str, _Profile],
+        held: Mapping[str, Profile],
         kinds: Mapping[str, str],
         common: bool,
         one: bool,
@@ -618,7 +629,7 @@ class _Plan:
                 self.findings.append(Finding(what, done))
                 break
 
-    def _codes(self, name: str, held: Mapping[str, _Profile], kinds: Mapping[str, str]) -> None:
+    def _codes(self, name: str, held: Mapping[str, Profile], kinds: Mapping[str, str]) -> None:
         """Note numbers such as 03012, which may be codes."""
         for site, profile in held.items():
             if kinds[site] == "number" and any(CODE.match(value) for value in profile.counts):
@@ -627,7 +638,7 @@ class _Plan:
                 self.findings.append(Finding(what, done))
                 break
 
-    def _units(self, name: str, held: Mapping[str, _Profile]) -> None:
+    def _units(self, name: str, held: Mapping[str, Profile]) -> None:
         sizes = {s: p.size / p.present for s, p in held.items() if p.size}
         if len(sizes) > 1:
             low, high = min(sizes, key=lambda s: sizes[s]), max(sizes, key=lambda s: sizes[s])
@@ -639,7 +650,7 @@ class _Plan:
                 done = "scale = 'local' evens it out; with any other, mend the file"
                 self.findings.append(Finding(what, done))
 
-    def _vocabulary(self, name: str, held: Mapping[str, _Profile]) -> None:
+    def _vocabulary(self, name: str, held: Mapping[str, Profile]) -> None:
         every = set().union(*(p.counts for p in held.values()))
         both = set.intersection(*(set(p.counts) for p in held.values()))
         if every != both:
@@ -680,7 +691,7 @@ def _done(kind: str, levels: int, gaps: bool) -> str:
     return f"{words}{filled}, and a column says that it was missing" if gaps else words
 
 
-def _offset(kind: str, profiles: Sequence[_Profile]) -> float:
+def offset_of(kind: str, profiles: Sequence[Profile]) -> float:
     """What is taken from a column's numbers before they are rounded."""
     if kind == "text":
         return 0.0
@@ -688,7 +699,7 @@ def _offset(kind: str, profiles: Sequence[_Profile]) -> float:
     return offset(float(min(low for low, _ in ends)), float(max(high for _, high in ends)))
 
 
-def _identifies(name: str, held: Mapping[str, _Profile], kinds: Mapping[str, str]) -> bool:
+def identifies(name: str, held: Mapping[str, Profile], kinds: Mapping[str, str]) -> bool:
     """Whether a column tells rows apart and little else, at any site."""
     for site, profile in held.items():
         if profile.present < ENOUGH:
@@ -703,10 +714,10 @@ def _identifies(name: str, held: Mapping[str, _Profile], kinds: Mapping[str, str
     return False
 
 
-def _mixed(name: str, held: Mapping[str, _Profile], kinds: Mapping[str, str]) -> str:
+def _mixed(name: str, held: Mapping[str, Profile], kinds: Mapping[str, str]) -> str:
     """A site that has words among the numbers of a column which no other site finds odd."""
     numbers = {site: held[site] for site, kind in kinds.items() if kind == "number"}
-    if IDENTIFIER.search(name) or (numbers and _identifies(name, numbers, kinds)):
+    if IDENTIFIER.search(name) or (numbers and identifies(name, numbers, kinds)):
         return ""
     for site, profile in held.items():
         if kinds[site] == "text" and (numbers or 2 * profile.numbers >= profile.present):
@@ -714,7 +725,7 @@ def _mixed(name: str, held: Mapping[str, _Profile], kinds: Mapping[str, str]) ->
     return ""
 
 
-def _among(profile: _Profile, site: str) -> str:
+def _among(profile: Profile, site: str) -> str:
     """Where the first word among numbers stands, and of which kind it is."""
     assert profile.word is not None  # else it would be a column of numbers
     sheet, row, text = profile.word
@@ -723,7 +734,7 @@ def _among(profile: _Profile, site: str) -> str:
     return f"has numbers elsewhere and {sort} at {site} ({sheet.path.name}, {place})"
 
 
-def _leaks(profile: _Profile, kind: str) -> bool:
+def _leaks(profile: Profile, kind: str) -> bool:
     """Whether the label follows from this one column, in a sample of the site's rows."""
     labels = Counter(label for _, label in profile.sample)
     if len(profile.sample) < ENOUGH or len(labels) < 2 or min(labels.values()) < 3:
@@ -758,7 +769,7 @@ def widths(found: Survey) -> tuple[int, dict[str, int]]:
 def _filled_in(found: Survey, name: str) -> Dataset:
     """The second pass: the files as numbers."""
     rows, width = sum(site.rows for site in found.sites), sum(b.width for b in found.blocks)
-    made = _Made(
+    made = Made(
         np.zeros((rows, width), dtype=np.float32),
         *(np.zeros(rows, dtype=np.int64) for _ in range(3)),
     )
@@ -767,16 +778,16 @@ def _filled_in(found: Survey, name: str) -> Dataset:
     for sheet in found.sheets:
         before = total
         for batch in batches(sheet, found.options.missing):
-            _second_pass(found, names, sheet, batch, made.part(total, total + len(batch)))
+            second_pass(found, names, sheet, batch, made.part(total, total + len(batch)))
             total += len(batch)
         if sheet.stage:
             piece = (sheet.path.name, before, total - before)
             pieces.setdefault(site_name(sheet.site), []).append(piece)
     held = np.array([[_holds(b, s, found) for b in found.blocks] for s in names])
     widths = [block.width for block in found.blocks]
-    numbers = np.concatenate([_scaled(block) for block in found.blocks])
+    numbers = np.concatenate([scaled(block) for block in found.blocks])
     layout = Layout(
-        np.repeat(held, widths, axis=1), numbers, made.stage, found.stages, _recipe(found, pieces)
+        np.repeat(held, widths, axis=1), numbers, made.stage, found.stages, recipe(found, pieces)
     )
     columns = tuple(name for block in found.blocks for name in block.names)
     source = "own files: " + ", ".join(sheet.path.name for sheet in found.sheets)
@@ -787,7 +798,7 @@ def _filled_in(found: Survey, name: str) -> Dataset:
 
 
 @dataclass(frozen=True)
-class _Made:
+class Made:
     """The arrays that the second pass fills."""
 
     x: Array
@@ -795,13 +806,13 @@ class _Made:
     group: Array
     stage: Array
 
-    def part(self, start: int, stop: int) -> "_Made":
+    def part(self, start: int, stop: int) -> "Made":
         """Some rows of all of them."""
-        return _Made(*(array[start:stop] for array in (self.x, self.y, self.group, self.stage)))
+        return Made(*(array[start:stop] for array in (self.x, self.y, self.group, self.stage)))
 
 
-def _second_pass(
-    found: Survey, names: Sequence[str], sheet: Sheet, batch: pa.RecordBatch, into: _Made
+def second_pass(
+    found: Survey, names: Sequence[str], sheet: Sheet, batch: pa.RecordBatch, into: Made
 ) -> None:
     options = found.options
     into.y[:] = _places(plain_labels(batch.column(options.label)), found.classes)
@@ -836,14 +847,14 @@ def _holds(block: Block, site: str, found: Survey) -> bool:
     return any(c.name == block.column and site in c.sites for c in found.columns)
 
 
-def _scaled(block: Block) -> Array:
+def scaled(block: Block) -> Array:
     """Which columns of a block are numbers to be scaled; the others are 0 or 1."""
     numbers = np.zeros(block.width, dtype=bool)
     numbers[0] = block.kind != "text"
     return numbers
 
 
-def _recipe(found: Survey, pieces: Mapping[str, list[tuple[str, int, int]]]) -> dict[str, Any]:
+def recipe(found: Survey, pieces: Mapping[str, list[tuple[str, int, int]]]) -> dict[str, Any]:
     """How a file becomes numbers, as JSON: what a prediction needs."""
     return {
         "label": found.options.label,

@@ -15,15 +15,14 @@ from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import AtLeastOne, nearest
 from atoll.data.dataset import Dataset
 from atoll.data.fetch import own
-from atoll.data.sheets import uneven, written
+from atoll.data.sheets import BLOCK, PARQUET, codec, uneven, written
 from atoll.data.tables import MISSING, natural, plain_labels
 from atoll.data.tokens import numbered, tokenised
 
 __all__ = ["text_files"]
 
-BLOCK: Final = 1 << 23  # bytes of a CSV file read at once; a row must fit
 CSV: Final = (".csv", ".tsv")
-KINDS: Final = (".jsonl", *CSV, ".parquet", ".pq")
+KINDS: Final = (".jsonl", *CSV, *PARQUET)
 
 
 def text_files(  # noqa: PLR0913, PLR0917 - they are the options of [data]
@@ -171,11 +170,12 @@ def _csv(path: Path, names: Sequence[str], delimiter: str, encoding: str) -> lis
         delimiter, encoding, header = written(path, delimiter or tab, encoding)
         if not header:
             raise _empty(path)
-        codec = "utf8" if encoding == "utf-8" else encoding
         try:
             table = pyarrow.csv.read_csv(
                 path,
-                pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK, encoding=codec),
+                pyarrow.csv.ReadOptions(
+                    use_threads=False, block_size=BLOCK, encoding=codec(encoding)
+                ),
                 pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
                 pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string())),
             )

@@ -38,7 +38,9 @@ from atoll.engines.egress import EgressLog
 from atoll.engines.gate import TELLING, Contract, read_site
 from atoll.runs.config import RunConfig, to_toml
 
-__all__ = ["Kit", "Project", "Terms", "View", "init", "join", "read_project", "renew", "serve"]
+__all__ = [
+    "Kit", "Project", "Terms", "View", "init", "join", "read_project", "renew", "running", "serve",
+]  # fmt: skip
 
 COORDINATOR = "coordinator"
 ADMIN = "coordinator@atoll.local"
@@ -456,7 +458,7 @@ def _own(store: Path) -> Iterator[None]:
 def _end_former(kit: Kit) -> None:
     """End what an earlier command that was killed has left running with this kit."""
     for _ in range(20):
-        found = _running(str(kit.folder.resolve()))
+        found = running(str(kit.folder.resolve()))
         for pid in found:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -466,7 +468,7 @@ def _end_former(kit: Kit) -> None:
     (kit.folder / "pid").unlink(missing_ok=True)
 
 
-def _running(folder: str, kind: str = "") -> list[int]:
+def running(folder: str, kind: str = "") -> list[int]:
     """NVFlare's processes that were started with a folder, where the system shows processes."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -643,7 +645,7 @@ class _Serving:
             if (self.session.state(job) or "").startswith("FINISHED"):
                 return
             time.sleep(0.5)
-        for pid in _running(str(self.kit.folder.resolve()), "runner_process"):
+        for pid in running(str(self.kit.folder.resolve()), "runner_process"):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

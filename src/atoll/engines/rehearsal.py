@@ -97,7 +97,7 @@ class _Stage:
 
     def kill(self, name: str) -> None:
         """End all of NVFlare's processes of a kit at once, without warning."""
-        for pid in network._running(str((self.kits / name).resolve())):
+        for pid in network.running(str((self.kits / name).resolve())):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
