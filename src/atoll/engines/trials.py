@@ -40,14 +40,19 @@ from atoll.learning.train import Tally, Work, Worked
 __all__ = [
     "CONVOLUTION",
     "RUNS",
+    "TOLERANCE",
     "Choice",
+    "captured_difference",
     "choices",
     "keep_timings",
     "kept_timings",
     "machine",
     "name_of",
+    "passes_differences",
     "proved",
     "remembered",
+    "replicas_difference",
+    "stacks_that_fit",
     "timings",
     "too_few",
     "tried",
@@ -176,7 +181,7 @@ def _fastest(jobs: Sequence[Work], mapped: bool) -> tuple[int, float]:
     On a CPU, stacks that fit into its cache may be faster than one that does not.
     """
     found = {}
-    for parts in sorted({1, _that_fit(jobs)}):
+    for parts in sorted({1, stacks_that_fit(jobs)}):
         some = jobs[: -(-len(jobs) // parts)]
         stack = Stack(some, mapped=mapped)
         stack(some)  # the first call makes buffers and captures
@@ -184,7 +189,7 @@ def _fastest(jobs: Sequence[Work], mapped: bool) -> tuple[int, float]:
     return min(found.items(), key=lambda item: item[1])
 
 
-def _that_fit(jobs: Sequence[Work]) -> int:
+def stacks_that_fit(jobs: Sequence[Work]) -> int:
     """How many stacks there must be for each to fit into a CPU's cache; one on a GPU."""
     job = jobs[0]
     if job.rows.y.is_cuda:
@@ -233,12 +238,9 @@ def _fastest_way(key: Hashable, jobs: Sequence[Passes]) -> Choice:
     if all(lent.still for job in jobs for lent in job.lent):
         found = Choice(what(key), len(jobs), "stacked", "nothing moves at the clients")
         return replace(found, way="grouped")
-    some = jobs[:RUNS]
-    double = [_doubled(_shortened(job, CHECKED)) for job in some]
-    short = [_shortened(job, job.batches.size) for job in some]
-    plain, seconds, apart = Together(double, "each")(double), dict[Way, float](), dict[Way, float]()
+    short = [_shortened(job, job.batches.size) for job in jobs[:RUNS]]
+    apart, seconds = passes_differences(jobs), dict[Way, float]()
     for way in WAYS:
-        apart[way] = max(map(_halves_apart, plain, Together(double, way, graph=False)(double)))
         if apart[way] > TOLERANCE:
             continue
         together = Together(short, way)
@@ -248,6 +250,16 @@ def _fastest_way(key: Hashable, jobs: Sequence[Passes]) -> Choice:
     ratio = seconds["each"] / seconds[best]
     reason = "the fastest of " + ", ".join(f"{w} {1000 * s:.1f} ms" for w, s in seconds.items())
     return Choice(what(key), len(jobs), "stacked", reason, apart[best], TOLERANCE, ratio, best)
+
+
+def passes_differences(jobs: Sequence[Passes]) -> dict[Way, float]:
+    """For each way of split networks the largest difference from each client alone, in double."""
+    double = [_doubled(_shortened(job, CHECKED)) for job in jobs[:RUNS]]
+    alone = Together(double, "each")(double)
+    return {
+        way: max(map(_halves_apart, alone, Together(double, way, graph=False)(double)))
+        for way in WAYS
+    }
 
 
 def _shortened(job: Passes, size: int) -> Passes:
@@ -318,10 +330,7 @@ def without_rows(key: Any) -> tuple[Hashable, ...]:
 
 def tried_replicas(jobs: Sequence[Work]) -> Choice:
     """Steps together or one by one, on some batches of the full size."""
-    few = [replace(j, rows=j.rows.at(slice(0, TRIAL * j.batch)), epochs=1) for j in jobs]
-    exact = [_by_gradient(_in_double(job)) for job in few]
-    together = captured.done([Captured(exact)], [exact])[0]
-    difference = max(map(_apart, [job() for job in exact], together))
+    few, difference = _few_of_each(jobs), replicas_difference(jobs)
     seconds = []
     for groups in ([few], [[job] for job in few]):
         made = [Captured(group) for group in groups]
@@ -334,13 +343,22 @@ def tried_replicas(jobs: Sequence[Work]) -> Choice:
     return Choice("replicas", len(jobs), mode, reason, difference, TOLERANCE, ratio)
 
 
+def _few_of_each(jobs: Sequence[Work]) -> list[Work]:
+    """Some batches of the full size of each work."""
+    return [replace(j, rows=j.rows.at(slice(0, TRIAL * j.batch)), epochs=1) for j in jobs]
+
+
+def replicas_difference(jobs: Sequence[Work]) -> float:
+    """The largest difference between replicas in one step and the loop, in double precision."""
+    exact = [_by_gradient(_in_double(job)) for job in _few_of_each(jobs)]
+    together = captured.done([Captured(exact)], [exact])[0]
+    return max(map(_apart, [job() for job in exact], together))
+
+
 def tried_captured(job: Work) -> Choice:
     """Both ways on some small batches; captured steps are taken if they are equal and faster."""
-    small = min(job.batch, SMALL)
-    few = replace(job, rows=job.rows.at(slice(0, TRIAL * small)), batch=small, epochs=2)
-    exact = _by_gradient(_in_double(few))
-    (found,) = captured.done([Captured([exact])], [[exact]])[0]
-    difference, one = _apart(exact(), found), Captured([few])
+    few, difference = _small_batches(job), captured_difference(job)
+    one = Captured([few])
     captured.done([one], [[few]])  # makes buffers and captures
     ratio = _timed(few) / _timed(lambda: captured.done([one], [[few]]))
     equal, faster = difference <= TOLERANCE, 1 / ratio <= GAIN
@@ -348,6 +366,19 @@ def tried_captured(job: Work) -> Choice:
     told = "equal and faster" if mode == "captured" else "not faster"
     reason = told if equal else f"captured steps differ by {difference:.1e}"
     return Choice("work", 1, mode, reason, difference, TOLERANCE, ratio)
+
+
+def _small_batches(job: Work) -> Work:
+    """Two epochs over some small batches of a work."""
+    small = min(job.batch, SMALL)
+    return replace(job, rows=job.rows.at(slice(0, TRIAL * small)), batch=small, epochs=2)
+
+
+def captured_difference(job: Work) -> float:
+    """The largest difference between captured steps and the loop, in double precision."""
+    exact = _by_gradient(_in_double(_small_batches(job)))
+    (done,) = captured.done([Captured([exact])], [[exact]])[0]
+    return _apart(exact(), done)
 
 
 def _double(tensor: torch.Tensor) -> torch.Tensor:

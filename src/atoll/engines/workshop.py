@@ -6,6 +6,7 @@ say which way is taken (trials.py). A stack that finds no memory is done in halv
 
 import json
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -14,6 +15,7 @@ import torch
 
 from atoll.core.record import write_whole
 from atoll.engines import kept
+from atoll.engines.fixed_rules import BY_TIMING, FIXED
 from atoll.engines.trials import (
     CONVOLUTION,
     RUNS,
@@ -27,9 +29,6 @@ from atoll.engines.trials import (
     remembered,
     timings,
     too_few,
-    tried,
-    tried_captured,
-    tried_replicas,
     what,
     without_rows,
 )
@@ -66,15 +65,19 @@ class Workshop:
         tune: bool = False,
         parts: int = 1,
         rounds: int = 0,
+        deterministic: bool = False,
     ) -> None:
         """`parts`: how many stacks works of one form are dealt to, by a plan of memory.
 
         `rounds`: how often works of one form will be asked for; 0 where nobody knows.
+        `deterministic`: choose by fixed rules instead of by timing.
         """
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = tf32, tune
         self.mode, self.folder, self.streams, self.keep = mode, folder, streams, keep
-        self.parts, self.rounds = parts, rounds
+        self.parts, self.rounds, self.deterministic = parts, rounds, deterministic
+        self.rules = FIXED if deterministic else BY_TIMING
+        self._ways: dict[str, convolutions.Way] = {}  # of convolutions, chosen by a fixed rule
         self.choices: dict[str, Choice] = choices(folder) if folder else {}
         convolutions.CHOSEN.update(kept_timings() | timings(self.choices.values()))
         convolutions.TAKEN.clear()
@@ -87,8 +90,10 @@ class Workshop:
 
     def do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
         """The results of jobs by the id of who asked for them; some may be known from before."""
-        names = kept.named(jobs, self.keep, f"{self.mode}, {torch.backends.cudnn.allow_tf32}")
-        with kept.alone(names):
+        how = f"{self.mode}, {torch.backends.cudnn.allow_tf32}{self.rules.name}"
+        names = kept.named(jobs, self.keep, how)
+        fixed = convolutions.fixed_ways(self._ways) if self.deterministic else nullcontext()
+        with kept.alone(names), fixed:
             found = {id: kept.load(path, jobs[id]) for id, path in names.items() if path.exists()}
             done = self._do({id: job for id, job in jobs.items() if id not in found})
             for id in names.keys() - found.keys():
@@ -98,8 +103,22 @@ class Workshop:
     def _do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
         public = {id: job for id, job in jobs.items() if isinstance(job, PublicStep)}
         watched = {id: job for id, job in jobs.items() if isinstance(job, Watched)}
-        rest = {id: job for id, job in jobs.items() if id not in public and id not in watched}
-        return self._public(public) | self._watched(watched) | self._works(rest)
+        common = self._common(jobs) if self.deterministic else {}
+        apart = public.keys() | watched.keys() | common.keys()
+        rest = {id: job for id, job in jobs.items() if id not in apart}
+        return common | self._public(public) | self._watched(watched) | self._works(rest)
+
+    def _common(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
+        """Works that other runs have too, each by itself.
+
+        In a stack their last bits would depend on who else is in it. Here they depend on the work
+        alone, so all methods that begin with it go on from the same bits.
+        """
+        done: dict[str, Any] = {}
+        for id, job in jobs.items():
+            if isinstance(job, Work) and job.common:
+                done |= self._alone({id: job})
+        return done
 
     def _public(self, jobs: Mapping[str, PublicStep]) -> dict[str, Any]:
         """Steps on public images: captured as asked for, on a GPU also where nothing is."""
@@ -255,9 +274,9 @@ class Workshop:
         """Whether works that are alike take their steps together: as asked for, or as tried."""
         if self.mode != "auto":
             return self.mode == "stacked"
-        name = name_of(f"replicas {without_rows(key)!r} x {len(jobs)} on {machine(jobs[0])}")
+        name = name_of(f"replicas {without_rows(key)!r} x {len(jobs)} on {self._machine(jobs[0])}")
         if name not in self.choices:
-            self._chose(name, remembered(name, lambda: tried_replicas(jobs)))
+            self._chose(name, remembered(name, lambda: self.rules.replicas(jobs)))
         return self.choices[name].mode == "stacked"
 
     def _to_capture(self, job: Any) -> bool:
@@ -273,11 +292,15 @@ class Workshop:
         if job.rows.x.device.type != "cuda":
             return False
         if key not in self._decided:
-            name = name_of(f"{key!r} on {machine(job)}")
+            name = name_of(f"{key!r} on {self._machine(job)}")
             if name not in self.choices:
-                self._chose(name, remembered(name, lambda: tried_captured(job)))
+                self._chose(name, remembered(name, lambda: self.rules.captured(job)))
             self._decided[key] = name
         return self.choices[self._decided[key]].mode == "captured"
+
+    def _machine(self, job: Any) -> str:
+        """What a choice depends on beside the form of the work."""
+        return machine(job) + self.rules.name
 
     def _form(self, id: str, job: Any) -> Hashable:
         if self.mode in ("loop", "captured"):
@@ -300,13 +323,14 @@ class Workshop:
             count = min(len(jobs), RUNS) if passes else len(jobs)
             size = count.bit_length()  # a choice for 60 members will do for 50
             about = trial_key(jobs[0]) if passes else key
-            name = name_of(f"{about!r} x 2^{size} on {machine(jobs[0])}")
+            name = name_of(f"{about!r} x 2^{size} on {self._machine(jobs[0])}")
             if self.mode == "stacked" and name not in self.choices:
                 self._chose(name, proved(key, jobs))
             elif name not in self.choices:
                 short = rounds > 0 and too_few(jobs, rounds)
                 little = Choice(what(key), count, "loop", "too little to try both ways")
-                self._chose(name, little if short else remembered(name, lambda: tried(key, jobs)))
+                find = lambda: self.rules.works(key, jobs)  # noqa: E731
+                self._chose(name, little if short else remembered(name, find))
             self._decided[key] = name
         return self.choices[self._decided[key]]
 
