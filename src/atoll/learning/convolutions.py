@@ -65,8 +65,11 @@ class Timing:
     seconds: dict[Way, float]
 
 
-# without timing: the first of these that agrees with torch's own convolution
-PREFERRED: tuple[Way, ...] = ("direct", "near", "unfolded", "grouped")
+# without timing, by the kind of device: the first that agrees with torch's own convolution
+PREFERRED: dict[str, tuple[Way, ...]] = {
+    "cuda": ("direct", "near", "unfolded", "grouped"),
+    "cpu": ("grouped", "unfolded", "near", "direct"),
+}
 # ways by shapes, type and device where a fixed rule chooses; None: the fastest is chosen
 _FIXED: ContextVar[dict[str, Way] | None] = ContextVar("fixed convolutions", default=None)
 CHOSEN: dict[str, Timing] = {}  # by shapes, type and device
@@ -182,10 +185,11 @@ def _capturing(x: Tensor) -> bool:
 
 def _fixed_way(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Way:
     """The preferred way that agrees with torch's own; a convolution in groups is torch's own."""
-    if sizes.groups > 1:
+    order = PREFERRED.get(x.device.type, PREFERRED["cpu"])
+    if sizes.groups > 1 or order[0] == "grouped":
         return "grouped"
     agreeing = _agreeing(_offered(x, weight, sizes), x, weight, bias, sizes)
-    return min(agreeing, key=PREFERRED.index)
+    return min(agreeing, key=order.index)
 
 
 def _agreeing(

@@ -181,6 +181,23 @@ def test_common_work_does_not_depend_on_who_else_works() -> None:
         assert same(job(), together[id])
 
 
+def on_gpu(job: Work) -> Work:
+    rows = Rows(job.rows.x.cuda(), job.rows.own.cuda(), job.rows.y.cuda())
+    return replace(job, weights={n: w.cuda() for n, w in job.weights.items()}, rows=rows)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_common_work_does_not_depend_on_who_else_works_either() -> None:
+    jobs = {f"site-{number}": on_gpu(pretraining(number)) for number in range(3)}
+    others = {id: replace(job, common=False) for id, job in jobs.items()}
+    with fixed_rules.deterministic_torch(True):
+        together = Workshop("auto", deterministic=True).do(jobs)
+        for id, job in jobs.items():
+            workshop = Workshop("auto", deterministic=True)
+            workshop.do(others)
+            assert same(workshop.do({id: job})[id], together[id])
+
+
 def test_other_work_is_still_done_together(tmp_path: Path) -> None:
     jobs = {f"site-{n}": replace(pretraining(n), common=False) for n in range(3)}
     clock = Clock(LONGER)
@@ -206,18 +223,25 @@ def convolution(groups: int = 1) -> tuple[torch.Tensor, torch.Tensor, Sizes]:
     return x, weight, Sizes((1, 1), (1, 1), (1, 1), groups)
 
 
-def test_convolutions_follow_a_fixed_order_and_are_not_timed(
+def fixed_way(groups: int = 1) -> convolutions.Way:
+    """The way that is chosen for such a convolution; its result is what comes out."""
+    x, weight, sizes = convolution(groups)
+    ways: dict[str, convolutions.Way] = {}
+    with convolutions.fixed_ways(ways):
+        result = convolutions.convolve(x, weight, None, sizes)
+    (way,) = ways.values()
+    assert torch.equal(result, convolutions.WAYS[way](x, weight, None, sizes))
+    return way
+
+
+def test_convolutions_follow_the_order_of_their_device_and_are_not_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(convolutions, "CHOSEN", {})
-    expected_ways: dict[int, convolutions.Way] = {1: "near", 2: "grouped"}
-    for groups, expected in expected_ways.items():
-        x, weight, sizes = convolution(groups)
-        ways: dict[str, convolutions.Way] = {}
-        with convolutions.fixed_ways(ways):
-            result = convolutions.convolve(x, weight, None, sizes)
-        assert list(ways.values()) == [expected]
-        assert torch.equal(result, convolutions.WAYS[expected](x, weight, None, sizes))
+    assert fixed_way() == "grouped"
+    monkeypatch.setitem(convolutions.PREFERRED, "cpu", convolutions.PREFERRED["cuda"])
+    assert fixed_way() == "near"  # `direct` is no other way without a GPU
+    assert fixed_way(groups=2) == "grouped"
     assert not convolutions.CHOSEN
 
 
@@ -226,11 +250,8 @@ def test_a_preferred_convolution_that_is_wrong_is_passed_over(
 ) -> None:
     wrong = lambda *given: convolutions.near(*given) * 1.01  # noqa: E731
     monkeypatch.setattr(convolutions, "WAYS", {**convolutions.WAYS, "near": wrong})
-    x, weight, sizes = convolution()
-    ways: dict[str, convolutions.Way] = {}
-    with convolutions.fixed_ways(ways):
-        convolutions.convolve(x, weight, None, sizes)
-    assert list(ways.values()) == ["unfolded"]
+    monkeypatch.setitem(convolutions.PREFERRED, "cpu", convolutions.PREFERRED["cuda"])
+    assert fixed_way() == "unfolded"
 
 
 def settings() -> tuple[object, ...]:
