@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,14 +20,14 @@ from atoll.core.rows import Rows
 from atoll.engines import fixed_rules
 from atoll.engines.local import execute
 from atoll.engines.sweep import Point, sweep
-from atoll.engines.trials import choices
+from atoll.engines.trials import TOLERANCE, choices
 from atoll.engines.workshop import Workshop
 from atoll.learning import convolutions
 from atoll.learning.collaboration import Learner, Lessons
 from atoll.learning.convolutions import Sizes
 from atoll.learning.image_nets import build
-from atoll.learning.train import Work, Worked
-from atoll.runs.config import RunConfig, resolve
+from atoll.learning.train import Optimiser, Phase, Work, Worked
+from atoll.runs.config import RunConfig, read, resolve
 from atoll.runs.result import Run
 
 METHODS = ("fccl", "fedmd", "fml", "fedmatch")
@@ -286,3 +286,50 @@ def test_cudnn_may_not_time_its_kernels_then() -> None:
     values = {"method": "fedavg", "engine": {"deterministic": True, "tune": True}}
     with pytest.raises(UserError, match=r"engine\.tune chooses kernels by timing"):
         resolve(values, "test")
+
+
+def test_split_networks_follow_a_fixed_order_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = resolve({**read("demo-vertical"), "rounds": 1}, "test")
+    given = replace(given, engine={**given.engine, "deterministic": True, "device": "cpu"})
+    clock = Clock(LONGER)
+    with fresh_process(clock, tmp_path / "cache"):
+        execute(given, tmp_path / "run")
+    (choice,) = [c for c in choices(tmp_path / "run").values() if c.reason == fixed_rules.EQUAL]
+    assert (choice.mode, choice.way) == ("stacked", "grouped")
+    assert 0 <= choice.difference <= choice.tolerance
+    wrong = {"each": 0.0, "grouped": 1e-3, "unfolded": 1e-15}
+    monkeypatch.setattr(fixed_rules, "passes_differences", lambda jobs: wrong)
+    with fresh_process(clock, tmp_path / "another cache"):
+        execute(given, tmp_path / "again")
+    ways = {c.way for c in choices(tmp_path / "again").values() if c.reason == fixed_rules.EQUAL}
+    assert ways == {"unfolded"}
+
+
+def test_what_differs_is_done_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [pretraining(0), pretraining(1)]
+    assert fixed_rules.fixed_captured(jobs[0]).mode == "captured"
+    assert fixed_rules.fixed_replicas(jobs).mode == "stacked"
+    for name in ("captured_difference", "replicas_difference"):
+        monkeypatch.setattr(fixed_rules, name, lambda given: 2 * TOLERANCE)
+    for choice in (fixed_rules.fixed_captured(jobs[0]), fixed_rules.fixed_replicas(jobs)):
+        assert choice.mode == "loop"
+        assert choice.reason.endswith("differ by 2.0e-08")
+
+
+def mixing(weights: Mapping[str, torch.Tensor], batch: Rows) -> torch.Tensor:
+    """A loss that reads a number of the whole stack: right for one member, wrong for many."""
+    away = batch.x @ weights["w"].mT - float(weights["w"].detach().mean())
+    return away.pow(2).mean((-1, -2))
+
+
+def test_a_stack_that_is_not_proved_is_refused() -> None:
+    phase = Phase("loss", ("w",), mixing, Optimiser("adam", 0.1))
+    jobs = [
+        Work({"w": torch.full((2, 3), 1.0 + n)}, {}, (phase,), rows, 4, 1, Stream.of(n))
+        for n, rows in enumerate([Rows(torch.rand(8, 3), torch.zeros(8, 0), torch.zeros(8))] * 2)
+    ]
+    choice = fixed_rules.fixed_works(("work",), jobs)
+    assert choice.mode == "loop"
+    assert "the stack differs" in choice.reason
