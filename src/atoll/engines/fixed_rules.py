@@ -15,26 +15,20 @@ from typing import Any
 import torch
 
 from atoll.engines.trials import (
-    TOLERANCE,
     Choice,
-    captured_difference,
-    passes_differences,
     proved,
-    replicas_difference,
+    proved_captured,
     stacks_that_fit,
     tried,
     tried_captured,
     tried_replicas,
-    what,
 )
 from atoll.learning.convolutions import fixed_ways
-from atoll.learning.passes import Passes, Way
 from atoll.learning.train import Work
 
-__all__ = ["BY_TIMING", "FIXED", "Rules", "deterministic_torch"]
+__all__ = ["BY_TIMING", "EQUAL", "FIXED", "Rules", "deterministic_torch"]
 
 EQUAL = "equal; a fixed rule, nothing was timed"
-PASSES_ORDER: tuple[Way, ...] = ("grouped", "unfolded", "each")  # "each" always agrees
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS reads it when a handle is created
 
 
@@ -50,40 +44,24 @@ class Rules:
 
 def fixed_works(key: Hashable, jobs: Sequence[Any]) -> Choice:
     """Stack works wherever the proof accepts it."""
-    if isinstance(jobs[0], Passes):
-        return _fixed_passes(key, jobs)
     choice = proved(key, jobs)
     if not isinstance(jobs[0], Work) or choice.mode == "loop":
         return choice
     return replace(choice, reason=EQUAL, parts=stacks_that_fit(jobs))
 
 
-def _fixed_passes(key: Hashable, jobs: Sequence[Passes]) -> Choice:
-    """Split networks: the first way in a fixed order that agrees with each client alone."""
-    if all(lent.still for job in jobs for lent in job.lent):
-        reason = "nothing moves at the clients"
-        return Choice(what(key), len(jobs), "stacked", reason, way="grouped")
-    differences = passes_differences(jobs)
-    way = next(way for way in PASSES_ORDER if differences[way] <= TOLERANCE)
-    return Choice(what(key), len(jobs), "stacked", EQUAL, differences[way], TOLERANCE, way=way)
-
-
 def fixed_replicas(jobs: Sequence[Work]) -> Choice:
-    """Replicas take each step together wherever that is equal."""
-    difference = replicas_difference(jobs)
-    equal = difference <= TOLERANCE
-    reason = EQUAL if equal else f"replicas differ by {difference:.1e}"
-    return Choice(
-        "replicas", len(jobs), "stacked" if equal else "loop", reason, difference, TOLERANCE
-    )
+    """Replicas take each step together wherever the proof accepts it."""
+    return _equal(proved_captured(jobs))
 
 
 def fixed_captured(job: Work) -> Choice:
-    """Capture the steps of a client wherever that is equal."""
-    difference = captured_difference(job)
-    equal = difference <= TOLERANCE
-    reason = EQUAL if equal else f"captured steps differ by {difference:.1e}"
-    return Choice("work", 1, "captured" if equal else "loop", reason, difference, TOLERANCE)
+    """Capture the steps of a client wherever the proof accepts it."""
+    return _equal(proved_captured([job]))
+
+
+def _equal(choice: Choice) -> Choice:
+    return choice if choice.mode == "loop" else replace(choice, reason=EQUAL)
 
 
 BY_TIMING = Rules("", tried, tried_replicas, tried_captured)
