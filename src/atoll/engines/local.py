@@ -14,6 +14,7 @@ from atoll.core.federation import SERVER, Moment, begin
 from atoll.core.messages import Packet, Tensors, pack, wrap_all
 from atoll.core.record import Look, Record, disk_errors
 from atoll.data.dataset import Dataset
+from atoll.engines.fixed_rules import deterministic_torch
 from atoll.engines.plan import Peak, plan, write_plan
 from atoll.engines.workshop import Workshop
 from atoll.learning.weights import copied
@@ -156,6 +157,7 @@ def workshop(options: EngineOptions, folder: Path, rounds: int, parts: int = 1) 
         tune=options.tune,
         parts=parts,
         rounds=rounds,
+        deterministic=options.deterministic,
     )
 
 
@@ -172,6 +174,18 @@ def execute(
 
     `loaded` is filled with the data, so that several runs load them once.
     """
+    with deterministic_torch(config.engine_options().deterministic):
+        _execute(config, folder, resume, watch, stopping, loaded)
+
+
+def _execute(
+    config: RunConfig,
+    folder: Path,
+    resume: bool,
+    watch: Callable[[Progress], None],
+    stopping: Callable[[], bool],
+    loaded: dict[str, Dataset] | None,
+) -> None:
     data: dict[str, Dataset] = {} if loaded is None else loaded
     made, record = prepare(config, folder, resume, data)
     options = config.engine_options()

@@ -136,12 +136,17 @@ def _row_bytes(made: Parts) -> int:
 
 
 def _free_bytes(made: Parts) -> int:
-    """What is free on the device of a run; 0 where the system does not say."""
+    """What is free on the device of a run; 0 where the system does not say.
+
+    With `engine.deterministic` all of its memory: what others use must not change the stacks.
+    """
+    total = made.config.engine_options().deterministic
     if made.site(made.scenario.clients[0]).device.type == "cuda":
-        return int(torch.cuda.mem_get_info()[0])
+        return int(torch.cuda.mem_get_info()[int(total)])
+    wanted = "MemTotal:" if total else "MemAvailable:"
     told = Path("/proc/meminfo")
     lines = told.read_text().splitlines() if told.exists() else []
-    found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    found = [int(line.split()[1]) << 10 for line in lines if line.startswith(wanted)]
     return found[0] if found else 0
 
 

@@ -10,6 +10,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from atoll.core.errors import UserError
 from atoll.core.record import disk_errors, write_whole
 from atoll.data.dataset import Dataset
+from atoll.engines.fixed_rules import deterministic_torch
 from atoll.engines.local import LocalEngine, prepare, workshop
 from atoll.engines.workshop import Workshop
 from atoll.runs.config import RunConfig, change, place, resolve
@@ -143,6 +145,19 @@ def sweep(
     A point that fails ends the sweep with its error once the others are done; with `failed`, the
     error is put there by the point's number and the runs of all others are given.
     """
+    deterministic = found[0].config.engine_options().deterministic
+    with deterministic_torch(deterministic):
+        return _sweep(found, folder, resume, watch, stopping, failed)
+
+
+def _sweep(
+    found: Sequence[Point],
+    folder: Path,
+    resume: bool,
+    watch: Callable[[Progress], None],
+    stopping: Callable[[], bool],
+    failed: dict[int, BaseException] | None,
+) -> list[Run]:
     data: dict[str, Dataset] = {}
     ready = [prepare(point.config, point.folder, resume, data) for point in found]
     with disk_errors(folder):
@@ -165,7 +180,10 @@ def sweep(
         finally:
             meeting.leave()
 
-    threads = [threading.Thread(target=one, args=(n,), daemon=True) for n in range(len(found))]
+    threads = [
+        threading.Thread(target=copy_context().run, args=(one, n), daemon=True)
+        for n in range(len(found))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

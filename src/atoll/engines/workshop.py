@@ -1,11 +1,13 @@
 """Does the work that clients yield: one after another, or those of one form together.
 
 On a GPU the steps of a client that is done alone may be captured and replayed. With `auto` trials
-say which way is taken (trials.py). A stack that finds no memory is done in halves.
+say which way is taken (trials.py); asked for or not, none is taken that was not proved (proof.py).
+A stack that finds no memory is done in halves.
 """
 
 import json
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -14,6 +16,9 @@ import torch
 
 from atoll.core.record import write_whole
 from atoll.engines import kept
+from atoll.engines.cache_key import UNRESOLVED, Key, cache_key
+from atoll.engines.fixed_rules import BY_TIMING, EQUAL, FIXED
+from atoll.engines.proof import first_steps
 from atoll.engines.trials import (
     CONVOLUTION,
     RUNS,
@@ -21,15 +26,16 @@ from atoll.engines.trials import (
     choices,
     keep_timings,
     kept_timings,
-    machine,
     name_of,
     proved,
+    proved_captured,
+    proved_passes,
+    proved_public,
+    proved_watch,
     remembered,
+    timed_ways,
     timings,
     too_few,
-    tried,
-    tried_captured,
-    tried_replicas,
     what,
     without_rows,
 )
@@ -66,16 +72,21 @@ class Workshop:
         tune: bool = False,
         parts: int = 1,
         rounds: int = 0,
+        deterministic: bool = False,
     ) -> None:
         """`parts`: how many stacks works of one form are dealt to, by a plan of memory.
 
         `rounds`: how often works of one form will be asked for; 0 where nobody knows.
+        `deterministic`: choose by fixed rules instead of by timing.
         """
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = tf32, tune
         self.mode, self.folder, self.streams, self.keep = mode, folder, streams, keep
-        self.parts, self.rounds = parts, rounds
-        self.choices: dict[str, Choice] = choices(folder) if folder else {}
+        self.parts, self.rounds, self.deterministic = parts, rounds, deterministic
+        self.rules = FIXED if deterministic else BY_TIMING
+        self._ways: dict[str, convolutions.Way] = {}  # of convolutions, chosen by a fixed rule
+        known = choices(folder) if folder else {}
+        self.choices = {n: c for n, c in known.items() if not n.startswith(UNRESOLVED)}
         convolutions.CHOSEN.update(kept_timings() | timings(self.choices.values()))
         convolutions.TAKEN.clear()
         self._decided: dict[Hashable, str] = {}
@@ -87,8 +98,10 @@ class Workshop:
 
     def do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
         """The results of jobs by the id of who asked for them; some may be known from before."""
-        names = kept.named(jobs, self.keep, f"{self.mode}, {torch.backends.cudnn.allow_tf32}")
-        with kept.alone(names):
+        how = f"{self.mode}, {torch.backends.cudnn.allow_tf32}{self.rules.name}"
+        names = kept.named(jobs, self.keep, how)
+        fixed = convolutions.fixed_ways(self._ways) if self.deterministic else nullcontext()
+        with kept.alone(names), fixed:
             found = {id: kept.load(path, jobs[id]) for id, path in names.items() if path.exists()}
             done = self._do({id: job for id, job in jobs.items() if id not in found})
             for id in names.keys() - found.keys():
@@ -98,8 +111,22 @@ class Workshop:
     def _do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
         public = {id: job for id, job in jobs.items() if isinstance(job, PublicStep)}
         watched = {id: job for id, job in jobs.items() if isinstance(job, Watched)}
-        rest = {id: job for id, job in jobs.items() if id not in public and id not in watched}
-        return self._public(public) | self._watched(watched) | self._works(rest)
+        common = self._common(jobs) if self.deterministic else {}
+        apart = public.keys() | watched.keys() | common.keys()
+        rest = {id: job for id, job in jobs.items() if id not in apart}
+        return common | self._public(public) | self._watched(watched) | self._works(rest)
+
+    def _common(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
+        """Works that other runs have too, each by itself.
+
+        In a stack their last bits would depend on who else is in it. Here they depend on the work
+        alone, so all methods that begin with it go on from the same bits.
+        """
+        done: dict[str, Any] = {}
+        for id, job in jobs.items():
+            if isinstance(job, Work) and job.common:
+                done |= self._alone({id: job})
+        return done
 
     def _public(self, jobs: Mapping[str, PublicStep]) -> dict[str, Any]:
         """Steps on public images: captured as asked for, on a GPU also where nothing is."""
@@ -108,9 +135,11 @@ class Workshop:
             cuda = next(iter(job.weights.values())).is_cuda
             if self.mode == "captured" or (self.mode == "auto" and cuda):
                 try:
-                    made[id] = self._captured_step(id, job)
+                    form = step_form(job)
                 except NotCapturableError:
                     continue
+                if self._public_proved(form, job):
+                    made[id] = self._captured_step(id, form, job)
         parts = [list(made)] if self.streams else [[id] for id in made]
         found: dict[str, Any] = {}
         for ids in parts:
@@ -118,8 +147,17 @@ class Workshop:
             found |= dict(zip(ids, done, strict=True))
         return {id: found[id] if id in found else job() for id, job in jobs.items()}
 
-    def _captured_step(self, id: str, job: PublicStep) -> CapturedStep:
-        form = step_form(job)
+    def _public_proved(self, form: Hashable, job: PublicStep) -> bool:
+        """Whether captured steps are proved; until there is a batch to follow they are not."""
+        key = ("public step", form)
+        if key not in self._decided:
+            if job.follow is None:
+                return False
+            named = cache_key(key, next(iter(job.weights.values())).device)
+            self._decide(key, named, lambda: remembered(named, lambda: proved_public(job)))
+        return self.choices[self._decided[key]].mode == "captured"
+
+    def _captured_step(self, id: str, form: Hashable, job: PublicStep) -> CapturedStep:
         known = self._steps.get(id)
         if known is None or known[0] != form or not known[1].fits(job):
             self._steps.pop(id, None)  # its memory is wanted
@@ -151,10 +189,19 @@ class Workshop:
         for key, ids in groups.items():
             works = [jobs[id].first for id in ids]
             choice = self._choice(form(works[0]), works)
-            if choice.mode == "stacked" and choice.way == "batched":
+            whole = choice.mode == "stacked" and choice.way == "batched"
+            if whole and self._watch_proved(key, [jobs[id] for id in ids]):
                 found = self._watch(key, [jobs[id] for id in ids])
                 done |= dict(zip(ids, found, strict=False))
         return done | self._by_epochs({id: jobs[id] for id in jobs if id not in done})
+
+    def _watch_proved(self, key: Hashable, jobs: Sequence[Watched]) -> bool:
+        """Whether all epochs of a round may be one computation."""
+        about = ("watch", key, len(jobs).bit_length())
+        if about not in self._decided:
+            named = cache_key(about, jobs[0].work.rows.y.device)
+            self._decide(about, named, lambda: remembered(named, lambda: proved_watch(jobs)))
+        return self.choices[self._decided[about]].mode == "stacked"
 
     def _watch(self, key: Hashable, jobs: Sequence[Watched]) -> list[Outcome]:
         """Members of a stack that is there already are done in it, if they are most of it.
@@ -253,12 +300,17 @@ class Workshop:
 
     def _as_replicas(self, key: Any, jobs: Sequence[Work]) -> bool:
         """Whether works that are alike take their steps together: as asked for, or as tried."""
-        if self.mode != "auto":
-            return self.mode == "stacked"
-        name = name_of(f"replicas {without_rows(key)!r} x {len(jobs)} on {machine(jobs[0])}")
-        if name not in self.choices:
-            self._chose(name, remembered(name, lambda: tried_replicas(jobs)))
-        return self.choices[name].mode == "stacked"
+        if self.mode not in ("auto", "stacked"):
+            return False
+        about = ("replicas", without_rows(key), len(jobs))
+        if about not in self._decided:
+            named = self._key(about, jobs[0].rows.y.device)
+            if self.mode == "stacked":
+                self._decide(about, named, lambda: proved_captured(jobs))
+            else:
+                find = lambda: self.rules.replicas(jobs)  # noqa: E731
+                self._decide(about, named, lambda: remembered(named, find))
+        return self.choices[self._decided[about]].mode == "stacked"
 
     def _to_capture(self, job: Any) -> bool:
         """Whether steps of this work are captured: as asked for, or on a GPU as a trial says."""
@@ -268,16 +320,20 @@ class Workshop:
             key = ("captured", *without_rows(likeness(job)))
         except NotCapturableError:
             return False
-        if self.mode == "captured":
-            return True
-        if job.rows.x.device.type != "cuda":
+        if self.mode != "captured" and job.rows.x.device.type != "cuda":
             return False
         if key not in self._decided:
-            name = name_of(f"{key!r} on {machine(job)}")
-            if name not in self.choices:
-                self._chose(name, remembered(name, lambda: tried_captured(job)))
-            self._decided[key] = name
+            named = self._key(key, job.rows.y.device)
+            if self.mode == "captured":
+                self._decide(key, named, lambda: proved_captured([job]))
+            else:
+                find = lambda: self.rules.captured(job)  # noqa: E731
+                self._decide(key, named, lambda: remembered(named, find))
         return self.choices[self._decided[key]].mode == "captured"
+
+    def _key(self, about: Hashable, device: torch.device) -> Key:
+        """The key of a choice by these rules: what was timed is not taken for what is fixed."""
+        return cache_key((about, self.rules.name), device)
 
     def _form(self, id: str, job: Any) -> Hashable:
         if self.mode in ("loop", "captured"):
@@ -296,19 +352,47 @@ class Workshop:
         are done one by one.
         """
         if key not in self._decided:
-            passes = isinstance(jobs[0], Passes)
-            count = min(len(jobs), RUNS) if passes else len(jobs)
-            size = count.bit_length()  # a choice for 60 members will do for 50
-            about = trial_key(jobs[0]) if passes else key
-            name = name_of(f"{about!r} x 2^{size} on {machine(jobs[0])}")
-            if self.mode == "stacked" and name not in self.choices:
-                self._chose(name, proved(key, jobs))
-            elif name not in self.choices:
-                short = rounds > 0 and too_few(jobs, rounds)
-                little = Choice(what(key), count, "loop", "too little to try both ways")
-                self._chose(name, little if short else remembered(name, lambda: tried(key, jobs)))
-            self._decided[key] = name
+            if isinstance(jobs[0], Passes):
+                self._choose_passes(key, jobs)
+            else:
+                self._choose(key, jobs, rounds)
         return self.choices[self._decided[key]]
+
+    def _choose(self, key: Hashable, jobs: Sequence[Any], rounds: int) -> None:
+        size = len(jobs).bit_length()  # a choice for 60 members will do for 50
+        named = self._key((key, size), jobs[0].rows.y.device)
+        if self.mode == "stacked":
+            self._decide(key, named, lambda: proved(key, jobs))
+        elif rounds > 0 and too_few(jobs, rounds):
+            little = Choice(what(key), len(jobs), "loop", "too little to try both ways")
+            self._decide(key, named, lambda: little)
+        else:
+            find = lambda: self.rules.works(key, jobs)  # noqa: E731
+            self._decide(key, named, lambda: remembered(named, find))
+
+    def _choose_passes(self, key: Hashable, jobs: Sequence[Passes]) -> None:
+        """Which way is fastest depends on the halves alone; whether it is right, on all the rest.
+
+        So a later stage, with another loss, is proved again and not timed again.
+        """
+        runs = min(len(jobs), RUNS)
+        reason = EQUAL if self.deterministic else "asked for"
+        timing = Choice(what(key), runs, "stacked", reason, way="grouped")
+        device = jobs[0].y.device
+        if self.mode != "stacked" and not self.deterministic:
+            about = (trial_key(jobs[0]), runs)
+            clocked = cache_key(about, device)
+            find = lambda: remembered(clocked, lambda: timed_ways(key, jobs))  # noqa: E731
+            self._decide(about, clocked, find)
+            timing = self.choices[clocked.name]
+        named = cache_key((form(first_steps(jobs[0])), runs), device)
+        self._decide(key, named, lambda: proved_passes(key, jobs, timing))
+
+    def _decide(self, key: Hashable, named: Key, find: Callable[[], Choice]) -> None:
+        """What is known under a name holds for a form of work; else what is found."""
+        if named.name not in self.choices:
+            self._chose(named.name, find())
+        self._decided[key] = named.name
 
     def _in_parts(self, key: Hashable, jobs: Sequence[Any]) -> list[Any]:
         """The results of a stack, or of halves of it, and of halves of these, as memory allows.

@@ -11,7 +11,9 @@ those of the first, which is torch's own, is left out.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -31,6 +33,7 @@ __all__ = [
     "Timing",
     "convolve",
     "direct",
+    "fixed_ways",
     "for_members",
     "grouped",
     "near",
@@ -62,6 +65,13 @@ class Timing:
     seconds: dict[Way, float]
 
 
+# without timing, by the kind of device: the first that agrees with torch's own convolution
+PREFERRED: dict[str, tuple[Way, ...]] = {
+    "cuda": ("direct", "near", "unfolded", "grouped"),
+    "cpu": ("grouped", "unfolded", "near", "direct"),
+}
+# ways by shapes, type and device where a fixed rule chooses; None: the fastest is chosen
+_FIXED: ContextVar[dict[str, Way] | None] = ContextVar("fixed convolutions", default=None)
 CHOSEN: dict[str, Timing] = {}  # by shapes, type and device
 TAKEN: set[str] = set()  # of these, those that were asked for since somebody emptied this
 
@@ -141,10 +151,25 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Te
     return WAYS[_way(x, weight, bias, sizes)](x, weight, bias, sizes)
 
 
+@contextmanager
+def fixed_ways(ways: dict[str, Way]) -> Iterator[None]:
+    """Choose convolutions by a fixed rule instead of by timing; `ways` holds the choices."""
+    token = _FIXED.set(ways)
+    try:
+        yield
+    finally:
+        _FIXED.reset(token)
+
+
 def _way(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Way:
     key = _key(x, weight, bias, sizes)
+    fixed = _FIXED.get()
+    if fixed is not None:
+        if key not in fixed and not _capturing(x):
+            fixed[key] = _fixed_way(x, weight, bias, sizes)
+        return fixed.get(key, "grouped")
     if key not in CHOSEN or CHOSEN[key].way not in WAYS:
-        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        if _capturing(x):
             return "grouped"  # no clock runs while a graph is captured
         ways = _offered(x, weight, sizes)
         ways = _agreeing(ways, x, weight, bias, sizes)
@@ -152,6 +177,19 @@ def _way(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Way:
         CHOSEN[key] = Timing(min(ways, key=lambda name: seconds[name]), seconds)
     TAKEN.add(key)
     return CHOSEN[key].way
+
+
+def _capturing(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _fixed_way(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Way:
+    """The preferred way that agrees with torch's own; a convolution in groups is torch's own."""
+    order = PREFERRED.get(x.device.type, PREFERRED["cpu"])
+    if sizes.groups > 1 or order[0] == "grouped":
+        return "grouped"
+    agreeing = _agreeing(_offered(x, weight, sizes), x, weight, bias, sizes)
+    return min(agreeing, key=order.index)
 
 
 def _agreeing(

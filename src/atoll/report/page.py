@@ -271,7 +271,8 @@ def _gained(group: Group, gained: dict[str, Pair]) -> str:
         f"{worst} ({100 * clients[worst]:+.1f})."
     )
     ends = ["No site lost.", "One site lost."]
-    return f"{words} {ends[lost] if lost < 2 else f'{lost} sites lost.'}{_caution(group)}"
+    caution = _caution(group) + tables.unpaired_note(pair)
+    return f"{words} {ends[lost] if lost < 2 else f'{lost} sites lost.'}{caution}"
 
 
 def _caution(group: Group) -> str:

@@ -31,11 +31,13 @@ __all__ = [
     "sites",
     "size",
     "traffic",
+    "unpaired_note",
 ]
 
 SERVER = "server"
 ALONE = "alone"  # the method whose sites do not talk
 LOCAL = ("local", "solo")  # variants of methods that each site trains alone
+UNPAIRED = "unpaired: kernels were chosen by timing; set engine.deterministic = true"
 FORGETTING = ("forgetting_best_last", "forgetting_first_last", "forgetting_diagonal_last")
 
 
@@ -102,6 +104,7 @@ class Pair:
     name: str
     against: str
     differences: dict[int, dict[str, float]]  # seed -> client -> accuracy minus the other's
+    unpaired: bool = False  # equal training before any exchange may have given other bits in each
 
     @property
     def seeds(self) -> list[float]:
@@ -205,7 +208,21 @@ def _pair(one: tuple[Group, str], other: tuple[Group, str]) -> Pair:
         if variant == mine and (seed, theirs) in b.accuracy:
             here, there = a.accuracy[seed, mine], b.accuracy[seed, theirs]
             found[seed] = {c: here[c] - there[c] for c in here if c in there}
-    return Pair(a.title(mine), b.title(theirs), found)
+    return Pair(a.title(mine), b.title(theirs), found, a is not b and (_timed(a) or _timed(b)))
+
+
+def _timed(group: Group) -> bool:
+    """Whether some run of a group chose its kernels by timing on a GPU."""
+    return any(
+        str(run.facts.get("device", "")).startswith("cuda")
+        and not run.config.get("engine", {}).get("deterministic", False)
+        for run in group.runs
+    )
+
+
+def unpaired_note(pair: Pair) -> str:
+    """A sentence for a comparison of runs whose common training may differ; else nothing."""
+    return f" The runs are {UNPAIRED}." if pair.unpaired else ""
 
 
 def _comparable(a: Group, b: Group) -> bool:
@@ -258,6 +275,8 @@ def differences(groups: Sequence[Group]) -> Table | None:
         "± is the population standard deviation over seeds of the mean over sites. The last column "
         "counts pairs (site and seed) in which the first is better, equal, worse."
     )
+    if any(pair.unpaired for pair in pairs):
+        caption += f" Marked rows are {UNPAIRED}."
     header = ("first", "second", "difference", "smallest at a site", "largest at a site", "b/e/w")
     return Table(caption, header, rows)
 
@@ -274,7 +293,7 @@ def _difference(pair: Pair) -> tuple[Cell, ...]:
     every = [d for found in pair.differences.values() for d in found.values() if math.isfinite(d)]
     counts = [sum(d > 0 for d in every), sum(d == 0 for d in every), sum(d < 0 for d in every)]
     return (
-        Cell(pair.name),
+        Cell(f"{pair.name} (unpaired)" if pair.unpaired else pair.name),
         Cell(pair.against),
         number(pair.seeds, signed=True),
         number([min(clients.values(), default=math.nan)], signed=True),

@@ -53,6 +53,7 @@ class EngineOptions:
     packing: bool = True  # messages become bytes and back; false: copied and counted, for sweeps
     tf32: bool = False  # rounded products on GPUs that have them: faster, less exact
     tune: bool = False  # cuDNN tries its ways on the first batches: faster, other last digits
+    deterministic: bool = False  # choose kernels by fixed rules, not by timing: slower, equal bits
     keep: str = ""  # a folder where training before the first round is kept for other runs
     device: str = "auto"  # auto, cpu or cuda
     threads: Annotated[int, Field(ge=0, le=1024)] = 0  # of torch on the CPU; 0: its own choice
@@ -99,7 +100,11 @@ class RunConfig:
 
     def engine_options(self) -> EngineOptions:
         """The engine's options."""
-        return build(EngineOptions, self.engine, "[engine]")
+        options = build(EngineOptions, self.engine, "[engine]")
+        if options.deterministic and options.tune:
+            what = "engine.tune chooses kernels by timing, which engine.deterministic rules out"
+            raise UserError(what, "[engine]", "set one of the two to false")
+        return options
 
 
 TABLES = ("data", "scenario", "model", "public", "method", "engine")

@@ -62,6 +62,17 @@ def test_a_plan_is_within_a_fifth_of_what_a_run_takes(optimiser: str, tmp_path: 
     assert found.peak == found.fixed + 120 * found.each
 
 
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="the system does not say")
+def test_a_deterministic_run_is_planned_by_all_memory_of_the_machine() -> None:
+    engines = {"mode": "stacked", "deterministic": True}
+    given = resolve({**vars(config(16)), "engine": engines}, "test")
+    planned = plan(lambda: parts(given), engine, fewest=16)
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    (total,) = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemTotal:")]
+    assert planned is not None
+    assert planned.free == total
+
+
 def test_what_a_round_leaves_open_is_planned_too(tmp_path: Path) -> None:
     given = resolve({**vars(config(120)), "rounds": 4, "engine": UNPACKED}, "test")
     waiting, ahead = (

@@ -25,10 +25,13 @@ def record(
     hits: dict[str, dict[str, int]],
     stages: int = 1,
     tensors: Any = SHAPE,
+    *,
+    device: str = "cpu",
+    engine: str = "",
 ) -> Path:
     """A run of two sites with ten test rows each; `hits` by variant and site."""
     facts = {
-        "atoll": "0", "python": "3", "packages": {"torch": "2"}, "threads": 1, "device": "cpu",
+        "atoll": "0", "python": "3", "packages": {"torch": "2"}, "threads": 1, "device": device,
         "data": {"name": "made", "title": "made", "rows": 20, "classes": 2, "source": "here",
                  "partial": "", "fingerprint": "f" * 64},
         "clients": ["a", "b"], "tasks": [f"task-{n}" for n in range(stages)],
@@ -38,6 +41,7 @@ def record(
                  "own_names": ["lab"]} for id in ("a", "b")}},
     }  # fmt: skip
     config = f'name = "{method}"\nseed = {seed}\n[scenario]\n[method]\nname = "{method}"\n'
+    config += f"[engine]\n{engine}\n" if engine else ""
     made = Record.create(folder, config, facts)
     for stage in range(stages):
         made.add([Round(stage, 0, {"loss": 1.0})])
@@ -81,6 +85,41 @@ def test_the_table_has_mean_and_spread_over_seeds(groups: list[Group]) -> None:
     assert rows[0][:2] == ["fedavg", "0.7250 ± 0.0250"]
     assert rows[0][3] == "0.6500 ± 0.0500"  # the worst site
     assert rows[1][:2] == ["alone", "0.7000 ± 0.0000"]
+
+
+def two_methods(folder: Path, device: str, *engines: str) -> list[Group]:
+    """A method with its own yardstick and the method alone, one seed, each on its engine."""
+    variants = [{"solo": {"a": 5, "b": 5}, "fccl": {"a": 8, "b": 6}}, {"": {"a": 7, "b": 7}}]
+    return gather([
+        record(folder / method, method, 0, hits, device=device, engine=engine)
+        for method, hits, engine in zip(("fccl", "alone"), variants, engines, strict=True)
+    ])  # fmt: skip
+
+
+UNPAIRED = "unpaired: kernels were chosen by timing; set engine.deterministic = true"
+FIXED, TIMED = "deterministic = true", "deterministic = false"
+
+
+@pytest.mark.parametrize(
+    ("device", "engines", "unpaired"),
+    [
+        ("cuda:0", (TIMED, TIMED), True),
+        ("cuda", (FIXED, ""), True),  # a record of an older release does not say
+        ("cuda:0", (FIXED, FIXED), False),
+        ("cpu", (TIMED, TIMED), False),
+    ],
+)
+def test_methods_on_a_gpu_are_unpaired_unless_their_kernels_are_fixed(
+    tmp_path: Path, device: str, engines: tuple[str, str], unpaired: bool
+) -> None:
+    groups = two_methods(tmp_path, device, *engines)
+    table = tables.differences(groups)
+    names = [row[0] for row in texts(table)]
+    # within a run both models begin with the same training; only the runs are apart
+    assert names == ["fccl: fccl", "fccl: fccl" + " (unpaired)" * unpaired]
+    assert table is not None
+    assert (UNPAIRED in table.caption) == unpaired
+    assert page.page(groups).count(UNPAIRED) == 2 * unpaired  # beside the table, and in words
 
 
 def test_differences_are_paired_by_seed_and_site(groups: list[Group]) -> None:
