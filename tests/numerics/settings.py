@@ -1,6 +1,6 @@
 """Emulated CPUs: environments that make the numerical libraries take another CPU's kernels.
 
-ATen, oneDNN, OpenBLAS and NumPy choose kernels by variables. MKL asks for the CPU's maker first; a
+ATen, oneDNN, OpenBLAS, NumPy and glibc choose kernels by variables. MKL asks for the CPU's maker first; a
 small library that is loaded before it (`mkl_vendor.c`) answers in its place.
 """
 
@@ -32,6 +32,7 @@ OWN = (
     "ONEDNN_MAX_CPU_ISA",
     "OPENBLAS_CORETYPE",
     "NPY_DISABLE_CPU_FEATURES",
+    "GLIBC_TUNABLES",
     "LD_PRELOAD",
 )
 
@@ -91,6 +92,8 @@ def environment(setting: Setting, library: Path | None) -> dict[str, str]:
     }
     if hidden := " ".join(_hidden(level)):
         own["NPY_DISABLE_CPU_FEATURES"] = hidden
+    if level == "sse":
+        own["GLIBC_TUNABLES"] = "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4"  # exp, log and the like
     if not setting.vendor:
         own["MKL_CBWR"] = "COMPATIBLE"
     elif setting.vendor == "intel":
