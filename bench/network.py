@@ -131,9 +131,9 @@ def vleto(folder: Path, rounds: int) -> dict[str, float]:
 
 def exchanges(folder: Path, soak: int, quick: bool) -> dict[str, Any]:
     """A job that only carries bytes, with NVFlare's processes started as ours are."""
-    from atoll.engines import network, nvflare  # noqa: PLC0415
+    from atoll.engines.network import kits, nvflare, process  # noqa: PLC0415
 
-    kit = network.Kit(folder / "kits" / "coordinator")
+    kit = kits.Kit(folder / "kits" / "coordinator")
     out, times = folder / "found.json", (20, 5, 2) if quick else (200, 40, 10)
     sizes = [[10_000, times[0]], [1_000_000, times[1]], [20_000_000, times[2]]]
     job = folder / "job"
@@ -146,10 +146,10 @@ def exchanges(folder: Path, soak: int, quick: bool) -> dict[str, Any]:
         body = json.loads((job / name).read_text())
         body["components"][0].update(path=path, args=arguments)
         (job / name).write_text(json.dumps(body))
-    host = network._Process(
-        "server", kit, network._environment(PYTHONPATH=str(folder / "parts"), OMP_NUM_THREADS="1")
+    host = process.Process(
+        "server", kit, process.environment(PYTHONPATH=str(folder / "parts"), OMP_NUM_THREADS="1")
     )
-    session = nvflare.Session(network.ADMIN, kit.folder.resolve() / "admin")
+    session = nvflare.Session(kits.ADMIN, kit.folder.resolve() / "admin")
     try:
         while len(session.sites() or {}) < len(SITES):
             host.ensure()

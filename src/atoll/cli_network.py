@@ -21,8 +21,10 @@ from atoll.core.errors import (
     InterruptedRunError,
     UserError,
 )
-from atoll.engines import egress, network, rehearsal
 from atoll.engines.local import fresh_folder, last_folder
+from atoll.engines.network import coordinator, egress, rehearsal
+from atoll.engines.network import site as site_end
+from atoll.engines.network.kits import Kit, init, renew
 from atoll.runs.config import RunConfig, read, resolve
 from atoll.runs.result import Run
 
@@ -62,9 +64,9 @@ class _Commands:
     ) -> None:
         """Make a kit for every party that has none; the others' kits are not touched."""
         config = resolve(read(run), run) if run else None
-        made = network.init(project, to, config)
+        made = init(project, to, config)
         for name in made["new"]:
-            until = network.Kit(to / name).until
+            until = Kit(to / name).until
             self._say(f"made {to / name}, certificate until {until:%Y-%m-%d}")
         for name in made["revoked"]:
             self._say(f"revoked {name}: it is given no more work; its certificate still ends")
@@ -79,8 +81,8 @@ class _Commands:
         to: Annotated[Path, typer.Option("--out", help="the folder of the kits")] = Path("kits"),
     ) -> None:
         """Give one party a new certificate; all other kits stay as they are."""
-        folder = network.renew(project, to, name)
-        until = network.Kit(folder).until
+        folder = renew(project, to, name)
+        until = Kit(folder).until
         self._say(f"renewed {folder}, certificate until {until:%Y-%m-%d}")
 
     def show_kits(
@@ -89,7 +91,7 @@ class _Commands:
     ) -> None:
         """Say of every kit whose it is, until when it is valid, and what is wrong with it."""
         for folder in kits:
-            kit = network.Kit(folder)
+            kit = Kit(folder)
             try:
                 wrong = kit.check() or "in order"
             except UserError as error:
@@ -128,15 +130,15 @@ class _Commands:
         todo = [(config, to or _folder(config, resume)) for config in configs]
         for config, folder in todo:
             _begun(config, folder, resume)
-        terms = network.Terms(deadline, silence, patience, at_least)
-        warning = network.Kit(kit).check()
+        terms = coordinator.Terms(deadline, silence, patience, at_least)
+        warning = Kit(kit).check()
         if warning:
             self.err.print(warning, soft_wrap=True)
         with self._stoppable("stopping after this round") as stopping, self._lines(quiet) as tell:
             try:
-                network.serve(
-                    network.Kit(kit), todo, terms,
-                    lambda said, views: tell(network.lines(said, views)), stopping,
+                coordinator.serve(
+                    Kit(kit), todo, terms,
+                    lambda said, views: tell(coordinator.lines(said, views)), stopping,
                 )  # fmt: skip
             except InterruptedRunError as error:
                 where = str(todo[0][1])
@@ -152,11 +154,11 @@ class _Commands:
         quiet: Annotated[bool, typer.Option("--quiet", help="print mistakes only")] = False,
     ) -> None:
         """Take part with this site's data until stopped with Ctrl-C."""
-        warning = network.Kit(kit).check()
+        warning = Kit(kit).check()
         if warning:
             self.err.print(warning, soft_wrap=True)
         with self._stoppable("leaving") as stopping, self._lines(quiet) as tell:
-            network.join(network.Kit(kit), site, lambda line: tell([line]), stopping)
+            site_end.join(Kit(kit), site, lambda line: tell([line]), stopping)
 
     def rehearse(
         self,

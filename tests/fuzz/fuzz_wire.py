@@ -23,7 +23,7 @@ except ImportError:
 with watched:
     from atoll.core.errors import BadMessageError
     from atoll.core.messages import Check, Packet, Weights, opened, pack
-    from atoll.engines.gate import Gate, SiteFile, handled
+    from atoll.engines.network.policy import Gate, SiteFile, handled
 from atoll.methods.fedavg import Fitted
 from atoll.runs.config import change, resolve, to_toml
 

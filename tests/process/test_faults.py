@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from atoll.core.record import Absence, read_events
-from atoll.engines import egress
 from atoll.engines.local import execute
-from atoll.engines.rehearsal import outdate
+from atoll.engines.network import egress
+from atoll.engines.network.rehearsal import outdate
 from atoll.runs.config import read, resolve
 
 from .federation import SITES, Federation, federation, free_port, wait_for

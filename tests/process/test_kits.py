@@ -8,8 +8,9 @@ import pytest
 
 from atoll.core import VERSION
 from atoll.core.errors import ClientFailedError, UserError
-from atoll.engines.network import COORDINATOR, Kit, init, join, reachable, renew
-from atoll.engines.rehearsal import outdate
+from atoll.engines.network.kits import COORDINATOR, Kit, init, renew
+from atoll.engines.network.rehearsal import outdate
+from atoll.engines.network.site import join, reachable
 from atoll.runs.config import change, resolve
 
 pytest.importorskip("nvflare", reason="needs the extra nvflare")
@@ -132,7 +133,7 @@ def test_a_site_whose_log_is_broken_is_refused_before_it_connects(tmp_path: Path
 def test_a_site_that_cannot_open_its_gate_says_so_when_it_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from atoll.engines import nvflare  # noqa: PLC0415 - only where it is installed
+    from atoll.engines.network import nvflare  # noqa: PLC0415 - only where it is installed
 
     monkeypatch.setattr(nvflare, "_die_with_parent", lambda: None)  # this process may go on
     kit = Kit(tmp_path)
@@ -187,7 +188,7 @@ def test_a_key_that_does_not_fit_or_is_not_there_is_said(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("ok", [True, False])
 def test_a_site_with_another_version_is_named(ok: bool) -> None:
-    from atoll.engines import nvflare  # noqa: PLC0415 - only where it is installed
+    from atoll.engines.network import nvflare  # noqa: PLC0415 - only where it is installed
 
     class Site:
         """A site's end that has another version."""

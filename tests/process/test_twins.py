@@ -12,8 +12,8 @@ import pytest
 
 from atoll import methods
 from atoll.core.record import Message, read_events
-from atoll.engines import egress
 from atoll.engines.local import execute
+from atoll.engines.network import egress
 from atoll.runs.config import RunConfig, change, resolve, to_toml
 from atoll.runs.parts import Parts, parts
 

@@ -83,7 +83,7 @@ def test_the_version_is_that_of_the_package() -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_every_name_that_a_module_makes_public_exists(name: str) -> None:
-    if name == "atoll.engines.nvflare":
+    if name == "atoll.engines.network.nvflare":
         pytest.importorskip("nvflare", reason="needs the extra nvflare")
     module = importlib.import_module(name)
     public = getattr(module, "__all__", [])

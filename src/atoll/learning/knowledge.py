@@ -24,6 +24,7 @@ __all__ = [
     "evolved",
     "fisher",
     "frozen",
+    "pairwise_sum",
     "share",
     "threshold",
 ]
@@ -65,7 +66,9 @@ def fisher(network: Bottom, weights: Mapping[str, Tensor], x: Tensor, g: Tensor)
     """Eq. 7: the mean over samples of the squared gradient, g being each sample's by its embedding.
 
     One gradient for each sample: the square of a batch's mean gradient would be another number. So
-    each sample gets weights of its own, equal to all the others.
+    each sample gets weights of its own, equal to all the others. Every entry sums its samples in
+    the same order, so entries that are equal in theory (the weight of a constant pixel and the
+    bias) are equal to the last bit, and what `frozen` selects does not depend on the CPU.
     """
     total = {name: torch.zeros_like(w) for name, w in weights.items()}
     for rows, gradients in zip(x.split(CHUNK), g.split(CHUNK), strict=True):
@@ -78,8 +81,22 @@ def fisher(network: Bottom, weights: Mapping[str, Tensor], x: Tensor, g: Tensor)
         # copied: how a product is rounded may depend on where a message's bytes happen to lie
         found = torch.autograd.grad(embedding, list(own.values()), gradients[:, None].clone())
         for name, each in zip(own, found, strict=True):
-            total[name] += (each**2).sum(0)
+            total[name] += pairwise_sum(each**2)
     return {name: summed / len(x) for name, summed in total.items()}
+
+
+def pairwise_sum(values: Tensor) -> Tensor:
+    """Sum over the first axis, in one order for every entry: halves are added until one is left.
+
+    `Tensor.sum` chooses the order of additions by shape, layout and CPU.
+    """
+    if not len(values):
+        return values.new_zeros(values.shape[1:])
+    while len(values) > 1:
+        half = len(values) // 2
+        odd = values[2 * half :]
+        values = torch.cat([values[:half] + values[half : 2 * half], odd])
+    return values[0]
 
 
 def added(one: Tensors, other: Tensors) -> Tensors:

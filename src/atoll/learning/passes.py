@@ -19,7 +19,7 @@ from torch import Tensor
 from atoll.core.messages import Learn, Tensors
 from atoll.core.rng import Stream, hashes, permutations
 from atoll.learning.models import Architecture
-from atoll.learning.replay import turned
+from atoll.learning.replay import distance_gradient, turned
 from atoll.learning.split import Agg, Batches, chunks, dropout, guarded, rounded
 
 __all__ = [
@@ -273,9 +273,7 @@ class _Halves:
         gradient = gradient.flatten(0, 1)
         if self.one.pull and self.past:
             past = torch.cat([table[self.members, taken] for table in self.past], 1)
-            away = embedding.detach() - past
-            length = away.flatten(1).norm(dim=1).clamp(min=1e-12)
-            gradient = gradient + self.one.pull * away / length[:, None, None]
+            gradient = gradient + self.one.pull * distance_gradient(embedding.detach(), past)
         found = torch.autograd.grad(embedding, list(self.leaves.values()), gradient)
         with torch.no_grad():
             for (name, weight), by in zip(self.weights.items(), found, strict=True):

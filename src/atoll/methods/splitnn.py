@@ -28,7 +28,15 @@ from atoll.data.site import Site
 from atoll.learning.knowledge import class_means
 from atoll.learning.models import Architecture
 from atoll.learning.passes import Lent, Passes, Step, draws, would_be
-from atoll.learning.replay import contrast, noisy, picked, radius, translated, turned
+from atoll.learning.replay import (
+    contrast,
+    distance_gradient,
+    noisy,
+    picked,
+    radius,
+    translated,
+    turned,
+)
 from atoll.learning.split import (
     Agg,
     Batches,
@@ -191,9 +199,7 @@ class Client:
         if not self._pulls:
             return torch.zeros_like(embedding)
         x, _ = self._inputs(request, moment, -1)
-        apart = embedding - self.half.embed(x, self.before)
-        length: Tensor = apart.norm()
-        return W_KD * apart / length.clamp(min=1e-12)
+        return W_KD * distance_gradient(embedding, self.half.embed(x, self.before))
 
     def _scaled(self, x: Tensor) -> Tensor:
         return pixels(x, self.options.pixel_mean, self.options.pixel_std)

@@ -17,9 +17,9 @@ from atoll.core.record import Look, Record, Score, read_checkpoint, read_events
 from atoll.data import agree
 from atoll.data.agree import Agree, Agreed, Offer, Offered, Plan, common, elsewhere, planned
 from atoll.data.tables import TableOptions
-from atoll.engines.egress import lines
-from atoll.engines.gate import Finish, Gate, RefusedError, SiteFile
 from atoll.engines.local import execute
+from atoll.engines.network.egress import lines
+from atoll.engines.network.policy import Finish, Gate, RefusedError, SiteFile
 from atoll.runs.config import RunConfig, change, resolve, to_toml
 from atoll.runs.loop import facts, go
 from atoll.runs.parts import Parts

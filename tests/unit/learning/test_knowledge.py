@@ -76,6 +76,31 @@ def test_fisher_is_the_mean_of_each_samples_squared_gradient() -> None:
         assert (found[name] >= 0).all()
 
 
+def test_the_sum_of_samples_has_one_order_for_every_entry() -> None:
+    column = torch.from_numpy(Stream.of(1, "sum").numpy().standard_normal(70)).float() ** 2
+    for shape in ((1,), (64, 1, 5, 5), (50, 1000), (3,)):
+        values = column.view(-1, *[1] * len(shape)).expand(70, *shape).contiguous()
+        total = knowledge.pairwise_sum(values)
+        assert total.shape == shape
+        assert len(total.unique()) == 1, "equal columns have equal sums"
+        torch.testing.assert_close(total.flatten()[0], column.double().sum().float())
+        turned = values.movedim(0, -1).contiguous().movedim(-1, 0)  # another layout
+        assert torch.equal(knowledge.pairwise_sum(turned), total)
+    assert knowledge.pairwise_sum(torch.zeros((0, 2))).tolist() == [0, 0]
+    assert knowledge.pairwise_sum(torch.tensor([[1.0], [2.0], [4.0]])).tolist() == [7]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows", [5, 64, 100])
+def test_the_weights_of_a_constant_pixel_tie_with_the_bias(dtype: torch.dtype, rows: int) -> None:
+    made = bottom("dense", (1, 12, 12), 6, Stream.of(0, "net")).to(dtype)
+    weights = {name: w.detach() for name, w in made.named_parameters()}
+    x = drawn(rows, 1, 12, 12).to(dtype)
+    x[:, 0, 0, 0] = 1
+    entries = fisher(made, weights, x, drawn(rows, 6, name="g").to(dtype))
+    assert torch.equal(entries["weight"][:, 0], entries["bias"])
+
+
 def test_a_scaled_loss_scales_fisher_by_the_square_and_freezes_the_same() -> None:
     made = bottom("dense", (4,), 3, Stream.of(0, "net")).double()
     weights = {name: w.detach() for name, w in made.named_parameters()}

@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import UserError
-from atoll.engines import network
 from atoll.engines.local import execute
+from atoll.engines.network.kits import COORDINATOR, Kit, Project, init, read_project
+from atoll.engines.network.process import running
+from atoll.engines.network.site import reachable
 from atoll.runs.config import RunConfig, to_toml
 
 __all__ = ["Item", "rehearse"]
@@ -67,7 +69,7 @@ class _Stage:
 
     def serve(self, name: str) -> subprocess.Popen[str]:
         """Start the coordinator with the shortened run."""
-        kit, out = self.kits / network.COORDINATOR, self.folder / name
+        kit, out = self.kits / COORDINATOR, self.folder / name
         self.processes[name] = subprocess.Popen(
             [*COMMAND, "serve", str(kit), str(self.folder / "run.toml"), "--out", str(out),
              "--silence", "10", "--quiet"],
@@ -97,7 +99,7 @@ class _Stage:
 
     def kill(self, name: str) -> None:
         """End all of NVFlare's processes of a kit at once, without warning."""
-        for pid in network.running(str((self.kits / name).resolve())):
+        for pid in running(str((self.kits / name).resolve())):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -108,7 +110,7 @@ class _Stage:
         for process in self.processes.values():
             with suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=20)
-        for name in (network.COORDINATOR, *self.sites):
+        for name in (COORDINATOR, *self.sites):
             self.kill(name)
 
 
@@ -116,8 +118,8 @@ def rehearse(
     project: Path, kits: Path, config: RunConfig, folder: Path, tell: Callable[[str], None]
 ) -> list[Item]:
     """Try everything; what came of it, in order."""
-    about, folder = network.read_project(project), folder.resolve()
-    found = [_checked(kits / name) for name in (network.COORDINATOR, *about.sites)]
+    about, folder = read_project(project), folder.resolve()
+    found = [_checked(kits / name) for name in (COORDINATOR, *about.sites)]
     for item in found:
         tell(_line(item))
     if not all(item.passed for item in found):
@@ -138,7 +140,7 @@ def _line(item: Item) -> str:
 
 
 def _checked(folder: Path) -> Item:
-    kit = network.Kit(folder)
+    kit = Kit(folder)
     try:
         warning = kit.check()
     except UserError as error:
@@ -149,12 +151,12 @@ def _checked(folder: Path) -> Item:
 
 @contextmanager
 def _staged(
-    about: network.Project, kits: Path, config: RunConfig, folder: Path
+    about: Project, kits: Path, config: RunConfig, folder: Path
 ) -> Iterator[tuple[_Stage, str]]:
     """Copies of the real kits; new ones for localhost where the coordinator is elsewhere."""
     folder.mkdir(parents=True)
     here, copied = folder / "kits", _is_here(about.server)
-    names = (network.COORDINATOR, *about.sites)
+    names = (COORDINATOR, *about.sites)
     if copied:
         for name in names:
             ignored = shutil.ignore_patterns("store", "work", "*.log", "*.txt", "*-*-*-*-*")
@@ -164,7 +166,7 @@ def _staged(
         own = folder / "project.toml"
         values = {"name": about.name, "port": about.port, "sites": list(about.sites)}
         own.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
-        network.init(own, here, config)
+        init(own, here, config)
         for name in about.sites:
             shutil.copy(kits / name / "site.toml", here / name / "site.toml")
         words = f"made for localhost, since {about.server} is not this machine"
@@ -248,7 +250,7 @@ def _site_killed(stage: _Stage, twin: bytes) -> Item:
 
 def _server_killed(stage: _Stage, twin: bytes) -> Item:
     what = "the server killed in a round"
-    return _disturbed(stage, twin, "server", what, lambda: stage.kill(network.COORDINATOR))
+    return _disturbed(stage, twin, "server", what, lambda: stage.kill(COORDINATOR))
 
 
 def _nan(stage: _Stage, twin: bytes) -> Item:
@@ -271,12 +273,12 @@ def _expired(stage: _Stage, twin: bytes) -> Item:
     shutil.copytree(stage.kits / name, old, ignore=shutil.ignore_patterns("store"))
     outdate(old, key)
     try:
-        network.Kit(old).check()
+        Kit(old).check()
         here = "NOT found out at the site"
     except UserError:
         here = "found out at the site"
     stage.serve("expired")
-    there = network.reachable(network.Kit(old)) if stage.begun("expired") else "no server"
+    there = reachable(Kit(old)) if stage.begun("expired") else "no server"
     passed, words = _same(stage, "expired", twin)
     passed = passed and here.startswith("found") and "expired" in there
     return Item(what, passed, f"{here}; {there or 'TAKEN by the server'}; the run {words}")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from atoll.core.errors import UserError
-from atoll.engines.network import Kit, Project, Terms, View, _draft, lines, read_project, serve
+from atoll.engines.network.coordinator import Terms, View, lines, serve
+from atoll.engines.network.kits import Kit, Project, _draft, read_project
 from atoll.runs.config import change, resolve
 
 

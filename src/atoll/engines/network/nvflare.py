@@ -48,9 +48,18 @@ from atoll.data.agree import (
     planned,
 )
 from atoll.data.tables import TableOptions
-from atoll.engines.gate import Finish, Gate, Reply, answered, handled, log, read_site, told
 from atoll.engines.local import prepare
-from atoll.engines.spoil import spoilt
+from atoll.engines.network.faults import spoilt
+from atoll.engines.network.policy import (
+    Finish,
+    Gate,
+    Reply,
+    answered,
+    handled,
+    log,
+    read_site,
+    told,
+)
 from atoll.learning.weights import without
 from atoll.runs.config import RunConfig, read, resolve, to_toml
 from atoll.runs.loop import Progress, facts, go
@@ -59,7 +68,7 @@ from atoll.runs.result import write_result
 
 __all__ = ["CLASSES", "ENVIRONMENT", "Coordinator", "Outpost", "Remote", "SiteLostError"]
 
-HERE = "atoll.engines.nvflare"
+HERE = "atoll.engines.network.nvflare"
 # What a site's policy lets a job name.
 CLASSES = (
     "nvflare.collab.runtime.controller.CollabController",

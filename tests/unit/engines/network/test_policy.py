@@ -12,9 +12,9 @@ import torch
 from atoll.core.errors import BadMessageError, UserError
 from atoll.core.federation import Moment
 from atoll.core.messages import Check, Empty, Packet, Weights, pack
-from atoll.engines import egress
-from atoll.engines.gate import Gate, RefusedError, SiteFile, read_site, told
 from atoll.engines.local import LocalEngine
+from atoll.engines.network import egress
+from atoll.engines.network.policy import Gate, RefusedError, SiteFile, read_site, told
 from atoll.runs.config import change, resolve, to_toml
 from atoll.runs.parts import parts
 

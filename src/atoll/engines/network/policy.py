@@ -34,8 +34,8 @@ from atoll.data.agree import Agree, Offer, OwnTable, Plan, UntoldError, only_her
 from atoll.data.splits import scenario
 from atoll.data.tables import TableOptions
 from atoll.data.vectors import KINDS as VECTOR_KINDS
-from atoll.engines.egress import EgressLog
-from atoll.engines.spoil import spoilt
+from atoll.engines.network.egress import EgressLog
+from atoll.engines.network.faults import spoilt
 from atoll.learning.weights import copied, prefixed
 from atoll.runs.config import RunConfig, resolve
 from atoll.runs.loop import write_recipe

@@ -1,0 +1,346 @@
+"""The coordinator's end: it hands runs in as jobs, watches the sites, and goes on after faults.
+
+NVFlare does the network, TLS and authentication. A run whose site, job or server dies is handed in
+again and goes on from its checkpoint, and waiting is never silent.
+"""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from atoll import methods
+from atoll.core.errors import (
+    EXIT_SITE_FAILED,
+    BadMessageError,
+    ClientFailedError,
+    InterruptedRunError,
+    UserError,
+)
+from atoll.core.options import NotNegative, NotNegativeInt, Positive, build
+from atoll.core.record import disk_errors, write_whole
+from atoll.engines.network.kits import ADMIN, COORDINATOR, Kit
+from atoll.engines.network.process import (
+    Process,
+    alone,
+    end_former,
+    environment,
+    nvflare,
+    read_json,
+    running,
+)
+from atoll.runs.config import RunConfig, to_toml
+
+__all__ = ["Terms", "View", "lines", "serve"]
+
+FRESH = 20.0  # seconds since NVFlare last heard of a site, from which it counts as away
+STUCK = 5  # jobs in a row that bring a run no further
+START_SECONDS = 90.0  # in which a job must have begun
+END_SECONDS = 8.0  # in which NVFlare should have ended a job that has done its work
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How patient the coordinator is."""
+
+    deadline: Positive = 3600.0  # seconds that one exchange may take
+    silence: Positive = 30.0  # seconds without a sign of life after which a site counts as lost
+    patience: NotNegative = 120.0  # seconds to wait for a site before going on without it
+    at_least: NotNegativeInt = 0  # sites that must be there, where some may be away; 0: all
+
+
+@dataclass
+class View:
+    """What the coordinator sees of a party, for a line on the screen."""
+
+    name: str
+    state: str  # connected, working, away, revoked
+    doing: str = ""
+    seen: float = 0.0  # seconds ago; 0 for never
+    sent: int = 0
+    received: int = 0
+
+
+@dataclass
+class _Serving:
+    """A coordinator at work."""
+
+    kit: Kit
+    todo: Sequence[tuple[RunConfig, Path]]
+    terms: Terms
+    tell: Callable[[str, list[View]], None]  # what is going on, and the parties
+    stopping: Callable[[], bool]
+    control: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.control = self.kit.folder.resolve() / "work"
+        self.host = Process("server", self.kit, environment(PYTHONUNBUFFERED="1"))
+        self.session = nvflare().Session(ADMIN, self.kit.folder.resolve() / "admin")
+        self.heard: dict[str, float] = {}
+        self.lost = ""  # why the last job ended
+
+    @property
+    def quorum(self) -> int:
+        """Sites without which nothing begins."""
+        can = all(methods.load(config.method["name"]).quorum for config, _ in self.todo)
+        return self.terms.at_least if can and self.terms.at_least else len(self.kit.sites)
+
+    def go(self) -> None:
+        """Do all runs; jobs that are lost are handed in again."""
+        idle, before = 0, self._progress()
+        try:
+            while True:
+                sites = self._wait()
+                ended = self._job(sites)
+                if self._over(ended):
+                    return
+                idle = 0 if self._progress() != before else idle + 1
+                before = self._progress()
+                if idle >= STUCK:
+                    raise UserError(
+                        f"{STUCK} jobs in a row brought the run no further: {self.lost}",
+                        str(self.kit.folder / "nvflare.log"),
+                        "mend what failed, then start atoll serve again: it goes on",
+                        EXIT_SITE_FAILED,
+                    )
+        finally:
+            self.session.close()
+            self.host.stop()
+
+    def _progress(self) -> list[int]:
+        paths = [folder / "checkpoint.safetensors" for _, folder in self.todo]
+        return [path.stat().st_mtime_ns if path.exists() else 0 for path in paths]
+
+    def _wait(self) -> list[str]:
+        """Until enough sites are there."""
+        began, all_sites = time.monotonic(), self.kit.sites
+        while True:
+            if self.stopping():
+                raise InterruptedRunError
+            here = self._here()
+            waited = time.monotonic() - began
+            enough = len(here) >= self.quorum and waited > self.terms.patience
+            if len(here) == len(all_sites) or enough:
+                return here
+            missing = [name for name in all_sites if name not in here]
+            self.tell(f"waiting for {len(missing)} of {len(all_sites)}", self._views())
+            time.sleep(0.5)
+
+    def _here(self) -> list[str]:
+        """The sites that NVFlare has heard of a moment ago; the server is started where need be."""
+        if self.host.ensure() and self.host.starts > 1:
+            self.session.close()
+        found = self.session.sites()
+        if found is not None:
+            self.heard |= found
+            for name in found.keys() - set(self.kit.sites):
+                self.session.ban(name)  # a site that was revoked, or of another list
+        now = time.time()
+        return [n for n in self.kit.sites if found and now - found.get(n, 0.0) < FRESH]
+
+    def _views(self) -> list[View]:
+        """Every party, with what the job says of it where there is one."""
+        now, told = time.time(), read_json(self.control / "status.json").get("sites", {})
+        views = []
+        for name in self.kit.sites:
+            one = told.get(name, {})
+            seen = max(self.heard.get(name, 0.0), float(one.get("seen", 0.0)))
+            ago = now - seen if seen else 0.0
+            doing = str(one.get("doing", ""))
+            state = "away" if not seen or ago > FRESH else "working" if doing else "connected"
+            views.append(View(name, state, doing, ago, one.get("sent", 0), one.get("received", 0)))
+        strangers = [name for name in self.heard if name not in self.kit.sites]
+        return views + [View(name, "revoked", "", now - self.heard[name]) for name in strangers]
+
+    def _job(self, sites: list[str]) -> dict[str, Any]:
+        """Hand in a job and watch it to its end; how it ended, empty where nobody could say."""
+        for name in ("ended.json", "status.json", "stop"):
+            (self.control / name).unlink(missing_ok=True)
+        plan = {
+            "sites": self.kit.sites, "deadline": self.terms.deadline,
+            "silence": self.terms.silence,
+            "at_least": 0 if self.quorum == len(self.kit.sites) else self.quorum,
+            "runs": [
+                {"folder": str(f.resolve()), **read_json(_beside(self.kit, f))}
+                for _, f in self.todo
+            ],
+        }  # fmt: skip
+        write_whole(self.control / "plan.json", json.dumps(plan).encode())
+        folder = self.control / "job"
+        nvflare().write_job(folder, self.control, sites)
+        job = self.session.submit(folder)
+        if not job:
+            return {}
+        self._watch(job, sites)
+        return read_json(self.control / "ended.json")
+
+    def _watch(self, job: str, sites: list[str]) -> None:
+        """Until the job has ended, its server is gone, or it has gone quiet."""
+        began, looked, starts = time.monotonic(), 0.0, self.host.starts
+        while True:
+            time.sleep(0.25)
+            if self.stopping() or self._returned(sites):
+                (self.control / "stop").touch()
+            if time.monotonic() - looked > 1.0:
+                looked = time.monotonic()
+                self._here()
+                state = self.session.state(job)
+                if self.host.starts > starts or (state or "").startswith("FINISHED"):
+                    return
+                if self._said_so():
+                    self._end(job)
+                    return
+            quiet = self._quiet(began)
+            if quiet > START_SECONDS:
+                self._end(job)
+                return
+            done = str(read_json(self.control / "status.json").get("done", ""))
+            self.tell(done or ("running" if quiet < 10 else "starting"), self._views())
+
+    def _said_so(self) -> bool:
+        """Whether the job has said how it ended, some seconds ago."""
+        try:
+            return time.time() - (self.control / "ended.json").stat().st_mtime > END_SECONDS
+        except OSError:
+            return False
+
+    def _end(self, job: str) -> None:
+        """End a job that has done what it can: NVFlare waits a minute for a site that is gone."""
+        self.session.abort(job)
+        end = time.monotonic() + END_SECONDS
+        while time.monotonic() < end:
+            if (self.session.state(job) or "").startswith("FINISHED"):
+                return
+            time.sleep(0.5)
+        for pid in running(str(self.kit.folder.resolve()), "runner_process"):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _quiet(self, began: float) -> float:
+        """Seconds since the job's own process last gave a sign of life."""
+        try:
+            return time.time() - (self.control / "status.json").stat().st_mtime
+        except OSError:
+            return time.monotonic() - began + 10
+
+    def _returned(self, sites: list[str]) -> bool:
+        """Whether a site that the job goes without is back."""
+        now = time.time()
+        away = [name for name in self.kit.sites if name not in sites]
+        return any(now - self.heard.get(name, 0.0) < FRESH / 2 for name in away)
+
+    def _over(self, ended: Mapping[str, Any]) -> bool:
+        """Whether that was the end; what cannot be helped by another job is raised."""
+        how = ended.get("ended", "")
+        if how == "done":
+            return True
+        if how == "mistake":
+            what, where, remedy = (str(ended[k]) for k in ("what", "where", "remedy"))
+            raise UserError(what, where, remedy, int(ended["exit_code"]))
+        if how == "failed":
+            raise ClientFailedError(ended["client"], ended["action"], ended["reason"])
+        if how == "refused":
+            raise BadMessageError(ended["sender"], ended["reason"])
+        if how == "fault":
+            raise RuntimeError(str(ended["what"]))
+        if how == "stopped" and self.stopping():
+            raise InterruptedRunError
+        self.lost = str(ended.get("what", "the job ended without a word"))
+        if how != "stopped":
+            self.tell(f"{self.lost}; going on from the last checkpoint", self._views())
+        return False
+
+
+def _beside(kit: Kit, folder: Path) -> Path:
+    """Where the coordinator keeps what a run is called at the sites."""
+    short = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=6).hexdigest()
+    return kit.folder.resolve() / "work" / f"run-{short}.json"
+
+
+def serve(
+    kit: Kit,
+    todo: Sequence[tuple[RunConfig, Path]],
+    terms: Terms,
+    tell: Callable[[str, list[View]], None],
+    stopping: Callable[[], bool],
+) -> None:
+    """Coordinate some runs to their end; runs that were cut go on."""
+    build(Terms, vars(terms), "atoll serve")
+    for name in sorted({str(config.method["name"]) for config, _ in todo}):
+        if terms.at_least and not methods.load(name).quorum:
+            able = ", ".join(n for n in methods.names() if methods.load(n).quorum)
+            what, remedy = f"'{name}' cannot do without a site", f"leave it out; {able} can"
+            raise UserError(what, "--at-least", remedy)
+    if kit.name != COORDINATOR:
+        raise UserError(f"this is the kit of site {kit.name}", str(kit.folder), "use atoll join")
+    if terms.at_least > len(kit.sites):
+        what = f"{terms.at_least} sites must be there and the project has {len(kit.sites)}"
+        raise UserError(what, "--at-least", "name fewer, or leave it out for all")
+    kit.check()
+    with alone(kit):
+        end_former(kit)
+        _free(kit)
+        _settle(kit)
+        for config, folder in todo:
+            _register(kit, config, folder)
+        _Serving(kit, todo, terms, tell, stopping).go()
+
+
+def _register(kit: Kit, config: RunConfig, folder: Path) -> None:
+    """Write down what a run is to be, and its name at the sites: a new one for a new run."""
+    path = _beside(kit, folder)
+    if not (folder / "config.toml").exists() or not path.exists():
+        name = f"{re.sub(r'[^A-Za-z0-9-]+', '-', config.name)}-{os.urandom(6).hex()}"
+        write_whole(path.with_suffix(".toml"), to_toml(config).encode())
+        body = {"id": name, "config": str(path.with_suffix(".toml"))}
+        write_whole(path, json.dumps(body).encode())
+
+
+def _settle(kit: Kit) -> None:
+    """A job store of this kit alone; NVFlare's own is shared by all servers of a machine."""
+    path, work = kit.folder / "local" / "resources.json", kit.folder.resolve() / "work"
+    with disk_errors(work):
+        work.mkdir(mode=0o700, exist_ok=True)
+        resources = json.loads(path.read_text())
+    storage = resources["snapshot_persistor"]["args"]["storage"]["args"]
+    storage["root_dir"] = str(work / "snapshots")
+    for component in resources["components"]:
+        if component["id"] == "job_manager":
+            component["args"]["uri_root"] = str(work / "jobs")
+    write_whole(path, json.dumps(resources, indent=1).encode())
+    banned = read_json(kit.folder / "disabled_clients.json").get("disabled_clients", [])
+    still = [name for name in banned if name not in kit.sites]  # who is back on the list is heard
+    body = json.dumps({"disabled_clients": still}).encode()
+    write_whole(kit.folder / "disabled_clients.json", body)
+
+
+def _free(kit: Kit) -> None:
+    """Refuse a port that something else listens at."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", kit.port))
+        except OSError as error:
+            raise UserError(
+                f"port {kit.port} is taken by another program", str(kit.folder),
+                "stop that, or give the project another port and make its kits anew",
+            ) from error  # fmt: skip
+
+
+def lines(what: str, views: Iterable[View]) -> list[str]:
+    """What is going on, one line for each party."""
+    said = []
+    for view in views:
+        ago = f"last seen {view.seen:.0f} s ago" if view.seen else "not seen yet"
+        doing = f"working on {view.doing}" if view.state == "working" else view.state
+        moved = f"{view.sent:,} bytes to it, {view.received:,} from it"
+        said.append(f"{what}: {view.name} {doing}, {ago}, {moved}")
+    return said

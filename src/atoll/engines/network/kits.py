@@ -1,0 +1,323 @@
+"""The folders of a federation's parties: keys, certificates, and what NVFlare needs to start.
+
+A certificate that cannot work is found before anything waits for it.
+"""
+
+import json
+import re
+import shutil
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from atoll import methods
+from atoll.core.errors import UserError
+from atoll.core.federation import actions
+from atoll.core.options import AtLeastOne, build
+from atoll.core.record import disk_errors, write_whole
+from atoll.engines.network.policy import TELLING, Contract
+from atoll.engines.network.process import nvflare
+from atoll.runs.config import RunConfig
+
+__all__ = ["ADMIN", "COORDINATOR", "Kit", "Project", "init", "read_project", "renew"]
+
+COORDINATOR = "coordinator"
+ADMIN = "coordinator@atoll.local"
+WARN_DAYS = 30  # before a certificate ends
+HIGHEST_PORT = 32_767  # systems take higher ones for connections that go out
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,40}")
+
+
+@dataclass(frozen=True)
+class Project:
+    """A federation: who is in it and where its coordinator is."""
+
+    name: str = "federation"  # letters, digits and -
+    server: str = "localhost"  # the host name by which the sites reach the coordinator
+    port: AtLeastOne = 8102  # the one port that must be open, at the coordinator
+    sites: tuple[str, ...] = ()  # letters, digits and -; a name that goes is revoked
+    days: AtLeastOne = 3600  # that the authority is valid; certificates are for 360 at most
+
+
+def read_project(path: Path) -> Project:
+    """A project's file, checked."""
+    with disk_errors(path):
+        text = path.read_bytes()
+    try:
+        values = tomllib.loads(text.decode())
+    except ValueError as error:
+        raise UserError(f"not TOML: {error}", str(path), "mend that line") from error
+    found = build(Project, values, str(path))
+    for name in (found.name, *found.sites):
+        if not NAME.fullmatch(name) or name in (COORDINATOR, "server"):
+            remedy = "use a letter, then letters, digits and -; not 'server' or 'coordinator'"
+            raise UserError(f"nothing can be called '{name}'", str(path), remedy)
+    if found.port > HIGHEST_PORT:
+        what = f"port {found.port} may be taken by connections that go out"
+        raise UserError(what, str(path), f"choose one up to {HIGHEST_PORT}")
+    if not found.sites or len({name.lower() for name in found.sites}) < len(found.sites):
+        raise UserError("no sites, or one twice", str(path), "name each site once in sites = [...]")
+    return found
+
+
+@dataclass(frozen=True)
+class Kit:
+    """One party's folder: its key, its certificates, and what NVFlare needs to start there."""
+
+    folder: Path
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        path = self.folder / "kit.json"
+        if not path.exists():
+            raise UserError(
+                "not a party's folder", str(self.folder), "make one with atoll network init"
+            )
+        with disk_errors(path):
+            content = path.read_bytes()
+        try:
+            found = dict(json.loads(content))
+            return {"name": str(found["name"]), "server": str(found["server"]),
+                    "port": int(found["port"])}  # fmt: skip
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError("the kit is damaged", str(path), "ask for a new kit") from error
+
+    @property
+    def name(self) -> str:
+        """The party's name."""
+        return str(self._about["name"])
+
+    @property
+    def server(self) -> str:
+        """The coordinator's host name."""
+        return str(self._about["server"])
+
+    @property
+    def port(self) -> int:
+        """The coordinator's port."""
+        return int(self._about["port"])
+
+    @property
+    def sites(self) -> list[str]:
+        """The coordinator's list of the sites that may take part, sorted."""
+        with disk_errors(self.folder):
+            content = (self.folder / "sites.json").read_bytes()
+        try:
+            return sorted(map(str, json.loads(content)["sites"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(
+                "the list of sites is damaged", str(self.folder / "sites.json"),
+                "remove it, then use atoll network init",
+            ) from error  # fmt: skip
+
+    @property
+    def _certificate(self) -> Any:
+        from cryptography import x509  # noqa: PLC0415 - comes with NVFlare
+
+        path = self._file(".crt")
+        with disk_errors(path):
+            content = path.read_bytes()
+        try:
+            return x509.load_pem_x509_certificate(content)
+        except ValueError as error:
+            raise UserError("not a certificate", str(path), "ask for a new kit") from error
+
+    def _file(self, suffix: str) -> Path:
+        name = "server" if self.name == COORDINATOR else "client"
+        return self.folder / "startup" / f"{name}{suffix}"
+
+    def _fits(self) -> bool:
+        """Whether the kit's key is that of its certificate."""
+        from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
+        from cryptography.hazmat.primitives.serialization import (  # noqa: PLC0415
+            load_pem_private_key,
+        )
+
+        path = self._file(".key")
+        with disk_errors(path):
+            content = path.read_bytes()
+        try:
+            key = load_pem_private_key(content, None)
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise UserError("not a private key", str(path), "ask for a new kit") from error
+        return bool(key.public_key() == self._certificate.public_key())
+
+    @property
+    def until(self) -> datetime:
+        """When the certificate ends."""
+        found: datetime = self._certificate.not_valid_after_utc
+        return found
+
+    def check(self) -> str:
+        """Refuse a kit that cannot work; a warning where its certificate ends soon."""
+        from cryptography import x509  # noqa: PLC0415
+        from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
+
+        certificate, where = self._certificate, str(self.folder)
+        if self.until <= datetime.now(UTC):
+            what = f"the certificate of {self.name} ended on {self.until:%Y-%m-%d}"
+            raise UserError(
+                what, where, f"ask the project's owner: atoll network renew {self.name}"
+            )
+        common = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value
+        wanted = self.server if self.name == COORDINATOR else self.name
+        if common != wanted:
+            what = f"the kit is named {self.name}, but its certificate is of '{common}'"
+            raise UserError(what, where, "use each kit under its own name")
+        with disk_errors(self.folder):
+            content = (self.folder / "startup" / "rootCA.pem").read_bytes()
+        try:
+            certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(content))
+        except (ValueError, TypeError, InvalidSignature) as error:
+            what = f"the certificate of {self.name} is not from this project's authority"
+            raise UserError(what, where, "use the kit as it was made") from error
+        if not self._fits():
+            what = f"the key does not fit the certificate of {self.name}"
+            raise UserError(what, str(self._file(".key")), "use the kit as it was made")
+        left = (self.until - datetime.now(UTC)).days
+        return f"the certificate of {self.name} ends in {left} days" if left < WARN_DAYS else ""
+
+
+def init(path: Path, out: Path, run: RunConfig | None = None) -> dict[str, list[str]]:
+    """Make the folders of all parties that have none yet; who is new, and who is revoked."""
+    project, made = read_project(path), dict[str, list[str]]()
+    with disk_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+    there = [name for name in (COORDINATOR, *project.sites) if (out / name).exists()]
+    made["new"] = [name for name in (COORDINATOR, *project.sites) if name not in there]
+    if made["new"]:
+        _issue(project, out, made["new"], run)
+    known = Kit(out / COORDINATOR)
+    before = known.sites if (known.folder / "sites.json").exists() else []
+    made["revoked"] = [name for name in before if name not in project.sites]
+    body = json.dumps({"sites": sorted(project.sites)}).encode()
+    write_whole(known.folder / "sites.json", body)
+    return made
+
+
+def renew(path: Path, out: Path, name: str) -> Path:
+    """A new certificate for one party; its other files and all other parties stay as they are."""
+    project = read_project(path)
+    if name not in (COORDINATOR, *project.sites) or not (out / name).exists():
+        raise UserError(f"no party '{name}'", str(out), "see the project's sites")
+    issued = _authority(project, out)
+    folder = issued.issue(project.sites, ADMIN)
+    try:
+        pairs = [(folder / _called(project, name), out / name)]
+        if name == COORDINATOR:
+            pairs.append((folder / ADMIN, out / name / "admin"))
+        for source, target in pairs:
+            for file in (source / "startup").iterdir():
+                if file.suffix in (".crt", ".key", ".pem"):
+                    shutil.copy2(file, target / "startup" / file.name)
+    finally:
+        _clean(issued, folder)
+    return out / name
+
+
+def _authority(project: Project, out: Path) -> Any:
+    folder = out / "authority"
+    with disk_errors(folder):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    server, port = project.server, project.port
+    return nvflare().Authority(folder.resolve(), project.name, server, port, project.days)
+
+
+def _called(project: Project, name: str) -> str:
+    return project.server if name == COORDINATOR else name
+
+
+def _issue(project: Project, out: Path, names: Sequence[str], run: RunConfig | None) -> None:
+    issued = _authority(project, out)
+    folder = issued.issue(project.sites, ADMIN)
+    try:
+        for name in names:
+            part = out / f".{name}.part"
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(mode=0o700)
+            _fill(part, folder, project, name)
+            if name != COORDINATOR:
+                (part / "site.toml").write_text(_draft(run), encoding="utf-8")
+            part.replace(out / name)
+    finally:
+        _clean(issued, folder)
+
+
+def _clean(issued: Any, folder: Path) -> None:
+    """Leave no private key but the authority's own behind."""
+    shutil.rmtree(folder, ignore_errors=True)
+    issued.forget_all()
+
+
+def _fill(part: Path, issued: Path, project: Project, name: str) -> None:
+    """One party's folder out of what NVFlare has made, with our policies in place of its own."""
+    source, own = issued / _called(project, name), nvflare()
+    _take(source, part)
+    coordinator = name == COORDINATOR
+    resources = json.loads((source / "local" / "resources.json.default").read_text())
+    resources["class_allow_list"] = list(own.CLASSES)
+    resources["class_list_enforcement_mode"] = "enforce"
+    kept = ("job_scheduler", "job_manager", "job_store", "process_launcher", "resource_manager",
+            "resource_consumer")  # fmt: skip
+    resources["components"] = [c for c in resources["components"] if c["id"] in kept]
+    if coordinator:
+        resources["servers"][0]["heart_beat_timeout"] = 30
+        _take(issued / ADMIN, part / "admin")
+        admin = (issued / ADMIN / "local" / "resources.json.default").read_bytes()
+        (part / "admin" / "local" / "resources.json").write_bytes(admin)
+    else:
+        resources["allow_log_streaming"] = False
+    logs = (source / "local" / "log_config.json.default").read_text()
+    rights = dict.fromkeys(("submit_job", "clone_job", "manage_job", "view", "operate"), "any")
+    rights |= dict.fromkeys(("shell_commands", "byoc", "download_job"), "none")
+    policy = {"format_version": "1.0", "permissions": {"project_admin": rights}}
+    about = {"project": project.name, "name": name, "server": project.server, "port": project.port}
+    for file, body in (
+        ("local/resources.json", json.dumps(resources, indent=1)),
+        ("local/authorization.json", json.dumps(policy, indent=1)),
+        ("local/log_config.json", logs.replace('"INFO"', '"WARNING"')),
+        ("kit.json", json.dumps(about, indent=1)),
+    ):
+        (part / file).write_text(body)
+
+
+def _take(source: Path, target: Path) -> None:
+    """Keys, certificates and NVFlare's own settings; no scripts."""
+    for folder in ("startup", "local", "transfer"):
+        (target / folder).mkdir(mode=0o700, parents=True)
+    for file in (source / "startup").iterdir():
+        if file.suffix in (".crt", ".key", ".pem", ".json"):
+            shutil.copy2(file, target / "startup" / file.name)
+    for key in (target / "startup").glob("*.key"):
+        key.chmod(0o600)
+
+
+def _draft(run: RunConfig | None) -> str:
+    """A site's file to begin with; for a run that is known, its contract is filled in."""
+    name = str(run.method["name"]) if run else ""
+    allowed = json.dumps([name] if run else [])
+    every = sorted(actions(methods.load(name).client)) if run else []
+    every += TELLING if run and "files" in run.data else ()
+    asked = json.dumps(every)
+    used = [str(run.model.get("name", "")), *run.models] if run else []
+    networks = json.dumps(sorted({one for one in used if ":" in one}))
+    terms = Contract()
+    return f"""\
+# This site's own file. Paths are meant from the folder that this file is in.
+store = "store"  # models, checkpoints and the log of what left; never sent
+
+# data = {{ files = ["my-table.csv"] }}  # for runs on own tables: this site's one file
+# engine = {{ device = "cpu", threads = 1 }}  # of this site alone
+
+[contract]  # what may leave this site; what is not in it is refused
+methods = {allowed}  # that may be run here
+actions = {asked}  # that may be answered
+stages = 0  # that may be answered; 0 for all
+largest = {terms.largest}  # bytes of one answer
+total = {terms.total}  # bytes of all answers of a run
+in_all = {terms.in_all}  # bytes of all answers of all runs, ever
+networks = {networks}  # package.module:function that a run may name: code of this machine
+"""

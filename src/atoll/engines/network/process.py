@@ -1,0 +1,157 @@
+"""NVFlare's processes at one end, and the locks that keep two commands from sharing a folder."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from atoll.core.errors import UserError
+from atoll.core.record import disk_errors
+
+__all__ = [
+    "Process", "alone", "end_former", "environment", "nvflare", "own_store", "read_json", "running",
+]  # fmt: skip
+
+
+class KitFolder(Protocol):
+    """What a process needs of a party's kit."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the kit lies."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The party's name."""
+        ...
+
+
+def nvflare() -> Any:
+    """The engine's own module, or how to install what it needs."""
+    try:
+        from atoll.engines.network import nvflare as found  # noqa: PLC0415 - only where it is needed
+    except ImportError as error:
+        raise UserError(
+            "NVFlare is not installed", str(error), "pip install 'atoll[nvflare]'"
+        ) from error
+    return found
+
+
+def environment(**further: str) -> dict[str, str]:
+    return {**os.environ, **nvflare().ENVIRONMENT, **further}
+
+
+class Process:
+    """NVFlare's own process at one end; started again when it is gone."""
+
+    def __init__(self, kind: str, kit: KitFolder, environment: Mapping[str, str]) -> None:
+        self.kit, self.environment = kit, dict(environment)
+        self.command = nvflare().command(kind, kit.folder.resolve(), kit.name)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.starts = 0
+
+    def ensure(self) -> bool:
+        """Start it where it does not run; whether it was started now."""
+        if self.process is not None and self.process.poll() is None:
+            return False
+        log = self.kit.folder / "nvflare.log"
+        with disk_errors(log), log.open("ab") as out:
+            self.process = subprocess.Popen(
+                self.command, env=self.environment, stdin=subprocess.DEVNULL, stdout=out,
+                stderr=out, start_new_session=True,
+            )  # fmt: skip
+        (self.kit.folder / "pid").write_text(f"{self.process.pid}\n")
+        self.starts += 1
+        return True
+
+    def stop(self) -> None:
+        """End it and all that it has started."""
+        if self.process is None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(3)
+        (self.kit.folder / "pid").unlink(missing_ok=True)
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[bool]:
+    """Whether a lock could be had; a command that was killed holds it no more."""
+    with disk_errors(path):
+        file = path.open("w")
+    with file:
+        yield _lock(file, path)
+
+
+def _lock(file: Any, path: Path) -> bool:
+    with disk_errors(path):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+@contextmanager
+def alone(kit: KitFolder) -> Iterator[None]:
+    """Refuse to use a kit that another command uses."""
+    with _held(kit.folder / "lock") as free:
+        if not free:
+            raise UserError(
+                "another command uses this kit now", str(kit.folder), "stop that one first"
+            )
+        yield
+
+
+@contextmanager
+def own_store(store: Path) -> Iterator[None]:
+    """Refuse a store that another site uses: two that write one log break its chain for good."""
+    with disk_errors(store):
+        store.mkdir(parents=True, exist_ok=True)
+    with _held(store / ".lock") as free:
+        if not free:
+            remedy = "give each site a store of its own in its site.toml"
+            raise UserError("another site uses this store", str(store), remedy)
+        yield
+
+
+def end_former(kit: KitFolder) -> None:
+    """End what an earlier command that was killed has left running with this kit."""
+    for _ in range(20):
+        found = running(str(kit.folder.resolve()))
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not found:
+            break
+        time.sleep(0.2)
+    (kit.folder / "pid").unlink(missing_ok=True)
+
+
+def running(folder: str, kind: str = "") -> list[int]:
+    """NVFlare's processes that were started with a folder, where the system shows processes."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            line = path.read_bytes().decode(errors="replace").split("\0")
+            modules = [word for word in line if word.startswith("nvflare.private")]
+            if folder in line and any(word.endswith(kind) for word in modules):
+                found.append(int(path.parent.name))
+    return found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file's object; empty where there is none that can be read."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,111 @@
+"""A site's end: keep NVFlare's process running, and show how the site stands."""
+
+import re
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from atoll.core.errors import UserError
+from atoll.engines.network.egress import EgressLog
+from atoll.engines.network.kits import COORDINATOR, Kit
+from atoll.engines.network.policy import read_site
+from atoll.engines.network.process import (
+    Process,
+    alone,
+    end_former,
+    environment,
+    own_store,
+    read_json,
+)
+
+__all__ = ["join", "reachable"]
+
+CALM_SECONDS = 15.0  # between looks at a coordinator that could be reached
+
+
+def reachable(kit: Kit) -> str:
+    """Why the coordinator cannot be reached with this kit; empty where it can."""
+    startup = kit.folder / "startup"
+    try:
+        context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
+        context.load_cert_chain(str(startup / "client.crt"), str(startup / "client.key"))
+    except OSError as error:  # and every ssl.SSLError; they may be in the midst of a renewal
+        return f"this site's key and certificate cannot be used: {_alert(error)}"
+    try:
+        with (
+            socket.create_connection((kit.server, kit.port), timeout=5) as plain,
+            context.wrap_socket(plain, server_hostname=kit.server) as secure,
+        ):
+            secure.settimeout(1.0)
+            with suppress(TimeoutError):
+                secure.recv(1)  # a certificate that is not wanted is refused only now
+    except ssl.SSLCertVerificationError as error:
+        return f"the coordinator's certificate is not trusted here: {error.verify_message}"
+    except ssl.SSLError as error:
+        return f"the coordinator refuses this site's certificate: {_alert(error)}"
+    except ConnectionResetError:
+        return ""  # it hung up on a silent caller, after the greeting
+    except OSError as error:
+        return f"waiting for the coordinator: {str(error.strerror or error).lower()}"
+    return ""
+
+
+def _alert(error: OSError) -> str:
+    words = str(getattr(error, "reason", "") or error.strerror or error).lower().replace("_", " ")
+    return re.sub(r"^(tlsv\d+|sslv3) alert ", "", words)
+
+
+def join(
+    kit: Kit,
+    site: Path,
+    tell: Callable[[str], None],
+    stopping: Callable[[], bool],
+) -> None:
+    """Take part until stopped: keep NVFlare's process at it, and say how it stands."""
+    if kit.name == COORDINATOR:
+        raise UserError("this is the coordinator's kit", str(kit.folder), "use atoll serve")
+    kit.check()
+    store = Path(read_site(site).store)
+    with alone(kit), own_store(store):
+        end_former(kit)
+        EgressLog(store / "egress.jsonl")  # a chain that is broken is found before anyone waits
+        _joined(kit, site, store / "status.json", tell, stopping)
+
+
+def _joined(
+    kit: Kit, site: Path, status: Path, tell: Callable[[str], None], stopping: Callable[[], bool]
+) -> None:
+    status.unlink(missing_ok=True)
+    process = Process("client", kit, environment(ATOLL_SITE=str(site.resolve())))
+    refused, reason, good = 0, "", -CALM_SECONDS
+    try:
+        while not stopping():
+            if time.monotonic() - good > CALM_SECONDS:
+                reason = reachable(kit)
+                good = -CALM_SECONDS if reason else time.monotonic()
+                refused = refused + 1 if "certificate" in reason else 0
+            if refused >= 3:
+                raise UserError(reason, str(kit.folder), "ask the project's owner for a new kit")
+            if not reason:
+                process.ensure()
+            tell(_site_line(kit, status, reason))
+            end = time.monotonic() + 3
+            while time.monotonic() < end and not stopping():
+                time.sleep(0.2)
+    finally:
+        process.stop()
+
+
+def _site_line(kit: Kit, status: Path, reason: str) -> str:
+    """How this site stands, in one line."""
+    told = read_json(status)
+    pieces = [kit.name, reason or f"connected to {kit.server}:{kit.port}"]
+    if told.get("run"):
+        pieces.append(f"run {told['run']} ({told['method']})")
+        ago = time.time() - float(told["time"])
+        pieces.append(f"working on {told['doing']}" if told["doing"] else f"idle for {ago:.0f} s")
+        pieces.append(f"{told['bytes']:,} bytes have left")
+    return "  ".join(pieces)
