@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tests.numerics.settings import QUICK, SETTINGS, environment, obstacle, vendor_library
+from .settings import QUICK, SETTINGS, environment, obstacle, vendor_library
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "numerics.md"
@@ -114,6 +114,9 @@ def run(names: Iterable[str], arguments: list[str]) -> dict[str, Outcome]:
                 continue
             outcomes[name] = measure(environment(setting, library), arguments)
             print(line(name, outcomes[name]), flush=True)
+            twins = [n for n, o in outcomes.items() if o.digest == outcomes[name].digest]
+            if len(twins) > 1:
+                print(f"    the same arithmetic as {twins[0]}", flush=True)
             for failure in outcomes[name].failures[:SHOWN]:
                 print(f"    FAILED {failure}", flush=True)
     return outcomes

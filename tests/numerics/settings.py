@@ -1,7 +1,7 @@
 """Emulated CPUs: environments that make the numerical libraries take another CPU's kernels.
 
-ATen, oneDNN, OpenBLAS, NumPy and glibc choose kernels by variables. MKL asks for the CPU's maker first; a
-small library that is loaded before it (`mkl_vendor.c`) answers in its place.
+ATen, oneDNN, OpenBLAS, NumPy and glibc choose kernels by variables. MKL asks for the CPU's maker
+first; a small library that is loaded before it (`mkl_vendor.c`) answers in its place.
 """
 
 import os
