@@ -28,8 +28,6 @@ from atoll.methods.fedmatch import agreed
 from atoll.methods.fedmd import distance
 from atoll.runs.config import resolve
 
-pytestmark = pytest.mark.numerics
-
 STEPS, ROWS, CLASSES = 6, 12, 3
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "fccl": partial(aligned_loss, strength=0.0051, off_diagonal=-1.0),
