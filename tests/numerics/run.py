@@ -123,16 +123,15 @@ def run(names: Iterable[str], arguments: list[str]) -> dict[str, Outcome]:
 
 
 def table(text: str, scope: str, outcomes: dict[str, Outcome], where: str) -> str:
-    """The page with the rows of these settings in the table of a scope replaced."""
+    """The page with the rows of these settings in the table of a scope replaced, or added."""
+    begin, end = f"<!-- {scope}: begin -->\n", f"<!-- {scope}: end -->"
+    head, rest = text.split(begin)
+    body, tail = rest.split(end)
+    rows = {line.split(" |")[0]: line for line in body.splitlines()}
     for name, outcome in outcomes.items():
         values = (outcome.passed, outcome.failed, outcome.skipped, round(outcome.seconds))
-        row = f"| `{name}` | {' | '.join(map(str, values))} | {where} |"
-        begin, end = f"<!-- {scope}: begin -->", f"<!-- {scope}: end -->"
-        head, rest = text.split(begin)
-        body, tail = rest.split(end)
-        kept = [each for each in body.splitlines() if not each.startswith(f"| `{name}` |")]
-        text = head + begin + "\n".join([*kept, row, ""]) + end + tail
-    return text
+        rows[f"| `{name}`"] = f"| `{name}` | {' | '.join(map(str, values))} | {where} |"
+    return head + begin + "".join(f"{line}\n" for line in rows.values()) + end + tail
 
 
 def main() -> int:

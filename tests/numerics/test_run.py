@@ -30,8 +30,8 @@ def test_rows_of_a_table_are_replaced_and_others_left() -> None:
     assert marked.splitlines()[1:] == [
         "| setting | passed |",
         "|---|---|",
-        "| `two` | 2 | 0 | 0 | 9 | elsewhere |",
         "| `one` | 7 | 1 | 2 | 4 | here |",
+        "| `two` | 2 | 0 | 0 | 9 | elsewhere |",
     ]
     assert "| `one` | 3 |" in suite
 
