@@ -89,6 +89,7 @@ def environment(setting: Setting, library: Path | None) -> dict[str, str]:
         "OPENBLAS_CORETYPE": OPENBLAS[level],
         "OMP_NUM_THREADS": str(setting.threads),
         "ATOLL_TEST_THREADS": str(setting.threads),
+        "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait leave the core to the other process
     }
     if hidden := " ".join(_hidden(level)):
         own["NPY_DISABLE_CPU_FEATURES"] = hidden
