@@ -10,7 +10,7 @@ DEVICE ?= cpu
 FUZZ_SECONDS ?= 300
 COMMA := ,
 
-.PHONY: demo setup extras check test network process long fuzz browser picture golden bench bench-network flower all clean
+.PHONY: demo setup extras check test numerics network process long fuzz browser picture golden bench bench-network flower all clean
 
 demo: $(READY)
 	for name in $(DEMOS); do $(BIN)/atoll run $$name --out "$(DEMO)/$$name" || exit 1; done
@@ -38,13 +38,18 @@ check: $(READY)
 test: $(READY)
 	$(BIN)/pytest -q -n 2
 
+# Tests marked `numerics` under three emulated CPUs; make long has all tests under six.
+numerics: $(READY)
+	$(BIN)/python -m tests.numerics.run
+
 process: $(NETWORK)
 	$(BIN)/pytest -q -n 2 --dist loadfile -m 'process and not long'
 
 # More harm to network runs, slow and lossy lines, a step of five minutes, a site that is away for two
-# minutes, a whole rehearsal.
+# minutes, a whole rehearsal; all tests under six emulated CPUs, with the results in docs/numerics.md.
 long: $(NETWORK)
 	ATOLL_LONG_STEP=300 ATOLL_LONG_ABSENCE=120 $(BIN)/pytest -q -m long
+	$(BIN)/python -m tests.numerics.run --all --suite --write
 
 # NVFlare is 240 MB: only what runs over a network installs it.
 network: $(NETWORK)

@@ -1,5 +1,7 @@
 """One thread for all tests: equal runs are then equal bit for bit, and small ones quicker.
 
+`make numerics` sets ATOLL_TEST_THREADS=2 for one of its settings.
+
 A cache of their own, so that no choice made before has a say.
 """
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("ATOLL_TEST_THREADS", "1")))
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="atoll-tests-")
 
 # The same examples on every machine; ATOLL_EXAMPLES=new looks for others.

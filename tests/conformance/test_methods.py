@@ -376,7 +376,7 @@ def test_a_method_runs_through_the_local_engine_with_only_the_actions_it_declare
 
 
 @every_method
-@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("ragged", [False, pytest.param(True, marks=pytest.mark.numerics)])
 def test_clients_in_one_stack_give_what_they_give_one_by_one(
     name: str, ragged: bool, tmp_path: Path
 ) -> None:

@@ -12,6 +12,8 @@ from atoll.core.record import Round, Score, read_events
 from atoll.engines.local import execute
 from atoll.runs.config import RunConfig, change, read, resolve
 
+pytestmark = pytest.mark.numerics
+
 HERE = Path(__file__).parent
 DATA = {"tasks": "synthetic-text", "domains": "synthetic-images"}  # by split; else a table
 CASES = [*methods.names(), "demo"]

@@ -178,6 +178,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
             delattr(methods, name.rpartition(".")[2])
 
 
+@pytest.mark.numerics
 @every_page
 def test_what_a_page_says_runs_as_printed(page: Path, session: Session) -> None:
     """With ATOLL_GOLDEN=renew the pages are made to show what is printed now."""

@@ -15,13 +15,15 @@ __all__ = ["common_sets", "correlation", "scores_of_sets"]
 
 Array = np.ndarray[Any, Any]
 CHUNK = 100_000  # sets in one product
+DIGITS = 9  # behind the point, of scores that are compared
 
 
 def correlation(x: Array, absolute: bool = True) -> Array:
     """The Pearson matrix of columns; constant columns correlate with nothing."""
     centred = x.astype(np.float64) - x.mean(0, dtype=np.float64)
     norm = np.sqrt((centred**2).sum(0))
-    scaled = centred / np.where(norm > 0, norm, 1)
+    moving = x.min(0) < x.max(0)  # exactly: the mean of equal values may be off by a rounding
+    scaled = np.where(moving, centred, 0) / np.where(moving, norm, 1)
     matrix: Array = scaled.T @ scaled
     return np.asarray(np.abs(matrix)) if absolute else matrix
 
@@ -45,13 +47,18 @@ def scores_of_sets(matrix: Array, size: int) -> tuple[Array, Array]:
 
 
 def common_sets(matrix: Array, size: int, count: int = 3) -> dict[str, Array]:
-    """The sets with the largest, middle and smallest scores, so many of each."""
+    """The sets with the largest, middle and smallest scores, so many of each.
+
+    Of equal scores the first set comes first. Equal is what differs by roundings alone: half of
+    the columns score as the other half.
+    """
     sets, scores = scores_of_sets(matrix, size)
+    scores = scores.round(DIGITS)
     order = np.argsort(scores, kind="stable")
     middle = len(order) // 2
     first = max(0, middle - count // 2)
     return {
-        "maximum": sets[order[::-1][:count]],
+        "maximum": sets[np.argsort(-scores, kind="stable")[:count]],
         "median": sets[order[first : first + count]],
         "minimum": sets[order[:count]],
     }

@@ -329,11 +329,16 @@ def matrix_look(part: str, stage: int, name: str, m: Tensor) -> Look:
 
 
 def principal(x: Tensor, count: int = COMPONENTS) -> Tensor:
-    """The first principal components of rows, each turned so that its largest value is positive."""
+    """The first principal components of rows, each turned so that its largest value is positive.
+
+    Of values that are equally large but for roundings the first decides.
+    """
     centred = (x - x.mean(0)).double()
     u, size, _ = torch.linalg.svd(centred, full_matrices=False)
     points: Tensor = (u * size)[:, :count]
-    turn = points.gather(0, points.abs().argmax(0, keepdim=True)).sign()
+    sizes = points.abs()
+    largest = (sizes >= (1 - 1e-9) * sizes.amax(0)).byte().argmax(0, keepdim=True)
+    turn = points.gather(0, largest).sign()
     return points.mul(torch.where(turn == 0, 1, turn))
 
 

@@ -6,7 +6,6 @@ al., 2024) as section h of V-LETO's specification carries them over to split net
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 
 from atoll.core.rng import below, normals
 
@@ -51,7 +50,7 @@ def contrast(rows: Tensor, y: Tensor, current: int) -> Tensor:
 
     The first `current` rows are the batch; anchors are all rows of the classes that it has.
     """
-    unit = F.normalize(rows, dim=-1)
+    unit = _directions(rows)
     near, same = unit @ unit.T, y[:, None] == y[None, :]
     anchors = same[:, :current].any(1)
     itself = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
@@ -60,6 +59,13 @@ def contrast(rows: Tensor, y: Tensor, current: int) -> Tensor:
     pulled = torch.where(same, logs, 0).sum(1) / same.sum(1).clamp(min=1)
     # no pair to compare: 0
     return -torch.where(anchors, pulled, 0).sum() / anchors.sum().clamp(min=1)
+
+
+def _directions(rows: Tensor) -> Tensor:
+    """Rows at length 1; one of zeros has no direction, stays zero and gets no gradient."""
+    length = rows.norm(dim=-1, keepdim=True)
+    there = length > 0
+    return torch.where(there, rows, 0) / torch.where(there, length, 1)
 
 
 def translated(embeddings: Tensor, away: Tensor, towards: Tensor) -> Tensor:

@@ -235,7 +235,9 @@ def hits(logits: Tensor, y: Tensor, top: int = 1) -> tuple[int, float]:
     right, real, guessed = counts.cpu()  # the device is waited for once
     f1 = (2 * right / (real + guessed).clamp(min=1))[real > 0]
     if top > 1:
-        among = logits.topk(min(top, classes)).indices == y[:, None]
+        # a stable order: of equal logits the lower class is the likelier, as for argmax
+        order = logits.argsort(dim=-1, descending=True, stable=True)
+        among = order[..., :top] == y[:, None]
         return int(among.sum()), float(f1.mean()) if len(f1) else 0.0
     return int(right.sum()), float(f1.mean()) if len(f1) else 0.0
 

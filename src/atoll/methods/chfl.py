@@ -36,6 +36,7 @@ Variant = Literal["common", "local", "mu=0", "mu>0", "concat", "auto"]
 VARIANTS: tuple[Variant, ...] = ("common", "local", "mu=0", "mu>0", "concat", "auto")
 Variants = Annotated[tuple[Variant, ...], Field(min_length=1)]
 Strengths = Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1)]
+ROUNDING = 1e-12  # by which means of accuracies may differ that are equal
 GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 # Weights whose inputs end with the own columns.
 OWN = frozenset({"unique/weight0", "concat/weight0", *(f"local{n}/weight0" for n in range(10))})
@@ -482,7 +483,7 @@ class Server:
             dtype=torch.float64,
         )
         if not self.judged:
-            self.keep = accuracy > self.best
+            self.keep = accuracy > self.best + ROUNDING
             gained = bool(self.keep[: self.counting].any())
             blind = not any(rows for _, rows in replies)
             self.idle = torch.tensor(0) if gained or blind else self.idle + 1

@@ -320,7 +320,7 @@ class Client:
         found: Tensors = {}
         for layer in self.layers:
             size = self.weights[f"now/mask/{layer}"].abs()
-            kept = size > torch.quantile(size, self.options.channel_sparse)
+            kept = above_share(size, self.options.channel_sparse)
             bits = np.packbits(kept.cpu().numpy())
             found |= {
                 f"{layer}/values": done.base[layer][kept],
@@ -776,6 +776,14 @@ def widened(layer: str, channels: Tensors, like: Tensor, sender: str) -> Tensor:
     found = torch.zeros_like(like)
     found[kept.to(like.device)] = values.to(like.device)
     return found
+
+
+def above_share(sizes: Tensor, share: float) -> Tensor:
+    """Which sizes are above the quantile `share`.
+
+    The quantile is one of the sizes: one that lies between two of them may be rounded to the upper.
+    """
+    return sizes > torch.quantile(sizes, share, interpolation="lower")
 
 
 def mean_of_sent(layers: Sequence[Tensor]) -> Tensor:

@@ -17,6 +17,8 @@ from atoll.learning.models import ModelOptions, network, skeleton
 from atoll.learning.stacked import largest_difference
 from atoll.learning.train import Optimiser, Phase, Work
 
+pytestmark = pytest.mark.numerics
+
 
 def job(name: str, rows: int = 21, seed: int = 0, device: str = "cpu") -> Work:
     """Three batches of 8 an epoch, the last of them smaller, towards one teacher."""

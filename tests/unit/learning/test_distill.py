@@ -19,6 +19,8 @@ from atoll.learning.distill import (
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import MLP, Architecture
 
+pytestmark = pytest.mark.numerics
+
 C, LAMBDA = 10, 0.0051
 
 
@@ -124,6 +126,8 @@ def test_a_constant_column_correlates_with_nothing_and_gives_no_nan() -> None:
         (gradient,) = torch.autograd.grad(correlation_loss(m, LAMBDA), z)
         assert torch.isfinite(gradient).all()
         assert correlation(logits("b").float(), z.detach())[:, 2].tolist() == [0.0] * C
+    many = torch.full((5000, 4), 1.6102495193481445)  # its mean is off by more than four roundings
+    assert correlation(many, many).abs().max() == 0
     nothing = torch.ones(8, C)
     assert float(correlation_loss(correlation(nothing, nothing), LAMBDA)) == pytest.approx(
         C + LAMBDA * C * (C - 1)

@@ -11,6 +11,8 @@ from atoll.learning import knowledge
 from atoll.learning.knowledge import class_means, delta, evolved, fisher, frozen, share, threshold
 from atoll.learning.split_nets import bottom
 
+pytestmark = pytest.mark.numerics
+
 
 def drawn(*shape: int, name: str = "x") -> Tensor:
     return torch.from_numpy(Stream.of(0, name).numpy().standard_normal(shape))

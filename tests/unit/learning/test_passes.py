@@ -17,6 +17,8 @@ from atoll.learning.passes import WAYS
 from atoll.learning.split_nets import bottom
 from atoll.runs.config import change, resolve
 
+pytestmark = pytest.mark.numerics
+
 SMALL: dict[str, Any] = {
     "rounds": 2,
     "dtype": "float64",

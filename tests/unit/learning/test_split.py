@@ -8,6 +8,8 @@ from atoll.core.rng import Stream
 from atoll.learning import replay, split
 from atoll.learning.split_nets import NetName, bottom, chosen, top, widened
 
+pytestmark = pytest.mark.numerics
+
 STREAM = Stream.of(0, "test")
 KEY = torch.tensor(17)
 
@@ -144,6 +146,13 @@ def test_contrast_by_hand_and_without_a_pair() -> None:
     log = 1 - torch.log(torch.tensor(1.0).exp() + 1)  # its pair is at cosine 1, the other at 0
     assert float(replay.contrast(rows, y, 2)) == pytest.approx(-float(log))
     assert float(replay.contrast(rows, torch.tensor([0, 1, 2]), 3)) == 0
+
+
+def test_a_row_without_a_direction_gets_no_contrast_and_no_gradient() -> None:
+    rows = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 3.0]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(replay.contrast(rows, torch.tensor([0, 0, 1]), 3), rows)
+    assert gradient[1].tolist() == [0.0, 0.0]
+    assert float(gradient.abs().max()) < 1
 
 
 def test_translated_rows_lie_around_the_other_prototype() -> None:

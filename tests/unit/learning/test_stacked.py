@@ -24,6 +24,8 @@ from atoll.learning.stacked import (
 )
 from atoll.learning.train import Optimiser, Phase, Tally, Work, descend
 
+pytestmark = pytest.mark.numerics
+
 
 def loss(weights: Mapping[str, Tensor], batch: Rows, *, depth: int) -> Tensor:
     return cross_entropy(outputs(weights, batch.all, depth)[-1], batch)

@@ -153,6 +153,15 @@ def test_hits_and_macro_f1_worked_out_by_hand() -> None:
     assert f1 == pytest.approx((2 / 3 + 4 / 5) / 2)
 
 
+@pytest.mark.numerics
+@pytest.mark.parametrize("classes", [5, 40])
+def test_of_equal_logits_the_lower_classes_are_the_likelier(classes: int) -> None:
+    equal = torch.zeros(1, classes)
+    for top in (1, 3):
+        right = [hits(equal, torch.tensor([kind]), top)[0] for kind in range(classes)]
+        assert right == [1] * top + [0] * (classes - top)
+
+
 def test_no_rows_give_no_hits() -> None:
     assert hits(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)) == (0, 0.0)
 

@@ -337,6 +337,37 @@ def test_i15_a_set_of_columns_scores_as_its_complement() -> None:
     assert extremes["minimum"][0].tolist() == sets[scores.argmin()].tolist()
 
 
+@pytest.mark.numerics
+def test_a_round_that_is_as_good_as_the_best_gains_nothing() -> None:
+    """Means of 0.1 and 0.7 and of 0.4 and 0.4 are equal, though their sums are rounded apart."""
+    server = parts(config()).server()
+    for first, second, gained in ((1, 7, True), (4, 4, False), (4, 5, True)):
+        told = {
+            id: chfl.Settled(10, dict.fromkeys(server.variants, hits))
+            for id, hits in (("site-0", first), ("site-1", second))
+        }
+        server._compare(told)
+        assert server.keep.tolist() == [gained] * len(server.variants)
+
+
+@pytest.mark.numerics
+def test_i15_constant_columns_correlate_with_nothing_also_when_their_mean_is_rounded() -> None:
+    x = np.random.default_rng(0).normal(size=(50, 4))
+    x[:, 1], x[:, 3] = 0.1, 0.7
+    assert not correlation(x)[[1, 3]].any()
+
+
+@pytest.mark.numerics
+def test_i15_of_sets_with_equal_scores_the_first_comes_first() -> None:
+    """Half of the columns score as the other half, whatever the last digit says."""
+    for seed in range(5):
+        matrix = correlation(np.random.default_rng(seed).normal(size=(40, 8)))
+        for name, sets in common_sets(matrix, 4, count=2).items():
+            first, second = (set(chosen) for chosen in sets.tolist())
+            assert name == "median" or first == set(range(8)) - second
+            assert name == "median" or 0 in first
+
+
 def test_i15_there_are_2220075_sets_of_eight_of_27_columns() -> None:
     assert len(scores_of_sets(np.eye(27), 8)[0]) == 2_220_075
 

@@ -1078,6 +1078,13 @@ def test_with_channel_sparse_only_the_filters_with_large_masks_are_sent() -> Non
     )
 
 
+@pytest.mark.numerics
+def test_filters_are_above_the_quantile_also_where_no_number_lies_between_two() -> None:
+    sizes = 0.5 + torch.arange(10) / 2**24  # neighbours in single precision
+    assert fedseit.above_share(sizes, 0.3).tolist() == [False] * 3 + [True] * 7
+    assert fedseit.above_share(torch.ones(10), 0.3).sum() == 0
+
+
 def test_a_filter_is_averaged_over_those_that_sent_it() -> None:
     layers = [torch.zeros(3, 2, 1) for _ in range(3)]
     layers[0][0], layers[1][0], layers[2][1] = 1.0, 4.0, 5.0

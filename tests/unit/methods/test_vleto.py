@@ -120,6 +120,7 @@ def test_2_the_published_rule_holds_every_weight_back_from_the_second_stage_on()
     assert all(equal(before[id], after[id]) for id in before)
 
 
+@pytest.mark.numerics
 def test_2_with_a_quantile_the_held_back_are_bit_identical_and_others_move() -> None:
     made = parts(config(lmo_rule="quantile", rho=0.6))
     engine = LocalEngine(made)
