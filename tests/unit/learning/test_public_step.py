@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from atoll.core.federation import Moment
 from atoll.core.messages import Tensors
 from atoll.core.record import read_events
 from atoll.core.rng import Stream
@@ -314,3 +315,22 @@ def test_a_step_that_is_not_proved_is_done_plainly(
     assert_same(expected, a_round(job, lambda job: workshop.do({"a": job})["a"]))
     (choice,) = workshop.choices.values()
     assert (choice.work, choice.mode) == ("public step", "loop")
+
+
+def test_steps_that_go_wrong_are_caught_and_done_plainly(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job, workshop = first("cnn", "fedmd"), Workshop("captured", tmp_path, verify="always")
+    expected = a_round(job, lambda job: job())
+
+    def do(step: PublicStep) -> Stepped:
+        if step.follow == 3:
+            monkeypatch.setattr(public_step.CapturedStep, "_backward", lambda self: None)
+        done: Stepped = workshop.do({"a": step}, Moment(0, step.follow or 0, STEPS))["a"]
+        return done
+
+    assert_same(expected, a_round(job, do))
+    (choice,) = workshop.choices.values()
+    assert choice.mode == "loop"
+    assert choice.refuted.startswith("round 4 of stage 1")
+    assert not workshop._steps
