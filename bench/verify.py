@@ -34,17 +34,21 @@ def measure(given: Any, rounds: int) -> dict[str, Any]:
     """Runs in turns; the first of each warms up."""
     cpu = given.device == "cpu"
     seconds: dict[str, list[float]] = {"off": [], "sampled": []}
+    shares = []
     for turn in range(given.turns + 1):
         for verify, found in seconds.items():
-            taken = jobs.run(config(given, rounds, verify), cpu=cpu).seconds
+            done = jobs.run(config(given, rounds, verify), cpu=cpu)
             if turn:
-                found.append(taken)
+                found.append(done.seconds)
+            if turn and verify == "sampled":
+                shares.append(done.checks / done.seconds)
     ratios = [a / b - 1 for a, b in zip(seconds["sampled"], seconds["off"], strict=True)]
     return {
         "rounds": rounds,
         **{f"{verify}, seconds": statistics.median(found) for verify, found in seconds.items()},
         "cost, median": f"{statistics.median(ratios):+.1%}",
         "cost, least and most": f"{min(ratios):+.1%} {max(ratios):+.1%}",
+        "share of time in checks": f"{statistics.median(shares):.1%}",
     }
 
 
