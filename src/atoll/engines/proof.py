@@ -21,6 +21,7 @@ from atoll.core.rows import Rows
 from atoll.learning import captured
 from atoll.learning.captured import Captured
 from atoll.learning.compare import difference
+from atoll.learning.convolutions import torch_convolutions
 from atoll.learning.passes import Lent, Passed, Passes, Together, Way
 from atoll.learning.probe import Seen, distance
 from atoll.learning.public_step import CapturedStep, PublicStep, Stepped
@@ -107,6 +108,24 @@ def prove(
     draws: Sequence[Draw] = DRAWS,
 ) -> Verdict:
     """Hold candidates to the reference, on `exact` versions of the jobs, until one agrees."""
+    if draws is not DRAWS:
+        return _prove(jobs, exact, reference, candidates, draws)
+    with torch_convolutions():
+        verdict = _prove(jobs, exact, reference, candidates, draws)
+        for candidate in candidates:
+            if candidate.way == verdict.way:
+                works = [exact(job, number, AS_RUN) for number, job in enumerate(jobs)]
+                return replace(verdict, rounding=_rounding(works, reference, candidate))
+    return verdict
+
+
+def _prove(
+    jobs: Sequence[Any],
+    exact: Callable[[Any, int, Draw], Any],
+    reference: Callable[[Any], Any],
+    candidates: Sequence[Candidate],
+    draws: Sequence[Draw],
+) -> Verdict:
     wrong = ""
     for draw in draws:
         try:
@@ -116,12 +135,7 @@ def prove(
             wrong = f"{type(error).__name__}: {error}"[:200]
             continue
         if all(map(_finite, works, expected)):
-            found = _first_equal(works, expected, candidates)
-            chosen = [one for one in candidates if one.way == found.way and draws is DRAWS]
-            if not chosen:
-                return found
-            works = [exact(job, number, AS_RUN) for number, job in enumerate(jobs)]
-            return replace(found, rounding=_rounding(works, reference, chosen[0]))
+            return _first_equal(works, expected, candidates)
         wrong = "numbers that are not finite"
     return Verdict("", math.inf, f"no proof: perturbed values give {wrong}")
 

@@ -37,6 +37,7 @@ __all__ = [
     "for_members",
     "grouped",
     "near",
+    "torch_convolutions",
     "unfolded",
 ]
 
@@ -72,6 +73,7 @@ PREFERRED: dict[str, tuple[Way, ...]] = {
 }
 # ways by shapes, type and device where a fixed rule chooses; None: the fastest is chosen
 _FIXED: ContextVar[dict[str, Way] | None] = ContextVar("fixed convolutions", default=None)
+_TORCH: ContextVar[bool] = ContextVar("convolutions of torch alone", default=False)
 CHOSEN: dict[str, Timing] = {}  # by shapes, type and device
 TAKEN: set[str] = set()  # of these, those that were asked for since somebody emptied this
 
@@ -161,7 +163,22 @@ def fixed_ways(ways: dict[str, Way]) -> Iterator[None]:
         _FIXED.reset(token)
 
 
+@contextmanager
+def torch_convolutions() -> Iterator[None]:
+    """Take torch's own convolutions: in a proof, whose shapes never come back, timing is a waste.
+
+    The other ways are held to torch's own when they are chosen for a shape.
+    """
+    token = _TORCH.set(True)
+    try:
+        yield
+    finally:
+        _TORCH.reset(token)
+
+
 def _way(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Way:
+    if _TORCH.get():
+        return "grouped"
     key = _key(x, weight, bias, sizes)
     fixed = _FIXED.get()
     if fixed is not None:
