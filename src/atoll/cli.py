@@ -39,7 +39,7 @@ from atoll.core.options import describe, nearest
 from atoll.core.record import Message, Round, Score, disk_errors, write_whole
 from atoll.data import align, fetch, tables
 from atoll.data.splits import ScenarioOptions, own_sizes
-from atoll.engines.local import execute, fresh_folder, last_folder, recorded
+from atoll.engines.local import execute, recorded, refuse_absent, run_folder
 from atoll.engines.sweep import Point, points, sweep
 from atoll.learning.models import ModelOptions
 from atoll.runs.config import EngineOptions, RunConfig, assignment, change, presets, read, resolve
@@ -107,20 +107,21 @@ def run_command(
     config = resolve(change(read(what), changes), what)
     trackers = known(track or [])
     chosen = numbers(seeds, "--seeds") if seeds else []
-    folder = to or (last_folder(config.name) if resume else fresh_folder(config.name))
-    todo = [(dataclasses.replace(config, seed=n), folder / f"seed-{n}") for n in chosen]
-    todo = todo or [(config, folder)]
-    if resume:
+    with run_folder(config.name, to, resume) as folder:
+        todo = [(dataclasses.replace(config, seed=n), folder / f"seed-{n}") for n in chosen]
+        todo = todo or [(config, folder)]
+        if resume:
+            refuse_absent(part for _, part in todo)
+            for part_config, part in todo:
+                _same_config(part_config, part)
         for part_config, part in todo:
-            _same_config(part_config, part)
-    for part_config, part in todo:
-        with (
-            _watching(part_config, quiet or as_json) as seen,
-            tracked(trackers, part_config, part, seen, _aside) as watch,
-        ):
-            job = partial(execute, part_config, part, resume=resume, watch=watch)
-            _guarded(part, lambda stopping, job=job: job(stopping=stopping))  # type: ignore[misc]
-    _print_result([Run(part) for _, part in todo], folder, as_json)
+            with (
+                _watching(part_config, quiet or as_json) as seen,
+                tracked(trackers, part_config, part, seen, _aside) as watch,
+            ):
+                job = partial(execute, part_config, part, resume=resume, watch=watch)
+                _guarded(part, lambda stopping, job=job: job(stopping=stopping))  # type: ignore[misc]
+        _print_result([Run(part) for _, part in todo], folder, as_json)
 
 
 def _aside(words: str) -> None:
@@ -151,20 +152,19 @@ def sweep_command(
     changes |= {"engine.device": device} if device else {}
     values = change(read(what), changes)
     name = f"{resolve(values, what).name}-sweep"
-    folder = to or (last_folder(name) if resume else fresh_folder(name))
     axes = [_axis(text) for text in axis]
     if len(dict(axes)) < len(axes):
         raise UserError("two axes of one option", "--axis", "write one, with the values of both")
-    found = points(values, dict(axes), folder)
-    if resume:
-        for point in found:
-            _same_config(point.config, point.folder)
-    with _watching(found[0].config, quiet or as_json) as watch:
-        runs = _guarded(
-            folder,
-            lambda stopping: sweep(found, folder, resume=resume, watch=watch, stopping=stopping),
-        )
-    _print_sweep(found, runs, folder, as_json)
+    with run_folder(name, to, resume) as folder:
+        found = points(values, dict(axes), folder)
+        if resume:
+            refuse_absent(point.folder for point in found)
+            for point in found:
+                _same_config(point.config, point.folder)
+        with _watching(found[0].config, quiet or as_json) as watch:
+            job = partial(sweep, found, folder, resume=resume, watch=watch)
+            runs = _guarded(folder, lambda stopping: job(stopping=stopping))
+        _print_sweep(found, runs, folder, as_json)
 
 
 def _axis(text: str) -> tuple[str, list[Any]]:

@@ -5,7 +5,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ from atoll.core.errors import (
     UserError,
 )
 from atoll.engines import egress, network, rehearsal
-from atoll.engines.local import fresh_folder, last_folder
+from atoll.engines.local import recorded, refuse_absent, run_folder
 from atoll.runs.config import RunConfig, read, resolve
 from atoll.runs.result import Run
 
@@ -125,10 +125,25 @@ class _Commands:
         configs = [resolve(read(name), name) for name in what]
         if to and len(configs) > 1:
             raise UserError("one --out for several runs", "--out", "leave it out, or give one run")
-        todo = [(config, to or _folder(config, resume)) for config in configs]
+        terms = network.Terms(deadline, silence, patience, at_least)
+        with ExitStack() as folders:
+            todo = [
+                (config, folders.enter_context(run_folder(config.name, to, resume)))
+                for config in configs
+            ]
+            self._serve(kit, todo, terms, resume, quiet)
+            self.show([Run(folder) for _, folder in todo], todo[0][1], as_json)
+
+    def _serve(
+        self,
+        kit: Path,
+        todo: list[tuple[RunConfig, Path]],
+        terms: network.Terms,
+        resume: bool,
+        quiet: bool,
+    ) -> None:
         for config, folder in todo:
             _begun(config, folder, resume)
-        terms = network.Terms(deadline, silence, patience, at_least)
         warning = network.Kit(kit).check()
         if warning:
             self.err.print(warning, soft_wrap=True)
@@ -143,7 +158,6 @@ class _Commands:
                 raise UserError(
                     "interrupted, state saved", where, "go on with --resume", EXIT_INTERRUPTED
                 ) from error
-        self.show([Run(folder) for _, folder in todo], todo[0][1], as_json)
 
     def join(
         self,
@@ -252,14 +266,10 @@ def _gist(lines: list[str]) -> list[str]:
     return [re.sub(r"working on \w+", "connected", line.partition(",")[0]) for line in said]
 
 
-def _folder(config: RunConfig, resume: bool) -> Path:
-    return last_folder(config.name) if resume else fresh_folder(config.name)
-
-
 def _begun(config: RunConfig, folder: Path, resume: bool) -> None:
     """Refuse to overwrite a run, or to go on with another one than is there."""
-    from atoll.engines.local import recorded  # noqa: PLC0415
-
+    if resume:
+        refuse_absent([folder])
     if not (folder / "config.toml").exists():
         return
     if not resume:

@@ -397,10 +397,30 @@ def test_a_config_that_changed_for_a_later_seed_is_refused_before_the_first_goes
     assert tree(here) == before
 
 
-def test_resuming_a_folder_that_is_not_there_begins_the_run(atoll: Command, here: Path) -> None:
-    """A run may be killed before its folder exists; --resume with --out then begins it."""
+@pytest.mark.parametrize("more", [[], ["--seeds", "0,1"]])
+def test_resuming_a_folder_that_is_not_there_is_an_error(
+    more: list[str], atoll: Command, here: Path
+) -> None:
+    ended = atoll("run", "fedavg", *TINY, "--out", "typo", "--resume", *more)
+    what, where, remedy = complaint(ended)
+    assert ended.code == 2
+    assert what == "no run to go on with in this folder"
+    assert where.startswith("typo")
+    assert "--resume" in remedy
+    assert tree(here) == {}
+
+
+def test_resuming_a_creation_that_was_cut_off_begins_the_run(atoll: Command, here: Path) -> None:
+    (here / "run").mkdir()
+    (here / "run" / "facts.json").write_text("{")
     assert atoll("run", "fedavg", *TINY, "--out", "run", "--resume").code == 0
     assert (here / "run" / "result.json").exists()
+
+
+def test_a_later_seed_that_was_never_begun_is_run_on_resume(atoll: Command, here: Path) -> None:
+    assert atoll("run", "fedavg", *TINY, "--out", "run", "--seeds", "0").code == 0
+    assert atoll("run", "fedavg", *TINY, "--out", "run", "--seeds", "0,1", "--resume").code == 0
+    assert (here / "run" / "seed-1" / "result.json").exists()
 
 
 def test_resuming_where_no_run_is_does_not_advise_to_resume(atoll: Command, here: Path) -> None:
