@@ -34,6 +34,8 @@ from atoll.core.errors import (
     ClientFailedError,
     InterruptedRunError,
     UserError,
+    memory_error,
+    out_of_memory,
 )
 from atoll.core.options import describe, nearest
 from atoll.core.record import Message, Round, Score, disk_errors, write_whole
@@ -555,14 +557,23 @@ def main() -> None:
     except UserError as error:
         _complain(error.what, error.where, error.remedy, error.exit_code)
     except (ClientFailedError, BadMessageError) as error:
-        remedy = "mend what failed, then go on with --resume"
-        _complain(str(error), _notes(error), remedy, EXIT_SITE_FAILED)
+        _complain(str(error), _notes(error), _remedy(error), EXIT_SITE_FAILED)
     except Exception as error:
         _usage(error)
         _unwritable(error)
+        if out_of_memory(error):
+            short = memory_error(_notes(error) or "atoll")
+            _complain(short.what, short.where, short.remedy, short.exit_code)
         what = f"a fault of atoll's own: {type(error).__name__}"
         where = _notes(error) or _traceback_file(error, None)
         _complain(what, where, "please report it with that file", EXIT_OUR_FAULT)
+
+
+def _remedy(error: Exception) -> str:
+    """What to do about a client that failed: a run goes on only with the config it has."""
+    if "not finite" in str(error):
+        return "training diverged: lower the rate, and start a new run in another folder"
+    return "mend what failed, then go on with --resume"
 
 
 def _usage(error: Exception) -> None:

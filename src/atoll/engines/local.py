@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from atoll.core.errors import ClientFailedError, UserError
+from atoll.core.errors import ClientFailedError, UserError, memory_error, out_of_memory
 from atoll.core.federation import SERVER, Moment, begin
 from atoll.core.messages import Packet, Tensors, pack, wrap_all
 from atoll.core.record import Look, Record
@@ -143,6 +143,8 @@ def _named(client: str, action: str) -> Iterator[_Whose]:
     except (UserError, ClientFailedError):
         raise
     except Exception as error:
+        if out_of_memory(error):
+            raise memory_error(f"{whose.name}, {action}") from error
         raise ClientFailedError(whose.name, action, f"{type(error).__name__}: {error}") from error
 
 

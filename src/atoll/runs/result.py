@@ -79,9 +79,12 @@ class Run:
         if content is None:
             return {}
         try:
-            return _Table(_checked(dict(parse(content.decode())), path), path)
-        except (ValueError, TypeError) as error:
+            body = parse(content.decode())
+        except ValueError as error:
             raise damaged(path) from error
+        if not isinstance(body, dict):
+            raise damaged(path)
+        return _Table(_checked(body, path), path)
 
     def read(self) -> None:
         """Read the record now; what was read stays when the folder goes."""
