@@ -14,6 +14,9 @@ from unittest.mock import patch
 import numpy as np
 
 from atoll import cli, data
+from atoll.core.errors import InterruptedRunError
+from atoll.engines.local import execute
+from atoll.runs.config import read, resolve
 
 SHORT = """
 rounds = 2
@@ -74,6 +77,8 @@ class Example:
     mode: str = "loop"
 
 
+SAME = ("config.toml", "events.jsonl", "looks.jsonl", "result.json")
+RESUME = ["run", "run.toml", "--out", "run", "--resume", "--quiet"]
 FCCL = '{ name = "fccl", batch = 16, epochs = 1, public_batch = 8, pretrain_epochs = 1 }'
 EXAMPLES = {
     "fedavg": Example('"fedavg"', TABLES, ("north.csv", "--site", "north"), "north", "stacked"),
@@ -127,6 +132,22 @@ def write_run(name: str) -> None:
     shutil.copytree("run", "pristine")
 
 
+def cut_run(name: str, rounds: int) -> None:
+    """Run an example again and cut it after some rounds; it is in `pristine` then."""
+    ended: list[int] = []
+
+    def stopping() -> bool:
+        ended.append(1)
+        return len(ended) >= rounds
+
+    shutil.rmtree("pristine")
+    with contextlib.suppress(InterruptedRunError):
+        execute(resolve(read("run.toml"), "run.toml"), Path("pristine"), stopping=stopping)
+    assert not Path("pristine", "result.json").exists()
+    with Path("pristine", "events.jsonl").open("ab") as file:
+        file.write(b'{"event":"round","stage":0,"round":1,"not')  # a line that was being written
+
+
 def restore() -> None:
     """Bring the run back as it was."""
     shutil.rmtree("run", ignore_errors=True)
@@ -143,8 +164,7 @@ def commands(name: str) -> dict[str, tuple[list[str], list[str]]]:
     if example.site:
         made = ["export/model.safetensors", "export/card.json"]
         found["export"] = (["export", "run", "--site", example.site, "-o", "export"], made)
-    again = ["run", "run.toml", "--out", "run", "--resume", "--quiet"]
-    found["resume"] = (again, ["run/events.jsonl", "run/looks.jsonl", "run/result.json"])
+    found["resume"] = (RESUME, [f"run/{name}" for name in SAME])
     return found
 
 
