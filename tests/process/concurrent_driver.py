@@ -1,6 +1,8 @@
 """Three processes at one run's folder, again and again: one wins, the others say why.
 
-Each process is a fork of this one, which has atoll imported already, and calls the command.
+Each process is a fork of this one, which has atoll imported already, and calls the command. In
+every other group of triples the winner waits in a round until the others have ended, so that they
+surely met; else they meet as it happens, and one may come when the winner has ended.
 Called with a folder to work in, a seed and a number of triples; prints what came of each as JSON.
 """
 
@@ -16,7 +18,8 @@ from pathlib import Path
 
 import torch
 
-from atoll import cli
+from atoll import cli, data
+from atoll.core.record import Record
 
 ROUNDS = 12
 SAME = ("config.toml", "events.jsonl", "looks.jsonl", "result.json")
@@ -31,10 +34,13 @@ REASONS = ("error: another process is writing this run", "error: the folder is n
 class Started:
     """The command in a fork, with what it prints in a file."""
 
-    def __init__(self, *further: str) -> None:
+    def __init__(self, *further: str, hold: int = 0) -> None:
+        """`hold`: the round after which it waits for the file `go`; 0: it does not wait."""
         self.log = Path(f"log-{time.monotonic_ns()}-{random.getrandbits(32):x}")
         self.pid = os.fork()
         if self.pid == 0:
+            if hold:
+                _wait_after(hold)
             self._run(further)
 
     def _run(self, further: tuple[str, ...]) -> None:
@@ -62,55 +68,84 @@ class Started:
         return code, self.log.read_text()
 
 
+def _wait_after(rounds: int) -> None:
+    """Let this process wait in its record after so many rounds."""
+    inner, count = Record.time, 0
+
+    def time_and_wait(record: Record, **values: float) -> None:
+        nonlocal count
+        inner(record, **values)
+        count += 1
+        while count == rounds and not Path("go").exists():
+            time.sleep(0.01)
+
+    Record.time = time_and_wait  # type: ignore[method-assign,assignment]
+
+
+def settle(running: list[Started], held: bool) -> list[tuple[int, str]]:
+    """How all ended; those that wait may go on when all but one have ended."""
+    if held:
+        end, alive = time.monotonic() + 120, {one.pid for one in running}
+        while len(alive) > 1 and time.monotonic() < end:
+            time.sleep(0.01)
+            ended = [
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) for pid in alive
+            ]
+            alive -= {one.si_pid for one in ended if one is not None}
+        Path("go").touch()
+    return [one.wait() for one in running]
+
+
 def wait_for(folder: Path, rounds: int) -> None:
-    """Until the record has so many rounds, or some time has passed."""
-    end = time.monotonic() + 30
+    """Until the record has so many rounds."""
+    end = time.monotonic() + 120
     while time.monotonic() < end:
         path = folder / "times.jsonl"
         if path.exists() and path.read_bytes().count(b"\n") >= rounds:
             return
         time.sleep(0.002)
+    raise TimeoutError(f"no round {rounds} in {folder}")
 
 
-def starts(draw: random.Random) -> list[tuple[int, str]]:
+def starts(draw: random.Random, held: bool) -> list[tuple[int, str]]:
     """Three new runs in one folder."""
-    running = []
+    running, hold = [], draw.randrange(1, ROUNDS) if held else 0
     for _ in range(3):
-        running.append(Started("--out", "run"))
+        running.append(Started("--out", "run", hold=hold))
         time.sleep(draw.choice([0, 0, 0.01, 0.1]))
-    return [one.wait() for one in running]
+    return settle(running, held)
 
 
-def resumes_of_a_living_run(draw: random.Random) -> list[tuple[int, str]]:
+def resumes_of_a_living_run(draw: random.Random, held: bool) -> list[tuple[int, str]]:
     """A new run, and two that want to go on with it."""
-    first = Started("--out", "run")
-    wait_for(Path("run"), draw.randrange(ROUNDS // 2))
+    rounds = draw.randrange(1, ROUNDS // 2)
+    first = Started("--out", "run", hold=rounds if held else 0)
+    wait_for(Path("run"), rounds)
     others = [Started("--out", "run", "--resume") for _ in range(2)]
-    return [one.wait() for one in (first, *others)]
+    return settle([first, *others], held)
 
 
-def resumes_of_a_killed_run(draw: random.Random) -> list[tuple[int, str]]:
+def resumes_of_a_killed_run(draw: random.Random, held: bool) -> list[tuple[int, str]]:
     """A run that is killed, and three that want to go on with it."""
-    first = Started("--out", "run")
-    wait_for(Path("run"), 1 + draw.randrange(ROUNDS // 2))
+    rounds = draw.randrange(1, ROUNDS // 2)
+    first = Started("--out", "run", hold=rounds)
+    wait_for(Path("run"), rounds)
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     others = []
     for _ in range(3):
-        others.append(Started("--out", "run", "--resume"))
+        others.append(Started("--out", "run", "--resume", hold=1 if held else 0))
         time.sleep(draw.choice([0, 0, 0.02]))
-    return [one.wait() for one in others]
+    return settle(others, held)
 
 
-def folders(draw: random.Random) -> list[tuple[int, str]]:
+def folders(draw: random.Random, held: bool) -> list[tuple[int, str]]:
     """Three new runs, none of which names a folder."""
-    running = [Started() for _ in range(3)]
-    return [one.wait() for one in running]
+    return settle([Started() for _ in range(3)], held=False)
 
 
-KINDS: tuple[Callable[[random.Random], list[tuple[int, str]]], ...] = (
-    starts, resumes_of_a_living_run, resumes_of_a_killed_run, folders,
-)  # fmt: skip
+Kind = Callable[[random.Random, bool], list[tuple[int, str]]]
+KINDS: tuple[Kind, ...] = (starts, resumes_of_a_living_run, resumes_of_a_killed_run, folders)
 
 
 def records(kind: str) -> list[Path]:
@@ -139,6 +174,7 @@ def wrong(kind: str, ended: list[tuple[int, str]], whole: dict[str, bytes]) -> s
 def main(home: Path, seed: int, count: int) -> None:
     """Triples of every kind in turn."""
     torch.set_num_threads(1)
+    data.load("wine")  # so that no fork needs to import what reads the data
     draw, found = random.Random(seed), []
     (home / "whole").mkdir(parents=True)
     os.chdir(home / "whole")
@@ -149,11 +185,11 @@ def main(home: Path, seed: int, count: int) -> None:
         here = home / f"{number}"
         here.mkdir()
         os.chdir(here)
-        ended = kind(draw)
-        codes = [code for code, _ in ended]
-        found.append(
-            {"kind": kind.__name__, "codes": codes, "wrong": wrong(kind.__name__, ended, whole)}
-        )
+        held = number // len(KINDS) % 2 == 0
+        ended = kind(draw, held)
+        name, codes = kind.__name__, [code for code, _ in ended]
+        bad = wrong(name, ended, whole)
+        found.append({"kind": name, "held": held, "codes": codes, "wrong": bad})
     print(json.dumps(found))  # noqa: T201 - read by who started this
 
 
