@@ -1,5 +1,6 @@
 """atoll: federated continual learning, one file a method, honest numbers."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ def run(what: str, out: str | Path | None = None, **changes: Any) -> "Run":
     from atoll.runs.result import Run  # noqa: PLC0415
 
     config = resolve(change(read(what), changes), what)
-    folder = Path(out) if out is not None else fresh_folder(config.name)
-    execute(config, folder)
+    place = nullcontext(Path(out)) if out is not None else fresh_folder(config.name)
+    with place as folder:
+        execute(config, folder)
     return Run(folder)

@@ -34,12 +34,14 @@ from atoll.core.errors import (
     ClientFailedError,
     InterruptedRunError,
     UserError,
+    memory_error,
+    out_of_memory,
 )
 from atoll.core.options import describe, nearest
 from atoll.core.record import Message, Round, Score, disk_errors, write_whole
 from atoll.data import align, fetch, tables
 from atoll.data.splits import ScenarioOptions, own_sizes
-from atoll.engines.local import execute, fresh_folder, last_folder, recorded
+from atoll.engines.local import execute, recorded, refuse_absent, run_folder
 from atoll.engines.sweep import Point, points, sweep
 from atoll.learning.models import ModelOptions
 from atoll.runs.config import EngineOptions, RunConfig, assignment, change, presets, read, resolve
@@ -107,20 +109,21 @@ def run_command(
     config = resolve(change(read(what), changes), what)
     trackers = known(track or [])
     chosen = numbers(seeds, "--seeds") if seeds else []
-    folder = to or (last_folder(config.name) if resume else fresh_folder(config.name))
-    todo = [(dataclasses.replace(config, seed=n), folder / f"seed-{n}") for n in chosen]
-    todo = todo or [(config, folder)]
-    if resume:
+    with run_folder(config.name, to, resume) as folder:
+        todo = [(dataclasses.replace(config, seed=n), folder / f"seed-{n}") for n in chosen]
+        todo = todo or [(config, folder)]
+        if resume:
+            refuse_absent(part for _, part in todo)
+            for part_config, part in todo:
+                _same_config(part_config, part)
         for part_config, part in todo:
-            _same_config(part_config, part)
-    for part_config, part in todo:
-        with (
-            _watching(part_config, quiet or as_json) as seen,
-            tracked(trackers, part_config, part, seen, _aside) as watch,
-        ):
-            job = partial(execute, part_config, part, resume=resume, watch=watch)
-            _guarded(part, lambda stopping, job=job: job(stopping=stopping))  # type: ignore[misc]
-    _print_result([Run(part) for _, part in todo], folder, as_json)
+            with (
+                _watching(part_config, quiet or as_json) as seen,
+                tracked(trackers, part_config, part, seen, _aside) as watch,
+            ):
+                job = partial(execute, part_config, part, resume=resume, watch=watch)
+                _guarded(part, lambda stopping, job=job: job(stopping=stopping))  # type: ignore[misc]
+        _print_result([Run(part) for _, part in todo], folder, as_json)
 
 
 def _aside(words: str) -> None:
@@ -151,20 +154,19 @@ def sweep_command(
     changes |= {"engine.device": device} if device else {}
     values = change(read(what), changes)
     name = f"{resolve(values, what).name}-sweep"
-    folder = to or (last_folder(name) if resume else fresh_folder(name))
     axes = [_axis(text) for text in axis]
     if len(dict(axes)) < len(axes):
         raise UserError("two axes of one option", "--axis", "write one, with the values of both")
-    found = points(values, dict(axes), folder)
-    if resume:
-        for point in found:
-            _same_config(point.config, point.folder)
-    with _watching(found[0].config, quiet or as_json) as watch:
-        runs = _guarded(
-            folder,
-            lambda stopping: sweep(found, folder, resume=resume, watch=watch, stopping=stopping),
-        )
-    _print_sweep(found, runs, folder, as_json)
+    with run_folder(name, to, resume) as folder:
+        found = points(values, dict(axes), folder)
+        if resume:
+            refuse_absent(point.folder for point in found)
+            for point in found:
+                _same_config(point.config, point.folder)
+        with _watching(found[0].config, quiet or as_json) as watch:
+            job = partial(sweep, found, folder, resume=resume, watch=watch)
+            runs = _guarded(folder, lambda stopping: job(stopping=stopping))
+        _print_sweep(found, runs, folder, as_json)
 
 
 def _axis(text: str) -> tuple[str, list[Any]]:
@@ -555,14 +557,23 @@ def main() -> None:
     except UserError as error:
         _complain(error.what, error.where, error.remedy, error.exit_code)
     except (ClientFailedError, BadMessageError) as error:
-        remedy = "mend what failed, then go on with --resume"
-        _complain(str(error), _notes(error), remedy, EXIT_SITE_FAILED)
+        _complain(str(error), _notes(error), _remedy(error), EXIT_SITE_FAILED)
     except Exception as error:
         _usage(error)
         _unwritable(error)
+        if out_of_memory(error):
+            short = memory_error(_notes(error) or "atoll")
+            _complain(short.what, short.where, short.remedy, short.exit_code)
         what = f"a fault of atoll's own: {type(error).__name__}"
         where = _notes(error) or _traceback_file(error, None)
         _complain(what, where, "please report it with that file", EXIT_OUR_FAULT)
+
+
+def _remedy(error: Exception) -> str:
+    """What to do about a client that failed: a run goes on only with the config it has."""
+    if "not finite" in str(error):
+        return "training diverged: lower the rate, and start a new run in another folder"
+    return "mend what failed, then go on with --resume"
 
 
 def _usage(error: Exception) -> None:

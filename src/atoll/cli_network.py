@@ -5,7 +5,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ from atoll.core.errors import (
     InterruptedRunError,
     UserError,
 )
-from atoll.engines.local import fresh_folder, last_folder
+from atoll.engines.local import recorded, refuse_absent, run_folder
 from atoll.engines.network import coordinator, egress, rehearsal
 from atoll.engines.network import site as site_end
 from atoll.engines.network.kits import Kit, init, renew
@@ -127,10 +127,25 @@ class _Commands:
         configs = [resolve(read(name), name) for name in what]
         if to and len(configs) > 1:
             raise UserError("one --out for several runs", "--out", "leave it out, or give one run")
-        todo = [(config, to or _folder(config, resume)) for config in configs]
+        terms = coordinator.Terms(deadline, silence, patience, at_least)
+        with ExitStack() as folders:
+            todo = [
+                (config, folders.enter_context(run_folder(config.name, to, resume)))
+                for config in configs
+            ]
+            self._serve(kit, todo, terms, resume, quiet)
+            self.show([Run(folder) for _, folder in todo], todo[0][1], as_json)
+
+    def _serve(
+        self,
+        kit: Path,
+        todo: list[tuple[RunConfig, Path]],
+        terms: coordinator.Terms,
+        resume: bool,
+        quiet: bool,
+    ) -> None:
         for config, folder in todo:
             _begun(config, folder, resume)
-        terms = coordinator.Terms(deadline, silence, patience, at_least)
         warning = Kit(kit).check()
         if warning:
             self.err.print(warning, soft_wrap=True)
@@ -145,7 +160,6 @@ class _Commands:
                 raise UserError(
                     "interrupted, state saved", where, "go on with --resume", EXIT_INTERRUPTED
                 ) from error
-        self.show([Run(folder) for _, folder in todo], todo[0][1], as_json)
 
     def join(
         self,
@@ -254,14 +268,10 @@ def _gist(lines: list[str]) -> list[str]:
     return [re.sub(r"working on \w+", "connected", line.partition(",")[0]) for line in said]
 
 
-def _folder(config: RunConfig, resume: bool) -> Path:
-    return last_folder(config.name) if resume else fresh_folder(config.name)
-
-
 def _begun(config: RunConfig, folder: Path, resume: bool) -> None:
     """Refuse to overwrite a run, or to go on with another one than is there."""
-    from atoll.engines.local import recorded  # noqa: PLC0415
-
+    if resume:
+        refuse_absent([folder])
     if not (folder / "config.toml").exists():
         return
     if not resume:

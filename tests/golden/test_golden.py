@@ -26,7 +26,8 @@ def case(name: str) -> RunConfig:
     if name == "demo":
         return resolve(change(read(name), {**values, "rounds": 2}), name)
     split = methods.load(name).split
-    values |= {"rounds": 3, "data": DATA.get(split, "synthetic-table"), "model.widths": [8]}
+    values |= {"rounds": 3, "data": DATA.get(split, "synthetic-table")}
+    values |= {} if split == "parties" else {"model.widths": [8]}
     return resolve(change({"name": name, "method": {"name": name}}, values), name)
 
 

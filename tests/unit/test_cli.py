@@ -21,6 +21,7 @@ from atoll import cli, data, methods
 from atoll.core.errors import UserError
 from atoll.data import tabular
 from atoll.data.dataset import Dataset
+from atoll.methods import fedavg
 from atoll.runs.config import presets
 
 TINY = [
@@ -212,6 +213,29 @@ MISTAKES: dict[str, tuple[list[str], str, str, str]] = {
     ),
     "an unknown axis": (["sweep", "fedavg", "--axis", "sead=1"], "'sead'", "--axis", "'seed'"),
     "too many clients": (["run", "fedavg", *TINY, "--set", "clients=999"], "999", "", "fewer"),
+    "clients without number": (
+        ["run", "fedavg", *TINY, "--set", "clients=2000000000"], "2,000,000,000", "", "fewer",
+    ),
+    "parties without number": (
+        ["run", "splitnn", "--set", "data=wine", "--set", "clients=2000000000"],
+        "2,000,000,000", "scenario", "fewer",
+    ),
+    "tasks without number": (
+        ["run", "fedseit", "--set", "data=synthetic-text", "--set", "stages=2000000000"],
+        "2,000,000,000", "scenario", "fewer",
+    ),
+    "stages without number": (
+        ["run", "fedavg", *TINY, "--set", "split=classes", "--set", "stages=2000000000"],
+        "2000000000", "scenario", "fewer",
+    ),
+    "vectors without end": (
+        ["run", "fedseit", "--set", "data=synthetic-text", "--set", "vectors=random-999999999"],
+        "random-999999999", "model.vectors", "random-50",
+    ),
+    "widths of networks that have none": (
+        ["run", "splitnn", "--set", "data=wine", "--set", "widths=[4]"],
+        "no widths", "model.widths", "leave it out",
+    ),
     "a file as folder": (["run", "fedavg", *TINY, "--out", "file"], "file exists", "file", ""),
     "a folder below a file": (["run", "fedavg", *TINY, "--out", "file/a"], "", "file/a", ""),
     "a device as folder": (["run", "fedavg", *TINY, "--out", "/dev/full"], "", "/dev/full", ""),
@@ -397,10 +421,30 @@ def test_a_config_that_changed_for_a_later_seed_is_refused_before_the_first_goes
     assert tree(here) == before
 
 
-def test_resuming_a_folder_that_is_not_there_begins_the_run(atoll: Command, here: Path) -> None:
-    """A run may be killed before its folder exists; --resume with --out then begins it."""
+@pytest.mark.parametrize("more", [[], ["--seeds", "0,1"]])
+def test_resuming_a_folder_that_is_not_there_is_an_error(
+    more: list[str], atoll: Command, here: Path
+) -> None:
+    ended = atoll("run", "fedavg", *TINY, "--out", "typo", "--resume", *more)
+    what, where, remedy = complaint(ended)
+    assert ended.code == 2
+    assert what == "no run to go on with in this folder"
+    assert where.startswith("typo")
+    assert "--resume" in remedy
+    assert tree(here) == {}
+
+
+def test_resuming_a_creation_that_was_cut_off_begins_the_run(atoll: Command, here: Path) -> None:
+    (here / "run").mkdir()
+    (here / "run" / "facts.json").write_text("{")
     assert atoll("run", "fedavg", *TINY, "--out", "run", "--resume").code == 0
     assert (here / "run" / "result.json").exists()
+
+
+def test_a_later_seed_that_was_never_begun_is_run_on_resume(atoll: Command, here: Path) -> None:
+    assert atoll("run", "fedavg", *TINY, "--out", "run", "--seeds", "0").code == 0
+    assert atoll("run", "fedavg", *TINY, "--out", "run", "--seeds", "0,1", "--resume").code == 0
+    assert (here / "run" / "seed-1" / "result.json").exists()
 
 
 def test_resuming_where_no_run_is_does_not_advise_to_resume(atoll: Command, here: Path) -> None:
@@ -411,6 +455,50 @@ def test_resuming_where_no_run_is_does_not_advise_to_resume(atoll: Command, here
     assert remedy == "choose another --out; no run is in this one that could go on"
     assert atoll("run", "fedavg", *TINY, "--out", "run").code == 0
     assert "--resume" in complaint(atoll("run", "fedavg", *TINY, "--out", "run"))[2]
+
+
+def test_a_want_of_memory_is_told_as_one(
+    atoll: Command, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def data() -> Dataset:
+        raise MemoryError
+
+    def work(*given: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate much")
+
+    for owner, name, none in ((tabular, "wine", data), (fedavg, "Work", work)):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, none)
+            ended = atoll("run", "fedavg", *TINY, "--out", f"without {name}")
+        assert ended.code == 2
+        what, _, remedy = complaint(ended)
+        assert what == "not enough memory"
+        assert "more memory" in remedy
+
+
+def test_after_training_that_diverged_nobody_is_advised_to_resume(
+    atoll: Command, here: Path
+) -> None:
+    ended = atoll("run", "fedavg", *TINY, "--set", "rate=1e308", "--out", "run", "--quiet")
+    what, _, remedy = complaint(ended)
+    assert ended.code == 4
+    assert "not finite" in what
+    assert "lower the rate" in remedy
+    assert "--resume" not in remedy
+
+
+@pytest.mark.parametrize("place", ["header", "row"])
+def test_a_cell_that_is_too_long_for_the_reader_is_the_users_error(
+    place: str, atoll: Command, here: Path
+) -> None:
+    long = "x" * 200_000
+    header = f'age,"{long}",ill' if place == "header" else "age,note,ill"
+    rows = [f"{n},{long if n == 3 else 'a'},{n % 2}" for n in range(20)]
+    rows[5] = "5,b,"  # without a label: its line is looked for
+    Path("a.csv").write_text("\n".join([header, *rows]) + "\n")
+    ended = atoll("init", "a.csv", "--label", "ill")
+    assert ended.code == 3
+    assert complaint(ended)[1].startswith("a.csv")
 
 
 def test_a_finished_run_resumed_stays_as_it_is(atoll: Command, here: Path) -> None:

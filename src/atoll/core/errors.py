@@ -13,6 +13,8 @@ __all__ = [
     "ClientFailedError",
     "InterruptedRunError",
     "UserError",
+    "memory_error",
+    "out_of_memory",
 ]
 
 EXIT_DONE: Final = 0
@@ -45,6 +47,18 @@ class ClientFailedError(Exception):
     def __init__(self, client: str, action: str, reason: str) -> None:
         super().__init__(f"client {client} failed in {action}: {reason}")
         self.client, self.action, self.reason = client, action, reason
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether this is a want of memory: torch has a class for it on GPUs, and words on the CPU."""
+    named = type(error).__name__ == "OutOfMemoryError"
+    return named or isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+
+
+def memory_error(where: str) -> UserError:
+    """The error of a run that needs more memory than there is."""
+    remedy = "use fewer clients or rows, smaller batches or networks, or a machine with more memory"
+    return UserError("not enough memory", where, remedy)
 
 
 class InterruptedRunError(Exception):

@@ -4,14 +4,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from atoll.core.errors import UserError
-from atoll.core.record import FILES, disk_errors
+from atoll.core.record import NAMES
+from atoll.core.storage import LOCK, disk_errors
 
 __all__ = ["may_write"]
 
-OWN = {f"{name}.jsonl" for name in FILES} | {
-    "checkpoint.safetensors", "config.toml", "engine.json", "facts.json", "memory.json",
-    "recipe.json", "result.json", "traceback.txt",
-}  # fmt: skip
+OWN = {*NAMES, LOCK, "traceback.txt"}
 HEAD = 1 << 20  # bytes of a file that are looked at
 
 

@@ -2,21 +2,20 @@
 
 events.jsonl has one event a line and no clock in it, so two equal runs have equal files; seconds
 stand in times.jsonl, and what parts saw of themselves and sent to nobody in looks.jsonl. A
-checkpoint remembers how long these files were, and resuming cuts them there.
+checkpoint has the lengths and digests of these files; resuming checks them and cuts them there.
+One process at a time writes in a folder: it holds the folder's lock.
 """
 
-import contextlib
-import errno
-import fcntl
 import hashlib
 import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,32 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from atoll.core.errors import EXIT_USER, UserError
+from atoll.core.integrity import (
+    DIGESTS,
+    FINAL,
+    FORMAT,
+    GROWING,
+    STATIC,
+    Extent,
+    Integrity,
+    Rolling,
+    digest,
+    format_of,
+    read_digests,
+)
+from atoll.core.storage import (
+    LOCK,
+    FolderLock,
+    disk_errors,
+    is_temporary,
+    locked,
+    remove_temporary,
+    write_whole,
+)
 
 __all__ = [
     "FILES",
+    "NAMES",
     "Absence",
     "Event",
     "Look",
@@ -39,7 +61,9 @@ __all__ = [
     "locked",
     "read_checkpoint",
     "read_events",
+    "read_integrity",
     "read_looks",
+    "read_times",
     "write_whole",
 ]
 
@@ -120,6 +144,8 @@ class Look:
 
 
 FILES = ("events", "times", "looks")
+CHECKPOINT = "checkpoint.safetensors"
+NAMES = (*GROWING, *STATIC, *FINAL, CHECKPOINT, DIGESTS, "result.json")  # that a run writes
 Event = Score | Round | Stage | Message | Absence
 KINDS: Mapping[str, type] = {
     kind.__name__.lower(): kind for kind in (Score, Round, Stage, Message, Absence)
@@ -157,46 +183,133 @@ def _event(line: bytes) -> Event:
         body["tensors"] = tuple((name, kind, tuple(shape)) for name, kind, shape in body["tensors"])
     if "notes" in body:
         body["notes"] = {n: math.nan if v is None else v for n, v in body["notes"].items()}
-    return KINDS[body.pop("event")](**body)  # type: ignore[no-any-return]
+    event: Event = KINDS[body.pop("event")](**body)
+    for name, fits in _CHECKS[type(event)]:
+        if not fits(getattr(event, name)):
+            raise ValueError(name)
+    return event
 
 
-def read_events(folder: Path) -> list[Event]:
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _are_tensors(value: Any) -> bool:
+    return all(
+        type(name) is str and type(kind) is str and all(map(_is_count, shape))
+        for name, kind, shape in value
+    )
+
+
+_FITS: Mapping[Any, Callable[[Any], bool]] = {
+    int: _is_count,
+    str: lambda value: type(value) is str,
+    float: _is_number,
+    dict[str, float]: lambda value: all(map(_is_number, value.values())),
+    tuple[tuple[str, str, tuple[int, ...]], ...]: _are_tensors,
+}
+_CHECKS: Mapping[type, tuple[tuple[str, Callable[[Any], bool]], ...]] = {
+    kind: tuple((one.name, _FITS[one.type]) for one in fields(kind)) for kind in KINDS.values()
+}
+
+
+def read_integrity(folder: Path) -> Integrity:
+    """What is known of a run's files: from its end, else from its last checkpoint."""
+    if (folder / "result.json").exists():
+        return read_digests(folder)
+    if not (folder / CHECKPOINT).exists():
+        return Integrity()
+    return _known(folder, _head(folder))
+
+
+def _known(folder: Path, head: Mapping[str, Any]) -> Integrity:
+    """The extents in the head of a checkpoint; empty for a run of an older format."""
+    path = folder / CHECKPOINT
+    if "files" not in head:
+        if format_of(folder) >= FORMAT:
+            raise _damaged(path)
+        return Integrity()
+    try:
+        return Integrity.from_json(head["files"], final=False)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _damaged(path) from error
+
+
+def _head(folder: Path) -> dict[str, Any]:
+    """The head of a checkpoint without its tensors, checked by the digest of its own."""
+    path = folder / CHECKPOINT
+    try:
+        with disk_errors(path), safe_open(path, "np") as file:
+            head: dict[str, Any] = json.loads(file.metadata()["atoll"])
+        own = head.pop("head", None)
+        head.pop("digest")
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path) from error
+    if own is not None and own != _head_digest(head):
+        raise _damaged(path)
+    return head
+
+
+def _lines(path: Path, known: Integrity | None, optional: bool = False) -> list[bytes]:
+    """The lines of a file, checked; a last line that was cut off is left out."""
+    known = read_integrity(path.parent) if known is None else known
+    return (known.read(path, optional) or b"").split(b"\n")[:-1]
+
+
+def _bad_line(path: Path) -> UserError:
+    return UserError(
+        "a line of the record is damaged", str(path), "use --resume, or restore it from a copy"
+    )
+
+
+def read_events(folder: Path, known: Integrity | None = None) -> list[Event]:
     """The events of a run, in order; a last line that was cut off is left out."""
     path = folder / "events.jsonl"
-    with disk_errors(path):
-        lines = path.read_bytes().split(b"\n")[:-1]
+    lines = _lines(path, known)
     try:
         return [_event(line) for line in lines]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            "a line of the record is damaged", str(path), "use --resume, or restore it from a copy"
-        ) from error
+        raise _bad_line(path) from error
 
 
-def read_looks(folder: Path) -> list[Look]:
+def read_looks(folder: Path, known: Integrity | None = None) -> list[Look]:
     """What the parts of a run saw of themselves."""
     path = folder / "looks.jsonl"
-    if not path.exists():
-        return []
-    with disk_errors(path):
-        lines = path.read_bytes().split(b"\n")[:-1]
+    lines = _lines(path, known, optional=True)
     try:
         return [_look(json.loads(line)) for line in lines]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _bad_line(path) from error
+
+
+def read_times(folder: Path, known: Integrity | None = None) -> list[float]:
+    """The seconds of each round."""
+    path = folder / "times.jsonl"
+    lines = _lines(path, known, optional=True)
+    try:
+        return [float(json.loads(line)["seconds"]) for line in lines]
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            "a line of the record is damaged", str(path), "use --resume, or restore it from a copy"
-        ) from error
+        raise _bad_line(path) from error
 
 
 def _look(body: dict[str, Any]) -> Look:
     values = tuple(tuple(math.nan if v is None else v for v in row) for row in body.pop("values"))
     rows, columns = tuple(body.pop("rows")), tuple(body.pop("columns"))
-    return Look(**body, rows=rows, columns=columns, values=values)
+    look = Look(**body, rows=rows, columns=columns, values=values)
+    numbers = all(_is_number(value) for row in values for value in row)
+    names = (look.part, look.name, *rows, *columns)
+    if not numbers or not _is_count(look.stage) or any(type(name) is not str for name in names):
+        raise ValueError("a look")
+    return look
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
     """The tensors of a run's last checkpoint and its head; changes nothing."""
-    path = folder / "checkpoint.safetensors"
+    path = folder / CHECKPOINT
     try:
         with disk_errors(path), safe_open(path, "np") as file:
             head = json.loads(file.metadata()["atoll"])
@@ -209,105 +322,87 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict
     return tensors, head
 
 
-@contextlib.contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Whatever the disk refuses becomes an error that the user can mend."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(
-                "the disk is full", str(path), "free some space, then use --resume"
-            ) from error
-        reason = error.strerror or str(error)
-        raise UserError(
-            f"cannot read or write: {reason.lower()}",
-            str(path),
-            "check that the folder exists and its permissions",
-        ) from error
-
-
-@contextlib.contextmanager
-def locked(lock: Path) -> Iterator[None]:
-    """Of several processes that want a lock one is in here; a process that ends gives it back."""
-    while True:
-        with disk_errors(lock):
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            file = lock.open("w")
-        with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_at(file.fileno(), lock):
-                try:
-                    yield
-                finally:
-                    lock.unlink(missing_ok=True)
-                return
-        # who had it took the file away while this process waited: another file is the lock now
-
-
-def _is_at(handle: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
-    temporary = path.with_name(f".{path.name}.part")
-    with disk_errors(path):
-        try:
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            _sync_folder(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 class Record:
     """A run's folder, open for writing."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lock: FolderLock | None = None) -> None:
+        """A record of a folder that nobody else writes in; see `create` and `reopen`."""
         self.folder = folder
         self._files = {name: folder / f"{name}.jsonl" for name in FILES}
+        self._lock = lock
+        self._rolling: dict[str, Rolling] = {}
+        self._static: dict[str, Extent] = {}
 
     @staticmethod
-    def create(folder: Path, config: str, facts: Mapping[str, Any]) -> "Record":
-        """A new folder with its config and the facts it was made under."""
+    def create(
+        folder: Path, config: str, facts: Mapping[str, Any], patience: float = 0.0
+    ) -> "Record":
+        """A new folder with its config and the facts it was made under; this process locks it."""
         with disk_errors(folder):
             new = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
-            if not _unfinished(folder):
-                remedy = "choose another --out; no run is in this one that could go on"
-                if (folder / "config.toml").exists():
-                    remedy = "choose another --out, or --resume to go on with the run in it"
-                raise UserError("the folder is not empty", str(folder), remedy)
-        record = Record(folder)
+        record = Record(folder, FolderLock(folder, patience))
         try:
+            record._refuse_used()
             record._begin(config, facts)
         except UserError:
+            record.close()
             if new:  # nothing is left half-made
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         return record
 
+    @staticmethod
+    def reopen(folder: Path, patience: float = 0.0) -> "Record":
+        """The record of a run that goes on; this process locks it. Checks what was written once."""
+        with disk_errors(folder):
+            lock = FolderLock(folder, patience)
+        record = Record(folder, lock)
+        try:
+            remove_temporary(folder, NAMES)
+            known = read_integrity(folder)
+            for name in STATIC:
+                known.read(folder / name, optional=True)
+        except UserError:
+            record.close()
+            raise
+        return record
+
+    def _refuse_used(self) -> None:
+        with disk_errors(self.folder):
+            if _unfinished(self.folder):
+                return
+            used = (self.folder / "config.toml").exists()
+        remedy = "choose another --out; no run is in this one that could go on"
+        if used:
+            remedy = "choose another --out, or --resume to go on with the run in it"
+        raise UserError("the folder is not empty", str(self.folder), remedy)
+
     def _begin(self, config: str, facts: Mapping[str, Any]) -> None:
-        content = json.dumps(facts, indent=2, sort_keys=True).encode() + b"\n"
+        remove_temporary(self.folder, NAMES)
+        body = {**facts, "format": FORMAT}
+        content = json.dumps(body, indent=2, sort_keys=True).encode() + b"\n"
         write_whole(self.folder / "facts.json", content)
-        for file in self._files.values():
+        for name, file in self._files.items():
             write_whole(file, b"")
+            self._rolling[name] = Rolling()
         write_whole(self.folder / "config.toml", config.encode())  # last: a folder with it is whole
+
+    def close(self) -> None:
+        """Let other processes write in the folder."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def __enter__(self) -> "Record":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
 
     def add(self, events: Iterable[Event]) -> None:
         """Append events."""
@@ -324,44 +419,99 @@ class Record:
         self._append("times", json.dumps(values).encode() + b"\n")
 
     def _append(self, name: str, lines: bytes) -> None:
-        path = self._files[name]
+        path, rolling = self._files[name], self._roll(name)
         with disk_errors(path), path.open("ab") as file:
             file.write(lines)
+        rolling.update(lines)
+
+    def _roll(self, name: str) -> Rolling:
+        """The digest of a growing file; from its content where this process has not written it."""
+        if name not in self._rolling:
+            path = self._files[name]
+            with disk_errors(path):
+                self._rolling[name] = Rolling(path.read_bytes())
+        return self._rolling[name]
+
+    @property
+    def extents(self) -> dict[str, Extent]:
+        """Lengths and digests of the growing files, as this process wrote them."""
+        return {path.name: self._roll(name).extent for name, path in self._files.items()}
 
     def checkpoint(
         self, tensors: Mapping[str, np.ndarray[Any, Any]], progress: Mapping[str, int]
     ) -> None:
         """Save where the run stands, in one file that is there whole or not at all."""
-        for path in self._files.values():
+        for name, path in self._files.items():
             with disk_errors(path), path.open("rb+") as file:
                 os.fsync(file.fileno())
-        lengths = {name: path.stat().st_size for name, path in self._files.items()}
-        head: dict[str, Any] = {"progress": dict(progress), "lengths": lengths}
+                size = os.fstat(file.fileno()).st_size
+            if size != self._roll(name).length:
+                what, remedy = "another process has written this file", "start a new run"
+                raise UserError(what, str(path), remedy)
+        files = Integrity(self.extents | self._written_once())
+        lengths = {name: self._roll(name).length for name in self._files}
+        head: dict[str, Any] = {
+            "progress": dict(progress),
+            "lengths": lengths,
+            "files": files.as_json(),
+        }
+        head["head"] = _head_digest(head)
         head["digest"] = _digest(tensors, head)
         # safetensors writes a view's memory as it lies, so each array is laid out first
         arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}
         content = save(arrays, {"atoll": json.dumps(head)})
-        write_whole(self.folder / "checkpoint.safetensors", content)
+        write_whole(self.folder / CHECKPOINT, content)
+
+    def _written_once(self) -> dict[str, Extent]:
+        """The extents of the files that do not change, read at the first checkpoint."""
+        if not self._static:
+            for path in (self.folder / name for name in STATIC):
+                if path.exists():
+                    with disk_errors(path):
+                        self._static[path.name] = Extent.of(path.read_bytes())
+        return self._static
+
+    def ended(self, checkpoints: bool) -> bool:
+        """Whether the run has ended with all that it was to keep; its files are checked then."""
+        there = (self.folder / CHECKPOINT).exists()
+        if not (self.folder / "result.json").exists() or (checkpoints and not there):
+            return False
+        known = read_integrity(self.folder)
+        for name in known.files:
+            known.read(self.folder / name)
+        if there:
+            head = read_checkpoint(self.folder)[1]
+            self._check_lines(head)
+        return True
 
     def resume(self) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, int]] | None:
         """What the last checkpoint holds, with the events cut to it; None where there is none."""
-        if not (self.folder / "checkpoint.safetensors").exists():
-            self._cut(dict.fromkeys(self._files, 0))
-            return None
-        tensors, head = read_checkpoint(self.folder)
-        self._cut(head["lengths"])
-        return tensors, head["progress"]
-
-    def _cut(self, lengths: Mapping[str, int]) -> None:
+        there = (self.folder / CHECKPOINT).exists()
+        tensors, head = read_checkpoint(self.folder) if there else ({}, {})
+        contents = self._check_lines(head)
+        with disk_errors(self.folder):
+            for name in ("result.json", DIGESTS):  # they are about the end, which is to come
+                (self.folder / name).unlink(missing_ok=True)
         for name, path in self._files.items():
             with disk_errors(path):
-                if path.stat().st_size < lengths[name]:
-                    raise UserError(
-                        "the record is shorter than its checkpoint says",
-                        str(path),
-                        "start the run again in another folder",
-                    )
-                os.truncate(path, lengths[name])
+                os.truncate(path, len(contents[name]))
+            self._rolling[name] = Rolling(contents[name])
+        return (tensors, head["progress"]) if there else None
+
+    def _check_lines(self, head: Mapping[str, Any]) -> dict[str, bytes]:
+        """The growing files up to a checkpoint, if they are what they were then."""
+        known = _known(self.folder, head) if head else Integrity()
+        contents = {}
+        for name, path in self._files.items():
+            length = head["lengths"][name] if head else 0
+            with disk_errors(path):
+                content = path.read_bytes()
+            if len(content) < length:
+                what = "the record is shorter than its checkpoint says"
+                raise UserError(what, str(path), "start the run again in another folder")
+            known.check(path, content)
+            contents[name] = content[:length]
+        return contents
 
 
 def _plain_look(look: Look) -> dict[str, Any]:
@@ -371,9 +521,10 @@ def _plain_look(look: Look) -> dict[str, Any]:
 
 def _unfinished(folder: Path) -> bool:
     """Whether nothing is in the folder but what a creation that was cut off leaves."""
-    ours = {"facts.json", *(f"{name}.jsonl" for name in FILES)}
-    parts = {f".{name}.part" for name in (*ours, "config.toml")}
-    return all(entry.name in ours | parts for entry in folder.iterdir())
+    ours = {"facts.json", LOCK, *GROWING}
+    final = {*ours, "config.toml"}
+    names = [entry.name for entry in folder.iterdir()]
+    return all(name in ours or is_temporary(name, final) for name in names)
 
 
 def _damaged(path: Path) -> UserError:
@@ -385,11 +536,15 @@ def _damaged(path: Path) -> UserError:
     )
 
 
+def _head_digest(head: Mapping[str, Any]) -> str:
+    return digest(json.dumps(head, sort_keys=True).encode())
+
+
 def _digest(tensors: Mapping[str, np.ndarray[Any, Any]], head: Mapping[str, Any]) -> str:
-    digest = hashlib.blake2b(json.dumps(head, sort_keys=True).encode(), digest_size=16)
+    rolling = hashlib.blake2b(json.dumps(head, sort_keys=True).encode(), digest_size=16)
     for name in sorted(tensors):
-        digest.update(
+        rolling.update(
             name.encode() + str(tensors[name].dtype).encode() + str(tensors[name].shape).encode()
         )
-        digest.update(np.ascontiguousarray(tensors[name]).tobytes())
-    return digest.hexdigest()
+        rolling.update(np.ascontiguousarray(tensors[name]).tobytes())
+    return rolling.hexdigest()

@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -67,7 +68,11 @@ def opened(path: Path, delimiter: str = "", encoding: str = "") -> Sheet:
     if path.suffix.lower() in PARQUET:
         return Sheet(path, _checked(_parquet_columns(path), path), "", "", stamp)
     delimiter, encoding, header = written(path, delimiter, encoding)
-    names = next(csv.reader(io.StringIO(header, newline=""), delimiter=delimiter), [])
+    try:
+        names = next(csv.reader(io.StringIO(header, newline=""), delimiter=delimiter), [])
+    except csv.Error as error:  # a cell that is longer than the reader takes
+        remedy = "close the quotes that are open, or give a file with a header"
+        raise refused(f"the header cannot be read: {error}", path, remedy) from error
     return Sheet(path, _checked(names, path), delimiter, encoding, stamp)
 
 
@@ -267,7 +272,10 @@ def line_of(sheet: Sheet, row: int) -> str:
     """Where a row of data, counted from 0, stands in the file."""
     if not sheet.delimiter:
         return f"{sheet.path}, row {row + 1}"
-    with sheet.path.open(encoding=sheet.encoding, newline="") as file:
+    with (
+        suppress(csv.Error),  # a cell that is longer than the reader takes: the row is told
+        sheet.path.open(encoding=sheet.encoding, newline="") as file,
+    ):
         reader = csv.reader(file, delimiter=sheet.delimiter)
         filled = (reader.line_num for cells in reader if cells)
         for place, line in enumerate(filled, -1):

@@ -337,6 +337,7 @@ def scenario(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenario:
             "joint_aug changes images that are cut among parties",
             "use it with split = 'parties' and images, or leave it out",
         )
+    _refuse_too_many(dataset, options)
     made = _SPLITS[options.split](dataset, options, seed)
     if options.stages not in (1, made.stages):
         raise _refusal(
@@ -344,6 +345,27 @@ def scenario(dataset: Dataset, options: ScenarioOptions, seed: int) -> Scenario:
             "leave out stages",
         )
     return made
+
+
+def _refuse_too_many(dataset: Dataset, options: ScenarioOptions) -> None:
+    """Refuse more clients than there is something to deal to, before anything is built for them."""
+    rows, columns = len(dataset), math.prod(dataset.x.shape[1:])
+    own = dataset.layout is not None  # then clients are not counted by an option
+    if options.split == "parties" and not own and options.clients > columns:
+        raise _refusal(
+            f"{columns:,} columns are too few for {options.clients:,} clients",
+            "ask for fewer clients",
+        )
+    if options.split in ("rows", "classes", "columns", "tasks") and options.clients > rows:
+        raise _refusal(
+            f"{rows:,} rows are too few for {options.clients:,} clients", "ask for fewer clients"
+        )
+    if options.split == "tasks" and options.clients * options.stages > rows:
+        raise _refusal(
+            f"{rows:,} rows are too few for {options.clients:,} clients with"
+            f" {options.stages:,} tasks each",
+            "ask for fewer clients or stages",
+        )
 
 
 def _shares(options: ScenarioOptions) -> None:

@@ -25,6 +25,7 @@ __all__ = ["KINDS", "Vectors", "load", "present"]
 Array = np.ndarray[Any, Any]
 
 SEED: Final = 42  # of what unknown words get: the same in every run
+MOST_NUMBERS: Final = 10_000  # of a drawn vector
 KINDS: Final = (".npz", ".txt", ".vec")
 # Where no name is given, the first of these that is here; GloVe 840B is what the paper used.
 ORDER: Final = ("glove.840b", "glove-840b", "glove", "fasttext", "wiki-news", "crawl", "spacy")
@@ -93,8 +94,9 @@ def load(words: Sequence[str], name: str = "best", norm: float = 5.0) -> Vectors
 
 def _random(words: Sequence[str], name: str, dimension: int, norm: float) -> Vectors:
     """Drawn vectors; a word's own depends on the word alone, not on the rest of the vocabulary."""
-    if dimension < 1:
-        raise UserError(f"no vectors '{name}'", "model.vectors", "write for example random-50")
+    if not 1 <= dimension <= MOST_NUMBERS:
+        remedy = f"write for example random-50; {MOST_NUMBERS:,} numbers at most"
+        raise UserError(f"no vectors '{name}'", "model.vectors", remedy)
     streams = (Stream.of(SEED, "vectors", word) for word in words)
     table = np.stack([one.numpy().standard_normal(dimension) for one in streams])
     factor = (norm or 1.0) / np.sqrt(dimension)

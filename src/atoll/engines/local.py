@@ -1,27 +1,27 @@
 """The local engine: clients are objects in this process, asked one after another."""
 
-import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from atoll.core.errors import ClientFailedError, UserError
+from atoll.core.errors import ClientFailedError, UserError, memory_error, out_of_memory
 from atoll.core.federation import SERVER, Moment, begin
 from atoll.core.messages import Packet, Tensors, pack, wrap_all
-from atoll.core.record import Look, Record, disk_errors
+from atoll.core.record import Look, Record
+from atoll.core.storage import FolderLock, disk_errors
 from atoll.data.dataset import Dataset
 from atoll.engines.fixed_rules import deterministic_torch
 from atoll.engines.plan import Peak, plan, write_plan
 from atoll.engines.workshop import Workshop
 from atoll.learning.weights import copied
-from atoll.runs.config import EngineOptions, RunConfig, read, resolve, to_toml
+from atoll.runs.config import EngineOptions, RunConfig, resolve, to_toml
 from atoll.runs.loop import Progress, facts, go, same_data
 from atoll.runs.parts import Parts, parts
-from atoll.runs.result import write_result
+from atoll.runs.result import Run, write_result
 
 __all__ = [
     "LocalEngine",
@@ -30,6 +30,8 @@ __all__ = [
     "last_folder",
     "prepare",
     "recorded",
+    "refuse_absent",
+    "run_folder",
     "workshop",
 ]
 
@@ -143,6 +145,8 @@ def _named(client: str, action: str) -> Iterator[_Whose]:
     except (UserError, ClientFailedError):
         raise
     except Exception as error:
+        if out_of_memory(error):
+            raise memory_error(f"{whose.name}, {action}") from error
         raise ClientFailedError(whose.name, action, f"{type(error).__name__}: {error}") from error
 
 
@@ -176,21 +180,23 @@ def execute(
 
     `loaded` is filled with the data, so that several runs load them once.
     """
+    data: dict[str, Dataset] = {} if loaded is None else loaded
     with deterministic_torch(config.engine_options().deterministic):
-        _execute(config, folder, resume, watch, stopping, loaded)
+        made, record = prepare(config, folder, resume, data)
+        with record:
+            if not (resume and record.ended(config.checkpoints)):
+                _execute(config, made, record, data, watch, stopping)
 
 
 def _execute(
     config: RunConfig,
-    folder: Path,
-    resume: bool,
+    made: Parts,
+    record: Record,
+    data: dict[str, Dataset],
     watch: Callable[[Progress], None],
     stopping: Callable[[], bool],
-    loaded: dict[str, Dataset] | None,
 ) -> None:
-    data: dict[str, Dataset] = {} if loaded is None else loaded
-    made, record = prepare(config, folder, resume, data)
-    options = config.engine_options()
+    folder, options = record.folder, config.engine_options()
     where = made.site(made.scenario.clients[0]).device
     ahead = where.type == "cuda"  # a CPU does its work at once: nothing is ever late there
     planned = plan(
@@ -206,33 +212,90 @@ def _execute(
     go(made, engine, record, watch, stopping)
     if planned is not None:
         write_plan(folder, planned, peak.bytes)
-    write_result(folder)
+    write_result(folder, record.extents)
 
 
 def prepare(
-    config: RunConfig, folder: Path, resume: bool, data: dict[str, Dataset] | None = None
+    config: RunConfig,
+    folder: Path,
+    resume: bool,
+    data: dict[str, Dataset] | None = None,
+    patience: float = 0.0,
 ) -> tuple[Parts, Record]:
-    """The parts of a run and its open record; every mistake is found before anything is written."""
+    """The parts of a run and its open record; every mistake is found before anything is written.
+
+    The record is locked for this process; `patience`: seconds to wait for one that is locked.
+    """
+    if not patience:
+        FolderLock.check(folder)
     threads = config.engine_options().threads
     if threads:
         torch.set_num_threads(threads)
     made = parts(config, data)
     made.client(made.scenario.clients[0])
     if resume and (folder / "config.toml").exists():
-        same_data(made, _facts(folder), str(folder))
-        return made, Record(folder)
-    return made, Record.create(folder, to_toml(config), facts(made))
+        same_data(made, Run(folder).facts, str(folder))
+        return made, Record.reopen(folder, patience)
+    return made, Record.create(folder, to_toml(config), facts(made), patience)
 
 
-def fresh_folder(name: str) -> Path:
-    """The next folder runs/NAME-1, runs/NAME-2, ... that is not there yet."""
-    taken = [number for number, _ in _folders(name)]
-    return Path("runs") / f"{name}-{max(taken, default=0) + 1}"
+@contextmanager
+def run_folder(name: str, chosen: Path | None, resume: bool) -> Iterator[Path]:
+    """The folder of a run: the one that was chosen, else the last of its name, else a new one."""
+    if chosen is not None or resume:
+        yield chosen or last_folder(name)
+    else:
+        with fresh_folder(name) as folder:
+            yield folder
+
+
+@contextmanager
+def fresh_folder(name: str) -> Iterator[Path]:
+    """The next folder runs/NAME-1, runs/NAME-2, ..., made now, so that no other process takes it.
+
+    A folder that is still empty at the end goes.
+    """
+    new = not Path("runs").exists()
+    number = max((number for number, _ in _folders(name)), default=0) + 1
+    while not _claimed(folder := Path("runs") / f"{name}-{number}"):
+        number += 1
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # what is not empty stays
+            folder.rmdir()
+            if new:
+                folder.parent.rmdir()
+
+
+def _claimed(folder: Path) -> bool:
+    """Whether the folder is made here and now."""
+    with disk_errors(folder):
+        while True:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir()
+                return True
+            except FileExistsError:
+                return False
+            except FileNotFoundError:  # another process removed the parent, which was empty
+                continue
+
+
+def refuse_absent(folders: Iterable[Path]) -> None:
+    """Refuse to go on with runs of which none has left anything in its folder."""
+    every = list(folders)
+    for folder in every:
+        with disk_errors(folder):
+            if folder.is_dir() and any(folder.iterdir()):
+                return
+    remedy = "name the folder of a run, or leave --resume out to start one"
+    raise UserError("no run to go on with in this folder", str(every[0]), remedy)
 
 
 def last_folder(name: str) -> Path:
-    """The newest folder runs/NAME-N."""
-    found = _folders(name)
+    """The newest folder runs/NAME-N that has something in it."""
+    found = [one for one in _folders(name) if one[1].is_dir() and any(one[1].iterdir())]
     if not found:
         raise UserError(
             f"no run of '{name}' to go on with", "runs", "leave --resume out, or give --out"
@@ -249,18 +312,6 @@ def _folders(name: str) -> list[tuple[int, Path]]:
     return found
 
 
-def _facts(folder: Path) -> dict[str, Any]:
-    path = folder / "facts.json"
-    with disk_errors(path):
-        text = path.read_text()
-    try:
-        return dict(json.loads(text))
-    except ValueError as error:
-        raise UserError(
-            "not a run's facts", str(path), "start a new run in another folder"
-        ) from error
-
-
 def recorded(folder: Path) -> RunConfig:
     """The config that a run's folder was made with."""
-    return resolve(read(str(folder / "config.toml")), str(folder / "config.toml"))
+    return resolve(Run(folder).config, str(folder / "config.toml"))

@@ -7,9 +7,10 @@ done at once. Nothing depends on which thread comes first.
 
 import itertools
 import json
+import resource
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +18,19 @@ from typing import Any
 
 from atoll.core.errors import UserError
 from atoll.core.federation import Moment
-from atoll.core.record import disk_errors, write_whole
+from atoll.core.record import Record, disk_errors, write_whole
 from atoll.data.dataset import Dataset
 from atoll.engines.fixed_rules import deterministic_torch
 from atoll.engines.local import LocalEngine, prepare, workshop
 from atoll.engines.workshop import Workshop
 from atoll.runs.config import RunConfig, change, place, resolve
 from atoll.runs.loop import Progress, go
+from atoll.runs.parts import Parts
 from atoll.runs.result import Run, write_result
 
 __all__ = ["Point", "points", "sweep"]
+
+SPARE = 256  # open files beside those of the records
 
 
 @dataclass(frozen=True)
@@ -161,29 +165,72 @@ def _sweep(
     failed: dict[int, BaseException] | None,
 ) -> list[Run]:
     data: dict[str, Dataset] = {}
-    ready = [prepare(point.config, point.folder, resume, data) for point in found]
+    failures: dict[int, BaseException] = {} if failed is None else failed
+    with ExitStack() as records:
+        _allow_files(len(found))
+        ready = []
+        for point in found:
+            made, record = prepare(point.config, point.folder, resume, data)
+            records.enter_context(record)
+            ended = resume and record.ended(point.config.checkpoints)
+            ready.append(_Ready(made, record, ended))
+        _run(found, folder, ready, failures, watch, stopping)
+    if failures and failed is None:
+        number = min(failures)
+        failures[number].add_note(str(found[number].folder))
+        raise failures[number]
+    return [Run(point.folder) for n, point in enumerate(found) if n not in failures]
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A run that can start: its parts, its open record, whether it has ended before."""
+
+    parts: Parts
+    record: Record
+    ended: bool
+
+
+def _allow_files(records: int) -> None:
+    """Let this process open a lock file for each record, as far as the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = records + SPARE
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def _run(
+    found: Sequence[Point],
+    folder: Path,
+    ready: Sequence[_Ready],
+    failures: dict[int, BaseException],
+    watch: Callable[[Progress], None],
+    stopping: Callable[[], bool],
+) -> None:
+    """Run all points in threads that meet; errors are put into `failures`."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     index = [{"folder": p.folder.name, "axes": p.axes} for p in found]
     write_whole(folder / "sweep.json", json.dumps(index, indent=1).encode() + b"\n")
     options = found[0].config.engine_options()
-    rounds = found[0].config.rounds * ready[0][0].scenario.stages
+    rounds = found[0].config.rounds * ready[0].parts.scenario.stages
     meeting = _Meeting(workshop(options, folder, rounds), len(found))
-    failures: dict[int, BaseException] = {} if failed is None else failed
 
-    def one(number: int) -> None:
-        made, record = ready[number]
+    def run(number: int) -> None:
+        one, seat = ready[number], _Seat(meeting, number)
         try:
             with meeting.turn:
-                go(made, LocalEngine(made, _Seat(meeting, number)), record, watch, stopping)
-                write_result(found[number].folder)
-        except BaseException as error:  # raised again below
+                if not one.ended:
+                    go(one.parts, LocalEngine(one.parts, seat), one.record, watch, stopping)
+                    write_result(found[number].folder, one.record.extents)
+        except BaseException as error:  # raised again by the caller
             failures[number] = error
         finally:
             meeting.leave()
 
     threads = [
-        threading.Thread(target=copy_context().run, args=(one, n), daemon=True)
+        threading.Thread(target=copy_context().run, args=(run, n), daemon=True)
         for n in range(len(found))
     ]
     for thread in threads:
@@ -191,8 +238,3 @@ def _sweep(
     for thread in threads:
         while thread.is_alive():
             thread.join(0.2)  # so that Ctrl-C is heard
-    if failures and failed is None:
-        number = min(failures)
-        failures[number].add_note(str(found[number].folder))
-        raise failures[number]
-    return [Run(point.folder) for n, point in enumerate(found) if n not in failures]

@@ -101,8 +101,8 @@ def choices(folder: Path) -> dict[str, Choice]:
     if not path.exists():
         return {}
     try:
-        return {name: Choice(**body) for name, body in json.loads(path.read_text()).items()}
-    except (ValueError, TypeError) as error:
+        return {name: Choice(**body) for name, body in json.loads(path.read_bytes()).items()}
+    except (ValueError, TypeError, AttributeError) as error:
         raise UserError("not an engine's choices", str(path), "delete the file") from error
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 
 import torch
 
+from atoll.core.errors import out_of_memory
 from atoll.core.federation import Moment
 from atoll.core.record import write_whole
 from atoll.engines import kept
@@ -268,7 +269,7 @@ class Workshop:
             self._refute(form(jobs[0].first), self.choices[self._decided[about]].reason)
             return [job() for job in jobs]
         except RuntimeError as error:
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 raise
         self._watches.clear()
         return []
@@ -499,7 +500,7 @@ class Workshop:
             self._tell_convolutions()
             return found if agrees else [job() for job in jobs]
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            if size == 1 or not _out_of_memory(error):
+            if size == 1 or not out_of_memory(error):
                 raise
         self._stacks.clear()  # out here, the error and all that its trace held is gone
         if torch.cuda.is_available():
@@ -535,7 +536,7 @@ class Workshop:
             try:
                 wrong = disagreement(job, seen, rounding, confirm)
             except RuntimeError as error:  # a check that finds no memory is left out
-                if not _out_of_memory(error):
+                if not out_of_memory(error):
                     raise
                 wrong = ""
         if wrong:
@@ -612,8 +613,3 @@ def _several(key: Hashable, job: Any) -> bool:
     """Whether one piece of work may be a stack: split networks have several clients in it, and on
     a GPU the steps of one client are a graph then."""
     return isinstance(job, Passes) or (not isinstance(key, str) and job.rows.y.is_cuda)
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    """Whether this is a want of memory: torch has a class for it on GPUs, and words on the CPU."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

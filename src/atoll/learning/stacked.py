@@ -44,6 +44,7 @@ __all__ = [
 GROUPS = 8  # members with other rates or step counts than this many are stepped one formula for all
 EAGER = 2  # steps before a CUDA graph is captured
 CELLS = 1 << 17  # rows of all members in one pass without gradient
+MOST_DRAWN = 1 << 24  # rows of all batches of a member, which a stack draws at once
 
 
 class NotStackableError(Exception):
@@ -79,6 +80,8 @@ def _kind(how: Optimiser) -> tuple[str, float, float]:
 def form(job: Any) -> Hashable:
     """Pieces of work of equal form can be one stack; one that cannot says why."""
     if isinstance(job, Work):
+        if _steps(job) * job.batch > MOST_DRAWN:
+            raise NotStackableError("its batches are too many to be drawn before the first")
         phases = tuple((p.name, p.moves, _function(p.loss), _kind(p.optimiser)) for p in job.phases)
         x = job.rows.x
         return (

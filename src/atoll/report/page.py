@@ -159,8 +159,7 @@ def _sections(number: int, group: Group) -> list[Section]:
 
 def _run(number: int, group: Group, gained: dict[str, Pair]) -> Run:
     path = group.first.folder / "config.toml"
-    with disk_errors(path):
-        config = path.read_text(encoding="utf-8")
+    config = (group.first.integrity.read(path) or b"").decode(errors="replace")
     return Run(
         group.label,
         str(group.first.folder),

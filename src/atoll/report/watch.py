@@ -50,6 +50,9 @@ class Watch:
             return False
         try:
             made, kind = page.page(tables.gather(homes)) if homes else self._waiting(), bool(homes)
+        except UserError as error:  # a damaged file: it stays so until it changes
+            told = f"The record cannot be read: {error.what} ({error.where}); {error.remedy}."
+            made, kind, self._stamp = self._waiting(told), False, stamp
         except Exception:  # a resume may be cutting the record just now: the next look will see
             if self.html:
                 return False

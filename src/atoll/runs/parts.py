@@ -20,7 +20,7 @@ from atoll.data.site import Shelf, Site, Witness
 from atoll.data.splits import scenario
 from atoll.data.vectors import Vectors
 from atoll.data.vectors import load as load_vectors
-from atoll.learning.models import network
+from atoll.learning.models import ModelOptions, network
 from atoll.learning.textcnn import TextCNN, Words
 from atoll.runs.config import RunConfig
 
@@ -148,6 +148,9 @@ def parts(config: RunConfig, loaded: dict[str, Dataset] | None = None) -> Parts:
         wanted = methods.load(name).split
         what = f"'{name}' cannot run where the split is '{config.scenario_options().split}'"
         raise UserError(what, "scenario.split", f"use split = '{wanted}'")
+    if vertical and config.model_options().widths != ModelOptions().widths:
+        what = f"the networks of '{name}' have no widths that could be set"
+        raise UserError(what, "model.widths", "leave it out; method.width is their output")
     dealt = scenario(dataset, config.scenario_options(), config.seed)
     if config.models and len(config.models) != len(dealt.clients):
         what = f"{len(config.models)} models for {len(dealt.clients)} clients"

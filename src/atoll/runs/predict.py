@@ -24,6 +24,7 @@ from atoll.core.options import nearest
 from atoll.core.outputs import may_write
 from atoll.core.record import disk_errors, read_checkpoint, write_whole
 from atoll.core.rows import Rows
+from atoll.core.storage import temporary_name
 from atoll.data.dataset import Dataset, file_fingerprint
 from atoll.data.scenario import Holding, Scenario
 from atoll.data.sheets import Sheet, batches, line_of, opened
@@ -31,7 +32,7 @@ from atoll.data.site import filled
 from atoll.data.values import LARGEST, Block, as_dates, as_numbers, encoded
 from atoll.learning.weights import without
 from atoll.metrics import client_accuracy, primary
-from atoll.runs.config import RunConfig, read, resolve
+from atoll.runs.config import RunConfig, resolve
 from atoll.runs.parts import Parts
 from atoll.runs.result import Run, plain
 
@@ -99,25 +100,19 @@ class Predictor:
     @cached_property
     def recipe(self) -> dict[str, Any]:
         """How a file becomes what the model reads."""
-        path = self.folder / "recipe.json"
         if not (self.folder / "config.toml").exists():
             raise UserError("no run in this folder", str(self.folder), "give the folder of a run")
-        if not path.exists() and "vectors" in self.run.facts:  # runs on texts have these
+        if self.run.recipe:
+            return self.run.recipe
+        if "vectors" in self.run.facts:  # runs on texts have these
             remedy = "use a run on own tables or images"
             raise UserError("there are no predictions for texts yet", str(self.folder), remedy)
-        if not path.exists():
-            raise UserError(
-                "this run was made neither on your own tables nor on images",
-                str(self.folder),
-                "predictions need a run with data = { files = [...] } or { parties = [...] }, or on"
-                " images",
-            )
-        with disk_errors(path):
-            text = path.read_text(encoding="utf-8")
-        try:
-            return dict(json.loads(text))
-        except ValueError as error:
-            raise UserError("the file is damaged", str(path), "run it again") from error
+        raise UserError(
+            "this run was made neither on your own tables nor on images",
+            str(self.folder),
+            "predictions need a run with data = { files = [...] } or { parties = [...] }, or on"
+            " images",
+        )
 
     @cached_property
     def blocks(self) -> list[Block]:
@@ -138,7 +133,8 @@ class Predictor:
             raise UserError(
                 f"no site '{self.site}' in this run", "--site", nearest(self.site, sites)
             )
-        return dict(sites[self.site])
+        mine: dict[str, Any] = sites[self.site]
+        return mine
 
     @property
     def chosen(self) -> str:
@@ -148,6 +144,9 @@ class Predictor:
                 f"this run has no model '{self.variant}'", "--model",
                 nearest(self.variant, self.run.variants),
             )  # fmt: skip
+        if not self.run.variants:
+            remedy = "restore it from a copy, or run it again in another folder"
+            raise UserError("no scores in the record", str(self.folder / "events.jsonl"), remedy)
         return self.variant or self.run.headline
 
     @cached_property
@@ -257,7 +256,11 @@ def ended_state(folder: Path) -> Tensors:
     """What the parts of a run knew in the end."""
     if not (folder / "result.json").exists():
         raise UserError("the run has not ended", str(folder), "go on with --resume")
-    tensors, _ = read_checkpoint(folder)
+    tensors, head = read_checkpoint(folder)
+    known, saved = Run(folder).integrity.as_json(), head.get("files", {})
+    if any(saved[name] != known[name] for name in known.keys() & saved.keys()):
+        remedy = "restore the folder from one copy, or run it again in another folder"
+        raise UserError("the checkpoint is not of this run's end", str(folder), remedy)
     return {name: torch.from_numpy(array) for name, array in tensors.items()}
 
 
@@ -274,8 +277,7 @@ def restored(client: Any, site: str, state: Tensors, folder: Path) -> None:
 
 def recorded(folder: Path) -> RunConfig:
     """The config of a run, for this machine's CPU."""
-    path = str(folder / "config.toml")
-    config = resolve(read(path), path)
+    config = resolve(Run(folder).config, str(folder / "config.toml"))
     return dataclasses.replace(config, engine={**config.engine, "device": "cpu"})
 
 
@@ -338,7 +340,7 @@ def refuse_taken(out: Path, inputs: Sequence[Path], run: Path, names: Sequence[s
 @contextmanager
 def growing(out: Path) -> Iterator[TextIO]:
     """A file that is written piece by piece, and is there whole or not at all."""
-    temporary = out.with_name(f".{out.name}.part")
+    temporary = temporary_name(out)
     with disk_errors(out):
         try:
             with temporary.open("w", encoding="utf-8", newline="") as file:

@@ -3,58 +3,68 @@
 import json
 import math
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from atoll import methods, metrics
 from atoll.core.errors import UserError
+from atoll.core.integrity import Extent, Integrity, damaged, write_digests
 from atoll.core.record import (
     Event,
     Look,
     Score,
-    disk_errors,
     read_events,
+    read_integrity,
     read_looks,
+    read_times,
     write_whole,
 )
 
 __all__ = ["Run", "plain", "table", "write_result"]
 
+SERVER = "server"  # may be scored too, where sites hold columns of the same rows
+
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run."""
+    """A run as its record has it; a file that was changed since it was written is refused."""
 
     folder: Path
 
     @cached_property
+    def integrity(self) -> Integrity:
+        """Lengths and digests of the record's files, read before any of them."""
+        return read_integrity(self.folder)
+
+    @cached_property
     def events(self) -> list[Event]:
         """All events, in order."""
-        return read_events(self.folder)
+        events = read_events(self.folder, self.integrity)
+        _check_events(events, self.facts, self.folder / "events.jsonl")
+        return events
 
     @cached_property
     def looks(self) -> list[Look]:
         """What the parts saw of themselves at the end of each stage."""
-        return read_looks(self.folder)
+        return read_looks(self.folder, self.integrity)
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """The resolved config."""
-        return _parsed(self.folder / "config.toml", tomllib.loads)
+        return self._parsed("config.toml", tomllib.loads)
 
     @cached_property
     def facts(self) -> dict[str, Any]:
         """Versions, machine, data."""
-        return _parsed(self.folder / "facts.json", json.loads)
+        return self._parsed("facts.json", json.loads)
 
     @cached_property
     def memory(self) -> dict[str, Any]:
         """The plan of a large run's memory and the peak that was measured; empty for small ones."""
-        path = self.folder / "memory.json"
-        return _parsed(path, json.loads) if path.exists() else {}
+        return self._parsed("memory.json", json.loads, optional=True)
 
     @cached_property
     def refuted(self) -> list[str]:
@@ -63,15 +73,30 @@ class Run:
         The runs of a sweep have one engine, which keeps its choices in the sweep's folder.
         """
         several = (self.folder.parent / "sweep.json").exists()
-        path = (self.folder.parent if several else self.folder) / "engine.json"
-        choices = _parsed(path, json.loads) if path.exists() else {}
-        return [str(one["refuted"]) for one in choices.values() if one.get("refuted")]
+        owner = Run(self.folder.parent) if several else self
+        choices = owner._parsed("engine.json", json.loads, optional=True)
+        entries = [one for one in choices.values() if isinstance(one, dict)]
+        return [str(one["refuted"]) for one in entries if one.get("refuted")]
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
         """How rows of own files become what models read; empty where a run had no own files."""
-        path = self.folder / "recipe.json"
-        return _parsed(path, json.loads) if path.exists() else {}
+        return self._parsed("recipe.json", json.loads, optional=True)
+
+    def _parsed(
+        self, name: str, parse: Callable[[str], Any], optional: bool = False
+    ) -> dict[str, Any]:
+        path = self.folder / name
+        content = self.integrity.read(path, optional)
+        if content is None:
+            return {}
+        try:
+            body = parse(content.decode())
+        except ValueError as error:
+            raise damaged(path) from error
+        if not isinstance(body, dict):
+            raise damaged(path)
+        return _Table(_checked(body, path), path)
 
     def read(self) -> None:
         """Read the record now; what was read stays when the folder goes."""
@@ -114,10 +139,12 @@ class Run:
     @cached_property
     def seconds(self) -> float:
         """How long the rounds took, tests included; a resumed run counts each round once."""
-        path = self.folder / "times.jsonl"
-        with disk_errors(path):
-            lines = path.read_text().splitlines()
-        return sum(float(json.loads(line)["seconds"]) for line in lines)
+        return sum(self.times)
+
+    @cached_property
+    def times(self) -> list[float]:
+        """The seconds of each round."""
+        return read_times(self.folder, self.integrity)
 
     def table(self) -> str:
         """The metrics as a text table."""
@@ -160,8 +187,11 @@ def _cell(values: Sequence[float]) -> str:
     return f"{mean:.4f} ± {deviation:.4f}" if len(values) > 1 else f"{mean:.4f}"
 
 
-def write_result(folder: Path) -> Run:
-    """Write result.json: the primary result and the metrics derived from it."""
+def write_result(folder: Path, extents: Mapping[str, Extent] | None = None) -> Run:
+    """Write result.json: the primary result and the metrics derived from it; before, digests.json.
+
+    `extents` are lengths and digests of what this process wrote; else files are taken as they are.
+    """
     run = Run(folder)
     body: dict[str, Any] = {"definitions": dict(metrics.DEFINITIONS), "variants": {}}
     for variant in run.variants:
@@ -173,17 +203,43 @@ def write_result(folder: Path) -> Run:
             "accuracy": _listed(primary.accuracy),  # client x task x stage
             "metrics": plain(run.metrics[variant]),
         }
-    write_whole(folder / "result.json", json.dumps(body, indent=1).encode() + b"\n")
+    content = json.dumps(body, indent=1).encode() + b"\n"
+    write_digests(folder, {**(extents or {}), "result.json": Extent.of(content)})
+    write_whole(folder / "result.json", content)
     return run
 
 
-def _parsed(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
-    with disk_errors(path):
-        text = path.read_bytes()
+class _Table(dict[str, Any]):
+    """A table of a record's file; a key that should be there and is not is the file's damage."""
+
+    def __init__(self, values: Any = (), path: Path = Path()) -> None:
+        super().__init__(values)
+        self.path = path
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise damaged(self.path)
+
+
+def _checked(value: Any, path: Path) -> Any:
+    """The values of a file, with tables whose missing keys are user errors."""
+    if isinstance(value, dict):
+        return _Table({key: _checked(item, path) for key, item in value.items()}, path)
+    return [_checked(item, path) for item in value] if isinstance(value, list) else value
+
+
+def _check_events(events: Sequence[Event], facts: Mapping[str, Any], path: Path) -> None:
+    """Refuse events of stages, tasks or clients that the run does not have."""
     try:
-        return dict(parse(text.decode()))
+        stages, tasks = int(facts["stages"]), len(facts["tasks"])
+        clients = {SERVER, *facts["clients"]}
     except (ValueError, TypeError) as error:
-        raise UserError("the file is damaged", str(path), "restore it from a copy") from error
+        raise damaged(path.with_name("facts.json")) from error
+    for event in events:
+        inside = event.stage < stages
+        if isinstance(event, Score):
+            inside = inside and event.task < tasks and event.client in clients
+        if not inside:
+            raise damaged(path)
 
 
 def plain(value: Any) -> Any:

@@ -364,3 +364,29 @@ def test_a_lock_lets_one_in_at_a_time_and_leaves_nothing_behind(tmp_path: Path) 
         thread.join()
     assert most == [1] * 120
     assert not any((tmp_path / "new").iterdir())
+
+
+def test_a_record_that_is_open_is_refused_to_others_until_it_is_closed(tmp_path: Path) -> None:
+    record = Record.create(tmp_path / "run", "seed = 1", {})
+    before = files(record.folder)
+    for open_again in (
+        lambda: Record.create(tmp_path / "run", "seed = 2", {}),
+        lambda: Record.reopen(tmp_path / "run"),
+    ):
+        with pytest.raises(UserError) as caught:
+            open_again()
+        assert caught.value.what == "another process is writing this run"
+    assert files(record.folder) == before
+    record.close()
+    with Record.reopen(tmp_path / "run") as again:
+        again.add(EVENTS)
+    assert ".lock" not in files(tmp_path / "run")
+    assert read_events(tmp_path / "run") == EVENTS
+
+
+def test_what_a_killed_writer_left_goes_when_the_run_goes_on(tmp_path: Path) -> None:
+    Record.create(tmp_path / "run", "seed = 1", {}).close()
+    before = files(tmp_path / "run")
+    (tmp_path / "run" / ".checkpoint.safetensors.7-01234567.part").write_bytes(b"half")
+    Record.reopen(tmp_path / "run").close()
+    assert files(tmp_path / "run") == before

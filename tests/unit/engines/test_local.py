@@ -128,10 +128,17 @@ def test_folders_are_counted_up_and_the_newest_is_the_largest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert fresh_folder("chfl") == Path("runs/chfl-1")
+    with fresh_folder("chfl") as first, fresh_folder("chfl") as second:
+        assert [first, second] == [Path("runs/chfl-1"), Path("runs/chfl-2")]
+        assert first.is_dir()
+    assert not first.exists()  # nothing was written in it
     for name in ("chfl-2", "chfl-10", "chfl-x", "chfl-demo-11", "other-30"):
         (tmp_path / "runs" / name).mkdir(parents=True)
-    assert fresh_folder("chfl") == Path("runs/chfl-11")
-    assert last_folder("chfl") == Path("runs/chfl-10")
+        (tmp_path / "runs" / name / "config.toml").touch()
+    with fresh_folder("chfl") as folder:
+        assert folder == Path("runs/chfl-11")
+        assert last_folder("chfl") == Path("runs/chfl-10")  # the new one has nothing in it yet
+        (folder / "config.toml").touch()
+    assert last_folder("chfl") == Path("runs/chfl-11")
     with pytest.raises(UserError, match="no run of 'fedavg'"):
         last_folder("fedavg")

@@ -183,6 +183,11 @@ def test_a_loss_that_is_not_a_function_of_a_module_does_not_stack() -> None:
         form(replace(member(0), phases=(closure,)))
 
 
+def test_work_of_very_many_batches_is_not_drawn_ahead() -> None:
+    with pytest.raises(NotStackableError, match="too many"):
+        form(replace(member(0), epochs=1_000_000))
+
+
 def test_counts_of_a_stack_are_those_of_its_members() -> None:
     works = [member(0, rows=20), member(1, rows=7, own=2), member(2, rows=33)]
     jobs = [Tally(w.weights, w.rows, right, w.own) for w in works]

@@ -27,6 +27,7 @@ from atoll import methods
 from atoll.core import VERSION
 from atoll.core.errors import BadMessageError, ClientFailedError, InterruptedRunError, UserError
 from atoll.core.federation import Moment, actions, kinds
+from atoll.core.integrity import damaged
 from atoll.core.messages import Packet, Tensors, opened, pack
 from atoll.core.options import build
 from atoll.core.record import (
@@ -80,6 +81,7 @@ CLASSES = (
 ENVIRONMENT = {"NVFLARE_STREAMING_RETRY_TIMEOUT": "2", "NVFLARE_STREAMING_RETRY_WAIT": "0.5"}
 PING_SECONDS = 2.0  # between looks at sites that have not answered yet
 PING_TIMEOUT = 5.0
+LOCK_PATIENCE = 60.0  # seconds for the process of a job before this one to end
 TRIES = 3  # of one question to a site that is there
 
 
@@ -416,7 +418,7 @@ class Coordinator:
         source = folder / "config.toml" if (folder / "config.toml").exists() else run["config"]
         config = resolve(read(str(source)), str(source))
         own = "files" in config.data
-        made, record = (None, None) if own else prepare(config, folder, resume=True)
+        made, record = (None, None) if own else prepare(config, folder, True, None, LOCK_PATIENCE)
         clients = made.scenario.clients if made else tuple(plan["sites"])
         parties = _parties(plan["sites"], clients, proxies)
         self._tell(parties, run["id"], always=True)
@@ -430,11 +432,12 @@ class Coordinator:
         else:
             _same_data(made, engine.prepare(run["id"], None))
         stop = self.control / "stop"
-        go(made, engine, record, self._progress, stop.exists)
-        if own and config.checkpoints:
-            engine.finish(folder)
-        self._tell(parties, run["id"], always=True)
-        write_result(folder)
+        with record:
+            go(made, engine, record, self._progress, stop.exists)
+            if own and config.checkpoints:
+                engine.finish(folder)
+            self._tell(parties, run["id"], always=True)
+            write_result(folder, record.extents)
 
     def _live(self) -> None:
         """A sign of life every other second, whatever is being done."""
@@ -480,14 +483,23 @@ def _parties(
     return {id: Party(name, id, proxies.get(name)) for name, id in zip(named, clients, strict=True)}
 
 
+def _agreed(path: Path) -> dict[str, Any]:
+    """What the sites have agreed on for this run, and the fingerprints of their tables."""
+    try:
+        body = json.loads(path.read_bytes())
+        return {"plan": TypeAdapter(Plan).validate_python(body["plan"]), "data": dict(body["data"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise damaged(path) from error
+
+
 def _on_own_tables(engine: Remote, run: str, folder: Path) -> tuple[Parts, Record]:
     """A run whose tables are at the sites: what was agreed once stays with the run."""
     config, path = engine.config, folder / "agreed.json"
     if "text" in config.data or methods.load(config.method["name"]).split == "parties":
         remedy = "use tables, with chfl, fedavg or alone"
         raise UserError("own files of this kind stay on one machine", "data", remedy)
-    kept = json.loads(path.read_text()) if path.exists() else None
-    plan = TypeAdapter(Plan).validate_python(kept["plan"]) if kept else engine.agreement(run)
+    kept = _agreed(path) if path.exists() else None
+    plan = kept["plan"] if kept else engine.agreement(run)
     found = engine.prepare(run, plan)
     for id, fingerprint in found.items():
         if kept and kept["data"].get(id, fingerprint) != fingerprint:
@@ -496,8 +508,8 @@ def _on_own_tables(engine: Remote, run: str, folder: Path) -> tuple[Parts, Recor
     ids = sorted(engine.parties)
     made = Parts(config, *elsewhere(plan, ids, config.data["files"]))
     if kept:
-        return made, Record(folder)
-    record = Record.create(folder, to_toml(config), facts(made))
+        return made, Record.reopen(folder, LOCK_PATIENCE)
+    record = Record.create(folder, to_toml(config), facts(made), LOCK_PATIENCE)
     write_whole(path, json.dumps({"plan": asdict(plan), "data": found}, indent=1).encode())
     return made, record
 
