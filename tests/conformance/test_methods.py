@@ -287,7 +287,7 @@ def test_randomness_of_the_process_is_neither_seeded_nor_drawn_from(
 
 def files(folder: Path) -> dict[str, bytes]:
     """All that must be equal in two equal runs: everything but the seconds."""
-    names = ("config.toml", "events.jsonl", "result.json", "checkpoint.safetensors")
+    names = ("config.toml", "events.jsonl", "looks.jsonl", "result.json", "checkpoint.safetensors")
     found = {name: (folder / name).read_bytes() for name in names}
     found["checkpoint.safetensors"] = _without_times(found["checkpoint.safetensors"])
     return found
