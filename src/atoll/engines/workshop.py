@@ -1,11 +1,12 @@
 """Does the work that clients yield: one after another, or those of one form together.
 
 On a GPU the steps of a client that is done alone may be captured and replayed. With `auto` trials
-say which way is taken (trials.py). A stack that finds no memory is done in halves.
+say which way is taken (trials.py); asked for or not, none is taken that was not proved (proof.py).
+A stack that finds no memory is done in halves.
 """
 
 import json
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -14,6 +15,8 @@ import torch
 
 from atoll.core.record import write_whole
 from atoll.engines import kept
+from atoll.engines.cache_key import UNRESOLVED, Key, cache_key
+from atoll.engines.proof import first_steps
 from atoll.engines.trials import (
     CONVOLUTION,
     RUNS,
@@ -21,10 +24,14 @@ from atoll.engines.trials import (
     choices,
     keep_timings,
     kept_timings,
-    machine,
     name_of,
     proved,
+    proved_captured,
+    proved_passes,
+    proved_public,
+    proved_watch,
     remembered,
+    timed_ways,
     timings,
     too_few,
     tried,
@@ -75,7 +82,8 @@ class Workshop:
         torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = tf32, tune
         self.mode, self.folder, self.streams, self.keep = mode, folder, streams, keep
         self.parts, self.rounds = parts, rounds
-        self.choices: dict[str, Choice] = choices(folder) if folder else {}
+        known = choices(folder) if folder else {}
+        self.choices = {n: c for n, c in known.items() if not n.startswith(UNRESOLVED)}
         convolutions.CHOSEN.update(kept_timings() | timings(self.choices.values()))
         convolutions.TAKEN.clear()
         self._decided: dict[Hashable, str] = {}
@@ -108,9 +116,11 @@ class Workshop:
             cuda = next(iter(job.weights.values())).is_cuda
             if self.mode == "captured" or (self.mode == "auto" and cuda):
                 try:
-                    made[id] = self._captured_step(id, job)
+                    form = step_form(job)
                 except NotCapturableError:
                     continue
+                if self._public_proved(form, job):
+                    made[id] = self._captured_step(id, form, job)
         parts = [list(made)] if self.streams else [[id] for id in made]
         found: dict[str, Any] = {}
         for ids in parts:
@@ -118,8 +128,17 @@ class Workshop:
             found |= dict(zip(ids, done, strict=True))
         return {id: found[id] if id in found else job() for id, job in jobs.items()}
 
-    def _captured_step(self, id: str, job: PublicStep) -> CapturedStep:
-        form = step_form(job)
+    def _public_proved(self, form: Hashable, job: PublicStep) -> bool:
+        """Whether captured steps are proved; until there is a batch to follow they are not."""
+        key = ("public step", form)
+        if key not in self._decided:
+            if job.follow is None:
+                return False
+            named = cache_key(key, next(iter(job.weights.values())).device)
+            self._decide(key, named, lambda: remembered(named, lambda: proved_public(job)))
+        return self.choices[self._decided[key]].mode == "captured"
+
+    def _captured_step(self, id: str, form: Hashable, job: PublicStep) -> CapturedStep:
         known = self._steps.get(id)
         if known is None or known[0] != form or not known[1].fits(job):
             self._steps.pop(id, None)  # its memory is wanted
@@ -151,10 +170,19 @@ class Workshop:
         for key, ids in groups.items():
             works = [jobs[id].first for id in ids]
             choice = self._choice(form(works[0]), works)
-            if choice.mode == "stacked" and choice.way == "batched":
+            whole = choice.mode == "stacked" and choice.way == "batched"
+            if whole and self._watch_proved(key, [jobs[id] for id in ids]):
                 found = self._watch(key, [jobs[id] for id in ids])
                 done |= dict(zip(ids, found, strict=False))
         return done | self._by_epochs({id: jobs[id] for id in jobs if id not in done})
+
+    def _watch_proved(self, key: Hashable, jobs: Sequence[Watched]) -> bool:
+        """Whether all epochs of a round may be one computation."""
+        about = ("watch", key, len(jobs).bit_length())
+        if about not in self._decided:
+            named = cache_key(about, jobs[0].work.rows.y.device)
+            self._decide(about, named, lambda: remembered(named, lambda: proved_watch(jobs)))
+        return self.choices[self._decided[about]].mode == "stacked"
 
     def _watch(self, key: Hashable, jobs: Sequence[Watched]) -> list[Outcome]:
         """Members of a stack that is there already are done in it, if they are most of it.
@@ -253,12 +281,16 @@ class Workshop:
 
     def _as_replicas(self, key: Any, jobs: Sequence[Work]) -> bool:
         """Whether works that are alike take their steps together: as asked for, or as tried."""
-        if self.mode != "auto":
-            return self.mode == "stacked"
-        name = name_of(f"replicas {without_rows(key)!r} x {len(jobs)} on {machine(jobs[0])}")
-        if name not in self.choices:
-            self._chose(name, remembered(name, lambda: tried_replicas(jobs)))
-        return self.choices[name].mode == "stacked"
+        if self.mode not in ("auto", "stacked"):
+            return False
+        about = ("replicas", without_rows(key), len(jobs))
+        if about not in self._decided:
+            named = cache_key(about, jobs[0].rows.y.device)
+            if self.mode == "stacked":
+                self._decide(about, named, lambda: proved_captured(jobs))
+            else:
+                self._decide(about, named, lambda: remembered(named, lambda: tried_replicas(jobs)))
+        return self.choices[self._decided[about]].mode == "stacked"
 
     def _to_capture(self, job: Any) -> bool:
         """Whether steps of this work are captured: as asked for, or on a GPU as a trial says."""
@@ -268,15 +300,14 @@ class Workshop:
             key = ("captured", *without_rows(likeness(job)))
         except NotCapturableError:
             return False
-        if self.mode == "captured":
-            return True
-        if job.rows.x.device.type != "cuda":
+        if self.mode != "captured" and job.rows.x.device.type != "cuda":
             return False
         if key not in self._decided:
-            name = name_of(f"{key!r} on {machine(job)}")
-            if name not in self.choices:
-                self._chose(name, remembered(name, lambda: tried_captured(job)))
-            self._decided[key] = name
+            named = cache_key(key, job.rows.y.device)
+            if self.mode == "captured":
+                self._decide(key, named, lambda: proved_captured([job]))
+            else:
+                self._decide(key, named, lambda: remembered(named, lambda: tried_captured(job)))
         return self.choices[self._decided[key]].mode == "captured"
 
     def _form(self, id: str, job: Any) -> Hashable:
@@ -296,19 +327,45 @@ class Workshop:
         are done one by one.
         """
         if key not in self._decided:
-            passes = isinstance(jobs[0], Passes)
-            count = min(len(jobs), RUNS) if passes else len(jobs)
-            size = count.bit_length()  # a choice for 60 members will do for 50
-            about = trial_key(jobs[0]) if passes else key
-            name = name_of(f"{about!r} x 2^{size} on {machine(jobs[0])}")
-            if self.mode == "stacked" and name not in self.choices:
-                self._chose(name, proved(key, jobs))
-            elif name not in self.choices:
-                short = rounds > 0 and too_few(jobs, rounds)
-                little = Choice(what(key), count, "loop", "too little to try both ways")
-                self._chose(name, little if short else remembered(name, lambda: tried(key, jobs)))
-            self._decided[key] = name
+            if isinstance(jobs[0], Passes):
+                self._choose_passes(key, jobs)
+            else:
+                self._choose(key, jobs, rounds)
         return self.choices[self._decided[key]]
+
+    def _choose(self, key: Hashable, jobs: Sequence[Any], rounds: int) -> None:
+        size = len(jobs).bit_length()  # a choice for 60 members will do for 50
+        named = cache_key((key, size), jobs[0].rows.y.device)
+        if self.mode == "stacked":
+            self._decide(key, named, lambda: proved(key, jobs))
+        elif rounds > 0 and too_few(jobs, rounds):
+            little = Choice(what(key), len(jobs), "loop", "too little to try both ways")
+            self._decide(key, named, lambda: little)
+        else:
+            self._decide(key, named, lambda: remembered(named, lambda: tried(key, jobs)))
+
+    def _choose_passes(self, key: Hashable, jobs: Sequence[Passes]) -> None:
+        """Which way is fastest depends on the halves alone; whether it is right, on all the rest.
+
+        So a later stage, with another loss, is proved again and not timed again.
+        """
+        runs = min(len(jobs), RUNS)
+        timing = Choice(what(key), runs, "stacked", "asked for", way="grouped")
+        device = jobs[0].y.device
+        if self.mode != "stacked":
+            about = (trial_key(jobs[0]), runs)
+            clocked = cache_key(about, device)
+            find = lambda: remembered(clocked, lambda: timed_ways(key, jobs))  # noqa: E731
+            self._decide(about, clocked, find)
+            timing = self.choices[clocked.name]
+        named = cache_key((form(first_steps(jobs[0])), runs), device)
+        self._decide(key, named, lambda: proved_passes(key, jobs, timing))
+
+    def _decide(self, key: Hashable, named: Key, find: Callable[[], Choice]) -> None:
+        """What is known under a name holds for a form of work; else what is found."""
+        if named.name not in self.choices:
+            self._chose(named.name, find())
+        self._decided[key] = named.name
 
     def _in_parts(self, key: Hashable, jobs: Sequence[Any]) -> list[Any]:
         """The results of a stack, or of halves of it, and of halves of these, as memory allows.

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from atoll.core.rng import permutations
 from atoll.core.rows import Rows
+from atoll.learning.identity import NoIdentityError, identity
 from atoll.learning.train import Memory, Work, Worked
 from atoll.learning.weights import copied, copied_at_once, into
 
@@ -55,16 +56,10 @@ def likeness(job: Work) -> Hashable:
 
 def told(loss: Callable[..., Any]) -> Hashable:
     """What tells two losses apart: the function and what is bound to it."""
-    if isinstance(loss, partial):
-        key = (loss.args, tuple(sorted(loss.keywords.items())))
-        try:
-            hash(key)
-        except TypeError as error:
-            raise NotCapturableError("a loss binds what has no hash") from error
-        return told(loss.func), key
-    if "<" in loss.__qualname__ or getattr(loss, "__self__", None) is not None:
-        raise NotCapturableError(f"{loss.__qualname__} is not a function of a module")
-    return loss.__module__, loss.__qualname__
+    try:
+        return identity(loss)
+    except NoIdentityError as error:
+        raise NotCapturableError(str(error)) from error
 
 
 class Lane:

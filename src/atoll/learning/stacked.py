@@ -8,7 +8,6 @@ graph and replayed; the stack keeps its buffers, so later rounds use the same gr
 fixed shapes, so for texts the stack knows how much room any batch of a round needs.
 """
 
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -22,6 +21,8 @@ from atoll.core.messages import Part, Tensors, Wholes
 from atoll.core.rng import Stream, permutations
 from atoll.core.rows import Bounds, Rows
 from atoll.learning import adam
+from atoll.learning.compare import difference
+from atoll.learning.identity import NoIdentityError, identity
 from atoll.learning.mapped import each, size
 from atoll.learning.passes import Passes, passes_form
 from atoll.learning.textcnn import different, pieces
@@ -49,19 +50,14 @@ class NotStackableError(Exception):
 
 
 def _function(loss: Callable[..., Any]) -> Hashable:
-    """What tells two losses apart: the function and what is bound to it."""
-    if isinstance(loss, partial):
-        if not all(getattr(a, "rowwise", True) for a in (*loss.args, *loss.keywords.values())):
-            raise NotStackableError("rows that fill up a batch would change its batch statistics")
-        key = (loss.func, loss.args, tuple(sorted(loss.keywords.items())))
-        try:
-            hash(key)
-        except TypeError as error:
-            raise NotStackableError(f"{loss.func.__name__} binds what has no hash") from error
-        return (_function(loss.func), *key[1:])
-    if "<" in loss.__qualname__ or getattr(loss, "__self__", None) is not None:
-        raise NotStackableError(f"{loss.__qualname__} is not a function of a module")
-    return (loss.__module__, loss.__qualname__)
+    """What tells two losses apart; a network whose rows see each other cannot be stacked."""
+    bound = (*loss.args, *loss.keywords.values()) if isinstance(loss, partial) else ()
+    if not all(getattr(value, "rowwise", True) for value in bound):
+        raise NotStackableError("rows that fill up a batch would change its batch statistics")
+    try:
+        return identity(loss)
+    except NoIdentityError as error:
+        raise NotStackableError(str(error)) from error
 
 
 def _shapes(tensors: Mapping[str, Tensor], own: frozenset[str]) -> Hashable:
@@ -91,6 +87,7 @@ def form(job: Any) -> Hashable:
             tuple(x.shape[1:]),
             str(x.dtype),
             job.batch,
+            job.epochs,
             str(x.device),
         )
     if isinstance(job, Tally):
@@ -667,11 +664,5 @@ def tally(jobs: Sequence[Tally]) -> list[Tensor]:
 
 
 def largest_difference(one: Worked, other: Worked) -> float:
-    """The largest difference of two results, relative to the size of the weights."""
-    found = 0.0
-    for name, tensor in one.weights.items():
-        if tensor.is_floating_point() and tensor.numel():
-            scale = float(tensor.abs().max()) or 1.0
-            far = float((tensor - other.weights[name]).abs().max()) / scale
-            found = max(found, math.inf if math.isnan(far) else far)
-    return found
+    """The largest difference of two results' weights, relative to their size."""
+    return difference(one.weights, other.weights)

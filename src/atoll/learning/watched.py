@@ -21,7 +21,18 @@ from atoll.learning.stacked import Bundle, Stack, form, recorded
 from atoll.learning.textcnn import different, pieces
 from atoll.learning.train import Tally, Work
 
-__all__ = ["BEST", "PATIENCE", "RATE", "STOPPED", "Outcome", "Rule", "Watch", "Watched", "stepped"]
+__all__ = [
+    "BEST",
+    "KEY",
+    "PATIENCE",
+    "RATE",
+    "STOPPED",
+    "Outcome",
+    "Rule",
+    "Watch",
+    "Watched",
+    "stepped",
+]
 
 RATE, BEST, PATIENCE, STOPPED = range(4)  # places in a course
 KEY = "noise"  # the weight that is another one in each epoch
