@@ -28,11 +28,11 @@ class Clock:
     seconds: float = 0.0
     wait: Callable[[], None] = field(default=lambda: None)
 
-    def do(self, jobs: Any) -> dict[str, Any]:
+    def do(self, jobs: Any, moment: Any = None) -> dict[str, Any]:
         """What the workshop does."""
         self.wait()
         began = time.perf_counter()
-        done = self.workshop.do(jobs)
+        done = self.workshop.do(jobs, moment)
         self.wait()
         self.seconds += time.perf_counter() - began
         return done
@@ -85,7 +85,8 @@ def run(
         made, record = prepare(given, home, False, loaded)
         pause = wait(str(made.site(made.scenario.clients[0]).device))
         rounds = given.rounds * made.scenario.stages
-        bench: Any = Workshop(options.mode, home, tf32=options.tf32, rounds=rounds)
+        how = {"tf32": options.tf32, "rounds": rounds, "verify": options.verify}
+        bench: Any = Workshop(options.mode, home, **how)
         clock = Clock(bench, wait=pause)
         ahead = options.device == "cuda" and not inside
         engine = LocalEngine(made, clock if inside else bench, ahead)

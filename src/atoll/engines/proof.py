@@ -22,6 +22,7 @@ from atoll.learning import captured
 from atoll.learning.captured import Captured
 from atoll.learning.compare import difference
 from atoll.learning.passes import Lent, Passed, Passes, Together, Way
+from atoll.learning.probe import Seen, distance
 from atoll.learning.public_step import CapturedStep, PublicStep, Stepped
 from atoll.learning.public_step import stepped as steps_of
 from atoll.learning.stacked import Stack, tally
@@ -29,6 +30,7 @@ from atoll.learning.train import Optimiser, Phase, Tally, Work, Worked
 from atoll.learning.watched import KEY, Outcome, Watch, Watched
 
 __all__ = [
+    "ACTUAL",
     "SAMPLE",
     "TOLERANCE",
     "Candidate",
@@ -63,12 +65,15 @@ class Draw:
     """How far values are moved, and whether tensors of zeros may become negative."""
 
     scale: float
-    signed: bool
+    signed: bool = False
+    double: bool = True  # in double precision; else in the type that they have
 
 
 # The first at which the reference is finite is taken: roots, logarithms and ratios among a loss's
 # constants may not bear the larger ones.
-DRAWS = (Draw(0.1, True), Draw(0.1, False), Draw(0.01, False), Draw(0.001, False))
+DRAWS = (Draw(0.1, signed=True), Draw(0.1), Draw(0.01), Draw(0.001))
+ACTUAL = (Draw(0.0),)  # the values of a round, as they are
+AS_RUN = Draw(0.0, double=False)  # in the run's own type too: what rounding alone does
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,7 @@ class Verdict:
     way: str  # empty: none
     difference: float
     reason: str
+    rounding: float = 0.0  # how far both ways are apart in the run's own type, unperturbed
 
     @property
     def holds(self) -> bool:
@@ -98,10 +104,11 @@ def prove(
     exact: Callable[[Any, int, Draw], Any],
     reference: Callable[[Any], Any],
     candidates: Sequence[Candidate],
+    draws: Sequence[Draw] = DRAWS,
 ) -> Verdict:
     """Hold candidates to the reference, on `exact` versions of the jobs, until one agrees."""
     wrong = ""
-    for draw in DRAWS:
+    for draw in draws:
         try:
             works = [exact(job, number, draw) for number, job in enumerate(jobs)]
             expected = [reference(work) for work in works]
@@ -109,7 +116,12 @@ def prove(
             wrong = f"{type(error).__name__}: {error}"[:200]
             continue
         if all(map(_finite, works, expected)):
-            return _first_equal(works, expected, candidates)
+            found = _first_equal(works, expected, candidates)
+            chosen = [one for one in candidates if one.way == found.way and draws is DRAWS]
+            if not chosen:
+                return found
+            works = [exact(job, number, AS_RUN) for number, job in enumerate(jobs)]
+            return replace(found, rounding=_rounding(works, reference, chosen[0]))
         wrong = "numbers that are not finite"
     return Verdict("", math.inf, f"no proof: perturbed values give {wrong}")
 
@@ -135,19 +147,30 @@ def _first_equal(
     return Verdict("", apart, "; ".join(wrong))
 
 
-def sampled(jobs: Sequence[Any]) -> list[Any]:
-    """At most SAMPLE jobs, evenly spaced."""
+def _rounding(works: Sequence[Any], reference: Callable[[Any], Any], candidate: Candidate) -> float:
+    """How far a way that is right goes from the reference by rounding, in the run's own type."""
+    apart = 0.0
+    for work, other in zip(works, candidate.run(works), strict=True):
+        before, one, two = start(work), values(reference(work)), values(other)
+        expected, actual = (Seen({n: part[n] for n in before}, {}) for part in (one, two))
+        apart = max(apart, distance(before, expected, actual)[0])
+    return apart
+
+
+def sampled(jobs: Sequence[Any], first: int = 0) -> list[Any]:
+    """At most SAMPLE jobs, evenly spaced from one of them."""
     count = min(len(jobs), SAMPLE)
-    return [jobs[place * len(jobs) // count] for place in range(count)]
+    return [jobs[(first + place * len(jobs) // count) % len(jobs)] for place in range(count)]
 
 
 # The kinds of work
 
 
-def prove_stack(jobs: Sequence[Work]) -> Verdict:
+def prove_stack(jobs: Sequence[Work], draws: Sequence[Draw] = DRAWS, way: str = "") -> Verdict:
     """Works of one form in one computation: losses see all members at once, or are mapped."""
     ways = [Candidate("batched", _in_stack), Candidate("mapped", partial(_in_stack, mapped=True))]
-    return prove(sampled(jobs), _member, Work.__call__, ways)
+    several = [one for one in ways if way in ("", one.way)]
+    return prove(sampled(jobs), _member, Work.__call__, several, draws)
 
 
 def _in_stack(works: Sequence[Work], mapped: bool = False) -> list[Worked]:
@@ -156,19 +179,22 @@ def _in_stack(works: Sequence[Work], mapped: bool = False) -> list[Worked]:
     return stack(works) if stack.graph else found  # the second time all steps are replayed
 
 
-def prove_captured(jobs: Sequence[Work]) -> Verdict:
+def prove_captured(jobs: Sequence[Work], draws: Sequence[Draw] = DRAWS) -> Verdict:
     """Steps in buffers of their own, captured where there is a GPU; several jobs are replicas."""
     way = "replicas" if len(jobs) > 1 else "captured"
     run = Candidate(way, lambda works: captured.done([Captured(works)], [works])[0])
-    return prove(jobs, _alike, Work.__call__, [run])
+    return prove(jobs, _alike, Work.__call__, [run], draws)
 
 
-def prove_tally(jobs: Sequence[Tally]) -> Verdict:
+def prove_tally(jobs: Sequence[Tally], draws: Sequence[Draw] = DRAWS) -> Verdict:
     """Counts of many members in one pass, each with several draws: a count hides small changes."""
-    return prove(sampled(jobs) * DRAWN, _counted, Tally.__call__, [Candidate("batched", tally)])
+    run = Candidate("batched", tally)
+    return prove(sampled(jobs) * DRAWN, _counted, Tally.__call__, [run], draws)
 
 
-def prove_passes(jobs: Sequence[Passes], ways: Sequence[Way]) -> Verdict:
+def prove_passes(
+    jobs: Sequence[Passes], ways: Sequence[Way], draws: Sequence[Draw] = DRAWS
+) -> Verdict:
     """Split networks: several runs together, halves of one shape in each of these ways."""
 
     def alone(job: Passes) -> Passed:
@@ -178,16 +204,16 @@ def prove_passes(jobs: Sequence[Passes], ways: Sequence[Way]) -> Verdict:
         return Together(works, way)(works)
 
     several = [Candidate(way, partial(together, way=way)) for way in ways]
-    return prove(jobs, _passes, alone, several)
+    return prove(jobs, _passes, alone, several, draws)
 
 
-def prove_watch(jobs: Sequence[Watched]) -> Verdict:
+def prove_watch(jobs: Sequence[Watched], draws: Sequence[Draw] = DRAWS) -> Verdict:
     """Watched epochs of many members as one computation."""
     run = Candidate("batched", lambda works: Watch(works)(works))
-    return prove(sampled(jobs), _watched, Watched.__call__, [run])
+    return prove(sampled(jobs), _watched, Watched.__call__, [run], draws)
 
 
-def prove_public(job: PublicStep) -> Verdict:
+def prove_public(job: PublicStep, draws: Sequence[Draw] = DRAWS) -> Verdict:
     """Steps on public images in buffers of their own; the job must have a batch to follow."""
 
     def alone(first: PublicStep) -> Stepped:
@@ -197,7 +223,7 @@ def prove_public(job: PublicStep) -> Verdict:
         one = CapturedStep(works[0])
         return [_in_a_row(works[0], lambda step: steps_of([one], [step])[0])]
 
-    return prove([job], _public, alone, [Candidate("captured", in_buffers)])
+    return prove([job], _public, alone, [Candidate("captured", in_buffers)], draws)
 
 
 def _in_a_row(job: PublicStep, do: Callable[[PublicStep], Stepped]) -> Stepped:
@@ -231,19 +257,22 @@ def _work(job: Work, number: int, draw: Draw) -> Work:
     stream = _stream(number, draw)
     moved = frozenset(name for phase in job.phases for name in phase.moves)
     weights = _perturbed(job.weights, stream.child("weights"), draw, moved)
-    return replace(
+    found = replace(
         job,
         weights=weights,
         moments=_moments(job, weights, stream.child("moments"), draw),
-        rows=_double_rows(job.rows),
+        rows=_typed_rows(job.rows, draw),
         ours=False,
         common=False,
     )
+    return _robust(found) if draw in ACTUAL else found
 
 
 def _moments(job: Work, weights: Tensors, stream: Stream, draw: Draw) -> Tensors:
-    """Moments that are not zero, for every weight that Adam moves."""
+    """Moments that are not zero, for every weight that Adam moves; or those that there are."""
     found = dict(job.moments)
+    if not draw.scale:
+        return _perturbed(found, stream, draw, frozenset())
     for phase in job.phases:
         if phase.optimiser.kind == "adam":
             found |= _adam(phase, job.moments, weights)
@@ -264,14 +293,14 @@ def _adam(phase: Phase, moments: Mapping[str, Tensor], weights: Tensors) -> Tens
 def _counted(job: Tally, number: int, draw: Draw) -> Tally:
     rows = COUNTED - 7 * (number % SAMPLE)
     weights = _perturbed(job.weights, _stream(number, draw), draw, frozenset())
-    return replace(job, weights=weights, rows=_double_rows(_tiled(job.rows, rows)))
+    return replace(job, weights=weights, rows=_typed_rows(_tiled(job.rows, rows), draw))
 
 
 def _watched(job: Watched, number: int, draw: Draw) -> Watched:
     work = _robust(_member(job.work, number, draw))
     valid = job.valid
     if len(valid):
-        valid = _double_rows(_tiled(valid, COUNTED - 7 * (number % SAMPLE)))
+        valid = _typed_rows(_tiled(valid, COUNTED - 7 * (number % SAMPLE)), draw)
     streams, keys = job.streams[:2], job.keys[:2]
     return replace(job, work=work, valid=valid, streams=streams, keys=keys)
 
@@ -290,7 +319,7 @@ def _public(job: PublicStep, number: int, draw: Draw) -> PublicStep:
     stream = _stream(number, draw)
 
     def images(step: int) -> Tensor:
-        return _double(job.images(step))
+        return _typed(job.images(step), draw)
 
     return replace(
         job,
@@ -319,7 +348,7 @@ def _half(lent: Lent, stream: Stream, draw: Draw) -> Lent:
     names = frozenset(lent.weights)
     return replace(
         lent,
-        x=_double(lent.x),
+        x=_typed(lent.x, draw),
         weights=_perturbed(lent.weights, stream.child("weights"), draw, names),
         before=_perturbed(lent.before, stream.child("before"), draw, names),
     )
@@ -335,7 +364,7 @@ def first_steps(job: Passes, size: int = CHECKED, steps: int = PASSES) -> Passes
 
 
 def _stream(number: int, draw: Draw) -> Stream:
-    return Stream.of("engine").child("proof", number, DRAWS.index(draw))
+    return Stream.of("engine").child("proof", number, str(draw))
 
 
 def _tiled(rows: Rows, count: int) -> Rows:
@@ -345,12 +374,13 @@ def _tiled(rows: Rows, count: int) -> Rows:
     return rows.at(torch.arange(count, device=rows.y.device) % len(rows))
 
 
-def _double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
+def _typed(tensor: Tensor, draw: Draw) -> Tensor:
+    """The values of a proof in its precision."""
+    return tensor.double() if draw.double and tensor.is_floating_point() else tensor
 
 
-def _double_rows(rows: Rows) -> Rows:
-    return replace(rows, x=_double(rows.x), own=_double(rows.own))
+def _typed_rows(rows: Rows, draw: Draw) -> Rows:
+    return replace(rows, x=_typed(rows.x, draw), own=_typed(rows.own, draw))
 
 
 def _perturbed(
@@ -360,6 +390,8 @@ def _perturbed(
 
     Constants are moved by more than trained weights: a loss bears it, a deep network may not.
     """
+    if not draw.scale:
+        return {name: _typed(t.detach(), draw) for name, t in tensors.items()}
     return {
         name: _moved(t.detach(), stream.child(name), draw, 0.1 if name in trained else 1.0)
         if t.is_floating_point()

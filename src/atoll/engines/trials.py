@@ -56,6 +56,7 @@ __all__ = [
     "proved_passes",
     "proved_public",
     "proved_watch",
+    "remember",
     "remembered",
     "timed_ways",
     "timings",
@@ -89,6 +90,8 @@ class Choice:
     ratio: float = 0.0  # time of the loop over time of the other way, in the trial
     way: Literal["", "batched", "mapped"] | Way = ""  # how many members go through one computation
     parts: int = 1  # stacks that members are dealt to: as memory allows, as a cache is large
+    rounding: float = 0.0  # between the two ways in the run's own type, which checks allow for
+    refuted: str = ""  # where a check during a run found another result than the loop's
 
 
 def choices(folder: Path) -> dict[str, Choice]:
@@ -198,7 +201,8 @@ def _judged(
     if not verdict.way:
         return Choice(work, members, "loop", verdict.reason, apart, TOLERANCE)
     way = verdict.way if mode == "stacked" and verdict.way != "replicas" else ""
-    return Choice(work, members, mode, reason, apart, TOLERANCE, way=cast("Any", way))
+    found = Choice(work, members, mode, reason, apart, TOLERANCE, way=cast("Any", way))
+    return replace(found, rounding=verdict.rounding)
 
 
 def timed_ways(key: Hashable, jobs: Sequence[Passes]) -> Choice:
@@ -313,14 +317,19 @@ def remembered(key: Key, find: Callable[[], Choice]) -> Choice:
     """What an earlier run on this machine chose for the same work; else what a trial finds."""
     if not key.lasting:
         return find()
-    path = _cache() / f"{key.name}.json"
     try:
-        return Choice(**json.loads(path.read_text()))
+        return Choice(**json.loads((_cache() / f"{key.name}.json").read_text()))
     except (OSError, ValueError, TypeError):
         found = find()
+    remember(key.name, found)
+    return found
+
+
+def remember(name: str, choice: Choice) -> None:
+    """Keep a choice for later runs on this machine."""
+    path = _cache() / f"{name}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(found)).encode())
+        write_whole(path, json.dumps(asdict(choice)).encode())
     except (OSError, UserError):  # a cache that cannot be written is no cache
         pass
-    return found

@@ -6,17 +6,31 @@ A stack that finds no memory is done in halves.
 """
 
 import json
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
 
+from atoll.core.federation import Moment
 from atoll.core.record import write_whole
 from atoll.engines import kept
 from atoll.engines.cache_key import UNRESOLVED, Key, cache_key
-from atoll.engines.proof import first_steps
+from atoll.engines.proof import (
+    ACTUAL,
+    Verdict,
+    first_steps,
+    prove_captured,
+    prove_passes,
+    prove_public,
+    prove_stack,
+    prove_tally,
+    prove_watch,
+    sampled,
+)
 from atoll.engines.trials import (
     CONVOLUTION,
     RUNS,
@@ -30,6 +44,7 @@ from atoll.engines.trials import (
     proved_passes,
     proved_public,
     proved_watch,
+    remember,
     remembered,
     timed_ways,
     timings,
@@ -40,9 +55,11 @@ from atoll.engines.trials import (
     what,
     without_rows,
 )
+from atoll.engines.verify import STEPS, Verifier, Verify, disagreement, place_of, seen_of
 from atoll.learning import captured, convolutions
 from atoll.learning.captured import Captured, Lane, NotCapturableError, likeness
 from atoll.learning.passes import Passes, Together, Way, passes_signature, trial_key
+from atoll.learning.probe import Probe, Seen
 from atoll.learning.public_step import CapturedStep, PublicStep, step_form, stepped
 from atoll.learning.stacked import NotStackableError, Stack, form, signature, tally
 from atoll.learning.train import Tally, Work
@@ -73,15 +90,19 @@ class Workshop:
         tune: bool = False,
         parts: int = 1,
         rounds: int = 0,
+        verify: Verify = "off",
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`parts`: how many stacks works of one form are dealt to, by a plan of memory.
 
         `rounds`: how often works of one form will be asked for; 0 where nobody knows.
+        `verify`: when results are held to the loop's during the run (verify.py), by this clock.
         """
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = tf32, tune
         self.mode, self.folder, self.streams, self.keep = mode, folder, streams, keep
         self.parts, self.rounds = parts, rounds
+        self.verifier, self.moment = Verifier(verify, clock), cast("Moment | None", None)
         known = choices(folder) if folder else {}
         self.choices = {n: c for n, c in known.items() if not n.startswith(UNRESOLVED)}
         convolutions.CHOSEN.update(kept_timings() | timings(self.choices.values()))
@@ -89,12 +110,16 @@ class Workshop:
         self._decided: dict[Hashable, str] = {}
         self._stacks: dict[Hashable, Stack | Together] = {}
         self._watches: list[tuple[Hashable, Watch]] = []
-        self._captured: dict[Hashable, Captured] = {}
+        self._captured: dict[tuple[tuple[str, ...], Hashable], Captured] = {}
         self._steps: dict[str, tuple[Hashable, CapturedStep]] = {}  # by client
         self._lanes: dict[str, Lane] = {}  # by client: where its graphs run
 
-    def do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
-        """The results of jobs by the id of who asked for them; some may be known from before."""
+    def do(self, jobs: Mapping[str, Any], moment: Moment | None = None) -> dict[str, Any]:
+        """The results of jobs by the id of who asked for them; some may be known from before.
+
+        `moment`: where the run stands, by which it is known when results are checked.
+        """
+        self.moment = moment
         names = kept.named(jobs, self.keep, f"{self.mode}, {torch.backends.cudnn.allow_tf32}")
         with kept.alone(names):
             found = {id: kept.load(path, jobs[id]) for id, path in names.items() if path.exists()}
@@ -112,6 +137,7 @@ class Workshop:
     def _public(self, jobs: Mapping[str, PublicStep]) -> dict[str, Any]:
         """Steps on public images: captured as asked for, on a GPU also where nothing is."""
         made: dict[str, CapturedStep] = {}
+        keys: dict[Hashable, list[str]] = {}
         for id, job in jobs.items():
             cuda = next(iter(job.weights.values())).is_cuda
             if self.mode == "captured" or (self.mode == "auto" and cuda):
@@ -119,18 +145,32 @@ class Workshop:
                     form = step_form(job)
                 except NotCapturableError:
                     continue
-                if self._public_proved(form, job):
+                if self._public_proved(("public step", form), job):
                     made[id] = self._captured_step(id, form, job)
+                    keys.setdefault(("public step", form), []).append(id)
         parts = [list(made)] if self.streams else [[id] for id in made]
         found: dict[str, Any] = {}
         for ids in parts:
             done = stepped([made[id] for id in ids], [jobs[id] for id in ids])
             found |= dict(zip(ids, done, strict=True))
+        for key, ids in keys.items():
+            if not self._public_verified(key, {id: jobs[id] for id in ids}, found):
+                found = {id: one for id, one in found.items() if id not in ids}
+                self._steps = {id: one for id, one in self._steps.items() if id not in ids}
         return {id: found[id] if id in found else job() for id, job in jobs.items()}
 
-    def _public_proved(self, form: Hashable, job: PublicStep) -> bool:
+    def _public_verified(
+        self, key: Hashable, jobs: Mapping[str, PublicStep], found: Mapping[str, Any]
+    ) -> bool:
+        """Whether steps of a form are what the loop gives, as far as they are looked at."""
+        member = self.verifier.due(key, self.moment, len(jobs))
+        if member is None:
+            return True
+        id, job = list(jobs.items())[member]
+        return self._verified(key, job, seen_of(job, found[id]), partial(prove_public, job, ACTUAL))
+
+    def _public_proved(self, key: Hashable, job: PublicStep) -> bool:
         """Whether captured steps are proved; until there is a batch to follow they are not."""
-        key = ("public step", form)
         if key not in self._decided:
             if job.follow is None:
                 return False
@@ -190,12 +230,21 @@ class Workshop:
         Where memory ends nothing is done: epoch by epoch a stack can be done in halves.
         """
         fitting = (watch for known, watch in self._watches if known == key and watch.fits(jobs))
+        about = ("watch", key, len(jobs).bit_length())
+        member = self.verifier.due(about, self.moment, len(jobs))
+        probe = None if member is None else Probe(member, STEPS)
         try:
             watch = next(fitting, None)
             if watch is None:
                 watch = Watch(jobs)
                 self._watches = [*self._watches[1 - WATCHES :], (key, watch)]
-            return watch(jobs)
+            found = watch(jobs, probe)
+            if probe is None or self._probed(
+                about, jobs, probe, partial(prove_watch, draws=ACTUAL)
+            ):
+                return found
+            self._refute(form(jobs[0].first), self.choices[self._decided[about]].reason)
+            return [job() for job in jobs]
         except RuntimeError as error:
             if not _out_of_memory(error):
                 raise
@@ -242,7 +291,7 @@ class Workshop:
         Those whose stack was `refused` are not tried together once more.
         """
         groups = self._replicas(jobs, refused)
-        keys = {tuple(ids): (tuple(ids), likeness(jobs[ids[0]])) for ids in groups}
+        keys = {tuple(ids): (tuple(ids), likeness(jobs[ids[0]])) for _, ids in groups}
         for old in self._captured.keys() - set(keys.values()):  # their memory is wanted
             del self._captured[old]
         for ids, key in keys.items():
@@ -252,16 +301,52 @@ class Workshop:
                 self._captured[key] = Captured([jobs[id] for id in ids], lane)
         made = {ids: self._captured[key] for ids, key in keys.items()}
         works = {ids: [jobs[id] for id in ids] for ids in made}
-        results = captured.done(list(made.values()), list(works.values()), self.streams)
+        probes = self._captured_probes(groups)
+        looks = [probes.get(ids) for ids in made]
+        results = captured.done(list(made.values()), list(works.values()), self.streams, looks)
         found = {
             id: one
             for ids, several in zip(made, results, strict=True)
             for id, one in zip(ids, several, strict=True)
         }
+        for wrong in self._captured_wrong(groups, works, probes):
+            found = {id: one for id, one in found.items() if id not in wrong}
+            self._captured = {k: c for k, c in self._captured.items() if wrong.isdisjoint(k[0])}
         return {id: found[id] if id in found else job() for id, job in jobs.items()}
 
-    def _replicas(self, jobs: Mapping[str, Any], refused: Collection[str]) -> list[list[str]]:
-        """Works whose steps are captured: those that are alike in one step, if that is better."""
+    def _captured_probes(
+        self, groups: Sequence[tuple[Hashable, list[str]]]
+    ) -> dict[tuple[str, ...], Probe]:
+        """Probes of the works, captured alone or as replicas, that are to be checked now."""
+        found: dict[tuple[str, ...], Probe] = {}
+        for about in dict.fromkeys(about for about, _ in groups):
+            seats = [(tuple(ids), n) for a, ids in groups if a == about for n in range(len(ids))]
+            place = self.verifier.due(about, self.moment, len(seats))
+            if place is not None:
+                ids, member = seats[place]
+                found[ids] = Probe(member, STEPS)
+        return found
+
+    def _captured_wrong(
+        self,
+        groups: Sequence[tuple[Hashable, list[str]]],
+        works: Mapping[tuple[str, ...], Sequence[Work]],
+        probes: Mapping[tuple[str, ...], Probe],
+    ) -> Iterator[set[str]]:
+        """All who asked for works of a form whose check has failed."""
+        confirm = partial(prove_captured, draws=ACTUAL)
+        for about, ids in groups:
+            probe = probes.get(tuple(ids))
+            if probe and not self._probed(about, works[tuple(ids)], probe, confirm):
+                yield {id for other, several in groups if other == about for id in several}
+
+    def _replicas(
+        self, jobs: Mapping[str, Any], refused: Collection[str]
+    ) -> list[tuple[Hashable, list[str]]]:
+        """Works whose steps are captured: those that are alike in one step, if that is better.
+
+        Each with what its choice is about.
+        """
         alike: dict[Hashable, list[str]] = {}
         for id, job in jobs.items():
             if isinstance(job, Work) and self.mode != "loop" and len(job.rows):
@@ -269,21 +354,22 @@ class Workshop:
                     alike.setdefault(likeness(job), []).append(id)
                 except NotCapturableError:
                     continue
-        found: list[list[str]] = []
+        found: list[tuple[Hashable, list[str]]] = []
         for key, ids in alike.items():
             works = [jobs[id] for id in ids]
             several = len(ids) > 1 and not any(id in refused for id in ids)
             if several and captured.replicas(works) and self._as_replicas(key, works):
-                found.append(ids)
+                found.append((_replicas_key(key, works), ids))
             else:
-                found += [[id] for id in ids if self._to_capture(jobs[id])]
+                single = ("captured", *without_rows(key))
+                found += [(single, [id]) for id in ids if self._to_capture(single, jobs[id])]
         return found
 
     def _as_replicas(self, key: Any, jobs: Sequence[Work]) -> bool:
         """Whether works that are alike take their steps together: as asked for, or as tried."""
         if self.mode not in ("auto", "stacked"):
             return False
-        about = ("replicas", without_rows(key), len(jobs))
+        about = _replicas_key(key, jobs)
         if about not in self._decided:
             named = cache_key(about, jobs[0].rows.y.device)
             if self.mode == "stacked":
@@ -292,15 +378,9 @@ class Workshop:
                 self._decide(about, named, lambda: remembered(named, lambda: tried_replicas(jobs)))
         return self.choices[self._decided[about]].mode == "stacked"
 
-    def _to_capture(self, job: Any) -> bool:
+    def _to_capture(self, key: Hashable, job: Work) -> bool:
         """Whether steps of this work are captured: as asked for, or on a GPU as a trial says."""
-        if not isinstance(job, Work) or self.mode in ("loop", "stacked") or not len(job.rows):
-            return False
-        try:
-            key = ("captured", *without_rows(likeness(job)))
-        except NotCapturableError:
-            return False
-        if self.mode != "captured" and job.rows.x.device.type != "cuda":
+        if self.mode != "captured" and (self.mode == "stacked" or not job.rows.x.is_cuda):
             return False
         if key not in self._decided:
             named = cache_key(key, job.rows.y.device)
@@ -374,12 +454,20 @@ class Workshop:
         """
         choice = self.choices[self._decided[key]]
         size = max(1, -(-len(jobs) // choice.parts))
+        member = self.verifier.due(key, self.moment, len(jobs))
         try:
             found: list[Any] = []
+            agrees = True
             for start in range(0, len(jobs), size):
-                found += self._together(key, jobs[start : start + size], choice)
+                part, place = jobs[start : start + size], -1 if member is None else member - start
+                probe = Probe(place, STEPS) if 0 <= place < len(part) else None
+                results = self._together(key, part, choice, probe)
+                if probe is not None:
+                    confirm, result = partial(_again, choice), results[place]
+                    agrees = self._probed(key, part, probe, confirm, result)
+                found += results
             self._tell_convolutions()
-            return found
+            return found if agrees else [job() for job in jobs]
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if size == 1 or not _out_of_memory(error):
                 raise
@@ -392,7 +480,46 @@ class Workshop:
         )
         return self._in_parts(key, jobs)
 
-    def _together(self, key: Hashable, jobs: Sequence[Any], choice: Choice) -> list[Any]:
+    def _probed(
+        self,
+        key: Hashable,
+        jobs: Sequence[Any],
+        probe: Probe,
+        confirm: Callable[[Sequence[Any]], Verdict],
+        result: Any = None,
+    ) -> bool:
+        """Whether the member that a probe looked at has what the loop gives."""
+        job = jobs[probe.member]
+        seen = seen_of(job, result) or probe.seen
+        others = sampled(jobs, probe.member)
+        return self._verified(key, job, seen, lambda: confirm(others))
+
+    def _verified(
+        self, key: Hashable, job: Any, seen: Seen | None, confirm: Callable[[], Verdict]
+    ) -> bool:
+        """Whether what was seen of a member is what the loop gives; if not, the record says so."""
+        if seen is None:  # it has no steps
+            return True
+        with self.verifier.checking(key, self.moment):
+            rounding = self.choices[self._decided[key]].rounding
+            wrong = disagreement(job, seen, rounding, confirm)
+        if wrong:
+            self._refute(key, f"{place_of(self.moment)}: {wrong}; from there one by one")
+        return not wrong
+
+    def _refute(self, key: Hashable, reason: str) -> None:
+        """Do works of a form by the loop from now on, in later runs on this machine too."""
+        name = self._decided[key]
+        choice = replace(self.choices[name], mode="loop", reason=reason, refuted=reason)
+        self._tell(name, choice)
+        if not name.startswith(UNRESOLVED):
+            remember(name, choice)
+        for stack in [known for known in self._stacks if cast("Any", known)[0] == key]:
+            del self._stacks[stack]
+
+    def _together(
+        self, key: Hashable, jobs: Sequence[Any], choice: Choice, probe: Probe | None = None
+    ) -> list[Any]:
         if isinstance(jobs[0], Tally):
             return list(tally(jobs))
         passes = isinstance(jobs[0], Passes)
@@ -404,7 +531,8 @@ class Workshop:
                 self._stacks[whole] = Together(jobs, cast("Way", choice.way))
             else:
                 self._stacks[whole] = Stack(jobs, mapped=choice.way == "mapped")
-        return list(self._stacks[whole](jobs))
+        stack = self._stacks[whole]
+        return list(stack(jobs, probe) if probe else stack(jobs))
 
     def _tell_convolutions(self) -> None:
         """Keep which way convolutions were done, with the run and for later ones."""
@@ -429,6 +557,20 @@ class Workshop:
         if self.folder:
             body = {key: asdict(value) for key, value in self.choices.items()}
             write_whole(self.folder / "engine.json", json.dumps(body, indent=1).encode() + b"\n")
+
+
+def _replicas_key(key: Any, jobs: Sequence[Work]) -> Hashable:
+    """What the choice to step replicas together is about."""
+    return ("replicas", without_rows(key), len(jobs))
+
+
+def _again(choice: Choice, jobs: Sequence[Any]) -> Verdict:
+    """The way of a choice, held to the loop from the actual values in double precision."""
+    if isinstance(jobs[0], Tally):
+        return prove_tally(jobs, ACTUAL)
+    if isinstance(jobs[0], Passes):
+        return prove_passes(jobs[:RUNS], [cast("Way", choice.way)], ACTUAL)
+    return prove_stack(jobs, ACTUAL, choice.way)
 
 
 def _several(key: Hashable, job: Any) -> bool:

@@ -25,6 +25,7 @@ from atoll.learning.compare import difference
 from atoll.learning.identity import NoIdentityError, identity
 from atoll.learning.mapped import each, size
 from atoll.learning.passes import Passes, passes_form
+from atoll.learning.probe import Probe
 from atoll.learning.textcnn import different, pieces
 from atoll.learning.train import Optimiser, Phase, Tally, Work, Worked, descend
 from atoll.learning.weights import sent
@@ -291,16 +292,34 @@ class Stack:
         self.lots = self._lots()
         self.shared: dict[int, tuple[int, int]] = {}  # by rows: how shares of a batch are laid out
 
-    def __call__(self, jobs: Sequence[Work]) -> list[Worked]:
-        """Do the works of a round."""
+    def __call__(self, jobs: Sequence[Work], probe: Probe | None = None) -> list[Worked]:
+        """Do the works of a round; a probe is shown its member after the first steps."""
         jobs = [jobs[i] for i in self.order]
         self.take([job.rows for job in jobs])
         self.load(jobs)
         self.schedule([[job.stream.child("epoch", e) for e in range(job.epochs)] for job in jobs])
-        for active, count in self.blocks():
-            self.run(active, count)
+        self.go(probe, self.order.index(probe.member) if probe else 0)
         found = dict(zip(self.order, self.unload(jobs), strict=True))
         return [found[place] for place in range(len(jobs))]
+
+    def go(self, probe: Probe | None = None, place: int = 0) -> None:
+        """All steps of an epoch or a round; a probe is shown the member at this place."""
+        shown = min(probe.steps, self.steps[place]) if probe else 0
+        done = 0
+        for active, count in self.blocks():
+            first = shown - done if done < shown <= done + count else 0
+            if first and probe:
+                self.run(active, first)
+                self._show(probe, place)
+            self.run(active, count - first)
+            done += count
+
+    def _show(self, probe: Probe, place: int) -> None:
+        """Give a probe what a member has now."""
+        moved = {name: self.buffers[name] for phase in self.phases for name in phase.moves}
+        weights = {name: buffer.places[place] for name, buffer in moved.items()}
+        names = [phase.name for phase in self.phases]
+        probe.take(weights, dict(zip(names, self.losses[:, place].unbind(), strict=True)))
 
     def take(self, rows: list[Rows]) -> None:
         """Take other rows than those of last time into the same buffers."""
