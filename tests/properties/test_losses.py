@@ -9,7 +9,7 @@ the first round, when the engine decides, and not later.
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
@@ -290,7 +290,7 @@ def job(
     world: World, program: Program, number: int, member: int, moved: Mapping[str, Tensor]
 ) -> Work:
     """The work of a member in a round, from these weights on."""
-    key = world.seed * 1000 + number * 10 + member
+    key = 1000 * (world.seed + 1) + 10 * number + member
     generator = torch.Generator().manual_seed(key)
 
     def draw(*shape: int) -> Tensor:
@@ -353,6 +353,7 @@ def accepted(jobs: Sequence[Work], monkeypatch: pytest.MonkeyPatch) -> dict[WayN
 
 FIRST_EQUAL = proof._first_equal
 TRUTHS = ("fails", "equal", "wrong at once", "wrong later")
+UNSTABLE = "unstable"  # the loop alone would differ
 
 
 def unproved(rounds: Rounds, way: WayName) -> str:
@@ -370,6 +371,21 @@ def unproved(rounds: Rounds, way: WayName) -> str:
     return TRUTHS[1] if all(equal) else TRUTHS[3 if equal[0] else 2]
 
 
+def stable(rounds: Rounds) -> bool:
+    """Whether the loop gives the same from weights that differ by rounding.
+
+    Where two entries are exactly as large, the gradient of their maximum is that of either.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for jobs, wanted in rounds:
+        for one, result in zip(jobs, wanted, strict=True):
+            noise = {n: torch.randn(w.shape, generator=generator) for n, w in one.weights.items()}
+            near = {n: w * (1 + 1e-14 * noise[n]) for n, w in one.weights.items()}
+            if largest_difference(result, replace(one, weights=near)()) > TOLERANCE:
+                return False
+    return True
+
+
 @dataclass
 class Census:
     """Counts of losses: by way, by what a stack gives without a proof, by verdict."""
@@ -383,7 +399,7 @@ class Census:
         counts = [
             count
             for (truth, verdict), count in of_way.items()
-            if truth in (truths or TRUTHS) and accepted in (None, verdict)
+            if truth in (truths or (*TRUTHS, UNSTABLE)) and accepted in (None, verdict)
         ]
         return sum(counts) / sum(of_way.values())
 
@@ -400,7 +416,9 @@ def census(monkeypatch: pytest.MonkeyPatch) -> Census:
         assume(all(bool(w.isfinite().all()) for w in weights))
         for way, verdict in accepted(rounds[0][0], monkeypatch).items():
             truth = unproved(rounds, way)
-            assert truth == "equal" or not verdict, f"{way}: accepted, and {truth}"
+            if verdict and truth != "equal" and not stable(rounds):
+                truth = UNSTABLE
+            assert truth in ("equal", UNSTABLE) or not verdict, f"{way}: accepted, and {truth}"
             found.verdicts[way, truth, verdict] += 1
         found.losses.add(program)
 
@@ -420,3 +438,4 @@ def test_no_stack_is_accepted_that_differs_from_the_loop(monkeypatch: pytest.Mon
     assert found.share("batched", "wrong at once") > 0.1
     for way in WAYS:
         assert found.share(way, "equal", accepted=False) < 0.05
+        assert found.share(way, UNSTABLE) < 0.01
