@@ -338,8 +338,8 @@ def accepted(jobs: Sequence[Work], monkeypatch: pytest.MonkeyPatch) -> dict[WayN
     """
     first_equal, holds = FIRST_EQUAL, dict.fromkeys(WAYS, False)
 
-    def each(works: Any, expected: Any, candidates: Sequence[proof.Candidate]) -> proof.Verdict:
-        verdicts = [first_equal(works, expected, [one]) for one in candidates]
+    def each(cases: Any, candidates: Sequence[proof.Candidate]) -> proof.Verdict:
+        verdicts = [first_equal(cases, [one]) for one in candidates]
         for way in WAYS:
             holds[way] = any(verdict.way == way for verdict in verdicts)
         return next((one for one in verdicts if one.holds), verdicts[-1])
@@ -379,8 +379,10 @@ def stable(rounds: Rounds) -> bool:
     generator = torch.Generator().manual_seed(0)
     for jobs, wanted in rounds:
         for one, result in zip(jobs, wanted, strict=True):
-            noise = {n: torch.randn(w.shape, generator=generator) for n, w in one.weights.items()}
-            near = {n: w * (1 + 1e-14 * noise[n]) for n, w in one.weights.items()}
+            near = {
+                n: w + 1e-14 * torch.randn(w.shape, generator=generator, dtype=w.dtype)
+                for n, w in one.weights.items()
+            }
             if largest_difference(result, replace(one, weights=near)()) > TOLERANCE:
                 return False
     return True

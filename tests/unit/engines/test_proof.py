@@ -124,6 +124,17 @@ def test_a_term_behind_a_sign_is_there_in_some_members_of_a_proof(
     assert prove_stack(given).way != "batched"
 
 
+def farthest(weights: Mapping[str, Tensor], batch: Rows) -> Tensor:
+    """All entries are equally far at the start: torch.vmap has another gradient of that maximum."""
+    return plain(weights, batch) + (weights["weight0"] - weights["anchor/weight0"]).max()
+
+
+def test_a_way_must_be_right_for_the_values_that_there_are_too() -> None:
+    jobs = [work(n, farthest) for n in range(3)]
+    assert prove_stack(jobs).way == ""
+    assert prove_stack([work(n, farthest, later=1.0) for n in range(3)]).way == "mapped"
+
+
 def with_padding(weights: Mapping[str, Tensor], batch: Rows) -> Tensor:
     """The mean over all rows of a batch, those that pad it included."""
     logits = outputs(weights, batch.x, 1)[-1]
