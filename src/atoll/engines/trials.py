@@ -308,8 +308,9 @@ def too_few(jobs: Sequence[Any], rounds: int) -> bool:
     if not isinstance(jobs[0], Work):
         return False
     steps: int = sum(job.epochs * -(-len(job.rows) // job.batch) for job in jobs)
-    # of each in the sample: twice in double precision, once warm, twice timed; and stacks of all
-    trial = TRIAL * (5 * min(len(jobs), SAMPLE) + 2 * len(jobs))
+    # of each in the sample: twice in double precision, twice in its own, twice timed, and some
+    # that warm up; and stacks of all
+    trial = TRIAL * (8 * min(len(jobs), SAMPLE) + 2 * len(jobs))
     return rounds * steps < 2 * trial
 
 

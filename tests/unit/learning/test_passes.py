@@ -191,3 +191,32 @@ def test_a_way_that_is_wrong_once_biases_are_not_zero_is_never_taken(
     proved = [c for c in choices(tmp_path / mode).values() if c.tolerance]
     assert proved
     assert {c.way for c in proved} == {"each"}
+
+
+def test_a_round_in_one_computation_that_goes_wrong_is_done_by_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second round that is checked has other embeddings than the clients would send."""
+    rounds, wrong = [0], [False]
+    call, embed = passes.Together.__call__, passes._Halves._embed
+
+    def counted(self: Any, jobs: Any, probe: Any = None) -> Any:
+        rounds[0] += probe is not None
+        wrong[0] = probe is not None and rounds[0] == 2
+        try:
+            return call(self, jobs, probe)
+        finally:
+            wrong[0] = False
+
+    def doubled(self: Any, weights: Any, x: Any) -> Any:
+        return embed(self, weights, x) * (1 + wrong[0])
+
+    monkeypatch.setattr(passes.Together, "__call__", counted)
+    monkeypatch.setattr(passes._Halves, "_embed", doubled)
+    for mode in ("loop", "stacked"):
+        how = {"engine.mode": mode, "engine.verify": "always"}
+        execute(resolve(values({}, **how), "test"), tmp_path / mode)
+    same(tmp_path / "loop", tmp_path / "stacked")
+    refuted = [c.refuted for c in choices(tmp_path / "stacked").values() if c.refuted]
+    assert len(refuted) == 1
+    assert refuted[0].startswith("round 2 of stage 1")
