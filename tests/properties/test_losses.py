@@ -432,12 +432,12 @@ def test_no_stack_is_accepted_that_differs_from_the_loop(monkeypatch: pytest.Mon
     """The census guards the property: it would be empty if the proof refused all losses, or if no
     random loss was wrong in a stack."""
     found = census(monkeypatch)
-    assert len(found.losses) > 0.8 * EXAMPLES
+    assert len(found.losses) > 0.4 * EXAMPLES  # others come again with other clients
     assert found.share("batched", accepted=True) > 0.2
     assert found.share("batched", accepted=False) > 0.3
     assert found.share("mapped", accepted=True) > 0.7
     assert found.share("batched", "wrong later") > 0.02
     assert found.share("batched", "wrong at once") > 0.1
     for way in WAYS:
-        assert found.share(way, "equal", accepted=False) < 0.05
+        assert found.share(way, "equal", accepted=False) < 0.1
         assert found.share(way, UNSTABLE) < 0.01
