@@ -46,9 +46,11 @@ process: $(NETWORK)
 	$(BIN)/pytest -q -n 2 --dist loadfile -m 'process and not long'
 
 # More harm to network runs, slow and lossy lines, a step of five minutes, a site that is away for two
-# minutes, a whole rehearsal; all tests under six emulated CPUs, with the results in docs/numerics.md.
+# minutes, a whole rehearsal; 2,000 random losses; all tests under six emulated CPUs, with the results
+# in docs/numerics.md.
 long: $(NETWORK)
 	ATOLL_LONG_STEP=300 ATOLL_LONG_ABSENCE=120 $(BIN)/pytest -q -m long
+	ATOLL_LOSSES=2000 $(BIN)/pytest -q tests/properties/test_losses.py
 	$(BIN)/python -m tests.numerics.run --all --suite --write
 
 # NVFlare is 240 MB: only what runs over a network installs it.

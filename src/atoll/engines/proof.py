@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ __all__ = [
 
 TOLERANCE = 1e-8  # relative, in double precision, after the steps of a proof
 SAMPLE = 8  # members that a proof takes
+FEWEST = 4  # members of a stack in a proof: with fewer, some of them come twice
 BATCHES = 3  # of the member with most rows
 SMALL = 32  # rows of a batch of steps in buffers
 COUNTED = 64  # rows of a tally
@@ -63,10 +65,11 @@ LEAST = 1e-4  # of a second moment
 
 @dataclass(frozen=True)
 class Draw:
-    """How far values are moved, and whether tensors of zeros may become negative."""
+    """How far values are moved, and which signs they may have."""
 
     scale: float
-    signed: bool = False
+    signed: bool = False  # constants of a single sign get either sign, by member
+    member: int = 0  # whose values they are
     double: bool = True  # in double precision; else in the type that they have
 
 
@@ -74,6 +77,7 @@ class Draw:
 # constants may not bear the larger ones.
 DRAWS = (Draw(0.1, signed=True), Draw(0.1), Draw(0.01), Draw(0.001))
 ACTUAL = (Draw(0.0),)  # the values of a round, as they are
+PATTERNS = ((1, -1, 1, -1), (1, 1, -1, -1), (1, -1, -1, 1))  # signs of constants by member
 AS_RUN = Draw(0.0, double=False)  # in the run's own type too: what rounding alone does
 
 
@@ -98,6 +102,9 @@ class Verdict:
     def holds(self) -> bool:
         """Whether some way is proved."""
         return bool(self.way)
+
+
+Case = tuple[Sequence[Any], Sequence[Any]]  # works, and what the reference makes of them
 
 
 def prove(
@@ -135,30 +142,47 @@ def _prove(
             wrong = f"{type(error).__name__}: {error}"[:200]
             continue
         if all(map(_finite, works, expected)):
-            return _first_equal(works, expected, candidates)
+            cases = [(works, expected), *_as_given(jobs, exact, reference, draws)]
+            return _first_equal(cases, candidates)
         wrong = "numbers that are not finite"
     return Verdict("", math.inf, f"no proof: perturbed values give {wrong}")
 
 
-def _first_equal(
-    works: Sequence[Any], expected: Sequence[Any], candidates: Sequence[Candidate]
-) -> Verdict:
+def _as_given(
+    jobs: Sequence[Any],
+    exact: Callable[[Any, int, Draw], Any],
+    reference: Callable[[Any], Any],
+    draws: Sequence[Draw],
+) -> list[Case]:
+    """The jobs from the values that they have: there a maximum may have exact ties."""
+    if draws is not DRAWS:
+        return []
+    works = [exact(job, number, ACTUAL[0]) for number, job in enumerate(jobs)]
+    expected = [reference(work) for work in works]
+    return [(works, expected)] if all(map(_finite, works, expected)) else []
+
+
+def _first_equal(cases: Sequence[Case], candidates: Sequence[Candidate]) -> Verdict:
     wrong, apart = [], math.inf
     for candidate in candidates:
         try:
-            results = candidate.run(works)
+            apart = max(_apart(candidate, *case) for case in cases)
         except Exception as error:  # a loss may fail in any way on what it was not written for
             wrong.append(f"{candidate.way}: {type(error).__name__}: {error}"[:200])
             continue
-        apart = max(
-            difference(values(one), values(other), start(work))
-            for work, one, other in zip(works, expected, results, strict=True)
-        )
         if apart <= TOLERANCE:
             return Verdict(candidate.way, apart, "")
         told = f"differs by {apart:.1e}, more than {TOLERANCE:.0e}"
         wrong.append(f"{candidate.way}: the result {told}")
     return Verdict("", apart, "; ".join(wrong))
+
+
+def _apart(candidate: Candidate, works: Sequence[Any], expected: Sequence[Any]) -> float:
+    """How far a candidate is from the reference, in the worst of the works."""
+    return max(
+        difference(values(one), values(other), start(work))
+        for work, one, other in zip(works, expected, candidate.run(works), strict=True)
+    )
 
 
 def _rounding(works: Sequence[Any], reference: Callable[[Any], Any], candidate: Candidate) -> float:
@@ -184,7 +208,10 @@ def prove_stack(jobs: Sequence[Work], draws: Sequence[Draw] = DRAWS, way: str = 
     """Works of one form in one computation: losses see all members at once, or are mapped."""
     ways = [Candidate("batched", _in_stack), Candidate("mapped", partial(_in_stack, mapped=True))]
     several = [one for one in ways if way in ("", one.way)]
-    return prove(sampled(jobs), _member, Work.__call__, several, draws)
+    members = sampled(jobs)
+    if draws is DRAWS:
+        members = [members[place % len(members)] for place in range(max(FEWEST, len(members)))]
+    return prove(members, _member, Work.__call__, several, draws)
 
 
 def _in_stack(works: Sequence[Work], mapped: bool = False) -> list[Worked]:
@@ -256,8 +283,21 @@ def _member(job: Work, number: int, draw: Draw) -> Work:
     """A work of a few batches; the last is not full, and one member goes on when others end."""
     batches = 1 + number % 2 if number else BATCHES
     rows = max(1, batches * job.batch - job.batch // 2 - number % 2)
-    short = replace(job, rows=_tiled(job.rows, rows), epochs=max(1, min(job.epochs, 2)))
+    stream = job.stream if draw in ACTUAL else _padded_by_another(job.stream, rows, job.batch)
+    epochs = max(1, min(job.epochs, 2))
+    short = replace(job, rows=_tiled(job.rows, rows), epochs=epochs, stream=stream)
     return _work(short, number, draw)
+
+
+def _padded_by_another(stream: Stream, rows: int, batch: int) -> Stream:
+    """An order whose last, smaller batch lacks the first row: a stack pads batches with that row,
+    and if the batch held it, a mean that counts the padding could be the same."""
+    for attempt in count():
+        other = stream.child("proof", attempt)
+        last = other.child("epoch", 0).permutation(rows)[rows - rows % batch :]
+        if rows < batch or not bool((last == 0).any()):
+            return other
+    raise AssertionError("unreachable")
 
 
 def _alike(job: Work, number: int, draw: Draw) -> Work:
@@ -270,12 +310,12 @@ def _alike(job: Work, number: int, draw: Draw) -> Work:
 def _work(job: Work, number: int, draw: Draw) -> Work:
     stream = _stream(number, draw)
     moved = frozenset(name for phase in job.phases for name in phase.moves)
-    weights = _perturbed(job.weights, stream.child("weights"), draw, moved)
+    weights = _perturbed(job.weights, stream.child("weights"), _of_member(draw, number), moved)
     found = replace(
         job,
         weights=weights,
         moments=_moments(job, weights, stream.child("moments"), draw),
-        rows=_typed_rows(job.rows, draw),
+        rows=_perturbed_rows(job.rows, stream.child("rows"), draw),
         ours=False,
         common=False,
     )
@@ -397,6 +437,17 @@ def _typed_rows(rows: Rows, draw: Draw) -> Rows:
     return replace(rows, x=_typed(rows.x, draw), own=_typed(rows.own, draw))
 
 
+def _perturbed_rows(rows: Rows, stream: Stream, draw: Draw) -> Rows:
+    """Rows of which no two are equal, where inputs are numbers."""
+    given = {"x": rows.x, "own": rows.own}
+    found = _perturbed(given, stream, replace(draw, signed=False), frozenset(given))
+    return replace(rows, x=found["x"], own=found["own"])
+
+
+def _of_member(draw: Draw, number: int) -> Draw:
+    return replace(draw, member=number) if draw.signed else draw
+
+
 def _perturbed(
     tensors: Mapping[str, Tensor], stream: Stream, draw: Draw, trained: frozenset[str]
 ) -> Tensors:
@@ -407,24 +458,38 @@ def _perturbed(
     if not draw.scale:
         return {name: _typed(t.detach(), draw) for name, t in tensors.items()}
     return {
-        name: _moved(t.detach(), stream.child(name), draw, 0.1 if name in trained else 1.0)
+        name: _moved(t.detach(), stream.child(name), draw, _sign(name, draw, name in trained))
         if t.is_floating_point()
         else t
         for name, t in tensors.items()
     }
 
 
-def _moved(tensor: Tensor, stream: Stream, draw: Draw, least: float) -> Tensor:
-    """What is nowhere negative stays so: variances, importances, masks."""
-    value = tensor.double()
+def _sign(name: str, draw: Draw, trained: bool) -> int:
+    """The sign of a constant in a member: a term behind `strength > 0` is there in some members.
+
+    Two constants have the same pattern over members, or all four pairs of signs in four members.
+    0: a weight that is trained, whose sign does not matter.
+    """
+    if trained or not draw.signed:
+        return 0 if trained else 1
+    pattern = PATTERNS[Stream.of("signs", name).key % len(PATTERNS)]
+    return pattern[draw.member % len(pattern)]
+
+
+def _moved(tensor: Tensor, stream: Stream, draw: Draw, sign: int) -> Tensor:
+    """A tensor of both signs is moved; one of a single sign gets this sign, or stays positive."""
+    value, least = tensor.double(), 1.0 if sign else 0.1
     if not value.numel():
         return value
     finite = torch.where(value.isfinite(), value, 0.0)
     spread = draw.scale * (float(finite.square().mean().sqrt()) + least)
     noise = normals(torch.tensor(stream.key, device=value.device), tuple(value.shape))
-    moved = value + spread * noise
-    signed = draw.signed and not bool(finite.any())
-    return moved if signed or float(finite.min()) < 0 else moved.abs()
+    moved, low, high = value + spread * noise, float(finite.min()), float(finite.max())
+    if sign and draw.signed and not low < 0 < high:
+        return moved.abs() * sign
+    free = draw.signed and not (low or high)  # a trained weight of zeros
+    return moved if free or low < 0 else moved.abs()
 
 
 # What is compared

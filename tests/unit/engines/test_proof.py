@@ -99,6 +99,58 @@ def test_a_term_that_vanishes_in_the_first_round_cannot_hide_a_wrong_stack(
             assert difference(job().weights, done[id].weights) < 1e-5
 
 
+def gated(weights: Mapping[str, Tensor], batch: Rows) -> Tensor:
+    """A wrong term that is there for a positive strength alone."""
+    return plain(weights, batch) + weights["strength"].clamp(min=0) * weights["weight0"].sum()
+
+
+def branched(weights: Mapping[str, Tensor], batch: Rows) -> Tensor:
+    """A branch for one client, which one member of a stack takes for all."""
+    factor = 2.0 if (weights["strength"] > 0).any() else 1.0
+    return factor * plain(weights, batch)
+
+
+@pytest.mark.parametrize("loss", [gated, branched])
+@pytest.mark.parametrize("strengths", [(0.0, 0.0), (0.5, 0.5), (-0.5, -0.5), (0.5, -0.5)])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_term_behind_a_sign_is_there_in_some_members_of_a_proof(
+    loss: Callable[..., Tensor], strengths: tuple[float, float], seed: int
+) -> None:
+    jobs = [work(n + 2 * seed, loss) for n in range(2)]
+    given = [
+        replace(job, weights={**job.weights, "strength": torch.tensor(strength)})
+        for job, strength in zip(jobs, strengths, strict=True)
+    ]
+    assert prove_stack(given).way != "batched"
+
+
+def farthest(weights: Mapping[str, Tensor], batch: Rows) -> Tensor:
+    """All entries are equally far at the start: torch.vmap has another gradient of that maximum."""
+    return plain(weights, batch) + (weights["weight0"] - weights["anchor/weight0"]).max()
+
+
+def test_a_way_must_be_right_for_the_values_that_there_are_too() -> None:
+    jobs = [work(n, farthest) for n in range(3)]
+    assert prove_stack(jobs).way == ""
+    assert prove_stack([work(n, farthest, later=1.0) for n in range(3)]).way == "mapped"
+
+
+def with_padding(weights: Mapping[str, Tensor], batch: Rows) -> Tensor:
+    """The mean over all rows of a batch, those that pad it included."""
+    logits = outputs(weights, batch.x, 1)[-1]
+    return -logits.log_softmax(-1).gather(-1, batch.y.unsqueeze(-1)).squeeze(-1).mean(-1)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 20])
+@pytest.mark.parametrize("batch", [2, 3, 8])
+def test_a_mean_that_counts_padding_is_not_stacked(rows: int, batch: int) -> None:
+    """Whatever the order of rows is, and though clients may have one row alone."""
+    for seed in range(4):
+        jobs = [work(2 * seed + n, with_padding) for n in range(2)]
+        short = [replace(job, rows=job.rows.at(slice(0, rows)), batch=batch) for job in jobs]
+        assert prove_stack(short).way == "mapped"
+
+
 def test_a_constant_that_must_not_be_negative_stays_so() -> None:
     assert prove_stack([work(n, rooted) for n in range(4)]).way == "batched"
 
