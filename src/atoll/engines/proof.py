@@ -50,6 +50,8 @@ __all__ = [
 
 TOLERANCE = 1e-8  # relative, in double precision, after the steps of a proof
 SAMPLE = 8  # members that a proof takes
+GIVEN = 4  # of them that also start from the values that they have
+ROUNDED = 2  # of them that show what rounding does in the run's own type
 FEWEST = 4  # members of a stack in a proof: with fewer, some of them come twice
 BATCHES = 3  # of the member with most rows
 SMALL = 32  # rows of a batch of steps in buffers
@@ -121,7 +123,7 @@ def prove(
         verdict = _prove(jobs, exact, reference, candidates, draws)
         for candidate in candidates:
             if candidate.way == verdict.way:
-                works = [exact(job, number, AS_RUN) for number, job in enumerate(jobs)]
+                works = [exact(job, number, AS_RUN) for number, job in enumerate(jobs[:ROUNDED])]
                 return replace(verdict, rounding=_rounding(works, reference, candidate))
     return verdict
 
@@ -157,7 +159,7 @@ def _as_given(
     """The jobs from the values that they have: there a maximum may have exact ties."""
     if draws is not DRAWS:
         return []
-    works = [exact(job, number, ACTUAL[0]) for number, job in enumerate(jobs)]
+    works = [exact(job, number, ACTUAL[0]) for number, job in enumerate(jobs[:GIVEN])]
     expected = [reference(work) for work in works]
     return [(works, expected)] if all(map(_finite, works, expected)) else []
 
