@@ -1,0 +1,147 @@
+"""`make mutants`: which small faults do the tests notice?
+
+Tries all mutants of the named functions and a seeded sample of each module, each in a process of
+its own, until the budget is spent; the next call goes on from there. Then writes docs/mutants.md.
+"""
+
+import argparse
+import json
+import time
+import tomllib
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from .choice import (
+    CACHE,
+    ROOT,
+    MeasuredTest,
+    all_mutants,
+    chosen,
+    digest_of,
+    measured,
+    sample,
+)
+from .forks import run, warm
+from .operators import Mutant
+from .summary import Result, page
+
+HERE = Path(__file__).parent
+USUAL, NAMED = 5.0, 8.0  # seconds of tests, traced, against one mutant of the sample or by name
+RESULTS = CACHE / "results.json"
+Entry = dict[str, Any]
+
+
+class Results:
+    """What was found before, by the mutant's digest."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries: dict[str, Entry] = json.loads(path.read_text()) if path.exists() else {}
+
+    def known(self, mutant: Mutant, tests: Sequence[MeasuredTest]) -> Entry | None:
+        """An outcome that still holds: its killer, or all tests that it survived, are unchanged."""
+        entry = self.entries.get(mutant.digest)
+        if entry is None:
+            return None
+        if entry["status"] == "killed" and "::" in entry["killer"]:
+            return entry if digest_of(entry["killer"]) == entry["tests"] else None
+        return entry if entry["tests"] == _digest(tests) else None
+
+    def add(self, mutant: Mutant, tests: Sequence[MeasuredTest], entry: Entry) -> None:
+        """Keep an outcome, and that an earlier one was a survivor."""
+        before = self.entries.get(mutant.digest, {})
+        late = before.get("survived before") or before.get("status") in {"survived", "unreached"}
+        single = entry["status"] == "killed" and "::" in entry["killer"]
+        seen = digest_of(entry["killer"]) if single else _digest(tests)
+        self.entries[mutant.digest] = {**entry, "tests": seen, "survived before": late}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(self.entries, indent=0))
+
+
+def _digest(tests: Sequence[MeasuredTest]) -> str:
+    text = "\n".join(f"{test.id} {digest_of(test.id)}" for test in tests)
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def attempt(mutant: Mutant, tests: Sequence[MeasuredTest]) -> Entry:
+    """Run the tests against a mutant."""
+    if not tests:
+        return {"status": "unreached", "killer": "", "seconds": 0.0}
+    limit = 20 + 4 * sum(test.seconds for test in tests)
+    return vars(run(mutant.file, mutant.source, [test.id for test in tests], limit)).copy()
+
+
+def control(mutant: Mutant, tests: Sequence[MeasuredTest]) -> None:
+    """The same tests pass on the module without the fault, taken through the same steps."""
+    if tests:
+        source = (ROOT / "src" / "atoll" / mutant.file).read_text()
+        outcome = run(mutant.file, source, [test.id for test in tests], 600)
+        if outcome.status != "survived":
+            raise SystemExit(f"{mutant.file} fails without any fault: {outcome}")
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
+    parser.add_argument("--budget", type=float, default=60.0, help="minutes")
+    parser.add_argument("--part", choices=("named", "sample", "all"), default="all")
+    parser.add_argument("--only", default="", help="mutants whose key contains this")
+    parser.add_argument("--no-page", action="store_true", help="leave docs/mutants.md alone")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Try mutants until the budget is spent."""
+    asked = arguments()
+    targets = tomllib.loads((HERE / "targets.toml").read_text())
+    named_in: dict[str, list[str]] = targets["named"]
+    population = all_mutants(sorted({*targets["modules"], *named_in}))
+    drawn = sample({file: population[file] for file in targets["modules"]})
+    named = [m for file, names in named_in.items() for m in population[file] if m.function in names]
+    parts = {"named": named, "sample": drawn, "all": [*named, *drawn]}
+    wanted = {m.key: m for m in parts[asked.part] if asked.only in m.key}
+    tests, results = measured(targets["tests"]), Results(RESULTS)
+    is_named = {mutant.key for mutant in named}
+    plan = {k: chosen(m, tests, NAMED if k in is_named else USUAL) for k, m in wanted.items()}
+    todo = [m for k, m in wanted.items() if results.known(m, plan[k]) is None]
+    print(f"{len(wanted)} mutants, {len(todo)} to try", flush=True)
+    try_all(todo, plan, results, asked.budget)
+    if not asked.no_page:
+        every = {m.key: m for m in [*named, *drawn]}
+        found = [
+            Result(m, results.entries.get(m.digest), k in is_named, m in drawn)
+            for k, m in every.items()
+        ]
+        sizes = {file: len(population[file]) for file in population}
+        reasons = tomllib.loads((HERE / "justified.toml").read_text())
+        (ROOT / "docs" / "mutants.md").write_text(page(found, sizes, reasons))
+
+
+def try_all(
+    todo: Sequence[Mutant], plan: dict[str, list[MeasuredTest]], results: Results, budget: float
+) -> None:
+    """Try mutants one after another; says at the end what was not tried."""
+    end, controlled = time.monotonic() + 60 * budget, set[str]()
+    if todo:
+        warm()
+    for number, mutant in enumerate(todo):
+        if time.monotonic() > end:
+            print(f"the budget is spent: {len(todo) - number} mutants were not tried")
+            return
+        tests = plan[mutant.key]
+        if mutant.file not in controlled:
+            control(mutant, tests)
+            controlled.add(mutant.file)
+        entry = attempt(mutant, tests)
+        results.add(mutant, tests, entry)
+        print(
+            f"{number + 1}/{len(todo)} {entry['seconds']:5.1f} s {entry['status']:9} {mutant.key}"
+        )
+        if entry["status"] in {"survived", "unreached"}:
+            print(f"    line {mutant.lines[0]}: {mutant.change}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Which mutants are tried, and which tests are run against each of them."""
+
+import ast
+import functools
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from .operators import Mutant, mutants
+
+__all__ = [
+    "CACHE",
+    "ROOT",
+    "MeasuredTest",
+    "all_mutants",
+    "chosen",
+    "digest_of",
+    "measured",
+    "sample",
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "atoll"
+CACHE = ROOT / ".mutants"
+SIZE, LEAST = 610, 4  # mutants in the sample, and of a module at least
+MOST_TESTS = 60  # against one mutant
+SEED = "18"
+
+
+@dataclass(frozen=True)
+class MeasuredTest:
+    """A test: what it costs, and which lines of which modules it runs."""
+
+    id: str
+    seconds: float  # while traced, so more than it takes otherwise
+    lines: Mapping[str, frozenset[int]]
+
+    @property
+    def file(self) -> str:
+        """The file that holds it."""
+        return self.id.split("::")[0]
+
+
+def all_mutants(files: Iterable[str]) -> dict[str, list[Mutant]]:
+    """The mutants of each file."""
+    return {file: mutants(file, (SOURCE / file).read_text()) for file in files}
+
+
+def sample(population: Mapping[str, Sequence[Mutant]]) -> list[Mutant]:
+    """A seeded sample in which each module has its share, and at least LEAST."""
+    total, found = sum(len(every) for every in population.values()), []
+    for file, every in sorted(population.items()):
+        order = sorted(every, key=lambda mutant: mutant.key)
+        random.Random(f"{SEED} {file}").shuffle(order)
+        found += order[: max(LEAST, -(-SIZE * len(every) // total))]
+    random.Random(SEED).shuffle(found)  # a budget that ends early has tried some of each
+    return found
+
+
+def chosen(mutant: Mutant, tests: Sequence[MeasuredTest], limit: float) -> list[MeasuredTest]:
+    """The tests that run a mutant's lines: its module's own, whole runs, then others by cost."""
+    name = f"test_{Path(mutant.file).stem}.py"
+
+    def rank(test: MeasuredTest) -> tuple[int, float, str]:
+        own = Path(test.file).name == name and "unit" in test.file
+        return (0 if own else 1 if "golden" in test.file else 2), test.seconds, test.id
+
+    found, spent = [], 0.0
+    for test in sorted((test for test in tests if reaches(test, mutant)), key=rank):
+        spent += test.seconds
+        if found and (spent > limit or len(found) == MOST_TESTS):
+            break
+        found.append(test)
+    return found
+
+
+def reaches(test: MeasuredTest, mutant: Mutant) -> bool:
+    """Whether a test runs what is changed; a class's fields are run by whoever runs its module."""
+    lines = test.lines.get(mutant.file, frozenset())
+    return not lines.isdisjoint(mutant.lines) if mutant.inside else bool(lines)
+
+
+def measured(places: Iterable[str]) -> list[MeasuredTest]:
+    """The reach of all tests; where a file of tests or what it runs was edited, measured anew."""
+    files: list[str] = []
+    for place in places:
+        several = (
+            [ROOT / place] if place.endswith(".py") else sorted((ROOT / place).rglob("test_*.py"))
+        )
+        files += [str(path.relative_to(ROOT)) for path in several]
+    stale = [file for file in files if not _fresh(file)]
+    if stale:
+        _measure(stale)
+    tests = []
+    for file in files:
+        for id, entry in json.loads(_kept(file).read_text())["tests"].items():
+            lines = {name: frozenset(numbers) for name, numbers in entry["lines"].items()}
+            tests.append(MeasuredTest(id, entry["seconds"], lines))
+    return tests
+
+
+def _kept(file: str) -> Path:
+    return CACHE / "reach" / f"{file.replace('/', '-')}.json"
+
+
+def _fresh(file: str) -> bool:
+    if not _kept(file).exists():
+        return False
+    digests: dict[str, str] = json.loads(_kept(file).read_text())["digests"]
+    return all(_digest(ROOT / path) == known for path, known in digests.items())
+
+
+@functools.cache
+def _digest(path: Path) -> str:
+    return sha256(path.read_bytes() if path.exists() else b"").hexdigest()[:16]
+
+
+def _measure(files: Sequence[str]) -> None:
+    raw = CACHE / "reach.json"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutants.reach", *files]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "ATOLL_REACH": str(raw)}, check=False)
+    split(json.loads(raw.read_text()), files)
+
+
+def split(raw: Mapping[str, Any], files: Sequence[str]) -> None:
+    """Keep the reach of each file of tests by itself, without tests that failed or were skipped."""
+    (CACHE / "reach").mkdir(parents=True, exist_ok=True)
+    for file in files:
+        own = {id: e for id, e in raw.items() if id.split("::")[0] == file and "failed" not in e}
+        sources = {f"src/atoll/{name}" for entry in own.values() for name in entry["lines"]}
+        digests = {path: _digest(ROOT / path) for path in sorted({file, *sources})}
+        _kept(file).write_text(json.dumps({"digests": digests, "tests": own}))
+
+
+@functools.cache
+def _functions(file: str) -> dict[str, str]:
+    tree = ast.parse((ROOT / file).read_text()) if (ROOT / file).exists() else ast.Module([], [])
+    return {n.name: ast.unparse(n) for n in tree.body if isinstance(n, ast.FunctionDef)}
+
+
+def digest_of(test: str) -> str:
+    """A hash of a test's own source, which an edit of its neighbours leaves as it is."""
+    file, _, name = test.partition("::")
+    return sha256(_functions(file).get(name.split("[")[0], "").encode()).hexdigest()[:16]
