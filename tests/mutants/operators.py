@@ -1,7 +1,7 @@
 """Small faults put into a module's syntax tree, one at a time.
 
-Annotations, docstrings, `__all__`, assertions and the texts of errors are left alone: what is
-changed there is either no behaviour or behaviour that "cannot happen".
+Annotations, docstrings, `__all__`, assertions, `strict=` and the texts of errors are left alone:
+what is changed there is either no behaviour or behaviour that "cannot happen".
 """
 
 import ast
@@ -254,6 +254,8 @@ def _places(node: ast.AST, place: Place) -> Iterator[tuple[ast.AST, Place]]:
 
 def _exempt(node: ast.AST) -> bool:
     """Whether nothing below a node is changed."""
+    if isinstance(node, ast.keyword) and node.arg == "strict":
+        return True
     if isinstance(node, ast.Assert | ast.Raise | ast.Import | ast.ImportFrom | ast.JoinedStr):
         return True
     names: Sequence[ast.expr] = node.targets if isinstance(node, ast.Assign) else ()

@@ -55,7 +55,13 @@ def test_each_operator_changes_one_thing(body: str, expected: list[str]) -> None
 
 @pytest.mark.parametrize(
     "body",
-    ["assert a < b", "raise ValueError(1 + 2)", '"""1 < 2."""', "import torch", "c = 'text'"],
+    [
+        "assert a < b",
+        "raise ValueError(1 + 2)",
+        '"""1 < 2."""',
+        "import torch",
+        "c = zip(a, strict=True)",
+    ],
 )
 def test_what_cannot_be_wrong_is_left_alone(body: str) -> None:
     assert changed(body) == []

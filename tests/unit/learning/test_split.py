@@ -157,3 +157,10 @@ def test_a_part_turned_twice_is_as_it_was() -> None:
     x = torch.arange(12.0).view(1, 1, 3, 4)
     assert torch.equal(replay.turned(replay.turned(x)), x)
     assert replay.turned(x)[0, 0, 0, 0] == 11
+
+
+def test_what_is_concatenated_is_cut_along_the_last_axis_however_many_there_are() -> None:
+    one, other = torch.rand(2, 3, 4), torch.rand(2, 3, 4)
+    parts = split.parts_of(split.joined([one, other], "concat"), 2, "concat")
+    assert torch.equal(parts[0], one)
+    assert torch.equal(parts[1], other)
