@@ -28,7 +28,7 @@ from .operators import Mutant
 from .summary import Result, page
 
 HERE = Path(__file__).parent
-USUAL, NAMED = 5.0, 8.0  # seconds of tests, traced, against one mutant of the sample or by name
+USUAL, NAMED = 2.0, 3.0  # seconds of tests, traced, against one mutant of the sample or by name
 RESULTS = CACHE / "results.json"
 Entry = dict[str, Any]
 

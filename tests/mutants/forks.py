@@ -1,9 +1,11 @@
 """Tests against one mutant, in a forked process that imports torch and pytest no more.
 
-The parent imports every library that the tests need and none of `atoll`; a child imports `atoll`
-with the fault in it, so that no other module holds a copy of the original.
+The parent imports every library that the tests need, and `atoll`. A child forgets the module with
+the fault and all that import it, and imports them anew: no other module holds a copy of the original.
 """
 
+import ast
+import functools
 import gc
 import importlib
 import importlib.abc
@@ -28,6 +30,7 @@ import pytest
 __all__ = ["Outcome", "module_name", "run", "warm"]
 
 ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "atoll"
 MEMORY = 16 * 2**30  # bytes of addresses that a child may use: a fault may ask for any size
 FLAGS = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=no"]
 FLAGS += ["--assert=plain"]  # nobody reads why an assertion fails
@@ -70,7 +73,7 @@ class Finder(importlib.abc.MetaPathFinder):
     """Finds one module, and leaves all others to those that come after."""
 
     def __init__(self, file: str, source: str) -> None:
-        self.name, self.path = module_name(file), ROOT / "src" / "atoll" / file
+        self.name, self.path = module_name(file), SOURCE / file
         self.source = source
 
     def find_spec(
@@ -114,14 +117,46 @@ def module_name(file: str) -> str:
 
 
 def warm() -> None:
-    """Import what the tests import, then forget `atoll`."""
+    """Import what the tests import."""
     sys.path[:0] = [str(ROOT)]
-    sys.dont_write_bytecode = False  # else every child would compile all of `atoll`
-    for name in ("atoll.cli", "atoll.engines.local", "atoll.reproduce.papers", *LAZY):
-        importlib.import_module(name)
-    for name in [n for n in sys.modules if n == "atoll" or n.startswith("atoll.")]:
-        del sys.modules[name]
+    sys.dont_write_bytecode = False  # else every child would compile what it imports
+    for name in (*LAZY, *_imports()):
+        if name != "atoll.engines.nvflare":  # not everybody has NVFlare
+            importlib.import_module(name)
     gc.freeze()  # else every child would look through all that torch holds
+
+
+@functools.cache
+def _imports() -> dict[str, frozenset[str]]:
+    """The modules of `atoll`, and what each of them imports when it is imported."""
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        names = set[str]()
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        found[module_name(str(path.relative_to(SOURCE)))] = frozenset(names)
+    return found
+
+
+def dependents(module: str) -> set[str]:
+    """A module and all that import it, directly or not."""
+    found, before = {module}, set[str]()
+    while found != before:
+        before = set(found)
+        found |= {name for name, imports in _imports().items() if imports & found}
+    return found
+
+
+def _forget(module: str) -> None:
+    """Take a module and what depends on it out of this process."""
+    for name in dependents(module) & sys.modules.keys():
+        parent, _, own = name.rpartition(".")
+        if hasattr(sys.modules.get(parent), own):
+            delattr(sys.modules[parent], own)
+        del sys.modules[name]
 
 
 def run(file: str, source: str, tests: Sequence[str], limit: float) -> Outcome:
@@ -164,6 +199,7 @@ def _child(file: str, source: str, tests: Sequence[str], folder: Path) -> None:
             os.dup2(output, stream)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+        _forget(module_name(file))
         sys.meta_path.insert(0, Finder(file, source))
         verdict = Verdict()
         code = int(pytest.main([*FLAGS, f"--basetemp={folder}/base", *tests], [verdict]))

@@ -102,18 +102,20 @@ def test_a_sample_has_some_of_each_module_and_is_the_same_again() -> None:
     assert sum(m.file == "small.py" for m in one) == 4
 
 
-def test_the_tests_of_a_mutant_run_its_lines_the_modules_own_first_within_the_limit() -> None:
+def test_the_tests_that_are_most_likely_to_notice_come_first_within_the_limit() -> None:
     (mutant,) = mutants("a/thing.py", "def f(a):\n    return a\n")
     lines = {"a/thing.py": frozenset({2})}
     tests = [
-        MeasuredTest("tests/golden/test_golden.py::one", 3.0, lines),
-        MeasuredTest("tests/unit/b/test_other.py::slow", 9.0, lines),
+        MeasuredTest("tests/golden/test_golden.py::run[thing]", 3.0, lines),
+        MeasuredTest("tests/golden/test_golden.py::run[other]", 3.0, lines),
         MeasuredTest("tests/unit/b/test_other.py::cheap", 0.1, lines),
-        MeasuredTest("tests/unit/a/test_thing.py::own", 2.0, lines),
-        MeasuredTest("tests/unit/a/test_thing.py::elsewhere", 0.1, {"a/thing.py": frozenset({7})}),
+        MeasuredTest("tests/unit/a/test_thing.py::cheap", 0.2, lines),
+        MeasuredTest("tests/unit/a/test_thing_more.py::dear", 2.0, lines),
+        MeasuredTest("tests/unit/a/test_thing.py::away", 0.1, {"a/thing.py": frozenset({7})}),
     ]
-    names = [test.id.split("::")[1] for test in chosen(mutant, tests, 6.0)]
-    assert names == ["own", "one", "cheap"]
+    ids = [test.id.partition("test_")[2] for test in chosen(mutant, tests, 6.0)]
+    wanted = ["thing.py::cheap", "golden.py::run[thing]", "thing_more.py::dear", "other.py::cheap"]
+    assert ids == wanted
 
 
 def test_wilsons_interval_worked_out_by_hand() -> None:
