@@ -6,6 +6,7 @@ what is changed there is either no behaviour or behaviour that "cannot happen".
 
 import ast
 import copy
+import functools
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -76,7 +77,7 @@ class Mutant:
         one, other = differ[0] if differ else (before.splitlines()[0], "")
         return f"`{one.strip()}` becomes `{other.strip()}`"
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """A hash of the fault and of the definition around it."""
         around = next(n for n in self.tree.body if self._holds(n))

@@ -55,7 +55,7 @@ class Reach:
         if self.current != (file := item.nodeid.split("::")[0]):
             self.write()
             self.current = file
-        tracer, start = Tracer(self.files), time.perf_counter()
+        tracer, start = Tracer(self.files), time.process_time()
         threading.settrace(tracer.enter)
         sys.settrace(tracer.enter)
         yield
@@ -64,7 +64,7 @@ class Reach:
         lines: dict[str, list[int]] = {}
         for file, line in sorted(tracer.lines):
             lines.setdefault(file.removeprefix(SOURCE), []).append(line)
-        seconds = round(time.perf_counter() - start, 3)
+        seconds = round(time.process_time() - start, 3)
         self.tests.setdefault(item.nodeid, {}).update(seconds=seconds, lines=lines)
 
     @pytest.hookimpl
