@@ -9,6 +9,7 @@ DEMOS := demo demo-vertical demo-text demo-models
 DEVICE ?= cpu
 FUZZ_SECONDS ?= 300
 BUDGET ?= 60
+WORKERS ?= 2
 COMMA := ,
 
 .PHONY: demo setup extras check test network process long fuzz mutants browser picture golden bench bench-network flower all clean
@@ -62,7 +63,7 @@ fuzz: $(READY)
 # Small faults in the code, one at a time: which of them do the tests notice? BUDGET is minutes; the
 # next call goes on where this one stops. Writes docs/mutants.md.
 mutants: $(READY)
-	$(BIN)/python -m tests.mutants --budget $(BUDGET)
+	$(BIN)/python -m tests.mutants --budget $(BUDGET) --workers $(WORKERS)
 
 browser: $(READY)
 	$(BIN)/pytest -q -m browser
@@ -73,7 +74,7 @@ picture: $(READY)
 	docs/picture.sh "$(BIN)/atoll" docs
 
 golden: $(READY)
-	ATOLL_GOLDEN=renew $(BIN)/pytest -q tests/golden tests/unit/test_errors_page.py
+	ATOLL_GOLDEN=renew $(BIN)/pytest -q tests/golden tests/unit/test_errors_page.py tests/unit/methods/test_defaults.py
 
 # Side by side in one run, with equal results; make flower first to have Flower beside them.
 bench: $(READY)

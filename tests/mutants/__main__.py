@@ -6,6 +6,7 @@ its own, until the budget is spent; the next call goes on from there. Then write
 
 import argparse
 import json
+import os
 import time
 import tomllib
 from collections.abc import Sequence
@@ -29,16 +30,19 @@ from .summary import Result, page
 
 HERE = Path(__file__).parent
 USUAL, NAMED = 2.0, 3.0  # seconds of tests, traced, against one mutant of the sample or by name
-RESULTS = CACHE / "results.json"
+RESULTS = CACHE / "results.jsonl"
 Entry = dict[str, Any]
+Plan = dict[str, list[MeasuredTest]]  # which tests are run against a mutant, by its key
 
 
 class Results:
-    """What was found before, by the mutant's digest."""
+    """What was found before, by the mutant's digest: one line each, of several the last."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.entries: dict[str, Entry] = json.loads(path.read_text()) if path.exists() else {}
+        self.entries: dict[str, Entry] = {}
+        for line in path.read_text().splitlines() if path.exists() else []:
+            self.entries.update(json.loads(line))
 
     def known(self, mutant: Mutant, tests: Sequence[MeasuredTest]) -> Entry | None:
         """An outcome that still holds: its killer, or all tests that it survived, are unchanged."""
@@ -57,7 +61,8 @@ class Results:
         seen = digest_of(entry["killer"]) if single else _digest(tests)
         self.entries[mutant.digest] = {**entry, "tests": seen, "survived before": late}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(self.entries, indent=0))
+        with self.path.open("a") as file:  # short lines: two workers may write at once
+            file.write(json.dumps({mutant.digest: self.entries[mutant.digest]}) + "\n")
 
 
 def _digest(tests: Sequence[MeasuredTest]) -> str:
@@ -86,6 +91,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("--budget", type=float, default=60.0, help="minutes")
+    parser.add_argument("--workers", type=int, default=1, help="processes at once")
     parser.add_argument("--part", choices=("named", "sample", "all"), default="all")
     parser.add_argument("--only", default="", help="mutants whose key contains this")
     parser.add_argument("--no-page", action="store_true", help="leave docs/mutants.md alone")
@@ -107,7 +113,8 @@ def main() -> None:
     plan = {k: chosen(m, tests, NAMED if k in is_named else USUAL) for k, m in wanted.items()}
     todo = [m for k, m in wanted.items() if results.known(m, plan[k]) is None]
     print(f"{len(wanted)} mutants, {len(todo)} to try", flush=True)
-    try_all(todo, plan, results, asked.budget)
+    try_all(todo, plan, results, asked.budget, asked.workers)
+    results = Results(RESULTS)  # with what other workers found
     if not asked.no_page:
         every = {m.key: m for m in [*named, *drawn]}
         found = [
@@ -120,12 +127,27 @@ def main() -> None:
 
 
 def try_all(
-    todo: Sequence[Mutant], plan: dict[str, list[MeasuredTest]], results: Results, budget: float
+    todo: Sequence[Mutant], plan: Plan, results: Results, budget: float, workers: int = 1
 ) -> None:
-    """Try mutants one after another; says at the end what was not tried."""
-    end, controlled = time.monotonic() + 60 * budget, set[str]()
+    """Try mutants until the budget is spent, by as many processes as there are workers."""
+    end, others = time.monotonic() + 60 * budget, []
     if todo:
         warm()
+    for number in range(1, workers):
+        others.append(os.fork())
+        if not others[-1]:
+            work(todo[number::workers], plan, results, end)
+            os._exit(0)
+    work(todo[::workers], plan, results, end)
+    for worker in others:
+        _, status = os.waitpid(worker, 0)
+        if status:
+            raise SystemExit("a worker failed: see above")
+
+
+def work(todo: Sequence[Mutant], plan: Plan, results: Results, end: float) -> None:
+    """Try mutants one after another; says at the end how many were not tried."""
+    controlled = set[str]()
     for number, mutant in enumerate(todo):
         if time.monotonic() > end:
             print(f"the budget is spent: {len(todo) - number} mutants were not tried")
@@ -136,9 +158,8 @@ def try_all(
             controlled.add(mutant.file)
         entry = attempt(mutant, tests)
         results.add(mutant, tests, entry)
-        print(
-            f"{number + 1}/{len(todo)} {entry['seconds']:5.1f} s {entry['status']:9} {mutant.key}"
-        )
+        status = f"{entry['seconds']:5.1f} s {entry['status']:9}"
+        print(f"{number + 1}/{len(todo)} {status} {mutant.key}", flush=True)
         if entry["status"] in {"survived", "unreached"}:
             print(f"    line {mutant.lines[0]}: {mutant.change}", flush=True)
 

@@ -58,7 +58,8 @@ def sample(population: Mapping[str, Sequence[Mutant]]) -> list[Mutant]:
 
     Ordered by a hash of seed and key: an edit of a function leaves all others in their places.
     """
-    total, found = sum(len(every) for every in population.values()), []
+    total = sum(len(every) for every in population.values())
+    found: list[Mutant] = []
     for every in population.values():
         found += sorted(every, key=_lot)[: max(LEAST, -(-SIZE * len(every) // total))]
     return sorted(found, key=_lot)  # a budget that ends early has tried some of each

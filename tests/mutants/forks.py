@@ -1,7 +1,7 @@
 """Tests against one mutant, in a forked process that imports torch and pytest no more.
 
 The parent imports every library that the tests need, and `atoll`. A child forgets the module with
-the fault and all that import it, and imports them anew: no other module holds a copy of the original.
+the fault and all that import it, and imports them anew: nothing holds a copy of the original.
 """
 
 import ast
@@ -38,9 +38,11 @@ FLAGS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # imported by the 
 
 
 # What torch and atoll import only when it is needed: seconds in every child
-LAZY = ("sklearn.cluster", "sklearn.datasets", "sklearn.decomposition", "sklearn.manifold")
-LAZY += ("sklearn.linear_model", "sklearn.preprocessing", "sympy", "torch._dynamo", "torch.func")
-LAZY += ("matplotlib.pyplot", "pyarrow.parquet", "numpy.testing", "torch.distributed", "torch.onnx")
+LAZY = (
+    *("sklearn.cluster", "sklearn.datasets", "sklearn.decomposition", "sklearn.linear_model"),
+    *("sklearn.manifold", "sklearn.preprocessing", "matplotlib.pyplot", "pyarrow.parquet"),
+    *("numpy.testing", "sympy", "torch._dynamo", "torch.distributed", "torch.func", "torch.onnx"),
+)
 
 
 @dataclass(frozen=True)

@@ -149,8 +149,9 @@ def condition(node: ast.AST) -> Iterator[Change]:
 
 def _simple(test: ast.expr) -> bool:
     negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
-    plain = isinstance(test, ast.Compare) and len(test.ops) == 1
-    return negated or (plain and type(test.ops[0]) in {ast.Eq, ast.NotEq, ast.Is, ast.IsNot})
+    if not isinstance(test, ast.Compare) or len(test.ops) > 1:
+        return negated
+    return type(test.ops[0]) in {ast.Eq, ast.NotEq, ast.Is, ast.IsNot}
 
 
 def result(node: ast.AST) -> Iterator[Change]:
@@ -261,6 +262,6 @@ def _exempt(node: ast.AST) -> bool:
         return True
     names: Sequence[ast.expr] = node.targets if isinstance(node, ast.Assign) else ()
     exported = any(isinstance(name, ast.Name) and name.id == "__all__" for name in names)
-    typing = isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)
-    typed = typing and node.value.id in {"Literal", "Annotated"}  # type: ignore[union-attr]
+    held = node.value if isinstance(node, ast.Subscript) else None
+    typed = isinstance(held, ast.Name) and held.id in {"Literal", "Annotated"}
     return exported or typed

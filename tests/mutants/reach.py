@@ -60,7 +60,7 @@ class Reach:
         sys.settrace(tracer.enter)
         yield
         sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(None)
         lines: dict[str, list[int]] = {}
         for file, line in sorted(tracer.lines):
             lines.setdefault(file.removeprefix(SOURCE), []).append(line)

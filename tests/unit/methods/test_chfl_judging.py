@@ -89,10 +89,10 @@ def test_every_single_strength_reports_the_hits_of_its_own_member() -> None:
 
 @pytest.mark.parametrize(("counts", "calls"), [([4, 4], 1), ([4, 5], 2), ([4, 3], 1)])
 def test_the_network_trained_alone_is_copied_at_a_gain_and_not_at_a_tie(
-    counts: list[int], calls: int
+    counts: list[int], calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge, copied = client(), list[list[str]]()
-    judge._keep = copied.append  # type: ignore[method-assign]
+    monkeypatch.setattr(judge, "_keep", copied.append)
     for count in counts:
         judged(judge, [0, 0, 0, 0, 0, count])
     assert copied == [["local"]] * calls
