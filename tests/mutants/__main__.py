@@ -59,10 +59,14 @@ class Results:
         late = before.get("survived before") or before.get("status") in {"survived", "unreached"}
         single = entry["status"] == "killed" and "::" in entry["killer"]
         seen = digest_of(entry["killer"]) if single else _digest(tests)
-        self.entries[mutant.digest] = {**entry, "tests": seen, "survived before": late}
+        self.write(mutant.digest, {**entry, "tests": seen, "survived before": late})
+
+    def write(self, key: str, entry: Entry) -> None:
+        """Add a line to the cache."""
+        self.entries[key] = entry
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:  # short lines: two workers may write at once
-            file.write(json.dumps({mutant.digest: self.entries[mutant.digest]}) + "\n")
+            file.write(json.dumps({key: entry}) + "\n")
 
 
 def _digest(tests: Sequence[MeasuredTest]) -> str:
@@ -78,13 +82,15 @@ def attempt(mutant: Mutant, tests: Sequence[MeasuredTest]) -> Entry:
     return vars(run(mutant.file, mutant.source, [test.id for test in tests], limit)).copy()
 
 
-def control(mutant: Mutant, tests: Sequence[MeasuredTest]) -> None:
-    """The same tests pass on the module without the fault, taken through the same steps."""
-    if tests:
-        source = (ROOT / "src" / "atoll" / mutant.file).read_text()
+def control(mutant: Mutant, tests: Sequence[MeasuredTest], results: Results) -> None:
+    """The same tests pass on the module without the fault; tried once for each state of it."""
+    source = (ROOT / "src" / "atoll" / mutant.file).read_text()
+    key = f"control {mutant.file} {sha256(source.encode()).hexdigest()[:16]}"
+    if tests and key not in results.entries:
         outcome = run(mutant.file, source, [test.id for test in tests], 600)
         if outcome.status != "survived":
             raise SystemExit(f"{mutant.file} fails without any fault: {outcome}")
+        results.write(key, vars(outcome))
 
 
 def arguments() -> argparse.Namespace:
@@ -116,10 +122,10 @@ def main() -> None:
     try_all(todo, plan, results, asked.budget, asked.workers)
     results = Results(RESULTS)  # with what other workers found
     if not asked.no_page:
-        every = {m.key: m for m in [*named, *drawn]}
+        is_drawn = {mutant.key for mutant in drawn}
         found = [
-            Result(m, results.entries.get(m.digest), k in is_named, m in drawn)
-            for k, m in every.items()
+            Result(m, results.entries.get(m.digest), k in is_named, k in is_drawn)
+            for k, m in {m.key: m for m in [*named, *drawn]}.items()
         ]
         sizes = {file: len(population[file]) for file in population}
         reasons = tomllib.loads((HERE / "justified.toml").read_text())
@@ -147,15 +153,12 @@ def try_all(
 
 def work(todo: Sequence[Mutant], plan: Plan, results: Results, end: float) -> None:
     """Try mutants one after another; says at the end how many were not tried."""
-    controlled = set[str]()
     for number, mutant in enumerate(todo):
         if time.monotonic() > end:
             print(f"the budget is spent: {len(todo) - number} mutants were not tried")
             return
         tests = plan[mutant.key]
-        if mutant.file not in controlled:
-            control(mutant, tests)
-            controlled.add(mutant.file)
+        control(mutant, tests, results)
         entry = attempt(mutant, tests)
         results.add(mutant, tests, entry)
         status = f"{entry['seconds']:5.1f} s {entry['status']:9}"

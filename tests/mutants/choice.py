@@ -30,7 +30,7 @@ SOURCE = ROOT / "src" / "atoll"
 CACHE = ROOT / ".mutants"
 SIZE, LEAST = 610, 4  # mutants in the sample, and of a module at least
 MOST_TESTS = 40  # against one mutant
-CHEAP = 0.3  # seconds
+CHEAP = 0.2  # seconds
 SEED = "18"
 
 
@@ -72,15 +72,16 @@ def _lot(mutant: Mutant) -> str:
 def chosen(mutant: Mutant, tests: Sequence[MeasuredTest], limit: float) -> list[MeasuredTest]:
     """The tests that run a mutant's lines, those that are most likely to notice it first.
 
-    The cheap ones of its module's own file, the whole run of its method, the rest of that file,
-    then all others by cost.
+    The whole run of its method if it is quick, the cheap ones of its module's own file, a slower
+    whole run, the rest of that file, then all others by cost.
     """
     name = Path(mutant.file).stem
 
     def rank(test: MeasuredTest) -> tuple[int, float, str]:
         own = Path(test.file).name.startswith(f"test_{name}")
         whole = test.id.endswith(f"[{name}]") and "golden" in test.id
-        order = (own and test.seconds < CHEAP, whole, own, True).index(True)
+        quick = whole and test.seconds < 3 * CHEAP
+        order = (quick, own and test.seconds < CHEAP, whole, own, True).index(True)
         return order, test.seconds, test.id
 
     found, spent = [], 0.0
@@ -99,13 +100,15 @@ def reaches(test: MeasuredTest, mutant: Mutant) -> bool:
 
 
 def measured(places: Iterable[str]) -> list[MeasuredTest]:
-    """The reach of all tests; where a file of tests or what it runs was edited, measured anew."""
+    """The reach of all tests; where a file of tests or what it runs was edited, measured anew.
+
+    A place is a folder, a file or a single test.
+    """
     files: list[str] = []
     for place in places:
-        several = (
-            [ROOT / place] if place.endswith(".py") else sorted((ROOT / place).rglob("test_*.py"))
-        )
-        files += [str(path.relative_to(ROOT)) for path in several]
+        folder = ROOT / place
+        several = sorted(folder.rglob("test_*.py")) if folder.is_dir() else []
+        files += [str(path.relative_to(ROOT)) for path in several] or [place]
     stale = [file for file in files if not _fresh(file)]
     if stale:
         _measure(stale)
@@ -118,7 +121,7 @@ def measured(places: Iterable[str]) -> list[MeasuredTest]:
 
 
 def _kept(file: str) -> Path:
-    return CACHE / "reach" / f"{file.replace('/', '-')}.json"
+    return CACHE / "reach" / f"{file.replace('/', '-').replace('::', '-')}.json"
 
 
 def _fresh(file: str) -> bool:
@@ -144,9 +147,13 @@ def split(raw: Mapping[str, Any], files: Sequence[str]) -> None:
     """Keep the reach of each file of tests by itself, without tests that failed or were skipped."""
     (CACHE / "reach").mkdir(parents=True, exist_ok=True)
     for file in files:
-        own = {id: e for id, e in raw.items() if id.split("::")[0] == file and "failed" not in e}
+        mine = {
+            id: e for id, e in raw.items() if id == file or id.startswith((f"{file}::", f"{file}["))
+        }
+        own = {id: entry for id, entry in mine.items() if "failed" not in entry}
         sources = {f"src/atoll/{name}" for entry in own.values() for name in entry["lines"]}
-        digests = {path: _digest(ROOT / path) for path in sorted({file, *sources})}
+        paths = sorted({file.split("::")[0], *sources})
+        digests = {path: _digest(ROOT / path) for path in paths}
         _kept(file).write_text(json.dumps({"digests": digests, "tests": own}))
 
 

@@ -75,7 +75,8 @@ class Mutant:
         pairs = zip(before.splitlines(), after.splitlines(), strict=False)
         differ = [(one, other) for one, other in pairs if one != other]
         one, other = differ[0] if differ else (before.splitlines()[0], "")
-        return f"`{one.strip()}` becomes `{other.strip()}`"
+        text = f"`{one.strip()}` becomes `{other.strip()}`"
+        return text.replace("](", "] (")  # no link in Markdown
 
     @functools.cached_property
     def digest(self) -> str:
@@ -258,6 +259,8 @@ def _exempt(node: ast.AST) -> bool:
     """Whether nothing below a node is changed."""
     if isinstance(node, ast.keyword) and node.arg == "strict":
         return True
+    if isinstance(node, ast.FunctionDef) and any(map(_overload, node.decorator_list)):
+        return True
     if isinstance(node, ast.Assert | ast.Raise | ast.Import | ast.ImportFrom | ast.JoinedStr):
         return True
     names: Sequence[ast.expr] = node.targets if isinstance(node, ast.Assign) else ()
@@ -265,3 +268,7 @@ def _exempt(node: ast.AST) -> bool:
     held = node.value if isinstance(node, ast.Subscript) else None
     typed = isinstance(held, ast.Name) and held.id in {"Literal", "Annotated"}
     return exported or typed
+
+
+def _overload(decorator: ast.expr) -> bool:
+    return isinstance(decorator, ast.Name) and decorator.id == "overload"

@@ -80,6 +80,11 @@ def test_annotations_exports_and_literals_are_left_alone() -> None:
     assert mutants("m.py", source) == []
 
 
+def test_the_signatures_of_overloads_are_left_alone() -> None:
+    source = "@overload\ndef f(a: int, b=True) -> int: ...\ndef f(a, b=True):\n    pass\n"
+    assert [m.lines[0] for m in mutants("m.py", source)] == [3]
+
+
 def test_a_key_names_the_function_and_outlives_an_edit_elsewhere() -> None:
     one = mutants("m.py", "class A:\n    def f(self):\n        return 1 < self\n")
     edited = "z = w\n\n\nclass A:\n    def f(self):\n        return 1 < self\n"
@@ -109,7 +114,7 @@ def test_the_tests_that_are_most_likely_to_notice_come_first_within_the_limit() 
         MeasuredTest("tests/golden/test_golden.py::run[thing]", 3.0, lines),
         MeasuredTest("tests/golden/test_golden.py::run[other]", 3.0, lines),
         MeasuredTest("tests/unit/b/test_other.py::cheap", 0.1, lines),
-        MeasuredTest("tests/unit/a/test_thing.py::cheap", 0.2, lines),
+        MeasuredTest("tests/unit/a/test_thing.py::cheap", 0.15, lines),
         MeasuredTest("tests/unit/a/test_thing_more.py::dear", 2.0, lines),
         MeasuredTest("tests/unit/a/test_thing.py::away", 0.1, {"a/thing.py": frozenset({7})}),
     ]

@@ -357,3 +357,8 @@ def test_what_was_lost_is_averaged_over_tasks_first_and_then_over_clients() -> N
     ]
     lost = metrics.forgetting_first_last(metrics.primary(found))
     assert lost == pytest.approx((0.3 + 0.6) / 2)  # a lost 0.2 and 0.4, b 0.6
+
+
+def test_each_clients_own_accuracy_is_its_mean_over_the_tasks_known_in_the_end() -> None:
+    found = metrics.client_accuracy(metrics.primary(events()))
+    assert found == pytest.approx({"a": (0.6 + 0.7 + 0.5) / 3, "b": (0.5 + 0.8 + 0.9) / 3})
