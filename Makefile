@@ -74,7 +74,7 @@ picture: $(READY)
 	docs/picture.sh "$(BIN)/atoll" docs
 
 golden: $(READY)
-	ATOLL_GOLDEN=renew $(BIN)/pytest -q tests/golden tests/unit/test_errors_page.py tests/unit/methods/test_defaults.py
+	ATOLL_GOLDEN=renew $(BIN)/pytest -q tests/golden tests/unit/test_errors_page.py
 
 # Side by side in one run, with equal results; make flower first to have Flower beside them.
 bench: $(READY)

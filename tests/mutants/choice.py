@@ -72,14 +72,14 @@ def _lot(mutant: Mutant) -> str:
 def chosen(mutant: Mutant, tests: Sequence[MeasuredTest], limit: float) -> list[MeasuredTest]:
     """The tests that run a mutant's lines, those that are most likely to notice it first.
 
-    The whole run of its method if it is quick, the cheap ones of its module's own file, a slower
-    whole run, the rest of that file, then all others by cost.
+    Those with its method's name for a parameter, such as a whole run, if they are quick; the cheap
+    ones of its module's own file; slower ones of both kinds; then all others by cost.
     """
     name = Path(mutant.file).stem
 
     def rank(test: MeasuredTest) -> tuple[int, float, str]:
         own = Path(test.file).name.startswith(f"test_{name}")
-        whole = test.id.endswith(f"[{name}]") and "golden" in test.id
+        whole = test.id.endswith(f"[{name}]")
         quick = whole and test.seconds < 3 * CHEAP
         order = (quick, own and test.seconds < CHEAP, whole, own, True).index(True)
         return order, test.seconds, test.id

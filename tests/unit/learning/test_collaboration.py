@@ -48,3 +48,12 @@ def test_with_one_exchange_a_round_the_own_share_of_the_target_is_that_of_now() 
     assert fccl.wanted(z, {"target": target}) is target
     earlier = {"earlier": torch.tensor([5.0, 10.0]), "count": torch.tensor(4.0)}
     assert fccl.wanted(z, {"target": target, **earlier}).tolist() == [6.0, 8.0]
+
+
+@pytest.mark.parametrize(("decay", "rates"), [("linear", [0.1, 0.055]), ("none", [0.1, 0.1])])
+def test_the_rate_falls_to_a_tenth_over_the_rounds_or_not_at_all(
+    decay: str, rates: list[float]
+) -> None:
+    options = fccl.Options(rate=0.1, rate_decay=decay)  # type: ignore[arg-type]
+    found = [fccl.rate(options, Moment(0, number, 10)) for number in (0, 5)]
+    assert found == pytest.approx(rates)

@@ -103,3 +103,10 @@ def test_a_candidate_has_the_bank_and_the_concatenation_and_nothing_that_is_trai
     judged(judge, [0, 0, 0, 0, 0, 1, 2])
     kinds = {name.split("/")[0] for name in judge.candidate}
     assert kinds == {"common", "said", "local", "unique", "concat"}
+
+
+def test_accuracy_on_validation_rows_is_a_mean_over_clients_however_few_rows_they_have() -> None:
+    server = parts(resolve(change(SMALL, {"variants": ["common"]}), "test")).server()
+    told = {"a": chfl.Settled(1, {"common": 1}), "b": chfl.Settled(4, {"common": 1})}
+    told["c"] = chfl.Settled(0, {"common": 0})
+    assert server._compare(told) == {"valid common": pytest.approx((1 + 0.25 + 0) / 3)}
