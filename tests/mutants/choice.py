@@ -84,7 +84,8 @@ def chosen(mutant: Mutant, tests: Sequence[MeasuredTest], limit: float) -> list[
         order = (quick, own and test.seconds < CHEAP, whole, own, True).index(True)
         return order, test.seconds, test.id
 
-    found, spent = [], 0.0
+    found: list[MeasuredTest] = []
+    spent = 0.0
     for test in sorted((test for test in tests if reaches(test, mutant)), key=rank):
         spent += test.seconds
         if found and (spent > limit or len(found) == MOST_TESTS):
