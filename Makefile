@@ -44,9 +44,10 @@ process: $(NETWORK)
 	$(BIN)/pytest -q -n 2 --dist loadfile -m 'process and not long'
 
 # More harm to network runs, slow and lossy lines, a step of five minutes, a site that is away for two
-# minutes, a whole rehearsal.
+# minutes, a whole rehearsal; 2,000 random losses.
 long: $(NETWORK)
 	ATOLL_LONG_STEP=300 ATOLL_LONG_ABSENCE=120 $(BIN)/pytest -q -m long
+	ATOLL_LOSSES=2000 $(BIN)/pytest -q tests/properties/test_losses.py
 
 # NVFlare is 240 MB: only what runs over a network installs it.
 network: $(NETWORK)

@@ -28,11 +28,11 @@ class Clock:
     seconds: float = 0.0
     wait: Callable[[], None] = field(default=lambda: None)
 
-    def do(self, jobs: Any) -> dict[str, Any]:
+    def do(self, jobs: Any, moment: Any = None) -> dict[str, Any]:
         """What the workshop does."""
         self.wait()
         began = time.perf_counter()
-        done = self.workshop.do(jobs)
+        done = self.workshop.do(jobs, moment)
         self.wait()
         self.seconds += time.perf_counter() - began
         return done
@@ -46,6 +46,7 @@ class Timed:
     work: float  # of these, in the clients' local training; 0 where it was not asked for
     accuracy: float  # at the end
     weights: dict[str, torch.Tensor]
+    checks: float = 0.0  # seconds that the engine held results to the loop's
 
 
 def config(values: dict[str, Any]) -> RunConfig:
@@ -85,7 +86,8 @@ def run(
         made, record = prepare(given, home, False, loaded)
         pause = wait(str(made.site(made.scenario.clients[0]).device))
         rounds = given.rounds * made.scenario.stages
-        bench: Any = Workshop(options.mode, home, tf32=options.tf32, rounds=rounds)
+        how: Any = {"tf32": options.tf32, "rounds": rounds, "verify": options.verify, "clock": now}
+        bench: Any = Workshop(options.mode, home, **how)
         clock = Clock(bench, wait=pause)
         ahead = options.device == "cuda" and not inside
         engine = LocalEngine(made, clock if inside else bench, ahead)
@@ -97,7 +99,7 @@ def run(
         scores = [e for e in read_events(home) if isinstance(e, Score)]
         last = [s for s in scores if (s.stage, s.round) == (scores[-1].stage, scores[-1].round)]
         accuracy = sum(s.correct for s in last) / sum(s.rows for s in last)
-        return Timed(seconds, clock.seconds, accuracy, server.state())
+        return Timed(seconds, clock.seconds, accuracy, server.state(), bench.verifier.spent)
 
 
 def _go(made: Parts, engine: LocalEngine, record: Any) -> Any:

@@ -72,6 +72,7 @@ def values(given: Any, variant: Variant) -> dict[str, Any]:
         },
         "engine": {
             "mode": variant.mode, "packing": False, "device": given.device, "tf32": variant.tf32,
+            "verify": "off" if variant.idle else given.verify,  # idle steps are no result
         },
     }  # fmt: skip
 
@@ -144,6 +145,7 @@ def main() -> None:
     parser.add_argument("--cohort", type=int, default=50)
     parser.add_argument("--mode", default="stacked", choices=["auto", "loop", "stacked"])
     parser.add_argument("--way", default="", choices=["", *convolutions.WAYS])
+    parser.add_argument("--verify", default="sampled", choices=["sampled", "off", "always"])
     parser.add_argument("--tf32", action="store_true")
     parser.add_argument("--no-graph", action="store_true")
     parser.add_argument("--inside", action="store_true", help="also time the local training alone")

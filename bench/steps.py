@@ -118,9 +118,10 @@ def timed(call: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
 
 
 def measure(
-    clients: int, rows: int, epochs: int, device: torch.device, loops: int
+    clients: int, rows: int, epochs: int, device: torch.device, given: argparse.Namespace
 ) -> dict[str, Any]:
     """Client-steps per second of each way with so many clients; the slow ways on a few of them."""
+    loops: int = given.loops
     works = [client(n, rows, device, epochs) for n in range(clients)]
     steps = epochs * -(-rows // BATCH)
     few = works[:loops]
@@ -132,9 +133,11 @@ def measure(
     first_seconds, _ = timed(lambda: stack(works), device)
     stack_seconds, _ = timed(lambda: stack(works), device)
     exactly = not torch.backends.cuda.matmul.allow_tf32
-    auto, jobs = Workshop("auto", tf32=not exactly), {str(n): work for n, work in enumerate(works)}
-    auto.do(jobs)
-    auto_seconds, _ = timed(lambda: auto.do(jobs), device)
+    auto = Workshop("auto", tf32=not exactly, verify=given.verify)
+    jobs = {str(n): work for n, work in enumerate(works)}
+    for _ in range(2):  # the first makes the trial; both are checked, where checks are asked for
+        auto.do(jobs)
+    auto_seconds, _ = timed(lambda: [auto.do(jobs) for _ in range(given.rounds)], device)
     (choice,) = auto.choices.values()
     exact = [double(replace(w, epochs=1, rows=w.rows.at(slice(0, 4 * BATCH)))) for w in works[:8]]
     difference = max(map(largest_difference, [w() for w in exact], Stack(exact)(exact)))
@@ -142,7 +145,8 @@ def measure(
     return {
         "clients": clients, "steps": steps, "loader": len(few) * steps / loader_seconds,
         "loop": len(few) * steps / loop_seconds, "stacked": clients * steps / stack_seconds,
-        "auto": clients * steps / auto_seconds, "auto is": f"{choice.mode} x {choice.parts}",
+        "auto": clients * steps * given.rounds / auto_seconds,
+        "auto is": f"{choice.mode} x {choice.parts}",
         "first call": first_seconds, "difference loop/stacked": difference,
         "GiB": memory / 2**30,
     }  # fmt: skip
@@ -166,6 +170,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1814)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--loops", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=1, help="of auto that are timed")
+    parser.add_argument("--verify", default="sampled", choices=["sampled", "off", "always"])
     parser.add_argument("--tf32", action="store_true")
     parser.add_argument("--out")
     given = parser.parse_args()
@@ -173,8 +179,7 @@ def main() -> None:
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # what earlier runs found is not known here
     torch.backends.cuda.matmul.allow_tf32 = given.tf32
     found = [
-        measure(int(n), given.rows, given.epochs, device, given.loops)
-        for n in given.clients.split(",")
+        measure(int(n), given.rows, given.epochs, device, given) for n in given.clients.split(",")
     ]
     for row in found:
         print({k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()})

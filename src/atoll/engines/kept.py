@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from atoll.core.record import locked, write_whole
+from atoll.engines.cache_key import cache_key
 from atoll.learning.captured import likeness
 from atoll.learning.train import Work, Worked
 from atoll.learning.weights import prefixed, without
@@ -28,7 +29,8 @@ def named(jobs: Mapping[str, Any], folder: Path | None, how: str) -> dict[str, P
     if folder is None:
         return {}
     common = {id: job for id, job in jobs.items() if isinstance(job, Work) and job.common}
-    return {id: folder / f"{_hash(job, how)}.safetensors" for id, job in common.items()}
+    hashes = {id: _hash(job, how) for id, job in common.items()}
+    return {id: folder / f"{name}.safetensors" for id, name in hashes.items() if name}
 
 
 @contextmanager
@@ -44,10 +46,11 @@ def alone(names: Mapping[str, Path]) -> Iterator[None]:
 
 
 def _hash(job: Work, how: str) -> str:
-    device = job.rows.y.device
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    told = (likeness(job), job.epochs, job.stream.key, where, torch.__version__, how)
-    digest = hashlib.sha256(repr(told).encode())
+    """A hash of values, source and machine; empty where the source of a loss cannot be told."""
+    key = cache_key((likeness(job), job.epochs, job.stream.key, how), job.rows.y.device)
+    if not key.lasting:
+        return ""
+    digest = hashlib.sha256(key.name.encode())
     rows = {"x": job.rows.x, "own": job.rows.own, "y": job.rows.y}
     for tensors in (job.weights, job.moments, rows):
         for name in sorted(tensors):

@@ -41,7 +41,7 @@ class Bench(Protocol):
         """auto, loop or stacked."""
         ...
 
-    def do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
+    def do(self, jobs: Mapping[str, Any], moment: Moment | None = None) -> dict[str, Any]:
         """The results of jobs by the id of who asked for them."""
         ...
 
@@ -85,7 +85,7 @@ class LocalEngine:
                         else:
                             unpacked[id] = end.value
             with _named("of this round", action):
-                results = self.workshop.do(jobs)
+                results = self.workshop.do(jobs, moment)
         with _named("of this round", action):
             return answers | wrap_all(unpacked)
 
@@ -99,7 +99,8 @@ class LocalEngine:
             with _named(id, "lend"):
                 lent.append(client.lend(moment, work))
         with _named("of this round", "whole"):
-            done = self.workshop.do({SERVER: replace(work, lent=tuple(lent))})[SERVER]
+            asked = {SERVER: replace(work, lent=tuple(lent))}
+            done = self.workshop.do(asked, moment)[SERVER]
         if done is not None:
             for client, half in zip(clients.values(), done.halves, strict=True):
                 client.take(half, moment, work.steps)
@@ -156,6 +157,7 @@ def workshop(options: EngineOptions, folder: Path, rounds: int, parts: int = 1) 
         tune=options.tune,
         parts=parts,
         rounds=rounds,
+        verify=options.verify,
     )
 
 

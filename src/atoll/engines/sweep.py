@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import UserError
+from atoll.core.federation import Moment
 from atoll.core.record import disk_errors, write_whole
 from atoll.data.dataset import Dataset
 from atoll.engines.local import LocalEngine, prepare, workshop
@@ -77,18 +78,19 @@ class _Meeting:
     def __init__(self, workshop: Workshop, count: int) -> None:
         self.workshop, self.alive = workshop, count
         self.waiting: dict[int, dict[str, Any]] = {}
+        self.moment: Moment | None = None  # of the run that came last
         self.results: dict[int, Any] = {}
         self.changed = threading.Condition()
         self.turn = threading.Lock()
 
-    def do(self, number: int, jobs: dict[str, Any]) -> dict[str, Any]:
+    def do(self, number: int, jobs: dict[str, Any], moment: Moment | None) -> dict[str, Any]:
         """The results of one run's jobs, done with those of all the others."""
         if not jobs:
             return {}
         self.turn.release()
         try:
             with self.changed:
-                self.waiting[number] = jobs
+                self.waiting[number], self.moment = jobs, moment
                 self._work_if_all_wait()
                 self.changed.wait_for(lambda: number in self.results)
                 result = self.results.pop(number)
@@ -111,7 +113,7 @@ class _Meeting:
         self.waiting = {}
         together = {f"{n}/{id}": job for n, jobs in asked.items() for id, job in jobs.items()}
         try:
-            done = self.workshop.do(together)
+            done = self.workshop.do(together, self.moment)
             self.results = {n: {id: done[f"{n}/{id}"] for id in jobs} for n, jobs in asked.items()}
         except Exception as error:  # every run is told
             self.results = dict.fromkeys(asked, error)
@@ -124,9 +126,9 @@ class _Seat:
     def __init__(self, meeting: _Meeting, number: int) -> None:
         self.meeting, self.number, self.mode = meeting, number, meeting.workshop.mode
 
-    def do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
+    def do(self, jobs: Mapping[str, Any], moment: Moment | None = None) -> dict[str, Any]:
         """What a workshop does."""
-        return self.meeting.do(self.number, dict(jobs))
+        return self.meeting.do(self.number, dict(jobs), moment)
 
 
 def sweep(

@@ -1,9 +1,10 @@
 """Which way of doing works is right and fast: tried on the first batches, and remembered.
 
-A fast way is held to the slow one within a stated tolerance, in double precision. What was chosen
-and why is kept with the run, and on this machine for later runs, so that equal runs choose alike.
-A stack's losses take all members at once if that gives what the loop gives; else torch.func maps
-them over the members; else the works are done one by one.
+A fast way is held to the slow one within a stated tolerance, in double precision (proof.py). What
+was chosen and why is kept with the run, and on this machine for later runs, under a name that
+changes with the source of all that it depends on (cache_key.py). A stack's losses take all members
+at once if that gives what the loop gives; else torch.func maps them over the members; else the
+works are done one by one.
 """
 
 import hashlib
@@ -14,28 +15,33 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
 from atoll.core.errors import UserError
 from atoll.core.record import write_whole
-from atoll.learning import (
-    blocks,
-    captured,
-    convolutions,
-    direct,
-    models,
-    passes,
-    split_nets,
-    stacked,
-    train,
+from atoll.engines.cache_key import Key
+from atoll.engines.proof import (
+    SAMPLE,
+    TOLERANCE,
+    Verdict,
+    first_steps,
+    prove_captured,
+    prove_passes,
+    prove_public,
+    prove_stack,
+    prove_tally,
+    prove_watch,
 )
+from atoll.learning import captured, convolutions
 from atoll.learning.captured import Captured
 from atoll.learning.convolutions import Timing
 from atoll.learning.passes import WAYS, Passes, Together, Way
-from atoll.learning.stacked import Stack, largest_difference
-from atoll.learning.train import Tally, Work, Worked
+from atoll.learning.public_step import PublicStep
+from atoll.learning.stacked import Stack
+from atoll.learning.train import Tally, Work
+from atoll.learning.watched import Watched
 
 __all__ = [
     "CONVOLUTION",
@@ -44,10 +50,15 @@ __all__ = [
     "choices",
     "keep_timings",
     "kept_timings",
-    "machine",
     "name_of",
     "proved",
+    "proved_captured",
+    "proved_passes",
+    "proved_public",
+    "proved_watch",
+    "remember",
     "remembered",
+    "timed_ways",
     "timings",
     "too_few",
     "tried",
@@ -57,22 +68,12 @@ __all__ = [
     "without_rows",
 ]
 
-# Relative, after the batches of a trial in double precision: in single precision the first steps
-# of Adam take the sign of gradients that are rounding errors, and nothing could be told from it.
-TOLERANCE = 1e-8
 TRIAL = 3  # batches of a trial
-NOTHING = 1e-3  # a tensor of smaller weights is compared with this
 SMALL = 64  # rows of a batch in the trial of captured steps
-SAMPLE = 8  # members that the trial does one by one
-# what a choice is about
-CODE = (stacked, train, models, captured, passes, split_nets, blocks, direct)
-PASSES = 4  # steps of a trial of split networks
-RUNS = 3  # of which it is made at most
-CHECKED = 16  # rows of a batch by which ways are compared
+RUNS = 3  # runs of split networks that a trial is made of at most
 CACHE = 24 << 20  # bytes of weights, gradients and moments that a CPU's cache may hold
 CONVOLUTION = "convolution "
-# how a stack's losses may see many members
-SEEN: tuple[Literal["batched", "mapped"], ...] = ("batched", "mapped")
+FAR = 1e300  # stands for a difference that is not finite, which JSON has no number for
 GAIN = 0.95  # a stack must need less than this share of the loop's time
 
 
@@ -89,6 +90,8 @@ class Choice:
     ratio: float = 0.0  # time of the loop over time of the other way, in the trial
     way: Literal["", "batched", "mapped"] | Way = ""  # how many members go through one computation
     parts: int = 1  # stacks that members are dealt to: as memory allows, as a cache is large
+    rounding: float = 0.0  # between the two ways in the run's own type, which checks allow for
+    refuted: str = ""  # where a check during a run found another result than the loop's
 
 
 def choices(folder: Path) -> dict[str, Choice]:
@@ -144,19 +147,8 @@ def what(key: Any) -> str:
     return str(key[0]) if isinstance(key, tuple) else "work"
 
 
-def machine(job: Any) -> str:
-    """What a choice depends on beside the form of the work: the device, torch, and our own code."""
-    device = job.y.device if isinstance(job, Passes) else job.rows.y.device
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    code = b"".join(Path(str(module.__file__)).read_bytes() for module in CODE)
-    code = hashlib.blake2b(code, digest_size=8).hexdigest().encode()
-    return f"{where}, {torch.get_num_threads()} threads, torch {torch.__version__}, {code!r}"
-
-
 def tried(key: Hashable, jobs: Sequence[Any]) -> Choice:
     """Both ways on the first batches: the stack is taken if it gives the same and is faster."""
-    if isinstance(jobs[0], Passes):
-        return _fastest_way(key, jobs)
     found = proved(key, jobs)
     if isinstance(jobs[0], Tally) or found.mode == "loop":
         return found
@@ -196,162 +188,102 @@ def _that_fit(jobs: Sequence[Work]) -> int:
 
 def proved(key: Hashable, jobs: Sequence[Any]) -> Choice:
     """The first way to stack that gives what the loop gives, in double precision; else the loop."""
-    known = Choice(what(key), len(jobs), "stacked", "asked for", tolerance=TOLERANCE)
-    if isinstance(jobs[0], Tally):
-        return replace(known, reason="a count without gradient", tolerance=0.0)
-    if isinstance(jobs[0], Passes):
-        return replace(known, tolerance=0.0, way="grouped")
-    exact = [_exact(job, number) for number, job in enumerate(jobs[:SAMPLE])]
-    alone, wrong, difference = [job() for job in exact], "", 0.0
-    for way in SEEN:
-        try:
-            done = Stack(exact, mapped=way == "mapped")(exact)
-        except Exception as error:  # a loss may fail in any way on what it was not written for
-            wrong += f"; {way}: {type(error).__name__}: {error}"[:200]
-            continue
-        difference = max(map(largest_difference, alone, done))
-        if difference <= TOLERANCE:
-            return replace(known, difference=difference, way=way)
-        wrong += f"; {way}: the stack differs by {difference:.1e}, more than {TOLERANCE:.0e}"
-    return replace(known, mode="loop", reason=wrong.removeprefix("; "), difference=difference)
+    verdict = prove_tally(jobs) if isinstance(jobs[0], Tally) else prove_stack(jobs)
+    reason = "a count without gradient" if isinstance(jobs[0], Tally) else "asked for"
+    return _judged(what(key), len(jobs), verdict, "stacked", reason)
 
 
-def _exact(job: Work, number: int) -> Work:
-    """A few batches of a work in double precision; the last is not full, and others end sooner."""
-    rows = job.rows.at(slice(0, max(1, TRIAL * job.batch - job.batch // 2 - number % 2)))
-    return replace(
-        job,
-        weights={n: _double(w) for n, w in job.weights.items()},
-        moments={n: _double(m) for n, m in job.moments.items()},
-        rows=replace(rows, x=_double(rows.x), own=_double(rows.own)),
-        epochs=1,
-    )
+def _judged(
+    work: str, members: int, verdict: Verdict, mode: Literal["stacked", "captured"], reason: str
+) -> Choice:
+    """The choice of a mode if it is proved, else of the loop."""
+    apart = min(verdict.difference, FAR)
+    if not verdict.way:
+        return Choice(work, members, "loop", verdict.reason, apart, TOLERANCE)
+    way = verdict.way if mode == "stacked" and verdict.way != "replicas" else ""
+    found = Choice(work, members, mode, reason, apart, TOLERANCE, way=cast("Any", way))
+    return replace(found, rounding=verdict.rounding)
 
 
-def _fastest_way(key: Hashable, jobs: Sequence[Passes]) -> Choice:
-    """Split networks: the fastest way for halves of one shape that gives what each gives alone."""
+def timed_ways(key: Hashable, jobs: Sequence[Passes]) -> Choice:
+    """Split networks: which way for halves of one shape is fastest; nothing is proved here."""
     if all(lent.still for job in jobs for lent in job.lent):
         found = Choice(what(key), len(jobs), "stacked", "nothing moves at the clients")
         return replace(found, way="grouped")
-    some = jobs[:RUNS]
-    double = [_doubled(_shortened(job, CHECKED)) for job in some]
-    short = [_shortened(job, job.batches.size) for job in some]
-    plain, seconds, apart = Together(double, "each")(double), dict[Way, float](), dict[Way, float]()
+    short = [first_steps(job, job.batches.size) for job in jobs[:RUNS]]
+    seconds = dict[Way, float]()
     for way in WAYS:
-        apart[way] = max(map(_halves_apart, plain, Together(double, way, graph=False)(double)))
-        if apart[way] > TOLERANCE:
-            continue
         together = Together(short, way)
         together(short)  # the first call makes buffers and captures
         seconds[way] = _timed(partial(together, short))
     best = min(seconds, key=lambda way: seconds[way])
     ratio = seconds["each"] / seconds[best]
     reason = "the fastest of " + ", ".join(f"{w} {1000 * s:.1f} ms" for w, s in seconds.items())
-    return Choice(what(key), len(jobs), "stacked", reason, apart[best], TOLERANCE, ratio, best)
+    return Choice(what(key), len(jobs), "stacked", reason, ratio=ratio, way=best)
 
 
-def _shortened(job: Passes, size: int) -> Passes:
-    """The first rows of passes, in a few batches of at most this size."""
-    size = min(size, job.batches.size)
-    rows = min(job.batches.rows, PASSES * size)
-    batches = replace(job.batches, rows=rows, size=size)
-    lent = tuple(replace(one, x=one.x[:rows], keys=one.keys[: len(batches)]) for one in job.lent)
-    return replace(job, y=job.y[:rows], batches=batches, steps=len(batches), lent=lent)
+def proved_passes(key: Hashable, jobs: Sequence[Passes], timing: Choice) -> Choice:
+    """The fastest way for split networks if it gives what each run gives alone, else another."""
+    order = sorted(WAYS, key=lambda way: way != timing.way)
+    verdict = prove_passes(jobs[:RUNS], order)
+    found = _judged(what(key), len(jobs), verdict, "stacked", timing.reason)
+    return replace(found, ratio=timing.ratio if found.way == timing.way else 0.0)
 
 
-def _doubled(job: Passes) -> Passes:
-    lent = tuple(
-        replace(
-            one,
-            x=_double(one.x),
-            weights={n: _double(w) for n, w in one.weights.items()},
-            before={n: _double(w) for n, w in one.before.items()},
-        )
-        for one in job.lent
-    )
-    top, given = ({n: _double(t) for n, t in part.items()} for part in (job.weights, job.given))
-    return replace(job, weights=top, given=given, lent=lent)
+def proved_watch(jobs: Sequence[Watched]) -> Choice:
+    """All epochs of a round in one computation, if that gives what each member gives alone."""
+    return _judged("watched", len(jobs), prove_watch(jobs), "stacked", "equal")
 
 
-def _halves_apart(one: Any, other: Any) -> float:
-    """The largest difference between two results of passes, relative to the largest weight."""
-    pairs = [(one.weights, other.weights), *zip(one.halves, other.halves, strict=True)]
-    return max(
-        float((a[n] - b[n]).abs().max() / a[n].abs().max().clamp(min=1e-12))
-        for a, b in pairs
-        for n in a
-    )
-
-
-def _in_double(job: Work) -> Work:
-    return replace(
-        job,
-        weights={n: _double(w) for n, w in job.weights.items()},
-        moments={n: _double(m) for n, m in job.moments.items()},
-        rows=replace(job.rows, x=_double(job.rows.x), own=_double(job.rows.own)),
-    )
-
-
-def _by_gradient(job: Work) -> Work:
-    """The same work with plain steps: a weight whose true gradient is 0, as a shift before a batch
-    norm has it, gets a rounding error for one, and Adam would take the sign of that.
-    """
-    plain = [replace(p, optimiser=replace(p.optimiser, kind="sgd")) for p in job.phases]
-    return replace(job, phases=tuple(plain), moments={})
-
-
-def _apart(one: Worked, other: Worked) -> float:
-    """The largest difference of two results, relative to weights that are more than nothing."""
-    found = 0.0
-    for name, tensor in one.weights.items():
-        if tensor.is_floating_point() and tensor.numel():
-            scale = max(float(tensor.abs().max()), NOTHING)
-            found = max(found, float((tensor - other.weights[name]).abs().max()) / scale)
-    return found
+def proved_public(job: PublicStep) -> Choice:
+    """Steps on public images in captured buffers, if they give what plain steps give."""
+    return _judged("public step", 1, prove_public(job), "captured", "equal")
 
 
 def without_rows(key: Any) -> tuple[Hashable, ...]:
-    """A likeness without the sizes of tensors: how steps are best done does not hang on them."""
-    phases, _, *rest = key
-    return phases, *rest
+    """A likeness without the number of rows: how steps are best done does not hang on it."""
+    phases, shapes, *rest = key
+    kept = [(n, kind, shape[1:] if n.startswith("/") else shape) for n, kind, shape in shapes]
+    return phases, tuple(kept), *rest
+
+
+def proved_captured(jobs: Sequence[Work]) -> Choice:
+    """Steps in captured buffers, of one work or of replicas together, if they give the same."""
+    if len(jobs) > 1:
+        return _judged("replicas", len(jobs), prove_captured(jobs), "stacked", "asked for")
+    return _judged("work", 1, prove_captured(jobs), "captured", "asked for")
 
 
 def tried_replicas(jobs: Sequence[Work]) -> Choice:
     """Steps together or one by one, on some batches of the full size."""
+    found = proved_captured(jobs)
+    if found.mode == "loop":
+        return found
     few = [replace(j, rows=j.rows.at(slice(0, TRIAL * j.batch)), epochs=1) for j in jobs]
-    exact = [_by_gradient(_in_double(job)) for job in few]
-    together = captured.done([Captured(exact)], [exact])[0]
-    difference = max(map(_apart, [job() for job in exact], together))
     seconds = []
     for groups in ([few], [[job] for job in few]):
         made = [Captured(group) for group in groups]
         captured.done(made, groups)  # makes buffers and captures
         seconds.append(_timed(partial(captured.done, made, groups)))
-    ratio, equal = seconds[1] / seconds[0], difference <= TOLERANCE
-    mode: Literal["loop", "stacked"] = "stacked" if equal and 1 / ratio <= GAIN else "loop"
-    told = "replicas in one step are faster" if mode == "stacked" else "not faster"
-    reason = told if equal else f"replicas differ by {difference:.1e}"
-    return Choice("replicas", len(jobs), mode, reason, difference, TOLERANCE, ratio)
+    ratio = seconds[1] / seconds[0]
+    if 1 / ratio > GAIN:
+        return replace(found, mode="loop", reason="not faster", ratio=ratio)
+    return replace(found, reason="replicas in one step are faster", ratio=ratio)
 
 
 def tried_captured(job: Work) -> Choice:
     """Both ways on some small batches; captured steps are taken if they are equal and faster."""
+    found = proved_captured([job])
+    if found.mode == "loop":
+        return found
     small = min(job.batch, SMALL)
     few = replace(job, rows=job.rows.at(slice(0, TRIAL * small)), batch=small, epochs=2)
-    exact = _by_gradient(_in_double(few))
-    (found,) = captured.done([Captured([exact])], [[exact]])[0]
-    difference, one = _apart(exact(), found), Captured([few])
+    one = Captured([few])
     captured.done([one], [[few]])  # makes buffers and captures
     ratio = _timed(few) / _timed(lambda: captured.done([one], [[few]]))
-    equal, faster = difference <= TOLERANCE, 1 / ratio <= GAIN
-    mode: Literal["loop", "captured"] = "captured" if equal and faster else "loop"
-    told = "equal and faster" if mode == "captured" else "not faster"
-    reason = told if equal else f"captured steps differ by {difference:.1e}"
-    return Choice("work", 1, mode, reason, difference, TOLERANCE, ratio)
-
-
-def _double(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
+    if 1 / ratio > GAIN:
+        return replace(found, mode="loop", reason="not faster", ratio=ratio)
+    return replace(found, reason="equal and faster", ratio=ratio)
 
 
 def _timed(call: Callable[[], Any]) -> float:
@@ -376,21 +308,29 @@ def too_few(jobs: Sequence[Any], rounds: int) -> bool:
     if not isinstance(jobs[0], Work):
         return False
     steps: int = sum(job.epochs * -(-len(job.rows) // job.batch) for job in jobs)
-    # of each in the sample: twice in double precision, once warm, twice timed; and stacks of all
-    trial = TRIAL * (5 * min(len(jobs), SAMPLE) + 2 * len(jobs))
+    # of each in the sample: twice in double precision, twice in its own, twice timed, and some
+    # that warm up; and stacks of all
+    trial = TRIAL * (8 * min(len(jobs), SAMPLE) + 2 * len(jobs))
     return rounds * steps < 2 * trial
 
 
-def remembered(name: str, find: Callable[[], Choice]) -> Choice:
-    """What an earlier run on this machine chose for the same form; else what a trial finds."""
-    path = _cache() / f"{name}.json"
+def remembered(key: Key, find: Callable[[], Choice]) -> Choice:
+    """What an earlier run on this machine chose for the same work; else what a trial finds."""
+    if not key.lasting:
+        return find()
     try:
-        return Choice(**json.loads(path.read_text()))
+        return Choice(**json.loads((_cache() / f"{key.name}.json").read_text()))
     except (OSError, ValueError, TypeError):
         found = find()
+    remember(key.name, found)
+    return found
+
+
+def remember(name: str, choice: Choice) -> None:
+    """Keep a choice for later runs on this machine."""
+    path = _cache() / f"{name}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(found)).encode())
+        write_whole(path, json.dumps(asdict(choice)).encode())
     except (OSError, UserError):  # a cache that cannot be written is no cache
         pass
-    return found

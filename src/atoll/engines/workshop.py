@@ -1,19 +1,37 @@
 """Does the work that clients yield: one after another, or those of one form together.
 
 On a GPU the steps of a client that is done alone may be captured and replayed. With `auto` trials
-say which way is taken (trials.py). A stack that finds no memory is done in halves.
+say which way is taken (trials.py); asked for or not, none is taken that was not proved (proof.py).
+A stack that finds no memory is done in halves.
 """
 
 import json
-from collections.abc import Collection, Hashable, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
 
+from atoll.core.federation import Moment
 from atoll.core.record import write_whole
 from atoll.engines import kept
+from atoll.engines.cache_key import UNRESOLVED, Key, cache_key
+from atoll.engines.proof import (
+    ACTUAL,
+    Verdict,
+    first_steps,
+    prove_captured,
+    prove_passes,
+    prove_public,
+    prove_stack,
+    prove_tally,
+    prove_watch,
+    sampled,
+)
 from atoll.engines.trials import (
     CONVOLUTION,
     RUNS,
@@ -21,10 +39,15 @@ from atoll.engines.trials import (
     choices,
     keep_timings,
     kept_timings,
-    machine,
     name_of,
     proved,
+    proved_captured,
+    proved_passes,
+    proved_public,
+    proved_watch,
+    remember,
     remembered,
+    timed_ways,
     timings,
     too_few,
     tried,
@@ -33,9 +56,11 @@ from atoll.engines.trials import (
     what,
     without_rows,
 )
+from atoll.engines.verify import STEPS, Verifier, Verify, disagreement, place_of, seen_of
 from atoll.learning import captured, convolutions
 from atoll.learning.captured import Captured, Lane, NotCapturableError, likeness
 from atoll.learning.passes import Passes, Together, Way, passes_signature, trial_key
+from atoll.learning.probe import Probe, Seen
 from atoll.learning.public_step import CapturedStep, PublicStep, step_form, stepped
 from atoll.learning.stacked import NotStackableError, Stack, form, signature, tally
 from atoll.learning.train import Tally, Work
@@ -66,27 +91,36 @@ class Workshop:
         tune: bool = False,
         parts: int = 1,
         rounds: int = 0,
+        verify: Verify = "off",
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`parts`: how many stacks works of one form are dealt to, by a plan of memory.
 
         `rounds`: how often works of one form will be asked for; 0 where nobody knows.
+        `verify`: when results are held to the loop's during the run (verify.py), by this clock.
         """
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = tf32, tune
         self.mode, self.folder, self.streams, self.keep = mode, folder, streams, keep
         self.parts, self.rounds = parts, rounds
-        self.choices: dict[str, Choice] = choices(folder) if folder else {}
+        self.verifier, self.moment = Verifier(verify, clock), cast("Moment | None", None)
+        known = choices(folder) if folder else {}
+        self.choices = {n: c for n, c in known.items() if not n.startswith(UNRESOLVED)}
         convolutions.CHOSEN.update(kept_timings() | timings(self.choices.values()))
         convolutions.TAKEN.clear()
         self._decided: dict[Hashable, str] = {}
         self._stacks: dict[Hashable, Stack | Together] = {}
         self._watches: list[tuple[Hashable, Watch]] = []
-        self._captured: dict[Hashable, Captured] = {}
+        self._captured: dict[tuple[tuple[str, ...], Hashable], Captured] = {}
         self._steps: dict[str, tuple[Hashable, CapturedStep]] = {}  # by client
         self._lanes: dict[str, Lane] = {}  # by client: where its graphs run
 
-    def do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
-        """The results of jobs by the id of who asked for them; some may be known from before."""
+    def do(self, jobs: Mapping[str, Any], moment: Moment | None = None) -> dict[str, Any]:
+        """The results of jobs by the id of who asked for them; some may be known from before.
+
+        `moment`: where the run stands, by which it is known when results are checked.
+        """
+        self.moment = moment
         names = kept.named(jobs, self.keep, f"{self.mode}, {torch.backends.cudnn.allow_tf32}")
         with kept.alone(names):
             found = {id: kept.load(path, jobs[id]) for id, path in names.items() if path.exists()}
@@ -104,22 +138,50 @@ class Workshop:
     def _public(self, jobs: Mapping[str, PublicStep]) -> dict[str, Any]:
         """Steps on public images: captured as asked for, on a GPU also where nothing is."""
         made: dict[str, CapturedStep] = {}
+        keys: dict[Hashable, list[str]] = {}
         for id, job in jobs.items():
             cuda = next(iter(job.weights.values())).is_cuda
             if self.mode == "captured" or (self.mode == "auto" and cuda):
                 try:
-                    made[id] = self._captured_step(id, job)
+                    form = step_form(job)
                 except NotCapturableError:
                     continue
+                if self._public_proved(("public step", form), job):
+                    made[id] = self._captured_step(id, form, job)
+                    keys.setdefault(("public step", form), []).append(id)
         parts = [list(made)] if self.streams else [[id] for id in made]
         found: dict[str, Any] = {}
         for ids in parts:
             done = stepped([made[id] for id in ids], [jobs[id] for id in ids])
             found |= dict(zip(ids, done, strict=True))
+        for key, ids in keys.items():
+            if not self._public_verified(key, {id: jobs[id] for id in ids}, found):
+                found = {id: one for id, one in found.items() if id not in ids}
+                self._steps = {id: one for id, one in self._steps.items() if id not in ids}
         return {id: found[id] if id in found else job() for id, job in jobs.items()}
 
-    def _captured_step(self, id: str, job: PublicStep) -> CapturedStep:
-        form = step_form(job)
+    def _public_verified(
+        self, key: Hashable, jobs: Mapping[str, PublicStep], found: Mapping[str, Any]
+    ) -> bool:
+        """Whether steps of a form are what the loop gives, as far as they are looked at."""
+        member = self.verifier.due(key, self.moment, len(jobs))
+        if member is None:
+            return True
+        id, job = list(jobs.items())[member]
+        refused = Verdict("", math.inf, "nothing to follow yet")
+        confirm = lambda: refused if job.follow is None else prove_public(job, ACTUAL)  # noqa: E731
+        return self._verified(key, job, seen_of(job, found[id]), confirm)
+
+    def _public_proved(self, key: Hashable, job: PublicStep) -> bool:
+        """Whether captured steps are proved; until there is a batch to follow they are not."""
+        if key not in self._decided:
+            if job.follow is None:
+                return False
+            named = cache_key(key, next(iter(job.weights.values())).device)
+            self._decide(key, named, lambda: remembered(named, lambda: proved_public(job)))
+        return self.choices[self._decided[key]].mode == "captured"
+
+    def _captured_step(self, id: str, form: Hashable, job: PublicStep) -> CapturedStep:
         known = self._steps.get(id)
         if known is None or known[0] != form or not known[1].fits(job):
             self._steps.pop(id, None)  # its memory is wanted
@@ -151,10 +213,19 @@ class Workshop:
         for key, ids in groups.items():
             works = [jobs[id].first for id in ids]
             choice = self._choice(form(works[0]), works)
-            if choice.mode == "stacked" and choice.way == "batched":
+            whole = choice.mode == "stacked" and choice.way == "batched"
+            if whole and self._watch_proved(key, [jobs[id] for id in ids]):
                 found = self._watch(key, [jobs[id] for id in ids])
                 done |= dict(zip(ids, found, strict=False))
         return done | self._by_epochs({id: jobs[id] for id in jobs if id not in done})
+
+    def _watch_proved(self, key: Hashable, jobs: Sequence[Watched]) -> bool:
+        """Whether all epochs of a round may be one computation."""
+        about = ("watch", key, len(jobs).bit_length())
+        if about not in self._decided:
+            named = cache_key(about, jobs[0].work.rows.y.device)
+            self._decide(about, named, lambda: remembered(named, lambda: proved_watch(jobs)))
+        return self.choices[self._decided[about]].mode == "stacked"
 
     def _watch(self, key: Hashable, jobs: Sequence[Watched]) -> list[Outcome]:
         """Members of a stack that is there already are done in it, if they are most of it.
@@ -162,12 +233,21 @@ class Workshop:
         Where memory ends nothing is done: epoch by epoch a stack can be done in halves.
         """
         fitting = (watch for known, watch in self._watches if known == key and watch.fits(jobs))
+        about = ("watch", key, len(jobs).bit_length())
+        member = self.verifier.due(about, self.moment, len(jobs))
+        probe = None if member is None else Probe(member, STEPS)
         try:
             watch = next(fitting, None)
             if watch is None:
                 watch = Watch(jobs)
                 self._watches = [*self._watches[1 - WATCHES :], (key, watch)]
-            return watch(jobs)
+            found = watch(jobs, probe)
+            if probe is None or self._probed(
+                about, jobs, probe, partial(prove_watch, draws=ACTUAL)
+            ):
+                return found
+            self._refute(form(jobs[0].first), self.choices[self._decided[about]].reason)
+            return [job() for job in jobs]
         except RuntimeError as error:
             if not _out_of_memory(error):
                 raise
@@ -214,7 +294,7 @@ class Workshop:
         Those whose stack was `refused` are not tried together once more.
         """
         groups = self._replicas(jobs, refused)
-        keys = {tuple(ids): (tuple(ids), likeness(jobs[ids[0]])) for ids in groups}
+        keys = {tuple(ids): (tuple(ids), likeness(jobs[ids[0]])) for _, ids in groups}
         for old in self._captured.keys() - set(keys.values()):  # their memory is wanted
             del self._captured[old]
         for ids, key in keys.items():
@@ -224,16 +304,52 @@ class Workshop:
                 self._captured[key] = Captured([jobs[id] for id in ids], lane)
         made = {ids: self._captured[key] for ids, key in keys.items()}
         works = {ids: [jobs[id] for id in ids] for ids in made}
-        results = captured.done(list(made.values()), list(works.values()), self.streams)
+        probes = self._captured_probes(groups)
+        looks = [probes.get(ids) for ids in made]
+        results = captured.done(list(made.values()), list(works.values()), self.streams, looks)
         found = {
             id: one
             for ids, several in zip(made, results, strict=True)
             for id, one in zip(ids, several, strict=True)
         }
+        for wrong in self._captured_wrong(groups, works, probes):
+            found = {id: one for id, one in found.items() if id not in wrong}
+            self._captured = {k: c for k, c in self._captured.items() if wrong.isdisjoint(k[0])}
         return {id: found[id] if id in found else job() for id, job in jobs.items()}
 
-    def _replicas(self, jobs: Mapping[str, Any], refused: Collection[str]) -> list[list[str]]:
-        """Works whose steps are captured: those that are alike in one step, if that is better."""
+    def _captured_probes(
+        self, groups: Sequence[tuple[Hashable, list[str]]]
+    ) -> dict[tuple[str, ...], Probe]:
+        """Probes of the works, captured alone or as replicas, that are to be checked now."""
+        found: dict[tuple[str, ...], Probe] = {}
+        for about in dict.fromkeys(about for about, _ in groups):
+            seats = [(tuple(ids), n) for a, ids in groups if a == about for n in range(len(ids))]
+            place = self.verifier.due(about, self.moment, len(seats))
+            if place is not None:
+                ids, member = seats[place]
+                found[ids] = Probe(member, STEPS)
+        return found
+
+    def _captured_wrong(
+        self,
+        groups: Sequence[tuple[Hashable, list[str]]],
+        works: Mapping[tuple[str, ...], Sequence[Work]],
+        probes: Mapping[tuple[str, ...], Probe],
+    ) -> Iterator[set[str]]:
+        """All who asked for works of a form whose check has failed."""
+        confirm = partial(prove_captured, draws=ACTUAL)
+        for about, ids in groups:
+            probe = probes.get(tuple(ids))
+            if probe and not self._probed(about, works[tuple(ids)], probe, confirm):
+                yield {id for other, several in groups if other == about for id in several}
+
+    def _replicas(
+        self, jobs: Mapping[str, Any], refused: Collection[str]
+    ) -> list[tuple[Hashable, list[str]]]:
+        """Works whose steps are captured: those that are alike in one step, if that is better.
+
+        Each with what its choice is about.
+        """
         alike: dict[Hashable, list[str]] = {}
         for id, job in jobs.items():
             if isinstance(job, Work) and self.mode != "loop" and len(job.rows):
@@ -241,42 +357,40 @@ class Workshop:
                     alike.setdefault(likeness(job), []).append(id)
                 except NotCapturableError:
                     continue
-        found: list[list[str]] = []
+        found: list[tuple[Hashable, list[str]]] = []
         for key, ids in alike.items():
             works = [jobs[id] for id in ids]
             several = len(ids) > 1 and not any(id in refused for id in ids)
             if several and captured.replicas(works) and self._as_replicas(key, works):
-                found.append(ids)
+                found.append((_replicas_key(key, works), ids))
             else:
-                found += [[id] for id in ids if self._to_capture(jobs[id])]
+                single = ("captured", *without_rows(key))
+                found += [(single, [id]) for id in ids if self._to_capture(single, jobs[id])]
         return found
 
     def _as_replicas(self, key: Any, jobs: Sequence[Work]) -> bool:
         """Whether works that are alike take their steps together: as asked for, or as tried."""
-        if self.mode != "auto":
-            return self.mode == "stacked"
-        name = name_of(f"replicas {without_rows(key)!r} x {len(jobs)} on {machine(jobs[0])}")
-        if name not in self.choices:
-            self._chose(name, remembered(name, lambda: tried_replicas(jobs)))
-        return self.choices[name].mode == "stacked"
+        if self.mode not in ("auto", "stacked"):
+            return False
+        about = _replicas_key(key, jobs)
+        if about not in self._decided:
+            named = cache_key(about, jobs[0].rows.y.device)
+            if self.mode == "stacked":
+                self._decide(about, named, lambda: proved_captured(jobs))
+            else:
+                self._decide(about, named, lambda: remembered(named, lambda: tried_replicas(jobs)))
+        return self.choices[self._decided[about]].mode == "stacked"
 
-    def _to_capture(self, job: Any) -> bool:
+    def _to_capture(self, key: Hashable, job: Work) -> bool:
         """Whether steps of this work are captured: as asked for, or on a GPU as a trial says."""
-        if not isinstance(job, Work) or self.mode in ("loop", "stacked") or not len(job.rows):
-            return False
-        try:
-            key = ("captured", *without_rows(likeness(job)))
-        except NotCapturableError:
-            return False
-        if self.mode == "captured":
-            return True
-        if job.rows.x.device.type != "cuda":
+        if self.mode != "captured" and (self.mode == "stacked" or not job.rows.x.is_cuda):
             return False
         if key not in self._decided:
-            name = name_of(f"{key!r} on {machine(job)}")
-            if name not in self.choices:
-                self._chose(name, remembered(name, lambda: tried_captured(job)))
-            self._decided[key] = name
+            named = cache_key(key, job.rows.y.device)
+            if self.mode == "captured":
+                self._decide(key, named, lambda: proved_captured([job]))
+            else:
+                self._decide(key, named, lambda: remembered(named, lambda: tried_captured(job)))
         return self.choices[self._decided[key]].mode == "captured"
 
     def _form(self, id: str, job: Any) -> Hashable:
@@ -296,19 +410,45 @@ class Workshop:
         are done one by one.
         """
         if key not in self._decided:
-            passes = isinstance(jobs[0], Passes)
-            count = min(len(jobs), RUNS) if passes else len(jobs)
-            size = count.bit_length()  # a choice for 60 members will do for 50
-            about = trial_key(jobs[0]) if passes else key
-            name = name_of(f"{about!r} x 2^{size} on {machine(jobs[0])}")
-            if self.mode == "stacked" and name not in self.choices:
-                self._chose(name, proved(key, jobs))
-            elif name not in self.choices:
-                short = rounds > 0 and too_few(jobs, rounds)
-                little = Choice(what(key), count, "loop", "too little to try both ways")
-                self._chose(name, little if short else remembered(name, lambda: tried(key, jobs)))
-            self._decided[key] = name
+            if isinstance(jobs[0], Passes):
+                self._choose_passes(key, jobs)
+            else:
+                self._choose(key, jobs, rounds)
         return self.choices[self._decided[key]]
+
+    def _choose(self, key: Hashable, jobs: Sequence[Any], rounds: int) -> None:
+        size = len(jobs).bit_length()  # a choice for 60 members will do for 50
+        named = cache_key((key, size), jobs[0].rows.y.device)
+        if self.mode == "stacked":
+            self._decide(key, named, lambda: proved(key, jobs))
+        elif rounds > 0 and too_few(jobs, rounds):
+            little = Choice(what(key), len(jobs), "loop", "too little to try both ways")
+            self._decide(key, named, lambda: little)
+        else:
+            self._decide(key, named, lambda: remembered(named, lambda: tried(key, jobs)))
+
+    def _choose_passes(self, key: Hashable, jobs: Sequence[Passes]) -> None:
+        """Which way is fastest depends on the halves alone; whether it is right, on all the rest.
+
+        So a later stage, with another loss, is proved again and not timed again.
+        """
+        runs = min(len(jobs), RUNS)
+        timing = Choice(what(key), runs, "stacked", "asked for", way="grouped")
+        device = jobs[0].y.device
+        if self.mode != "stacked":
+            about = (trial_key(jobs[0]), runs)
+            clocked = cache_key(about, device)
+            find = lambda: remembered(clocked, lambda: timed_ways(key, jobs))  # noqa: E731
+            self._decide(about, clocked, find)
+            timing = self.choices[clocked.name]
+        named = cache_key((form(first_steps(jobs[0])), runs), device)
+        self._decide(key, named, lambda: proved_passes(key, jobs, timing))
+
+    def _decide(self, key: Hashable, named: Key, find: Callable[[], Choice]) -> None:
+        """What is known under a name holds for a form of work; else what is found."""
+        if named.name not in self.choices:
+            self._chose(named.name, find())
+        self._decided[key] = named.name
 
     def _in_parts(self, key: Hashable, jobs: Sequence[Any]) -> list[Any]:
         """The results of a stack, or of halves of it, and of halves of these, as memory allows.
@@ -317,12 +457,20 @@ class Workshop:
         """
         choice = self.choices[self._decided[key]]
         size = max(1, -(-len(jobs) // choice.parts))
+        member = self.verifier.due(key, self.moment, len(jobs))
         try:
             found: list[Any] = []
+            agrees = True
             for start in range(0, len(jobs), size):
-                found += self._together(key, jobs[start : start + size], choice)
+                part, place = jobs[start : start + size], -1 if member is None else member - start
+                probe = Probe(place, STEPS) if 0 <= place < len(part) else None
+                results = self._together(key, part, choice, probe)
+                if probe is not None:
+                    confirm, result = partial(_again, choice), results[place]
+                    agrees = self._probed(key, part, probe, confirm, result)
+                found += results
             self._tell_convolutions()
-            return found
+            return found if agrees else [job() for job in jobs]
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if size == 1 or not _out_of_memory(error):
                 raise
@@ -335,7 +483,51 @@ class Workshop:
         )
         return self._in_parts(key, jobs)
 
-    def _together(self, key: Hashable, jobs: Sequence[Any], choice: Choice) -> list[Any]:
+    def _probed(
+        self,
+        key: Hashable,
+        jobs: Sequence[Any],
+        probe: Probe,
+        confirm: Callable[[Sequence[Any]], Verdict],
+        result: Any = None,
+    ) -> bool:
+        """Whether the member that a probe looked at has what the loop gives."""
+        job = jobs[probe.member]
+        seen = seen_of(job, result) or probe.seen
+        others = sampled(jobs, probe.member)
+        return self._verified(key, job, seen, lambda: confirm(others))
+
+    def _verified(
+        self, key: Hashable, job: Any, seen: Seen | None, confirm: Callable[[], Verdict]
+    ) -> bool:
+        """Whether what was seen of a member is what the loop gives; if not, the record says so."""
+        if seen is None:  # it has no steps
+            return True
+        with self.verifier.checking(key, self.moment):
+            rounding = self.choices[self._decided[key]].rounding
+            try:
+                wrong = disagreement(job, seen, rounding, confirm)
+            except RuntimeError as error:  # a check that finds no memory is left out
+                if not _out_of_memory(error):
+                    raise
+                wrong = ""
+        if wrong:
+            self._refute(key, f"{place_of(self.moment)}: {wrong}; from there one by one")
+        return not wrong
+
+    def _refute(self, key: Hashable, reason: str) -> None:
+        """Do works of a form by the loop from now on, in later runs on this machine too."""
+        name = self._decided[key]
+        choice = replace(self.choices[name], mode="loop", reason=reason, refuted=reason)
+        self._tell(name, choice)
+        if not name.startswith(UNRESOLVED):
+            remember(name, choice)
+        for stack in [known for known in self._stacks if cast("Any", known)[0] == key]:
+            del self._stacks[stack]
+
+    def _together(
+        self, key: Hashable, jobs: Sequence[Any], choice: Choice, probe: Probe | None = None
+    ) -> list[Any]:
         if isinstance(jobs[0], Tally):
             return list(tally(jobs))
         passes = isinstance(jobs[0], Passes)
@@ -347,7 +539,8 @@ class Workshop:
                 self._stacks[whole] = Together(jobs, cast("Way", choice.way))
             else:
                 self._stacks[whole] = Stack(jobs, mapped=choice.way == "mapped")
-        return list(self._stacks[whole](jobs))
+        stack = self._stacks[whole]
+        return list(stack(jobs, probe) if probe else stack(jobs))
 
     def _tell_convolutions(self) -> None:
         """Keep which way convolutions were done, with the run and for later ones."""
@@ -372,6 +565,20 @@ class Workshop:
         if self.folder:
             body = {key: asdict(value) for key, value in self.choices.items()}
             write_whole(self.folder / "engine.json", json.dumps(body, indent=1).encode() + b"\n")
+
+
+def _replicas_key(key: Any, jobs: Sequence[Work]) -> Hashable:
+    """What the choice to step replicas together is about."""
+    return ("replicas", without_rows(key), len(jobs))
+
+
+def _again(choice: Choice, jobs: Sequence[Any]) -> Verdict:
+    """The way of a choice, held to the loop from the actual values in double precision."""
+    if isinstance(jobs[0], Tally):
+        return prove_tally(jobs, ACTUAL)
+    if isinstance(jobs[0], Passes):
+        return prove_passes(jobs[:RUNS], [cast("Way", choice.way)], ACTUAL)
+    return prove_stack(jobs, ACTUAL, choice.way)
 
 
 def _several(key: Hashable, job: Any) -> bool:

@@ -23,6 +23,8 @@ from torch import Tensor
 
 from atoll.core.rng import permutations
 from atoll.core.rows import Rows
+from atoll.learning.identity import NoIdentityError, identity
+from atoll.learning.probe import Probe
 from atoll.learning.train import Memory, Work, Worked
 from atoll.learning.weights import copied, copied_at_once, into
 
@@ -55,16 +57,10 @@ def likeness(job: Work) -> Hashable:
 
 def told(loss: Callable[..., Any]) -> Hashable:
     """What tells two losses apart: the function and what is bound to it."""
-    if isinstance(loss, partial):
-        key = (loss.args, tuple(sorted(loss.keywords.items())))
-        try:
-            hash(key)
-        except TypeError as error:
-            raise NotCapturableError("a loss binds what has no hash") from error
-        return told(loss.func), key
-    if "<" in loss.__qualname__ or getattr(loss, "__self__", None) is not None:
-        raise NotCapturableError(f"{loss.__qualname__} is not a function of a module")
-    return loss.__module__, loss.__qualname__
+    try:
+        return identity(loss)
+    except NoIdentityError as error:
+        raise NotCapturableError(str(error)) from error
 
 
 class Lane:
@@ -144,7 +140,7 @@ class Captured:
         parts = [(job.rows.x, job.rows.own, job.rows.y) for job in jobs]
         return Rows(*(torch.cat(same) for same in zip(*parts, strict=True)))
 
-    def steps(self, jobs: Sequence[Work]) -> Iterator[None]:
+    def steps(self, jobs: Sequence[Work], probe: Probe | None = None) -> Iterator[None]:
         """Do the works, and stop after each step so that others may go on."""
         self._load(jobs)
         yield
@@ -152,11 +148,23 @@ class Captured:
         keys = [job.stream.child("epoch", epoch).key for epoch in epochs for job in jobs]
         orders = permutations(torch.tensor(keys, device=self.device), self.count)
         first = torch.arange(self.replicas, device=self.device)[:, None] * self.count
+        shown = min(probe.steps, jobs[0].steps) if probe else 0
         for order in orders.view(-1, self.replicas, self.count):
             for part in (order + first).split(self.batch, 1):
                 self.index[part.shape[1]].copy_(part)
                 self._go(part.shape[1])
+                shown -= 1
+                if probe and not shown:
+                    self._show(probe)
                 yield
+
+    def _show(self, probe: Probe) -> None:
+        """Give a probe what a replica has now."""
+        several, names = self.replicas > 1, [phase.name for phase in self.phases]
+        moved = {name: self.weights[name] for phase in self.phases for name in phase.moves}
+        weights = {n: w[probe.member] if several else w for n, w in moved.items()}
+        losses = self.losses[:, probe.member].unbind()
+        probe.take(weights, dict(zip(names, losses, strict=True)))
 
     def results(self, jobs: Sequence[Work]) -> list[Worked]:
         """What the works gave."""
@@ -232,22 +240,30 @@ def replicas(jobs: Sequence[Work]) -> bool:
 
 
 def done(
-    captured: Sequence[Captured], jobs: Sequence[Sequence[Work]], streams: bool = True
+    captured: Sequence[Captured],
+    jobs: Sequence[Sequence[Work]],
+    streams: bool = True,
+    probes: Sequence[Probe | None] = (),
 ) -> list[list[Worked]]:
     """Do works (each with its replicas): side by side, a step in turn, or one after another.
 
     Side by side each has a lane of its own. The host waits for none before all are on their way.
     """
     pairs = list(zip(captured, jobs, strict=True))
-    for several in [pairs] if streams else [[pair] for pair in pairs]:
-        _sent(several)
+    looks = list(probes) or [None] * len(pairs)
+    places = range(len(pairs))
+    for several in [places] if streams else [[place] for place in places]:
+        _sent([pairs[i] for i in several], [looks[i] for i in several])
     return [one.results(works) for one, works in pairs]
 
 
-def _sent(pairs: Sequence[tuple[Captured, Sequence[Work]]]) -> None:
+def _sent(pairs: Sequence[tuple[Captured, Sequence[Work]]], probes: Sequence[Probe | None]) -> None:
     for one, _ in pairs:
         one.lane.open()
-    running = {i: one.steps(works) for i, (one, works) in enumerate(pairs)}
+    running = {
+        i: one.steps(works, probe)
+        for i, ((one, works), probe) in enumerate(zip(pairs, probes, strict=True))
+    }
     while running:
         for i in list(running):
             with pairs[i][0].lane.here():

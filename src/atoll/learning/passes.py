@@ -19,6 +19,7 @@ from torch import Tensor
 from atoll.core.messages import Learn, Tensors
 from atoll.core.rng import Stream, hashes, permutations
 from atoll.learning.models import Architecture
+from atoll.learning.probe import Probe
 from atoll.learning.replay import turned
 from atoll.learning.split import Agg, Batches, chunks, dropout, guarded, rounded
 
@@ -339,14 +340,37 @@ class Together:
             for places in forms.values()
         ]
 
-    def __call__(self, jobs: Sequence[Passes]) -> list[Passed]:
-        """Do the steps of a round."""
+    def __call__(self, jobs: Sequence[Passes], probe: Probe | None = None) -> list[Passed]:
+        """Do the steps of a round; a probe is shown its run after the first of them."""
+        sizes = [size for size, count in self._sizes() for _ in range(count)]
+        first = probe.steps if probe else 0
         with _exact_as_products(self.device):
             self._load(jobs)
-            for size, count in self._sizes():
-                for _ in range(count):
-                    self._advance(size)
+            for size in sizes[:first]:
+                self._advance(size)
+            if probe:
+                self._show(probe)
+            for size in sizes[first:]:
+                self._advance(size)
         return self._unload(jobs)
+
+    def begin(self, jobs: Sequence[Passes], probe: Probe) -> None:
+        """Do no more than the steps that a probe asks for."""
+        sizes = [size for size, count in self._sizes() for _ in range(count)]
+        with _exact_as_products(self.device):
+            self._load(jobs)
+            for size in sizes[: probe.steps]:
+                self._advance(size)
+        self._show(probe)
+
+    def _show(self, probe: Probe) -> None:
+        """Give a probe what a run has now: its top, and the halves of all clients."""
+        run = probe.member
+        weights = {f"top/{n}": w[run] for n, w in self.weights.items()}
+        for number, group in enumerate(self.groups):
+            mine = slice(run * group.count, (run + 1) * group.count)
+            weights |= {f"{number}/{n}": w[mine] for n, w in group.weights.items()}
+        probe.take(weights, {n: total[run] for n, total in self.totals.items()})
 
     def _load(self, jobs: Sequence[Passes]) -> None:
         """Copy what a round begins with into buffers that stay where they are."""

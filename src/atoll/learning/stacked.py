@@ -8,7 +8,6 @@ graph and replayed; the stack keeps its buffers, so later rounds use the same gr
 fixed shapes, so for texts the stack knows how much room any batch of a round needs.
 """
 
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -22,8 +21,11 @@ from atoll.core.messages import Part, Tensors, Wholes
 from atoll.core.rng import Stream, permutations
 from atoll.core.rows import Bounds, Rows
 from atoll.learning import adam
+from atoll.learning.compare import difference
+from atoll.learning.identity import NoIdentityError, identity
 from atoll.learning.mapped import each, size
 from atoll.learning.passes import Passes, passes_form
+from atoll.learning.probe import Probe
 from atoll.learning.textcnn import different, pieces
 from atoll.learning.train import Optimiser, Phase, Tally, Work, Worked, descend
 from atoll.learning.weights import sent
@@ -49,19 +51,14 @@ class NotStackableError(Exception):
 
 
 def _function(loss: Callable[..., Any]) -> Hashable:
-    """What tells two losses apart: the function and what is bound to it."""
-    if isinstance(loss, partial):
-        if not all(getattr(a, "rowwise", True) for a in (*loss.args, *loss.keywords.values())):
-            raise NotStackableError("rows that fill up a batch would change its batch statistics")
-        key = (loss.func, loss.args, tuple(sorted(loss.keywords.items())))
-        try:
-            hash(key)
-        except TypeError as error:
-            raise NotStackableError(f"{loss.func.__name__} binds what has no hash") from error
-        return (_function(loss.func), *key[1:])
-    if "<" in loss.__qualname__ or getattr(loss, "__self__", None) is not None:
-        raise NotStackableError(f"{loss.__qualname__} is not a function of a module")
-    return (loss.__module__, loss.__qualname__)
+    """What tells two losses apart; a network whose rows see each other cannot be stacked."""
+    bound = (*loss.args, *loss.keywords.values()) if isinstance(loss, partial) else ()
+    if not all(getattr(value, "rowwise", True) for value in bound):
+        raise NotStackableError("rows that fill up a batch would change its batch statistics")
+    try:
+        return identity(loss)
+    except NoIdentityError as error:
+        raise NotStackableError(str(error)) from error
 
 
 def _shapes(tensors: Mapping[str, Tensor], own: frozenset[str]) -> Hashable:
@@ -91,6 +88,7 @@ def form(job: Any) -> Hashable:
             tuple(x.shape[1:]),
             str(x.dtype),
             job.batch,
+            job.epochs,
             str(x.device),
         )
     if isinstance(job, Tally):
@@ -294,16 +292,34 @@ class Stack:
         self.lots = self._lots()
         self.shared: dict[int, tuple[int, int]] = {}  # by rows: how shares of a batch are laid out
 
-    def __call__(self, jobs: Sequence[Work]) -> list[Worked]:
-        """Do the works of a round."""
+    def __call__(self, jobs: Sequence[Work], probe: Probe | None = None) -> list[Worked]:
+        """Do the works of a round; a probe is shown its member after the first steps."""
         jobs = [jobs[i] for i in self.order]
         self.take([job.rows for job in jobs])
         self.load(jobs)
         self.schedule([[job.stream.child("epoch", e) for e in range(job.epochs)] for job in jobs])
-        for active, count in self.blocks():
-            self.run(active, count)
+        self.go(probe, self.order.index(probe.member) if probe else 0)
         found = dict(zip(self.order, self.unload(jobs), strict=True))
         return [found[place] for place in range(len(jobs))]
+
+    def go(self, probe: Probe | None = None, place: int = 0) -> None:
+        """All steps of an epoch or a round; a probe is shown the member at this place."""
+        shown = min(probe.steps, self.steps[place]) if probe else 0
+        done = 0
+        for active, count in self.blocks():
+            first = shown - done if done < shown <= done + count else 0
+            if first and probe:
+                self.run(active, first)
+                self._show(probe, place)
+            self.run(active, count - first)
+            done += count
+
+    def _show(self, probe: Probe, place: int) -> None:
+        """Give a probe what a member has now."""
+        moved = {name: self.buffers[name] for phase in self.phases for name in phase.moves}
+        weights = {name: buffer.places[place] for name, buffer in moved.items()}
+        names = [phase.name for phase in self.phases]
+        probe.take(weights, dict(zip(names, self.losses[:, place].unbind(), strict=True)))
 
     def take(self, rows: list[Rows]) -> None:
         """Take other rows than those of last time into the same buffers."""
@@ -667,11 +683,5 @@ def tally(jobs: Sequence[Tally]) -> list[Tensor]:
 
 
 def largest_difference(one: Worked, other: Worked) -> float:
-    """The largest difference of two results, relative to the size of the weights."""
-    found = 0.0
-    for name, tensor in one.weights.items():
-        if tensor.is_floating_point() and tensor.numel():
-            scale = float(tensor.abs().max()) or 1.0
-            far = float((tensor - other.weights[name]).abs().max()) / scale
-            found = max(found, math.inf if math.isnan(far) else far)
-    return found
+    """The largest difference of two results' weights, relative to their size."""
+    return difference(one.weights, other.weights)

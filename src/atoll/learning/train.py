@@ -5,9 +5,10 @@ Losses are pure functions of weights and batch, so an engine may do the work of 
 one computation (stacked.py) and hold it to what is done here one by one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Literal
 
 import torch
@@ -90,6 +91,15 @@ class Work:
 
     def __call__(self) -> Worked:
         """Do the work."""
+        return self.taken(self.steps)
+
+    @property
+    def steps(self) -> int:
+        """How many batches there are in all epochs."""
+        return self.epochs * -(-len(self.rows) // self.batch)
+
+    def taken(self, steps: int) -> Worked:
+        """What the first so many steps give; losses are divided by all rows nevertheless."""
         weights, moments = (
             dict(named) if self.ours else copied(named) for named in (self.weights, self.moments)
         )
@@ -99,20 +109,24 @@ class Work:
         memory = {phase.name: Memory(phase, moved[phase.name], moments) for phase in self.phases}
         device = self.rows.y.device
         losses = torch.zeros(len(self.phases), dtype=torch.float64, device=device)
-        for epoch in range(self.epochs):
-            order = self.stream.child("epoch", epoch).permutation(len(self.rows), device)
-            for start in range(0, len(self.rows), self.batch):
-                batch = self.rows.at(order[start : start + self.batch])
-                for number, phase in enumerate(self.phases):
-                    loss = phase.loss(weights, batch).sum()
-                    gradients = list(torch.autograd.grad(loss, moved[phase.name]))
-                    memory[phase.name].descend(moved[phase.name], gradients, phase.optimiser)
-                    losses[number] += loss.detach() * len(batch)
+        for batch in islice(self._batches(), steps):
+            for number, phase in enumerate(self.phases):
+                loss = phase.loss(weights, batch).sum()
+                gradients = list(torch.autograd.grad(loss, moved[phase.name]))
+                memory[phase.name].descend(moved[phase.name], gradients, phase.optimiser)
+                losses[number] += loss.detach() * len(batch)
         rows = max(1, self.epochs * len(self.rows))
         means = {p.name: x / rows for p, x in zip(self.phases, losses.tolist(), strict=True)}
         for one in memory.values():
             moments |= one.saved()
         return Worked({n: w.detach() for n, w in weights.items()}, moments, means)
+
+    def _batches(self) -> Iterator[Rows]:
+        for epoch in range(self.epochs):
+            device = self.rows.y.device
+            order = self.stream.child("epoch", epoch).permutation(len(self.rows), device)
+            for start in range(0, len(self.rows), self.batch):
+                yield self.rows.at(order[start : start + self.batch])
 
 
 class Memory:

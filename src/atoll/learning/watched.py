@@ -17,11 +17,23 @@ from atoll.core.late import Arriving
 from atoll.core.messages import Tensors
 from atoll.core.rng import Stream
 from atoll.core.rows import Bounds, Rows
+from atoll.learning.probe import Probe
 from atoll.learning.stacked import Bundle, Stack, form, recorded
 from atoll.learning.textcnn import different, pieces
 from atoll.learning.train import Tally, Work
 
-__all__ = ["BEST", "PATIENCE", "RATE", "STOPPED", "Outcome", "Rule", "Watch", "Watched", "stepped"]
+__all__ = [
+    "BEST",
+    "KEY",
+    "PATIENCE",
+    "RATE",
+    "STOPPED",
+    "Outcome",
+    "Rule",
+    "Watch",
+    "Watched",
+    "stepped",
+]
 
 RATE, BEST, PATIENCE, STOPPED = range(4)  # places in a course
 KEY = "noise"  # the weight that is another one in each epoch
@@ -179,7 +191,7 @@ class Watch:
             found.append(seat)
         return found
 
-    def __call__(self, jobs: Sequence[Watched]) -> list[Outcome]:
+    def __call__(self, jobs: Sequence[Watched], probe: Probe | None = None) -> list[Outcome]:
         """Train through a round; members that did not come stay as they are."""
         seats = self._seats(jobs)
         assert seats is not None  # the caller has asked
@@ -189,9 +201,9 @@ class Watch:
         self.last = members
         self._begin(members)
         waiting: list[Callable[[], bool]] = []
-        for _ in jobs[0].streams:
-            for active, count in self.stack.blocks():
-                self.stack.run(active, count)
+        for epoch in range(len(jobs[0].streams)):
+            first = probe if epoch == 0 else None
+            self.stack.go(first, seats[first.member] if first else 0)
             self._judge()
             waiting.append(self._asked())
             if len(waiting) > 1 and waiting[-2]():

@@ -290,12 +290,17 @@ class Client:
         return found | {"done": torch.tensor([*self.done, self.measured, self._mask[0]])}
 
     def restore(self, state: Tensors) -> None:
-        self.half.weights = copied(without("weights", state))
-        self.before = copied(without("before", state))
-        self.fisher = copied(without("fisher", state))
+        self.half.weights = self._ordered("weights", state)
+        self.before = self._ordered("before", state)
+        self.fisher = self._ordered("fisher", state)
         stage, number, step, self.measured, masked = state["done"].tolist()
         self.done = (stage, number, step)
-        self._mask = (masked, copied(without("mask", state)) or None)
+        self._mask = (masked, self._ordered("mask", state) or None)
+
+    def _ordered(self, part: str, state: Tensors) -> Tensors:
+        """A part of a state in the order of the network's layers; files sort by name."""
+        named = without(part, state)
+        return copied({name: named[name] for name in self.half.weights if name in named})
 
 
 class Server:

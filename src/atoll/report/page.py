@@ -225,6 +225,7 @@ def _summary(groups: Sequence[Group], gained: dict[str, Pair]) -> list[str]:
     said = []
     for group in groups:
         words = [_ran(group), _scored(group), _gained(group, gained), _forgot(group), _left(group)]
+        words.append(_checked(group))
         said.append(" ".join(word for word in words if word))
     return said
 
@@ -297,3 +298,11 @@ def _left(group: Group) -> str:
     low, high = tables.size(min(sent.values())), tables.size(max(sent.values()))
     amount = low if low == high else f"{low} to {high}"
     return f"Each site sent {amount} (seed {group.first.config['seed']}); what it was stands below."
+
+
+def _checked(group: Group) -> str:
+    """Whether a fast path was found wrong while a run went on."""
+    found = sorted({words for run in group.runs for words in run.refuted})
+    if not found:
+        return ""
+    return f"A check of the engine failed, and the clients were run one by one: {'; '.join(found)}."

@@ -53,6 +53,9 @@ class EngineOptions:
     packing: bool = True  # messages become bytes and back; false: copied and counted, for sweeps
     tf32: bool = False  # rounded products on GPUs that have them: faster, less exact
     tune: bool = False  # cuDNN tries its ways on the first batches: faster, other last digits
+    verify: Literal["sampled", "off", "always"] = (
+        "sampled"  # fast paths held to the loop: at stage starts and in 1 % of the time, or always
+    )
     keep: str = ""  # a folder where training before the first round is kept for other runs
     device: str = "auto"  # auto, cpu or cuda
     threads: Annotated[int, Field(ge=0, le=1024)] = 0  # of torch on the CPU; 0: its own choice

@@ -57,6 +57,17 @@ class Run:
         return _parsed(path, json.loads) if path.exists() else {}
 
     @cached_property
+    def refuted(self) -> list[str]:
+        """Where a check found that a fast path gave another result than the loop, in words.
+
+        The runs of a sweep have one engine, which keeps its choices in the sweep's folder.
+        """
+        several = (self.folder.parent / "sweep.json").exists()
+        path = (self.folder.parent if several else self.folder) / "engine.json"
+        choices = _parsed(path, json.loads) if path.exists() else {}
+        return [str(one["refuted"]) for one in choices.values() if one.get("refuted")]
+
+    @cached_property
     def recipe(self) -> dict[str, Any]:
         """How rows of own files become what models read; empty where a run had no own files."""
         path = self.folder / "recipe.json"
@@ -64,7 +75,7 @@ class Run:
 
     def read(self) -> None:
         """Read the record now; what was read stays when the folder goes."""
-        for name in ("events", "looks", "config", "facts", "recipe", "seconds"):
+        for name in ("events", "looks", "config", "facts", "recipe", "refuted", "seconds"):
             getattr(self, name)
 
     @property

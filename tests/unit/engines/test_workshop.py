@@ -60,7 +60,7 @@ def test_a_stack_that_differs_is_refused_with_a_reason_and_the_loop_is_used(tmp_
     done = workshop.do(asked)
     (choice,) = choices(tmp_path).values()
     assert choice.mode == "loop"
-    assert "batched: the stack differs" in choice.reason
+    assert "batched: the result differs" in choice.reason
     assert "mapped: RuntimeError" in choice.reason
     assert choice.difference > choice.tolerance > 0
     for id, job in asked.items():

@@ -12,6 +12,7 @@ from atoll.core.rng import Stream, below, normals, uniforms
 from atoll.engines.local import execute
 from atoll.engines.sweep import points, sweep
 from atoll.engines.trials import choices
+from atoll.learning import passes
 from atoll.learning.passes import WAYS
 from atoll.learning.split_nets import bottom
 from atoll.runs.config import change, resolve
@@ -169,3 +170,53 @@ def test_draws_of_a_key_are_even_and_normal() -> None:
     counts = torch.bincount(below(5, key, 10_000), minlength=5)
     assert counts == pytest.approx(torch.full((5,), 2000), rel=0.1)
     assert not torch.equal(normals(torch.tensor(12346), (10,)), normal[:10])
+
+
+@pytest.mark.parametrize("mode", ["auto", "stacked"])
+def test_a_way_that_is_wrong_once_biases_are_not_zero_is_never_taken(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ways but `each` take every member's biases from the first: at the start all are zero."""
+    embed = passes._Halves._embed
+
+    def wrong(self: Any, weights: Any, x: Any) -> Any:
+        if self.way != "each":
+            first = {n: w[:1].expand_as(w) for n, w in weights.items() if n.endswith("bias")}
+            weights = {**weights, **first}
+        return embed(self, weights, x)
+
+    monkeypatch.setattr(passes._Halves, "_embed", wrong)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    execute(resolve(values({}, **{"engine.mode": mode}), "test"), tmp_path / mode)
+    proved = [c for c in choices(tmp_path / mode).values() if c.tolerance]
+    assert proved
+    assert {c.way for c in proved} == {"each"}
+
+
+def test_a_round_in_one_computation_that_goes_wrong_is_done_by_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second round that is checked has other embeddings than the clients would send."""
+    rounds, wrong = [0], [False]
+    call, embed = passes.Together.__call__, passes._Halves._embed
+
+    def counted(self: Any, jobs: Any, probe: Any = None) -> Any:
+        rounds[0] += probe is not None
+        wrong[0] = probe is not None and rounds[0] == 2
+        try:
+            return call(self, jobs, probe)
+        finally:
+            wrong[0] = False
+
+    def doubled(self: Any, weights: Any, x: Any) -> Any:
+        return embed(self, weights, x) * (1 + wrong[0])
+
+    monkeypatch.setattr(passes.Together, "__call__", counted)
+    monkeypatch.setattr(passes._Halves, "_embed", doubled)
+    for mode in ("loop", "stacked"):
+        how = {"engine.mode": mode, "engine.verify": "always"}
+        execute(resolve(values({}, **how), "test"), tmp_path / mode)
+    same(tmp_path / "loop", tmp_path / "stacked")
+    refuted = [c.refuted for c in choices(tmp_path / "stacked").values() if c.refuted]
+    assert len(refuted) == 1
+    assert refuted[0].startswith("round 2 of stage 1")

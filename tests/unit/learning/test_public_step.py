@@ -12,17 +12,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from atoll.core.federation import Moment
 from atoll.core.messages import Tensors
 from atoll.core.record import read_events
 from atoll.core.rng import Stream
 from atoll.engines.local import execute
+from atoll.engines.proof import prove_public
 from atoll.engines.workshop import Workshop
-from atoll.learning import captured
+from atoll.learning import captured, public_step
 from atoll.learning.captured import NotCapturableError
 from atoll.learning.image_nets import build
 from atoll.learning.models import skeleton
 from atoll.learning.public_step import CapturedStep, PublicStep, Stepped, step_form, stepped
 from atoll.learning.train import Optimiser
+from atoll.learning.weights import into
 from atoll.methods.fccl import aligned_loss
 from atoll.methods.fedmatch import agreed
 from atoll.methods.fedmd import distance
@@ -241,13 +244,12 @@ def test_whole_runs_are_the_same_and_buffers_are_made_once(
     plain = run(method, "loop", tmp_path / "loop")
     made: list[str] = []
     for kind in (captured.Captured, CapturedStep):
-        begin = kind.__init__
 
-        def counted(self: Any, *given: Any, begin: Any = begin, **named: Any) -> None:
-            made.append(type(self).__name__)
-            begin(self, *given, **named)
+        def counted(*given: Any, kind: Any = kind) -> Any:
+            made.append(kind.__name__)
+            return kind(*given)
 
-        monkeypatch.setattr(kind, "__init__", counted)
+        monkeypatch.setattr(f"atoll.engines.workshop.{kind.__name__}", counted)
     assert run(method, "captured", tmp_path / "captured") == plain
     phases = 2 if method in ("fccl", "fedmatch", "fml") else 1  # FedMD trains alone as in rounds
     assert made.count("Captured") == 2 * phases
@@ -271,3 +273,62 @@ def test_graphs_on_a_gpu_give_what_the_plain_steps_give_in_double_precision(loss
         assert_same(expected, a_round(job, doubled(by(one))), 1e-6)
         job = replace(job, weights=expected[-1].weights, place=(0, 1, 8))
     assert len(one.graphs) == 2
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_captured_steps_are_proved(loss: str) -> None:
+    job = first("small-resnet", loss)
+    assert prove_public(following(job, job(), 1)).way == "captured"
+
+
+def test_buffers_that_keep_their_running_statistics_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The statistics of a network that is not trained yet are all alike: nothing would show."""
+    job = first("small-resnet", "fccl")
+    step = following(job, job(), 1)
+
+    def partly(buffers: Tensors, values: Tensors) -> None:
+        into(buffers, {n: v for n, v in values.items() if "running" not in n})
+
+    monkeypatch.setattr(public_step, "into", partly)
+    begin = CapturedStep.__init__
+
+    def fresh(self: CapturedStep, job: PublicStep, *lane: Any) -> None:
+        begin(self, job, *lane)
+        for name, buffer in self.weights.items():
+            if "running" in name:
+                buffer.detach().fill_(float("var" in name))
+
+    monkeypatch.setattr(CapturedStep, "__init__", fresh)
+    assert not prove_public(step).holds
+
+
+def test_a_step_that_is_not_proved_is_done_plainly(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(public_step.CapturedStep, "_backward", lambda self: None)
+    job, workshop = first("cnn", "fedmd"), Workshop("captured", tmp_path)
+    expected = a_round(job, lambda job: job())
+    assert_same(expected, a_round(job, lambda job: workshop.do({"a": job})["a"]))
+    (choice,) = workshop.choices.values()
+    assert (choice.work, choice.mode) == ("public step", "loop")
+
+
+def test_steps_that_go_wrong_are_caught_and_done_plainly(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job, workshop = first("cnn", "fedmd"), Workshop("captured", tmp_path, verify="always")
+    expected = a_round(job, lambda job: job())
+
+    def do(step: PublicStep) -> Stepped:
+        if step.follow == 3:
+            monkeypatch.setattr(public_step.CapturedStep, "_backward", lambda self: None)
+        done: Stepped = workshop.do({"a": step}, Moment(0, step.follow or 0, STEPS))["a"]
+        return done
+
+    assert_same(expected, a_round(job, do))
+    (choice,) = workshop.choices.values()
+    assert choice.mode == "loop"
+    assert choice.refuted.startswith("round 4 of stage 1")
+    assert not workshop._steps

@@ -8,8 +8,10 @@ import torch
 
 from atoll.core.federation import Moment
 from atoll.core.messages import Empty
+from atoll.engines.proof import prove_watch
 from atoll.engines.workshop import Workshop
 from atoll.learning import watched
+from atoll.learning.stacked import Stack, form
 from atoll.learning.watched import BEST, RATE, STOPPED, Outcome, Rule, Watch, Watched, stepped
 from atoll.methods.fedseit import Fit, Foreign
 from atoll.runs.config import change, resolve
@@ -161,3 +163,35 @@ def test_on_a_gpu_a_stack_gives_what_its_members_give_alone(changes: dict[str, A
         same(one, job(), 1e-7)
     assert watch.judgement is not None
     assert watch.stack.captured
+
+
+def test_all_epochs_in_one_computation_are_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = jobs()
+    assert prove_watch(members).way == "batched"
+    load = Stack.load
+
+    def forgetful(self: Any, works: Any) -> None:
+        load(self, [replace(work, moments={}) for work in works])
+
+    monkeypatch.setattr(Stack, "load", forgetful)  # nothing shows while moments are zero
+    assert not prove_watch(members).holds
+
+
+def test_a_round_that_goes_wrong_is_done_by_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = jobs()
+    workshop, key = Workshop("stacked", verify="always"), members[0].form()
+    workshop._choice(form(members[0].first), [job.first for job in members])
+    assert workshop._watch_proved(key, members)
+    for one, other in zip(workshop._watch(key, members), members, strict=True):
+        same(one, other())
+    load = Stack.load
+
+    def moved(self: Any, works: Any) -> None:
+        load(self, works)
+        self.weights[self.phases[0].moves[0]] += 1.0
+
+    monkeypatch.setattr(Stack, "load", moved)
+    for one, other in zip(workshop._watch(key, members), members, strict=True):
+        same(one, other(), apart=0.0)
+    assert not workshop._watch_proved(key, members)
+    assert workshop._choice(form(members[0].first), []).mode == "loop"

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from atoll.core.errors import InterruptedRunError
 from atoll.core.federation import SERVER, Clients, Moment, actions, answer, kinds
 from atoll.core.messages import Learn, Packet, Tensors, contents, unpack
 from atoll.core.record import Message, Round, Score, read_events
@@ -430,6 +431,21 @@ def test_messages_that_come_twice_count_once() -> None:
     assert equal(one.weights, two.weights)
     for id in made.scenario.clients:
         assert equal(once._client(id).state(), twice._client(id).state())
+
+
+@pytest.mark.parametrize("rule", ["paper", "quantile"])
+def test_a_run_resumed_within_a_stage_writes_the_looks_of_one_that_was_not_cut(
+    rule: str, tmp_path: Path
+) -> None:
+    calls = iter(range(100))
+    changes = {"stages": 2, "lmo_rule": rule, "checkpoint_seconds": 0}
+    execute(config(**changes), tmp_path / "whole")
+    with pytest.raises(InterruptedRunError):
+        execute(config(**changes), tmp_path / "cut", stopping=lambda: next(calls) == 2)
+    execute(config(**changes), tmp_path / "cut", resume=True)
+    whole, cut = ((tmp_path / part / "looks.jsonl").read_bytes() for part in ("whole", "cut"))
+    assert b"held back" in whole
+    assert cut == whole
 
 
 @pytest.mark.parametrize("how", [

@@ -105,6 +105,19 @@ def test_a_site_that_was_away_in_one_seed_has_the_mean_of_the_others(tmp_path: P
     ]  # fmt: skip
 
 
+def test_a_check_of_the_engine_that_failed_is_told(tmp_path: Path) -> None:
+    """Of a run by itself, and of a sweep, whose runs have one engine."""
+    choices = {"1": {"mode": "stacked"}, "2": {"mode": "loop", "refuted": "round 4 of stage 1: no"}}
+    one = record(tmp_path / "one", "fedavg", 0, {"": {"a": 8, "b": 8}})
+    assert "check of the engine" not in page.page(gather([one]))
+    (one / "engine.json").write_text(json.dumps(choices))
+    point = record(tmp_path / "sweep" / "point-0000", "fedavg", 0, {"": {"a": 8, "b": 8}})
+    (tmp_path / "sweep" / "sweep.json").write_text("[]")
+    (tmp_path / "sweep" / "engine.json").write_text(json.dumps(choices))
+    for folder in (one, point):
+        assert "were run one by one: round 4 of stage 1: no." in page.page(gather([folder]))
+
+
 def test_other_data_are_not_compared(tmp_path: Path) -> None:
     one = record(tmp_path / "one", "fedavg", 0, {"": {"a": 8, "b": 8}})
     two = record(tmp_path / "two", "alone", 0, {"": {"a": 1, "b": 1}})
