@@ -8,9 +8,11 @@ DEMO = $(eval DEMO := runs/demo-$(shell n=1; while [ -e runs/demo-$$n ]; do n=$$
 DEMOS := demo demo-vertical demo-text demo-models
 DEVICE ?= cpu
 FUZZ_SECONDS ?= 300
+BUDGET ?= 60
+WORKERS ?= 2
 COMMA := ,
 
-.PHONY: demo setup extras check test numerics network process long fuzz browser picture golden bench bench-network flower all clean
+.PHONY: demo setup extras check test numerics network process long fuzz mutants browser picture golden bench bench-network flower all clean
 
 demo: $(READY)
 	for name in $(DEMOS); do $(BIN)/atoll run $$name --out "$(DEMO)/$$name" || exit 1; done
@@ -64,6 +66,11 @@ $(NETWORK): $(READY)
 fuzz: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt atheris || true
 	$(BIN)/python tests/fuzz/fuzz_wire.py -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=2000
+
+# Small faults in the code, one at a time: which of them do the tests notice? BUDGET is minutes; the
+# next call goes on where this one stops. Writes docs/mutants.md.
+mutants: $(READY)
+	$(BIN)/python -m tests.mutants --budget $(BUDGET) --workers $(WORKERS)
 
 browser: $(READY)
 	$(BIN)/pytest -q -m browser

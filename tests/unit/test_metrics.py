@@ -323,6 +323,21 @@ def test_own_and_other_domains_are_the_diagonal_and_the_rest_whatever_their_rows
     assert metrics.inter_accuracy(domains()) == pytest.approx((0.3 + 0.2 + 0.25) / 3)
 
 
+def test_two_domains_are_enough_and_one_is_none() -> None:
+    def few(count: int) -> metrics.Primary:
+        ids = "ab"[:count]
+        found = [
+            score(client, task, 0, 90 if own == task else 20)
+            for own, client in enumerate(ids)
+            for task in range(count)
+        ]
+        return metrics.primary(found, known_at=(0,) * count)
+
+    assert metrics.intra_accuracy(few(2)) == pytest.approx(0.9)
+    assert metrics.inter_accuracy(few(2)) == pytest.approx(0.2)
+    assert math.isnan(metrics.intra_accuracy(few(1)))
+
+
 @pytest.mark.parametrize(
     ("known_at", "clients"), [(None, "abc"), ((0, 1, 2), "abc"), ((0, 0, 0), "ab")]
 )
@@ -330,3 +345,20 @@ def test_domains_are_not_guessed(known_at: tuple[int, ...] | None, clients: str)
     result = domains(known_at, clients)
     assert math.isnan(metrics.intra_accuracy(result))
     assert math.isnan(metrics.inter_accuracy(result))
+
+
+def test_what_was_lost_is_averaged_over_tasks_first_and_then_over_clients() -> None:
+    table: dict[str, list[list[int]]] = {"a": [[80, 60], [80, 40]], "b": [[90, 30]]}
+    found = [
+        score(client, task, stage, percent)
+        for client, rows in table.items()
+        for task, row in enumerate(rows)
+        for stage, percent in enumerate(row)
+    ]
+    lost = metrics.forgetting_first_last(metrics.primary(found))
+    assert lost == pytest.approx((0.3 + 0.6) / 2)  # a lost 0.2 and 0.4, b 0.6
+
+
+def test_each_clients_own_accuracy_is_its_mean_over_the_tasks_known_in_the_end() -> None:
+    found = metrics.client_accuracy(metrics.primary(events()))
+    assert found == pytest.approx({"a": (0.6 + 0.7 + 0.5) / 3, "b": (0.5 + 0.8 + 0.9) / 3})

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from atoll.core.errors import BadMessageError, ClientFailedError
-from atoll.core.federation import Clients, Moment, actions, answer, scores
+from atoll.core.federation import Clients, Moment, actions, answer, possible, scores, shares
 from atoll.core.messages import Check, Checked, Empty, Packet, Tensors, Weights, pack, wrap
 from atoll.core.record import Absence, Message
 
@@ -312,3 +312,26 @@ def test_of_some_that_are_asked_as_many_may_be_away_as_of_all(asked: str, fails:
         return
     assert list(clients.ask(Counter.check, requests)) == ["a"]
     assert [absence.client for absence in clients.absences] == ["d", "e"]
+
+
+def test_hits_of_as_many_variants_as_there_may_be_are_possible_and_of_one_more_are_not() -> None:
+    many = {str(number): 1 for number in range(1000)}
+    possible(many, 1, "site")
+    with pytest.raises(BadMessageError, match="hits of"):
+        possible({**many, "more": 1}, 1, "site")
+
+
+@pytest.mark.parametrize("hits", [{"a": 2, "b": -1}, {"a": 2, "b": 6}])
+def test_one_count_that_cannot_be_is_refused_among_others_that_can(hits: dict[str, int]) -> None:
+    possible({"a": 0, "b": 5}, 5, "site")
+    with pytest.raises(BadMessageError, match="on 5 rows") as caught:
+        possible(hits, 5, "site")
+    assert caught.value.sender == "site"
+
+
+def test_a_mean_by_rows_weighs_each_client_by_its_rows_and_refuses_what_cannot_be() -> None:
+    assert shares({"a": 3, "b": 0, "c": (1 << 53) - 1}) == [3.0, 0.0, 2.0**53 - 1]
+    for rows in (-1, 1 << 53):
+        with pytest.raises(BadMessageError, match="rows") as caught:
+            shares({"a": 3, "b": rows})
+        assert caught.value.sender == "b"

@@ -1,10 +1,11 @@
 """Task representations: similarity, and that no centre is a single text."""
 
+import numpy as np
 import pytest
 import torch
 
 from atoll.core.rng import Stream
-from atoll.learning.centres import centres, similarity, unit_mean
+from atoll.learning.centres import _merged, centres, similarity, unit_mean
 from atoll.learning.textcnn import normal
 
 
@@ -60,3 +61,46 @@ def test_nothing_is_like_a_task_without_centres() -> None:
     none = torch.zeros((0, 5))
     assert similarity(none, vectors()) == 0
     assert similarity(vectors(), none, 0.7) == 0
+
+
+def merged(groups: list[list[list[float]]], least: int) -> list[int]:
+    rows = np.array([row for group in groups for row in group])
+    member = np.array([n for n, group in enumerate(groups) for _ in group], dtype=np.int32)
+    return [int(cluster) for cluster in _merged(rows, member, least)]
+
+
+def test_a_cluster_that_is_too_small_joins_the_one_with_the_nearest_mean() -> None:
+    groups = [[[-1.0, -1.0]] * 3, [[30.0, 12.0]] * 3, [[10.0, 0.0]] * 3, [[8.0, 3.0]] * 2]
+    assert merged(groups, 3) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2]
+    assert merged(groups, 2) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3]  # large enough
+
+
+def test_a_merged_cluster_is_as_large_as_its_rows_and_stands_at_their_mean() -> None:
+    # 101 joins the two at 105; their mean, 103.7, is nearer to 111 than to 95.5
+    groups = [[[101.0]], [[105.0]] * 2, [[95.5]] * 4, [[111.0]] * 4]
+    assert merged(groups, 4) == [3, 3, 3, 2, 2, 2, 2, 3, 3, 3, 3]
+
+
+def test_merging_ends_with_one_cluster_however_few_rows_it_has() -> None:
+    assert merged([[[0.0]], [[1.0]]], 5) == [1, 1]
+
+
+def test_a_zero_vector_has_no_say_in_the_mean_however_short_the_others_are() -> None:
+    short = torch.tensor([[0.3, 0.4], [0.0, 0.0]])
+    torch.testing.assert_close(unit_mean(short), torch.tensor([[0.6, 0.8]]))
+    assert unit_mean(torch.zeros((0, 5))).tolist() == [[0.0] * 5]
+    along = torch.tensor([[0.2, 0.0], [0.0, 0.0]])
+    assert similarity(along, short) == pytest.approx(0.6)
+    assert similarity(along, short, 0.5) == pytest.approx(0.6)
+
+
+def test_with_a_threshold_a_task_without_centres_is_like_none_whichever_comes_first() -> None:
+    none = torch.zeros((0, 5))
+    assert similarity(none, vectors(), 0.7) == 0
+    assert similarity(vectors(), none, 0.7) == 0
+
+
+def test_a_cosine_must_be_above_the_threshold_to_count() -> None:
+    one, other = torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.ones((1, 4))
+    assert similarity(one, other, 0.49) == 0.5
+    assert similarity(one, other, 0.5) == 0

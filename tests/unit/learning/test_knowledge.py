@@ -140,3 +140,28 @@ def test_a_quantile_of_all_is_all_and_of_none_is_off() -> None:
     off = frozen(f, "off", 0, 0.5)
     assert all(torch.equal(none[name], off[name]) for name in f)
     assert share(off) == 0
+
+
+def test_importances_are_added_and_an_empty_one_counts_as_zero() -> None:
+    one, other = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([10.0, 30.0])}
+    assert knowledge.added(one, other)["w"].tolist() == [11.0, 32.0]
+    assert knowledge.added({}, other)["w"].tolist() == [10.0, 30.0]
+
+
+def test_an_entry_at_the_threshold_is_frozen_by_the_paper_and_not_by_the_code() -> None:
+    f = {"w": torch.tensor([1.0, 2.0, 3.0])}  # without deviations the threshold is the mean, 2
+    assert frozen(f, "paper", 0, 0)["w"].tolist() == [False, True, True]
+    assert frozen(f, "code", 0, 0)["w"].tolist() == [False, False, True]
+
+
+def test_of_equal_entries_a_quantile_freezes_the_first_by_name_and_place() -> None:
+    f = {"b": torch.ones(300), "a": torch.ones(700)}
+    mask = frozen(f, "quantile", 0, 0.8)
+    assert mask["a"].all()
+    assert mask["b"].tolist() == [True] * 100 + [False] * 200
+    assert list(mask) == ["b", "a"]
+
+
+def test_the_share_of_a_single_entry_and_of_none() -> None:
+    assert share({"w": torch.tensor([True])}) == 1
+    assert share({}) == 0

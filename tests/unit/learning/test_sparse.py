@@ -41,3 +41,9 @@ def test_the_smaller_coding_is_taken(count: int, kind: str) -> None:
 def test_a_code_that_does_not_fit_is_refused(code: dict[str, torch.Tensor]) -> None:
     with pytest.raises(ValueError, match="places"):
         decoded(code, 10)
+
+
+@pytest.mark.parametrize("places", [[0, 5, 3], [0, 3, 3]])
+def test_places_must_rise_all_the_way(places: list[int]) -> None:
+    with pytest.raises(ValueError, match="places"):
+        decoded({"values": torch.ones(3), "places": torch.tensor(places)}, 10)

@@ -196,3 +196,10 @@ def test_embeddings_apart_by_a_step_of_training_are_pulled_with_length_one(
     (wanted - before.double())[2].norm().backward()
     assert wanted.grad is not None
     torch.testing.assert_close(gradient[2].double(), wanted.grad[2], rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_concatenated_is_cut_along_the_last_axis_however_many_there_are() -> None:
+    one, other = torch.rand(2, 3, 4), torch.rand(2, 3, 4)
+    parts = split.parts_of(split.joined([one, other], "concat"), 2, "concat")
+    assert torch.equal(parts[0], one)
+    assert torch.equal(parts[1], other)

@@ -3,7 +3,7 @@
 import torch
 
 from atoll.core.messages import Part, Wholes
-from atoll.learning.weights import copied, mean, only, prefixed, without
+from atoll.learning.weights import _whole, copied, mean, only, prefixed, without
 
 ONE = {"w": torch.tensor([1.0, 2.0]), "b": torch.tensor(0.0)}
 TWO = {"w": torch.tensor([3.0, 6.0]), "b": torch.tensor(8.0)}
@@ -74,3 +74,34 @@ def test_parts_stay_parts_where_all_of_a_whole_is_asked_for() -> None:
     assert only(part, ["w"]).keys() == {"w"}
     plain = dict(part)
     assert only(plain, ["w"]) == {"w": plain["w"]}
+
+
+def test_equal_weights_change_no_bit_in_double_precision_either() -> None:
+    stream = torch.Generator().manual_seed(0)
+    items = [{"w": torch.randn(50, generator=stream, dtype=torch.float64)} for _ in range(3)]
+    assert torch.equal(mean(items, [0.1, 0.1, 0.1])["w"], mean(items)["w"])
+
+
+def test_the_mean_of_one_item_is_the_item_and_names_come_in_the_order_of_the_first() -> None:
+    assert mean([TWO])["w"].tolist() == [3.0, 6.0]
+    assert list(mean([ONE, {"b": TWO["b"], "w": TWO["w"]}])) == ["w", "b"]
+
+
+def test_the_mean_of_the_only_part_of_a_whole_is_the_part() -> None:
+    wholes = Wholes({"w": torch.tensor([[1.0, 2.0]])})
+    assert mean([Part(wholes, 0)])["w"].tolist() == [1.0, 2.0]
+
+
+def test_all_parts_of_a_whole_in_order_are_averaged_where_they_lie() -> None:
+    wholes = Wholes({"w": torch.arange(6.0).view(3, 2)})
+    parts = [Part(wholes, place) for place in range(3)]
+    assert _whole(parts) is wholes.tensors
+    assert _whole(parts[::-1]) is None
+    assert _whole(parts[:2]) is None
+    assert _whole([Part(wholes, place, {"rest": torch.zeros(1)}) for place in range(3)]) is None
+
+
+def test_parts_of_several_wholes_and_plain_tensors_are_averaged_as_what_they_are() -> None:
+    one, other = (Wholes({"w": torch.tensor([[a], [b]])}) for a, b in ((1.0, 2.0), (10.0, 20.0)))
+    assert mean([Part(one, 0), Part(other, 1)])["w"].tolist() == [10.5]
+    assert mean([Part(one, 0), {"w": torch.tensor([5.0])}])["w"].tolist() == [3.0]

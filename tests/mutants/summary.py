@@ -1,0 +1,130 @@
+"""The page docs/mutants.md: what was tried, what survived, and why."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+from .operators import Mutant
+
+__all__ = ["Result", "page", "wilson"]
+
+Z = 1.959964  # of a 95 % interval
+
+
+@dataclass(frozen=True)
+class Result:
+    """A mutant and what became of it; `entry` is None where it was not tried."""
+
+    mutant: Mutant
+    entry: Mapping[str, Any] | None
+    named: bool
+    drawn: bool
+
+    @property
+    def status(self) -> str:
+        """killed, timeout, survived, unreached, or not tried."""
+        return str(self.entry["status"]) if self.entry else "not tried"
+
+    @property
+    def survives(self) -> bool:
+        """Whether no test noticed it."""
+        return self.status in {"survived", "unreached"}
+
+
+def wilson(hits: int, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share."""
+    if not count:
+        return 0.0, 1.0
+    share, square = hits / count, Z * Z
+    middle = (share + square / (2 * count)) / (1 + square / count)
+    half = Z * sqrt(share * (1 - share) / count + square / (4 * count**2)) / (1 + square / count)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def table(results: Sequence[Result], sizes: Mapping[str, int] | None) -> list[str]:
+    """One line for each module and one for all; `sizes`: how many mutants a module has in all."""
+    head = "| module | mutants | tried | killed | timeouts | survived | score | 95 % |"
+    lines = [head, "|---|---|---|---|---|---|---|---|"]
+    files = sorted({result.mutant.file for result in results})
+    for file in (*files, "all"):
+        own = [r for r in results if file in {"all", r.mutant.file}]
+        count = len(own) if sizes is None else sum(sizes[f] for f in files if file in {"all", f})
+        tried = [r for r in own if r.entry]
+        dead = [r for r in tried if not r.survives]
+        timeouts = sum(r.status == "timeout" for r in dead)
+        low, high = wilson(len(dead), len(tried))
+        score = f"{100 * len(dead) / len(tried):.1f} %" if tried else "-"
+        cells = (count, len(tried), len(dead) - timeouts, timeouts, len(tried) - len(dead))
+        numbers = " | ".join(str(cell) for cell in cells)
+        lines.append(f"| {file} | {numbers} | {score} | {100 * low:.1f} to {100 * high:.1f} |")
+    return lines
+
+
+def survivors(results: Sequence[Result], reasons: Mapping[str, str]) -> list[str]:
+    """A line for each mutant that no test noticed, with the reason why it may stay."""
+    lines = []
+    for result in sorted(results, key=lambda r: r.mutant.key):
+        mutant = result.mutant
+        if result.survives:
+            why = reasons.get(mutant.key, "**open**")
+            reach = " No chosen test runs it." if result.status == "unreached" else ""
+            lines.append(f"- {mutant.key}: {mutant.change}. {why}{reach}")
+    return lines or ["None."]
+
+
+def killed_since(results: Sequence[Result]) -> list[str]:
+    """A line for each mutant that survived an earlier run and is killed now."""
+    lines = []
+    for result in sorted(results, key=lambda r: r.mutant.key):
+        entry = result.entry or {}
+        if entry.get("survived before") and not result.survives:
+            test = str(entry["killer"]).split("::")[-1] or "a timeout"
+            lines.append(
+                f"- {result.mutant.key}: {result.mutant.change}. Killed since by `{test}`."
+            )
+    return lines or ["None."]
+
+
+def page(results: Sequence[Result], sizes: Mapping[str, int], reasons: Mapping[str, str]) -> str:
+    """The whole page."""
+    drawn, named = [r for r in results if r.drawn], [r for r in results if r.named]
+    guarded = [r for r in results if r.named or r.mutant.file.startswith("methods/")]
+    others = [r for r in results if r not in guarded]
+    waiting = sum(r.entry is None for r in results)
+    return "\n".join(
+        [
+            "# Mutants",
+            "",
+            "`make mutants` puts small faults into the code, one at a time, and runs the tests",
+            "against each: a fault that no test notices is a survivor. `tests/mutants` has the",
+            "operators, the modules and the named functions. Timeouts count as killed. Against one",
+            "mutant only the cheapest tests that run its lines are run, so the whole suite may",
+            "kill more. This page is written by the command.",
+            "",
+            f"Not tried: {waiting} of {len(results)}." if waiting else "All of them were tried.",
+            "",
+            "## The sample",
+            "",
+            *table(
+                drawn, {f: n for f, n in sizes.items() if any(r.mutant.file == f for r in drawn)}
+            ),
+            "",
+            "## Selection, aggregation and masking: every mutant of the named functions",
+            "",
+            *table(named, None),
+            "",
+            "## Survivors in methods and in the named functions",
+            "",
+            *survivors(guarded, reasons),
+            "",
+            "## Killed since the first run",
+            "",
+            *killed_since(results),
+            "",
+            "## Other survivors of the sample",
+            "",
+            *survivors(others, reasons),
+            "",
+        ]
+    )
