@@ -18,6 +18,8 @@ A = TypeVar("A")
 class SharedWeights:
     """In a request: weights that all sites share. In an answer: whole weights without a base."""
 
+    name: str = "shared"  # which weights, where a method shares more than one network
+
 
 @dataclass(frozen=True)
 class Update:

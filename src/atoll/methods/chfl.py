@@ -520,4 +520,11 @@ def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
     return client._logits(model, rows)
 
 
-METHOD = Method(Options, Server, Client, split="columns", headline="auto", kept=kept, said=said)
+METHOD = Method(
+    *(Options, Server, Client),
+    split="columns",
+    headline="auto",
+    kept=kept,
+    said=said,
+    first=lambda server: {"shared": server.weights},
+)

@@ -144,4 +144,10 @@ def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
     return client.tested(model, rows.x)
 
 
-METHOD = Method(Options, Server, Client, kept=kept, said=said, quorum=True)
+METHOD = Method(
+    *(Options, Server, Client),
+    kept=kept,
+    said=said,
+    quorum=True,
+    first=lambda server: {"shared": server.weights},
+)

@@ -801,4 +801,9 @@ def normalised(found: Sequence[float]) -> Tensor:
     return shares.float()
 
 
-METHOD = Method(Options, Server, Client, split="tasks", headline="own")
+METHOD = Method(
+    *(Options, Server, Client),
+    split="tasks",
+    headline="own",
+    first=lambda server: {"shared": server.base},
+)

@@ -56,7 +56,7 @@ class Options:
 class Fit:
     """The shared network, and the mean of the own ones where that is taken."""
 
-    weights: Annotated[Tensors, SharedWeights()]
+    weights: Annotated[Tensors, SharedWeights("meme")]
     own: Annotated[Tensors, SharedWeights()]  # empty where no mean is taken
 
 
@@ -164,4 +164,11 @@ def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
     return client.learner.says(model, rows.x)
 
 
-METHOD = Method(Options, Server, Client, split="domains", headline="fml", kept=kept, said=said)
+METHOD = Method(
+    *(Options, Server, Client),
+    split="domains",
+    headline="fml",
+    kept=kept,
+    said=said,
+    first=lambda server: {"meme": server.weights},
+)
