@@ -6,6 +6,7 @@ This finds such rows for any combination of two units. It cannot find all ways t
 """
 
 from collections.abc import Mapping
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -15,14 +16,14 @@ __all__ = ["shown_rows"]
 TOLERANCE = 0.005  # relative distance of a combination of units from the row
 FEWEST = 5  # columns with many values, below which a combination meets a row by chance
 MANY = 10  # distinct values from which a column counts as having many
-MOST = 20_000_000  # rows x pairs of units that are compared at most; else neighbours alone
+MOST = 50_000_000  # rows x units x units, above which only neighbours are compared
 NOISE = 1e-10  # squared sine between two updates, below which their difference is rounding
 
 
 def shown_rows(before: Mapping[str, Tensor], after: Mapping[str, Tensor], rows: Tensor) -> int:
     """How many of these training rows can be read off the update from `before` to `after`."""
     inputs = rows.detach().reshape(len(rows), -1).double().cpu()
-    if not len(inputs) or _varied(inputs) < FEWEST:
+    if not len(inputs) or not _enough_values(inputs):
         return 0
     shown = torch.zeros(len(inputs), dtype=torch.bool)
     for name, tensor in before.items():
@@ -33,9 +34,10 @@ def shown_rows(before: Mapping[str, Tensor], after: Mapping[str, Tensor], rows: 
     return int(shown.sum())
 
 
-def _varied(inputs: Tensor) -> int:
-    """Columns with so many values that rows do not meet in them by chance."""
-    return sum(len(column.unique()) >= min(MANY, len(inputs)) for column in inputs.T)
+def _enough_values(inputs: Tensor) -> bool:
+    """Whether rows have so many different values that they do not meet by chance."""
+    varied = (len(column.unique()) >= min(MANY, len(inputs)) for column in inputs.T)
+    return sum(islice(filter(None, varied), FEWEST)) == FEWEST
 
 
 def _of_layer(
@@ -64,21 +66,23 @@ def _alone(units: Tensor, ends: Tensor) -> Tensor:
 
 def _by_pairs(units: Tensor, ends: Tensor) -> Tensor:
     """Rows that lie in the plane of two units; of many units, in that of neighbours by bias."""
-    count = len(units)
-    if count * count * len(ends) <= MOST:
-        one, two = torch.triu_indices(count, count, 1)
-    else:
-        one, two = torch.arange(count - 1), torch.arange(1, count)
-    cosine = (units[one] * units[two]).sum(1)
-    square = 1 - cosine.square()
-    clear = square > NOISE
-    one, two, cosine, square = one[clear], two[clear], cosine[clear], square[clear]
-    shown = torch.zeros(len(ends), dtype=torch.bool)
-    if not len(one):
-        return shown
-    along = ends @ units.T
-    for start in range(0, len(ends), 256):
-        a, b = along[start : start + 256][:, one], along[start : start + 256][:, two]
-        inside = (a.square() + b.square() - 2 * cosine * a * b) / square
-        shown[start : start + 256] = inside.amax(1) >= 1 - TOLERANCE**2
-    return shown
+    cosines, along = units @ units.T, ends @ units.T
+    if len(ends) * len(units) ** 2 > MOST:
+        one, two = along[:, :-1], along[:, 1:]
+        cosine, scale = cosines.diagonal(1), _scale(cosines.diagonal(1))
+        inside = (one.square() + two.square() - 2 * cosine * one * two) * scale
+        return (inside >= 1 - TOLERANCE**2).any(1)
+    scale, squares = _scale(cosines), along.square()
+    return torch.stack(
+        [
+            (((s[:, None] + s) - 2 * cosines * torch.outer(a, a)) * scale).amax()
+            >= 1 - TOLERANCE**2
+            for a, s in zip(along, squares, strict=True)
+        ]
+    )
+
+
+def _scale(cosines: Tensor) -> Tensor:
+    """1 / sin^2 of the angle between two units; 0 where they differ by rounding alone."""
+    square = 1 - cosines.square()
+    return torch.where(square > NOISE, 1 / square.clamp(min=NOISE), 0.0)

@@ -105,6 +105,7 @@ class Bounds:
     epochs: int = 0  # of the work of this exchange
     trained: Rows | None = None  # the rows of the work of this exchange
     request: Any = None
+    dirty: bool = False  # whether the trail is to be written
     updates: bool = False  # whether the answer of this exchange is an update of shared weights
     moment: Moment = field(default_factory=lambda: Moment(0, 0, 1))
 
@@ -179,7 +180,7 @@ class Bounds:
             if taken < self.trail.steps.get(key, 0):
                 raise RefusedError("the moments of the optimiser do not advance")
             if taken:
-                self.trail.steps[key] = taken
+                self.trail.steps[key], self.dirty = taken, True
 
     def on_reply(self, reply: Any) -> None:
         """Refuse a second update of one round, and an update that shows a training row."""
@@ -189,12 +190,12 @@ class Bounds:
         for field_name, mark in updates.items():
             self._look(mark.of, getattr(self.request, mark.of), getattr(reply, field_name))
         for field_name, whole in marked(type(reply), SharedWeights).items():
-            self.trail.last[whole.name] = _plain(getattr(reply, field_name))
+            self.trail.last[whole.name], self.dirty = _plain(getattr(reply, field_name)), True
 
     def _look(self, of: str, before: Tensors, after: Mapping[str, Tensor]) -> None:
         """Refuse an update that shows a row; remember how large it is."""
-        looks = self.terms.shown_rows == "refuse" and self.trained is not None
-        if looks and shown_rows(before, after, self.trained.x):
+        rows = self.trained if self.terms.shown_rows == "refuse" else None
+        if rows is not None and shown_rows(before, after, rows.x):
             raise RefusedError("the answer would show training rows of this site")
         name = marked(type(self.request), SharedWeights)[of].name
         self.trail.reach[name] = {
@@ -209,17 +210,20 @@ class Bounds:
             raise RefusedError("a run goes on from its last checkpoint, or from its first round")
         if place <= self.trail.place and not (self.fresh and place == (0, 0)):
             raise RefusedError("a second update of one round is not in the contract")
-        self.trail.place = place
+        self.trail.place, self.dirty = place, True
 
     def end(self) -> None:
         """The answer has been written down: remember what came."""
         for field_name, mark in marked(type(self.request), SharedWeights).items():
             weights = getattr(self.request, field_name)
-            if weights:
-                self.trail.last[mark.name] = _plain(weights)
+            if weights and not _equal(weights, self.trail.last.get(mark.name, {})):
+                self.trail.last[mark.name], self.dirty = _plain(weights), True
+            if weights and mark.name not in self.derived:
                 self.trail.first.setdefault(mark.name, self.trail.last[mark.name])
         self.fresh, self.answered = False, (self.moment.stage, self.moment.round)
-        self.trail.write(self._path())
+        if self.dirty:
+            self.trail.write(self._path())
+            self.dirty = False
 
     def keep(self, place: str, files: int) -> None:
         """Save where this stands with a checkpoint of the client; the last files are kept."""

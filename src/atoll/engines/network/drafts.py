@@ -12,11 +12,12 @@ from atoll.engines.network import ranges
 from atoll.engines.network.contract import TELLING, Contract
 from atoll.runs.config import RunConfig
 
-__all__ = ["drafted_contract", "drafted_file"]
+__all__ = ["drafted_contract", "drafted_file", "written"]
 
 AGAIN = 5  # as many rounds as the run has may be done, over all runs: rounds may be done again
 STAGES = 20  # that own tables are taken to have, which nobody has seen yet
-USUAL_MOVE = 0.005  # rate x epochs of a round that the default of `move` is meant for
+# Rate x epochs of a round that the default of `move` is meant for, by optimiser.
+USUAL_PACE = {"adam": 0.005, "sgd": 0.5}
 
 
 def drafted_contract(run: RunConfig) -> Contract:
@@ -44,26 +45,32 @@ def _own(run: RunConfig) -> bool:
 
 
 def _epochs(run: RunConfig) -> int:
-    return max([int(run.method.get("epochs", 1)), *run.method.get("epochs_each", ())])
+    return max(map(int, [run.method.get("epochs", 1), *run.method.get("epochs_each", ())]))
 
 
 def _move(run: RunConfig, epochs: int) -> float:
     """How far weights may move in a round: farther with a larger rate, or if rounds are missed."""
-    pace = float(run.method.get("rate", 0.0)) * epochs / USUAL_MOVE
+    usual = USUAL_PACE[str(run.method.get("optimiser", "adam"))]
+    pace = float(run.method.get("rate", 0.0)) * epochs / usual
     missed = run.rounds if run.method.get("cohort") else 1
     return float(min(Contract.drift, Contract.move * max(1.0, pace) * missed))
 
 
 def drafted_file(run: RunConfig | None) -> str:
     """A site's file to begin with; for a run that is known, its contract is filled in."""
-    terms = drafted_contract(run) if run else Contract()
+    return f"{HEAD}\n{written(drafted_contract(run) if run else Contract())}"
+
+
+def written(terms: Contract) -> str:
+    """A contract as the table of a site's file, each term with its remark."""
     remarks = {option.name: option.remark for option in describe(Contract)}
     lines = [
         f"{field.name} = {_value(getattr(terms, field.name))}  # {remarks[field.name]}"
         for field in dataclasses.fields(Contract)
         if field.name != "options"
     ]
-    return "\n".join([HEAD, *lines, *_options(terms.options)]) + "\n"
+    head = "[contract]  # what may leave this site; what is not in it is refused"
+    return "\n".join([head, *lines, *_options(terms.options)]) + "\n"
 
 
 def _options(options: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -87,4 +94,5 @@ store = "store"  # models, checkpoints and the log of what left; never sent
 # data = { files = ["my-table.csv"] }  # for runs on own tables: this site's one file
 # engine = { device = "cpu", threads = 1 }  # of this site alone
 
-[contract]  # what may leave this site; what is not in it is refused; see atoll contract explain"""
+# atoll contract explain FILE says in words what this contract allows
+"""

@@ -250,7 +250,7 @@ class Gate:
         if made.engine_options().threads:
             torch.set_num_threads(made.engine_options().threads)
         self.run = run
-        self._refuse("prepare", ranges.violation(self.terms.options, made))
+        self._refuse("prepare", ranges.violation(self.terms.options, made, self.site.data))
         self._data = _data_key(made)
         return made
 

@@ -6,7 +6,7 @@ value, `{ one_of = [...] }`, or `{ least = ..., most = ... }`; of a list every i
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from atoll import methods
@@ -17,7 +17,10 @@ from atoll.data.splits import ScenarioOptions
 from atoll.learning.models import ModelOptions
 from atoll.runs.config import RunConfig, resolve
 
-__all__ = ["DEFAULTS", "Limit", "Limits", "check_limits", "drafted", "limits_of", "violation"]
+__all__ = [
+    "DEFAULTS", "Limit", "Limits", "check_limits", "drafted", "inside", "known", "limits_of",
+    "violation", "words",
+]  # fmt: skip
 
 Limit = Any  # a value, or a table with least, most or one_of
 Limits = Mapping[str, Limit]
@@ -41,6 +44,7 @@ DEFAULTS: Limits = {
 }
 PLAIN = ("seed", "rounds", "scale", "dtype", "models")
 TABLES = ("scenario", "model", "public", "method")
+OWN_DATA = ("files", "keep", "most_levels")  # of `data`: for the site's own file to say
 EDGES = ("least", "most")
 
 
@@ -50,13 +54,15 @@ def values_of(config: RunConfig) -> dict[str, Any]:
     for table in TABLES:
         found |= {f"{table}.{name}": value for name, value in getattr(config, table).items()}
     found.pop("method.name", None)
+    found |= {f"data.{name}": v for name, v in config.data.items() if name not in OWN_DATA}
     return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
 
 
 def usual(config: RunConfig) -> dict[str, Any]:
     """The same options of a run with the same method and data that sets nothing itself."""
     plain = {"method": {"name": config.method["name"]}, "data": config.data}
-    return values_of(resolve(plain, "the method's defaults"))
+    found = values_of(resolve(plain, "the method's defaults"))
+    return {name: value for name, value in found.items() if not name.startswith("data.")}
 
 
 def limits_of(options: Mapping[str, Limits], config: RunConfig) -> dict[str, Limit]:
@@ -68,14 +74,20 @@ def limits_of(options: Mapping[str, Limits], config: RunConfig) -> dict[str, Lim
     pinned = usual(config) if own else {}
     given = values_of(config)
     rest = {name: {"one_of": [pinned[name]]} for name in given if name in pinned}
-    rest |= {name: {"one_of": [None]} for name in given if own and name not in pinned}
+    rest |= {name: {"one_of": []} for name in given if own and name not in pinned}
     return {**rest, **{n: v for n, v in DEFAULTS.items() if n in given}, **own}
 
 
-def violation(options: Mapping[str, Limits], config: RunConfig) -> str:
-    """Which option of a run is outside of its limit; empty where none is."""
+def violation(
+    options: Mapping[str, Limits], config: RunConfig, trusted: Collection[str] = ()
+) -> str:
+    """Which option of a run is outside of its limit; empty where none is.
+
+    `trusted`: options of `data` that the site has set itself.
+    """
     limits, given = limits_of(options, config), values_of(config)
-    for name in sorted(limits):
+    own = {f"data.{name}" for name in trusted}
+    for name in sorted(limits.keys() - own):
         value = given.get(name)
         if value is not None and not _within(value, limits[name]):
             return f"option '{name}' = {_shown(value)}: the contract allows {words(limits[name])}"
@@ -92,6 +104,16 @@ def _within(value: Any, limit: Limit) -> bool:
     return all(isinstance(item, int | float) and low <= item <= high for item in items)
 
 
+def inside(limit: Limit, usual: Limit) -> bool:
+    """Whether a limit allows nothing that a default limit does not."""
+    if not isinstance(limit, Mapping):
+        return _within(limit, usual)
+    if "one_of" in limit:
+        return all(_within(value, usual) for value in limit["one_of"])
+    least, most = limit.get("least", 0), limit.get("most", float("inf"))
+    return "one_of" not in usual and bool(least >= usual["least"] and most <= usual["most"])
+
+
 def _shown(value: Any) -> str:
     return json.dumps(value)[:80]
 
@@ -101,7 +123,7 @@ def words(limit: Limit) -> str:
     if not isinstance(limit, Mapping):
         return f"{_shown(limit)} only"
     if "one_of" in limit:
-        return f"{' or '.join(map(_shown, limit['one_of'])) or 'nothing'} only"
+        return f"{' or '.join(map(_shown, limit['one_of'])) or 'no such option'}"
     return " and ".join(f"at {edge} {_shown(limit[edge])}" for edge in EDGES if edge in limit)
 
 
@@ -114,14 +136,15 @@ def check_limits(options: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
             raise UserError(what, where, nearest(method, allowed))
         if not isinstance(limits, Mapping):
             raise UserError("limits that are not a table", where, 'write "method.rate" = 0.01')
-        known = _known(method)
+        named = known(method)
         for name, limit in limits.items():
-            if name not in known:
-                raise UserError(f"unknown option '{name}'", where, nearest(name, known))
+            if name not in named and not str(name).startswith("data."):
+                raise UserError(f"unknown option '{name}'", where, nearest(name, named))
             _check_limit(limit, f"{where} {name}")
 
 
-def _known(method: str) -> set[str]:
+def known(method: str) -> set[str]:
+    """The full names of all options that a run with this method has."""
     kinds = {
         "scenario": ScenarioOptions, "model": ModelOptions, "public": PublicOptions,
         "method": methods.load(method).options,
