@@ -150,7 +150,8 @@ class Coordinator:
         """How many training rows come out of all answers so far."""
         rows = self.rows(stage)
         candidates = [torch.zeros(0, rows.shape[1], dtype=torch.float64)]
-        candidates += [decode(sent, back) for sent, back in self.pairs]
+        rate = float(self.config.method["rate"])
+        candidates += [decode(sent, back, rate) for sent, back in self.pairs]
         return matched(torch.cat(candidates), rows)
 
 
@@ -178,18 +179,33 @@ def trap(like: Tensors, deviations: float = 2.0) -> Tensors:
     return {**like, "bias0": -deviations * size}
 
 
+def quiet_trap(like: Tensors, deviations: float = 2.0, gain: float = 3e-7) -> Tensors:
+    """The same for half of the units, with so small a head that Adam's first step is no sign yet.
+
+    The other half keeps the norms as they were.
+    """
+    made, half = {**like, "weight1": like["weight1"].clone()}, len(like["bias0"]) // 2
+    made["bias0"] = like["bias0"].clone()
+    made["bias0"][:half] = trap(like, deviations)["bias0"][:half]
+    made["weight1"][0, :half], made["weight1"][1, :half] = gain, -gain
+    return made
+
+
 def _last(like: Tensors) -> int:
     return max(int(name.removeprefix("bias")) for name in like if name.startswith("bias"))
 
 
-def decode(sent: Tensors, back: Tensors) -> Tensor:
-    """Candidates for rows: the update of each unit, and of pairs of units by their biases.
-
-    Of few units all pairs are tried, of many those that are neighbours.
-    """
+def decode(sent: Tensors, back: Tensors, rate: float) -> Tensor:
+    """Candidates for rows, from updates as they are and as one step of Adam made them."""
     order = sent["bias0"].argsort()
     weight = (back["weight0"] - sent["weight0"]).double()[order]
     bias = (back["bias0"] - sent["bias0"]).double()[order]
+    undone = [1e-8 * update / (rate - update.abs()) for update in (weight, bias)]
+    return torch.cat([_ratios(weight, bias), _ratios(*undone)])
+
+
+def _ratios(weight: Tensor, bias: Tensor) -> Tensor:
+    """The ratio of each unit, and of pairs: of few units of all, of many of neighbours."""
     count = len(bias)
     one, two = torch.triu_indices(count, count, 1)
     if count > PAIRED:

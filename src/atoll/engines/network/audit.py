@@ -1,23 +1,70 @@
-"""A look at an answer before it leaves: does it show a training row?
+"""Do weights single out a training row, and does an update show one?
 
-The update of a linear layer that reads the inputs is, unit by unit, a sum of training rows. Where
-a single unit, or two units together, hold one row alone, whoever gets the answer can read it off.
-This finds such rows for any combination of two units. It cannot find all ways to read rows.
+The update of a linear layer that reads the inputs is, unit by unit, a sum of the rows that reach
+the unit. Where one row alone reaches a unit, or two units with the same direction differ by one or
+two rows, an update tells that row. Both looks find what one and two units tell. They cannot find
+all ways to read rows, and they look at layers of linear units with ReLU alone.
 """
 
+import math
 from collections.abc import Mapping
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-__all__ = ["shown_rows"]
+__all__ = ["shown_rows", "singling_units", "undone"]
 
 TOLERANCE = 0.005  # relative distance of a combination of units from the row
 FEWEST = 5  # columns with many values, below which a combination meets a row by chance
 MANY = 10  # distinct values from which a column counts as having many
 MOST = 50_000_000  # rows x units x units, above which only neighbours are compared
+PARALLEL = 0.999  # cosine from which two units have one direction
+NEARLY = 2  # rows by which such units differ at most, to be twins
+SMALL_SHARE = 16  # a unit may be reached by one in so many rows in any case
+FEW, ENOUGH = 8, 40  # rows that are few for a unit, of a table with at least as many
 NOISE = 1e-10  # squared sine between two updates, below which their difference is rounding
+
+
+def singling_units(weights: Mapping[str, Tensor], rows: Tensor, least: int) -> int:
+    """How many units are reached by some rows, but by fewer than `least`; twins count as well.
+
+    Twins: two units of one direction that differ by one or two rows, and two that few rows reach
+    and that differ by one. Tables with few columns, and small ones, have such units by chance:
+    `least` is at most one in sixteen rows, and fewer than five columns are not looked at.
+    """
+    inputs = rows.detach().reshape(len(rows), -1).double().cpu()
+    if least < 2 or not len(inputs) or inputs.shape[1] < FEWEST:
+        return 0
+    least = min(least, math.ceil(len(inputs) / SMALL_SHARE))
+    count = 0
+    for names in _layers(weights, inputs.shape[1]):
+        weight, bias = (weights[name].detach().double().cpu() for name in names)
+        count += _singling(weight, bias, inputs, least)
+    return count
+
+
+def _layers(weights: Mapping[str, Tensor], columns: int) -> list[tuple[str, str]]:
+    """The names of weight and bias of every linear layer that reads the inputs."""
+    found = []
+    for name, tensor in weights.items():
+        bias = name.replace("weight", "bias")
+        fits = tensor.dim() == 2 and tensor.shape[1] == columns
+        if fits and bias != name and bias in weights:
+            found.append((name, bias))
+    return found
+
+
+def _singling(weight: Tensor, bias: Tensor, inputs: Tensor, least: int) -> int:
+    reached = ((inputs @ weight.T + bias) > 0).double()
+    counts = reached.sum(0)
+    few = int(((counts > 0) & (counts < least)).sum())
+    units = torch.nn.functional.normalize(weight, dim=1)
+    apart = counts[:, None] + counts - 2 * reached.T @ reached
+    twins = ((units @ units.T) > PARALLEL) & (apart > 0) & (apart <= NEARLY)
+    if len(inputs) >= ENOUGH:
+        twins |= (torch.minimum(counts[:, None], counts) < FEW) & (apart == 1)
+    return few + int(twins.sum()) // 2
 
 
 def shown_rows(before: Mapping[str, Tensor], after: Mapping[str, Tensor], rows: Tensor) -> int:
@@ -26,11 +73,9 @@ def shown_rows(before: Mapping[str, Tensor], after: Mapping[str, Tensor], rows: 
     if not len(inputs) or not _enough_values(inputs):
         return 0
     shown = torch.zeros(len(inputs), dtype=torch.bool)
-    for name, tensor in before.items():
-        bias = name.replace("weight", "bias")
-        paired = bias != name and bias in before and bias in after and name in after
-        if paired and tensor.dim() == 2 and tensor.shape[1] == inputs.shape[1]:
-            shown |= _of_layer(before, after, (name, bias), inputs)
+    for names in _layers(before, inputs.shape[1]):
+        if all(name in after for name in names):
+            shown |= _of_layer(before, after, names, inputs)
     return int(shown.sum())
 
 
@@ -38,6 +83,18 @@ def _enough_values(inputs: Tensor) -> bool:
     """Whether rows have so many different values that they do not meet by chance."""
     varied = (len(column.unique()) >= min(MANY, len(inputs)) for column in inputs.T)
     return sum(islice(filter(None, varied), FEWEST)) == FEWEST
+
+
+def undone(
+    before: Mapping[str, Tensor], after: Mapping[str, Tensor], rate: float, epsilon: float
+) -> dict[str, Tensor]:
+    """What plain gradients would have made of `before`, if `after` is one step of fresh Adam."""
+    found = {}
+    for name, tensor in before.items():
+        update = after[name].detach().double().cpu() - tensor.detach().double().cpu()
+        left = (rate - update.abs()).clamp(min=rate * 1e-9)
+        found[name] = tensor.detach().double().cpu() + update / left * epsilon
+    return found
 
 
 def _of_layer(

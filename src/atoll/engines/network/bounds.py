@@ -22,10 +22,10 @@ from atoll.core.federation import Moment, kinds
 from atoll.core.messages import Tensors
 from atoll.core.record import disk_errors, write_whole
 from atoll.core.rows import Rows
-from atoll.engines.network.audit import shown_rows
+from atoll.engines.network.audit import shown_rows, singling_units, undone
 from atoll.engines.network.contract import Contract, RefusedError
 from atoll.engines.network.egress import Spent
-from atoll.learning.train import Work
+from atoll.learning.train import Optimiser, Work
 from atoll.learning.weights import prefixed, without
 from atoll.runs.parts import Parts
 
@@ -104,6 +104,7 @@ class Bounds:
     answered: tuple[int, int] = (-1, -1)  # stage and round of the last answer since then
     epochs: int = 0  # of the work of this exchange
     trained: Rows | None = None  # the rows of the work of this exchange
+    single: Optimiser | None = None  # Adam, where the work of this exchange is one step of it
     request: Any = None
     dirty: bool = False  # whether the trail is to be written
     updates: bool = False  # whether the answer of this exchange is an update of shared weights
@@ -121,6 +122,7 @@ class Bounds:
     def begin(self, moment: Moment, action: Callable[..., Any] | None) -> None:
         """A new exchange."""
         self.moment, self.epochs, self.trained, self.request = moment, 0, None, None
+        self.single = None
         self.updates = bool(action and marked(kinds(action)[1], Update))
 
     def exhausted(self, moment: Moment) -> str:
@@ -169,7 +171,10 @@ class Bounds:
             most = f"{terms.epochs_in_all:,}"
             raise RefusedError(f"more than {most} epochs on this data are not in the contract")
         self._advance(work)
+        self._mixed(work.rows)
         self.epochs, self.trained = self.epochs + epochs, work.rows
+        adam = work.phases[0].optimiser if work.phases[0].optimiser.kind == "adam" else None
+        self.single = adam if steps == 1 else None
 
     def _advance(self, work: Work) -> None:
         """Refuse an optimiser that has forgotten steps which it took in this stage."""
@@ -181,6 +186,16 @@ class Bounds:
                 raise RefusedError("the moments of the optimiser do not advance")
             if taken:
                 self.trail.steps[key], self.dirty = taken, True
+
+    def _mixed(self, rows: Rows) -> None:
+        """Refuse weights that single out rows here, before anything is trained with them."""
+        if not self.updates:
+            return
+        for field_name in marked(type(self.request), SharedWeights):
+            weights = getattr(self.request, field_name)
+            count = singling_units(weights, rows.x, self.terms.unit_rows)
+            if count:
+                raise RefusedError(f"the weights single out rows of this site in {count} units")
 
     def on_reply(self, reply: Any) -> None:
         """Refuse a second update of one round, and an update that shows a training row."""
@@ -195,7 +210,10 @@ class Bounds:
     def _look(self, of: str, before: Tensors, after: Mapping[str, Tensor]) -> None:
         """Refuse an update that shows a row; remember how large it is."""
         rows = self.trained if self.terms.shown_rows == "refuse" else None
-        if rows is not None and shown_rows(before, after, rows.x):
+        seen = [after]
+        if self.single is not None:
+            seen.append(undone(before, after, self.single.rate, self.single.epsilon))
+        if rows is not None and any(shown_rows(before, one, rows.x) for one in seen):
             raise RefusedError("the answer would show training rows of this site")
         name = marked(type(self.request), SharedWeights)[of].name
         self.trail.reach[name] = {

@@ -29,9 +29,10 @@ class Contract:
     rows: AtLeastOne = 8  # training rows behind an answer, at least
     step_rows: AtLeastOne = 8  # rows in a training step, at least; a last, smaller batch is free
     steps: AtLeastOne = 2  # training steps behind an answer, at least
+    unit_rows: AtLeastOne = 3  # rows that reach a unit of the first layer, if any does; 1: any
     initial_weights: Literal["derived", "any"] = "derived"  # any: a coordinator's own first weights
     move: NotNegative = 0.5  # of their norm, that shared weights may move in a round; 0: any
-    drift: NotNegative = 10.0  # norms between the first weights and any later ones; 0: any
+    drift: NotNegative = 50.0  # norms between the first weights and any later ones; 0: any
     gradient: NotNegative = 10.0  # norm of one row's gradient that may come in; 0: any
     shown_rows: Literal["refuse", "allow"] = "refuse"  # an update that a training row is read off
     rounds_in_all: AtLeastOne = 1000  # rounds of all runs on the same data, ever

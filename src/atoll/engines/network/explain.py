@@ -18,9 +18,9 @@ REMAINS = (
     " (membership), and learn shares and averages of columns and labels;",
     "- send weights of its own making, in moves that the contract allows, over many rounds, and"
     " learn signs and coarse values of single rows from them;",
-    "- combine three or more units, or several rounds, to read off a row: the check of updates"
-    " looks at one and at two units of layers that read the inputs, in tables with five or more"
-    " columns of many values, and at nothing else;",
+    "- combine three or more units, or several rounds, to read off a row: the checks of weights"
+    " and updates look at one and at two units of linear layers that read the inputs, in tables"
+    " with five or more columns, and at nothing else (no convolutions, no texts);",
     "- collude with all sites but this one and so know this site's update exactly.",
     "Only noise on updates (differential privacy) bounds these, and atoll does not add any.",
 )
@@ -71,7 +71,7 @@ def _marks(terms: Contract, mark: type) -> bool:
 
 def _worst(terms: Contract) -> Iterator[str]:
     if _marks(terms, Update):
-        rounds = min(terms.rounds_in_all, max(_most(terms, "rounds") or [terms.rounds_in_all]))
+        rounds = int(min([terms.rounds_in_all, *_most(terms, "rounds")]))
         epochs = _words_of(_most(terms, "method.epochs"))
         yield (
             f"A coordinator can ask for {rounds:,} rounds of a run, each of at most {epochs}"
@@ -146,6 +146,7 @@ def _loose_terms(terms: Contract) -> Iterator[str]:
         ("drift", not terms.drift or terms.drift > USUAL.drift),
         ("shown_rows", terms.shown_rows == "allow"),
         ("steps", terms.steps < USUAL.steps),
+        ("unit_rows", terms.unit_rows < USUAL.unit_rows),
         ("rows", terms.rows < USUAL.rows),
         ("step_rows", terms.step_rows < USUAL.step_rows),
         ("gradient", not terms.gradient or terms.gradient > USUAL.gradient),
@@ -162,6 +163,7 @@ LOOSE_TERMS = {
     "drift": "weights may vanish or grow without limit, which helps to read rows.",
     "shown_rows": "updates leave even where a training row can be read off them.",
     "steps": "an update may be a single gradient, which gives rows away with weights made for it.",
+    "unit_rows": "weights may come that let one row alone reach a unit, whose update is that row.",
     "rows": "fewer rows stand behind an answer.",
     "step_rows": "fewer rows stand behind a step.",
     "gradient": "vertical networks can be steered faster towards showing rows.",
