@@ -1,5 +1,6 @@
 """The bounds of a contract one by one: options, rows, steps, weights, moments, budgets, words."""
 
+import hashlib
 import json
 import tomllib
 from pathlib import Path
@@ -293,7 +294,7 @@ def test_a_gradient_has_a_limit_where_gradients_cross(tmp_path: Path) -> None:
     made = gate(tmp_path, method="splitnn")
     moment = Moment(0, 0, 6)
     reply = made.handle(1, "learn", moment, pack(Learn(1, 0, True, torch.zeros(0, 50))))
-    rows = dict((n, shape) for n, _, shape in reply.tensors)["embedding"][0]
+    rows = {n: shape for n, _, shape in reply.tensors}["embedding"][0]
     with pytest.raises(RefusedError, match=r"gradient of a row has the norm 70.7"):
         made.handle(2, "learn", moment, pack(Learn(1, 1, True, torch.full((rows, 50), 10.0))))
     made.handle(3, "learn", moment, pack(Learn(1, 1, True, torch.full((rows, 50), 0.1))))
@@ -345,7 +346,7 @@ def test_a_log_from_before_budgets_is_still_whole(tmp_path: Path) -> None:
         "bytes": 3, "digest": "d", "before": egress.FIRST,
     }  # fmt: skip
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    hashed = egress.hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    hashed = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     path.write_text(json.dumps({**body, "hash": hashed}) + "\n")
     assert egress.EgressLog(path).total() == 3
 
