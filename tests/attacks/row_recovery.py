@@ -258,7 +258,7 @@ def creep(coordinator: Coordinator, goal: Tensors, share: float, rounds: int) ->
 def spotted(coordinator: Coordinator, moment: Moment, weights: Tensors) -> int | None:
     """The hits of crafted weights on the test rows."""
     reply = coordinator.ask("check", moment, Check(0, weights))
-    return None if reply is None else unpack(reply, Checked, "basel").correct[""]
+    return None if reply is None else unpack(reply, Checked, "basel").correct.get("", 0)
 
 
 def band(like: Tensors, low: float, high: float, column: int, above: float) -> Tensors:

@@ -25,12 +25,15 @@ from .row_recovery import (
     HONEST,
     STAGED,
     Coordinator,
+    band,
     craft,
     creep,
     quiet_trap,
     recover_by_tests,
     run_config,
     site,
+    spotted,
+    towards,
     trap,
 )
 
@@ -271,6 +274,11 @@ def test_nothing_through_tests(kind: str, method: str, tmp_path: Path) -> None:
     assert recover_by_tests(coordinator, Moment(0, 0, config.rounds)) == 0
     if method == "fedavg":  # chfl tests its own models: what a request holds does not matter
         assert coordinator.refusals
-    coordinator.honest(2)
+    weights = coordinator.honest(2)
+    assert recover_by_tests(coordinator, Moment(0, 1, config.rounds)) == 0
+    goal = band(coordinator.first, 0.0, 1.0, 1, 0.0)
+    for number in range(60):  # as many small moves, none of them an update
+        weights = towards(weights, goal, 0.45, {})
+        spotted(coordinator, Moment(0, number % config.rounds, config.rounds), weights)
     assert recover_by_tests(coordinator, Moment(0, 1, config.rounds)) == 0
     assert coordinator.refusals

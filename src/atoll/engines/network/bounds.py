@@ -4,6 +4,7 @@ The policy keeps the shared weights that came last, and not the method. It looks
 every piece of work and every answer, and refuses what the contract does not allow.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -44,11 +45,14 @@ class Trail:
     place: tuple[int, int] = (-1, -1)  # stage and round of the last update that left
     steps: dict[str, int] = field(default_factory=dict)  # of optimisers that remember, by phase
     reach: dict[str, dict[str, float]] = field(default_factory=dict)  # norms of the last own update
+    # stage, round and digest of the weights that came last to be tested
+    tested: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Save it whole."""
         tensors = {"place": torch.tensor(self.place)}
         tensors |= {f"steps/{phase}": torch.tensor(n) for phase, n in self.steps.items()}
+        tensors |= {f"tested/{name}": torch.tensor(one) for name, one in self.tested.items()}
         reach = {n: {k: torch.tensor(v) for k, v in own.items()} for n, own in self.reach.items()}
         for kind, held in (("first", self.first), ("last", self.last), ("reach", reach)):
             for name, weights in held.items():
@@ -74,7 +78,13 @@ class Trail:
         steps = {phase: int(n) for phase, n in without("steps", tensors).items()}
         first, last, own = (_by_name(without(kind, tensors)) for kind in ("first", "last", "reach"))
         reach = {name: {k: float(v) for k, v in norms.items()} for name, norms in own.items()}
-        return cls(first, last, (stage, number), steps, reach)
+        tested = {name: _three(one) for name, one in without("tested", tensors).items()}
+        return cls(first, last, (stage, number), steps, reach, tested)
+
+
+def _three(tensor: Tensor) -> tuple[int, int, int]:
+    one, two, three = tensor.tolist()
+    return one, two, three
 
 
 def _by_name(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
@@ -222,8 +232,12 @@ class Bounds:
             if old.is_floating_point()
         }
 
+    @property
+    def _here(self) -> tuple[int, int]:
+        return self.moment.stage, self.moment.round
+
     def _once(self) -> None:
-        place = (self.moment.stage, self.moment.round)
+        place = self._here
         if self.fresh and place > (0, 0) and self.trail.place > (-1, -1):
             raise RefusedError("a run goes on from its last checkpoint, or from its first round")
         if place <= self.trail.place and not (self.fresh and place == (0, 0)):
@@ -231,14 +245,17 @@ class Bounds:
         self.trail.place, self.dirty = place, True
 
     def end(self) -> None:
-        """The answer has been written down: remember what came."""
+        """The answer has been written down: remember the weights that an update began with.
+
+        Those of a test move nothing, or many tests in one round would be as many moves.
+        """
         for field_name, mark in marked(type(self.request), SharedWeights).items():
             weights = getattr(self.request, field_name)
-            if weights and not _equal(weights, self.trail.last.get(mark.name, {})):
+            if weights and self.updates:
                 self.trail.last[mark.name], self.dirty = _plain(weights), True
             if weights and mark.name not in self.derived:
-                self.trail.first.setdefault(mark.name, self.trail.last[mark.name])
-        self.fresh, self.answered = False, (self.moment.stage, self.moment.round)
+                self.trail.first.setdefault(mark.name, _plain(weights))
+        self.fresh, self.answered = self.fresh and not self.updates, self._here
         if self.dirty:
             self.trail.write(self._path())
             self.dirty = False
@@ -257,14 +274,14 @@ class Bounds:
 
     def _admit(self, name: str, weights: Tensors) -> None:
         """Refuse shared weights that no honest coordinator sends now."""
-        derived = self.derived.get(name)
+        derived, last = self.derived.get(name), self.trail.last.get(name)
         if derived and _equal(weights, derived):
             return
-        known = self.trail.last.get(name, derived or {})
-        begins = name not in self.trail.last and (self.moment.stage, self.moment.round) == (0, 0)
-        begins = begins and self.updates  # a test may come before the first own update
-        if self.terms.initial_weights == "any" and name not in self.trail.last:
+        free = self.terms.initial_weights == "any"
+        if free and last is None:
             return
+        begins = self.updates and bool(derived) and self._here == (0, 0) and not free
+        known = last or derived
         if begins or not known:
             raise RefusedError("the first weights are not those that this site derives itself")
         _same_form(weights, known)
@@ -272,6 +289,16 @@ class Bounds:
         reach = self.trail.reach.get(name, {})
         for key, tensor in weights.items():
             self._near(key, tensor, known[key], first[key], reach.get(key, 0.0))
+        if not self.updates:
+            self._tested(name, weights)
+
+    def _tested(self, name: str, weights: Tensors) -> None:
+        """Refuse a second set of weights to test with in one round, when the first is bounded."""
+        digest = _digest(weights)
+        stage, number, before = self.trail.tested.get(name, (-1, -1, digest))
+        if (stage, number) == self._here and before != digest:
+            raise RefusedError("other weights for a second test in one round")
+        self.trail.tested[name], self.dirty = (*self._here, digest), True
 
     def _near(self, key: str, new: Tensor, last: Tensor, first: Tensor, own: float) -> None:
         if not new.is_floating_point() or not new.numel():
@@ -311,6 +338,15 @@ def _equal(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
 def _bits(tensor: Tensor) -> tuple[Any, ...]:
     plain = tensor.detach().cpu().contiguous()
     return plain.dtype, plain.shape, plain.flatten().view(torch.uint8).numpy().tobytes()
+
+
+def _digest(weights: Mapping[str, Tensor]) -> int:
+    """A number for weights that other weights do not have, save by a rare chance."""
+    digest = hashlib.blake2b(digest_size=7)  # fits a 64 bit number
+    for name in sorted(weights):
+        dtype, shape, content = _bits(weights[name])
+        digest.update(f"{name}{dtype}{tuple(shape)}".encode() + content)
+    return int.from_bytes(digest.digest())
 
 
 def _same_form(weights: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> None:

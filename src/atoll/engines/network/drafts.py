@@ -15,6 +15,7 @@ from atoll.runs.config import RunConfig
 __all__ = ["drafted_contract", "drafted_file", "written"]
 
 AGAIN = 5  # as many rounds as the run has may be done, over all runs: rounds may be done again
+ANSWERS = 25  # of a round: its update, and tests of all tasks so far
 STAGES = 20  # that own tables are taken to have, which nobody has seen yet
 # Rate x epochs of a round that the default of `move` is meant for, by optimiser.
 USUAL_PACE = {"adam": 0.005, "sgd": 0.5}
@@ -36,6 +37,7 @@ def drafted_contract(run: RunConfig) -> Contract:
         move=_move(run, epochs),
         rounds_in_all=rounds,
         epochs_in_all=rounds * epochs + AGAIN * int(run.method.get("pretrain_epochs", 0)),
+        answers_in_all=_answers(run, rounds),
         options={method: ranges.drafted(run)},
     )
 
@@ -46,6 +48,13 @@ def _own(run: RunConfig) -> bool:
 
 def _epochs(run: RunConfig) -> int:
     return max(map(int, [run.method.get("epochs", 1), *run.method.get("epochs_each", ())]))
+
+
+def _answers(run: RunConfig, rounds: int) -> int:
+    """How many answers all runs may have; methods that exchange every step have the default."""
+    if methods.load(str(run.method["name"])).split in ("parties", "domains"):
+        return Contract.answers_in_all
+    return min(Contract.answers_in_all, rounds * ANSWERS)
 
 
 def _move(run: RunConfig, epochs: int) -> float:

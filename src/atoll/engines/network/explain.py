@@ -74,9 +74,10 @@ def _worst(terms: Contract) -> Iterator[str]:
         rounds = int(min([terms.rounds_in_all, *_most(terms, "rounds")]))
         epochs = _words_of(_most(terms, "method.epochs"))
         yield (
-            f"A coordinator can ask for {rounds:,} rounds of a run, each of at most {epochs}"
-            f" epochs, and see each update by itself. An update comes from at least {terms.rows}"
-            f" training rows, {terms.steps} steps and {terms.step_rows} rows in a step."
+            f"A coordinator can ask for {rounds:,} rounds in a stage of a run, each of {epochs}"
+            " epochs at most, and see each update by itself. At least behind an update:"
+            f" {terms.rows} training rows, {_count(terms.steps, 'step')} and"
+            f" {_count(terms.step_rows, 'row')} in a step."
         )
         yield _first(terms) + _later(terms)
     if _marks(terms, SharedWeights):
@@ -95,6 +96,10 @@ def _worst(terms: Contract) -> Iterator[str]:
         )
     if "offer" in terms.actions:
         yield "'offer' and 'agree' tell hashes of column names, and the levels of text columns."
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def _first(terms: Contract) -> str:

@@ -220,6 +220,24 @@ def test_a_test_is_bound_by_the_same_weights(tmp_path: Path) -> None:
         made.handle(2, "check", Moment(0, 0, 6), pack(Check(0, far)))
 
 
+def test_tests_move_nothing_and_one_round_is_tested_with_one_set(tmp_path: Path) -> None:
+    made = gate(tmp_path)
+    weights = first(made)
+    fit(made, 0, weights)
+    near = moved(weights, "weight0", 0.4)
+
+    def check(number: int, weights: Tensors, round: int = 0) -> None:
+        made.handle(number, "check", Moment(0, round, 6), pack(Check(0, weights)))
+
+    check(2, near)
+    check(3, near)
+    with pytest.raises(RefusedError, match="other weights for a second test in one round"):
+        check(4, moved(weights, "weight0", 0.3))
+    with pytest.raises(RefusedError, match="moved by"):
+        check(5, moved(weights, "weight0", 0.8), 1)
+    fit(made, 5, near)
+
+
 def test_where_a_run_stands_outlives_the_process(tmp_path: Path) -> None:
     made = gate(tmp_path)
     weights = first(made)
@@ -244,10 +262,10 @@ def test_a_run_that_died_before_its_first_checkpoint_begins_again(tmp_path: Path
 
 def test_one_round_has_one_update(tmp_path: Path) -> None:
     made = gate(tmp_path)
-    back = fit(made, 1, first(made))
-    for number in (0, 1):
+    back = fit(made, 2, first(made))
+    for number in (1, 2):
         with pytest.raises(RefusedError, match="a second update of one round"):
-            made.handle(3 + number, "fit", Moment(0, number, 6), pack(Weights(back)))
+            made.handle(4 + number, "fit", Moment(0, number, 6), pack(Weights(back)))
 
 
 def test_a_run_keeps_its_config(tmp_path: Path) -> None:
@@ -267,10 +285,11 @@ def test_a_damaged_trail_is_told(tmp_path: Path) -> None:
 def test_a_trail_is_read_as_it_was_written(tmp_path: Path) -> None:
     weights = {"a/b": torch.ones(2), "c": torch.zeros(1)}
     trail = Trail({"own": weights}, {"shared": weights}, (1, 2), {"0-loss": 5},
-                  {"shared": {"a/b": 0.5}})  # fmt: skip
+                  {"shared": {"a/b": 0.5}}, {"shared": (0, 1, 2**55 + 1)})  # fmt: skip
     trail.write(tmp_path / "trail")
     again = Trail.read(tmp_path / "trail")
     assert (again.place, again.steps, again.reach) == ((1, 2), {"0-loss": 5}, trail.reach)
+    assert again.tested == trail.tested
     for one, two in ((again.first["own"], weights), (again.last["shared"], weights)):
         assert one.keys() == two.keys()
         assert all(torch.equal(one[n], two[n]) for n in one)
@@ -421,8 +440,8 @@ def test_a_contract_is_explained_by_the_command(tmp_path: Path) -> None:
     assert ended.exit_code == 0
     said = " ".join(ended.output.split())
     assert "Methods: fedavg. Actions: check, fit." in said
-    assert "6 rounds of a run, each of at most 2 epochs" in said
-    assert "at least 8 training rows, 2 steps and 8 rows in a step" in said
+    assert "6 rounds in a stage of a run, each of 2 epochs at most" in said
+    assert "behind an update: 8 training rows, 2 steps and 8 rows in a step" in said
     assert "(membership)" in said
     assert "looser than the default" not in said
     path.write_text(path.read_text().replace('"derived"', '"any"'))
