@@ -31,11 +31,12 @@ def singling_units(weights: Mapping[str, Tensor], rows: Tensor, least: int) -> i
 
     Twins: two units of one direction that differ by one or two rows, and two that few rows reach
     and that differ by one. Tables with few columns, and small ones, have such units by chance:
-    `least` is at most one in sixteen rows, and fewer than five columns are not looked at.
+    `least` is at most one in sixteen rows, and fewer than five columns are not looked at. Nor are
+    images, whose pixels are not centred: there such units are usual.
     """
-    inputs = rows.detach().reshape(len(rows), -1).double().cpu()
-    if least < 2 or not len(inputs) or inputs.shape[1] < FEWEST:
+    if least < 2 or not len(rows) or rows.dim() != 2 or rows.shape[1] < FEWEST:
         return 0
+    inputs = rows.detach().double().cpu()
     least = min(least, math.ceil(len(inputs) / SMALL_SHARE))
     count = 0
     for names in _layers(weights, inputs.shape[1]):

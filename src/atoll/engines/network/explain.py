@@ -20,7 +20,7 @@ REMAINS = (
     " learn signs and coarse values of single rows from them;",
     "- combine three or more units, or several rounds, to read off a row: the checks of weights"
     " and updates look at one and at two units of linear layers that read the inputs, in tables"
-    " with five or more columns, and at nothing else (no convolutions, no texts);",
+    " with five or more columns, and at nothing else (no images, no texts);",
     "- collude with all sites but this one and so know this site's update exactly.",
     "Only noise on updates (differential privacy) bounds these, and atoll does not add any.",
 )
