@@ -22,9 +22,10 @@ from atoll.core.errors import (
     UserError,
 )
 from atoll.engines.local import recorded, refuse_absent, run_folder
-from atoll.engines.network import coordinator, egress, rehearsal
+from atoll.engines.network import coordinator, egress, explain, rehearsal
 from atoll.engines.network import site as site_end
 from atoll.engines.network.kits import Kit, init, renew
+from atoll.engines.network.policy import read_site
 from atoll.runs.config import RunConfig, read, resolve
 from atoll.runs.result import Run
 
@@ -42,6 +43,9 @@ def register(app: typer.Typer, out: Console, err: Console, show: Show) -> None:
     own.command("renew")(commands.renew)
     own.command("show")(commands.show_kits)
     app.add_typer(own, name="network")
+    terms = typer.Typer(no_args_is_help=True, help="Look at the contract of a site.")
+    terms.command("explain")(commands.explain)
+    app.add_typer(terms, name="contract")
     app.command("serve")(commands.serve)
     app.command("join")(commands.join)
     app.command("egress")(commands.egress)
@@ -196,6 +200,14 @@ class _Commands:
             raise UserError(
                 f"no go: {failed[0].what}", str(project), failed[0].words, EXIT_SITE_FAILED
             )
+
+    def explain(
+        self,
+        site: Annotated[Path, typer.Argument(help="a site's own file, .toml")],
+    ) -> None:
+        """Say in words what a site's contract allows, and the worst case that it implies."""
+        for line in explain.explained(read_site(site).terms()):
+            self._say(line)
 
     def egress(
         self,

@@ -31,6 +31,7 @@ __all__ = [
     "Clients",
     "Job",
     "Moment",
+    "Observer",
     "Server",
     "Transport",
     "Working",
@@ -136,26 +137,52 @@ def _actions(kind: Any) -> dict[str, Callable[..., Any]]:
     }
 
 
-def begin(client: Any, action: str, moment: Moment, packet: Packet) -> Working[Any]:
+class Observer(Protocol):
+    """Whoever looks at an exchange at a client, such as a site's policy; it may raise."""
+
+    def on_request(self, request: Any) -> None:
+        """Look at a request before the client does."""
+        ...
+
+    def on_job(self, job: Job) -> None:
+        """Look at a piece of work before it is done."""
+        ...
+
+    def on_reply(self, reply: Any) -> None:
+        """Look at an answer before it is packed."""
+        ...
+
+
+def begin(
+    client: Any, action: str, moment: Moment, packet: Packet, observer: Observer | None = None
+) -> Working[Any]:
     """The half of an exchange that happens at a client: yields its work, returns its message."""
     known = actions(type(client))
     if action not in known:
         raise BadMessageError(SERVER, f"{action[:80]!r} is not an action of this method")
     request: Any = unpack(packet, kinds(known[action])[0], SERVER)
+    if observer:
+        observer.on_request(request)
     reply = known[action](client, request, moment)
     if inspect.isgenerator(reply):
         reply = yield from reply
     return reply
 
 
-def answer(client: Any, action: str, moment: Moment, packet: Packet) -> Packet:
+def answer(
+    client: Any, action: str, moment: Moment, packet: Packet, observer: Observer | None = None
+) -> Packet:
     """What a client replies to a packet, each piece of its work done as it comes."""
-    steps = begin(client, action, moment, packet)
+    steps = begin(client, action, moment, packet, observer)
     try:
         job = next(steps)
         while True:
+            if observer:
+                observer.on_job(job)
             job = steps.send(job())
     except StopIteration as end:
+        if observer:
+            observer.on_reply(end.value)
         return pack(end.value) if packet.message is None else wrap(end.value)
 
 

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
-from typing import Any, Literal, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
 
 import torch
 from pydantic import TypeAdapter
@@ -20,6 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from atoll.core.annotations import RowGradient, SharedWeights
 from atoll.core.errors import BadMessageError
 from atoll.core.late import Arriving, Late, now
 
@@ -121,7 +122,7 @@ class Empty:
 class Weights:
     """Named weights of a model."""
 
-    weights: Tensors
+    weights: Annotated[Tensors, SharedWeights()]
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class Check:
     """A request to test on a task; the weights to test with, where the server holds them."""
 
     task: int
-    weights: Tensors
+    weights: Annotated[Tensors, SharedWeights()]
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class Learn:
     seed: int  # of the order of rows in this round
     step: int  # batches so far in this round
     more: bool  # whether there is such a step; else the gradient is the last
-    gradient: Tensor  # (rows, width), no rows before the first step
+    gradient: Annotated[Tensor, RowGradient()]  # (rows, width), no rows before the first step
 
 
 @dataclass(frozen=True)

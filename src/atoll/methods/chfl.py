@@ -19,6 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from atoll.core.annotations import SharedWeights, Update
 from atoll.core.errors import BadMessageError, UserError
 from atoll.core.federation import Clients, Moment, Working, possible, scores, shares
 from atoll.core.messages import Check, Checked, Empty, Tensors
@@ -77,7 +78,7 @@ def reported(options: Options) -> list[str]:
 class Fit:
     """Column one, and the variants whose last models were the best so far."""
 
-    weights: Tensors
+    weights: Annotated[Tensors, SharedWeights()]
     keep: list[str]
 
 
@@ -85,7 +86,7 @@ class Fit:
 class Fitted:
     """Column one as a client trained it, and the last round's hits on validation rows."""
 
-    weights: Tensors
+    weights: Annotated[Tensors, Update(of="weights")]
     loss: float
     rows: int  # training rows, the client's share in a mean weighted by rows
     valid_rows: int
@@ -96,7 +97,7 @@ class Fitted:
 class Settle:
     """The last column one."""
 
-    weights: Tensors
+    weights: Annotated[Tensors, SharedWeights()]
     keep: list[str]
 
 
@@ -520,4 +521,11 @@ def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
     return client._logits(model, rows)
 
 
-METHOD = Method(Options, Server, Client, split="columns", headline="auto", kept=kept, said=said)
+METHOD = Method(
+    *(Options, Server, Client),
+    split="columns",
+    headline="auto",
+    kept=kept,
+    said=said,
+    first=lambda server: {"shared": server.weights},
+)

@@ -8,11 +8,12 @@ Networks, 2020.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from atoll.core.annotations import Update
 from atoll.core.federation import Clients, Moment, Working, scores, shares
 from atoll.core.late import late, mean_of
 from atoll.core.messages import Check, Checked, Tensors, Weights
@@ -46,7 +47,7 @@ class Options:
 class Fitted:
     """What a client made of the shared weights."""
 
-    weights: Tensors
+    weights: Annotated[Tensors, Update(of="weights")]
     loss: float  # it may still be on its way: only the record wants it
     rows: int
 
@@ -143,4 +144,10 @@ def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
     return client.tested(model, rows.x)
 
 
-METHOD = Method(Options, Server, Client, kept=kept, said=said, quorum=True)
+METHOD = Method(
+    *(Options, Server, Client),
+    kept=kept,
+    said=said,
+    quorum=True,
+    first=lambda server: {"shared": server.weights},
+)

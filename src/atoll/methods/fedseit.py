@@ -22,6 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from atoll.core.annotations import SharedWeights, Update
 from atoll.core.errors import BadMessageError, UserError
 from atoll.core.federation import SERVER, Clients, Moment, Working, counted, scores, shares
 from atoll.core.messages import Check, Checked, Empty, Tensors
@@ -128,14 +129,14 @@ class Foreign:
 class Fit:
     """The mean base."""
 
-    base: Tensors
+    base: Annotated[Tensors, SharedWeights()]
 
 
 @dataclass(frozen=True)
 class Fitted:
     """A client's base after training, and where it stands."""
 
-    base: Tensors
+    base: Annotated[Tensors, Update(of="base")]
     rows: int  # training rows where the mean is weighted by them, else 0
     rate: float  # of the next step
     stopped: bool  # done with this task
@@ -808,4 +809,9 @@ def normalised(found: Sequence[float]) -> Tensor:
     return shares.float()
 
 
-METHOD = Method(Options, Server, Client, split="tasks", headline="own")
+METHOD = Method(
+    *(Options, Server, Client),
+    split="tasks",
+    headline="own",
+    first=lambda server: {"shared": server.base},
+)

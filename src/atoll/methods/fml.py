@@ -7,9 +7,11 @@ public data; the shared network (the "meme") travels, the own one stays.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Annotated
 
 from torch import Tensor
 
+from atoll.core.annotations import SharedWeights, Update
 from atoll.core.federation import Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors, Weights
 from atoll.core.options import AtLeastOne, Fraction, NotNegativeInt, Positive
@@ -54,15 +56,15 @@ class Options:
 class Fit:
     """The shared network, and the mean of the own ones where that is taken."""
 
-    weights: Tensors
-    own: Tensors
+    weights: Annotated[Tensors, SharedWeights("meme")]
+    own: Annotated[Tensors, SharedWeights()]  # empty where no mean is taken
 
 
 @dataclass(frozen=True)
 class Fitted:
     """The shared network as a client trained it, and the mean loss of both."""
 
-    weights: Tensors
+    weights: Annotated[Tensors, Update(of="weights")]
     loss: float
 
 
@@ -162,4 +164,11 @@ def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
     return client.learner.says(model, rows.x)
 
 
-METHOD = Method(Options, Server, Client, split="domains", headline="fml", kept=kept, said=said)
+METHOD = Method(
+    *(Options, Server, Client),
+    split="domains",
+    headline="fml",
+    kept=kept,
+    said=said,
+    first=lambda server: {"meme": server.weights},
+)

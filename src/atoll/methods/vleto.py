@@ -13,12 +13,13 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from atoll.core.annotations import RowGradient
 from atoll.core.errors import UserError
 from atoll.core.federation import SERVER, Clients, Moment
 from atoll.core.messages import Embed, Embedded, Empty, Learn, Tensors
@@ -119,7 +120,7 @@ class Measure:
     """Each sample's own gradient, for the Fisher diagonal."""
 
     seed: int  # of the order of rows; the first ones are meant
-    gradient: Tensor  # (rows, width)
+    gradient: Annotated[Tensor, RowGradient()]  # (rows, width)
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ from atoll.core.federation import Moment
 from atoll.core.messages import Packet
 from atoll.core.record import disk_errors
 
-__all__ = ["EgressLog", "Line", "lines"]
+__all__ = ["Counted", "EgressLog", "Line", "Spent", "lines"]
 
 FIRST = "0" * 32
+LATER = ("data", "rounds", "epochs")  # fields that older logs do not have
 MOST_NAMED = 6  # tensors that a line names one by one
 
 
@@ -36,10 +37,36 @@ class Line:
     digest: str  # of the packet's bytes
     before: str  # the hash of the line before
     hash: str
+    data: str = ""  # the data behind an answer: budgets over all runs are counted by it
+    rounds: int = 0  # that began with this answer: 1 or 0
+    epochs: int = 0  # of training behind this answer
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What an answer uses up of the budgets over all runs on the same data."""
+
+    data: str = ""
+    rounds: int = 0
+    epochs: int = 0
+
+
+@dataclass
+class Spent:
+    """What all runs have had of the same data so far."""
+
+    rounds: int = 0
+    epochs: int = 0
+    answers: int = 0
+
+
+NOTHING = Counted()
 
 
 def _hash(body: dict[str, Any]) -> str:
-    plain = {key: value for key, value in body.items() if key != "hash"}
+    plain = {
+        key: value for key, value in body.items() if key != "hash" and (value or key not in LATER)
+    }
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -74,10 +101,12 @@ class EgressLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.last, self._sums = FIRST, dict[str, int]()
+        self._spent: dict[str, Spent] = {}
         self._mend()
         for line in lines(path):
             self.last = line.hash
             self._sums[line.run] = self._sums.get(line.run, 0) + line.bytes
+            self._spend(line.bytes, Counted(line.data, line.rounds, line.epochs))
 
     def _mend(self) -> None:
         """Cut off a last line that was not written whole, which a site that was killed leaves."""
@@ -90,28 +119,51 @@ class EgressLog:
         """The bytes that have left so far for a run, or for all."""
         return sum(self._sums.values()) if run is None else self._sums.get(run, 0)
 
-    def left(self, run: str, action: str, moment: Moment, packet: Packet) -> None:
+    def spent(self, data: str) -> Spent:
+        """What all runs on this data have had so far; it goes on counting."""
+        return self._spent.setdefault(data, Spent())
+
+    def _spend(self, count: int, counted: Counted) -> None:
+        if count and counted.data:
+            spent = self.spent(counted.data)
+            spent.answers += 1
+            spent.rounds += counted.rounds
+            spent.epochs += counted.epochs
+
+    def left(
+        self, run: str, action: str, moment: Moment, packet: Packet, counted: Counted = NOTHING
+    ) -> None:
         """Write down an answer; it leaves only when this has been written."""
         place = f"at stage {moment.stage + 1}, round {moment.round + 1}"
         words = f"answered '{action}' {place}: {packet.size:,} bytes, {_contents(packet)}"
         digest = hashlib.blake2b(packet.header + packet.block, digest_size=16).hexdigest()
-        self._add(run, words, action, packet.size, digest)
+        self._add(run, words, action, packet.size, digest, counted)
 
     def refused(self, run: str, action: str, reason: str) -> None:
         """Write down a question that was not answered, and why."""
         self._add(run, f"refused '{action[:80]}': {reason}", action[:80], 0, "")
 
-    def _add(self, run: str, words: str, action: str, count: int, digest: str) -> None:
+    def _add(
+        self,
+        run: str,
+        words: str,
+        action: str,
+        count: int,
+        digest: str,
+        counted: Counted = NOTHING,
+    ) -> None:
         time = datetime.now(UTC).isoformat(timespec="seconds")
         body: dict[str, Any] = {
             "time": time, "run": run, "words": words, "action": action, "bytes": count,
             "digest": digest, "before": self.last,
         }  # fmt: skip
+        body |= {key: value for key, value in vars(counted).items() if value}
         body["hash"] = _hash(body)
         with disk_errors(self.path), self.path.open("ab") as file:
             file.write(json.dumps(body, separators=(",", ":")).encode() + b"\n")
         self.last = body["hash"]
         self._sums[run] = self._sums.get(run, 0) + count
+        self._spend(count, counted)
 
 
 def _contents(packet: Packet) -> str:

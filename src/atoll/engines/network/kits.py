@@ -13,12 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from atoll import methods
 from atoll.core.errors import UserError
-from atoll.core.federation import actions
 from atoll.core.options import AtLeastOne, build
 from atoll.core.record import disk_errors, write_whole
-from atoll.engines.network.policy import TELLING, Contract
+from atoll.engines.network.drafts import drafted_file
 from atoll.engines.network.process import nvflare
 from atoll.runs.config import RunConfig
 
@@ -240,7 +238,7 @@ def _issue(project: Project, out: Path, names: Sequence[str], run: RunConfig | N
             part.mkdir(mode=0o700)
             _fill(part, folder, project, name)
             if name != COORDINATOR:
-                (part / "site.toml").write_text(_draft(run), encoding="utf-8")
+                (part / "site.toml").write_text(drafted_file(run), encoding="utf-8")
             part.replace(out / name)
     finally:
         _clean(issued, folder)
@@ -293,31 +291,3 @@ def _take(source: Path, target: Path) -> None:
             shutil.copy2(file, target / "startup" / file.name)
     for key in (target / "startup").glob("*.key"):
         key.chmod(0o600)
-
-
-def _draft(run: RunConfig | None) -> str:
-    """A site's file to begin with; for a run that is known, its contract is filled in."""
-    name = str(run.method["name"]) if run else ""
-    allowed = json.dumps([name] if run else [])
-    every = sorted(actions(methods.load(name).client)) if run else []
-    every += TELLING if run and "files" in run.data else ()
-    asked = json.dumps(every)
-    used = [str(run.model.get("name", "")), *run.models] if run else []
-    networks = json.dumps(sorted({one for one in used if ":" in one}))
-    terms = Contract()
-    return f"""\
-# This site's own file. Paths are meant from the folder that this file is in.
-store = "store"  # models, checkpoints and the log of what left; never sent
-
-# data = {{ files = ["my-table.csv"] }}  # for runs on own tables: this site's one file
-# engine = {{ device = "cpu", threads = 1 }}  # of this site alone
-
-[contract]  # what may leave this site; what is not in it is refused
-methods = {allowed}  # that may be run here
-actions = {asked}  # that may be answered
-stages = 0  # that may be answered; 0 for all
-largest = {terms.largest}  # bytes of one answer
-total = {terms.total}  # bytes of all answers of a run
-in_all = {terms.in_all}  # bytes of all answers of all runs, ever
-networks = {networks}  # package.module:function that a run may name: code of this machine
-"""

@@ -28,13 +28,17 @@ from atoll import methods
 from atoll.core.errors import BadMessageError, UserError
 from atoll.core.federation import SERVER, Moment, actions, answer
 from atoll.core.messages import Packet, Tensors, pack, unpack
-from atoll.core.options import AtLeastOne, NotNegativeInt, build, nearest
+from atoll.core.options import build, nearest
 from atoll.core.record import FILES, Look, Record, disk_errors, write_whole
 from atoll.data.agree import Agree, Offer, OwnTable, Plan, UntoldError, only_here
+from atoll.data.dataset import file_fingerprint
 from atoll.data.splits import scenario
 from atoll.data.tables import TableOptions
 from atoll.data.vectors import KINDS as VECTOR_KINDS
-from atoll.engines.network.egress import EgressLog
+from atoll.engines.network import ranges
+from atoll.engines.network.bounds import Bounds, too_few_rows
+from atoll.engines.network.contract import TELLING, Contract, RefusedError
+from atoll.engines.network.egress import Counted, EgressLog
 from atoll.engines.network.faults import spoilt
 from atoll.learning.weights import copied, prefixed
 from atoll.runs.config import RunConfig, resolve
@@ -60,27 +64,8 @@ __all__ = [
 KEPT = 2  # checkpoints that a site keeps: the server may have died before it wrote its own
 MOST_CONFIG = 1 << 20  # bytes of a run's config
 log = logging.getLogger("atoll.site")
-TELLING = ("offer", "agree")  # what sites with own tables tell before training
 BEFORE = Moment(0, 0, 1)
 Reply = dict[str, Any]  # ok, and then what was asked for or why it was not given
-
-
-class RefusedError(Exception):
-    """Something that the site's contract does not allow."""
-
-
-@dataclass(frozen=True)
-class Contract:
-    """What may leave a site; what is not in it is refused."""
-
-    methods: tuple[str, ...] = ()  # that may be run here
-    actions: tuple[str, ...] = ()  # that may be answered
-    stages: NotNegativeInt = 0  # that may be answered, counted from the first; 0 for all
-    largest: AtLeastOne = 50_000_000  # bytes of one answer
-    total: AtLeastOne = 5_000_000_000  # bytes of all answers of a run
-    in_all: AtLeastOne = 50_000_000_000  # bytes of all answers of all runs, ever
-    networks: tuple[str, ...] = ()  # package.module:function that a run may name: code that is here
-    question: AtLeastOne = 200_000_000  # bytes of one question that is read at all
 
 
 @dataclass(frozen=True)
@@ -120,6 +105,7 @@ class SiteFile:
             if name not in known:
                 what = f"no method of the contract has an action '{name}'"
                 raise UserError(what, "[contract] actions", nearest(name, known))
+        ranges.check_limits(found.options, found.methods)
         if not found.methods or not found.actions:
             raise UserError(
                 "a contract that allows nothing", "[contract]", "name methods and actions"
@@ -155,6 +141,8 @@ class Gate:
         self.run, self.id, self.doing = "", "", ""
         self._client: Any = None
         self._parts: Parts | None = None
+        self._bounds: Bounds | None = None
+        self._data = ""  # what budgets over all runs are counted by
         self._table: OwnTable | None = None
         self._key = ""
         self._method = ""
@@ -226,12 +214,29 @@ class Gate:
                 raise RefusedError(f"no client '{client[:80]}' in this run")
             if self._parts.scenario.joint_aug:
                 raise RefusedError("joint_aug is for simulation: no site has whole images")
-            self.id = client
-            self._client = self._parts.client(client)
+            self._refuse("prepare", too_few_rows(self._parts, client, self.terms.rows))
+            self._refuse("prepare", self._changed(config))
             with disk_errors(self._home):
                 self._home.mkdir(parents=True, exist_ok=True)
+            self._bounds = Bounds(
+                self.terms, self._parts, self._home, self.egress.spent(self._data)
+            )
+            self.id = client
+            self._client = self._parts.client(client)
             write_whole(self._home / "config.toml", config.encode())
             return self._parts.dataset.fingerprint
+
+    def _refuse(self, action: str, reason: str) -> None:
+        """Write a refusal down and raise it, where there is a reason."""
+        if reason:
+            self.egress.refused(self.run, action, reason)
+            raise RefusedError(reason)
+
+    def _changed(self, config: str) -> str:
+        """Why a run that was here before cannot go on with this config."""
+        path = self._home / "config.toml"
+        same = not path.exists() or path.read_bytes() == config.encode()
+        return "" if same else "a run of this name was here with another config"
 
     def _begin(self, run: str, config: str) -> RunConfig:
         """What a run is to be, if this site has agreed to such runs."""
@@ -245,6 +250,8 @@ class Gate:
         if made.engine_options().threads:
             torch.set_num_threads(made.engine_options().threads)
         self.run = run
+        self._refuse("prepare", ranges.violation(self.terms.options, made, self.site.data))
+        self._data = _data_key(made)
         return made
 
     def _resolved(self, config: str) -> RunConfig:
@@ -285,10 +292,23 @@ class Gate:
             if self._last and number < self._last[0]:
                 raise RefusedError("a question from before the last one")
             self._admit(action, moment, packet)
-            reply = answer(self._client, action, moment, packet)
-            self._let_out(action, moment, reply)
+            reply = self._bounded(action, moment, packet)
             self._last = (number, reply)
             return reply
+
+    def _bounded(self, action: str, moment: Moment, packet: Packet) -> Packet:
+        """An answer within the bounds on weights, work and budgets, written down."""
+        bounds = self._bounds
+        assert bounds is not None  # set together with the client
+        bounds.begin(moment, actions(type(self._client)).get(action))
+        try:
+            reply = answer(self._client, action, moment, packet, bounds)
+        except RefusedError as error:
+            self.egress.refused(self.run, action, str(error))
+            raise
+        self._let_out(action, moment, reply, bounds.rounds, bounds.epochs)
+        bounds.end()
+        return reply
 
     def _admit(self, action: str, moment: Moment, packet: Packet) -> None:
         if self._client is None:
@@ -298,14 +318,18 @@ class Gate:
             reason = f"the action '{action[:80]}' is not in the contract"
         elif self.terms.stages and moment.stage >= self.terms.stages:
             reason = f"stage {moment.stage + 1} is not in the contract"
-        elif not 0 <= moment.stage < self._known.scenario.stages or moment.round < 0:
+        elif not 0 <= moment.stage < self._known.scenario.stages or not (
+            0 <= moment.round < self._known.config.rounds
+        ):
             reason = "a moment that is not in the run"
-        if reason:
-            self.egress.refused(self.run, action, reason)
-            raise RefusedError(reason)
+        elif self._bounds:
+            reason = self._bounds.exhausted(moment)
+        self._refuse(action, reason)
         self._fits(action, packet)
 
-    def _let_out(self, action: str, moment: Moment, reply: Packet) -> None:
+    def _let_out(
+        self, action: str, moment: Moment, reply: Packet, rounds: int = 0, epochs: int = 0
+    ) -> None:
         reason = ""
         if reply.size > self.terms.largest:
             reason = f"an answer of {reply.size:,} bytes is larger than the contract allows"
@@ -313,10 +337,11 @@ class Gate:
             reason = f"more than {self.terms.total:,} bytes in all are not in the contract"
         elif self.egress.total() + reply.size > self.terms.in_all:
             reason = f"more than {self.terms.in_all:,} bytes of all runs are not in the contract"
-        if reason:
-            self.egress.refused(self.run, action, reason)
-            raise RefusedError(reason)
-        self.egress.left(self.run, action, moment, reply)
+        elif self.egress.spent(self._data).answers >= self.terms.answers_in_all:
+            most = f"{self.terms.answers_in_all:,}"
+            reason = f"more than {most} answers on this data are not in the contract"
+        self._refuse(action, reason)
+        self.egress.left(self.run, action, moment, reply, Counted(self._data, rounds, epochs))
 
     @property
     def _known(self) -> Parts:
@@ -334,6 +359,8 @@ class Gate:
             kept = sorted(self._home.glob("state-*.safetensors"), key=_age)
             for path in kept[:-KEPT]:
                 path.unlink(missing_ok=True)
+            if self._bounds:
+                self._bounds.keep(place, KEPT)
 
     def restore(self, place: str) -> bool:
         """Become what was saved at a place; whether that was there.
@@ -346,6 +373,8 @@ class Gate:
             if not there:
                 kept = sorted(self._home.glob("state-*.safetensors"), key=_age)
                 if not kept:
+                    if self._bounds:
+                        self._bounds.restore(place)
                     return False
                 path = kept[-1]
             try:
@@ -358,6 +387,8 @@ class Gate:
             state = {name: torch.from_numpy(array).to(where) for name, array in arrays.items()}
             if state:
                 client.restore(copied(state))
+            if self._bounds:
+                self._bounds.restore(path.stem.removeprefix("state-"))
             return there
 
     def finish(self, packet: Packet) -> None:
@@ -432,6 +463,14 @@ def _sparing(data: dict[str, Any]) -> dict[str, Any]:
     usual = TableOptions.most_levels
     most = data.get("most_levels", usual)
     return {"keep": (), "most_levels": min(most, usual) if isinstance(most, int) else usual}
+
+
+def _data_key(config: RunConfig) -> str:
+    """What data a run is on: a hash of own files, else the data set's name."""
+    files = config.data.get("files", ())
+    with disk_errors(Path(str(next(iter(files), "")))):
+        hashes = [file_fingerprint(Path(str(file))) for file in files]
+    return "-".join(hashes) or str(config.data.get("name", ""))
 
 
 def _own_table(client: str, config: RunConfig) -> OwnTable:

@@ -9,7 +9,8 @@ import pytest
 
 from atoll.core.errors import UserError
 from atoll.engines.network.coordinator import Terms, View, lines, serve
-from atoll.engines.network.kits import Kit, Project, _draft, read_project
+from atoll.engines.network.drafts import drafted_file
+from atoll.engines.network.kits import Kit, Project, read_project
 from atoll.runs.config import change, resolve
 
 
@@ -55,14 +56,14 @@ def test_every_party_has_a_line_of_its_own() -> None:
 
 def test_a_draft_of_a_contract_names_what_its_run_asks_for() -> None:
     run = resolve(change({"method": "fedavg"}, {}), "test")
-    assert 'methods = ["fedavg"]' in _draft(run)
-    assert 'actions = ["check", "fit"]' in _draft(run)
-    assert "actions = []" in _draft(None)
-    assert "networks = []" in _draft(run)
+    assert 'methods = ["fedavg"]' in drafted_file(run)
+    assert 'actions = ["check", "fit"]' in drafted_file(run)
+    assert "actions = []" in drafted_file(None)
+    assert "networks = []" in drafted_file(run)
     foreign = dataclasses.replace(run, model={"name": "mine:net"})
-    assert 'networks = ["mine:net"]' in _draft(foreign)
+    assert 'networks = ["mine:net"]' in drafted_file(foreign)
     own = resolve(change({"method": "fedavg", "data": {"files": ["a.csv"], "label": "y"}}, {}), "t")
-    assert 'actions = ["check", "fit", "offer", "agree"]' in _draft(own)
+    assert 'actions = ["check", "fit", "offer", "agree"]' in drafted_file(own)
 
 
 def test_a_method_that_needs_every_site_takes_no_quorum(tmp_path: Path) -> None:

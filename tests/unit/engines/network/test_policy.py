@@ -19,12 +19,12 @@ from atoll.runs.config import change, resolve, to_toml
 from atoll.runs.parts import parts
 
 FIRST = Moment(0, 0, 2)
-TERMS = {"methods": ["alone", "fedavg"], "actions": ["fit", "check"]}
+TERMS = {"methods": ["alone", "fedavg"], "actions": ["fit", "check"], "steps": 1}
 
 
 def config(method: str = "alone") -> str:
     values = {
-        "data": "wine", "rounds": 2, "clients": 3, "widths": [4], "epochs": 1,
+        "data": "wine", "rounds": 4, "clients": 3, "widths": [4], "epochs": 1,
         "engine.mode": "loop", "threads": 1,
     }  # fmt: skip
     return to_toml(resolve(change({"method": method}, values), "test"))

@@ -1,0 +1,45 @@
+"""What a tensor field of a message means, declared on the field; it does not change the wire.
+
+A message says `weights: Annotated[Tensors, SharedWeights()]`. Site policies and robust aggregation
+read these marks and never guess from a field's name. A field without a mark has no special rule.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar, cast, get_type_hints
+
+__all__ = ["RowGradient", "SharedWeights", "Update", "marked"]
+
+A = TypeVar("A")
+
+
+@dataclass(frozen=True)
+class SharedWeights:
+    """In a request: weights that all sites share. In an answer: whole weights without a base."""
+
+    name: str = "shared"  # which weights, where a method shares more than one network
+
+
+@dataclass(frozen=True)
+class Update:
+    """In an answer: what a site made of the request's field `of`; the difference is its update."""
+
+    of: str
+
+
+@dataclass(frozen=True)
+class RowGradient:
+    """In a request: the gradient of a loss by the embedding of each row, one row for each."""
+
+
+def marked(kind: type, mark: type[A]) -> dict[str, A]:
+    """The fields of a message that carry a mark of this kind, each with its mark."""
+    marks = _marks(cast(Hashable, kind))
+    return {name: one for name, found in marks.items() for one in found if isinstance(one, mark)}
+
+
+@cache
+def _marks(kind: Any) -> dict[str, tuple[Any, ...]]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}

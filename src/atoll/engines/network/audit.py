@@ -1,0 +1,146 @@
+"""Do weights single out a training row, and does an update show one?
+
+The update of a linear layer that reads the inputs is, unit by unit, a sum of the rows that reach
+the unit. Where one row alone reaches a unit, or two units with the same direction differ by one or
+two rows, an update tells that row. Both looks find what one and two units tell. They cannot find
+all ways to read rows, and they look at layers of linear units with ReLU alone.
+"""
+
+import math
+from collections.abc import Mapping
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+__all__ = ["shown_rows", "singling_units", "undone"]
+
+TOLERANCE = 0.005  # relative distance of a combination of units from the row
+FEWEST = 5  # columns with many values, below which a combination meets a row by chance
+MANY = 10  # distinct values from which a column counts as having many
+MOST = 50_000_000  # rows x units x units, above which only neighbours are compared
+PARALLEL = 0.999  # cosine from which two units have one direction
+NEARLY = 2  # rows by which such units differ at most, to be twins
+SMALL_SHARE = 16  # a unit may be reached by one in so many rows in any case
+FEW, ENOUGH = 8, 40  # rows that are few for a unit, of a table with at least as many
+NOISE = 1e-10  # squared sine between two updates, below which their difference is rounding
+
+
+def singling_units(weights: Mapping[str, Tensor], rows: Tensor, least: int) -> int:
+    """How many units are reached by some rows, but by fewer than `least`; twins count as well.
+
+    Twins: two units of one direction that differ by one or two rows, and two that few rows reach
+    and that differ by one. Tables with few columns, and small ones, have such units by chance:
+    `least` is at most one in sixteen rows, and fewer than five columns are not looked at. Nor are
+    images, whose pixels are not centred: there such units are usual.
+    """
+    if least < 2 or not len(rows) or rows.dim() != 2 or rows.shape[1] < FEWEST:
+        return 0
+    inputs = rows.detach().double().cpu()
+    least = min(least, math.ceil(len(inputs) / SMALL_SHARE))
+    count = 0
+    for names in _layers(weights, inputs.shape[1]):
+        weight, bias = (weights[name].detach().double().cpu() for name in names)
+        count += _singling(weight, bias, inputs, least)
+    return count
+
+
+def _layers(weights: Mapping[str, Tensor], columns: int) -> list[tuple[str, str]]:
+    """The names of weight and bias of every linear layer that reads the inputs."""
+    found = []
+    for name, tensor in weights.items():
+        bias = name.replace("weight", "bias")
+        fits = tensor.dim() == 2 and tensor.shape[1] == columns
+        if fits and bias != name and bias in weights:
+            found.append((name, bias))
+    return found
+
+
+def _singling(weight: Tensor, bias: Tensor, inputs: Tensor, least: int) -> int:
+    reached = ((inputs @ weight.T + bias) > 0).double()
+    counts = reached.sum(0)
+    few = int(((counts > 0) & (counts < least)).sum())
+    units = torch.nn.functional.normalize(weight, dim=1)
+    apart = counts[:, None] + counts - 2 * reached.T @ reached
+    twins = ((units @ units.T) > PARALLEL) & (apart > 0) & (apart <= NEARLY)
+    if len(inputs) >= ENOUGH:
+        twins |= (torch.minimum(counts[:, None], counts) < FEW) & (apart == 1)
+    return few + int(twins.sum()) // 2
+
+
+def shown_rows(before: Mapping[str, Tensor], after: Mapping[str, Tensor], rows: Tensor) -> int:
+    """How many of these training rows can be read off the update from `before` to `after`."""
+    inputs = rows.detach().reshape(len(rows), -1).double().cpu()
+    if not len(inputs) or not _enough_values(inputs):
+        return 0
+    shown = torch.zeros(len(inputs), dtype=torch.bool)
+    for names in _layers(before, inputs.shape[1]):
+        if all(name in after for name in names):
+            shown |= _of_layer(before, after, names, inputs)
+    return int(shown.sum())
+
+
+def _enough_values(inputs: Tensor) -> bool:
+    """Whether rows have so many different values that they do not meet by chance."""
+    varied = (len(column.unique()) >= min(MANY, len(inputs)) for column in inputs.T)
+    return sum(islice(filter(None, varied), FEWEST)) == FEWEST
+
+
+def undone(
+    before: Mapping[str, Tensor], after: Mapping[str, Tensor], rate: float, epsilon: float
+) -> dict[str, Tensor]:
+    """What plain gradients would have made of `before`, if `after` is one step of fresh Adam."""
+    found = {}
+    for name, tensor in before.items():
+        update = after[name].detach().double().cpu() - tensor.detach().double().cpu()
+        left = (rate - update.abs()).clamp(min=rate * 1e-9)
+        found[name] = tensor.detach().double().cpu() + update / left * epsilon
+    return found
+
+
+def _of_layer(
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    names: tuple[str, str],
+    inputs: Tensor,
+) -> Tensor:
+    weight, bias = (
+        (after[name].detach().double() - before[name].detach().double()).cpu() for name in names
+    )
+    updates = torch.cat([weight, bias[:, None]], 1)
+    moved = updates.norm(dim=1) > 0
+    order = before[names[1]].detach().cpu()[moved].argsort()
+    units = torch.nn.functional.normalize(updates[moved][order], dim=1)
+    ends = torch.nn.functional.normalize(torch.cat([inputs, torch.ones(len(inputs), 1)], 1), dim=1)
+    if not len(units):
+        return torch.zeros(len(inputs), dtype=torch.bool)
+    return _alone(units, ends) | _by_pairs(units, ends)
+
+
+def _alone(units: Tensor, ends: Tensor) -> Tensor:
+    """Rows that a single unit holds alone."""
+    return ((ends @ units.T).square().amax(1)) >= 1 - TOLERANCE**2
+
+
+def _by_pairs(units: Tensor, ends: Tensor) -> Tensor:
+    """Rows that lie in the plane of two units; of many units, in that of neighbours by bias."""
+    cosines, along = units @ units.T, ends @ units.T
+    if len(ends) * len(units) ** 2 > MOST:
+        one, two = along[:, :-1], along[:, 1:]
+        cosine, scale = cosines.diagonal(1), _scale(cosines.diagonal(1))
+        inside = (one.square() + two.square() - 2 * cosine * one * two) * scale
+        return (inside >= 1 - TOLERANCE**2).any(1)
+    scale, squares = _scale(cosines), along.square()
+    return torch.stack(
+        [
+            (((s[:, None] + s) - 2 * cosines * torch.outer(a, a)) * scale).amax()
+            >= 1 - TOLERANCE**2
+            for a, s in zip(along, squares, strict=True)
+        ]
+    )
+
+
+def _scale(cosines: Tensor) -> Tensor:
+    """1 / sin^2 of the angle between two units; 0 where they differ by rounding alone."""
+    square = 1 - cosines.square()
+    return torch.where(square > NOISE, 1 / square.clamp(min=NOISE), 0.0)

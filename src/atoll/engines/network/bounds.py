@@ -1,0 +1,361 @@
+"""The bounds on one run at a site: shared weights, steps, moments and budgets.
+
+The policy keeps the shared weights that came last, and not the method. It looks at every request,
+every piece of work and every answer, and refuses what the contract does not allow.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from atoll import methods
+from atoll.core.annotations import RowGradient, SharedWeights, Update, marked
+from atoll.core.errors import UserError
+from atoll.core.federation import Moment, kinds
+from atoll.core.messages import Tensors
+from atoll.core.record import disk_errors, write_whole
+from atoll.core.rows import Rows
+from atoll.engines.network.audit import shown_rows, singling_units, undone
+from atoll.engines.network.contract import Contract, RefusedError
+from atoll.engines.network.egress import Spent
+from atoll.learning.train import Optimiser, Work
+from atoll.learning.weights import prefixed, without
+from atoll.runs.parts import Parts
+
+__all__ = ["Bounds", "Trail", "too_few_rows"]
+
+STRIDE = 2.0  # own updates: shared weights may move as far in any case
+SHRUNK = 0.1  # of its first norm: a matrix of shared weights may not get smaller than that
+
+
+@dataclass
+class Trail:
+    """The shared weights that a run began with and those that came last, by name."""
+
+    first: dict[str, Tensors] = field(default_factory=dict)
+    last: dict[str, Tensors] = field(default_factory=dict)
+    place: tuple[int, int] = (-1, -1)  # stage and round of the last update that left
+    steps: dict[str, int] = field(default_factory=dict)  # of optimisers that remember, by phase
+    reach: dict[str, dict[str, float]] = field(default_factory=dict)  # norms of the last own update
+    # stage, round and digest of the weights that came last to be tested
+    tested: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+
+    def write(self, path: Path) -> None:
+        """Save it whole."""
+        tensors = {"place": torch.tensor(self.place)}
+        tensors |= {f"steps/{phase}": torch.tensor(n) for phase, n in self.steps.items()}
+        tensors |= {f"tested/{name}": torch.tensor(one) for name, one in self.tested.items()}
+        reach = {n: {k: torch.tensor(v) for k, v in own.items()} for n, own in self.reach.items()}
+        for kind, held in (("first", self.first), ("last", self.last), ("reach", reach)):
+            for name, weights in held.items():
+                tensors |= prefixed(f"{kind}/{name}", weights)
+        whole = {
+            name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()
+        }
+        write_whole(path, save(whole))
+
+    @classmethod
+    def read(cls, path: Path) -> "Trail":
+        """Read what `write` saved; an empty one where there is no file."""
+        if not path.exists():
+            return cls()
+        with disk_errors(path):
+            content = path.read_bytes()
+        try:
+            tensors = load(content)
+        except (SafetensorError, ValueError) as error:
+            what = "the record of shared weights is damaged"
+            raise UserError(what, str(path), "restore it from a copy") from error
+        stage, number = tensors["place"].tolist()
+        steps = {phase: int(n) for phase, n in without("steps", tensors).items()}
+        first, last, own = (_by_name(without(kind, tensors)) for kind in ("first", "last", "reach"))
+        reach = {name: {k: float(v) for k, v in norms.items()} for name, norms in own.items()}
+        tested = {name: _three(one) for name, one in without("tested", tensors).items()}
+        return cls(first, last, (stage, number), steps, reach, tested)
+
+
+def _three(tensor: Tensor) -> tuple[int, int, int]:
+    one, two, three = tensor.tolist()
+    return one, two, three
+
+
+def _by_name(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
+    names = sorted({key.partition("/")[0] for key in tensors})
+    return {name: without(name, dict(tensors)) for name in names}
+
+
+def too_few_rows(parts: Parts, client: str, least: int) -> str:
+    """Which stage has training rows of this client, but too few; empty where none has."""
+    for stage, held in enumerate(parts.scenario.holdings[client]):
+        if 0 < len(held.train) < least:
+            return (
+                f"{len(held.train)} training rows at stage {stage + 1}; the contract wants {least}"
+            )
+    return ""
+
+
+@dataclass
+class Bounds:
+    """The observer of all exchanges of one prepared run."""
+
+    terms: Contract
+    parts: Parts
+    home: Path  # the run's folder in the store
+    spent: Spent
+    fresh: bool = True  # the client has neither trained nor been restored since `prepare`
+    answered: tuple[int, int] = (-1, -1)  # stage and round of the last answer since then
+    epochs: int = 0  # of the work of this exchange
+    trained: Rows | None = None  # the rows of the work of this exchange
+    single: Optimiser | None = None  # Adam, where the work of this exchange is one step of it
+    request: Any = None
+    dirty: bool = False  # whether the trail is to be written
+    updates: bool = False  # whether the answer of this exchange is an update of shared weights
+    moment: Moment = field(default_factory=lambda: Moment(0, 0, 1))
+
+    def __post_init__(self) -> None:
+        self.trail = Trail.read(self._path())
+        method = methods.load(str(self.parts.config.method["name"]))
+        derived = method.first(self.parts.server()) if method.first else {}
+        self.derived: dict[str, Tensors] = {n: _plain(w) for n, w in derived.items()}
+
+    def _path(self, place: str = "") -> Path:
+        return self.home / f"shared{'-' if place else ''}{place}.safetensors"
+
+    def begin(self, moment: Moment, action: Callable[..., Any] | None) -> None:
+        """A new exchange."""
+        self.moment, self.epochs, self.trained, self.request = moment, 0, None, None
+        self.single = None
+        self.updates = bool(action and marked(kinds(action)[1], Update))
+
+    def exhausted(self, moment: Moment) -> str:
+        """Why no further round may begin on this data; empty where it may."""
+        most = self.terms.rounds_in_all
+        over = self.spent.rounds + self.counts(moment) > most
+        return f"more than {most:,} rounds on this data are not in the contract" if over else ""
+
+    def counts(self, moment: Moment) -> int:
+        """1 where an answer now is the first of its round since `prepare` or `restore`; else 0."""
+        return int((moment.stage, moment.round) != self.answered)
+
+    @property
+    def rounds(self) -> int:
+        """The same of this exchange."""
+        return self.counts(self.moment)
+
+    def on_request(self, request: Any) -> None:
+        """Refuse weights and gradients beyond the bounds."""
+        self.request = request
+        for field_name, mark in marked(type(request), SharedWeights).items():
+            weights = getattr(request, field_name)
+            if weights:
+                self._admit(mark.name, weights)
+        for field_name in marked(type(request), RowGradient):
+            self._admit_gradient(getattr(request, field_name))
+
+    def on_job(self, job: Any) -> None:
+        """Refuse work on too few rows, in too few steps, or beyond the budget of epochs."""
+        work = getattr(job, "work", job)
+        if not isinstance(work, Work) or not len(work.rows):
+            return
+        rows, terms = len(work.rows), self.terms
+        epochs = len(getattr(job, "streams", ())) or work.epochs
+        steps = epochs * math.ceil(rows / work.batch)
+        least_of = [("training rows behind an answer", rows, terms.rows)]
+        if self.updates:
+            least_of += [
+                ("rows in a step", min(rows, work.batch), terms.step_rows),
+                ("steps behind an answer", steps, terms.steps),
+            ]
+        for what, count, least in least_of:
+            if count < least:
+                raise RefusedError(f"{count} {what}; the contract wants at least {least}")
+        if self.spent.epochs + self.epochs + epochs > terms.epochs_in_all:
+            most = f"{terms.epochs_in_all:,}"
+            raise RefusedError(f"more than {most} epochs on this data are not in the contract")
+        self._advance(work)
+        self._mixed(work.rows)
+        self.epochs, self.trained = self.epochs + epochs, work.rows
+        adam = work.phases[0].optimiser if work.phases[0].optimiser.kind == "adam" else None
+        self.single = adam if steps == 1 else None
+
+    def _advance(self, work: Work) -> None:
+        """Refuse an optimiser that has forgotten steps which it took in this stage."""
+        stage = self.moment.stage
+        for phase in work.phases:
+            key = f"{stage}-{phase.name}"
+            taken = int(work.moments.get(f"steps/{phase.name}", torch.tensor(0)))
+            if taken < self.trail.steps.get(key, 0):
+                raise RefusedError("the moments of the optimiser do not advance")
+            if taken:
+                self.trail.steps[key], self.dirty = taken, True
+
+    def _mixed(self, rows: Rows) -> None:
+        """Refuse weights that single out rows here, before anything is trained with them."""
+        if not self.updates:
+            return
+        for field_name in marked(type(self.request), SharedWeights):
+            weights = getattr(self.request, field_name)
+            count = singling_units(weights, rows.x, self.terms.unit_rows)
+            if count:
+                raise RefusedError(f"the weights single out rows of this site in {count} units")
+
+    def on_reply(self, reply: Any) -> None:
+        """Refuse a second update of one round, and an update that shows a training row."""
+        updates = marked(type(reply), Update)
+        if updates:
+            self._once()
+        for field_name, mark in updates.items():
+            self._look(mark.of, getattr(self.request, mark.of), getattr(reply, field_name))
+        for field_name, whole in marked(type(reply), SharedWeights).items():
+            self.trail.last[whole.name], self.dirty = _plain(getattr(reply, field_name)), True
+
+    def _look(self, of: str, before: Tensors, after: Mapping[str, Tensor]) -> None:
+        """Refuse an update that shows a row; remember how large it is."""
+        rows = self.trained if self.terms.shown_rows == "refuse" else None
+        seen = [after]
+        if self.single is not None:
+            seen.append(undone(before, after, self.single.rate, self.single.epsilon))
+        if rows is not None and any(shown_rows(before, one, rows.x) for one in seen):
+            raise RefusedError("the answer would show training rows of this site")
+        name = marked(type(self.request), SharedWeights)[of].name
+        self.trail.reach[name] = {
+            key: float((after[key].detach().double().cpu() - old.double().cpu()).norm())
+            for key, old in before.items()
+            if old.is_floating_point()
+        }
+
+    @property
+    def _here(self) -> tuple[int, int]:
+        return self.moment.stage, self.moment.round
+
+    def _once(self) -> None:
+        place = self._here
+        if self.fresh and place > (0, 0) and self.trail.place > (-1, -1):
+            raise RefusedError("a run goes on from its last checkpoint, or from its first round")
+        if place <= self.trail.place and not (self.fresh and place == (0, 0)):
+            raise RefusedError("a second update of one round is not in the contract")
+        self.trail.place, self.dirty = place, True
+
+    def end(self) -> None:
+        """The answer has been written down: remember the weights that an update began with.
+
+        Those of a test move nothing, or many tests in one round would be as many moves.
+        """
+        for field_name, mark in marked(type(self.request), SharedWeights).items():
+            weights = getattr(self.request, field_name)
+            if weights and self.updates:
+                self.trail.last[mark.name], self.dirty = _plain(weights), True
+            if weights and mark.name not in self.derived:
+                self.trail.first.setdefault(mark.name, _plain(weights))
+        self.fresh, self.answered = self.fresh and not self.updates, self._here
+        if self.dirty:
+            self.trail.write(self._path())
+            self.dirty = False
+
+    def keep(self, place: str, files: int) -> None:
+        """Save where this stands with a checkpoint of the client; the last files are kept."""
+        self.trail.write(self._path(place))
+        for path in sorted(self.home.glob("shared-*.safetensors"), key=_age)[:-files]:
+            path.unlink(missing_ok=True)
+
+    def restore(self, place: str) -> None:
+        """Go back with the client to a checkpoint; without one, go on from what came last."""
+        if self._path(place).exists():
+            self.trail = Trail.read(self._path(place))
+        self.fresh, self.answered = False, (-1, -1)
+
+    def _admit(self, name: str, weights: Tensors) -> None:
+        """Refuse shared weights that no honest coordinator sends now."""
+        derived, last = self.derived.get(name), self.trail.last.get(name)
+        if derived and _equal(weights, derived):
+            return
+        free = self.terms.initial_weights == "any"
+        if free and last is None:
+            return
+        begins = self.updates and bool(derived) and self._here == (0, 0) and not free
+        known = last or derived
+        if begins or not known:
+            raise RefusedError("the first weights are not those that this site derives itself")
+        _same_form(weights, known)
+        first = self.trail.first.get(name, derived or known)
+        reach = self.trail.reach.get(name, {})
+        for key, tensor in weights.items():
+            self._near(key, tensor, known[key], first[key], reach.get(key, 0.0))
+        if not self.updates:
+            self._tested(name, weights)
+
+    def _tested(self, name: str, weights: Tensors) -> None:
+        """Refuse a second set of weights to test with in one round, when the first is bounded."""
+        digest = _digest(weights)
+        stage, number, before = self.trail.tested.get(name, (-1, -1, digest))
+        if (stage, number) == self._here and before != digest:
+            raise RefusedError("other weights for a second test in one round")
+        self.trail.tested[name], self.dirty = (*self._here, digest), True
+
+    def _near(self, key: str, new: Tensor, last: Tensor, first: Tensor, own: float) -> None:
+        if not new.is_floating_point() or not new.numel():
+            return
+        new, last, first = (t.detach().double().cpu() for t in (new, last, first))
+        begun = float(first.norm()) or math.sqrt(first.numel())
+        distance, size = float((new - last).norm()), max(begun, float(last.norm()))
+        moved = distance / size if distance > STRIDE * own else 0.0
+        drifted = float((new - first).norm()) / begun
+        terms, about = self.terms, f"weights '{key[:80]}'"
+        if terms.move and moved > terms.move:
+            reason = f"moved by {moved:.3g} of their norm; the contract allows {terms.move:g}"
+            raise RefusedError(f"{about} {reason}")
+        if terms.drift and drifted > terms.drift:
+            reason = f"are {drifted:.3g} norms from the first; the contract allows {terms.drift:g}"
+            raise RefusedError(f"{about} {reason}")
+        if terms.drift and new.dim() > 1 and float(new.norm()) < SHRUNK * float(first.norm()):
+            raise RefusedError(f"{about} have almost vanished")
+
+    def _admit_gradient(self, gradient: Tensor) -> None:
+        most = self.terms.gradient
+        length = float(gradient.double().flatten(1).norm(dim=1).amax()) if len(gradient) else 0.0
+        if most and length > most:
+            reason = f"the gradient of a row has the norm {length:.3g}"
+            raise RefusedError(f"{reason}; the contract allows {most:g}")
+
+
+def _plain(weights: Mapping[str, Tensor]) -> Tensors:
+    return {name: tensor.detach().cpu().clone() for name, tensor in weights.items()}
+
+
+def _equal(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
+    """Whether weights are the same, bit for bit."""
+    return one.keys() == two.keys() and all(_bits(one[n]) == _bits(two[n]) for n in one)
+
+
+def _bits(tensor: Tensor) -> tuple[Any, ...]:
+    plain = tensor.detach().cpu().contiguous()
+    return plain.dtype, plain.shape, plain.flatten().view(torch.uint8).numpy().tobytes()
+
+
+def _digest(weights: Mapping[str, Tensor]) -> int:
+    """A number for weights that other weights do not have, save by a rare chance."""
+    digest = hashlib.blake2b(digest_size=7)  # fits a 64 bit number
+    for name in sorted(weights):
+        dtype, shape, content = _bits(weights[name])
+        digest.update(f"{name}{dtype}{tuple(shape)}".encode() + content)
+    return int.from_bytes(digest.digest())
+
+
+def _same_form(weights: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> None:
+    if {n: (t.dtype, t.shape) for n, t in weights.items()} != {
+        n: (t.dtype, t.shape) for n, t in known.items()
+    }:
+        raise RefusedError("weights of another network than this run began with")
+
+
+def _age(path: Path) -> tuple[int, int]:
+    stage, _, number = path.stem.removeprefix("shared-").partition("-")
+    return int(stage), int(number)

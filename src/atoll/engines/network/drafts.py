@@ -1,0 +1,107 @@
+"""A site's file to begin with, and the contract that allows one run and nothing beyond it."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from atoll import methods
+from atoll.core.federation import actions
+from atoll.core.options import describe
+from atoll.engines.network import ranges
+from atoll.engines.network.contract import TELLING, Contract
+from atoll.runs.config import RunConfig
+
+__all__ = ["drafted_contract", "drafted_file", "written"]
+
+AGAIN = 5  # as many rounds as the run has may be done, over all runs: rounds may be done again
+ANSWERS = 25  # of a round: its update, and tests of all tasks so far
+STAGES = 20  # that own tables are taken to have, which nobody has seen yet
+# Rate x epochs of a round that the default of `move` is meant for, by optimiser.
+USUAL_PACE = {"adam": 0.005, "sgd": 0.5}
+
+
+def drafted_contract(run: RunConfig) -> Contract:
+    """A contract for one run."""
+    method = str(run.method["name"])
+    every = [*sorted(actions(methods.load(method).client)), *(TELLING if _own(run) else ())]
+    used = [str(run.model.get("name", "")), *run.models]
+    epochs = _epochs(run)
+    rounds = AGAIN * run.rounds * (STAGES if _own(run) else int(run.scenario.get("stages", 1)))
+    return Contract(
+        methods=(method,),
+        actions=tuple(every),
+        networks=tuple(sorted({one for one in used if ":" in one})),
+        steps=max(1, min(Contract.steps, epochs)),
+        step_rows=min(Contract.step_rows, int(run.method.get("batch", Contract.step_rows))),
+        move=_move(run, epochs),
+        rounds_in_all=rounds,
+        epochs_in_all=rounds * epochs + AGAIN * int(run.method.get("pretrain_epochs", 0)),
+        answers_in_all=_answers(run, rounds),
+        options={method: ranges.drafted(run)},
+    )
+
+
+def _own(run: RunConfig) -> bool:
+    return "files" in run.data
+
+
+def _epochs(run: RunConfig) -> int:
+    return max(map(int, [run.method.get("epochs", 1), *run.method.get("epochs_each", ())]))
+
+
+def _answers(run: RunConfig, rounds: int) -> int:
+    """How many answers all runs may have; methods that exchange every step have the default."""
+    if methods.load(str(run.method["name"])).split in ("parties", "domains"):
+        return Contract.answers_in_all
+    return min(Contract.answers_in_all, rounds * ANSWERS)
+
+
+def _move(run: RunConfig, epochs: int) -> float:
+    """How far weights may move in a round: farther with a larger rate, or if rounds are missed."""
+    usual = USUAL_PACE[str(run.method.get("optimiser", "adam"))]
+    pace = float(run.method.get("rate", 0.0)) * epochs / usual
+    missed = run.rounds if run.method.get("cohort") else 1
+    return float(min(Contract.drift, Contract.move * max(1.0, pace) * missed))
+
+
+def drafted_file(run: RunConfig | None) -> str:
+    """A site's file to begin with; for a run that is known, its contract is filled in."""
+    return f"{HEAD}\n{written(drafted_contract(run) if run else Contract())}"
+
+
+def written(terms: Contract) -> str:
+    """A contract as the table of a site's file, each term with its remark."""
+    remarks = {option.name: option.remark for option in describe(Contract)}
+    lines = [
+        f"{field.name} = {_value(getattr(terms, field.name))}  # {remarks[field.name]}"
+        for field in dataclasses.fields(Contract)
+        if field.name != "options"
+    ]
+    head = "[contract]  # what may leave this site; what is not in it is refused"
+    return "\n".join([head, *lines, *_options(terms.options)]) + "\n"
+
+
+def _options(options: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    lines = []
+    for method, limits in options.items():
+        lines += ["", f"[contract.options.{method}]  # others keep their default, or default range"]
+        lines += [f"{json.dumps(name)} = {_value(limits[name])}" for name in sorted(limits)]
+    return lines
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_value(item)}" for key, item in value.items()) + " }"
+    return json.dumps(value)
+
+
+HEAD = """\
+# This site's own file. Paths are meant from the folder that this file is in.
+store = "store"  # models, checkpoints and the log of what left; never sent
+
+# data = { files = ["my-table.csv"] }  # for runs on own tables: this site's one file
+# engine = { device = "cpu", threads = 1 }  # of this site alone
+
+# atoll contract explain FILE says in words what this contract allows
+"""

@@ -1,0 +1,199 @@
+"""A contract in words: what it allows, the worst case that it implies, and where it is loose."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from atoll import methods
+from atoll.core.annotations import SharedWeights, Update, marked
+from atoll.core.federation import actions, kinds
+from atoll.engines.network import ranges
+from atoll.engines.network.contract import Contract
+
+__all__ = ["explained", "warnings"]
+
+USUAL = Contract()
+REMAINS = (
+    "A patient coordinator can do the following within every contract without noise:",
+    "- tell from updates and test counts whether a row that it knows is likely in the data"
+    " (membership), and learn shares and averages of columns and labels;",
+    "- send weights of its own making, in moves that the contract allows, over many rounds, and"
+    " learn signs and coarse values of single rows from them;",
+    "- combine three or more units, or several rounds, to read off a row: the checks of weights"
+    " and updates look at one and at two units of linear layers that read the inputs, in tables"
+    " with five or more columns, and at nothing else (no images, no texts);",
+    "- collude with all sites but this one and so know this site's update exactly.",
+    "Only noise on updates (differential privacy) bounds these, and atoll does not add any.",
+)
+
+
+def explained(terms: Contract) -> list[str]:
+    """The contract, a sentence or two a line."""
+    lines = [f"Methods: {', '.join(terms.methods)}. Actions: {', '.join(terms.actions)}."]
+    for method in terms.methods:
+        lines += _of_method(terms, method)
+    lines += [
+        f"All runs on the same data together: at most {terms.rounds_in_all:,} rounds,"
+        f" {terms.epochs_in_all:,} epochs and {terms.answers_in_all:,} answers; of all runs at"
+        f" all: {terms.in_all:,} bytes. The counts are in the chain of the egress log.",
+        "Worst case:",
+        *(f"- {line}" for line in _worst(terms)),
+        *REMAINS,
+    ]
+    loose = warnings(terms)
+    head = "This contract is looser than the default:" if loose else ""
+    return lines + ([head, *(f"- {line}" for line in loose)] if loose else [])
+
+
+def _of_method(terms: Contract, method: str) -> list[str]:
+    limits = _limits(terms, method)
+    shown = [f"{name} {ranges.words(limit)}" for name, limit in sorted(limits.items())]
+    own = terms.options.get(method)
+    rest = "every other option has its default" if own else "other options are free"
+    return [f"{method}: {'; '.join(shown)}; {rest}."]
+
+
+def _limits(terms: Contract, method: str) -> dict[str, Any]:
+    """The limits of a method: the contract's own, and default ones of options that it has."""
+    usual = {n: v for n, v in ranges.DEFAULTS.items() if n in ranges.known(method)}
+    return {**usual, **terms.options.get(method, {})}
+
+
+def _marks(terms: Contract, mark: type) -> bool:
+    """Whether an allowed action answers with such a field."""
+    replies = [
+        kinds(action)[1]
+        for method in terms.methods
+        for name, action in actions(methods.load(method).client).items()
+        if name in terms.actions
+    ]
+    return any(marked(reply, mark) for reply in replies)
+
+
+def _worst(terms: Contract) -> Iterator[str]:
+    if _marks(terms, Update):
+        rounds = int(min([terms.rounds_in_all, *_most(terms, "rounds")]))
+        epochs = _words_of(_most(terms, "method.epochs"))
+        yield (
+            f"A coordinator can ask for {rounds:,} rounds in a stage of a run, each of {epochs}"
+            " epochs at most, and see each update by itself. At least behind an update:"
+            f" {terms.rows} training rows, {_count(terms.steps, 'step')} and"
+            f" {_count(terms.step_rows, 'row')} in a step."
+        )
+        yield _first(terms) + _later(terms)
+    if _marks(terms, SharedWeights):
+        yield "An action answers with whole weights of this site's own network."
+    if any(methods.load(method).split == "parties" for method in terms.methods):
+        yield (
+            "A vertical method sends an embedding of every single row. The coordinator steers the"
+            " network that makes it by gradients of a norm of at most"
+            f" {terms.gradient:g} for a row (0: any); nothing here keeps an embedding from showing"
+            " what is in a row."
+        )
+    if "check" in terms.actions:
+        yield (
+            "Each answer of 'check' tells how many test rows the weights get right: a few bits"
+            f" each, {terms.answers_in_all:,} answers at most."
+        )
+    if "offer" in terms.actions:
+        yield "'offer' and 'agree' tell hashes of column names, and the levels of text columns."
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def _first(terms: Contract) -> str:
+    if terms.initial_weights == "any":
+        return "The coordinator chooses the first weights as it likes. "
+    return "The first weights are derived here from seed and architecture. "
+
+
+def _later(terms: Contract) -> str:
+    if not terms.move and not terms.drift:
+        return "Later weights may be any."
+    move = f"{terms.move:g} of their norm, or two own updates, in a round" if terms.move else "any"
+    drift = f"{terms.drift:g} norms in all" if terms.drift else "any distance in all"
+    return f"Later weights may move by {move} and by {drift}."
+
+
+def _most(terms: Contract, name: str) -> list[float]:
+    """The largest value of an option that each method may set."""
+    found = []
+    for method in terms.methods:
+        limit = _limits(terms, method).get(name)
+        values = _values(limit)
+        found += [max(values)] if values else []
+    return found
+
+
+def _values(limit: Any) -> list[float]:
+    """The numbers that a limit allows at its upper end."""
+    if isinstance(limit, Mapping):
+        limit = limit.get("one_of", limit.get("most", []))
+    items = limit if isinstance(limit, list) else [limit]
+    flat = [n for item in items for n in (item if isinstance(item, list) else [item])]
+    return [float(n) for n in flat if type(n) in (int, float)]
+
+
+def _words_of(values: list[float]) -> str:
+    return f"{max(values):g}" if values else "any number of"
+
+
+def warnings(terms: Contract) -> list[str]:
+    """Every term that is looser than by default, and what it makes possible."""
+    return [*_loose_terms(terms), *_loose_options(terms)]
+
+
+def _loose_terms(terms: Contract) -> Iterator[str]:
+    checks = (
+        ("initial_weights", terms.initial_weights == "any"),
+        ("move", not terms.move or terms.move > USUAL.move),
+        ("drift", not terms.drift or terms.drift > USUAL.drift),
+        ("shown_rows", terms.shown_rows == "allow"),
+        ("steps", terms.steps < USUAL.steps),
+        ("unit_rows", terms.unit_rows < USUAL.unit_rows),
+        ("rows", terms.rows < USUAL.rows),
+        ("step_rows", terms.step_rows < USUAL.step_rows),
+        ("gradient", not terms.gradient or terms.gradient > USUAL.gradient),
+    )
+    for name, loose in checks:
+        if loose:
+            yield f"{name} = {getattr(terms, name)}: {LOOSE_TERMS[name]}"
+
+
+LOOSE_TERMS = {
+    "initial_weights": "weights made for it let one update, or the counts of 'check', give single"
+    " rows away.",
+    "move": "weights that are made to give rows away are reached in fewer rounds; with 0 at once.",
+    "drift": "weights may vanish or grow without limit, which helps to read rows.",
+    "shown_rows": "updates leave even where a training row can be read off them.",
+    "steps": "an update may be a single gradient, which gives rows away with weights made for it.",
+    "unit_rows": "weights may come that let one row alone reach a unit, whose update is that row.",
+    "rows": "fewer rows stand behind an answer.",
+    "step_rows": "fewer rows stand behind a step.",
+    "gradient": "vertical networks can be steered faster towards showing rows.",
+}
+LOOSE = {
+    "method.optimiser": "an update is a plain sum of gradients: with low biases, which a"
+    " coordinator can creep to, rows come out of it, and only shown_rows stands against that.",
+    "scale": "rows come out in their own units, and one large column can single them out.",
+    "dtype": "updates carry more digits, and so more rows.",
+    "method.batch": "one step can hold all rows, so an update may be one gradient of them all.",
+    "method.rate": "a step can be as large as it takes to read its digits.",
+    "model.widths": "more units than rows: each row can have a unit of its own.",
+    "seed": "more splits of the rows: the difference of two shows what is in one of them alone.",
+    "scenario.train": "few rows can be chosen to train on.",
+    "rounds": "more answers.",
+    "method.epochs": "more training on the same rows, which they show the more for.",
+    "method.epochs_each": "more training on the same rows, which they show the more for.",
+    "method.pretrain_epochs": "more training on the same rows, which they show the more for.",
+}
+
+
+def _loose_options(terms: Contract) -> Iterator[str]:
+    for method, own in sorted(terms.options.items()):
+        for name, limit in sorted(own.items()):
+            usual = ranges.DEFAULTS.get(name)
+            if usual is not None and not ranges.inside(limit, usual):
+                words = LOOSE.get(name, "more than by default.")
+                yield f"{method} {name} {ranges.words(limit)}: {words}"

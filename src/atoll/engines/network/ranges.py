@@ -1,0 +1,170 @@
+"""Which options a run may ask for at a site: ranges and choices, by method.
+
+A contract names options as a config does (`method.rate`, `model.widths`, `seed`). A limit is one
+value, `{ one_of = [...] }`, or `{ least = ..., most = ... }`; of a list every item is compared.
+"""
+
+import dataclasses
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from atoll import methods
+from atoll.core.errors import UserError
+from atoll.core.options import nearest
+from atoll.data.public import PublicOptions
+from atoll.data.splits import ScenarioOptions
+from atoll.learning.models import ModelOptions
+from atoll.runs.config import RunConfig, resolve
+
+__all__ = [
+    "DEFAULTS", "Limit", "Limits", "check_limits", "drafted", "inside", "known", "limits_of",
+    "violation", "words",
+]  # fmt: skip
+
+Limit = Any  # a value, or a table with least, most or one_of
+Limits = Mapping[str, Limit]
+
+# What holds where a contract does not name an option itself.
+DEFAULTS: Limits = {
+    "dtype": {"one_of": ["float32"]},
+    "scale": {"one_of": ["local", "global", "imagenet"]},
+    "rounds": {"least": 1, "most": 200},
+    "seed": {"least": 0, "most": 99},
+    "scenario.train": {"least": 0.2, "most": 1.0},
+    "model.widths": {"least": 1, "most": 1024},
+    "method.optimiser": {"one_of": ["adam"]},
+    "method.rate": {"least": 0.0, "most": 0.1},
+    "method.rate_unique": {"least": 0.0, "most": 0.1},
+    "method.rate_local": {"least": 0.0, "most": 0.1},
+    "method.batch": {"least": 8, "most": 1024},
+    "method.epochs": {"least": 1, "most": 50},
+    "method.epochs_each": {"least": 1, "most": 50},
+    "method.pretrain_epochs": {"least": 0, "most": 100},
+}
+PLAIN = ("seed", "rounds", "scale", "dtype", "models")
+TABLES = ("scenario", "model", "public", "method")
+OWN_DATA = ("files", "keep", "most_levels")  # of `data`: for the site's own file to say
+EDGES = ("least", "most")
+
+
+def values_of(config: RunConfig) -> dict[str, Any]:
+    """The options of a run that a contract may limit, by their full names."""
+    found: dict[str, Any] = {name: getattr(config, name) for name in PLAIN}
+    for table in TABLES:
+        found |= {f"{table}.{name}": value for name, value in getattr(config, table).items()}
+    found.pop("method.name", None)
+    found |= {f"data.{name}": v for name, v in config.data.items() if name not in OWN_DATA}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
+
+
+def usual(config: RunConfig) -> dict[str, Any]:
+    """The same options of a run with the same method and data that sets nothing itself."""
+    plain = {"method": {"name": config.method["name"]}, "data": config.data}
+    found = values_of(resolve(plain, "the method's defaults"))
+    return {name: value for name, value in found.items() if not name.startswith("data.")}
+
+
+def limits_of(options: Mapping[str, Limits], config: RunConfig) -> dict[str, Limit]:
+    """All limits of a run: those of the contract, the default ones, else the option's default.
+
+    A contract that names no option of a method leaves the others free.
+    """
+    own = options.get(str(config.method["name"]), {})
+    pinned = usual(config) if own else {}
+    given = values_of(config)
+    rest = {name: {"one_of": [pinned[name]]} for name in given if name in pinned}
+    rest |= {name: {"one_of": []} for name in given if own and name not in pinned}
+    return {**rest, **{n: v for n, v in DEFAULTS.items() if n in given}, **own}
+
+
+def violation(
+    options: Mapping[str, Limits], config: RunConfig, trusted: Collection[str] = ()
+) -> str:
+    """Which option of a run is outside of its limit; empty where none is.
+
+    `trusted`: options of `data` that the site has set itself.
+    """
+    limits, given = limits_of(options, config), values_of(config)
+    own = {f"data.{name}" for name in trusted}
+    for name in sorted(limits.keys() - own):
+        value = given.get(name)
+        if value is not None and not _within(value, limits[name]):
+            return f"option '{name}' = {_shown(value)}: the contract allows {words(limits[name])}"
+    return ""
+
+
+def _within(value: Any, limit: Limit) -> bool:
+    if not isinstance(limit, Mapping):
+        return bool(value == limit)
+    if "one_of" in limit:
+        return value in limit["one_of"]
+    items = value if isinstance(value, list) else [value]
+    low, high = limit.get("least", -float("inf")), limit.get("most", float("inf"))
+    return all(isinstance(item, int | float) and low <= item <= high for item in items)
+
+
+def inside(limit: Limit, usual: Limit) -> bool:
+    """Whether a limit allows nothing that a default limit does not."""
+    if not isinstance(limit, Mapping):
+        return _within(limit, usual)
+    if "one_of" in limit:
+        return all(_within(value, usual) for value in limit["one_of"])
+    least, most = limit.get("least", 0), limit.get("most", float("inf"))
+    return "one_of" not in usual and bool(least >= usual["least"] and most <= usual["most"])
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value)[:80]
+
+
+def words(limit: Limit) -> str:
+    """A limit in words."""
+    if not isinstance(limit, Mapping):
+        return f"{_shown(limit)} only"
+    if "one_of" in limit:
+        return f"{' or '.join(map(_shown, limit['one_of'])) or 'no such option'}"
+    return " and ".join(f"at {edge} {_shown(limit[edge])}" for edge in EDGES if edge in limit)
+
+
+def check_limits(options: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
+    """Refuse limits of unknown methods and options, and limits that are none."""
+    for method, limits in options.items():
+        where = f"[contract.options.{method}]"
+        if method not in allowed:
+            what = f"limits for '{method}', which the contract does not allow"
+            raise UserError(what, where, nearest(method, allowed))
+        if not isinstance(limits, Mapping):
+            raise UserError("limits that are not a table", where, 'write "method.rate" = 0.01')
+        named = known(method)
+        for name, limit in limits.items():
+            if name not in named and not str(name).startswith("data."):
+                raise UserError(f"unknown option '{name}'", where, nearest(name, named))
+            _check_limit(limit, f"{where} {name}")
+
+
+def known(method: str) -> set[str]:
+    """The full names of all options that a run with this method has."""
+    kinds = {
+        "scenario": ScenarioOptions, "model": ModelOptions, "public": PublicOptions,
+        "method": methods.load(method).options,
+    }  # fmt: skip
+    names = {f"{t}.{f.name}" for t, kind in kinds.items() for f in dataclasses.fields(kind)}
+    return names | set(PLAIN)
+
+
+def _check_limit(limit: Limit, where: str) -> None:
+    if not isinstance(limit, Mapping):
+        return
+    edges = set(limit) <= set(EDGES) and all(type(v) in (int, float) for v in limit.values())
+    choices = set(limit) == {"one_of"} and isinstance(limit["one_of"], list)
+    if not limit or not (edges or choices):
+        remedy = "write a value, { one_of = [...] }, or { least = ..., most = ... }"
+        raise UserError("not a limit", where, remedy)
+
+
+def drafted(config: RunConfig) -> dict[str, Limit]:
+    """Limits that allow this run, with fewer rounds too, and no other options."""
+    given, plain = values_of(config), usual(config)
+    pinned = {n: v for n, v in given.items() if n in DEFAULTS or v != plain.get(n)}
+    return {**pinned, "rounds": {"least": 1, "most": config.rounds}}
