@@ -141,10 +141,7 @@ class Federation:
                 process.communicate()
 
 
-JOBS = (
-    "nvflare.private.fed.app.client.worker_process",
-    "nvflare.private.fed.app.server.runner_process",
-)
+JOBS = ("client_job", "server_job")
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The network engine: clients are processes at their sites, over mutual TLS, carried by NVFlare.
 
-The only file that imports nvflare. It has the two classes that a job names, one for the sites and
-one for the coordinator, and a few functions around NVFlare's own: certificates, processes, jobs.
-No code travels: a job is three JSON files that name classes which are installed at both ends.
+Only this file and `guard` import nvflare. It has the two classes that a job names, one for the
+sites and one for the coordinator, and a few functions around NVFlare's own: certificates,
+processes, jobs.
 """
 
 import json
@@ -60,22 +60,15 @@ from atoll.engines.network.policy import (
     read_site,
     told,
 )
+from atoll.engines.network.process import GUARD
 from atoll.learning.weights import without
 from atoll.runs.config import RunConfig, read, resolve, to_toml
 from atoll.runs.loop import Progress, facts, go
 from atoll.runs.parts import Parts
 from atoll.runs.result import write_result
 
-__all__ = ["CLASSES", "ENVIRONMENT", "Coordinator", "Outpost", "Remote", "SiteLostError"]
+__all__ = ["ENVIRONMENT", "Coordinator", "Outpost", "Remote", "SiteLostError"]
 
-HERE = "atoll.engines.network.nvflare"
-# What a site's policy lets a job name.
-CLASSES = (
-    "nvflare.collab.runtime.controller.CollabController",
-    "nvflare.collab.runtime.executor.CollabExecutor",
-    f"{HERE}.Coordinator",
-    f"{HERE}.Outpost",
-)
 # Else a timer thread of every reply lives on for a minute.
 ENVIRONMENT = {"NVFLARE_STREAMING_RETRY_TIMEOUT": "2", "NVFLARE_STREAMING_RETRY_WAIT": "0.5"}
 PING_SECONDS = 2.0  # between looks at sites that have not answered yet
@@ -580,44 +573,12 @@ class Authority:
 
 
 def command(kind: str, kit: Path, name: str) -> list[str]:
-    """How NVFlare's own process of a server or a site is started."""
-    module = f"nvflare.private.fed.app.{kind}.{kind}_train"
+    """How NVFlare's process of a server or a site is started, behind its filter."""
     own = [f"uid={name}"] if kind == "client" else []
     return [
-        *(sys.executable, "-u", "-m", module, "-m", str(kit), "-s", f"fed_{kind}.json", "--set"),
-        *("secure_train=true", *own, "org=atoll", "config_folder=config"),
+        *(sys.executable, "-u", "-m", GUARD, kind, "-m", str(kit), "-s", f"fed_{kind}.json"),
+        *("--set", "secure_train=true", *own, "org=atoll", "config_folder=config"),
     ]
-
-
-def write_job(folder: Path, control: Path, sites: list[str]) -> None:
-    """The three files of a job."""
-    server = {
-        "format_version": 2,
-        "workflows": [
-            {"id": "controller", "path": CLASSES[0], "args": {"server_obj_id": "coordinator"}}
-        ],
-        "components": [
-            {"id": "coordinator", "path": CLASSES[2], "args": {"control": str(control)}}
-        ],
-    }
-    executor = {"id": "executor", "path": CLASSES[1], "args": {"client_obj_id": "outpost"}}
-    site = {
-        "format_version": 2,
-        "executors": [{"tasks": ["*"], "executor": executor}],
-        "components": [{"id": "outpost", "path": CLASSES[3], "args": {}}],
-    }
-    meta = {
-        "name": "atoll", "resource_spec": {}, "min_clients": len(sites),
-        "mandatory_clients": sites, "deploy_map": {"server": ["server"], "site": sites},
-    }  # fmt: skip
-    for name, body in (
-        ("meta.json", meta),
-        ("server/config/config_fed_server.json", server),
-        ("site/config/config_fed_client.json", site),
-    ):
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(body, indent=1))
 
 
 class Session:
