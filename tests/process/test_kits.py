@@ -109,7 +109,7 @@ def test_a_kit_that_cannot_work_is_refused_by_name(tmp_path: Path) -> None:
         kit.check()
 
 
-def site_file(kit: Kit, store: str = "store") -> Path:
+def site_file(kit: Kit, store: str = "../store") -> Path:
     path = kit.folder / "site.toml"
     terms = '[contract]\nmethods = ["fedavg"]\nactions = ["fit", "check"]\n'
     path.write_text(f"store = {json.dumps(store)}\n{terms}")
@@ -124,8 +124,8 @@ def test_a_site_whose_log_is_broken_is_refused_before_it_connects(tmp_path: Path
     out = tmp_path / "kits"
     init(project(tmp_path, "basel"), out)
     kit = Kit(out / "basel")
-    (kit.folder / "store").mkdir()
-    (kit.folder / "store" / "egress.jsonl").write_text("{}\n")
+    (out / "store").mkdir()
+    (out / "store" / "egress.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match="the chain of the egress log is broken at line 1"):
         join(kit, site_file(kit), stays_away, lambda: False)
 
@@ -139,15 +139,26 @@ def test_a_site_that_cannot_open_its_gate_says_so_when_it_is_asked(
     kit = Kit(tmp_path)
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "egress.jsonl").write_text("{}\n")
-    monkeypatch.setenv("ATOLL_SITE", str(site_file(kit)))
+    monkeypatch.setenv("ATOLL_SITE", str(site_file(kit, "store")))
     outpost = nvflare.Outpost()
     outpost.begin()
     said = "something is to be mended there; the site's log says what"
     closed = {"ok": False, "kind": "failed", "reason": said}
     told = outpost.prepare("run-1", "", "site-0", ["site-0"], "")
     assert told == {**closed, "version": VERSION}
-    assert outpost.handle(1, "fit", [0, 0, 1], b"", b"") == closed
+    assert outpost.handle("run-1", 1, "fit", [0, 0, 1], b"", b"") == closed
     assert outpost.ping() == {"doing": ""}
+
+
+def test_a_store_within_the_kit_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "kits"
+    init(project(tmp_path, "basel"), out)
+    kit = Kit(out / "basel")
+    assert 'store = "../basel-store"' in (kit.folder / "site.toml").read_text()
+    for store in ("store", ".", "../basel/startup"):
+        with pytest.raises(UserError, match="the store lies within the kit") as caught:
+            join(kit, site_file(kit, store), stays_away, lambda: False)
+        assert caught.value.remedy.startswith('write store = "../basel-store"')
 
 
 def test_two_sites_cannot_use_the_same_store_at_once(tmp_path: Path) -> None:

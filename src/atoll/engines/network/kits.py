@@ -241,7 +241,7 @@ def _issue(project: Project, out: Path, names: Sequence[str], run: RunConfig | N
             part.mkdir(mode=0o700)
             _fill(part, folder, project, name)
             if name != COORDINATOR:
-                (part / "site.toml").write_text(_draft(run), encoding="utf-8")
+                (part / "site.toml").write_text(_draft(name, run), encoding="utf-8")
             part.replace(out / name)
     finally:
         _clean(issued, folder)
@@ -296,7 +296,7 @@ def _take(source: Path, target: Path) -> None:
         key.chmod(0o600)
 
 
-def _draft(run: RunConfig | None) -> str:
+def _draft(site: str, run: RunConfig | None) -> str:
     """A site's file to begin with; for a run that is known, its contract is filled in."""
     name = str(run.method["name"]) if run else ""
     allowed = json.dumps([name] if run else [])
@@ -308,7 +308,7 @@ def _draft(run: RunConfig | None) -> str:
     terms = Contract()
     return f"""\
 # This site's own file. Paths are meant from the folder that this file is in.
-store = "store"  # models, checkpoints and the log of what left; never sent
+store = "../{site}-store"  # models, checkpoints, the log of what left; never sent, never in the kit
 
 # data = {{ files = ["my-table.csv"] }}  # for runs on own tables: this site's one file
 # engine = {{ device = "cpu", threads = 1 }}  # of this site alone
@@ -320,5 +320,6 @@ stages = 0  # that may be answered; 0 for all
 largest = {terms.largest}  # bytes of one answer
 total = {terms.total}  # bytes of all answers of a run
 in_all = {terms.in_all}  # bytes of all answers of all runs, ever
+parameters = {terms.parameters}  # of the largest network that a run may build here
 networks = {networks}  # package.module:function that a run may name: code of this machine
 """

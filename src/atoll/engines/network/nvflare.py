@@ -50,6 +50,8 @@ from atoll.data.agree import (
 from atoll.data.tables import TableOptions
 from atoll.engines.local import prepare
 from atoll.engines.network.faults import spoilt
+from atoll.engines.network.mirror import ENVIRONMENT as MIRROR
+from atoll.engines.network.mirror import Mirror
 from atoll.engines.network.policy import (
     Finish,
     Gate,
@@ -108,7 +110,8 @@ class Outpost:
         """Open the gate with the site's own file; what hinders is the answer to every question."""
         _die_with_parent()
         try:
-            self._gate = Gate(read_site(Path(os.environ["ATOLL_SITE"])))
+            mirror = Mirror(Path(os.environ[MIRROR])) if MIRROR in os.environ else None
+            self._gate = Gate(read_site(Path(os.environ["ATOLL_SITE"])), mirror)
         except Exception as error:  # raised here, it would end the job without a word
             self._fault = error
 
@@ -137,12 +140,16 @@ class Outpost:
 
     @collab.publish  # type: ignore[untyped-decorator]
     def handle(
-        self, number: int, action: str, moment: list[int], header: bytes, block: bytes
+        self, run: str, number: int, action: str, moment: list[int], header: bytes, block: bytes
     ) -> dict[str, Any]:
         """Answer a question of the method."""
-        if self._gate is None:
+        gate = self._gate
+        if gate is None:
             return self._closed(str(action))
-        return handled(self._gate, number, action, moment, Packet(header, block, 0, 0, ()))
+        asked = Packet(header, block, 0, 0, ())
+        return _stranger(str(action)) or handled(
+            gate, number, action, moment, asked, str(run) or "no run"
+        )
 
     @collab.publish  # type: ignore[untyped-decorator]
     def finish(self, header: bytes, block: bytes) -> dict[str, Any]:
@@ -168,11 +175,14 @@ class Outpost:
     @collab.publish  # type: ignore[untyped-decorator]
     def ping(self) -> dict[str, Any]:
         """What is being done here now."""
-        return {"doing": self._gate.doing if self._gate else ""}
+        known = self._gate is not None and not _stranger("ping")
+        return {"doing": self._gate.doing if self._gate and known else ""}
 
     def _told(self, action: str, work: Callable[[Gate], dict[str, Any] | None]) -> Reply:
-        gate = self._gate
-        reply = self._closed(action) if gate is None else answered(gate, action, work)
+        if self._gate is None:
+            reply = self._closed(action)
+        else:
+            reply = _stranger(action) or answered(self._gate, action, work)
         return {**reply, "version": VERSION}
 
     def _closed(self, action: str) -> Reply:
@@ -180,6 +190,19 @@ class Outpost:
         log.warning("%s: %s", action[:80], self._fault)
         kind, reason = told(self._fault)
         return {"ok": False, "kind": kind, "reason": reason}
+
+
+def _stranger(action: str) -> Reply:
+    """The refusal of a call that is not from the run's server; empty for the server's own.
+
+    The name is what NVFlare makes of a header that senders write. The filter of this process has
+    looked at the connection before; this is the second look.
+    """
+    caller = getattr(collab.context, "caller", "")
+    if caller == "server":
+        return {}
+    log.warning("refused %s from %s: only the server asks", action[:80], str(caller)[:80])
+    return {"ok": False, "kind": "refused", "reason": "only the server asks"}
 
 
 def _bytes(packet: Packet) -> dict[str, Any]:
@@ -214,6 +237,7 @@ class Remote:
     tell: Callable[[], None]  # called when something is to be shown
     at_least: int = 0
     _number: int = 0
+    _run: str = ""
 
     def __post_init__(self) -> None:
         """A thread for every question, and one for a look at who answers it."""
@@ -244,6 +268,7 @@ class Remote:
             "run": run, "config": to_toml(self.config), "clients": sorted(self.parties),
             "plan": json.dumps(asdict(plan)) if plan else "",
         }  # fmt: skip
+        self._run = run
         replies = self._ask("prepare", {id: {**about, "client": id} for id in self.present})
         return {id: str(reply["data"]) for id, reply in replies.items()}
 
@@ -263,7 +288,7 @@ class Remote:
             packet = packets[id]
             packet = pack(packet.message) if packet.message is not None else packet
             asked[id] = {
-                "number": self._number, "action": action, "moment": when,
+                "run": self._run, "number": self._number, "action": action, "moment": when,
                 "header": packet.header, "block": packet.block,
             }  # fmt: skip
             self.parties[id].sent += packet.size

@@ -119,7 +119,8 @@ def alone(kit: KitFolder) -> Iterator[None]:
 def own_store(store: Path) -> Iterator[None]:
     """Refuse a store that another site uses: two that write one log break its chain for good."""
     with disk_errors(store):
-        store.mkdir(parents=True, exist_ok=True)
+        store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        store.chmod(0o700)
     with _held(store / ".lock") as free:
         if not free:
             remedy = "give each site a store of its own in its site.toml"

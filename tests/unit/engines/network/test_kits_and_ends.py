@@ -55,14 +55,14 @@ def test_every_party_has_a_line_of_its_own() -> None:
 
 def test_a_draft_of_a_contract_names_what_its_run_asks_for() -> None:
     run = resolve(change({"method": "fedavg"}, {}), "test")
-    assert 'methods = ["fedavg"]' in _draft(run)
-    assert 'actions = ["check", "fit"]' in _draft(run)
-    assert "actions = []" in _draft(None)
-    assert "networks = []" in _draft(run)
+    assert 'methods = ["fedavg"]' in _draft("basel", run)
+    assert 'actions = ["check", "fit"]' in _draft("basel", run)
+    assert "actions = []" in _draft("basel", None)
+    assert "networks = []" in _draft("basel", run)
     foreign = dataclasses.replace(run, model={"name": "mine:net"})
-    assert 'networks = ["mine:net"]' in _draft(foreign)
+    assert 'networks = ["mine:net"]' in _draft("basel", foreign)
     own = resolve(change({"method": "fedavg", "data": {"files": ["a.csv"], "label": "y"}}, {}), "t")
-    assert 'actions = ["check", "fit", "offer", "agree"]' in _draft(own)
+    assert 'actions = ["check", "fit", "offer", "agree"]' in _draft("basel", own)
 
 
 def test_a_method_that_needs_every_site_takes_no_quorum(tmp_path: Path) -> None:
