@@ -178,9 +178,9 @@ def test_a_site_stops_no_other(oslo: Scene) -> None:
 
 def call(inside: Inside, process: str, target: str, method: str, **named: Any) -> dict[str, Any]:
     """Call a published method of a site's end of the run."""
-    site = target.partition(".")[0]
+    name = f"{target.partition('.')[0]}.client"
     headers = {
-        "collab__protocol_version": 1, "collab__target_name": site, "collab__method_name": method,
+        "collab__protocol_version": 1, "collab__target_name": name, "collab__method_name": method,
     }  # fmt: skip
     return inside.ask(
         process, "stream", target=target, channel="collab", topic="call", headers=headers,
@@ -221,6 +221,18 @@ def test_the_server_binds_names_and_tokens_to_certificates(
     refused(oslo.made, "coordinator", words)
 
 
+def test_a_token_that_the_server_itself_has_signed_opens_nothing(oslo: Scene) -> None:
+    """Its messages carry one that is in no table of clients, and sites see it."""
+    for origin, words in (("bern", "'oslo' claims to be 'bern'"), ("oslo", "a token of 'server")):
+        answer = oslo.inside.ask(
+            "oslo", "request", target="server", channel="task", topic="quit", payload={},
+            replay="server", forge={"cn__origin": origin}, seconds=1,
+        )  # fmt: skip
+        assert "raised" not in answer, answer
+        refused(oslo.made, "coordinator", f"task:quit from {origin}: ")
+        refused(oslo.made, "coordinator", words)
+
+
 def test_a_connection_without_a_certificate_is_refused(oslo: Scene) -> None:
     text = (oslo.made.folder / "project.toml").read_text()
     port = int(text.split("port = ")[1].split("\n")[0])
@@ -243,6 +255,7 @@ def test_every_handler_that_is_registered_is_classified(oslo: Scene, process: de
     """A release of NVFlare that adds a handler fails here, not at a site."""
     names = {"client": "bern", "client_job": "bern.job", "server": "server"}
     answer = oslo.inside.ask(names.get(process, "server.job"), "handlers")
+    assert "raised" not in answer, answer
     registered = [tuple(one) for one in answer["handlers"]]
     assert len(registered) > 25, registered
     unknown = [one for one in registered if not deny.classified(process, *one)]

@@ -23,8 +23,21 @@ def cells() -> tuple[Any, Any]:
     return own, next(x for x in gc.get_objects() if type(x) is whole and x.core_cell is own)
 
 
+def watching(core: Any) -> None:
+    """Remember the tokens that messages of others carry, from the first message on."""
+    core.seen = {}
+
+    def remember(message: Any) -> None:
+        keys = ("client_name", "__token__", "__token_signature__", "ssid")
+        core.seen[message.headers.get("client_name")] = {
+            key: message.headers[key] for key in keys if key in message.headers
+        }
+
+    core.add_incoming_filter("*", "*", remember)
+
+
 def forging(core: Any) -> Any:
-    """Headers that every request from now on has, whatever NVFlare has put there."""
+    """Headers that every request of a thread has, whatever NVFlare has put there before."""
     if not hasattr(core, "forged"):
         core.forged = {}
 
@@ -128,6 +141,7 @@ def serve(folder: Path) -> None:
     while not cell.ALL_CELLS:
         time.sleep(0.2)
     name, _, job = next(iter(cell.ALL_CELLS)).partition(".")
+    watching(next(iter(cell.ALL_CELLS.values())))
     own = folder / (f"{name}.job" if job else name)
     own.mkdir(parents=True, exist_ok=True)
     (own / "name").write_text(f"{name}.{job}" if job else name)
@@ -140,7 +154,11 @@ def serve(folder: Path) -> None:
 def answer(path: Path) -> None:
     asked = json.loads(path.read_text())
     try:
-        forging(cells()[0])[threading.get_ident()] = asked.get("forge", {})
+        core = cells()[0]
+        forged, replayed = forging(core), asked.get("replay")
+        forged[threading.get_ident()] = {**core.seen.get(replayed, {}), **asked.get("forge", {})}
+        if replayed and replayed not in core.seen:
+            raise LookupError(f"no token of {replayed} was seen: {list(core.seen)}")
         said = DO[asked["do"]]({"seconds": 8, **asked})
     except Exception as error:
         said = {"raised": f"{type(error).__name__}: {error}"}

@@ -86,8 +86,10 @@ HANDLERS: Mapping[Process, Mapping[tuple[str, str], Senders]] = {
         ("server_parent_listener", "get_clients"): frozenset({"child"}),
         ("server_parent_listener", "heartbeat"): frozenset({"child"}),
         ("server_parent_listener", "update_run_status"): frozenset({"child"}),
-        (STREAM, ACK): frozenset({"admin"}),
-        (STREAM, ERROR): frozenset({"admin"}),
+        (STREAM, ACK): frozenset({"admin", "child"}),
+        (STREAM, ERROR): frozenset({"admin", "child"}),
+        (f"{STREAM}/return_only", "server_command:abort"): frozenset({"child"}),
+        (f"{STREAM}/return_only", "server_command:handle_dead_job"): frozenset({"child"}),
         (f"{STREAM}/hci_channel", "command"): frozenset({"admin"}),
         (f"{STREAM}/aux_communication", "ObjectStreamer.Request"): frozenset({"admin"}),
         (f"{STREAM}/aux_communication", "ObjectStreamer.Abort"): frozenset({"admin"}),
@@ -126,6 +128,8 @@ REFUSED_HANDLERS: frozenset[tuple[str, str]] = frozenset({
     *(("_net_manager", topic) for topic in _NET_AGENT),
     ("cellnet.channel", "bulk"),
     ("aux_communication", "*"),
+    ("return_only", "*"),
+    ("collab", "call"),
     (STREAM, DATA),
     (STREAM, ACK),
     (STREAM, ERROR),
@@ -139,12 +143,12 @@ REFUSED_HANDLERS: frozenset[tuple[str, str]] = frozenset({
         "train.delete_run", "train.get_scopes", "train.restart", "train.shutdown",
     )),
     *(("client_command", topic) for topic in (
-        "abort_task", "bye", "check_status", "configure_job_log", "reset_errors", "show_errors",
-        "show_stats",
+        "abort_task", "check_status", "configure_job_log", "reset_errors", "show_errors",
+        "show_stats", "shutdown",
     )),
     *(("server_command", topic) for topic in (
-        "app_command", "configure_job_log", "get_clients", "get_errors", "get_run_info",
-        "reset_errors", "server_state", "show_stats", "get_task", "submit_update",
+        "app_command", "configure_job_log", "get_errors", "get_run_info", "get_task", "heartbeat",
+        "reset_errors", "server_state", "show_stats", "shutdown", "submit_update",
     )),
 })  # fmt: skip
 

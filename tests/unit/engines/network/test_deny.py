@@ -80,6 +80,10 @@ NEEDED: list[tuple[Process, Route]] = [
         for topic in ("get_clients", "heartbeat", "update_run_status")
     ),
     *(
+        ("server", route("server", f"server.{JOB}", what))
+        for what in ("req stream/return_only server_command:abort", "req sm__STREAM sm__ACK")
+    ),
+    *(
         ("server", route("server", ADMIN, what, certificate=PERSON))
         for what in ("req task challenge", "req task register", "req stream/hci_channel command",
                      "req stream/aux_communication ObjectStreamer.Request",
@@ -234,4 +238,4 @@ def test_a_handler_that_is_new_is_not_classified() -> None:
     assert not deny.classified("client", "new_channel", "*")
     assert deny.classified("client", "_net_manager", "stop")
     assert deny.classified("client_job", "collab", "call")
-    assert not deny.classified("client", "collab", "call")
+    assert not deny.classified("client", "hci_channel", "command")
