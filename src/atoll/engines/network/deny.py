@@ -66,7 +66,7 @@ HANDLERS: Mapping[Process, Mapping[tuple[str, str], Senders]] = {
         ("client_command", "abort"): frozenset({"parent"}),
         ("aux_communication", "__end_run__"): frozenset({"server job"}),
         (STREAM, ACK): frozenset({"server job"}),
-        (STREAM, ERROR): frozenset({"server job"}),
+        (STREAM, ERROR): frozenset({"server job", "server"}),
         (f"{STREAM}/aux_communication", "__end_run__"): frozenset({"server job"}),
         (f"{STREAM}/collab", "call"): frozenset({"server job"}),
         (f"{STREAM}/return_only", "server_command:get_task"): frozenset({"server job"}),
@@ -186,6 +186,11 @@ class Route:
         if (self.channel, self.topic) == (STREAM, DATA):
             return f"{STREAM}/{self.stream[0]}", self.stream[1]
         return self.channel, self.topic
+
+    @property
+    def honest(self) -> bool:
+        """Whether the peer speaks for itself, so that an answer goes to nobody else."""
+        return _root(self.origin) == _root(self.peer)
 
     @property
     def words(self) -> str:

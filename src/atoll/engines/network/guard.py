@@ -119,7 +119,7 @@ class Guard:
             original(cell, endpoint, connection, app_id, message)
             return
         self._say(f"refused {route.words} from {route.origin[:80]}: {reason}")
-        if route.kind == MessageType.REQ:
+        if route.kind == MessageType.REQ and (self.process != "server" or route.honest):
             _answer(cell, endpoint, route, message, reason)
 
     def _stranger(self, route: Route, message: Message) -> str:

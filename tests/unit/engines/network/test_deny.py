@@ -50,6 +50,8 @@ NEEDED: list[tuple[Process, Route]] = [
             "req sm__STREAM sm__ACK", "req sm__STREAM sm__ERROR",
         )
     ),
+    ("client_job", route(f"basel.{JOB}", "server", "req sm__STREAM sm__ERROR",
+                         certificate="localhost")),
     ("client_job", route(f"basel.{JOB}", "basel", "req stream/collab call", f"server.{JOB}")),
     ("client_job", route(f"basel.{JOB}", "basel", "req client_command abort")),
     ("client_job", route(f"basel.{JOB}", "basel", "reply admin train.notify_job_status")),
