@@ -176,15 +176,20 @@ def test_a_site_stops_no_other(oslo: Scene) -> None:
     oslo.whole()
 
 
+def envelope(target: str, method: str) -> dict[str, Any]:
+    """The headers with which NVFlare calls a published method of a site's end of the run."""
+    return {
+        "collab__protocol_version": 1,
+        "collab__target_name": f"{target.partition('.')[0]}.client",
+        "collab__method_name": method,
+    }
+
+
 def call(inside: Inside, process: str, target: str, method: str, **named: Any) -> dict[str, Any]:
     """Call a published method of a site's end of the run."""
-    name = f"{target.partition('.')[0]}.client"
-    headers = {
-        "collab__protocol_version": 1, "collab__target_name": name, "collab__method_name": method,
-    }  # fmt: skip
     return inside.ask(
-        process, "stream", target=target, channel="collab", topic="call", headers=headers,
-        payload={"kwargs": named},
+        process, "stream", target=target, channel="collab", topic="call",
+        headers=envelope(target, method), payload={"kwargs": named},
     )  # fmt: skip
 
 
@@ -386,7 +391,7 @@ def test_a_question_that_is_too_large_is_refused_before_it_takes_memory(hostile:
     before = resident(hostile.made, "bern")
     answer = hostile.inside.ask(
         "server.job", "stream", target=target, channel="collab", topic="call", size=size,
-        seconds=20,
+        seconds=20, headers=envelope(target, "handle"),
     )  # fmt: skip
     assert "larger than" in str(answer["error"]), answer
     refused(hostile.made, "bern", f"a message of {size} bytes is larger than")
