@@ -23,7 +23,21 @@ from typing import Any
 SITES = ("basel", "bern", "geneva")
 COMMAND = Path(sys.executable).with_name("atoll")
 # The job of this benchmark is not one of ours: its classes come from this file, and the kits'
-# policies are told to let them in.
+# policies and the sites' filters are told to let them in.
+OTHER_JOB = """
+from atoll.engines.network import job
+
+own = job.site_config
+
+
+def site_config():
+    body = own()
+    body["components"][0]["path"] = "parts.Echo"
+    return body
+
+
+job.site_config = site_config
+"""
 PARTS = """
 import json, os, threading, time
 from pathlib import Path
@@ -131,13 +145,14 @@ def vleto(folder: Path, rounds: int) -> dict[str, float]:
 
 def exchanges(folder: Path, soak: int, quick: bool) -> dict[str, Any]:
     """A job that only carries bytes, with NVFlare's processes started as ours are."""
+    from atoll.engines.network import job as jobs  # noqa: PLC0415
     from atoll.engines.network import kits, nvflare, process  # noqa: PLC0415
 
     kit = kits.Kit(folder / "kits" / "coordinator")
     out, times = folder / "found.json", (20, 5, 2) if quick else (200, 40, 10)
     sizes = [[10_000, times[0]], [1_000_000, times[1]], [20_000_000, times[2]]]
     job = folder / "job"
-    nvflare.write_job(job, folder, list(SITES))
+    jobs.write_job(job, folder, list(SITES))
     for name, path, arguments in (
         ("server/config/config_fed_server.json", "parts.Asker",
          {"out": str(out), "sizes": sizes, "soak": soak}),
@@ -172,6 +187,7 @@ def let_in(folder: Path) -> None:
     """Allow this benchmark's own classes in the kits' policies."""
     (folder / "parts").mkdir()
     (folder / "parts" / "parts.py").write_text(PARTS)
+    (folder / "parts" / "sitecustomize.py").write_text(OTHER_JOB)
     for name in ("coordinator", *SITES):
         path = folder / "kits" / name / "local" / "resources.json"
         body = json.loads(path.read_text())

@@ -175,8 +175,13 @@ class _Commands:
         warning = Kit(kit).check()
         if warning:
             self.err.print(warning, soft_wrap=True)
+
+        def note(line: str) -> None:
+            if not quiet:
+                self.err.print(line, soft_wrap=True)
+
         with self._stoppable("leaving") as stopping, self._lines(quiet) as tell:
-            site_end.join(Kit(kit), site, lambda line: tell([line]), stopping)
+            site_end.join(Kit(kit), site, lambda line: tell([line]), stopping, note)
 
     def rehearse(
         self,
@@ -216,6 +221,9 @@ class _Commands:
     ) -> None:
         """Say what has left a site, after checking that the log is whole."""
         path = store / "egress.jsonl" if store.is_dir() else store
+        if not path.exists():
+            what, remedy = "no egress log here", "give the site's store, as its site.toml names it"
+            raise UserError(what, str(path), remedy)
         total, count, last = 0, 0, ""
         for line in egress.lines(path):
             last = line.hash

@@ -201,7 +201,7 @@ def test_a_contract_is_kept_and_both_ends_say_so(alps: Federation) -> None:
         come(alps, "basel")
     assert ended.returncode == 4
     assert "client basel failed in fit: refused there: an answer of" in ended.stderr
-    log = list(egress.lines(alps.kit("basel") / "store" / "egress.jsonl"))
+    log = list(egress.lines(alps.store("basel") / "egress.jsonl"))
     assert "larger than the contract allows" in log[-1].words
 
 
@@ -225,7 +225,7 @@ def test_a_full_disk_at_a_site_is_said_and_the_run_goes_on_once_there_is_room(
     alps.leave("bern")
     file = alps.kit("bern") / "site.toml"
     before = file.read_text()
-    file.write_text(before.replace('store = "store"', f'store = "{small_disk}"'))
+    file.write_text(before.replace('"../bern-store"', f'"{small_disk}"'))
     come(alps, "bern")
     first = alps.call("serve", "kits/coordinator", "alone.toml", "--out", "full", "--quiet")
     assert first.returncode == 4, first.stderr
@@ -345,14 +345,14 @@ def test_two_servers_on_one_host_need_two_ports_and_then_do_not_meet(
 
 
 def test_a_log_that_breaks_while_a_site_waits_is_told_with_the_sites_name(alps: Federation) -> None:
-    log = alps.kit("basel") / "store" / "egress.jsonl"
+    log = alps.store("basel") / "egress.jsonl"
     whole = log.read_bytes() if log.exists() else b""
-    log.write_bytes(b"{}\n" + whole)
+    alps.rewrite_log("basel", b"{}\n" + whole)
     try:
         serving = alps.serve("alone.toml", "--out", "broken-log")
         _, said = serving.communicate(timeout=300)
     finally:
-        log.write_bytes(whole)
+        alps.rewrite_log("basel", whole)
     assert serving.returncode == 4, said[-3000:]
     assert "basel failed in prepare" in said
     assert "something is to be mended there" in said

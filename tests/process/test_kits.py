@@ -3,15 +3,20 @@
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from atoll.core import VERSION
 from atoll.core.errors import ClientFailedError, UserError
+from atoll.engines.network.egress import EgressLog
 from atoll.engines.network.kits import COORDINATOR, Kit, init, renew
+from atoll.engines.network.mirror import Mirror, append_only
 from atoll.engines.network.rehearsal import outdate
 from atoll.engines.network.site import join, reachable
 from atoll.runs.config import change, resolve
+
+from .federation import Federation
 
 pytest.importorskip("nvflare", reason="needs the extra nvflare")
 pytestmark = pytest.mark.process
@@ -109,7 +114,7 @@ def test_a_kit_that_cannot_work_is_refused_by_name(tmp_path: Path) -> None:
         kit.check()
 
 
-def site_file(kit: Kit, store: str = "store") -> Path:
+def site_file(kit: Kit, store: str = "../store") -> Path:
     path = kit.folder / "site.toml"
     terms = '[contract]\nmethods = ["fedavg"]\nactions = ["fit", "check"]\n'
     path.write_text(f"store = {json.dumps(store)}\n{terms}")
@@ -124,8 +129,8 @@ def test_a_site_whose_log_is_broken_is_refused_before_it_connects(tmp_path: Path
     out = tmp_path / "kits"
     init(project(tmp_path, "basel"), out)
     kit = Kit(out / "basel")
-    (kit.folder / "store").mkdir()
-    (kit.folder / "store" / "egress.jsonl").write_text("{}\n")
+    (out / "store").mkdir()
+    (out / "store" / "egress.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match="the chain of the egress log is broken at line 1"):
         join(kit, site_file(kit), stays_away, lambda: False)
 
@@ -139,15 +144,57 @@ def test_a_site_that_cannot_open_its_gate_says_so_when_it_is_asked(
     kit = Kit(tmp_path)
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "egress.jsonl").write_text("{}\n")
-    monkeypatch.setenv("ATOLL_SITE", str(site_file(kit)))
+    monkeypatch.setenv("ATOLL_SITE", str(site_file(kit, "store")))
     outpost = nvflare.Outpost()
     outpost.begin()
     said = "something is to be mended there; the site's log says what"
     closed = {"ok": False, "kind": "failed", "reason": said}
     told = outpost.prepare("run-1", "", "site-0", ["site-0"], "")
     assert told == {**closed, "version": VERSION}
-    assert outpost.handle(1, "fit", [0, 0, 1], b"", b"") == closed
+    assert outpost.handle("run-1", 1, "fit", [0, 0, 1], b"", b"") == closed
     assert outpost.ping() == {"doing": ""}
+
+
+def test_a_store_within_the_kit_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "kits"
+    init(project(tmp_path, "basel"), out)
+    kit = Kit(out / "basel")
+    assert 'store = "../basel-store"' in (kit.folder / "site.toml").read_text()
+    for store in ("store", ".", "../basel/startup"):
+        with pytest.raises(UserError, match="the store lies within the kit") as caught:
+            join(kit, site_file(kit, store), stays_away, lambda: False)
+        assert caught.value.remedy.startswith('write store = "../basel-store"')
+
+
+def test_a_site_whose_log_has_vanished_or_was_cut_is_stopped(tmp_path: Path) -> None:
+    out, told = tmp_path / "kits", list[str]()
+    init(project(tmp_path, "basel"), out)
+    kit = Kit(out / "basel")
+    site, log = site_file(kit), out / "store" / "egress.jsonl"
+
+    def deleted(line: str) -> None:
+        append_only(log, False)  # as somebody who may do everything here
+        log.unlink()
+
+    join(kit, site, stays_away, lambda: True, told.append)
+    assert told[0].startswith("basel: 0 bytes have left in 0 lines")
+    assert (out / "store").stat().st_mode & 0o777 == 0o700
+    filled = EgressLog(log, Mirror.of_kit(kit.folder))
+    filled.refused("run-1", "fit", "not in the contract")
+    whole = log.read_bytes()
+    with pytest.raises(UserError, match="vanished or become shorter while the site had joined"):
+        join(kit, site, deleted, lambda: False, told.append)
+    assert f"in 1 lines, which end in {filled.last}" in told[1]
+    with pytest.raises(UserError, match="the egress log has 0 lines and had 1"):
+        join(kit, site, stays_away, lambda: False)
+    log.write_bytes(whole)
+    join(kit, site, stays_away, lambda: True)
+
+
+def test_what_has_left_is_not_said_of_a_store_that_is_not_there(tmp_path: Path) -> None:
+    ended = Federation(tmp_path).call("egress", "nowhere")
+    assert ended.returncode == 2
+    assert "no egress log here" in ended.stderr
 
 
 def test_two_sites_cannot_use_the_same_store_at_once(tmp_path: Path) -> None:
@@ -184,6 +231,40 @@ def test_a_key_that_does_not_fit_or_is_not_there_is_said(tmp_path: Path) -> None
         kit.check()
     assert caught.value.where == str(key)
     assert reachable(kit).endswith("cannot be used: no such file or directory")
+
+
+def test_only_the_server_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second look behind the filter: by whom NVFlare says that a method was called."""
+    from nvflare.collab.api.context import set_call_context  # noqa: PLC0415 - where it is installed
+    from nvflare.collab.api.decorators import is_publish  # noqa: PLC0415
+
+    from atoll.engines.network import nvflare  # noqa: PLC0415
+
+    monkeypatch.setattr(nvflare, "_die_with_parent", lambda: None)
+    monkeypatch.setenv("ATOLL_SITE", str(site_file(Kit(tmp_path), "store")))
+    outpost, nothing = nvflare.Outpost(), b""
+    outpost.begin()
+    calls = (
+        lambda: outpost.offer("run-1", "", "site-0", nothing, nothing),
+        lambda: outpost.agree(nothing, nothing),
+        lambda: outpost.prepare("run-1", "", "site-0", [], ""),
+        lambda: outpost.handle("run-1", 1, "fit", [0, 0, 1], nothing, nothing),
+        lambda: outpost.finish(nothing, nothing),
+        lambda: outpost.keep("0-0"),
+        lambda: outpost.restore("0-0"),
+        lambda: outpost.look([0, 0, 1]),
+    )
+    published = [name for name, one in vars(nvflare.Outpost).items() if is_publish(one)]
+    try:
+        for caller, refused in (("oslo", True), ("server", False)):
+            set_call_context(SimpleNamespace(caller=caller))
+            replies = [call() for call in calls]
+            said = {str(reply["reason"]) for reply in replies}
+            assert ("only the server asks" in said) is refused
+            assert len(said) == 1 or not refused
+    finally:
+        set_call_context(None)
+    assert len(calls) + len(["ping"]) == len(published), published
 
 
 @pytest.mark.parametrize("ok", [True, False])

@@ -26,6 +26,7 @@ class Contract:
     in_all: AtLeastOne = 50_000_000_000  # bytes of all answers of all runs, ever
     networks: tuple[str, ...] = ()  # package.module:function that a run may name: code that is here
     question: AtLeastOne = 200_000_000  # bytes of one question that is read at all
+    parameters: AtLeastOne = 50_000_000  # of the largest network that a run may build here
     rows: AtLeastOne = 8  # training rows behind an answer, at least
     step_rows: AtLeastOne = 8  # rows in a training step, at least; a last, smaller batch is free
     steps: AtLeastOne = 2  # training steps behind an answer, at least

@@ -27,6 +27,7 @@ from atoll.core.errors import (
 )
 from atoll.core.options import NotNegative, NotNegativeInt, Positive, build
 from atoll.core.record import disk_errors, write_whole
+from atoll.engines.network.job import write_job
 from atoll.engines.network.kits import ADMIN, COORDINATOR, Kit
 from atoll.engines.network.process import (
     Process,
@@ -175,7 +176,7 @@ class _Serving:
         }  # fmt: skip
         write_whole(self.control / "plan.json", json.dumps(plan).encode())
         folder = self.control / "job"
-        nvflare().write_job(folder, self.control, sites)
+        write_job(folder, self.control, sites)
         job = self.session.submit(folder)
         if not job:
             return {}
@@ -220,7 +221,7 @@ class _Serving:
             if (self.session.state(job) or "").startswith("FINISHED"):
                 return
             time.sleep(0.5)
-        for pid in running(str(self.kit.folder.resolve()), "runner_process"):
+        for pid in running(str(self.kit.folder.resolve()), "server_job"):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

@@ -65,9 +65,10 @@ def _move(run: RunConfig, epochs: int) -> float:
     return float(min(Contract.drift, Contract.move * max(1.0, pace) * missed))
 
 
-def drafted_file(run: RunConfig | None) -> str:
+def drafted_file(run: RunConfig | None, store: str = "../store") -> str:
     """A site's file to begin with; for a run that is known, its contract is filled in."""
-    return f"{HEAD}\n{written(drafted_contract(run) if run else Contract())}"
+    contract = drafted_contract(run) if run else Contract()
+    return f"{HEAD.replace('STORE', store)}\n{written(contract)}"
 
 
 def written(terms: Contract) -> str:
@@ -98,7 +99,7 @@ def _value(value: Any) -> str:
 
 HEAD = """\
 # This site's own file. Paths are meant from the folder that this file is in.
-store = "store"  # models, checkpoints and the log of what left; never sent
+store = "STORE"  # models, checkpoints, the log of what left; never sent, never in the kit
 
 # data = { files = ["my-table.csv"] }  # for runs on own tables: this site's one file
 # engine = { device = "cpu", threads = 1 }  # of this site alone

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from atoll.core.errors import UserError
 from atoll.core.federation import Moment
 from atoll.core.messages import Packet
 from atoll.core.record import disk_errors
+from atoll.engines.network.mirror import End, Mirror, append_only
 
 __all__ = ["Counted", "EgressLog", "Line", "Spent", "lines"]
 
@@ -96,23 +98,38 @@ def _broken(path: Path, number: int) -> UserError:
 
 
 class EgressLog:
-    """A site's log, open for writing."""
+    """A site's log, open for writing; its end is copied to a mirror where there is one."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.last, self._sums = FIRST, dict[str, int]()
+    def __init__(self, path: Path, mirror: Mirror | None = None) -> None:
+        self.path, self._mirror = path, mirror
+        self.last, self._sums, self.count = FIRST, dict[str, int](), 0
         self._spent: dict[str, Spent] = {}
         self._mend()
+        known, there = mirror.read() if mirror else End(), ""
         for line in lines(path):
-            self.last = line.hash
+            self.count, self.last = self.count + 1, line.hash
             self._sums[line.run] = self._sums.get(line.run, 0) + line.bytes
             self._spend(line.bytes, Counted(line.data, line.rounds, line.epochs))
+            there = line.hash if self.count == known.lines else there
+        self._size = self._length()
+        if mirror:
+            mirror.check(path, self.count, there)
+            mirror.write(self.end)
+
+    @property
+    def end(self) -> End:
+        """How the log ends now."""
+        return End(self.count, self.last, self.total(), self._size)
+
+    def _length(self) -> int:
+        return self.path.stat().st_size if self.path.exists() else 0
 
     def _mend(self) -> None:
         """Cut off a last line that was not written whole, which a site that was killed leaves."""
         with disk_errors(self.path):
             content = self.path.read_bytes() if self.path.exists() else b""
             if content and not content.endswith(b"\n"):
+                append_only(self.path, False)
                 os.truncate(self.path, content.rfind(b"\n") + 1)
 
     def total(self, run: str | None = None) -> int:
@@ -159,11 +176,28 @@ class EgressLog:
         }  # fmt: skip
         body |= {key: value for key, value in vars(counted).items() if value}
         body["hash"] = _hash(body)
-        with disk_errors(self.path), self.path.open("ab") as file:
-            file.write(json.dumps(body, separators=(",", ":")).encode() + b"\n")
-        self.last = body["hash"]
+        content = json.dumps(body, separators=(",", ":")).encode() + b"\n"
+        with disk_errors(self.path):
+            if self._length() != self._size:
+                what = "the egress log was changed by somebody else"
+                raise UserError(what, str(self.path), "stop the site, and look at the log")
+            self._append(content)
+        self.last, self.count = body["hash"], self.count + 1
+        self._size += len(content)
         self._sums[run] = self._sums.get(run, 0) + count
         self._spend(count, counted)
+        if self._mirror:
+            self._mirror.write(self.end)
+
+    def _append(self, content: bytes) -> None:
+        """Write a line whole; of one that does not fit on the disk nothing stays."""
+        try:
+            with self.path.open("ab") as file:
+                file.write(content)
+        except OSError:
+            with suppress(OSError):
+                os.truncate(self.path, self._size)
+            raise
 
 
 def _contents(packet: Packet) -> str:

@@ -17,6 +17,7 @@ from atoll.core.errors import UserError
 from atoll.core.options import AtLeastOne, build
 from atoll.core.record import disk_errors, write_whole
 from atoll.engines.network.drafts import drafted_file
+from atoll.engines.network.job import CLASSES
 from atoll.engines.network.process import nvflare
 from atoll.runs.config import RunConfig
 
@@ -238,7 +239,8 @@ def _issue(project: Project, out: Path, names: Sequence[str], run: RunConfig | N
             part.mkdir(mode=0o700)
             _fill(part, folder, project, name)
             if name != COORDINATOR:
-                (part / "site.toml").write_text(drafted_file(run), encoding="utf-8")
+                text = drafted_file(run, f"../{name}-store")
+                (part / "site.toml").write_text(text, encoding="utf-8")
             part.replace(out / name)
     finally:
         _clean(issued, folder)
@@ -252,11 +254,11 @@ def _clean(issued: Any, folder: Path) -> None:
 
 def _fill(part: Path, issued: Path, project: Project, name: str) -> None:
     """One party's folder out of what NVFlare has made, with our policies in place of its own."""
-    source, own = issued / _called(project, name), nvflare()
+    source = issued / _called(project, name)
     _take(source, part)
     coordinator = name == COORDINATOR
     resources = json.loads((source / "local" / "resources.json.default").read_text())
-    resources["class_allow_list"] = list(own.CLASSES)
+    resources["class_allow_list"] = list(CLASSES)
     resources["class_list_enforcement_mode"] = "enforce"
     kept = ("job_scheduler", "job_manager", "job_store", "process_launcher", "resource_manager",
             "resource_consumer")  # fmt: skip

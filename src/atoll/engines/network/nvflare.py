@@ -1,8 +1,8 @@
 """The network engine: clients are processes at their sites, over mutual TLS, carried by NVFlare.
 
-The only file that imports nvflare. It has the two classes that a job names, one for the sites and
-one for the coordinator, and a few functions around NVFlare's own: certificates, processes, jobs.
-No code travels: a job is three JSON files that name classes which are installed at both ends.
+Only this file and `guard` import nvflare. It has the two classes that a job names, one for the
+sites and one for the coordinator, and a few functions around NVFlare's own: certificates,
+processes, jobs.
 """
 
 import json
@@ -51,6 +51,8 @@ from atoll.data.agree import (
 from atoll.data.tables import TableOptions
 from atoll.engines.local import prepare
 from atoll.engines.network.faults import spoilt
+from atoll.engines.network.mirror import ENVIRONMENT as MIRROR
+from atoll.engines.network.mirror import Mirror
 from atoll.engines.network.policy import (
     Finish,
     Gate,
@@ -61,22 +63,15 @@ from atoll.engines.network.policy import (
     read_site,
     told,
 )
+from atoll.engines.network.process import GUARD
 from atoll.learning.weights import without
 from atoll.runs.config import RunConfig, read, resolve, to_toml
 from atoll.runs.loop import Progress, facts, go
 from atoll.runs.parts import Parts
 from atoll.runs.result import write_result
 
-__all__ = ["CLASSES", "ENVIRONMENT", "Coordinator", "Outpost", "Remote", "SiteLostError"]
+__all__ = ["ENVIRONMENT", "Coordinator", "Outpost", "Remote", "SiteLostError"]
 
-HERE = "atoll.engines.network.nvflare"
-# What a site's policy lets a job name.
-CLASSES = (
-    "nvflare.collab.runtime.controller.CollabController",
-    "nvflare.collab.runtime.executor.CollabExecutor",
-    f"{HERE}.Coordinator",
-    f"{HERE}.Outpost",
-)
 # Else a timer thread of every reply lives on for a minute.
 ENVIRONMENT = {"NVFLARE_STREAMING_RETRY_TIMEOUT": "2", "NVFLARE_STREAMING_RETRY_WAIT": "0.5"}
 PING_SECONDS = 2.0  # between looks at sites that have not answered yet
@@ -117,7 +112,8 @@ class Outpost:
         """Open the gate with the site's own file; what hinders is the answer to every question."""
         _die_with_parent()
         try:
-            self._gate = Gate(read_site(Path(os.environ["ATOLL_SITE"])))
+            mirror = Mirror(Path(os.environ[MIRROR])) if MIRROR in os.environ else None
+            self._gate = Gate(read_site(Path(os.environ["ATOLL_SITE"])), mirror)
         except Exception as error:  # raised here, it would end the job without a word
             self._fault = error
 
@@ -146,12 +142,16 @@ class Outpost:
 
     @collab.publish  # type: ignore[untyped-decorator]
     def handle(
-        self, number: int, action: str, moment: list[int], header: bytes, block: bytes
+        self, run: str, number: int, action: str, moment: list[int], header: bytes, block: bytes
     ) -> dict[str, Any]:
         """Answer a question of the method."""
-        if self._gate is None:
+        gate = self._gate
+        if gate is None:
             return self._closed(str(action))
-        return handled(self._gate, number, action, moment, Packet(header, block, 0, 0, ()))
+        asked = Packet(header, block, 0, 0, ())
+        return _stranger(str(action)) or handled(
+            gate, number, action, moment, asked, str(run) or "no run"
+        )
 
     @collab.publish  # type: ignore[untyped-decorator]
     def finish(self, header: bytes, block: bytes) -> dict[str, Any]:
@@ -177,11 +177,14 @@ class Outpost:
     @collab.publish  # type: ignore[untyped-decorator]
     def ping(self) -> dict[str, Any]:
         """What is being done here now."""
-        return {"doing": self._gate.doing if self._gate else ""}
+        known = self._gate is not None and not _stranger("ping")
+        return {"doing": self._gate.doing if self._gate and known else ""}
 
     def _told(self, action: str, work: Callable[[Gate], dict[str, Any] | None]) -> Reply:
-        gate = self._gate
-        reply = self._closed(action) if gate is None else answered(gate, action, work)
+        if self._gate is None:
+            reply = self._closed(action)
+        else:
+            reply = _stranger(action) or answered(self._gate, action, work)
         return {**reply, "version": VERSION}
 
     def _closed(self, action: str) -> Reply:
@@ -189,6 +192,19 @@ class Outpost:
         log.warning("%s: %s", action[:80], self._fault)
         kind, reason = told(self._fault)
         return {"ok": False, "kind": kind, "reason": reason}
+
+
+def _stranger(action: str) -> Reply:
+    """The refusal of a call that is not from the run's server; empty for the server's own.
+
+    The name is what NVFlare makes of a header that senders write. The filter of this process has
+    looked at the connection before; this is the second look.
+    """
+    caller = getattr(collab.context, "caller", "")
+    if caller == "server":
+        return {}
+    log.warning("refused %s from %s: only the server asks", action[:80], str(caller)[:80])
+    return {"ok": False, "kind": "refused", "reason": "only the server asks"}
 
 
 def _bytes(packet: Packet) -> dict[str, Any]:
@@ -223,6 +239,7 @@ class Remote:
     tell: Callable[[], None]  # called when something is to be shown
     at_least: int = 0
     _number: int = 0
+    _run: str = ""
 
     def __post_init__(self) -> None:
         """A thread for every question, and one for a look at who answers it."""
@@ -253,6 +270,7 @@ class Remote:
             "run": run, "config": to_toml(self.config), "clients": sorted(self.parties),
             "plan": json.dumps(asdict(plan)) if plan else "",
         }  # fmt: skip
+        self._run = run
         replies = self._ask("prepare", {id: {**about, "client": id} for id in self.present})
         return {id: str(reply["data"]) for id, reply in replies.items()}
 
@@ -272,7 +290,7 @@ class Remote:
             packet = packets[id]
             packet = pack(packet.message) if packet.message is not None else packet
             asked[id] = {
-                "number": self._number, "action": action, "moment": when,
+                "run": self._run, "number": self._number, "action": action, "moment": when,
                 "header": packet.header, "block": packet.block,
             }  # fmt: skip
             self.parties[id].sent += packet.size
@@ -592,44 +610,12 @@ class Authority:
 
 
 def command(kind: str, kit: Path, name: str) -> list[str]:
-    """How NVFlare's own process of a server or a site is started."""
-    module = f"nvflare.private.fed.app.{kind}.{kind}_train"
+    """How NVFlare's process of a server or a site is started, behind its filter."""
     own = [f"uid={name}"] if kind == "client" else []
     return [
-        *(sys.executable, "-u", "-m", module, "-m", str(kit), "-s", f"fed_{kind}.json", "--set"),
-        *("secure_train=true", *own, "org=atoll", "config_folder=config"),
+        *(sys.executable, "-u", "-m", GUARD, kind, "-m", str(kit), "-s", f"fed_{kind}.json"),
+        *("--set", "secure_train=true", *own, "org=atoll", "config_folder=config"),
     ]
-
-
-def write_job(folder: Path, control: Path, sites: list[str]) -> None:
-    """The three files of a job."""
-    server = {
-        "format_version": 2,
-        "workflows": [
-            {"id": "controller", "path": CLASSES[0], "args": {"server_obj_id": "coordinator"}}
-        ],
-        "components": [
-            {"id": "coordinator", "path": CLASSES[2], "args": {"control": str(control)}}
-        ],
-    }
-    executor = {"id": "executor", "path": CLASSES[1], "args": {"client_obj_id": "outpost"}}
-    site = {
-        "format_version": 2,
-        "executors": [{"tasks": ["*"], "executor": executor}],
-        "components": [{"id": "outpost", "path": CLASSES[3], "args": {}}],
-    }
-    meta = {
-        "name": "atoll", "resource_spec": {}, "min_clients": len(sites),
-        "mandatory_clients": sites, "deploy_map": {"server": ["server"], "site": sites},
-    }  # fmt: skip
-    for name, body in (
-        ("meta.json", meta),
-        ("server/config/config_fed_server.json", server),
-        ("site/config/config_fed_client.json", site),
-    ):
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(body, indent=1))
 
 
 class Session:

@@ -5,8 +5,10 @@ wrong here is told to the other side in a few fixed words; the details stay in t
 """
 
 import dataclasses
+import hashlib
 import json
 import logging
+import math
 import re
 import threading
 import time
@@ -40,6 +42,8 @@ from atoll.engines.network.bounds import Bounds, too_few_rows
 from atoll.engines.network.contract import TELLING, Contract, RefusedError
 from atoll.engines.network.egress import Counted, EgressLog
 from atoll.engines.network.faults import spoilt
+from atoll.engines.network.mirror import Mirror
+from atoll.engines.network.size import parameters
 from atoll.learning.weights import copied, prefixed
 from atoll.runs.config import RunConfig, resolve
 from atoll.runs.loop import write_recipe
@@ -133,11 +137,11 @@ def read_site(path: Path) -> SiteFile:
 class Gate:
     """One site's half of a run."""
 
-    def __init__(self, site: SiteFile) -> None:
+    def __init__(self, site: SiteFile, mirror: Mirror | None = None) -> None:
         self.site, self.terms, self.store = site, site.terms(), Path(site.store)
         with disk_errors(self.store):
-            self.store.mkdir(parents=True, exist_ok=True)
-        self.egress = EgressLog(self.store / "egress.jsonl")
+            self.store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.egress = EgressLog(self.store / "egress.jsonl", mirror)
         self.run, self.id, self.doing = "", "", ""
         self._client: Any = None
         self._parts: Parts | None = None
@@ -147,7 +151,7 @@ class Gate:
         self._key = ""
         self._method = ""
         self._lock = threading.Lock()  # a question that was given up goes on: the next one waits
-        self._last: tuple[int, Packet] | None = None
+        self._last: tuple[int, str, Packet] | None = None  # number, its digest, the answer
 
     def offer(self, run: str, config: str, client: str, packet: Packet) -> Packet:
         """Say what this site's own table has, so that columns can be agreed on."""
@@ -210,6 +214,8 @@ class Gate:
         with self._alone("prepare"):
             made = self._begin(run, config)
             self._parts = _own_parts(made, client, clients, plan) if plan else parts(made)
+            dataset = self._parts.dataset
+            self._affordable(made, math.prod(dataset.x.shape[1:]), len(dataset.classes))
             if client not in self._parts.scenario.clients:
                 raise RefusedError(f"no client '{client[:80]}' in this run")
             if self._parts.scenario.joint_aug:
@@ -252,7 +258,16 @@ class Gate:
         self.run = run
         self._refuse("prepare", ranges.violation(self.terms.options, made, self.site.data))
         self._data = _data_key(made)
+        self._affordable(made)
         return made
+
+    def _affordable(self, config: RunConfig, inputs: int = 1, classes: int = 1) -> None:
+        """Refuse a network that is larger than the contract allows, before it is built."""
+        size = parameters(config, inputs, classes)
+        if size > self.terms.parameters:
+            reason = f"a network of {size:,} parameters; {self.terms.parameters:,} are allowed"
+            self.egress.refused(self.run, "prepare", reason)
+            raise RefusedError(reason)
 
     def _resolved(self, config: str) -> RunConfig:
         if len(config) > MOST_CONFIG:
@@ -284,16 +299,27 @@ class Gate:
             if ":" in str(name) and name not in self.terms.networks:
                 raise RefusedError("the run names code of this site's machine")
 
-    def handle(self, number: int, action: str, moment: Moment, packet: Packet) -> Packet:
-        """The answer to a question; one that comes twice is done once."""
+    def handle(
+        self, number: int, action: str, moment: Moment, packet: Packet, run: str = ""
+    ) -> Packet:
+        """The answer to a question; one that comes twice is done once.
+
+        An answer is given again only for the same question: of this run, with this number, action,
+        moment and content.
+        """
         with self._alone(action):
+            if run and run != self.run:
+                raise RefusedError("a question of another run")
+            asked = _digest(action, moment, packet)
             if self._last and self._last[0] == number:
-                return self._last[1]
+                if self._last[1] != asked:
+                    raise RefusedError("another question under the number of the last one")
+                return self._last[2]
             if self._last and number < self._last[0]:
                 raise RefusedError("a question from before the last one")
             self._admit(action, moment, packet)
             reply = self._bounded(action, moment, packet)
-            self._last = (number, reply)
+            self._last = (number, asked, reply)
             return reply
 
     def _bounded(self, action: str, moment: Moment, packet: Packet) -> Packet:
@@ -454,6 +480,15 @@ class Gate:
             pass
 
 
+def _digest(action: str, moment: Moment, packet: Packet) -> str:
+    """What makes a question the same as another."""
+    about = json.dumps([action, list(vars(moment).values()), len(packet.header)]).encode()
+    content = hashlib.blake2b(about, digest_size=16)
+    content.update(packet.header)
+    content.update(packet.block)
+    return content.hexdigest()
+
+
 def _arrays(state: Tensors) -> dict[str, np.ndarray[Any, Any]]:
     return {name: np.asarray(t.detach().cpu().numpy(), order="C") for name, t in state.items()}
 
@@ -507,7 +542,9 @@ def answered(gate: Gate, action: str, work: Callable[[Gate], dict[str, Any] | No
         return {"ok": False, "kind": kind, "reason": reason}
 
 
-def handled(gate: Gate, number: int, action: str, moment: list[int], asked: Packet) -> Reply:
+def handled(
+    gate: Gate, number: int, action: str, moment: list[int], asked: Packet, run: str = ""
+) -> Reply:
     """A question off the wire, answered: whatever it is made of, a reply of the agreed form."""
 
     def work(gate: Gate) -> dict[str, Any]:
@@ -515,7 +552,7 @@ def handled(gate: Gate, number: int, action: str, moment: list[int], asked: Pack
             raise RefusedError("a question that is not made of bytes")
         if not all(type(n) is int for n in (number, *moment)) or len(moment) != 3:
             raise RefusedError("a moment that is not three whole numbers")
-        reply = spoilt(gate.handle(number, str(action), Moment(*moment), asked))
+        reply = spoilt(gate.handle(number, str(action), Moment(*moment), asked, str(run)))
         return {"header": reply.header, "block": reply.block}
 
     return answered(gate, str(action), work)

@@ -15,8 +15,11 @@ from atoll.core.errors import UserError
 from atoll.core.record import disk_errors
 
 __all__ = [
-    "Process", "alone", "end_former", "environment", "nvflare", "own_store", "read_json", "running",
+    "GUARD", "Process", "alone", "end_former", "environment", "nvflare", "own_store", "read_json",
+    "running",
 ]  # fmt: skip
+
+GUARD = "atoll.engines.network.guard"  # the module that starts NVFlare behind its filter
 
 
 class KitFolder(Protocol):
@@ -116,7 +119,8 @@ def alone(kit: KitFolder) -> Iterator[None]:
 def own_store(store: Path) -> Iterator[None]:
     """Refuse a store that another site uses: two that write one log break its chain for good."""
     with disk_errors(store):
-        store.mkdir(parents=True, exist_ok=True)
+        store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        store.chmod(0o700)
     with _held(store / ".lock") as free:
         if not free:
             remedy = "give each site a store of its own in its site.toml"
@@ -143,8 +147,7 @@ def running(folder: str, kind: str = "") -> list[int]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             line = path.read_bytes().decode(errors="replace").split("\0")
-            modules = [word for word in line if word.startswith("nvflare.private")]
-            if folder in line and any(word.endswith(kind) for word in modules):
+            if folder in line and GUARD in line and (not kind or kind in line):
                 found.append(int(path.parent.name))
     return found
 

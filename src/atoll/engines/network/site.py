@@ -4,13 +4,18 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.core.errors import UserError
+from atoll.core.record import disk_errors
 from atoll.engines.network.egress import EgressLog
 from atoll.engines.network.kits import COORDINATOR, Kit
+from atoll.engines.network.limits import environment as limits_of
+from atoll.engines.network.mirror import ENVIRONMENT as MIRROR
+from atoll.engines.network.mirror import End, Mirror, append_only
 from atoll.engines.network.policy import read_site
 from atoll.engines.network.process import (
     Process,
@@ -58,31 +63,81 @@ def _alert(error: OSError) -> str:
     return re.sub(r"^(tlsv\d+|sslv3) alert ", "", words)
 
 
+def _store(kit: Kit, site: Path) -> Path:
+    """The site's store; one within its kit is refused, since jobs have their folders there."""
+    store, home = Path(read_site(site).store).resolve(), kit.folder.resolve()
+    if store.is_relative_to(home):
+        what, remedy = "the store lies within the kit", f'write store = "../{home.name}-store"'
+        raise UserError(what, str(site), f"{remedy}, and move what is there to that folder")
+    return store
+
+
+@contextmanager
+def _appended(log: Path) -> Iterator[bool]:
+    """While a site has joined, its log can only be appended to; whether the system does that."""
+    with disk_errors(log):
+        log.touch(mode=0o600)
+    try:
+        yield append_only(log, True)
+    finally:
+        append_only(log, False)
+
+
+def _standing(kit: Kit, end: End, appended: bool) -> str:
+    """What has left this site so far, and how its log is kept."""
+    said = f"{end.left:,} bytes have left in {end.lines:,} lines, which end in {end.hash}"
+    how = "can only be appended to" if appended else "is not append-only: not permitted here"
+    return f"{kit.name}: {said}; the log {how}"
+
+
 def join(
     kit: Kit,
     site: Path,
     tell: Callable[[str], None],
     stopping: Callable[[], bool],
+    note: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Take part until stopped: keep NVFlare's process at it, and say how it stands."""
+    """Take part until stopped: keep NVFlare's process at it, and say how it stands.
+
+    `note` is told once, at the start, what has left the site so far.
+    """
     if kit.name == COORDINATOR:
         raise UserError("this is the coordinator's kit", str(kit.folder), "use atoll serve")
     kit.check()
-    store = Path(read_site(site).store)
+    store, mirror = _store(kit, site), Mirror.of_kit(kit.folder)
+    log = store / "egress.jsonl"
     with alone(kit), own_store(store):
         end_former(kit)
-        EgressLog(store / "egress.jsonl")  # a chain that is broken is found before anyone waits
-        _joined(kit, site, store / "status.json", tell, stopping)
+        end = EgressLog(log, mirror).end  # a log that is broken or shorter is found out here
+        with _appended(log) as appended:
+            note(_standing(kit, end, appended))
+            _joined(_Joined(kit, site, log, mirror), tell, stopping)
 
 
-def _joined(
-    kit: Kit, site: Path, status: Path, tell: Callable[[str], None], stopping: Callable[[], bool]
-) -> None:
+@dataclass(frozen=True)
+class _Joined:
+    """A site that takes part."""
+
+    kit: Kit
+    site: Path
+    log: Path
+    mirror: Mirror
+
+    def process(self) -> Process:
+        """NVFlare's process, told where things are here and how much it may take."""
+        own = {"ATOLL_SITE": str(self.site.resolve()), MIRROR: str(self.mirror.path)}
+        limits = limits_of(read_site(self.site).terms().question)
+        return Process("client", self.kit, environment(**own, **limits))
+
+
+def _joined(here: _Joined, tell: Callable[[str], None], stopping: Callable[[], bool]) -> None:
+    kit, status = here.kit, here.log.with_name("status.json")
     status.unlink(missing_ok=True)
-    process = Process("client", kit, environment(ATOLL_SITE=str(site.resolve())))
+    process = here.process()
     refused, reason, good = 0, "", -CALM_SECONDS
     try:
         while not stopping():
+            here.mirror.watch(here.log)
             if time.monotonic() - good > CALM_SECONDS:
                 reason = reachable(kit)
                 good = -CALM_SECONDS if reason else time.monotonic()

@@ -59,6 +59,24 @@ def test_a_question_that_comes_twice_is_done_once(tmp_path: Path) -> None:
         made.handle(6, "fit", FIRST, pack(Empty()))
 
 
+def test_an_answer_is_given_again_for_the_same_question_alone(tmp_path: Path) -> None:
+    """Who asks for a number without the question that goes with it gets nothing that was kept."""
+    made = gate(tmp_path)
+    first = made.handle(7, "fit", FIRST, pack(Empty()), made.run)
+    assert made.handle(7, "fit", FIRST, pack(Empty()), made.run) is first
+    others = (
+        ("check", FIRST, pack(Empty())),
+        ("fit", Moment(0, 1, 2), pack(Empty())),
+        ("fit", FIRST, pack(Check(0, {}))),
+        ("fit", FIRST, Packet(b"", b"", 0, 0, ())),
+    )
+    for action, moment, packet in others:
+        with pytest.raises(RefusedError, match="another question under the number"):
+            made.handle(7, action, moment, packet, made.run)
+    with pytest.raises(RefusedError, match="a question of another run"):
+        made.handle(7, "fit", FIRST, pack(Empty()), "run-2")
+
+
 @pytest.mark.parametrize(
     ("terms", "action", "moment", "words"),
     [

@@ -1,0 +1,267 @@
+"""NVFlare's four processes, each with the default-deny table of `deny` in front of it.
+
+`python -m atoll.engines.network.guard PROCESS ...` starts one of them with NVFlare's own
+arguments. The filter is in place before the first cell exists, and thus before the first
+connection. NVFlare starts jobs as fresh processes: the launcher is told to start this module.
+"""
+
+import importlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.job_launcher_spec import JobProcessArgs
+from nvflare.app_common.job_launcher.process_launcher import ProcessJobLauncher
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey as Header
+from nvflare.fuel.f3.cellnet.defs import MessageType, ReturnCode, ReturnReason
+from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
+from nvflare.fuel.f3.comm_error import CommError
+from nvflare.fuel.f3.drivers import socket_conn
+from nvflare.fuel.f3.drivers.driver_params import DriverParams
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.mpm import MainProcessMonitor
+from nvflare.fuel.f3.sfm.conn_manager import NullConnection
+from nvflare.fuel.f3.streaming.byte_receiver import RxTask
+from nvflare.fuel.f3.streaming.stream_const import StreamDataType, StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_types import StreamError
+from nvflare.private.admin_defs import error_reply
+from nvflare.private.defs import CellMessageHeaderKeys, RequestHeader, TrainingTopic
+from nvflare.private.fed.client.admin import FedAdminAgent
+from nvflare.private.fed.server.fed_server import FederatedServer
+
+from atoll.engines.network.deny import (
+    DATA,
+    ERROR,
+    PROCESSES,
+    STREAM,
+    Process,
+    Route,
+    admin_refusal,
+    app_refusal,
+    refusal,
+)
+from atoll.engines.network.job import site_config
+from atoll.engines.network.limits import FRAME_BYTES, message_bytes
+
+__all__ = ["main"]
+
+MODULE = "atoll.engines.network.guard"
+MODULES = {
+    "client": "nvflare.private.fed.app.client.client_train",
+    "client_job": "nvflare.private.fed.app.client.worker_process",
+    "server": "nvflare.private.fed.app.server.server_train",
+    "server_job": "nvflare.private.fed.app.server.runner_process",
+}
+# A site that the server does not know yet, or not any more, can send these with any signed token.
+WITHOUT_TOKEN = {("task", "challenge"), ("task", "register"), ("task", "heart_beat"),
+                 ("cellnet.channel", "bye")}  # fmt: skip
+AGAIN_SECONDS = 1.0  # after which the same refusal is logged again
+MOST_LINES = 1000  # different refusals that are remembered for that
+log = logging.getLogger("atoll.guard")
+
+
+def _text(message: Message, key: str) -> str:
+    value = message.get_header(key)
+    return value if isinstance(value, str) else "" if value is None else repr(value)[:80]
+
+
+@dataclass
+class Guard:
+    """The filter of one process."""
+
+    process: Process
+    limit: int = field(default_factory=message_bytes)  # bytes of one message
+    server: Any = None  # NVFlare's server, where this is its process
+    _lines: dict[str, float] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def install(self) -> None:
+        """Put the filter in front of everything that takes messages."""
+        self._wrap(CoreCell, "process_message", self._process_message)
+        self._wrap(FedAdminAgent, "_dispatch_request", self._dispatch)
+        self._wrap(FederatedServer, "__init__", self._remember_server)
+        self._wrap(ProcessJobLauncher, "launch_job", self._launch)
+        self._wrap(RxTask, "process_chunk", self._process_chunk)
+        self._wrap(socket_conn.SocketConnection, "read_frame", self._read_frame)
+        socket_conn.MAX_FRAME_SIZE = FRAME_BYTES
+
+    @staticmethod
+    def _wrap(owner: type, name: str, work: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+
+        def wrapped(self: Any, *arguments: Any, **named: Any) -> Any:
+            return work(original, self, *arguments, **named)
+
+        wrapped.__name__ = wrapped.__qualname__ = name
+        setattr(owner, name, wrapped)
+
+    def _process_message(
+        self, original: Any, cell: Any, endpoint: Any, connection: Any, app_id: int, message: Any
+    ) -> None:
+        """Take a message off a connection, or refuse it before anything of it is decoded."""
+        try:
+            route = _route(cell, endpoint, connection, message)
+            reason = refusal(self.process, route) or self._stranger(route, message)
+            reason = reason or self._oversize(route, message)
+        except Exception as error:  # headers are the sender's: whatever they are made of
+            log.warning("refused a message: %s", type(error).__name__)
+            return
+        message.remove_header(Header.CONN_URL)  # an invitation to connect elsewhere
+        message.remove_header(StreamHeaderKey.ERROR_TYPE)  # one kind ends the server's job
+        if not reason:
+            original(cell, endpoint, connection, app_id, message)
+            return
+        self._say(f"refused {route.words} from {route.origin[:80]}: {reason}")
+        if route.kind == MessageType.REQ and (self.process != "server" or route.honest):
+            _answer(cell, endpoint, route, message, reason)
+
+    def _stranger(self, route: Route, message: Message) -> str:
+        """Why the server does not take a site's token: nobody who is registered has it."""
+        if self.process != "server" or not route.certificate or "@" in route.certificate:
+            return ""
+        if self.server is None or route.key in WITHOUT_TOKEN:
+            return ""
+        token = message.get_header(CellMessageHeaderKeys.TOKEN)
+        client = self.server.client_manager.clients.get(token)
+        known = client is not None and client.name == route.certificate
+        return "" if known else "its token is unknown"
+
+    def _oversize(self, route: Route, message: Message) -> str:
+        if route.topic != DATA:
+            return ""
+        size = message.get_header(StreamHeaderKey.SIZE, 0)
+        if isinstance(size, int) and size <= self.limit:
+            return ""
+        return f"a message of {size!r:.20} bytes is larger than {self.limit:,}"
+
+    def _process_chunk(self, original: Any, task: Any, message: Message) -> Any:
+        """Count what all unfinished streams hold, whatever size they have announced."""
+        task.atoll_bytes = getattr(task, "atoll_bytes", 0) + len(message.payload or b"")
+        with RxTask.map_lock:
+            active = [t for t in RxTask.rx_task_map.values() if not (t.completed or t.failed)]
+        pending = sum(getattr(one, "atoll_bytes", 0) for one in active)
+        if task.atoll_bytes <= self.limit and pending <= 2 * self.limit:
+            return original(task, message)
+        if not task.failed:
+            reason = f"more than {self.limit:,} bytes"
+            self._say(f"refused {task.channel}:{task.topic} from {task.origin[:80]}: {reason}")
+            task.stop(StreamError(f"refused: {reason}"))
+            task.chunks.clear()
+            task.out_seq_chunks.clear()
+        return False
+
+    def _read_frame(self, original: Any, connection: Any) -> Any:
+        try:
+            return original(connection)
+        except CommError as error:
+            if error.code == CommError.BAD_DATA:
+                self._say(f"refused a frame from {connection.name}: {error}")
+            raise
+
+    def _dispatch(self, original: Any, agent: Any, request: Message) -> Message:
+        """Do a command that a run needs; refuse all others, and jobs that are not ours."""
+        asked, own = request.payload, agent.cell.get_fqcn()
+        sender, topic = _text(request, Header.ORIGIN), str(getattr(asked, "topic", ""))
+        job = asked.get_header(RequestHeader.JOB_ID) if hasattr(asked, "get_header") else ""
+        reason = admin_refusal(topic, sender, own, job)
+        if not reason and topic == TrainingTopic.DEPLOY:
+            reason = app_refusal(asked.body, site_config())
+        if not reason:
+            return cast("Message", original(agent, request))
+        self._say(f"refused {topic[:80]} from {sender[:80]}: {reason}")
+        return new_cell_message({}, error_reply(f"refused: {reason}"))
+
+    def _remember_server(self, original: Any, server: Any, *arguments: Any, **named: Any) -> None:
+        original(server, *arguments, **named)
+        self.server = server
+
+    def _launch(self, original: Any, launcher: Any, job_meta: Any, fl_ctx: Any) -> Any:
+        """Start a job's process with a filter of its own."""
+        arguments = fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS)
+        child = "client_job" if self.process == "client" else "server_job"
+        arguments[JobProcessArgs.EXE_MODULE] = ("-m", f"{MODULE} {child}")
+        return original(launcher, job_meta, fl_ctx)
+
+    def _say(self, line: str) -> None:
+        """One line in the log of this process; the same again only after a while."""
+        now = time.monotonic()
+        with self._lock:
+            if now - self._lines.get(line, -AGAIN_SECONDS) < AGAIN_SECONDS:
+                return
+            if len(self._lines) >= MOST_LINES:
+                self._lines.clear()
+            self._lines[line] = now
+        log.warning("%s", line.encode("unicode_escape").decode())
+
+
+def _route(cell: Any, endpoint: Any, connection: Any, message: Message) -> Route:
+    properties = connection.get_conn_properties() if connection else {}
+    name = properties.get(DriverParams.PEER_CN.value)
+    return Route(
+        own=cell.my_info.fqcn,
+        peer=endpoint.name,
+        certificate="" if name in (None, "N/A") else str(name),
+        kind=_text(message, Header.MSG_TYPE),
+        channel=_text(message, Header.CHANNEL),
+        topic=_text(message, Header.TOPIC),
+        origin=_text(message, Header.ORIGIN),
+        destination=_text(message, Header.DESTINATION),
+        stream=(_text(message, StreamHeaderKey.CHANNEL), _text(message, StreamHeaderKey.TOPIC)),
+        claimed=_text(message, CellMessageHeaderKeys.CLIENT_NAME),
+        local=isinstance(connection, NullConnection),
+    )
+
+
+def _answer(cell: Any, endpoint: Any, route: Route, message: Message, reason: str) -> None:
+    """Tell the sender of a refused request, where it waits for an answer."""
+    words = f"refused: {reason}"
+    if (route.channel, route.topic) == (STREAM, DATA):
+        headers = {
+            StreamHeaderKey.STREAM_ID: message.get_header(StreamHeaderKey.STREAM_ID),
+            StreamHeaderKey.DATA_TYPE: StreamDataType.ERROR,
+            StreamHeaderKey.ERROR_MSG: words,
+            StreamHeaderKey.ERROR_TYPE: StreamError.__name__,
+            StreamHeaderKey.CHANNEL: route.stream[0],
+            StreamHeaderKey.TOPIC: route.stream[1],
+            StreamHeaderKey.FAILED_DESTINATION: route.destination,
+            StreamHeaderKey.STREAM_REQ_ID: message.get_header(StreamHeaderKey.STREAM_REQ_ID),
+        }
+        cell.fire_and_forget(STREAM, ERROR, route.origin, Message(headers), optional=True)
+    elif message.get_header(Header.REPLY_EXPECTED):
+        reply = make_reply(ReturnCode.AUTHENTICATION_ERROR, error=words)
+        reply.add_headers({
+            Header.ORIGINAL_HEADERS: message.headers, Header.FROM_CELL: cell.my_info.fqcn,
+            Header.TO_CELL: endpoint.name, Header.ORIGIN: cell.my_info.fqcn,
+            Header.DESTINATION: route.origin, Header.MSG_TYPE: MessageType.RETURN,
+            Header.REQ_ID: [message.get_header(Header.REQ_ID, "")],
+            Header.ROUTE: [(cell.my_info.fqcn, time.time())],
+            Header.RETURN_REASON: ReturnReason.INTERCEPT,
+        })  # fmt: skip
+        cell._send_reply(reply, endpoint)
+
+
+def main() -> None:
+    """Start the process that the first argument names, behind its filter."""
+    process = cast("Process", sys.argv.pop(1))
+    if process not in PROCESSES:
+        raise SystemExit(f"no process '{process}'")
+    Guard(process).install()
+    app = importlib.import_module(MODULES[process])
+    if not process.endswith("job"):
+        app.version_check()
+    arguments = app.parse_arguments()
+    folder = arguments.workspace
+    if process.endswith("job"):
+        folder = os.path.join(folder, arguments.job_id)  # noqa: PTH118 - as NVFlare has it
+    sys.exit(MainProcessMonitor.run(main_func=app.main, run_dir=folder, args=arguments))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""A copy of how an egress log ends, kept outside the store, so that a log that goes is missed.
+
+The copy lies beside the site's kit. It has the number of lines, the last hash and the bytes that
+have left. Where the system allows it, the log itself can only be appended to while a site has
+joined.
+"""
+
+import array
+import fcntl
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.core.errors import UserError
+from atoll.core.record import disk_errors
+
+__all__ = ["ENVIRONMENT", "End", "Mirror", "append_only"]
+
+ENVIRONMENT = "ATOLL_MIRROR"  # where a site's job process finds the copy
+GET_FLAGS, SET_FLAGS, APPEND = 0x80086601, 0x40086602, 0x20  # of Linux's file systems
+
+
+@dataclass(frozen=True)
+class End:
+    """How a log ends."""
+
+    lines: int = 0
+    hash: str = ""
+    left: int = 0  # bytes that have left, in all lines
+    size: int = 0  # bytes of the log itself
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """The copy of a log's end."""
+
+    path: Path
+
+    @classmethod
+    def of_kit(cls, folder: Path) -> "Mirror":
+        """The copy for the kit in a folder: beside it, where nothing of the kit reaches."""
+        home = folder.resolve()
+        return cls(home.with_name(f"{home.name}-egress.json"))
+
+    def read(self) -> End:
+        """What was written last; an empty end where nothing was."""
+        with disk_errors(self.path):
+            content = self.path.read_bytes() if self.path.exists() else b""
+        if not content:
+            return End()
+        try:
+            return End(**json.loads(content))
+        except (ValueError, TypeError) as error:
+            raise UserError(
+                "the copy of the egress log's end is damaged", str(self.path),
+                "look at the log with atoll egress; remove the copy if the log is whole",
+            ) from error  # fmt: skip
+
+    def write(self, end: End) -> None:
+        """Write down how the log ends now."""
+        part = self.path.with_name(f".{self.path.name}.part")
+        with disk_errors(self.path):
+            part.write_text(json.dumps(vars(end)))
+            part.replace(self.path)
+
+    def check(self, log: Path, lines: int, hash_there: str) -> None:
+        """Refuse a log that ends before the copy does, or that is another one."""
+        end = self.read()
+        if lines < end.lines:
+            what = f"the egress log has {lines:,} lines and had {end.lines:,}"
+            raise UserError(what, str(log), self.remedy)
+        if end.lines and hash_there != end.hash:
+            what = f"line {end.lines:,} of the egress log is not the one that was written"
+            raise UserError(what, str(log), self.remedy)
+
+    def watch(self, log: Path) -> None:
+        """Refuse to go on with a log that has become shorter; cheap enough to be done often."""
+        with disk_errors(log):
+            size = log.stat().st_size if log.exists() else 0
+        if size < self.read().size:
+            what = "the egress log has vanished or become shorter while the site had joined"
+            raise UserError(what, str(log), self.remedy)
+
+    @property
+    def remedy(self) -> str:
+        """What helps a site whose log is not what it was."""
+        return f"restore the log; to begin anew, move the store and {self.path.name} away together"
+
+
+def append_only(path: Path, wanted: bool) -> bool:
+    """Let a file only be appended to, or let it be free again; whether the system does so."""
+    with suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            flags = array.array("l", [0])
+            fcntl.ioctl(handle, GET_FLAGS, flags)
+            flags[0] = flags[0] | APPEND if wanted else flags[0] & ~APPEND
+            fcntl.ioctl(handle, SET_FLAGS, flags)
+        finally:
+            os.close(handle)
+        return True
+    return False

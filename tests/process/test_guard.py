@@ -1,0 +1,112 @@
+"""The filter's own parts, on messages that no process has sent: sizes, tokens, lines of the log."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nvflare", reason="needs the extra nvflare")
+pytestmark = pytest.mark.process
+
+JOB = "9ed80a6e-fb83-4a5d-b303-0e6b87c52e97"
+
+
+@pytest.fixture
+def guard(monkeypatch: pytest.MonkeyPatch) -> Any:
+    from nvflare.fuel.f3.streaming.byte_receiver import RxTask  # noqa: PLC0415 - only where it is
+
+    from atoll.engines.network.guard import Guard  # noqa: PLC0415
+
+    monkeypatch.setattr(RxTask, "rx_task_map", {})
+    return Guard("client_job", limit=100)
+
+
+class Task:
+    """A stream that is being received."""
+
+    def __init__(self, all_tasks: dict[Any, Any]) -> None:
+        self.completed, self.failed, self.stopped = False, False, ""
+        self.channel, self.topic, self.origin = "collab", "call", f"server.{JOB}"
+        self.chunks: list[bytes] = []
+        self.out_seq_chunks: dict[int, bytes] = {}
+        all_tasks[id(self)] = self
+
+    def stop(self, error: Exception) -> None:
+        self.failed, self.stopped = True, str(error)
+
+
+def received(guard: Any, task: Task, size: int) -> bool:
+    """Whether a piece of a stream was taken."""
+
+    def take(task: Task, message: Any) -> bool:
+        task.chunks.append(message.payload)
+        return True
+
+    return bool(guard._process_chunk(take, task, SimpleNamespace(payload=bytes(size))))
+
+
+def tasks() -> dict[Any, Any]:
+    from nvflare.fuel.f3.streaming.byte_receiver import RxTask  # noqa: PLC0415
+
+    found: dict[Any, Any] = RxTask.rx_task_map
+    return found
+
+
+def test_a_stream_that_announces_less_than_it_sends_is_cut(
+    guard: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = Task(tasks())
+    with caplog.at_level(logging.WARNING):
+        assert received(guard, task, 60)
+        assert not received(guard, task, 60)
+    assert task.stopped == "refused: more than 100 bytes"
+    assert task.chunks == []
+    assert f"refused collab:call from server.{JOB}: more than 100 bytes" in caplog.text
+
+
+def test_many_streams_together_hold_no_more_than_two_messages(guard: Any) -> None:
+    open_tasks = [Task(tasks()) for _ in range(5)]
+    assert [received(guard, task, 50) for task in open_tasks] == [True] * 4 + [False]
+    open_tasks[0].completed = True
+    assert received(guard, Task(tasks()), 50)
+
+
+def test_an_announced_size_is_checked_whatever_it_is_made_of(guard: Any) -> None:
+    from nvflare.fuel.f3.message import Message  # noqa: PLC0415
+
+    route = SimpleNamespace(topic="sm__DATA")
+    for size, fits in ((100, True), (101, False), ("7", False), (None, False), (1e300, False)):
+        assert (guard._oversize(route, Message({"sm__sz": size})) == "") is fits, size
+    assert guard._oversize(route, Message({})) == ""
+    assert guard._oversize(SimpleNamespace(topic="sm__ACK"), Message({"sm__sz": 10**9})) == ""
+
+
+def test_the_server_knows_a_sites_token_or_refuses_it() -> None:
+    from nvflare.fuel.f3.message import Message  # noqa: PLC0415
+
+    from atoll.engines.network.guard import Guard  # noqa: PLC0415
+
+    clients = {"token-1": SimpleNamespace(name="basel")}
+    server = SimpleNamespace(client_manager=SimpleNamespace(clients=clients))
+    guard = Guard("server", server=server)
+
+    def stranger(site: str, token: str, key: tuple[str, str] = ("task", "quit")) -> str:
+        route: Any = SimpleNamespace(certificate=site, key=key)
+        return guard._stranger(route, Message({"__token__": token}))
+
+    assert stranger("basel", "token-1") == ""
+    assert stranger("bern", "token-1") == "its token is unknown"
+    assert stranger("basel", "token-0") == "its token is unknown"
+    assert stranger("basel", "token-0", ("task", "heart_beat")) == ""
+
+
+def test_a_refusal_is_one_line_of_the_log_whatever_the_sender_writes(
+    guard: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        for _ in range(100):
+            guard._say("refused x from oslo\nrefused \x1b[2Jy")
+    assert [record.getMessage() for record in caplog.records] == [
+        "refused x from oslo\\nrefused \\x1b[2Jy"
+    ]

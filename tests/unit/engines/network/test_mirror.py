@@ -1,0 +1,114 @@
+"""A log that goes, is cut or exchanged is missed, since its end is known elsewhere."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from atoll.core.errors import UserError
+from atoll.core.federation import Moment
+from atoll.core.messages import pack
+from atoll.data.agree import Offer
+from atoll.engines.network.egress import EgressLog
+from atoll.engines.network.mirror import End, Mirror, append_only
+
+MOMENT = Moment(0, 0, 1)
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Path:
+    (tmp_path / "basel").mkdir()
+    (tmp_path / "basel-store").mkdir()
+    return tmp_path / "basel"
+
+
+def log(kit: Path) -> EgressLog:
+    return EgressLog(kit.with_name("basel-store") / "egress.jsonl", Mirror.of_kit(kit))
+
+
+def filled(kit: Path, lines: int = 3) -> EgressLog:
+    made = log(kit)
+    for _ in range(lines):
+        made.left("run-1", "fit", MOMENT, pack(Offer("key")))
+    return made
+
+
+def test_the_copy_lies_beside_the_kit_and_has_the_logs_end(kit: Path) -> None:
+    made = filled(kit)
+    path = kit.with_name("basel-egress.json")
+    assert json.loads(path.read_text()) == vars(made.end)
+    size = made.path.stat().st_size
+    assert made.end == End(3, made.last, made.total(), size)
+    assert log(kit).end == made.end
+    path.unlink()  # a site from before there were copies
+    assert log(kit).end == made.end
+    assert path.exists()
+
+
+def test_a_log_that_is_ahead_of_its_copy_is_taken(kit: Path) -> None:
+    """A site that is killed between the two has the line and not yet its copy."""
+    filled(kit, 2)
+    before = Mirror.of_kit(kit).read()
+    filled(kit, 1)
+    Mirror.of_kit(kit).write(before)
+    assert log(kit).count == 3
+
+
+@pytest.mark.parametrize(
+    ("keep", "words"), [(0, "has 0 lines and had 3"), (1, "has 1 lines and had 3")]
+)
+def test_a_log_that_was_cut_stops_the_site(kit: Path, keep: int, words: str) -> None:
+    path = filled(kit).path
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:keep]))
+    with pytest.raises(UserError, match=f"the egress log {words}") as caught:
+        log(kit)
+    assert "move the store and basel-egress.json away together" in caught.value.remedy
+    with pytest.raises(UserError, match="vanished or become shorter"):
+        Mirror.of_kit(kit).watch(path)
+
+
+def test_a_log_that_is_gone_stops_the_site(kit: Path) -> None:
+    path = filled(kit).path
+    path.unlink()
+    with pytest.raises(UserError, match="the egress log has 0 lines and had 3"):
+        log(kit)
+
+
+def test_another_log_in_its_place_stops_the_site(kit: Path, tmp_path: Path) -> None:
+    path = filled(kit).path
+    other = EgressLog(tmp_path / "other.jsonl")
+    for _ in range(5):
+        other.left("run-2", "fit", MOMENT, pack(Offer("another key")))
+    path.write_bytes(other.path.read_bytes())
+    with pytest.raises(UserError, match="line 3 of the egress log is not the one"):
+        log(kit)
+
+
+def test_a_log_that_goes_while_it_is_open_is_not_begun_anew(kit: Path) -> None:
+    made = filled(kit)
+    made.path.unlink()
+    with pytest.raises(UserError, match="the egress log was changed by somebody else"):
+        made.refused("run-1", "fit", "something")
+    assert not made.path.exists()
+
+
+def test_a_copy_that_is_damaged_is_said(kit: Path) -> None:
+    filled(kit)
+    Mirror.of_kit(kit).path.write_text("{")
+    with pytest.raises(UserError, match="the copy of the egress log's end is damaged"):
+        log(kit)
+
+
+def test_a_log_that_can_only_be_appended_to(kit: Path) -> None:
+    made = filled(kit)
+    if not append_only(made.path, True):
+        pytest.skip("needs a system that lets this user make files append-only")
+    try:
+        with pytest.raises(PermissionError):
+            made.path.unlink()
+        with pytest.raises(PermissionError):
+            made.path.write_bytes(b"")
+        made.left("run-1", "fit", MOMENT, pack(Offer("key")))
+        assert log(kit).count == 4
+    finally:
+        append_only(made.path, False)
