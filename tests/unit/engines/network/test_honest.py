@@ -29,7 +29,7 @@ def small(name: str, **further: Any) -> RunConfig:
     split = methods.load(name).split
     values: dict[str, Any] = {
         "name": name, "rounds": 2, "data": DATA.get(split, {"name": "synthetic-table"}),
-        "method": {"name": name}, "model": {"widths": [16, 8]},
+        "method": {"name": name}, "model": {} if split == "parties" else {"widths": [16, 8]},
         "engine": {"mode": "loop", "threads": 1}, "checkpoint_seconds": 0,
     }  # fmt: skip
     values |= {} if split == "domains" else {"scenario": {"clients": 3}}
