@@ -38,7 +38,7 @@ def small(name: str, **changes: Any) -> RunConfig:
         "rounds": ROUNDS,
         "data": {"name": DATA.get(split, "synthetic-table")},
         "method": {"name": name},
-        "model": {"widths": [16, 8]},
+        "model": {} if split == "parties" else {"widths": [16, 8]},
         "engine": {"mode": "loop"},
         "checkpoint_seconds": 0,
     }
