@@ -29,6 +29,7 @@ __all__ = [
     "FILES",
     "Absence",
     "Event",
+    "Exclusion",
     "Look",
     "Message",
     "Record",
@@ -108,6 +109,17 @@ class Absence:
 
 
 @dataclass(frozen=True)
+class Exclusion:
+    """A client whose answer is left out of a round, and why."""
+
+    stage: int
+    round: int
+    client: str
+    action: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Look:
     """What a part saw of itself at the end of a stage, for pictures; it is never sent."""
 
@@ -120,9 +132,9 @@ class Look:
 
 
 FILES = ("events", "times", "looks")
-Event = Score | Round | Stage | Message | Absence
+Event = Score | Round | Stage | Message | Absence | Exclusion
 KINDS: Mapping[str, type] = {
-    kind.__name__.lower(): kind for kind in (Score, Round, Stage, Message, Absence)
+    kind.__name__.lower(): kind for kind in (Score, Round, Stage, Message, Absence, Exclusion)
 }
 
 
