@@ -406,6 +406,7 @@ def _print_result(runs: list[Run], folder: Path, as_json: bool) -> None:
                 "seconds": run.seconds,
                 "metrics": run.metrics,
                 **({"memory": run.memory} if run.memory else {}),
+                **({"exclusions": run.exclusions} if run.exclusions else {}),
             }
             for run in runs
         ]
@@ -419,6 +420,8 @@ def _print_result(runs: list[Run], folder: Path, as_json: bool) -> None:
     for row in rows:
         shown.add_row(*row)
     out.print(shown)
+    for sentence in dict.fromkeys(line for run in runs for line in run.exclusions):
+        out.print(Text(sentence), soft_wrap=True)
     metrics = [run.metrics[run.headline] for run in runs]
     moved = sum(m["bytes_up"] + m["bytes_down"] for m in metrics)
     line = f"{_size(moved)} moved between the sites and the server; the record is in {folder}"

@@ -27,6 +27,7 @@ FEWEST = 3  # answers that give a median which one liar cannot choose
 LARGEST = 1e12  # norm of a message or a state beyond which its values cannot have been trained
 MOST_ROWS = 10**9  # training rows of one site
 MOST_TIMES_ROWS = 1000  # rows of one site as a multiple of the round's median
+MOST_SCALE = 4.0  # of an update's allowance by rows that only the site itself tells
 Rule = Literal["exclude", "clip", "trimmed-mean", "median", "none"]
 
 
@@ -66,17 +67,18 @@ class Guard:
         self, action: str, stage: int, requests: Mapping[str, Any], replies: Mapping[str, Any]
     ) -> dict[str, BadMessageError]:
         """The answers that are implausible, each with an error that names its sender."""
+        if not replies:
+            return {}
+        kind = type(next(iter(replies.values())))
         reasons = {id: self._reason(stage, id, reply, replies) for id, reply in replies.items()}
         reasons = {id: reason for id, reason in reasons.items() if reason}
-        kind = type(next(iter(replies.values()))) if replies else None
-        for field in _compared(kind) if kind else ():
+        for field in _compared(kind):
             rest = {id: reply for id, reply in replies.items() if id not in reasons}
             reasons |= _other_forms({id: getattr(r, field) for id, r in rest.items()}, field)
             rest = {id: reply for id, reply in rest.items() if id not in reasons}
-            sizes = _sizes(field, requests, rest)
-            reasons |= self._too_large(f"{action}.{field}", sizes)
-        if kind:
-            self._remember(kind, action, requests, [id for id in replies if id not in reasons])
+            scales = self._scales(stage, rest) if field in marked(kind, Update) else {}
+            reasons |= self._too_large(f"{action}.{field}", _sizes(field, requests, rest), scales)
+        self._remember(kind, action, requests, [id for id in replies if id not in reasons])
         return {id: BadMessageError(id, reason) for id, reason in reasons.items()}
 
     def bounded(self, requests: Mapping[str, Any], replies: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,25 +126,41 @@ class Guard:
             return self._wrong_rows(stage, id, getattr(reply, field), told)
         return ""
 
+    def _known(self, stage: int, id: str) -> int:
+        """The training rows of a site, where the coordinator knows them itself; else 0."""
+        held = self._rows.get(id, ())
+        return held[stage] if stage < len(held) else 0
+
+    def _scales(self, stage: int, replies: Mapping[str, Any]) -> dict[str, float]:
+        """How much longer an update may be at sites with more rows than the median: more steps."""
+        rows = {id: self._known(stage, id) or self._declared.get((stage, id), 0) for id in replies}
+        usual = median_low(rows.values()) if rows else 0
+        scales = {id: math.sqrt(max(1.0, count / max(1, usual))) for id, count in rows.items()}
+        return {
+            id: scale if self._known(stage, id) else min(scale, MOST_SCALE)
+            for id, scale in scales.items()
+        }
+
     def _wrong_rows(self, stage: int, id: str, rows: int, told: Sequence[int]) -> str:
         """Why a number of training rows cannot be; the first plausible one is remembered."""
-        held = self._rows.get(id, ())
-        known = held[stage] if stage < len(held) else 0
+        known = self._known(stage, id)
         most = known or self._declared.get((stage, id), MOST_ROWS)
-        if len(told) >= FEWEST:
+        if not known and len(told) >= FEWEST:
             most = min(most, MOST_TIMES_ROWS * max(1, median_low(told)))
         if not 0 <= rows <= most:
             return f"{str(rows)[:20]} rows, more than the {most} that it can have"
         self._declared.setdefault((stage, id), rows)
         return ""
 
-    def _too_large(self, field: str, sizes: Mapping[str, float]) -> dict[str, str]:
+    def _too_large(
+        self, field: str, sizes: Mapping[str, float], scales: Mapping[str, float]
+    ) -> dict[str, str]:
         """The senders whose sizes are beyond the factor; accepted sizes are remembered."""
         moving = [size for size in sizes.values() if size > 0]
         usual = median_low(moving) if len(moving) >= FEWEST else 0.0
         reasons = {}
         for id, size in sizes.items():
-            reference = usual or self._largest.get((field, id), 0.0)
+            reference = usual * scales.get(id, 1.0) or self._largest.get((field, id), 0.0)
             ratio = size / reference if reference else 0.0
             self.ratios[field] = max(ratio, self.ratios.get(field, 0.0))
             if ratio > self.options.factor:

@@ -282,7 +282,7 @@ class _Run:
             raise UserError(
                 f"the state of the server is implausible and was not saved: {reason}",
                 str(self.record.folder),
-                "use --resume to go on from the last checkpoint; if sites diverge, choose a smaller rate",
+                "go on with --resume; if sites diverge, start anew with a smaller rate",
             )
         return state
 

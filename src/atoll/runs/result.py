@@ -13,6 +13,7 @@ from atoll import methods, metrics
 from atoll.core.errors import UserError
 from atoll.core.record import (
     Event,
+    Exclusion,
     Look,
     Score,
     disk_errors,
@@ -61,6 +62,15 @@ class Run:
         """How rows of own files become what models read; empty where a run had no own files."""
         path = self.folder / "recipe.json"
         return _parsed(path, json.loads) if path.exists() else {}
+
+    @property
+    def exclusions(self) -> list[str]:
+        """For each client whose answers were left out, a sentence."""
+        found: dict[str, list[Exclusion]] = {}
+        for event in self.events:
+            if isinstance(event, Exclusion):
+                found.setdefault(event.client, []).append(event)
+        return [_excluded(client, events) for client, events in sorted(found.items())]
 
     def read(self) -> None:
         """Read the record now; what was read stays when the folder goes."""
@@ -191,3 +201,11 @@ def _listed(array: Any) -> Any:
 def _number(value: float) -> float | None:
     """JSON has no NaN: a cell that was never tested is null."""
     return float(value) if math.isfinite(value) else None
+
+
+def _excluded(client: str, events: Sequence[Exclusion]) -> str:
+    """Who was left out, how often, and why the last time."""
+    rounds = len({(event.stage, event.round) for event in events})
+    actions = ", ".join(dict.fromkeys(event.action for event in events))
+    count = f"{rounds} round{'s' if rounds > 1 else ''}"
+    return f"{client} was left out of {count} ({actions}): {events[-1].reason}"
