@@ -35,6 +35,7 @@ from atoll.core.errors import (
     InterruptedRunError,
     UserError,
 )
+from atoll.core.influence import RobustOptions
 from atoll.core.options import describe, nearest
 from atoll.core.record import Message, Round, Score, disk_errors, write_whole
 from atoll.data import align, fetch, tables
@@ -474,6 +475,7 @@ def show_command(
         ("model", ModelOptions, config.model),
         ("method", method.options, config.method),
         ("engine", EngineOptions, config.engine),
+        ("robust", RobustOptions, config.robust),
     ):
         _print_options("run" if kind is RunConfig else f"[{title}]", kind, chosen)
 
