@@ -182,8 +182,10 @@ class Outcome:
     @property
     def accuracy(self) -> float:
         """Mean accuracy of the honest sites at the end, of the method's headline."""
-        headline = methods.load(resolve(read(str(self.folder / "config.toml")), "").method["name"])
-        last = [e for e in self.events if isinstance(e, Score) and e.variant == headline.headline]
+        chosen = resolve(read(str(self.folder / "config.toml")), "")
+        scores = [event for event in self.events if isinstance(event, Score)]
+        headline = methods.load(chosen.method["name"]).headline
+        last = [e for e in scores if e.variant == headline] or scores
         end = max((e.stage, e.round) for e in last)
         mine = [e for e in last if (e.stage, e.round) == end and e.client != self.liar]
         return float(np.mean([e.correct / e.rows for e in mine]))
