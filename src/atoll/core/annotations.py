@@ -35,6 +35,8 @@ class RowGradient:
 class Outputs:
     """In an answer: what a site's network computes for rows that all sites see, or for its own."""
 
+    tails: bool = False  # single rows may be far larger than the others, as those of a table
+
 
 @dataclass(frozen=True)
 class RowCount:

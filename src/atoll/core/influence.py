@@ -27,6 +27,7 @@ FEWEST = 3  # answers that give a median which one liar cannot choose
 LARGEST = 1e12  # norm of a message or a state beyond which its values cannot have been trained
 MOST_ROWS = 10**9  # training rows of one site
 MOST_TIMES_ROWS = 1000  # rows of one site as a multiple of the round's median
+TAIL = 20  # times the median row that a row of heavy-tailed outputs may be
 MOST_SCALE = 4.0  # of an update's allowance by rows that only the site itself tells
 Rule = Literal["exclude", "clip", "trimmed-mean", "median", "none"]
 
@@ -102,12 +103,17 @@ class Guard:
         return found
 
     def beyond(self, state: Mapping[str, Tensor]) -> str:
-        """Why a server's state cannot be a mean of the last updates; empty if it can."""
-        for prefix in _prefixes(state, self._base):
+        """Why a server's state cannot be a mean of the last updates; empty if it can.
+
+        A mean over some clients alone is known to be of this round's answers only where a method
+        can do without the others.
+        """
+        rounding = 1e-5 * _norm(_difference(self._base, {}).values())
+        for prefix in _prefixes(state, self._base) if self.quorum else ():
             here = {name: state[prefix + name] for name in self._base}
             moved = _norm(_difference(here, self._base).values())
-            if moved > self._reach * (1 + 1e-6):
-                return f"its weights moved by {moved:.3g}, more than any update that was accepted"
+            if moved > self.options.factor * self._reach + rounding:
+                return f"its weights moved by {moved:.3g}, far more than any accepted update"
         return ""
 
     def _reason(self, stage: int, id: str, reply: Any, replies: Mapping[str, Any]) -> str:
@@ -202,7 +208,10 @@ def _sizes(field: str, requests: Mapping[str, Any], replies: Mapping[str, Any]) 
         return {}
     kind = type(next(iter(replies.values())))
     given = {id: getattr(reply, field) for id, reply in replies.items()}
-    if field in marked(kind, Outputs):
+    outputs = marked(kind, Outputs).get(field)
+    if outputs is not None and outputs.tails:
+        return {id: _row_size(value) for id, value in given.items()}
+    if outputs is not None:
         return {id: _mean_square(_listed(value)) for id, value in given.items()}
     update = marked(kind, Update).get(field)
     if update is not None:
@@ -277,6 +286,15 @@ def _mean_square(tensors: Sequence[Tensor]) -> float:
     """The root mean square of all floats."""
     floats = [tensor for tensor in tensors if tensor.is_floating_point()]
     return _norm(floats) / math.sqrt(max(1, sum(tensor.numel() for tensor in floats)))
+
+
+def _row_size(rows: Tensor) -> float:
+    """The root mean square of the median row, or a share of the largest one if that is more."""
+    if not rows.numel():
+        return 0.0
+    flat = rows.detach().reshape(max(1, len(rows) if rows.dim() else 1), -1)
+    sizes = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64) / math.sqrt(flat.shape[1])
+    return max(float(sizes.median()), float(sizes.max()) / TAIL)
 
 
 def _clipped(updates: Mapping[str, Tensors]) -> dict[str, Tensors]:

@@ -157,7 +157,7 @@ class Embed:
 class Embedded:
     """Split networks: embeddings, in the order of the rows that were asked for."""
 
-    embedding: Annotated[Tensor, Outputs()]  # (rows, width)
+    embedding: Annotated[Tensor, Outputs(tails=True)]  # (rows, width)
 
 
 @dataclass(frozen=True)

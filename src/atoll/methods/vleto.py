@@ -111,8 +111,10 @@ class Options:
 class Learned:
     """Embeddings of a step, now and by the network of the last stage."""
 
-    embedding: Annotated[Tensor, Outputs()]  # (rows, width)
-    before: Annotated[Tensor, Outputs()]  # (rows, width), no rows where the drift is not asked for
+    embedding: Annotated[Tensor, Outputs(tails=True)]  # (rows, width)
+    before: Annotated[
+        Tensor, Outputs(tails=True)
+    ]  # (rows, width), no rows where the drift is not asked for
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from atoll.core.annotations import Bounded, Outputs, RowCount, Update
 from atoll.core.errors import BadMessageError
 from atoll.core.federation import Clients, Moment
 from atoll.core.influence import Guard, RobustOptions, implausible_state
-from atoll.core.messages import Empty, Packet, Tensors, Weights, pack
+from atoll.core.messages import Embedded, Empty, Packet, Tensors, Weights, pack
 from atoll.core.record import Exclusion
 
 NOW = Moment(0, 1, 3)
@@ -36,6 +36,9 @@ class Client:
         raise AssertionError
 
     def answer(self, request: Empty, moment: Moment) -> Answered:
+        raise AssertionError
+
+    def embed(self, request: Empty, moment: Moment) -> Embedded:
         raise AssertionError
 
     def share(self, request: Empty, moment: Moment) -> Weights:
@@ -215,6 +218,18 @@ def test_outputs_are_bounded_too(lie: Answered, words: str) -> None:
     assert words in asked.exclusions[0].reason
 
 
+def test_a_single_large_row_is_no_lie_where_rows_may_have_tails() -> None:
+    """A table may have a row that is far from all others; a party that scales all rows lies."""
+    rows = torch.ones(16, 2)
+    tail, wild, scaled = rows.clone(), rows.clone(), -10 * rows
+    tail[3], wild[3] = 90.0, 110.0
+    for lie, excluded in ((tail, []), (wild, ["d"]), (scaled, ["d"])):
+        sent: dict[str, Any] = {name: Embedded(rows) for name in "abc"}
+        asked = clients({**sent, "d": Embedded(lie)})
+        asked.ask_all(Client.embed, Empty())
+        assert [event.client for event in asked.exclusions] == excluded
+
+
 def test_whole_weights_are_compared_with_the_median_of_all() -> None:
     sent: dict[str, Any] = {n: Weights({"w": torch.tensor([5.0 + i])}) for i, n in enumerate("abc")}
     asked = clients({**sent, "d": Weights({"w": torch.tensor([-50.0])})})
@@ -250,11 +265,11 @@ def test_the_options_bound_what_remains(rule: Any, wanted: list[float]) -> None:
 def test_a_state_that_no_accepted_update_can_have_made_is_found() -> None:
     judge = guard()
     out({"a": fitted(1), "b": fitted(2), "c": fitted(2)}, judge)
-    near = {**BASE, "w": BASE["w"] + torch.tensor([1.9, 0.0])}
-    far = {**BASE, "w": BASE["w"] + torch.tensor([2.1, 0.0])}
+    near = {**BASE, "w": BASE["w"] + torch.tensor([9.9, 0.0])}
+    far = {**BASE, "w": BASE["w"] + torch.tensor([10.1, 0.0])}
     for prefix in ("", "weights/"):
         assert not judge.beyond({prefix + n: t for n, t in near.items()})
-        assert "moved by 2.1" in judge.beyond({prefix + n: t for n, t in far.items()})
+        assert "moved by 10.1" in judge.beyond({prefix + n: t for n, t in far.items()})
 
 
 @pytest.mark.parametrize(
