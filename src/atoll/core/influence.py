@@ -57,6 +57,7 @@ class Guard:
         self._rows = rows or {}
         self._declared: dict[tuple[int, str], int] = {}  # by stage and sender
         self._largest: dict[tuple[str, str], float] = {}  # accepted sizes by field and sender
+        self._medians: dict[str, float] = {}  # the largest of a round, of fields with tails
         self._base: Tensors = {}
         self._reach = math.inf  # how far a mean of the last updates may be from their base
 
@@ -78,7 +79,8 @@ class Guard:
             reasons |= _other_forms({id: getattr(r, field) for id, r in rest.items()}, field)
             rest = {id: reply for id, reply in rest.items() if id not in reasons}
             scales = self._scales(stage, rest) if field in marked(kind, Update) else {}
-            reasons |= self._too_large(f"{action}.{field}", _sizes(field, requests, rest), scales)
+            sizes, tails = _sizes(field, requests, rest), _has_tails(kind, field)
+            reasons |= self._too_large(f"{action}.{field}", sizes, scales, tails)
         self._remember(kind, action, requests, [id for id in replies if id not in reasons])
         return {id: BadMessageError(id, reason) for id, reason in reasons.items()}
 
@@ -159,11 +161,16 @@ class Guard:
         return ""
 
     def _too_large(
-        self, field: str, sizes: Mapping[str, float], scales: Mapping[str, float]
+        self, field: str, sizes: Mapping[str, float], scales: Mapping[str, float], tails: bool
     ) -> dict[str, str]:
-        """The senders whose sizes are beyond the factor; accepted sizes are remembered."""
+        """The senders whose sizes are beyond the factor; accepted sizes are remembered.
+
+        With tails a last, small batch may have a low median: the largest one so far counts.
+        """
         moving = [size for size in sizes.values() if size > 0]
         usual = median_low(moving) if len(moving) >= FEWEST else 0.0
+        if usual and tails:
+            usual = self._medians[field] = max(usual, self._medians.get(field, 0.0))
         reasons = {}
         for id, size in sizes.items():
             reference = usual * scales.get(id, 1.0) or self._largest.get((field, id), 0.0)
@@ -202,16 +209,20 @@ def _compared(kind: type) -> list[str]:
     return [field for mark in (Update, SharedWeights, Outputs) for field in marked(kind, mark)]
 
 
+def _has_tails(kind: type, field: str) -> bool:
+    mark = marked(kind, Outputs).get(field)
+    return mark is not None and mark.tails
+
+
 def _sizes(field: str, requests: Mapping[str, Any], replies: Mapping[str, Any]) -> dict[str, float]:
     """How large each answer's field is: the norm of an update, the root mean square of outputs."""
     if not replies:
         return {}
     kind = type(next(iter(replies.values())))
     given = {id: getattr(reply, field) for id, reply in replies.items()}
-    outputs = marked(kind, Outputs).get(field)
-    if outputs is not None and outputs.tails:
+    if _has_tails(kind, field):
         return {id: _row_size(value) for id, value in given.items()}
-    if outputs is not None:
+    if field in marked(kind, Outputs):
         return {id: _mean_square(_listed(value)) for id, value in given.items()}
     update = marked(kind, Update).get(field)
     if update is not None:
