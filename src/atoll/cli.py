@@ -37,6 +37,7 @@ from atoll.core.errors import (
     memory_error,
     out_of_memory,
 )
+from atoll.core.influence import RobustOptions
 from atoll.core.options import describe, nearest
 from atoll.core.record import Message, Round, Score, disk_errors, write_whole
 from atoll.data import align, fetch, tables
@@ -408,6 +409,7 @@ def _print_result(runs: list[Run], folder: Path, as_json: bool) -> None:
                 "seconds": run.seconds,
                 "metrics": run.metrics,
                 **({"memory": run.memory} if run.memory else {}),
+                **({"exclusions": run.exclusions} if run.exclusions else {}),
             }
             for run in runs
         ]
@@ -421,6 +423,8 @@ def _print_result(runs: list[Run], folder: Path, as_json: bool) -> None:
     for row in rows:
         shown.add_row(*row)
     out.print(shown)
+    for sentence in dict.fromkeys(line for run in runs for line in run.exclusions):
+        out.print(Text(sentence), soft_wrap=True)
     metrics = [run.metrics[run.headline] for run in runs]
     moved = sum(m["bytes_up"] + m["bytes_down"] for m in metrics)
     line = f"{_size(moved)} moved between the sites and the server; the record is in {folder}"
@@ -473,6 +477,7 @@ def show_command(
         ("model", ModelOptions, config.model),
         ("method", method.options, config.method),
         ("engine", EngineOptions, config.engine),
+        ("robust", RobustOptions, config.robust),
     ):
         _print_options("run" if kind is RunConfig else f"[{title}]", kind, chosen)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atoll import methods
-from atoll.core.record import Round, Score, read_events
+from atoll.core.record import Exclusion, Round, Score, read_events
 from atoll.engines.local import execute
 from atoll.runs.config import RunConfig, change, read, resolve
 
@@ -35,6 +35,7 @@ def found(name: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """The scores and the notes of a run."""
     execute(case(name), folder)
     events = read_events(folder)
+    assert not [event for event in events if isinstance(event, Exclusion)]  # all are honest
     return {
         "scores": [vars(event) for event in events if isinstance(event, Score)],
         "notes": [vars(event) for event in events if isinstance(event, Round)],

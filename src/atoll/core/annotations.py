@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, cast, get_type_hints
 
-__all__ = ["RowGradient", "SharedWeights", "Update", "marked"]
+__all__ = ["Bounded", "Outputs", "RowCount", "RowGradient", "SharedWeights", "Update", "marked"]
 
 A = TypeVar("A")
 
@@ -31,6 +31,26 @@ class Update:
 @dataclass(frozen=True)
 class RowGradient:
     """In a request: the gradient of a loss by the embedding of each row, one row for each."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """In an answer: what a site's network computes for rows that all sites see, or for its own."""
+
+    tails: bool = False  # single rows may be far larger than the others, as those of a table
+
+
+@dataclass(frozen=True)
+class RowCount:
+    """In an answer: the number of training rows of a site, which may weigh it in a mean."""
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """In an answer: numbers between two limits."""
+
+    low: float
+    high: float
 
 
 def marked(kind: type, mark: type[A]) -> dict[str, A]:

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints, overload
 
 from atoll.core.errors import BadMessageError, ClientFailedError
+from atoll.core.influence import Guard
 from atoll.core.late import now
 from atoll.core.messages import (
     Check,
@@ -22,10 +23,11 @@ from atoll.core.messages import (
     unpack_all,
     wrap,
 )
-from atoll.core.record import Absence, Message, Score
+from atoll.core.record import Absence, Exclusion, Message, Score
 
 __all__ = [
     "SERVER",
+    "Admit",
     "Client",
     "ClientId",
     "Clients",
@@ -49,6 +51,7 @@ ClientId = str
 Job = Callable[[], Any]  # a piece of work that does itself when called
 Q = TypeVar("Q")
 R = TypeVar("R")
+Admit = Callable[[ClientId, Any], None]  # raises BadMessageError for a reply that cannot be
 Working = Generator[Job, Any, R]  # what an action returns that leaves its work to the engine
 SERVER = "server"
 MOST_ROWS = 1 << 53  # from there on a float does not count one by one
@@ -211,11 +214,14 @@ class Clients:
     # what was sent -> how often, bytes of tensors, bytes that travel, in the order of sending
     sent: dict[tuple[Any, ...], list[tuple[int, int, int]]] = field(default_factory=dict)
     absent: dict[Absence, None] = field(default_factory=dict)  # in the order in which it was seen
+    guard: Guard | None = None  # judges answers; None: a reply that cannot be ends the run
+    excluded: dict[Exclusion, None] = field(default_factory=dict)  # in the order of exchanges
 
     def at(self, moment: Moment, tasks: Sequence[int]) -> "Clients":
         """The same clients at another moment, with an empty ledger."""
         return Clients(
-            self.ids, self.transport, moment, tasks, self.packing, self.at_least, self.doubts
+            *(self.ids, self.transport, moment, tasks, self.packing, self.at_least, self.doubts),
+            guard=self.guard,
         )
 
     @overload
@@ -224,6 +230,7 @@ class Clients:
         action: Callable[[Any, Q, Moment], Working[R]],
         requests: Mapping[ClientId, Q],
         wait: bool = True,
+        admit: Admit | None = None,
     ) -> dict[ClientId, R]: ...
 
     @overload
@@ -232,17 +239,57 @@ class Clients:
         action: Callable[[Any, Q, Moment], R],
         requests: Mapping[ClientId, Q],
         wait: bool = True,
+        admit: Admit | None = None,
     ) -> dict[ClientId, R]: ...
 
     def ask(
-        self, action: Callable[..., Any], requests: Mapping[ClientId, Any], wait: bool = True
+        self,
+        action: Callable[..., Any],
+        requests: Mapping[ClientId, Any],
+        wait: bool = True,
+        admit: Admit | None = None,
     ) -> dict[str, Any]:
         """One exchange: a request to some clients, their replies in the order of their ids.
 
         A server that does nothing with numbers but arithmetic on the device need not `wait` for
         them: where the engine can, they are looked at while the next round is under way, and what
         is not finite ends the run before anything of it is kept.
+
+        `admit` raises BadMessageError for a reply that cannot be. Where there is a guard and the
+        method can do without a client, such replies and implausible ones are left out: the client
+        is excluded from the rest of the round.
         """
+        replies, errors = self._exchanged(action, requests, wait, admit)
+        return self._judged(action, requests, replies, errors)
+
+    def ask_each(
+        self,
+        action: Callable[..., Any],
+        requests: Mapping[ClientId, Any],
+        failed: Callable[[ClientId, Exception], None],
+        admit: Admit | None = None,
+    ) -> dict[ClientId, Any]:
+        """The same, client by client: one that fails is told to `failed`, and the rest goes on."""
+        replies, errors = dict[ClientId, Any](), dict[ClientId, BadMessageError]()
+        for id, request in requests.items():
+            try:
+                one, bad = self._exchanged(action, {id: request}, True, admit)
+            except (ClientFailedError, BadMessageError) as error:
+                failed(id, error)
+                continue
+            replies, errors = replies | one, errors | bad
+        return self._judged(action, requests, replies, errors)
+
+    def _exchanged(
+        self,
+        action: Callable[..., Any],
+        requests: Mapping[ClientId, Any],
+        wait: bool,
+        admit: Admit | None,
+    ) -> tuple[dict[ClientId, Any], dict[ClientId, BadMessageError]]:
+        """Replies as they came; those that cannot be are errors where there is a guard."""
+        out = {exclusion.client for exclusion in self.excluded}
+        requests = {id: request for id, request in requests.items() if id not in out}
         name, (asked, kind) = action.__name__, kinds(action)
         packets, doubts = self._packed(requests), None if wait else self.doubts
         if doubts is not None and packets:  # where all get the same, it is looked at once
@@ -254,13 +301,43 @@ class Clients:
                 continue
             self._count(name, SERVER, id, type(requests[id]), packet)
             self._count(name, id, SERVER, kind, answers[id])
-        replies: dict[ClientId, Any] = unpack_all(
-            {id: answers[id] for id in packets if id in answers}, kind, doubts
-        )
+        answers = {id: answers[id] for id in packets if id in answers}
+        if self.guard is not None:
+            return _opened(requests, answers, kind, admit)
+        replies: dict[ClientId, Any] = unpack_all(answers, kind, doubts)
         for id, reply in replies.items():
             if answers[id].message is None or answers[id].tensors != packets[id].tensors:
                 same_shapes(requests[id], reply, id)
-        return replies
+            if admit is not None:
+                admit(id, reply)
+        return replies, {}
+
+    def _judged(
+        self,
+        action: Callable[..., Any],
+        requests: Mapping[ClientId, Any],
+        replies: dict[ClientId, Any],
+        errors: dict[ClientId, BadMessageError],
+    ) -> dict[ClientId, Any]:
+        """The replies that count, their updates bounded where the run's options say so."""
+        if self.guard is None:
+            return replies
+        errors |= self.guard.faults(action.__name__, self.moment.stage, requests, replies)
+        self.exclude(action, errors, len(replies.keys() | errors.keys()))
+        left = {id: reply for id, reply in replies.items() if id not in errors}
+        return self.guard.bounded(requests, left)
+
+    def exclude(
+        self, action: Callable[..., Any], errors: Mapping[ClientId, BadMessageError], answers: int
+    ) -> None:
+        """Leave clients out of the rest of the round; raise where the run cannot do without."""
+        for error in errors.values():
+            guard = self.guard
+            if guard is None or not guard.quorum or answers - len(errors) < guard.least(answers):
+                raise error
+        for id, error in errors.items():
+            what = (self.moment.stage, self.moment.round, id, action.__name__)
+            self.excluded[Exclusion(*what, _shown(error.reason))] = None
 
     def whole(self, work: Any) -> Any:
         """Many exchanges as one piece of work; None where the engine cannot: then ask step by step.
@@ -284,15 +361,22 @@ class Clients:
 
     @overload
     def ask_all(
-        self, action: Callable[[Any, Q, Moment], Working[R]], request: Q
+        self,
+        action: Callable[[Any, Q, Moment], Working[R]],
+        request: Q,
+        admit: Admit | None = None,
     ) -> dict[ClientId, R]: ...
 
     @overload
-    def ask_all(self, action: Callable[[Any, Q, Moment], R], request: Q) -> dict[ClientId, R]: ...
+    def ask_all(
+        self, action: Callable[[Any, Q, Moment], R], request: Q, admit: Admit | None = None
+    ) -> dict[ClientId, R]: ...
 
-    def ask_all(self, action: Callable[..., Any], request: Any) -> dict[str, Any]:
+    def ask_all(
+        self, action: Callable[..., Any], request: Any, admit: Admit | None = None
+    ) -> dict[str, Any]:
         """The same request to every client."""
-        return self.ask(action, dict.fromkeys(self.ids, request))
+        return self.ask(action, dict.fromkeys(self.ids, request), admit=admit)
 
     @property
     def present(self) -> Sequence[ClientId]:
@@ -340,6 +424,37 @@ class Clients:
         """Who was away, in the order in which it was seen."""
         return list(self.absent)
 
+    @property
+    def exclusions(self) -> list[Exclusion]:
+        """Whose answers were left out, in the order of exchanges."""
+        return list(self.excluded)
+
+
+def _opened(
+    requests: Mapping[ClientId, Any],
+    answers: Mapping[ClientId, Packet],
+    kind: type,
+    admit: Admit | None,
+) -> tuple[dict[ClientId, Any], dict[ClientId, BadMessageError]]:
+    """The answers that can be read, and errors for those that cannot."""
+    replies, errors = dict[ClientId, Any](), dict[ClientId, BadMessageError]()
+    for id, packet in answers.items():
+        try:
+            reply: Any = unpack(packet, kind, id)
+            same_shapes(requests[id], reply, id)
+            if admit is not None:
+                admit(id, reply)
+        except BadMessageError as error:
+            errors[id] = error
+        else:
+            replies[id] = reply
+    return replies, errors
+
+
+def _shown(reason: str) -> str:
+    """A reason in which a sender's own words cannot command a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in reason)[:300]
+
 
 def _summed(amounts: Sequence[tuple[int, int, int]]) -> list[int]:
     """Messages, bytes of tensors, bytes that travel."""
@@ -359,8 +474,11 @@ def scores(
     """Every client's hits on every task so far, one score for each variant its reply names."""
     found = []
     for task in clients.tasks:
-        replies = clients.ask_all(check, Check(task, weights))
-        _plausible(replies)
+        replies = clients.ask_all(check, Check(task, weights), admit=_plausible)
+        others = _other_variants(replies)
+        clients.exclude(check, others, len(replies))
+        for id in others:
+            del replies[id]
         for id, reply in replies.items():
             for variant in sorted(reply.correct):
                 hits, f1 = reply.correct[variant], reply.macro_f1[variant]
@@ -372,19 +490,25 @@ def scores(
     return found
 
 
-def _plausible(replies: Mapping[ClientId, Checked]) -> None:
-    """Refuse scores that cannot be, and a client that names other variants than most do."""
-    for id, reply in replies.items():
-        possible(reply.correct, reply.rows, id)
-        if reply.correct.keys() != reply.macro_f1.keys():
-            raise BadMessageError(id, "hits and macro-F1 name different variants")
-        if not all(0 <= f1 <= 1 for f1 in reply.macro_f1.values()):
-            raise BadMessageError(id, "a macro-F1 that is not between 0 and 1")
+def _plausible(id: ClientId, reply: Checked) -> None:
+    """Refuse scores that cannot be."""
+    possible(reply.correct, reply.rows, id)
+    if reply.correct.keys() != reply.macro_f1.keys():
+        raise BadMessageError(id, "hits and macro-F1 name different variants")
+    if not all(0 <= f1 <= 1 for f1 in reply.macro_f1.values()):
+        raise BadMessageError(id, "a macro-F1 that is not between 0 and 1")
+
+
+def _other_variants(replies: Mapping[ClientId, Checked]) -> dict[ClientId, BadMessageError]:
+    """The clients that name other variants than most do."""
     named = Counter(frozenset(reply.correct) for reply in replies.values())
     usual = max(named, key=named.__getitem__, default=frozenset())  # the first where two are equal
-    for id, reply in replies.items():
-        if reply.correct.keys() != usual:
-            raise BadMessageError(id, "its variants are not those of the other clients")
+    reason = "its variants are not those of the other clients"
+    return {
+        id: BadMessageError(id, reason)
+        for id, reply in replies.items()
+        if reply.correct.keys() != usual
+    }
 
 
 def possible(hits: Mapping[str, int], rows: int, sender: ClientId) -> None:

@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from atoll.core.annotations import RowGradient, SharedWeights
+from atoll.core.annotations import Outputs, RowGradient, SharedWeights, Update, marked
 from atoll.core.errors import BadMessageError
 from atoll.core.late import Arriving, Late, now
 
@@ -157,7 +157,7 @@ class Embed:
 class Embedded:
     """Split networks: embeddings, in the order of the rows that were asked for."""
 
-    embedding: Tensor  # (rows, width)
+    embedding: Annotated[Tensor, Outputs(tails=True)]  # (rows, width)
 
 
 @dataclass(frozen=True)
@@ -639,14 +639,17 @@ def _tensor_fields(
 
 
 def same_shapes(request: Any, reply: Any, sender: str) -> None:
-    """Tensors that a reply gives under a name of its request have the request's names and shapes.
+    """Tensors that a reply gives under a name of its request have the request's names and shapes,
+    and so have updates of a field of the request.
 
     So weights that come back are the weights that went out, and a client cannot slip in others.
     """
     asked, given = _fields(type(request)), _fields(type(reply))
-    for name in asked.keys() & given.keys():
-        if asked[name] == Tensors and given[name] == Tensors:
-            _same(getattr(request, name), getattr(reply, name), name, sender)
+    bases = {name: name for name in asked.keys() & given.keys()}
+    bases |= {name: mark.of for name, mark in marked(type(reply), Update).items()}
+    for name, base in bases.items():
+        if asked[base] == Tensors and given[name] == Tensors:
+            _same(getattr(request, base), getattr(reply, name), name, sender)
 
 
 def _same(asked: Tensors, given: Tensors, field: str, sender: str) -> None:

@@ -51,6 +51,7 @@ __all__ = [
     "NAMES",
     "Absence",
     "Event",
+    "Exclusion",
     "Look",
     "Message",
     "Record",
@@ -132,6 +133,17 @@ class Absence:
 
 
 @dataclass(frozen=True)
+class Exclusion:
+    """A client whose answer is left out of a round, and why."""
+
+    stage: int
+    round: int
+    client: str
+    action: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Look:
     """What a part saw of itself at the end of a stage, for pictures; it is never sent."""
 
@@ -146,9 +158,9 @@ class Look:
 FILES = ("events", "times", "looks")
 CHECKPOINT = "checkpoint.safetensors"
 NAMES = (*GROWING, *STATIC, *FINAL, CHECKPOINT, DIGESTS, "result.json")  # that a run writes
-Event = Score | Round | Stage | Message | Absence
+Event = Score | Round | Stage | Message | Absence | Exclusion
 KINDS: Mapping[str, type] = {
-    kind.__name__.lower(): kind for kind in (Score, Round, Stage, Message, Absence)
+    kind.__name__.lower(): kind for kind in (Score, Round, Stage, Message, Absence, Exclusion)
 }
 
 

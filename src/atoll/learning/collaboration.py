@@ -8,13 +8,14 @@ from the key that the server sends, so that every client sees the same images.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
+from atoll.core.annotations import Outputs
 from atoll.core.errors import BadMessageError, ClientFailedError, UserError
-from atoll.core.federation import ClientId, Clients, Moment, Working
+from atoll.core.federation import Admit, ClientId, Clients, Moment, Working
 from atoll.core.messages import Checked, Empty, Tensors, Weights
 from atoll.core.record import Look
 from atoll.core.rng import Stream
@@ -84,7 +85,7 @@ class Align:
 class Aligned:
     """Logits of this step's public batch, and the loss of the step before."""
 
-    logits: Tensor  # (rows, classes); empty after the last step
+    logits: Annotated[Tensor, Outputs()]  # (rows, classes); empty after the last step
     loss: float
 
 
@@ -363,23 +364,15 @@ class Roll:
         self,
         action: Callable[..., Any],
         requests: Mapping[ClientId, Any],
-        admit: Callable[[ClientId, Any], None] = lambda id, reply: None,
+        admit: Admit | None = None,
     ) -> dict[ClientId, Any]:
         """One exchange with all who are left; `admit` refuses a reply by raising."""
         asked = {id: requests[id] for id in self.ids}
-        if not self.absent:
-            replies: dict[ClientId, Any] = self.clients.ask(action, asked)
-            for id, reply in replies.items():
-                admit(id, reply)
-            return replies
-        replies = {}
-        for id, request in asked.items():
-            try:
-                reply = self.clients.ask(action, {id: request})[id]
-                admit(id, reply)
-                replies[id] = reply
-            except (ClientFailedError, BadMessageError) as error:
-                self._exclude(id, error)
+        if self.absent:
+            replies = self.clients.ask_each(action, asked, self._exclude, admit)
+        else:
+            replies = self.clients.ask(action, asked, admit=admit)
+        self.ids = [id for id in self.ids if id in replies]
         return replies
 
     def _exclude(self, id: ClientId, error: Exception) -> None:

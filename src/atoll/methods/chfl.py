@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from atoll.core.annotations import SharedWeights, Update
+from atoll.core.annotations import RowCount, SharedWeights, Update
 from atoll.core.errors import BadMessageError, UserError
 from atoll.core.federation import Clients, Moment, Working, possible, scores, shares
 from atoll.core.messages import Check, Checked, Empty, Tensors
@@ -88,7 +88,7 @@ class Fitted:
 
     weights: Annotated[Tensors, Update(of="weights")]
     loss: float
-    rows: int  # training rows, the client's share in a mean weighted by rows
+    rows: Annotated[int, RowCount()]  # training rows, the client's share in a mean weighted by rows
     valid_rows: int
     valid: dict[str, int]  # hits by variant, empty in the first round
 
@@ -448,7 +448,8 @@ class Server:
         if moment.first:
             self.best.fill_(-1)
             self.idle.fill_(0)
-        told = clients.ask_all(Client.fit, Fit(self.weights, self._kept()))
+        request = Fit(self.weights, self._kept())
+        told = clients.ask_all(Client.fit, request, None if moment.first else self._admit)
         replies, rows = list(told.values()), {id: reply.rows for id, reply in told.items()}
         weights = shares(rows) if self.options.weighting == "rows" else None
         self.weights = mean([reply.weights for reply in replies], weights)
@@ -462,20 +463,18 @@ class Server:
     def _kept(self) -> list[str]:
         return [v for v, keep in zip(self.variants, self.keep.tolist(), strict=True) if keep]
 
-    def _told(self, told: Mapping[str, Fitted | Settled]) -> list[tuple[dict[str, int], int]]:
-        """Every client's hits on its validation rows, and how many these are."""
-        for id, reply in told.items():
-            possible(reply.valid, reply.valid_rows, id)
-            if set(self.variants) - set(reply.valid):
-                raise BadMessageError(id, "hits on validation rows of other variants")
-        return [(reply.valid, reply.valid_rows) for reply in told.values()]
+    def _admit(self, id: str, reply: Fitted | Settled) -> None:
+        """Refuse hits on validation rows that cannot be."""
+        possible(reply.valid, reply.valid_rows, id)
+        if set(self.variants) - set(reply.valid):
+            raise BadMessageError(id, "hits on validation rows of other variants")
 
     def _compare(self, told: Mapping[str, Fitted | Settled]) -> dict[str, float]:
         """Mean accuracy on validation rows by variant, all clients alike; what gained is kept.
 
         Where no client has such rows the last round is kept, and patience never ends.
         """
-        replies = self._told(told)
+        replies = [(reply.valid, reply.valid_rows) for reply in told.values()]
         accuracy = torch.tensor(
             [
                 sum(valid[v] / max(1, rows) for valid, rows in replies) / len(replies)
@@ -495,7 +494,8 @@ class Server:
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """Judge the last round's models too, then test the best of every variant."""
-        self._compare(clients.ask_all(Client.settle, Settle(self.weights, self._kept())))
+        request = Settle(self.weights, self._kept())
+        self._compare(clients.ask_all(Client.settle, request, self._admit))
         clients.ask_all(Client.keep, Keep(self._kept()))
         self.keep, self.judged = torch.zeros_like(self.keep), torch.tensor(True)
         return scores(clients, Client.check, {}, moment)
@@ -528,4 +528,5 @@ METHOD = Method(
     kept=kept,
     said=said,
     first=lambda server: {"shared": server.weights},
+    quorum=True,
 )

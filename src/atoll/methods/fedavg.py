@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from atoll.core.annotations import Update
+from atoll.core.annotations import RowCount, Update
 from atoll.core.federation import Clients, Moment, Working, scores, shares
 from atoll.core.late import late, mean_of
 from atoll.core.messages import Check, Checked, Tensors, Weights
@@ -49,7 +49,7 @@ class Fitted:
 
     weights: Annotated[Tensors, Update(of="weights")]
     loss: float  # it may still be on its way: only the record wants it
-    rows: int
+    rows: Annotated[int, RowCount()]
 
 
 class Client:

@@ -256,4 +256,11 @@ def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
     return client.learner.says(model, rows.x)
 
 
-METHOD = Method(Options, Server, Client, split="domains", headline="fedmatch", kept=kept, said=said)
+METHOD = Method(
+    *(Options, Server, Client),
+    split="domains",
+    headline="fedmatch",
+    kept=kept,
+    said=said,
+    quorum=True,
+)

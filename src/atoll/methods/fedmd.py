@@ -11,11 +11,12 @@ h of the FCCL specification adapts them, on the settings of `fccl`.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from atoll.core.annotations import Bounded
 from atoll.core.federation import Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors, Weights
 from atoll.core.options import AtLeastOne, NotNegativeInt, Positive
@@ -73,7 +74,9 @@ class Options:
 class Rated:
     """How far a client can be trusted with each class."""
 
-    reliability: Tensor  # (classes,), its accuracy on its own rows of that class
+    reliability: Annotated[
+        Tensor, Bounded(0.0, 1.0)
+    ]  # (classes,), its accuracy on its own rows of that class
 
 
 class Client:
@@ -228,4 +231,11 @@ def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
     return client.learner.says(model, rows.x)
 
 
-METHOD = Method(Options, Server, Client, split="domains", headline="fedmd", kept=kept, said=said)
+METHOD = Method(
+    *(Options, Server, Client),
+    split="domains",
+    headline="fedmd",
+    kept=kept,
+    said=said,
+    quorum=True,
+)

@@ -22,7 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from atoll.core.annotations import SharedWeights, Update
+from atoll.core.annotations import Outputs, RowCount, SharedWeights, Update
 from atoll.core.errors import BadMessageError, UserError
 from atoll.core.federation import SERVER, Clients, Moment, Working, counted, scores, shares
 from atoll.core.messages import Check, Checked, Empty, Tensors
@@ -114,7 +114,7 @@ class Options:
 class Described:
     """What a task is like: centres of its texts, none of them a single text."""
 
-    centres: Tensor  # (centres, D)
+    centres: Annotated[Tensor, Outputs()]  # (centres, D)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Fitted:
     """A client's base after training, and where it stands."""
 
     base: Annotated[Tensors, Update(of="base")]
-    rows: int  # training rows where the mean is weighted by them, else 0
+    rows: Annotated[int, RowCount()]  # training rows where the mean is weighted by them, else 0
     rate: float  # of the next step
     stopped: bool  # done with this task
 
@@ -146,7 +146,9 @@ class Fitted:
 class Trimmed:
     """The same, with those filters of the base alone that the client's masks weigh most."""
 
-    channels: Tensors  # LAYER/values (kept, ...), and LAYER/bits that say which
+    channels: Annotated[
+        Tensors, Outputs()
+    ]  # LAYER/values (kept, ...), and LAYER/bits that say which
     rate: float
     stopped: bool
 
@@ -155,7 +157,7 @@ class Trimmed:
 class Shared:
     """The adaptive part of a task that ends, pruned, sparse."""
 
-    adaptive: Tensors
+    adaptive: Annotated[Tensors, Outputs()]
 
 
 def shapes(options: Options, model: TextCNN | LeNet, clients: int) -> dict[str, tuple[int, ...]]:

@@ -171,4 +171,5 @@ METHOD = Method(
     kept=kept,
     said=said,
     first=lambda server: {"meme": server.weights},
+    quorum=True,
 )

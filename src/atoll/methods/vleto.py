@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from atoll.core.annotations import RowGradient
+from atoll.core.annotations import Outputs, RowGradient
 from atoll.core.errors import UserError
 from atoll.core.federation import SERVER, Clients, Moment
 from atoll.core.messages import Embed, Embedded, Empty, Learn, Tensors
@@ -111,8 +111,10 @@ class Options:
 class Learned:
     """Embeddings of a step, now and by the network of the last stage."""
 
-    embedding: Tensor  # (rows, width)
-    before: Tensor  # (rows, width), no rows where the drift is not asked for
+    embedding: Annotated[Tensor, Outputs(tails=True)]  # (rows, width)
+    before: Annotated[
+        Tensor, Outputs(tails=True)
+    ]  # (rows, width), no rows where the drift is not asked for
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ class Run:
     sites: Table
     holdings: Table | None
     departures: list[tables.Departure]
+    exclusions: list[str]
     pictures: list[Picture]
     sections: list[Section]
 
@@ -168,6 +169,7 @@ def _run(number: int, group: Group, gained: dict[str, Pair]) -> Run:
         tables.sites(group, gained.get(group.label)),
         tables.holdings(group),
         tables.departures(group.first),
+        group.first.exclusions,
         _pictures(number, group),
         _sections(number, group),
     )

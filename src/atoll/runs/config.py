@@ -14,6 +14,7 @@ from pydantic import Field
 
 from atoll import methods
 from atoll.core.errors import UserError
+from atoll.core.influence import RobustOptions
 from atoll.core.options import (
     AtLeastOne,
     NotNegative,
@@ -77,6 +78,7 @@ class RunConfig:
     public: dict[str, Any] = field(default_factory=dict)  # unlabeled images that all parts have
     method: dict[str, Any] = field(default_factory=dict)  # the method's name and options
     engine: dict[str, Any] = field(default_factory=dict)  # how the clients are run
+    robust: dict[str, Any] = field(default_factory=dict)  # what is done about a site that lies
     dtype: Literal["float32", "float64"] = "float32"  # of weights and inputs
     score_every: NotNegativeInt = 0  # rounds between tests; 0: at the end of a stage only
     checkpoints: bool = True  # save where the run stands and its models; false: numbers only
@@ -109,8 +111,12 @@ class RunConfig:
             raise UserError(what, "[engine]", "set one of the two to false")
         return options
 
+    def robust_options(self) -> RobustOptions:
+        """What is done about a site that lies."""
+        return build(RobustOptions, self.robust, "[robust]")
 
-TABLES = ("data", "scenario", "model", "public", "method", "engine")
+
+TABLES = ("data", "scenario", "model", "public", "method", "engine", "robust")
 NAMED = ("data", "public", "method")  # tables that may be given by a name alone
 
 
@@ -151,7 +157,7 @@ def place(key: str, values: Mapping[str, Any]) -> str:
     method = _method_name(values)
     tables: list[tuple[str, type]] = [
         ("scenario", ScenarioOptions), ("method", methods.load(method).options),
-        ("model", ModelOptions), ("engine", EngineOptions),
+        ("model", ModelOptions), ("engine", EngineOptions), ("robust", RobustOptions),
     ]  # fmt: skip
     names = {table: [f.name for f in dataclasses.fields(kind)] for table, kind in tables}
     homes = [table for table, known in names.items() if key in known]
@@ -224,6 +230,7 @@ def resolve(values: Mapping[str, Any], where: str) -> RunConfig:
         public=_written(full.public_options()) if full.public else {},
         method={"name": config.method["name"], **_written(full.options())},
         engine=_written(full.engine_options()),
+        robust=_written(full.robust_options()),
     )
 
 

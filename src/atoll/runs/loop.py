@@ -18,6 +18,7 @@ from atoll import methods
 from atoll.core import VERSION
 from atoll.core.errors import InterruptedRunError, UserError
 from atoll.core.federation import Clients, Moment, Server, Transport
+from atoll.core.influence import Guard, implausible_state
 from atoll.core.late import now
 from atoll.core.messages import Tensors
 from atoll.core.record import Event, Look, Record, Round, Stage, write_whole
@@ -235,6 +236,15 @@ class _Run:
         """Whether a round is sent off before the numbers of the one before are there."""
         return bool(getattr(self.engine, "ahead", False)) and not self.packing
 
+    @cached_property
+    def guard(self) -> Guard | None:
+        """What judges answers; without packing all clients are trusted parts of this process."""
+        options, scenario = self.config.robust_options(), self.parts.scenario
+        if options.rule == "none" or not self.packing:
+            return None
+        rows = {id: [len(held.train) for held in scenario.holdings[id]] for id in scenario.clients}
+        return Guard(options, methods.load(self.config.method["name"]).quorum, rows)
+
     def clients(self, moment: Moment) -> Clients:
         scenario, packing = self.parts.scenario, self.packing
         quorum = methods.load(self.config.method["name"]).quorum
@@ -242,6 +252,7 @@ class _Run:
             *(scenario.clients, self.engine, moment, scenario.tasks_at(moment.stage), packing),
             at_least=self.engine.at_least if quorum else 0,
             doubts=[] if self.ahead else None,
+            guard=self.guard,
         )
 
     def settle(self) -> None:
@@ -256,11 +267,24 @@ class _Run:
         if not (due or always) or not self.config.checkpoints:
             return
         self.settle()
-        state = prefixed("server", self.server.state())
+        state = prefixed("server", self._plausible(self.server.state()))
         for id, tensors in self.engine.states(f"{stage}-{number}").items():
             state |= prefixed(f"client/{id}", tensors)
         self.record.checkpoint(_arrays(state), {"stage": stage, "round": number})
         self.saved = time.monotonic()
+
+    def _plausible(self, state: Tensors) -> Tensors:
+        """The server's state, refused before it is saved if no honest round can have made it."""
+        reason = implausible_state(state)
+        if not reason and self.guard is not None:
+            reason = self.guard.beyond(state)
+        if reason:
+            raise UserError(
+                f"the state of the server is implausible and was not saved: {reason}",
+                str(self.record.folder),
+                "go on with --resume; if sites diverge, start anew with a smaller rate",
+            )
+        return state
 
     def load(self) -> tuple[int, int]:
         """Become what the last checkpoint says; the stage and round to go on with."""
@@ -335,7 +359,7 @@ def _round(run: _Run, stage: int, number: int) -> tuple[int, int]:
         others = run.clients(moment)
         further += run.server.evaluate(others, moment)
         others.settle()
-        further += [*others.traffic, *others.absences]
+        further += [*others.traffic, *others.absences, *others.exclusions]
     looks = [*run.parts.witness.asked()]
     if ended:
         further.append(Stage(stage, number + 1))
@@ -363,7 +387,7 @@ def _tell(
     run.record.look(looks)
     known = {name: now(value) for name, value in notes.items()}
     said = Round(moment.stage, moment.round, known)
-    told = (said, *clients.traffic, *clients.absences, *further)
+    told = (said, *clients.traffic, *clients.absences, *clients.exclusions, *further)
     run.record.add(told)
     run.record.time(stage=moment.stage, round=moment.round, seconds=seconds)
     stages = run.parts.scenario.stages

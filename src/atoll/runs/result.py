@@ -14,6 +14,7 @@ from atoll.core.errors import UserError
 from atoll.core.integrity import Extent, Integrity, damaged, write_digests
 from atoll.core.record import (
     Event,
+    Exclusion,
     Look,
     Score,
     read_events,
@@ -97,6 +98,15 @@ class Run:
         if not isinstance(body, dict):
             raise damaged(path)
         return _Table(_checked(body, path), path)
+
+    @property
+    def exclusions(self) -> list[str]:
+        """For each client whose answers were left out, a sentence."""
+        found: dict[str, list[Exclusion]] = {}
+        for event in self.events:
+            if isinstance(event, Exclusion):
+                found.setdefault(event.client, []).append(event)
+        return [_excluded(client, events) for client, events in sorted(found.items())]
 
     def read(self) -> None:
         """Read the record now; what was read stays when the folder goes."""
@@ -258,3 +268,11 @@ def _listed(array: Any) -> Any:
 def _number(value: float) -> float | None:
     """JSON has no NaN: a cell that was never tested is null."""
     return float(value) if math.isfinite(value) else None
+
+
+def _excluded(client: str, events: Sequence[Exclusion]) -> str:
+    """Who was left out, how often, and why the last time."""
+    rounds = len({(event.stage, event.round) for event in events})
+    actions = ", ".join(dict.fromkeys(event.action for event in events))
+    count = f"{rounds} round{'s' if rounds > 1 else ''}"
+    return f"{client} was left out of {count} ({actions}): {events[-1].reason}"

@@ -19,6 +19,7 @@ import pytest
 from atoll.core.errors import UserError
 from atoll.core.record import (
     Event,
+    Exclusion,
     Look,
     Message,
     Record,
@@ -36,6 +37,7 @@ EVENTS: list[Event] = [
     Message(0, 0, "server", "a", "fit", "Weights", (("w", "float32", (2, 3)),), 2, 48, 200),
     Message(0, 0, "a", "server", "fit", "Fitted", (), 1, 0, 20),
     Message(0, 0, "a", "server", "fit", "Fitted", (("b", "int64", ()),), 1, 8, 20),
+    Exclusion(0, 0, "a", "fit", "its 'weights' are 9 times as large"),
     Round(0, 0, {"loss": 0.1 + 0.2}),
     Score(0, 0, "klinik-süd", 1, "own", "test", 7, 3, 1 / 3),
     Stage(0, 1),

@@ -68,6 +68,7 @@ class View:
     seen: float = 0.0  # seconds ago; 0 for never
     sent: int = 0
     received: int = 0
+    excluded: str = ""  # when and why its answers were left out last
 
 
 @dataclass
@@ -157,7 +158,8 @@ class _Serving:
             ago = now - seen if seen else 0.0
             doing = str(one.get("doing", ""))
             state = "away" if not seen or ago > FRESH else "working" if doing else "connected"
-            views.append(View(name, state, doing, ago, one.get("sent", 0), one.get("received", 0)))
+            moved, excluded = (one.get("sent", 0), one.get("received", 0)), one.get("excluded", "")
+            views.append(View(name, state, doing, ago, *moved, str(excluded)))
         strangers = [name for name in self.heard if name not in self.kit.sites]
         return views + [View(name, "revoked", "", now - self.heard[name]) for name in strangers]
 
@@ -342,6 +344,7 @@ def lines(what: str, views: Iterable[View]) -> list[str]:
     for view in views:
         ago = f"last seen {view.seen:.0f} s ago" if view.seen else "not seen yet"
         doing = f"working on {view.doing}" if view.state == "working" else view.state
+        doing += f" ({view.excluded})" if view.excluded else ""
         moved = f"{view.sent:,} bytes to it, {view.received:,} from it"
         said.append(f"{what}: {view.name} {doing}, {ago}, {moved}")
     return said

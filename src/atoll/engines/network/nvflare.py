@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from atoll.core.integrity import damaged
 from atoll.core.messages import Packet, Tensors, opened, pack
 from atoll.core.options import build
 from atoll.core.record import (
+    Exclusion,
     Look,
     Record,
     Score,
@@ -226,6 +228,7 @@ class Party:
     seen: float = field(default_factory=time.time)
     sent: int = 0  # bytes to it
     received: int = 0  # bytes from it
+    excluded: str = ""  # when and why its answers were left out last
 
 
 @dataclass
@@ -295,7 +298,16 @@ class Remote:
             }  # fmt: skip
             self.parties[id].sent += packet.size
         replies = self._ask("handle", asked, action)
-        return {id: self._opened(id, reply, kind) for id, reply in replies.items()}
+        return {id: self._carried(id, reply, kind) for id, reply in replies.items()}
+
+    def _carried(self, id: str, reply: Mapping[str, Any], kind: type) -> Packet:
+        """An answer; one that cannot be read stays as it came, and whoever asked refuses it."""
+        try:
+            return self._opened(id, reply, kind)
+        except BadMessageError:
+            parts = [reply.get(name) for name in ("header", "block")]
+            header, block = (part if isinstance(part, bytes) else b"" for part in parts)
+            return Packet(header, block, 0, len(header) + len(block), ())
 
     def _opened(self, id: str, reply: Mapping[str, Any], kind: type) -> Packet:
         header, block = reply.get("header"), reply.get("block")
@@ -451,7 +463,7 @@ class Coordinator:
             _same_data(made, engine.prepare(run["id"], None))
         stop = self.control / "stop"
         with record:
-            go(made, engine, record, self._progress, stop.exists)
+            go(made, engine, record, partial(self._progress, parties), stop.exists)
             if own and config.checkpoints:
                 engine.finish(folder)
             self._tell(parties, run["id"], always=True)
@@ -464,8 +476,12 @@ class Coordinator:
                 os.utime(self.control / "status.json")
             time.sleep(2)
 
-    def _progress(self, progress: Progress) -> None:
+    def _progress(self, parties: Mapping[str, Party], progress: Progress) -> None:
         stage, number = progress.stage + 1, progress.round + 1
+        for event in progress.events:
+            if isinstance(event, Exclusion):
+                where = f"stage {event.stage + 1} round {event.round + 1}"
+                parties[event.client].excluded = f"left out of {where}: {event.reason}"
         self._done = f"stage {stage}/{progress.stages} round {number}/{progress.rounds} done"
 
     def _tell(self, parties: Mapping[str, Party], run: str, always: bool = False) -> None:
@@ -477,7 +493,7 @@ class Coordinator:
         body = {
             party.name: {
                 "there": party.proxy is not None, "doing": party.doing, "seen": party.seen,
-                "sent": party.sent, "received": party.received,
+                "sent": party.sent, "received": party.received, "excluded": party.excluded,
             }
             for party in parties.values()
         }  # fmt: skip

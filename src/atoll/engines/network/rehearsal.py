@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import UserError
+from atoll.core.record import Exclusion, read_events
 from atoll.engines.local import execute
 from atoll.engines.network.kits import COORDINATOR, Kit, Project, init, read_project
 from atoll.engines.network.process import running
@@ -259,7 +260,10 @@ def _nan(stage: _Stage, twin: bytes) -> Item:
     code, said = stage.ended("nan")
     stage.spoil(stage.sites[0], "")
     if code == 0:
+        events = read_events(stage.folder / "nan")
+        reasons = [event.reason for event in events if isinstance(event, Exclusion)]
         said = "completed: no answer of this method has numbers to spoil"
+        said = f"completed without that site: {reasons[0]}" if reasons else said
     return Item("an update that is not a number", "not finite" in said or code == 0, said)
 
 

@@ -1,0 +1,338 @@
+"""Bounded influence: which answers of a round are left out, and how far the others may reach.
+
+The rule reads the marks of message fields (`atoll.core.annotations`) and knows no method. It is
+applied where answers arrive, so a local run and a run between sites follow the same rule. If no
+answer is left out and the rule is `exclude`, the server gets the very answers that arrived.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median_low
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from atoll.core.annotations import Bounded, Outputs, RowCount, SharedWeights, Update, marked
+from atoll.core.errors import BadMessageError
+from atoll.core.messages import Tensors, contents
+from atoll.core.options import NotNegativeInt
+
+__all__ = ["Guard", "RobustOptions", "implausible_state"]
+
+FEWEST = 3  # answers that give a median which one liar cannot choose
+LARGEST = 1e12  # norm of a message or a state beyond which its values cannot have been trained
+MOST_ROWS = 10**9  # training rows of one site
+MOST_TIMES_ROWS = 1000  # rows of one site as a multiple of the round's median
+TAIL = 20  # times the median row that a row of heavy-tailed outputs may be
+MOST_SCALE = 4.0  # of an update's allowance by rows that only the site itself tells
+Rule = Literal["exclude", "clip", "trimmed-mean", "median", "none"]
+
+
+@dataclass(frozen=True)
+class RobustOptions:
+    """What a run does about a site that lies."""
+
+    rule: Rule = "exclude"  # leave wild answers out; then also bound updates; none: trust all
+    factor: Annotated[float, Field(gt=1)] = 5.0  # an update this many times the median is wild
+    trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.25  # share cut at each end, for trimmed-mean
+    at_least: NotNegativeInt = 0  # sites that must remain; 0: more than half, at least two
+
+
+class Guard:
+    """Judges the answers of a run, exchange by exchange."""
+
+    def __init__(
+        self,
+        options: RobustOptions,
+        quorum: bool,
+        rows: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        """`quorum`: a round can do without a site. `rows`: training rows by stage, where known."""
+        self.options, self.quorum = options, quorum
+        self.ratios: dict[str, float] = {}  # largest size by reference of each field, for studies
+        self._rows = rows or {}
+        self._declared: dict[tuple[int, str], int] = {}  # by stage and sender
+        self._largest: dict[tuple[str, str], float] = {}  # accepted sizes by field and sender
+        self._medians: dict[str, float] = {}  # the largest of a round, of fields with tails
+        self._base: Tensors = {}
+        self._reach = math.inf  # how far a mean of the last updates may be from their base
+
+    def least(self, asked: int) -> int:
+        """The number of answers without which a round cannot go on."""
+        return self.options.at_least or max(2, asked // 2 + 1)
+
+    def faults(
+        self, action: str, stage: int, requests: Mapping[str, Any], replies: Mapping[str, Any]
+    ) -> dict[str, BadMessageError]:
+        """The answers that are implausible, each with an error that names its sender."""
+        if not replies:
+            return {}
+        kind = type(next(iter(replies.values())))
+        reasons = {id: self._reason(stage, id, reply, replies) for id, reply in replies.items()}
+        reasons = {id: reason for id, reason in reasons.items() if reason}
+        for field in _compared(kind):
+            rest = {id: reply for id, reply in replies.items() if id not in reasons}
+            reasons |= _other_forms({id: getattr(r, field) for id, r in rest.items()}, field)
+            rest = {id: reply for id, reply in rest.items() if id not in reasons}
+            scales = self._scales(stage, rest) if field in marked(kind, Update) else {}
+            sizes, tails = _sizes(field, requests, rest), _has_tails(kind, field)
+            reasons |= self._too_large(f"{action}.{field}", sizes, scales, tails)
+        self._remember(kind, action, requests, [id for id in replies if id not in reasons])
+        return {id: BadMessageError(id, reason) for id, reason in reasons.items()}
+
+    def bounded(self, requests: Mapping[str, Any], replies: Mapping[str, Any]) -> dict[str, Any]:
+        """The answers with their updates clipped, trimmed or replaced by the median, if asked."""
+        found, rule = dict(replies), self.options.rule
+        if rule in ("exclude", "none") or not replies:
+            return found
+        for field, mark in marked(type(next(iter(replies.values()))), Update).items():
+            bases = {id: getattr(requests[id], mark.of) for id in replies}
+            given = {id: getattr(reply, field) for id, reply in replies.items()}
+            updates = {id: _difference(given[id], bases[id]) for id in replies}
+            if rule == "clip":
+                updates = _clipped(updates)
+            else:
+                count = len(updates)
+                cut = (count - 1) // 2 if rule == "median" else int(self.options.trim * count)
+                updates = dict.fromkeys(updates, _middle(list(updates.values()), cut))
+            for id, update in updates.items():
+                weights = {**given[id], **{n: _moved(bases[id][n], u) for n, u in update.items()}}
+                found[id] = replace(found[id], **{field: weights})
+        return found
+
+    def beyond(self, state: Mapping[str, Tensor]) -> str:
+        """Why a server's state cannot be a mean of the last updates; empty if it can.
+
+        A mean over some clients alone is known to be of this round's answers only where a method
+        can do without the others.
+        """
+        rounding = 1e-5 * _norm(_difference(self._base, {}).values())
+        for prefix in _prefixes(state, self._base) if self.quorum else ():
+            here = {name: state[prefix + name] for name in self._base}
+            moved = _norm(_difference(here, self._base).values())
+            if moved > self.options.factor * self._reach + rounding:
+                return f"its weights moved by {moved:.3g}, far more than any accepted update"
+        return ""
+
+    def _reason(self, stage: int, id: str, reply: Any, replies: Mapping[str, Any]) -> str:
+        """Why an answer is implausible by itself; empty if it is not."""
+        size = _magnitude(contents(reply).values())
+        if not size <= LARGEST:
+            return f"values as large as {size:.3g}"
+        for field, mark in marked(type(reply), Bounded).items():
+            values = getattr(reply, field)
+            if values.numel() and not mark.low <= float(values.min()) <= float(values.max()) <= (
+                mark.high
+            ):
+                return f"'{field}' is not between {mark.low:g} and {mark.high:g}"
+        for field in marked(type(reply), RowCount):
+            told = [getattr(one, field) for one in replies.values()]
+            return self._wrong_rows(stage, id, getattr(reply, field), told)
+        return ""
+
+    def _known(self, stage: int, id: str) -> int:
+        """The training rows of a site, where the coordinator knows them itself; else 0."""
+        held = self._rows.get(id, ())
+        return held[stage] if stage < len(held) else 0
+
+    def _scales(self, stage: int, replies: Mapping[str, Any]) -> dict[str, float]:
+        """How much longer an update may be at sites with more rows than the median: more steps."""
+        rows = {id: self._known(stage, id) or self._declared.get((stage, id), 0) for id in replies}
+        usual = median_low(rows.values()) if rows else 0
+        scales = {id: math.sqrt(max(1.0, count / max(1, usual))) for id, count in rows.items()}
+        return {
+            id: scale if self._known(stage, id) else min(scale, MOST_SCALE)
+            for id, scale in scales.items()
+        }
+
+    def _wrong_rows(self, stage: int, id: str, rows: int, told: Sequence[int]) -> str:
+        """Why a number of training rows cannot be; the first plausible one is remembered."""
+        known = self._known(stage, id)
+        most = known or self._declared.get((stage, id), MOST_ROWS)
+        if not known and len(told) >= FEWEST:
+            most = min(most, MOST_TIMES_ROWS * max(1, median_low(told)))
+        if not 0 <= rows <= most:
+            return f"{str(rows)[:20]} rows, more than the {most} that it can have"
+        self._declared.setdefault((stage, id), rows)
+        return ""
+
+    def _too_large(
+        self, field: str, sizes: Mapping[str, float], scales: Mapping[str, float], tails: bool
+    ) -> dict[str, str]:
+        """The senders whose sizes are beyond the factor; accepted sizes are remembered.
+
+        With tails a last, small batch may have a low median: the largest one so far counts.
+        """
+        moving = [size for size in sizes.values() if size > 0]
+        usual = median_low(moving) if len(moving) >= FEWEST else 0.0
+        if usual and tails:
+            usual = self._medians[field] = max(usual, self._medians.get(field, 0.0))
+        reasons = {}
+        for id, size in sizes.items():
+            reference = usual * scales.get(id, 1.0) or self._largest.get((field, id), 0.0)
+            ratio = size / reference if reference else 0.0
+            self.ratios[field] = max(ratio, self.ratios.get(field, 0.0))
+            if ratio > self.options.factor:
+                than = "the round's median" if usual else "its largest before"
+                name = field.partition(".")[2]
+                reasons[id] = f"its '{name}' are {ratio:.3g} times as large as {than}"
+            else:
+                self._largest[field, id] = max(size, self._largest.get((field, id), 0.0))
+        return reasons
+
+    def _remember(
+        self, kind: type, action: str, requests: Mapping[str, Any], accepted: Sequence[str]
+    ) -> None:
+        """Remember the base of updates, and how far a mean of them can be from it."""
+        for field, mark in marked(kind, Update).items():
+            if accepted:
+                self._base = getattr(requests[accepted[0]], mark.of)
+                sizes = [self._largest.get((f"{action}.{field}", id), 0.0) for id in accepted]
+                self._reach = max(sizes)
+
+
+def implausible_state(state: Mapping[str, Tensor]) -> str:
+    """Why a state must not be saved; empty if it may be."""
+    for name, tensor in state.items():
+        size = _magnitude([tensor])
+        if not size <= LARGEST:
+            return f"'{name}' has values that are not finite or as large as {size:.3g}"
+    return ""
+
+
+def _compared(kind: type) -> list[str]:
+    """The fields whose sizes are compared between senders."""
+    return [field for mark in (Update, SharedWeights, Outputs) for field in marked(kind, mark)]
+
+
+def _has_tails(kind: type, field: str) -> bool:
+    mark = marked(kind, Outputs).get(field)
+    return mark is not None and mark.tails
+
+
+def _sizes(field: str, requests: Mapping[str, Any], replies: Mapping[str, Any]) -> dict[str, float]:
+    """How large each answer's field is: the norm of an update, the root mean square of outputs."""
+    if not replies:
+        return {}
+    kind = type(next(iter(replies.values())))
+    given = {id: getattr(reply, field) for id, reply in replies.items()}
+    if _has_tails(kind, field):
+        return {id: _row_size(value) for id, value in given.items()}
+    if field in marked(kind, Outputs):
+        return {id: _mean_square(_listed(value)) for id, value in given.items()}
+    update = marked(kind, Update).get(field)
+    if update is not None:
+        bases = {id: getattr(requests[id], update.of) for id in replies}
+    elif len(given) >= FEWEST:  # whole weights: how far they are from what most have
+        centre = _middle(list(given.values()), (len(given) - 1) // 2)
+        bases = dict.fromkeys(given, centre)
+    else:
+        bases = dict.fromkeys(given, Tensors())
+    return {id: _norm(_difference(given[id], bases[id]).values()) for id in given}
+
+
+def _other_forms(given: Mapping[str, Any], field: str) -> dict[str, str]:
+    """The senders whose tensors do not have the form that most have."""
+    forms = {id: _form(value) for id, value in given.items()}
+    if len(forms) < FEWEST:
+        return {}
+    usual, count = Counter(forms.values()).most_common(1)[0]
+    if 2 * count <= len(forms):
+        return {}
+    other = f"'{field}' has other names, types or shapes than those of most sites"
+    return {id: other for id, form in forms.items() if form != usual}
+
+
+def _form(value: Any) -> Any:
+    """What must be alike: type and width of rows; of named tensors those that have no rows."""
+    if isinstance(value, Tensor):
+        return value.dtype, tuple(value.shape[1:])
+    if any(name.rpartition("/")[2] in ("values", "bits", "places") for name in value):
+        return None  # sparse: each sender has its own
+    return tuple((name, t.dtype, tuple(t.shape)) for name, t in sorted(value.items()))
+
+
+def _listed(value: Any) -> list[Tensor]:
+    return [value] if isinstance(value, Tensor) else list(value.values())
+
+
+def _difference(given: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> Tensors:
+    """The floating-point part of an update."""
+    floats = {name: t for name, t in given.items() if t.is_floating_point()}
+    return {n: t - base[n].to(t.device) if n in base else t for n, t in floats.items()}
+
+
+def _moved(base: Tensor, update: Tensor) -> Tensor:
+    return (base.to(update.device) + update).to(base.dtype)
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    """The norm of all numbers together, in double precision: squares of 1e30 are still finite."""
+    norms = [_one_norm(tensor) for tensor in tensors if tensor.numel()]
+    return float(torch.stack(norms).norm()) if norms else 0.0
+
+
+def _one_norm(tensor: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)
+    return found.cpu()
+
+
+def _magnitude(tensors: Iterable[Tensor]) -> float:
+    """The norm of floats, or the largest whole number; not a number if one is not."""
+    listed = [tensor for tensor in tensors if tensor.numel()]
+    size = _norm(tensor for tensor in listed if tensor.is_floating_point())
+    whole = [t for t in listed if not t.is_floating_point() and t.dtype != torch.bool]
+    return max([size, *(float(t.double().abs().max()) for t in whole)], key=_order)
+
+
+def _order(size: float) -> float:
+    return math.inf if math.isnan(size) else size
+
+
+def _mean_square(tensors: Sequence[Tensor]) -> float:
+    """The root mean square of all floats."""
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+    return _norm(floats) / math.sqrt(max(1, sum(tensor.numel() for tensor in floats)))
+
+
+def _row_size(rows: Tensor) -> float:
+    """The root mean square of the median row, or a share of the largest one if that is more."""
+    if not rows.numel():
+        return 0.0
+    flat = rows.detach().reshape(max(1, len(rows) if rows.dim() else 1), -1)
+    sizes = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64) / math.sqrt(flat.shape[1])
+    return max(float(sizes.median()), float(sizes.max()) / TAIL)
+
+
+def _clipped(updates: Mapping[str, Tensors]) -> dict[str, Tensors]:
+    """No update longer than the median of all."""
+    sizes = {id: _norm(update.values()) for id, update in updates.items()}
+    most = median_low(sizes.values())
+    return {
+        id: {n: t * (most / sizes[id]) for n, t in update.items()} if sizes[id] > most else update
+        for id, update in updates.items()
+    }
+
+
+def _middle(items: Sequence[Mapping[str, Tensor]], cut: int) -> Tensors:
+    """Coordinate by coordinate, the mean without the `cut` smallest and largest numbers."""
+    found = {}
+    for name, first in items[0].items():
+        if first.is_floating_point():
+            ordered = torch.stack([item[name].to(first.device) for item in items]).sort(0).values
+            found[name] = ordered[cut : len(items) - cut].double().mean(0).to(first.dtype)
+    return found
+
+
+def _prefixes(state: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> list[str]:
+    """Under which prefixes a state has all tensors of a base."""
+    if not base:
+        return []
+    first = min(base)
+    starts = [name.removesuffix(first) for name in state if name.endswith(first)]
+    starts = [start for start in starts if not start or start.endswith("/")]
+    return [s for s in starts if all(s + n in state for n in base)]
