@@ -217,7 +217,7 @@ def test_the_test_counts_the_rows_whose_largest_logit_is_their_class(how: dict[s
         ]
         joint = torch.cat(rows, 1) if how.get("agg") == "concat" else rows[0] + rows[1]
         logits = server.network(server.weights, joint)[:, :: 2 if "replay" in how else 1]
-        tables.append((logits.argmax(1) == server.site.test(task).y))
+        tables.append(logits.argmax(1) == server.site.test(task).y)
     new = server.site.fresh(1)
     expected = [tables[0], tables[1], torch.cat([tables[0], tables[1][new]])]
     assert [(s.task, s.variant) for s in scores] == [(0, ""), (1, ""), (1, "union")]
