@@ -1,6 +1,7 @@
 """Split learning with every rehearsal, number by number, beside a plain loop without messages."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ from torch.nn import functional as F  # noqa: N812
 from atoll.core.federation import SERVER, Clients, Moment
 from atoll.core.messages import Embed, Learn, Tensors
 from atoll.engines.local import LocalEngine
-from atoll.learning.passes import draws
+from atoll.learning.passes import Step, draws
 from atoll.learning.replay import contrast, noisy, picked
 from atoll.learning.split import Batches
 from atoll.learning.split_nets import bottom, top
+from atoll.methods.splitnn import How, losses
 from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.parts import Parts, parts
 
@@ -303,3 +305,66 @@ def test_a_head_is_widened_to_the_highest_class_and_keeps_its_old_outputs() -> N
     other = made.server()
     other.restore(server.state())
     assert other.classes == 4
+
+
+def rehearsed(replay: str) -> tuple[float, Tensor, Tensor]:
+    """The loss of two rows with this rehearsal, their cross-entropy, and what is rehearsed."""
+    joint, y, key = torch.tensor([[1.0, 0.5], [0.2, 0.3]]), torch.tensor([2, 2]), torch.tensor(3)
+    given = {
+        "means": torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 0.5]]),
+        "current": torch.tensor([[9.0, 9.0], [9.0, 9.0], [0.25, 0.75]]),
+        "old": torch.tensor([0, 1]),
+        "radius": torch.tensor(0.5),
+        "seen": torch.tensor([True, True, True]),
+    }
+    weights = {"w": torch.tensor([[0.3, -0.2, 0.1], [0.4, 0.6, -0.5]])}
+    how = How(lambda w, rows: rows @ w["w"], replay, 1, False, 0.5)  # type: ignore[arg-type]
+    found = float(losses(how, weights, given, Step(joint, joint[:0], y, key))["loss"])
+    wanted = picked(given["old"], 2, draws(key, 1))
+    if replay == "fedprok":
+        rows = joint - given["current"][y] + given["means"][wanted]
+    else:
+        rows = noisy(given["means"][wanted], 0.5, draws(key, 2))
+    entropies = [
+        F.cross_entropy(r @ weights["w"] / 0.5, k) for r, k in ((joint, y), (rows, wanted))
+    ]
+    apart = contrast(torch.cat([joint, rows]), torch.cat([y, wanted]), 2)
+    return found, torch.stack(entropies), apart
+
+
+def test_a_rehearsal_is_weighed_as_published() -> None:
+    found, (own, old), _ = rehearsed("pass")
+    assert found == pytest.approx(float(own + 10 * old))
+    found, (own, old), apart = rehearsed("fedspace")
+    assert found == pytest.approx(float(own + 0.01 * (old + apart)))
+    found, (own, old), _ = rehearsed("fedprok")
+    assert found == pytest.approx(float(own + old))
+    found, (own, _), _ = rehearsed("none")
+    assert found == pytest.approx(float(own))
+
+
+@pytest.mark.parametrize(
+    ("replay", "mixed"), [("pass", 4.0), ("fedspace", 0.9 * 4 + 0.1 * 8), ("fedprok", 5.0)]
+)
+def test_a_prototype_is_kept_or_mixed_by_the_rule_of_its_rehearsal(
+    replay: str, mixed: float
+) -> None:
+    """Class 2 had three rows at 4 and has one at 8; class 1 is gone, class 3 is new at 6."""
+    made = parts(config(replay=replay))
+    server = made.server()
+    how = server._loss(Moment(0, 0, 1)).args[0]
+    assert (how.tau, how.masked) == {
+        "pass": (0.1, False), "fedspace": (0.1, True), "fedprok": (1.0, False),
+    }[replay]  # fmt: skip
+    server.site = SimpleNamespace(
+        train=lambda stage: SimpleNamespace(y=torch.tensor([2, 3])),
+        parties=lambda stage: ["site-0"],
+        by_columns=False,
+    )
+    server._embedded = lambda *asked: {"site-0": torch.tensor([[8.0] * 3, [6.0] * 3]).double()}
+    server.means[1], server.means[2] = 7.0, 4.0
+    server.counts[1], server.counts[2] = 5, 3
+    server._keep(None, Moment(1, 1, 2))
+    assert server.means[:, 0].tolist() == pytest.approx([0, 7, mixed, 6, *[0] * 6])
+    assert server.counts.tolist() == [0, 5, 4, 1, *[0] * 6]
+    assert float(server.radius) == 0

@@ -1,6 +1,7 @@
 """V-LETO's stages, number by number, beside a plain loop without messages."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from atoll.core.federation import SERVER, Clients, Moment
 from atoll.core.messages import Embed, Learn, Tensors
 from atoll.engines.local import LocalEngine
 from atoll.learning.knowledge import frozen
-from atoll.learning.leakage import labels_from_gradients
+from atoll.learning.leakage import labels_from_gradients, reconstruction
 from atoll.learning.passes import draws
 from atoll.learning.replay import noisy
 from atoll.learning.split import Batches
@@ -333,3 +334,62 @@ def test_the_oracle_answers_no_new_rows_and_other_tests_do() -> None:
         server = parts(config(**how)).server()
         joint = rows[0] if how is COLUMNS else 2 * rows[0]  # the mean of equals, or their sum
         torch.testing.assert_close(server.said(rows), server.network(server.weights, joint))
+
+
+def test_a_class_with_a_single_row_is_there() -> None:
+    server = parts(config()).server()
+    server.site = SimpleNamespace(train=lambda stage: SimpleNamespace(y=torch.tensor([3, 5, 5])))
+    server.known[3] = server.known[4] = True
+    assert server._present(Moment(0, 0, 1)).nonzero().flatten().tolist() == [3, 5]
+    assert server._old(Moment(1, 0, 1)).tolist() == [4]
+
+
+def test_the_first_message_of_a_round_brings_no_gradient() -> None:
+    made, heard = parts(config()), []
+    engine, moment = LocalEngine(made), Moment(0, 0, 1)
+    clients = Clients(made.scenario.clients, engine, moment)
+    asked = clients.ask
+
+    def ask(action: Any, requests: Any, **how: Any) -> Any:
+        heard.extend(r for r in requests.values() if isinstance(r, Learn))
+        return asked(action, requests, **how)
+
+    clients.ask = ask  # type: ignore[method-assign]
+    made.server().round(clients, moment)
+    assert heard[0].gradient.shape == (0, WIDTH)
+    assert [r.step for r in heard[::2]] == list(range(len(heard) // 2))
+    assert [r.more for r in heard[::2]] == [True] * (len(heard) // 2 - 1) + [False]
+
+
+def test_a_look_shows_each_embedding_of_the_last_test_beside_its_class() -> None:
+    made = parts(config())
+    server, engine, moment = made.server(), LocalEngine(made), Moment(0, 1, 2)
+    clients = Clients(made.scenario.clients, engine, moment, (0,))
+    for _ in range(2):  # the second replaces the first
+        server.evaluate(clients, moment)
+    shown = next(look for look in server.look(moment) if look.name == "embeddings")
+    y = server.site.test(0).y[:120]
+    assert list(shown.rows) == [str(server.site.classes[kind]) for kind in y.tolist()]
+    rows = sum(engine._client(id).half.embed(made.site(id).test(0).x) for id in clients.ids)
+    torch.testing.assert_close(torch.tensor(shown.values), rows[:120].float(), rtol=1e-3, atol=1e-3)
+
+
+def test_a_client_shows_how_well_a_third_of_its_rows_is_guessed_from_the_others() -> None:
+    client = parts(config(**{"scenario.train": 0.2})).client("site-0")
+    x = client.site.train(0).x
+    (look,) = client.look(Moment(0, 0, 1))
+    embedding = client.half.embed(x)
+    expected = [
+        reconstruction(torch.round(embedding, decimals=1) if cut else embedding, x, len(x) * 2 // 3)
+        for cut in (False, True)
+    ]
+    assert [value for (value,) in look.values] == pytest.approx(expected)
+
+
+def test_a_mask_of_weights_outlives_a_rebuilt_client_with_its_stage() -> None:
+    made = parts(config())
+    one, other = made.client("site-0"), made.client("site-0")
+    one._mask = (1, {name: w > 0 for name, w in one.half.weights.items()})
+    other.restore(one.state())
+    assert other._mask[0] == 1
+    assert all(torch.equal(other._mask[1][n], w > 0) for n, w in one.half.weights.items())
