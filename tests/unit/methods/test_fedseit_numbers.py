@@ -174,8 +174,8 @@ def test_foreign_parts_fill_their_slots_in_order_and_scores_become_attention() -
     assert torch.equal(client.weights["now/alpha/conv4"], before)
     with pytest.raises(BadMessageError, match="2 foreign parts for 3 slots"):
         client.receive(Foreign(codes, torch.tensor([1.0])), Moment(0, 0, 1))
+    narrow = begun(transfer="sit", keep=1)
     with pytest.raises(BadMessageError, match="2 foreign parts for 1 slots"):
-        narrow = begun(transfer="sit", keep=1)
         narrow.receive(Foreign(codes, torch.zeros(0)), Moment(0, 0, 1))
 
 
