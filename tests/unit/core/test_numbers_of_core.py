@@ -10,7 +10,8 @@ import torch
 
 from atoll.core import errors
 from atoll.core.errors import BadMessageError, UserError
-from atoll.core.messages import Tensors, admit_later, pack, unpack, wrap
+from atoll.core.federation import Moment, kinds
+from atoll.core.messages import Empty, Tensors, admit_later, pack, unpack, wrap
 from atoll.core.options import AtLeastOne, build
 from atoll.core.outputs import may_write
 from atoll.core.record import Look, read_looks
@@ -181,3 +182,15 @@ def test_a_file_is_written_where_none_is_or_an_empty_or_an_earlier_one(tmp_path:
         "the file to be written is one of the run's own"
     )
     assert refused(tmp_path / "config.toml") == ""
+
+
+def test_what_takes_no_message_is_no_action() -> None:
+    def look(moment: Moment) -> Empty:
+        return Empty()
+
+    def fit(request: Plain, moment: Moment) -> Empty:
+        return Empty()
+
+    assert kinds(fit) == (Plain, Empty)
+    with pytest.raises(BadMessageError, match="'look' is not an action"):
+        kinds(look)

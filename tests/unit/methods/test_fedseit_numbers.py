@@ -272,9 +272,9 @@ def test_options_that_cannot_be_had_together_are_refused() -> None:
         ),
     ):
         with pytest.raises(UserError, match=what):
-            checked_options(Options(**wrong))  # type: ignore[arg-type]
+            checked_options(Options(**wrong))
     for right in ({"dls": True}, {"dense": True, "combine": "sum"}, {"channel_sparse": 0.1}):
-        checked_options(Options(**right))  # type: ignore[arg-type]
+        checked_options(Options(**right))
 
 
 def test_the_released_profile_weighs_by_rows_and_rectifies() -> None:

@@ -38,6 +38,11 @@ def config(**changes: Any) -> RunConfig:
     return resolve(change(SMALL, {"dtype": "float64", **changes}), "test")
 
 
+def added(parts_: Tensors) -> Tensor:
+    """The joint embedding."""
+    return torch.stack(list(parts_.values())).sum(0)
+
+
 @dataclass
 class Plain:
     """One network that reads all columns, with the rehearsal in the same loss."""
@@ -68,7 +73,7 @@ class Plain:
 
     def class_means(self, stage: int) -> tuple[Tensor, Tensor]:
         """The mean embedding of each class, 0 where it has no row, and its count."""
-        joint, y = sum(self.parts(stage).values()).detach(), self.site.train(stage).y
+        joint, y = added(self.parts(stage)).detach(), self.site.train(stage).y
         means = torch.zeros_like(self.means)
         for kind in y.unique():
             means[kind] = joint[y == kind].mean(0)
@@ -129,7 +134,7 @@ class Plain:
             for id, own in self.below.items()
         }
         now = self.parts(stage, rows, below)
-        loss = self.loss(weights, sum(now.values()), y, key, stage)
+        loss = self.loss(weights, added(now), y, key, stage)
         pull = torch.tensor(0.0, dtype=torch.float64)
         if self.options.replay == "pass" and stage:
             then = self.parts(stage, rows, self.before)
@@ -150,7 +155,7 @@ class Plain:
             return
         means, counts = self.class_means(stage)
         if stage == 0:
-            joint, y = sum(self.parts(0).values()).detach(), self.site.train(0).y
+            joint, y = added(self.parts(0)).detach(), self.site.train(0).y
             inside = [((joint[y == k] - means[k]) ** 2).mean() for k in range(3)]
             self.radius = float((sum(inside) / 3) ** 0.5)
             self.means, self.counts = means, counts
@@ -368,3 +373,12 @@ def test_a_prototype_is_kept_or_mixed_by_the_rule_of_its_rehearsal(
     assert server.means[:, 0].tolist() == pytest.approx([0, 7, mixed, 6, *[0] * 6])
     assert server.counts.tolist() == [0, 5, 4, 1, *[0] * 6]
     assert float(server.radius) == 0
+
+
+def test_a_pass_is_done_again_where_another_batch_was_kept() -> None:
+    half = parts(config()).client("site-0").half
+    one, other = torch.rand(2, 3, 1, 8, 4, dtype=torch.float64)
+    half.forward("one", one, None)
+    torch.testing.assert_close(half.again("other", lambda: (other, None)), half.embed(other))
+    kept = half.again("other", lambda: (one, None))  # it is there: nothing is read
+    torch.testing.assert_close(kept, half.embed(other))

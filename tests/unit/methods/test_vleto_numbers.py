@@ -119,7 +119,7 @@ class Plain:
         joint = self.joint(stage, rows, below)
         found = self.terms(weights, joint, given)
         share = {"loss_ce": 0.5 if stage else 1.0}
-        loss = sum(share.get(name, 0.5) * term for name, term in found.items())
+        loss = torch.stack([share.get(name, 0.5) * t for name, t in found.items()]).sum()
         loss.backward()
         self.top = {n: (w - 0.1 * w.grad).detach() for n, w in weights.items()}
         for id, own in below.items():
@@ -345,7 +345,7 @@ def test_a_class_with_a_single_row_is_there() -> None:
 
 
 def test_the_first_message_of_a_round_brings_no_gradient() -> None:
-    made, heard = parts(config()), []
+    made, heard = parts(config()), list[Learn]()
     engine, moment = LocalEngine(made), Moment(0, 0, 1)
     clients = Clients(made.scenario.clients, engine, moment)
     asked = clients.ask
@@ -354,7 +354,7 @@ def test_the_first_message_of_a_round_brings_no_gradient() -> None:
         heard.extend(r for r in requests.values() if isinstance(r, Learn))
         return asked(action, requests, **how)
 
-    clients.ask = ask  # type: ignore[method-assign]
+    clients.ask = ask  # type: ignore[method-assign, assignment]
     made.server().round(clients, moment)
     assert heard[0].gradient.shape == (0, WIDTH)
     assert [r.step for r in heard[::2]] == list(range(len(heard) // 2))
