@@ -30,7 +30,7 @@ from .summary import Result, page
 
 HERE = Path(__file__).parent
 # CPU seconds of tests, while traced, against one mutant of the sample and of a named function
-USUAL, NAMED = 2.0, 10.0
+USUAL, NAMED = 4.0, 10.0
 RESULTS = CACHE / "results.jsonl"
 Entry = dict[str, Any]
 Plan = dict[str, list[MeasuredTest]]  # which tests are run against a mutant, by its key

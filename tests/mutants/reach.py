@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from .forks import warm
+
 SOURCE = str(Path(__file__).resolve().parents[2] / "src" / "atoll") + os.sep
 
 
@@ -84,7 +86,8 @@ class Reach:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the plugin's state."""
+    """Register the plugin's state; what tests import first is no cost of the first test."""
+    warm()
     targets = tomllib.loads(Path(__file__).with_name("targets.toml").read_text())
     files = frozenset(SOURCE + name for name in (*targets["modules"], *targets["named"]))
     config.pluginmanager.register(Reach(Path(os.environ["ATOLL_REACH"]), files))

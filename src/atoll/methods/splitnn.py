@@ -427,7 +427,7 @@ class Server:
             both = (self.counts + counts).clamp(min=1)[:, None]
             mixed = (self.counts[:, None] * self.means + counts[:, None] * means) / both
         elif self.options.replay == "fedspace":
-            mixed = (1 - NEW) * self.means + NEW * means
+            mixed = torch.where(now, (1 - NEW) * self.means + NEW * means, self.means)
         else:  # PASS never changes a prototype
             mixed = self.means
         self.means = torch.where(known, mixed, torch.where(now, means, self.means)).to(means)
