@@ -54,6 +54,7 @@ IMAGES: dict[str, Any] = {
 VERTICAL: dict[str, Any] = {
     **TABLE,
     "rounds": 2,
+    "model": {},
     "data": "digits",
     "scenario": {"split": "parties", "clients": 4, "cut": "quadrants", "train": 0.1},
 }
@@ -197,8 +198,9 @@ def run(
     """A run with a site that lies; an error that names a site is part of the outcome."""
     made = made or parts(chosen)
     engine = LyingEngine(made, lie, since)
-    record = Record(folder)
-    if not folder.exists():
+    if folder.exists():
+        record = Record.reopen(folder)
+    else:
         record = Record.create(folder, to_toml(chosen), loop.facts(made))
     guards: list[Guard] = []
 
@@ -208,7 +210,7 @@ def run(
 
     error: Exception | None = None
     try:
-        with mock.patch.object(loop, "Guard", noted):
+        with record, mock.patch.object(loop, "Guard", noted):
             loop.go(made, engine, record, lambda progress: None, lambda: False)
     except BadMessageError as caught:
         error = caught

@@ -122,7 +122,7 @@ class Guard:
         """Why an answer is implausible by itself; empty if it is not."""
         size = _magnitude(contents(reply).values())
         if not size <= LARGEST:
-            return f"values as large as {size:.3g}"
+            return f"values as large as {size:.3g}; if training diverges, use a smaller rate"
         for field, mark in marked(type(reply), Bounded).items():
             values = getattr(reply, field)
             if values.numel() and not mark.low <= float(values.min()) <= float(values.max()) <= (

@@ -351,7 +351,8 @@ def _refuse_too_many(dataset: Dataset, options: ScenarioOptions) -> None:
     """Refuse more clients than there is something to deal to, before anything is built for them."""
     rows, columns = len(dataset), math.prod(dataset.x.shape[1:])
     own = dataset.layout is not None  # then clients are not counted by an option
-    if options.split == "parties" and not own and options.clients > columns:
+    has_columns = dataset.kind != "text"
+    if options.split == "parties" and has_columns and not own and options.clients > columns:
         raise _refusal(
             f"{columns:,} columns are too few for {options.clients:,} clients",
             "ask for fewer clients",

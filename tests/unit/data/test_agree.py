@@ -68,6 +68,9 @@ def gates(folder: Path, method: str) -> dict[str, Gate]:
             "methods": [method],
             "actions": ["offer", "agree", "fit", "check"]
             + (["settle", "keep"] * (method == "chfl")),
+            "steps": 1,  # a round is one short epoch, and a site has few rows
+            "unit_rows": 1,
+            "shown_rows": "allow",
         }
         data = {"files": [str(home / "mine.csv")]}
         made[name] = Gate(SiteFile(store=str(home / "store"), data=data, contract=contract))

@@ -506,7 +506,7 @@ REFUSALS = {
     "shares above one": (table(), ScenarioOptions(train=0.9, valid=0.2), "shares of the rows"),
     "nothing to learn": (table(), ScenarioOptions(train=0.0), "shares of the rows"),
     "nothing to test": (table(), ScenarioOptions(train=0.8), "no test rows"),
-    "too many clients": (table(), ScenarioOptions(clients=61), "'site-00' has no training rows"),
+    "too many clients": (table(), ScenarioOptions(clients=61), "60 rows are too few for 61"),
     "too few for Dirichlet": (
         table(),
         ScenarioOptions(clients=10, rows="dirichlet", least=4),

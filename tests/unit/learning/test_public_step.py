@@ -307,6 +307,7 @@ def test_buffers_that_keep_their_running_statistics_are_refused(
 def test_a_step_that_is_not_proved_is_done_plainly(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # no other test reads the verdict
     monkeypatch.setattr(public_step.CapturedStep, "_backward", lambda self: None)
     job, workshop = first("cnn", "fedmd"), Workshop("captured", tmp_path)
     expected = a_round(job, lambda job: job())
@@ -318,6 +319,7 @@ def test_a_step_that_is_not_proved_is_done_plainly(
 def test_steps_that_go_wrong_are_caught_and_done_plainly(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     job, workshop = first("cnn", "fedmd"), Workshop("captured", tmp_path, verify="always")
     expected = a_round(job, lambda job: job())
 

@@ -79,7 +79,7 @@ class Clients:
             train, valid = client.site.train(0), client.site.valid(0)
             client.site.train, client.site.valid = partial(_same, train), partial(_same, valid)
 
-    def ask_all(self, action: Any, request: Any) -> dict[str, Any]:
+    def ask_all(self, action: Any, request: Any, admit: Any = None) -> dict[str, Any]:
         replies = {id: self._perform(id, action, request) for id in IDS}
         judges = action is chfl.Client.settle or (
             action is chfl.Client.fit and not self.moment.first

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from atoll.core.errors import ClientFailedError, UserError
+from atoll.core.errors import BadMessageError, ClientFailedError, UserError
 from atoll.core.federation import SERVER, Clients, Moment
 from atoll.core.messages import Learn, Tensors
 from atoll.core.record import Message, Round, Score, read_events
@@ -255,7 +255,10 @@ def test_pass_turns_images_and_doubles_the_outputs_but_not_those_of_tables() -> 
 
 def test_a_loss_that_is_no_number_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no longer a number.*smaller rate"):
-        execute(config(rate=1e6), tmp_path)
+        execute(config(rate=1e6, packing=False), tmp_path / "trusted")
+    # where sites may lie, nobody can tell a lie from training that diverges
+    with pytest.raises(BadMessageError, match=r"site-0 refused: values as large as.*smaller rate"):
+        execute(config(rate=1e6), tmp_path / "checked")
 
 
 def test_classes_that_no_stage_has_had_are_not_guessed_with_the_mask(tmp_path: Path) -> None:

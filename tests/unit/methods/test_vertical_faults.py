@@ -116,7 +116,10 @@ def test_a_party_that_stays_away_is_named_and_the_run_can_go_on_later(
         return answers
 
     engine.carry = falls_silent  # type: ignore[method-assign]
-    with pytest.raises(ClientFailedError, match="site-2 failed in learn: it did not answer"):
+    answers_stop = pytest.raises(
+        ClientFailedError, match="site-2 failed in learn: it did not answer"
+    )
+    with record, answers_stop:
         go(made, engine, record, lambda progress: None, lambda: False)
     execute(config(how), tmp_path / "cut", resume=True)
     execute(config(how), tmp_path / "whole")

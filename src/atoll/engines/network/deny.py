@@ -15,10 +15,13 @@ from typing import Any, Literal
 
 __all__ = [
     "CHILD_TOPICS",
+    "DATA",
+    "ERROR",
     "HANDLERS",
     "PROCESSES",
     "REFUSED_HANDLERS",
     "SERVER_TOPICS",
+    "STREAM",
     "Process",
     "Route",
     "admin_refusal",

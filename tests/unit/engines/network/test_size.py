@@ -6,6 +6,7 @@ import pytest
 
 from atoll.engines.network.egress import lines
 from atoll.engines.network.policy import Gate, RefusedError, SiteFile
+from atoll.engines.network.ranges import drafted
 from atoll.engines.network.size import parameters
 from atoll.runs.config import RunConfig, change, resolve, to_toml
 from atoll.runs.parts import parts
@@ -37,9 +38,11 @@ def test_a_network_that_is_too_large_is_refused_before_data_are_loaded(
         raise AssertionError("it loads data")
 
     monkeypatch.setattr("atoll.engines.network.policy.parts", loaded)
-    gate = Gate(SiteFile(store=str(tmp_path), contract=TERMS))
+    run = config(widths=[20_000, 20_000])
+    wide = {**TERMS, "options": {"fedavg": drafted(run)}}  # else its width alone is refused
+    gate = Gate(SiteFile(store=str(tmp_path), contract=wide))
     with pytest.raises(RefusedError, match="a network of 400,080,001 parameters; 50,000,000 are"):
-        gate.prepare("run-1", to_toml(config(widths=[20_000, 20_000])), "site-0")
+        gate.prepare("run-1", to_toml(run), "site-0")
     (line,) = lines(tmp_path / "egress.jsonl")
     assert "a network of 400,080,001 parameters" in line.words
 
