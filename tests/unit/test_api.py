@@ -19,6 +19,7 @@ SOURCE = Path(atoll.__file__).parent
 MODULES = sorted(
     module.name for module in pkgutil.walk_packages([str(SOURCE)], "atoll.")
 )  # fmt: skip
+NEEDS_NVFLARE = ("atoll.engines.network.nvflare", "atoll.engines.network.guard")
 TINY: dict[str, Any] = {
     "data": "wine",
     "clients": 2,
@@ -83,7 +84,7 @@ def test_the_version_is_that_of_the_package() -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_every_name_that_a_module_makes_public_exists(name: str) -> None:
-    if name == "atoll.engines.network.nvflare":
+    if name in NEEDS_NVFLARE:
         pytest.importorskip("nvflare", reason="needs the extra nvflare")
     module = importlib.import_module(name)
     public = getattr(module, "__all__", [])
