@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from atoll.compute.executor import Workshop
 from atoll.core.record import Score, read_events
 from atoll.data.dataset import Dataset
 from atoll.engines.local import LocalEngine, prepare
-from atoll.engines.workshop import Workshop
 from atoll.runs.config import RunConfig, resolve
 from atoll.runs.loop import go
 from atoll.runs.parts import Parts

@@ -6,9 +6,9 @@ import json
 import compare
 import jobs
 
+from atoll.compute.executor import Workshop
 from atoll.engines.local import LocalEngine
 from atoll.engines.plan import Meter, Peak, plan
-from atoll.engines.workshop import Workshop
 from atoll.runs.parts import device, parts
 
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
+from atoll.compute.graphs import Captured, done
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
-from atoll.learning.captured import Captured, done
+from atoll.jobs.train import Optimiser, Phase, Work
 from atoll.learning.distill import taught_loss
 from atoll.learning.models import ModelOptions, network, skeleton
-from atoll.learning.train import Optimiser, Phase, Work
 
 CLASSES = 10
 SIZES = {"resnet10": 150, "resnet12": 80, "efficientnet": 512, "mobilenet": 512}  # of the digits

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from atoll.core.federation import Clients, Moment
 from atoll.core.messages import Packet, pack
-from atoll.learning.collaboration import Aligned, Joined, Trained
+from atoll.families.distillation import Aligned, Joined, Trained
 from atoll.runs.config import resolve
 from atoll.runs.parts import parts
 

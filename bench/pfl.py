@@ -20,10 +20,10 @@ import jobs
 import numpy as np
 import torch
 
+from atoll.compute import executor
+from atoll.compute.stacking import Stack
 from atoll.data.dataset import Dataset
-from atoll.engines import workshop
-from atoll.learning import convolutions
-from atoll.learning.stacked import Stack
+from atoll.kernels import batched_layers
 
 
 @dataclass(frozen=True)
@@ -80,23 +80,23 @@ def values(given: Any, variant: Variant) -> dict[str, Any]:
 @contextmanager
 def only(variant: Variant) -> Iterator[None]:
     """Let the engine do convolutions in one way, with or without a graph."""
-    ways, stack = convolutions.WAYS, workshop.Stack
-    convolutions.CHOSEN.clear()
+    ways, stack = batched_layers.WAYS, executor.Stack
+    batched_layers.CHOSEN.clear()
     if variant.way:
-        convolutions.WAYS = {variant.way: ways[variant.way]}  # type: ignore[index,dict-item]
+        batched_layers.WAYS = {variant.way: ways[variant.way]}  # type: ignore[index,dict-item]
     kind = Idle if variant.idle else stack
-    workshop.Stack = partial(kind, graph=variant.graph)  # type: ignore[assignment,misc]
+    executor.Stack = partial(kind, graph=variant.graph)  # type: ignore[assignment,misc]
     try:
         yield
     finally:
-        convolutions.WAYS, workshop.Stack = ways, stack  # type: ignore[misc]
+        batched_layers.WAYS, executor.Stack = ways, stack  # type: ignore[misc]
 
 
 def measure(given: Any, variant: Variant, dataset: Dataset) -> dict[str, Any]:
     """Run once; what it took."""
     with only(variant):
         done = jobs.run(jobs.config(values(given, variant)), dataset, inside=given.inside)
-        ways = {k: [t.way, t.seconds] for k, t in convolutions.CHOSEN.items()}
+        ways = {k: [t.way, t.seconds] for k, t in batched_layers.CHOSEN.items()}
     return {
         **vars(variant), "seconds": round(done.seconds, 3), "work": round(done.work, 3),
         "seconds for 1,500 rounds": round(1500 * done.seconds / variant.rounds, 2),
@@ -114,7 +114,7 @@ def variants(given: Any) -> list[Variant]:
         replace(one, rounds=max(2, given.rounds // 40), mode="loop", tf32=t) for t in (False, True)
     ]
     for tf32 in (False, True):
-        for way in convolutions.WAYS:
+        for way in batched_layers.WAYS:
             for graph in (False, True):
                 found.append(Variant(given.rounds, "stacked", way, graph, tf32))
         found.append(Variant(given.rounds, tf32=tf32))
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--tests", type=int, default=10_000)
     parser.add_argument("--cohort", type=int, default=50)
     parser.add_argument("--mode", default="stacked", choices=["auto", "loop", "stacked"])
-    parser.add_argument("--way", default="", choices=["", *convolutions.WAYS])
+    parser.add_argument("--way", default="", choices=["", *batched_layers.WAYS])
     parser.add_argument("--verify", default="sampled", choices=["sampled", "off", "always"])
     parser.add_argument("--tf32", action="store_true")
     parser.add_argument("--no-graph", action="store_true")

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
+from atoll.compute.executor import Workshop
+from atoll.compute.stacking import Stack, largest_difference
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
-from atoll.engines.workshop import Workshop
+from atoll.jobs.train import Optimiser, Phase, Work
 from atoll.learning.models import draw_linear
-from atoll.learning.stacked import Stack, largest_difference
-from atoll.learning.train import Optimiser, Phase, Work
 from atoll.methods import chfl
 
 COMMON, OWN, CLASSES, WIDTHS, BATCH = 16, 8, 7, (512, 256, 128), 64

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load
 
 from atoll import methods
+from atoll.compute import autotune, executor
 from atoll.core.record import Score, read_events
-from atoll.engines import trials, workshop
 from atoll.engines.local import execute
 from atoll.runs.config import RunConfig, resolve
 
@@ -30,8 +30,8 @@ def naive_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     """The methods can be found; a stack that is right is taken, however slow it is."""
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(FOLDER)])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(trials, "GAIN", float("inf"))
-    monkeypatch.setattr(workshop, "too_few", lambda jobs, rounds: False)
+    monkeypatch.setattr(autotune, "GAIN", float("inf"))
+    monkeypatch.setattr(executor, "too_few", lambda jobs, rounds: False)
     yield
     for name in NAMES:
         sys.modules.pop(f"atoll.methods.{name}", None)

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from atoll.compute import autotune, proof
+from atoll.compute.stacking import Stack, form, largest_difference, signature
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
-from atoll.engines import proof, trials
+from atoll.jobs.train import Optimiser, Phase, Work, Worked
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import outputs
-from atoll.learning.stacked import Stack, form, largest_difference, signature
-from atoll.learning.train import Optimiser, Phase, Work, Worked
 
 EXAMPLES = int(os.environ.get("ATOLL_LOSSES", "200"))
 TOLERANCE = 1e-8  # relative, in double precision
@@ -345,7 +345,7 @@ def accepted(jobs: Sequence[Work], monkeypatch: pytest.MonkeyPatch) -> dict[WayN
         return next((one for one in verdicts if one.holds), verdicts[-1])
 
     monkeypatch.setattr(proof, "_first_equal", each)
-    choice = trials.proved(form(jobs[0]), jobs)
+    choice = autotune.proved(form(jobs[0]), jobs)
     assert choice.way == next((way for way in WAYS if holds[way]), "")
     assert choice.mode == ("stacked" if choice.way else "loop")
     return holds

@@ -8,15 +8,15 @@ from typing import Any, Protocol
 
 import torch
 
+from atoll.compute.deterministic import deterministic_torch
+from atoll.compute.executor import Workshop
 from atoll.core.errors import ClientFailedError, UserError, memory_error, out_of_memory
 from atoll.core.federation import SERVER, Moment, begin
 from atoll.core.messages import Packet, Tensors, pack, wrap_all
 from atoll.core.record import Look, Record
 from atoll.core.storage import FolderLock, disk_errors
 from atoll.data.dataset import Dataset
-from atoll.engines.fixed_rules import deterministic_torch
 from atoll.engines.plan import Peak, plan, write_plan
-from atoll.engines.workshop import Workshop
 from atoll.learning.weights import copied
 from atoll.runs.config import EngineOptions, RunConfig, resolve, to_toml
 from atoll.runs.loop import Progress, facts, go, same_data

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.compute.deterministic import deterministic_torch
+from atoll.compute.executor import Workshop
 from atoll.core.errors import UserError
 from atoll.core.federation import Moment
 from atoll.core.record import Record, disk_errors, write_whole
 from atoll.data.dataset import Dataset
-from atoll.engines.fixed_rules import deterministic_torch
 from atoll.engines.local import LocalEngine, prepare, workshop
-from atoll.engines.workshop import Workshop
 from atoll.runs.config import RunConfig, change, place, resolve
 from atoll.runs.loop import Progress, go
 from atoll.runs.parts import Parts

@@ -29,8 +29,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from atoll.core.rng import hashes
 from atoll.core.rows import Rows
-from atoll.learning.convolutions import Sizes, convolve
-from atoll.learning.holding import held, usable
+from atoll.kernels.batched_layers import Sizes, convolve
+from atoll.kernels.penalty import held, usable
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import linear
 from atoll.learning.textcnn import KERNELS, Words, extremes, highest

@@ -20,8 +20,8 @@ from torch.nn import functional as F  # noqa: N812
 from atoll.core.errors import UserError
 from atoll.core.options import AtLeastOne, NotNegative
 from atoll.core.rng import Stream
+from atoll.kernels.batched_layers import for_members
 from atoll.learning import image_nets
-from atoll.learning.convolutions import for_members
 
 __all__ = [
     "MLP",

@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from atoll.core.errors import UserError
 from atoll.core.rng import Stream
-from atoll.learning.blocks import convolved, pooled
+from atoll.kernels.conv_pool import convolved, pooled
 from atoll.learning.models import MLP, draw_linear
 
 __all__ = ["Bottom", "NetName", "bottom", "chosen", "top", "widened"]

@@ -16,9 +16,9 @@ from atoll.core.options import AtLeastOne, Positive
 from atoll.core.record import Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
+from atoll.jobs.train import Optimiser, Phase, Work, hits, in_chunks
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import Architecture, skeleton
-from atoll.learning.train import Optimiser, Phase, Work, hits, in_chunks
 from atoll.learning.weights import copied, prefixed, without
 from atoll.methods import Method
 

@@ -27,9 +27,9 @@ from atoll.core.options import AtLeastOne, NotNegative, Positive
 from atoll.core.record import Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
+from atoll.jobs.train import Optimiser, Phase, Tally, Work, hits, in_chunks
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import MLP, draw_linear, linear, outputs
-from atoll.learning.train import Optimiser, Phase, Tally, Work, hits, in_chunks
 from atoll.learning.weights import copied, mean, placed, prefixed, sent, without
 from atoll.methods import Method
 

@@ -24,7 +24,7 @@ from atoll.core.options import AtLeastOne, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Look, Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
-from atoll.learning.collaboration import (
+from atoll.families.distillation import (
     Again,
     Align,
     Aligned,
@@ -44,8 +44,8 @@ from atoll.learning.collaboration import (
     prepared,
     shared,
 )
+from atoll.jobs.train import Optimiser
 from atoll.learning.distill import correlation, correlation_loss
-from atoll.learning.train import Optimiser
 from atoll.methods import Method
 
 Unit = Annotated[float, Field(ge=0, le=1)]

@@ -21,9 +21,9 @@ from atoll.core.options import AtLeastOne, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
+from atoll.jobs.train import Optimiser, Phase, Work, hits, in_chunks
 from atoll.learning.losses import plain, proximal
 from atoll.learning.models import shared
-from atoll.learning.train import Optimiser, Phase, Work, hits, in_chunks
 from atoll.learning.weights import copied, mean, only, placed, prefixed
 from atoll.methods import Method
 

@@ -20,7 +20,7 @@ from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt
 from atoll.core.record import Look, Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
-from atoll.learning.collaboration import (
+from atoll.families.distillation import (
     Again,
     Align,
     Aligned,
@@ -38,7 +38,7 @@ from atoll.learning.collaboration import (
     prepared,
     shared,
 )
-from atoll.learning.train import Optimiser
+from atoll.jobs.train import Optimiser
 from atoll.learning.weights import copied, prefixed, without
 from atoll.methods import Method
 

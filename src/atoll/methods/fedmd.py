@@ -23,7 +23,7 @@ from atoll.core.options import AtLeastOne, NotNegativeInt, Positive
 from atoll.core.record import Look, Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
-from atoll.learning.collaboration import (
+from atoll.families.distillation import (
     Again,
     Align,
     Aligned,
@@ -42,8 +42,8 @@ from atoll.learning.collaboration import (
     prepared,
     shared,
 )
+from atoll.jobs.train import Optimiser
 from atoll.learning.distill import DISTANCES
-from atoll.learning.train import Optimiser
 from atoll.methods import Method
 
 LEAST = 1e-3  # reliability that a class has at least

@@ -31,6 +31,8 @@ from atoll.core.record import Look, Score
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.data.site import Site
+from atoll.jobs.early_stopping import BEST, PATIENCE, RATE, STOPPED, Rule, Watched
+from atoll.jobs.train import Optimiser, Phase, Work, hits, in_chunks
 from atoll.learning.centres import centres, similarity, unit_mean
 from atoll.learning.decomposed import (
     Plan,
@@ -45,8 +47,6 @@ from atoll.learning.decomposed import (
 from atoll.learning.image_nets import LeNet
 from atoll.learning.sparse import coded, decoded
 from atoll.learning.textcnn import KERNELS, TextCNN, document_means, normal
-from atoll.learning.train import Optimiser, Phase, Work, hits, in_chunks
-from atoll.learning.watched import BEST, PATIENCE, RATE, STOPPED, Rule, Watched
 from atoll.learning.weights import copied, mean, prefixed, without
 from atoll.methods import Method
 

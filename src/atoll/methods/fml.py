@@ -18,7 +18,7 @@ from atoll.core.options import AtLeastOne, Fraction, NotNegativeInt, Positive
 from atoll.core.record import Look, Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
-from atoll.learning.collaboration import (
+from atoll.families.distillation import (
     Learner,
     Lessons,
     Roll,
@@ -27,9 +27,9 @@ from atoll.learning.collaboration import (
     prepared,
     shared,
 )
+from atoll.jobs.train import Optimiser, Phase, Work
 from atoll.learning.distill import mutual_loss
 from atoll.learning.models import skeleton
-from atoll.learning.train import Optimiser, Phase, Work
 from atoll.learning.weights import copied, mean, prefixed, without
 from atoll.methods import Method
 

@@ -25,9 +25,10 @@ from atoll.core.record import Score
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.data.site import Site
+from atoll.jobs.split_round import Lent, Passes, Step, draws, would_be
+from atoll.jobs.train import hits
 from atoll.learning.knowledge import class_means
 from atoll.learning.models import Architecture
-from atoll.learning.passes import Lent, Passes, Step, draws, would_be
 from atoll.learning.replay import (
     contrast,
     distance_gradient,
@@ -55,7 +56,6 @@ from atoll.learning.split import (
     union,
 )
 from atoll.learning.split_nets import NetName, bottom, top, widened
-from atoll.learning.train import hits
 from atoll.learning.weights import copied, prefixed, without
 from atoll.methods import Method
 

@@ -28,6 +28,8 @@ from atoll.core.record import Look, Score
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.data.site import Site
+from atoll.jobs.split_round import Lent, Passes, Step, draws, would_be
+from atoll.jobs.train import hits
 from atoll.learning.knowledge import (
     LmoRule,
     added,
@@ -42,7 +44,6 @@ from atoll.learning.knowledge import (
 )
 from atoll.learning.leakage import labels_from_gradients, reconstruction
 from atoll.learning.models import Architecture
-from atoll.learning.passes import Lent, Passes, Step, draws, would_be
 from atoll.learning.replay import noisy
 from atoll.learning.split import (
     Batches,
@@ -61,7 +62,6 @@ from atoll.learning.split import (
     union,
 )
 from atoll.learning.split_nets import NetName, bottom, top, widened
-from atoll.learning.train import hits
 from atoll.learning.weights import copied, prefixed, without
 from atoll.methods import Method
 

@@ -12,9 +12,9 @@ from atoll.core.options import AtLeastOne, NotNegative, Positive
 from atoll.core.record import Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
+from atoll.jobs.train import Optimiser, Phase, Work, checked
 from atoll.learning.losses import plain
 from atoll.learning.models import Architecture, shared
-from atoll.learning.train import Optimiser, Phase, Work, checked
 from atoll.learning.weights import copied, mean, prefixed
 from atoll.methods import Method
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from atoll.compute.executor import Workshop
 from atoll.engines import local
 from atoll.engines.local import LocalEngine, execute, prepare
 from atoll.engines.plan import Meter, Plan, plan
-from atoll.engines.workshop import Workshop
 from atoll.runs.config import RunConfig, resolve
 from atoll.runs.loop import go
 from atoll.runs.parts import parts

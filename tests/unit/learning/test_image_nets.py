@@ -9,15 +9,15 @@ import torch
 from safetensors.torch import load
 from torch import nn
 
+from atoll.compute.stacking import NotStackableError, form
 from atoll.core.errors import UserError
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.engines.local import execute
+from atoll.jobs.train import Optimiser, Phase, Work, checked
 from atoll.learning.distill import taught_loss
 from atoll.learning.image_nets import NETWORKS, StreamDropout, build
 from atoll.learning.models import Architecture, ModelOptions, network, skeleton
-from atoll.learning.stacked import NotStackableError, form
-from atoll.learning.train import Optimiser, Phase, Work, checked
 from atoll.runs.config import resolve
 
 SHAPE = (3, 32, 32)

@@ -20,8 +20,8 @@ from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.data.correlation import common_sets, correlation, scores_of_sets
 from atoll.engines.local import LocalEngine, execute
+from atoll.jobs.train import Optimiser, Phase, Work
 from atoll.learning.models import MLP, outputs
-from atoll.learning.train import Optimiser, Phase, Work
 from atoll.learning.weights import mean, without
 from atoll.methods import chfl
 from atoll.runs.config import RunConfig, change, resolve

@@ -11,7 +11,7 @@ import torch
 from atoll.core.federation import Moment
 from atoll.core.messages import Tensors
 from atoll.core.rows import Rows
-from atoll.learning.train import Tally
+from atoll.jobs.train import Tally
 from atoll.methods import chfl
 from atoll.runs.config import change, resolve
 from atoll.runs.parts import Parts, parts

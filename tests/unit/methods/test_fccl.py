@@ -18,7 +18,7 @@ from atoll.core.messages import Empty, Packet, Tensors, Weights, pack, unpack
 from atoll.core.record import Message, Round, Score, read_events
 from atoll.core.rows import Rows
 from atoll.engines.local import execute
-from atoll.learning.collaboration import Align, Aligned, Join, Plan, Roll
+from atoll.families.distillation import Align, Aligned, Join, Plan, Roll
 from atoll.learning.distill import correlation, divergence
 from atoll.methods import fedmatch, fedmd
 from atoll.runs.config import RunConfig, change, resolve

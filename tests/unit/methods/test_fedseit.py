@@ -20,6 +20,7 @@ from atoll.core.messages import Check, Empty, Packet, Tensors, contents, pack, u
 from atoll.core.record import Message, Score, read_events
 from atoll.data.scenario import Holding, Scenario
 from atoll.engines.local import execute
+from atoll.jobs.early_stopping import BEST, RATE, STOPPED, Rule, stepped
 from atoll.learning import decomposed
 from atoll.learning.decomposed import (
     Plan,
@@ -34,7 +35,6 @@ from atoll.learning.decomposed import (
 from atoll.learning.image_nets import LeNet
 from atoll.learning.sparse import coded
 from atoll.learning.textcnn import KERNELS, Words, document_means
-from atoll.learning.watched import BEST, RATE, STOPPED, Rule, stepped
 from atoll.learning.weights import without
 from atoll.methods import fedseit
 from atoll.methods.fedseit import CONVS, Client, Fit, Foreign, Options, Server

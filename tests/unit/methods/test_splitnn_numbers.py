@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 from atoll.core.federation import SERVER, Clients, Moment
 from atoll.core.messages import Embed, Learn, Tensors
 from atoll.engines.local import LocalEngine
-from atoll.learning.passes import Step, draws
+from atoll.jobs.split_round import Step, draws
 from atoll.learning.replay import contrast, noisy, picked
 from atoll.learning.split import Batches
 from atoll.learning.split_nets import bottom, top

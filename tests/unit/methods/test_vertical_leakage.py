@@ -11,8 +11,8 @@ from atoll.core.federation import SERVER, Clients, Moment, answer
 from atoll.core.messages import Learn, Packet, unpack
 from atoll.core.rng import Stream, normals
 from atoll.engines.local import LocalEngine
+from atoll.jobs.split_round import draws
 from atoll.learning.leakage import labels_from_gradients, reconstruction
-from atoll.learning.passes import draws
 from atoll.learning.split import Batches
 from atoll.methods import vleto
 from atoll.runs.config import change, resolve

@@ -15,8 +15,8 @@ from atoll.core.federation import SERVER, Clients, Moment, actions, answer, kind
 from atoll.core.messages import Learn, Packet, Tensors, contents, unpack
 from atoll.core.record import Message, Round, Score, read_events
 from atoll.engines.local import LocalEngine, execute
+from atoll.jobs.split_round import Step
 from atoll.learning.knowledge import class_means, delta, evolved, frozen
-from atoll.learning.passes import Step
 from atoll.learning.split import Batches
 from atoll.methods import vleto
 from atoll.runs.config import RunConfig, change, resolve

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from atoll.learning.passes import Step
+from atoll.jobs.split_round import Step
 from atoll.methods.vleto import moved
 
 MEANS = torch.tensor([[1.0], [2.0], [3.0]])

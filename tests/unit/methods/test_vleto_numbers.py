@@ -13,9 +13,9 @@ from atoll.core.errors import UserError
 from atoll.core.federation import SERVER, Clients, Moment
 from atoll.core.messages import Embed, Learn, Tensors
 from atoll.engines.local import LocalEngine
+from atoll.jobs.split_round import draws
 from atoll.learning.knowledge import frozen
 from atoll.learning.leakage import labels_from_gradients, reconstruction
-from atoll.learning.passes import draws
 from atoll.learning.replay import noisy
 from atoll.learning.split import Batches
 from atoll.methods.vleto import combined

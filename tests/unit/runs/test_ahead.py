@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from atoll.compute.executor import Workshop
 from atoll.core.errors import BadMessageError, InterruptedRunError
 from atoll.core.federation import Clients, Moment, Working
 from atoll.core.messages import Packet, Weights
 from atoll.core.record import Record, Round, read_checkpoint, read_events, read_looks
 from atoll.engines.local import LocalEngine
-from atoll.engines.workshop import Workshop
 from atoll.methods import fedavg
 from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.loop import facts, go

@@ -26,7 +26,7 @@ from atoll.core.rows import Rows
 from atoll.engines.network.audit import shown_rows, singling_units, undone
 from atoll.engines.network.contract import Contract, RefusedError
 from atoll.engines.network.egress import Spent
-from atoll.learning.train import Optimiser, Work
+from atoll.jobs.train import Optimiser, Work
 from atoll.learning.weights import prefixed, without
 from atoll.runs.parts import Parts
 

@@ -1,0 +1,1 @@
+"""How jobs run fast: stacking, CUDA graphs, autotuning, proofs and checks."""

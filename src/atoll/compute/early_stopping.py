@@ -1,0 +1,188 @@
+"""Early-stopped training of many clients as one computation, without the host.
+
+Orders and keys of every epoch are drawn in advance. Rates and stop flags live on the device, and
+the host only replays graphs. It reads the flags of the epoch before last, so a stack whose members
+have all stopped ends.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from atoll.compute.stacking import Bundle, Stack, form, recorded
+from atoll.core.late import Arriving
+from atoll.core.rows import Bounds, Rows
+from atoll.jobs.early_stopping import KEY, RATE, STOPPED, Outcome, Watched, stepped
+from atoll.jobs.probe import Probe
+from atoll.jobs.train import Tally
+from atoll.learning.textcnn import different, pieces
+
+__all__ = ["Watch", "watched_form"]
+
+
+def watched_form(job: Watched) -> Hashable:
+    """Jobs of equal form can be one stack."""
+    read = {name: job.work.weights[name] for name in job.reads}
+    validation = form(Tally(read, job.valid, job.function))
+    own = job.valid.own.shape[1]
+    return ("watched", form(job.first), validation, own, job.rule, len(job.streams))
+
+
+class Watch:
+    """Watched works of one form, all epochs of a round without the host; made once for a task."""
+
+    def __init__(self, jobs: Sequence[Watched], graph: bool = True, fixed: bool = False) -> None:
+        epochs = len(jobs[0].streams)
+        self.stack = Stack([job.first for job in jobs], graph, epochs=epochs, fixed=fixed)
+        self.graph, self.fixed = self.stack.graph, self.stack.fixed
+        self.last = [jobs[i] for i in self.stack.order]  # each member as it came last
+        self.rule, self.function, self.reads = jobs[0].rule, jobs[0].function, jobs[0].reads
+        (self.optimiser,) = self.stack.optimisers
+        self.optimiser.free = True
+        device = self.stack.data.y.device
+        self.course = torch.zeros((len(jobs), 4), dtype=torch.float64, device=device)
+        self.keys = torch.zeros((len(jobs[0].keys) + 1, len(jobs)), dtype=torch.int64)
+        self.keys = self.keys.to(device)
+        self.epoch = torch.zeros((), dtype=torch.int64, device=device)
+        self.all_stopped = torch.zeros((), dtype=torch.bool, device=device)
+        self.valid, self.real = self._validation()
+        sizes = torch.tensor([len(job.valid) for job in self.last], dtype=torch.float64)
+        rows = torch.tensor([len(job.work.rows) for job in self.last], dtype=torch.float64)
+        self.sizes, self.rows = sizes.to(device), rows.to(device)
+        self.judgement: torch.cuda.CUDAGraph | None = None
+
+    def _validation(self) -> tuple[Rows, Tensor]:
+        """The rows by which members are judged, and which of them are no filling."""
+        rows = [job.valid if len(job.valid) else job.work.rows.at(slice(0, 1)) for job in self.last]
+        data, longest = Bundle.of(rows), max(map(len, rows))
+        device = data.y.device
+        place = torch.arange(longest, device=device).expand(len(rows), -1)
+        real = place < torch.tensor([len(job.valid) for job in self.last], device=device)[:, None]
+        first = torch.tensor(data.first, device=device)[:, None]
+        batch = data.at(torch.where(real, place, 0) + first, real)
+        if data.texts and self.fixed:
+            words = different(batch.x, int(batch.x.amax()) + 1).sum(-1)
+            bounds = Bounds(int(pieces(batch.x).sum()), int(words.amax()))
+            batch = replace(batch, bounds=bounds)
+        return batch, real
+
+    def fits(self, jobs: Sequence[Watched]) -> bool:
+        """Whether these are members of this stack, and most of it."""
+        return 2 * len(jobs) > len(self.last) and self._seats(jobs) is not None
+
+    def _seats(self, jobs: Sequence[Watched]) -> list[int] | None:
+        """The place of each of these among the members: by their rows."""
+        free, found = list(range(len(self.last))), []
+        for job in jobs:
+            seat = next((i for i in free if _same(self.last[i], job)), None)
+            if seat is None:
+                return None
+            free.remove(seat)
+            found.append(seat)
+        return found
+
+    def __call__(self, jobs: Sequence[Watched], probe: Probe | None = None) -> list[Outcome]:
+        """Train through a round; members that did not come stay as they are."""
+        seats = self._seats(jobs)
+        assert seats is not None  # the caller has asked
+        members = [replace(job, course=_ended(job.course)) for job in self.last]
+        for seat, job in zip(seats, jobs, strict=True):
+            members[seat] = job
+        self.last = members
+        self._begin(members)
+        waiting: list[Callable[[], bool]] = []
+        for epoch in range(len(jobs[0].streams)):
+            first = probe if epoch == 0 else None
+            self.stack.go(first, seats[first.member] if first else 0)
+            self._judge()
+            waiting.append(self._asked())
+            if len(waiting) > 1 and waiting[-2]():
+                break
+        return self._ended(members, seats)
+
+    def _begin(self, members: Sequence[Watched]) -> None:
+        """Load weights, moments and courses, and draw the orders of all epochs."""
+        works = [job.first for job in members]
+        self.stack.take([work.rows for work in works])
+        self.stack.load(works)
+        streams = [[stream.child("epoch", 0) for stream in job.streams] for job in members]
+        self.stack.schedule(streams, together=True)
+        self.course.copy_(torch.stack([job.course for job in members]))
+        keys = torch.tensor([(*job.keys, 0) for job in members])
+        self.keys.copy_(keys.T)
+        self.epoch.zero_()
+        self._set()
+
+    def _set(self) -> None:
+        """The rate and the key of the next epoch."""
+        rate, stopped = self.course[:, RATE], self.course[:, STOPPED] > 0
+        self.optimiser.rate.copy_(torch.where(stopped, -1, rate))
+        self.stack.weights[KEY].copy_(self.keys.index_select(0, self.epoch.view(1))[0])
+        self.all_stopped.copy_(stopped.all())
+
+    @torch.no_grad()
+    def _loss(self) -> Tensor:
+        """The loss by which each member is judged."""
+        read = {name: self.stack.weights[name] for name in self.reads}
+        said = self.function(read, self.valid)
+        total = torch.where(self.real, said, 0).sum(-1).double()
+        seen = total / self.sizes.clamp(min=1)
+        return torch.where(self.sizes > 0, seen, self.stack.losses[0] / self.rows)
+
+    @torch.no_grad()
+    def _decide(self) -> None:
+        """Step the courses; all of it on the device."""
+        found = stepped(self.course, self._loss(), self.rule)
+        if self.rule.fresh:
+            kept = (found[:, RATE] == self.course[:, RATE]).double()
+            self.optimiser.taken.mul_(kept)
+            for buffer in self.optimiser.buffers.values():
+                shape = (-1, *[1] * (buffer.whole.dim() - 1))
+                buffer.whole.mul_(kept.to(buffer.whole.dtype).view(shape))
+        self.course.copy_(found)
+        self.epoch += 1
+        self.stack.losses.zero_()
+        self._set()
+
+    def _judge(self) -> None:
+        """The end of an epoch: the first is done as it is, later ones are replayed."""
+        if not self.graph:
+            self._decide()
+        elif self.judgement is None:
+            self._decide()
+            self._loss()  # makes this thread's cuBLAS ready
+            self.judgement = recorded(self._decide)
+        else:
+            self.judgement.replay()
+
+    def _asked(self) -> Callable[[], bool]:
+        """Ask whether all have stopped by now; called, the answer waits for this epoch's end."""
+        answer = Arriving(self.all_stopped)
+        return lambda: bool(answer.numbers)
+
+    def _ended(self, members: Sequence[Watched], seats: Sequence[int]) -> list[Outcome]:
+        """What members have now; those that do not come next time stay at it."""
+        courses = self.course.cpu()
+        done = self.stack.unload([job.first for job in members])
+        for place, (job, one) in enumerate(zip(members, done, strict=True)):
+            work = replace(job.work, weights=one.weights, moments=one.moments)
+            self.last[place] = replace(job, work=work)
+        found = []
+        for seat in seats:
+            one, course = done[seat], courses[seat].clone()
+            forgot = self.rule.fresh and not one.moments[f"steps/{self.optimiser.phase.name}"]
+            found.append(Outcome(one.weights, {} if forgot else one.moments, course))
+        return found
+
+
+def _same(one: Watched, other: Watched) -> bool:
+    """Whether both are of the same rows."""
+    return one.work.rows is other.work.rows and one.valid is other.valid
+
+
+def _ended(course: Tensor) -> Tensor:
+    found = course.clone()
+    found[STOPPED] = 1
+    return found

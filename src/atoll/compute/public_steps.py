@@ -1,0 +1,147 @@
+"""Public steps captured as CUDA graphs and replayed.
+
+Both halves of a step share the memory of the activations. Each client has a memory of its own,
+since all clients answer before any of them follows. Without a GPU the same halves run eagerly, so
+tests compare them with the plain step on any machine.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.compute.graphs import EAGER, Lane, NotCapturableError, told
+from atoll.core.messages import Tensors
+from atoll.jobs.public_step import Place, PublicStep, Stepped, gradients, zeros
+from atoll.jobs.train import descend
+from atoll.learning.weights import copied, copied_at_once, into
+
+__all__ = ["CapturedStep", "step_form", "stepped"]
+
+
+def step_form(job: PublicStep) -> Hashable:
+    """Steps that are alike in this differ in values alone; one that cannot be captured says why."""
+    if not job.fresh or job.penalty is not None:
+        raise NotCapturableError("it has moments or a penalty")
+    shapes = tuple((n, str(w.dtype), tuple(w.shape)) for n, w in sorted(job.weights.items()))
+    return job.network, job.moves, told(job.loss), job.how, shapes
+
+
+class CapturedStep:
+    """Buffers and graphs of one client's public steps; made once, replayed at every exchange."""
+
+    def __init__(self, job: PublicStep, lane: Lane | None = None) -> None:
+        """Make the buffers; no other client's public steps may be on the same lane."""
+        self.job = job  # for what is the same in all steps
+        device = next(iter(job.weights.values())).device
+        self.weights = copied_at_once(job.weights)
+        self.leaves = [self.weights[n].requires_grad_() for n in job.moves]
+        self.first, self.second = zeros(self.leaves), zeros(self.leaves)
+        self.counts = list(torch.zeros(len(self.leaves), device=device).unbind())
+        self.lost = torch.zeros((), dtype=self.leaves[0].dtype, device=device)
+        self.x: Tensor | None = None
+        self.given: Tensors = {}
+        self.z: Tensor | None = None
+        self.place: Place | None = None  # of the forward pass that the buffers hold
+        self.held: Tensors | None = None  # the weights that were given out then
+        self.taken, self.graphs = 0, list[Any]()
+        self.lane = lane or Lane(device)
+
+    def fits(self, job: PublicStep) -> bool:
+        """Whether what comes with a step has the shapes of the buffers."""
+        if not self.given or not job.given:
+            return True
+        return [(n, t.shape) for n, t in self.given.items()] == [
+            (n, t.shape) for n, t in job.given.items()
+        ]
+
+    def inputs(self, job: PublicStep) -> tuple[Tensor | None, Tensor | None]:
+        """The images that a step reads: of the batch before, if its pass is to be done again, and
+        of the next. They are made on the stream that all clients have in common.
+        """
+        again = job.follow is not None and not self._waits(job)
+        return (
+            job.images(job.follow) if again and job.follow is not None else None,
+            job.images(job.answer) if job.answer is not None else None,
+        )
+
+    def _waits(self, job: PublicStep) -> bool:
+        """Whether the buffers hold the forward pass whose target this step brings."""
+        assert job.follow is not None
+        mine = job.waiting is self and self.held is job.weights
+        return mine and self.place == job.at(job.follow)
+
+    def __call__(self, job: PublicStep, before: Tensor | None, x: Tensor | None) -> Stepped:
+        """Do the step; the images are those of `inputs`."""
+        followed, loss, weights = None, None, job.weights
+        if before is not None or job.follow is None:
+            into(self.weights, job.weights)
+        if job.follow is not None:
+            if before is not None:
+                self._answer(before)
+            followed = self._follow(job.given)
+            loss, weights = self.lost.clone(), copied_at_once(self.weights)
+        if x is None or job.answer is None:
+            self.place, self.held = None, None
+            return Stepped(weights, {}, followed, loss, None, None)
+        self._answer(x)
+        assert self.z is not None  # _answer() has just filled it
+        self.place, self.held = job.at(job.answer), weights
+        return Stepped(weights, {}, followed, loss, self.z.detach().clone(), self)
+
+    def _answer(self, x: Tensor) -> None:
+        if self.x is None:
+            self.x = x.clone()
+        self.x.copy_(x)
+        if self.graphs:
+            self.graphs[0].replay()
+        else:
+            self._forward()
+
+    def _follow(self, given: Tensors) -> Tensor:
+        """One step of the weights; the logits that were followed."""
+        assert self.z is not None  # _answer() has filled it
+        followed = self.z.detach().clone()  # now: capturing gives outputs that have no values yet
+        if not self.given:
+            self.given = copied(given)
+        into(self.given, given)
+        if self.graphs:
+            self.graphs[1].replay()
+            return followed
+        self._backward()
+        self.taken += 1
+        if self.lane.cuda and self.taken >= EAGER:
+            # right after a step in the same thread: libraries have handles for threads
+            self.graphs = [self.lane.captured(half) for half in (self._forward, self._backward)]
+            torch.cuda.empty_cache()  # what the steps before took beside the graphs' own memory
+        return followed
+
+    def _forward(self) -> None:
+        assert self.x is not None
+        self.z = self.job.network(self.weights, self.x)
+
+    def _backward(self) -> None:
+        assert self.z is not None
+        again = lambda x: self.job.network(self.weights, x)  # noqa: E731
+        loss = self.job.loss(self.z, again, self.given)
+        found = gradients(loss, self.leaves)
+        with torch.no_grad():
+            for memory in (self.first, self.second, self.counts):
+                torch._foreach_zero_(memory)
+            descend(self.leaves, found, (self.first, self.second, self.counts), self.job.how)
+        self.lost.copy_(loss.detach())
+
+
+def stepped(steps: Sequence[CapturedStep], jobs: Sequence[PublicStep]) -> list[Stepped]:
+    """Do steps side by side, each on the lane of its client."""
+    inputs = [one.inputs(job) for one, job in zip(steps, jobs, strict=True)]
+    for one in steps:
+        one.lane.open()
+    found = []
+    for one, job, images in zip(steps, jobs, inputs, strict=True):
+        with one.lane.here():
+            found.append(one(job, *images))
+    for one in steps:
+        one.lane.close()
+    return found

@@ -1,0 +1,77 @@
+"""Training that several runs have in common is done once and kept as a file.
+
+Methods that are compared begin with the same model, trained alone. Such a work says that it is
+`common`; its name is a hash of all that it is made of, so a file is used only by the very same
+work on the same kind of machine. Of several processes that want the same at the same time one does
+it and the others wait.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+
+from atoll.compute.cache import cache_key
+from atoll.compute.graphs import likeness
+from atoll.core.record import locked, write_whole
+from atoll.jobs.train import Work, Worked
+from atoll.learning.weights import prefixed, without
+
+__all__ = ["alone", "load", "named", "save_as"]
+
+
+def named(jobs: Mapping[str, Any], folder: Path | None, how: str) -> dict[str, Path]:
+    """The files of those works that are common; none without a folder."""
+    if folder is None:
+        return {}
+    common = {id: job for id, job in jobs.items() if isinstance(job, Work) and job.common}
+    hashes = {id: _hash(job, how) for id, job in common.items()}
+    return {id: folder / f"{name}.safetensors" for id, name in hashes.items() if name}
+
+
+@contextmanager
+def alone(names: Mapping[str, Path]) -> Iterator[None]:
+    """Where one of the files is missing, no other process is in here for the same folder."""
+    missing = [path for path in names.values() if not path.exists()]
+    if not missing:
+        yield
+        return
+    folder = missing[0].parent
+    with locked(folder.with_name(f".{folder.name}.lock")):
+        yield
+
+
+def _hash(job: Work, how: str) -> str:
+    """A hash of values, source and machine; empty where the source of a loss cannot be told."""
+    key = cache_key((likeness(job), job.epochs, job.stream.key, how), job.rows.y.device)
+    if not key.lasting:
+        return ""
+    digest = hashlib.sha256(key.name.encode())
+    rows = {"x": job.rows.x, "own": job.rows.own, "y": job.rows.y}
+    for tensors in (job.weights, job.moments, rows):
+        for name in sorted(tensors):
+            digest.update(name.encode() + tensors[name].detach().cpu().numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+def save_as(path: Path, done: Worked) -> None:
+    """Keep what a work gave."""
+    losses = {name: torch.tensor(loss, dtype=torch.float64) for name, loss in done.losses.items()}
+    parts = {"weights": done.weights, "moments": done.moments, "losses": losses}
+    tensors = {n: t for part, named in parts.items() for n, t in prefixed(part, named).items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, save({name: t.cpu().contiguous() for name, t in tensors.items()}))
+
+
+def load(path: Path, job: Work) -> Worked:
+    """What a work gave before."""
+    found = load_file(str(path), str(job.rows.y.device))
+    moments = {
+        n: t.cpu() if n.startswith("steps/") else t for n, t in without("moments", found).items()
+    }
+    losses = {name: float(loss) for name, loss in without("losses", found).items()}
+    return Worked(without("weights", found), moments, losses)

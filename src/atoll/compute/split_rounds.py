@@ -1,0 +1,412 @@
+"""A round of a split network as one computation, where one process holds the halves of all parts.
+
+`Together` does the steps of one run, or of several runs of one form, on the device: halves of one
+shape are stacked, with one more axis in front of weights and rows, and so are the runs. The output
+of a half that does not move is computed once. On a GPU a step is captured in a CUDA graph. The
+numbers equal those of the exchange message by message up to rounding.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from atoll.core.messages import Tensors
+from atoll.core.rng import Stream, permutations
+from atoll.jobs.probe import Probe
+from atoll.jobs.split_round import Lent, Passed, Passes, Step, draws
+from atoll.learning.replay import distance_gradient, turned
+from atoll.learning.split import dropout, guarded, rounded
+
+__all__ = ["WAYS", "Together", "Way", "passes_form", "passes_signature", "trial_key"]
+
+Way = Literal["each", "grouped", "unfolded"]  # how halves of one shape do their forward pass
+WAYS: tuple[Way, ...] = ("each", "grouped", "unfolded")
+EAGER = 2  # steps before a CUDA graph is captured
+CELLS = 1 << 14  # rows of all halves in one pass without gradient
+
+
+def passes_form(job: Passes, function: Callable[[Any], Hashable]) -> Hashable:
+    """Passes of equal form can be one computation."""
+    shapes = tuple(
+        (name, tuple(t.shape), str(t.dtype))
+        for name, t in sorted(
+            {**job.weights, **{f"given {n}": t for n, t in job.given.items()}}.items()
+        )
+    )
+    halves = tuple(lent.form for lent in job.lent)
+    rows = (job.batches.rows, job.batches.size, job.steps, job.turns, job.summed)
+    how = (job.rate, job.agg, job.places, job.parties, job.clip, job.noise)
+    return ("passes", function(job.loss), shapes, halves, rows, how, str(job.y.device))
+
+
+def trial_key(job: Passes) -> Hashable:
+    """What the choice of a way depends on: the halves that move, not how many rows there are."""
+    moving = [lent for lent in job.lent if not lent.still]
+    shapes = [(one.function, tuple(one.x.shape[1:]), str(one.x.dtype)) for one in moving]
+    return ("passes", tuple(shapes), job.batches.size * job.turns)
+
+
+def passes_signature(jobs: Sequence[Passes]) -> Hashable:
+    """What is made for passes of a round fits those on the same rows with the same masks."""
+    return tuple(
+        (job.y.data_ptr(), *((lent.x.data_ptr(), _place(lent.frozen)) for lent in job.lent))
+        for job in jobs
+    )
+
+
+def _place(tensors: Tensors | None) -> int:
+    return next(iter(tensors.values())).data_ptr() if tensors else 0
+
+
+def _copy(buffers: Tensors, values: Mapping[str, Tensor]) -> bool:
+    """Load values into buffers that stay where they are; whether anything changed."""
+    changed = False
+    for name, value in values.items():
+        if name not in buffers:
+            buffers[name], changed = value.clone(), True
+        elif not torch.equal(buffers[name], value):
+            buffers[name].copy_(value)
+            changed = True
+    return changed
+
+
+def _stacked(items: Sequence[Mapping[str, Tensor]]) -> Tensors:
+    return {name: torch.stack([item[name] for item in items]) for name in items[0]}
+
+
+class _Halves:
+    """Clients of one form, of all runs: (runs x clients) in front of weights and rows."""
+
+    def __init__(self, lent: Sequence[Lent], places: Sequence[int], runs: int, way: Way) -> None:
+        self.one, self.places, self.runs, self.way = lent[0], list(places), runs, way
+        self.count = len(places)
+        self.x = torch.stack([one.x for one in lent])
+        self.weights: Tensors = {}
+        self.frozen = _stacked([one.frozen for one in lent if one.frozen is not None] or [{}])
+        self.before: Tensors = {}
+        self.now: list[Tensor] = []  # what halves that are still say of all rows, turned ones too
+        self.past: list[Tensor] = []  # what the old halves say
+        self.keys = torch.zeros((0, len(lent)), dtype=torch.int64, device=self.x.device)
+        self.members = torch.arange(len(lent), device=self.x.device)[:, None]
+        self.leaves: Tensors = {}
+        self.graph: tuple[Tensor, Tensor] | None = None  # embedding, and what is sent of it
+
+    def load(self, lent: Sequence[Lent], turns: int) -> None:
+        """The weights of a round."""
+        if _copy(self.weights, _stacked([one.weights for one in lent])):
+            if self.one.still:
+                self._tell(self.now, self.weights, turns)
+            self.leaves = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
+        if self.one.before and _copy(self.before, _stacked([one.before for one in lent])):
+            self._tell(self.past, self.before, turns)
+        if self.one.dropped:
+            keys = torch.tensor([one.keys for one in lent], device=self.x.device).T
+            self.keys = keys if not len(self.keys) else self.keys.copy_(keys)
+
+    @torch.no_grad()
+    def _tell(self, tables: list[Tensor], weights: Tensors, turns: int) -> None:
+        """Fill tables with the embeddings of all rows, as they are and turned."""
+        size = max(1, CELLS // len(self.x))
+        for number, x in enumerate([self.x, turned(self.x)][:turns]):
+            parts = [self._embed(weights, part) for part in x.split(size, 1)]
+            if number < len(tables):  # a captured graph reads them where they lie
+                tables[number].copy_(torch.cat(parts, 1))
+            else:
+                tables.append(torch.cat(parts, 1))
+
+    def _embed(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """(members, rows, ...) -> (members, rows, width), in the way that was chosen."""
+        function = self.one.function
+        if self.way == "each" or len(x) == 1:
+            parts = [function({n: w[i] for n, w in weights.items()}, x[i]) for i in range(len(x))]
+            return torch.stack(parts)
+        if self.way == "grouped":  # vmap makes grouped convolutions of convolutions
+            return function(weights, x)
+        return function.model.unfolded(weights, x)  # type: ignore[no-any-return, operator]
+
+    def forward(self, rows: Tensor, step: Tensor, turns: int) -> Tensor:
+        """What is sent for these rows, (runs, batch) -> (runs, clients, batch, width)."""
+        taken = rows.repeat_interleave(self.count, 0)
+        if self.one.still:
+            embedding = torch.cat([table[self.members, taken] for table in self.now], 1)
+        else:
+            x = self.x[self.members, taken]
+            x = torch.cat([x, turned(x)], 1) if turns == 2 else x
+            embedding = self._embed(self.leaves, x)
+        if self.one.dropped:
+            keys = self.keys.index_select(0, step.view(1))[0]
+            shape = tuple(embedding.shape[1:])
+            masks = [dropout(self.one.dropped, shape, key, embedding) for key in keys.unbind()]
+            embedding = embedding * torch.stack([mask for mask in masks if mask is not None])
+        self.graph = (embedding, taken)
+        return self._apart(rounded(embedding.detach(), self.one.digits))
+
+    def told(self, rows: Tensor) -> Tensor:
+        """What the old halves say of these rows, as it is sent."""
+        taken = rows.repeat_interleave(self.count, 0)
+        parts = [table[self.members, taken] for table in self.past]
+        return self._apart(rounded(torch.cat(parts, 1), self.one.digits))
+
+    def _apart(self, embedding: Tensor) -> Tensor:
+        return embedding.view(self.runs, self.count, *embedding.shape[1:])
+
+    def descend(self, gradient: Tensor) -> None:
+        """One step by the gradient of what was sent: (runs, clients, batch, width)."""
+        if self.one.still:
+            return
+        assert self.graph is not None  # forward() comes first
+        embedding, taken = self.graph
+        gradient = gradient.flatten(0, 1)
+        if self.one.pull and self.past:
+            past = torch.cat([table[self.members, taken] for table in self.past], 1)
+            gradient = gradient + self.one.pull * distance_gradient(embedding.detach(), past)
+        found = torch.autograd.grad(embedding, list(self.leaves.values()), gradient)
+        with torch.no_grad():
+            for (name, weight), by in zip(self.weights.items(), found, strict=True):
+                moved = weight - self.one.rate * by
+                kept = self.frozen.get(name)
+                weight.copy_(moved if kept is None else torch.where(kept, weight, moved))
+        self.graph = None
+
+
+@contextmanager
+def _exact_as_products(device: torch.device) -> Iterator[None]:
+    """On a GPU convolutions are rounded as products are, which torch lets differ."""
+    kept = torch.backends.cudnn.allow_tf32
+    if device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
+    try:
+        yield
+    finally:
+        if device.type == "cuda":
+            torch.backends.cudnn.allow_tf32 = kept
+
+
+def _first(value: Any) -> Any:
+    """Of tensors with an axis of runs in front, those of the first run."""
+    if isinstance(value, dict):
+        return {name: tensor[0] for name, tensor in value.items()}
+    return Step(*(tensor[0] for tensor in value)) if isinstance(value, Step) else value[0]
+
+
+class Together:
+    """Passes of one form, done in step; made once for a stage, loaded and run each round."""
+
+    def __init__(self, jobs: Sequence[Passes], way: Way, graph: bool = True) -> None:
+        one = jobs[0]
+        self.one, self.runs = one, len(jobs)
+        self.device = one.y.device
+        self.held = list(jobs)  # so that nothing else comes to lie where their rows are
+        self.y = torch.stack([job.y for job in jobs])
+        self.groups = self._grouped(jobs, way)
+        self.weights: Tensors = {}
+        self.leaves: Tensors = {}
+        self.given: Tensors = {}
+        epochs = one.steps // len(one.batches)
+        self.epochs = epochs
+        self.order = self.y.new_zeros((self.runs, epochs * one.batches.rows))
+        self.keys = self.y.new_zeros((one.steps, self.runs))
+        self.step, self.start = self.y.new_zeros(()), self.y.new_zeros(())
+        self.totals: Tensors = {}
+        self.sums = torch.zeros((self.runs, one.summed, 0), device=self.device)
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.capturing = graph and self.device.type == "cuda"
+        self.eager: dict[int, int] = {}
+        self.pool: Any = None
+
+    def _grouped(self, jobs: Sequence[Passes], way: Way) -> list[_Halves]:
+        forms: dict[Hashable, list[int]] = {}
+        for place, lent in enumerate(jobs[0].lent):
+            forms.setdefault(lent.form, []).append(place)
+        return [
+            _Halves([job.lent[p] for job in jobs for p in places], places, self.runs, way)
+            for places in forms.values()
+        ]
+
+    def __call__(self, jobs: Sequence[Passes], probe: Probe | None = None) -> list[Passed]:
+        """Do the steps of a round; a probe is shown its run after the first of them."""
+        sizes = [size for size, count in self._sizes() for _ in range(count)]
+        first = probe.steps if probe else 0
+        with _exact_as_products(self.device):
+            self._load(jobs)
+            for size in sizes[:first]:
+                self._advance(size)
+            if probe:
+                self._show(probe)
+            for size in sizes[first:]:
+                self._advance(size)
+        return self._unload(jobs)
+
+    def begin(self, jobs: Sequence[Passes], probe: Probe) -> None:
+        """Do no more than the steps that a probe asks for."""
+        sizes = [size for size, count in self._sizes() for _ in range(count)]
+        with _exact_as_products(self.device):
+            self._load(jobs)
+            for size in sizes[: probe.steps]:
+                self._advance(size)
+        self._show(probe)
+
+    def _show(self, probe: Probe) -> None:
+        """Give a probe what a run has now: its top, and the halves of all clients."""
+        run = probe.member
+        weights = {f"top/{n}": w[run] for n, w in self.weights.items()}
+        for number, group in enumerate(self.groups):
+            mine = slice(run * group.count, (run + 1) * group.count)
+            weights |= {f"{number}/{n}": w[mine] for n, w in group.weights.items()}
+        probe.take(weights, {n: total[run] for n, total in self.totals.items()})
+
+    def _load(self, jobs: Sequence[Passes]) -> None:
+        """Copy what a round begins with into buffers that stay where they are."""
+        _copy(self.weights, _stacked([job.weights for job in jobs]))
+        if not self.leaves:
+            self.leaves = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
+        _copy(self.given, _stacked([job.given for job in jobs]))
+        for group in self.groups:
+            places = group.places
+            group.load([job.lent[p] for job in jobs for p in places], self.one.turns)
+        keys = [
+            Stream(j.batches.key).child("epoch", e).key for j in jobs for e in range(self.epochs)
+        ]
+        orders = permutations(torch.tensor(keys, device=self.device), self.one.batches.rows)
+        self.order.copy_(orders.view(self.runs, -1))
+        steps = range(self.one.steps)
+        self.keys.copy_(torch.tensor([[j.stream.child(s).key for j in jobs] for s in steps]))
+        self.step.zero_()
+        self.start.zero_()
+        for total in self.totals.values():
+            total.zero_()
+        self.sums.zero_()
+
+    def _sizes(self) -> list[tuple[int, int]]:
+        """(rows of a batch, how many of them), in order."""
+        rows, size = self.one.batches.rows, self.one.batches.size
+        epoch = [(size, rows // size), (rows % size, 1 if rows % size else 0)]
+        return [part for part in epoch if part[1]] * self.epochs
+
+    def _advance(self, size: int) -> None:
+        """One step; on a GPU replayed once it has been done a few times."""
+        if size in self.graphs:
+            self.graphs[size].replay()
+        elif not self.capturing:
+            self._step(size)
+        else:
+            self._aside(size)
+            self.eager[size] = self.eager.get(size, 0) + 1
+            if (
+                self.eager[size] >= EAGER
+            ):  # by the thread that has just done one: it has all it needs
+                self.graphs[size] = self._captured(size)
+
+    def _captured(self, size: int) -> torch.cuda.CUDAGraph:
+        """A step, recorded and not done; all of them share their scratch memory."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            self._step(size)
+        self.pool = graph.pool()
+        return graph
+
+    def _aside(self, size: int) -> None:
+        """A step on another stream, as it must be before a graph is captured."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._step(size)
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def _step(self, size: int) -> None:
+        """One step of all halves, all of it on the device."""
+        one = self.one
+        places = self.start + torch.arange(size, device=self.device)
+        rows = self.order.index_select(1, places)
+        y = self.y.gather(1, rows)
+        if one.turns == 2:
+            y = torch.cat([2 * y, 2 * y + 1], 1)
+        joint = self._joined([g.forward(rows, self.step, one.turns) for g in self.groups])
+        joint.requires_grad_()
+        key = self.keys.index_select(0, self.step.view(1))[0]
+        step = Step(joint, self._before(rows, joint), y, key)
+        terms = self._each(one.loss, self.leaves, self.given, step)
+        by_joint, *found = torch.autograd.grad(terms["loss"].sum(), [joint, *self.leaves.values()])
+        with torch.no_grad():
+            for weight, by in zip(self.weights.values(), found, strict=True):
+                weight.sub_(one.rate * by)
+            self._count(terms, joint, y)
+            by_joint = self._each(
+                lambda g, k: guarded(g, one.clip, one.noise, draws(k, 3)), by_joint, key
+            )
+        for group in self.groups:
+            group.descend(self._part(by_joint, group))
+        self.step += 1
+        self.start += size
+
+    def _each(self, function: Callable[..., Any], *values: Any) -> Any:
+        """A function of one run, done for all."""
+        if self.runs > 1:
+            return torch.vmap(function)(*values)
+        alone = [_first(value) for value in values]
+        found = function(*alone)
+        if isinstance(found, dict):
+            return {name: tensor[None] for name, tensor in found.items()}
+        return found[None]
+
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """The global embeddings: (runs, batch, width)."""
+        one = self.one
+        if one.agg != "concat":
+            total = torch.stack([part.sum(1) for part in parts]).sum(0)
+            return total if one.agg == "sum" else total / len(one.ids)
+        like = torch.zeros_like(parts[0][:, 0])
+        pieces = [like] * one.parties
+        for group, part in zip(self.groups, parts, strict=True):
+            for number, place in enumerate(group.places):
+                pieces[one.places[place]] = part[:, number]
+        return torch.cat(pieces, -1)
+
+    def _before(self, rows: Tensor, joint: Tensor) -> Tensor:
+        """The global embeddings by the old halves; no rows where they are not sent."""
+        if not self.groups[0].one.shows:
+            return joint.detach()[:, :0]
+        return self._joined([group.told(rows) for group in self.groups])
+
+    def _part(self, by_joint: Tensor, group: _Halves) -> Tensor:
+        """The gradient by what each client of a group sent."""
+        one = self.one
+        if one.agg == "concat":
+            pieces = by_joint.chunk(one.parties, -1)
+            return torch.stack([pieces[one.places[place]] for place in group.places], 1)
+        part = by_joint if one.agg == "sum" else by_joint / len(one.ids)
+        return part[:, None].expand(-1, group.count, -1, -1)
+
+    def _count(self, terms: Mapping[str, Tensor], joint: Tensor, y: Tensor) -> None:
+        for name, term in terms.items():
+            if name not in self.totals:
+                self.totals[name] = torch.zeros(self.runs, dtype=torch.float64, device=self.device)
+            self.totals[name] += term.detach().double() * y.shape[1]
+        if self.one.summed:
+            if not self.sums.shape[2]:
+                shape = (self.runs, self.one.summed, joint.shape[2])
+                self.sums = torch.zeros(shape, dtype=torch.float64, device=self.device)
+            where = y[..., None].expand(-1, -1, joint.shape[2])
+            self.sums.scatter_add_(1, where, joint.detach().double())
+
+    def _unload(self, jobs: Sequence[Passes]) -> list[Passed]:
+        """What each run has now."""
+        halves: list[list[Tensors]] = [[{} for _ in self.one.ids] for _ in jobs]
+        for group in self.groups:
+            for run in range(self.runs):
+                for number, place in enumerate(group.places):
+                    member = run * group.count + number
+                    halves[run][place] = {n: w[member].clone() for n, w in group.weights.items()}
+        totals = {name: total.tolist() for name, total in self.totals.items()}
+        return [
+            Passed(
+                {n: w[run].clone() for n, w in self.weights.items()},
+                tuple(halves[run]),
+                {name: total[run] for name, total in totals.items()},
+                self.sums[run].clone(),
+            )
+            for run in range(self.runs)
+        ]

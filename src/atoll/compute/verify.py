@@ -1,0 +1,170 @@
+"""Checks while a run goes on: one member's first steps by the loop, from the actual start values.
+
+The accelerated computation does the round as always and copies what the member's buffers hold
+after at most eight steps (jobs/probe.py). Nothing is computed twice on its side, so graphs,
+buffers and random draws are those of a run without checks. The plain loop then does these steps for
+that member alone, in the run's own type. Both are compared within a tolerance that the proof has
+measured: how far two right ways are apart by rounding. What looks wrong is looked at once more in
+double precision, from the actual values and on the way that was chosen, so that a run whose
+gradients are rounding errors by now is not taken for a mistake; losses that are far apart are one
+in any case.
+"""
+
+import time
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from atoll.compute.proof import Verdict
+from atoll.compute.split_rounds import Together
+from atoll.core.federation import Moment
+from atoll.core.messages import Tensors
+from atoll.jobs.early_stopping import Watched
+from atoll.jobs.probe import Probe, Seen, distance
+from atoll.jobs.public_step import PublicStep, Stepped
+from atoll.jobs.split_round import Passes
+from atoll.jobs.train import Tally, Work
+
+__all__ = ["STEPS", "Verifier", "Verify", "disagreement", "place_of", "seen_of"]
+
+Verify = Literal["sampled", "off", "always"]
+STEPS = 8  # of a member that are done once more
+ALWAYS = 2  # rounds of a form of work, from its first, that are checked in any case
+SHARE = 0.01  # of the elapsed time that later checks may take
+FACTOR = 10  # between what rounding was seen to do and what is allowed
+FLOORS = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the tolerance; of others 1e-2
+LOSSES = {torch.float64: 1e-8, torch.float32: 1e-3}  # the same for losses
+FAR = 0.05  # losses that are further apart are no rounding
+
+
+@dataclass
+class _State:
+    """What is known of the checks of one form of work."""
+
+    checks: int = 0
+    place: tuple[int, int] | None = None  # stage and round of the last one
+    stages: set[int] = field(default_factory=set)
+    cost: float = 0.0  # seconds of the last one
+
+
+class Verifier:
+    """Says when a form of work is checked, and which member."""
+
+    def __init__(self, how: Verify, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.how, self.clock = how, clock
+        self.began, self.spent = clock(), 0.0
+        self._states: dict[Hashable, _State] = {}
+
+    def due(self, key: Hashable, moment: Moment | None, members: int) -> int | None:
+        """The member to check now, another one each time; None: nobody."""
+        if self.how == "off" or not members:
+            return None
+        state = self._states.setdefault(key, _State())
+        if self.how == "always" or self._sampled(state, moment):
+            return state.checks % members
+        return None
+
+    def _sampled(self, state: _State, moment: Moment | None) -> bool:
+        if moment is not None and state.place == (moment.stage, moment.round):
+            return False  # one check a round is enough, however many exchanges it has
+        if state.checks < ALWAYS or (moment is not None and moment.stage not in state.stages):
+            return True
+        return self.spent + state.cost <= SHARE * (self.clock() - self.began)
+
+    @contextmanager
+    def checking(self, key: Hashable, moment: Moment | None) -> Iterator[None]:
+        """Counts a check and the seconds it takes; what the device still does is waited for."""
+        state = self._states.setdefault(key, _State())
+        _wait()
+        began = self.clock()
+        yield
+        state.cost = self.clock() - began
+        self.spent += state.cost
+        state.checks += 1
+        if moment is not None:
+            state.place = (moment.stage, moment.round)
+            state.stages.add(moment.stage)
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def place_of(moment: Moment | None) -> str:
+    """Where a run stands, in words."""
+    return "a round" if moment is None else f"round {moment.round + 1} of stage {moment.stage + 1}"
+
+
+def seen_of(job: Any, result: Any) -> Seen | None:
+    """What a check compares of a result that is seen whole; None: a probe has to look."""
+    if isinstance(job, Tally):
+        return Seen({}, {"count": result.double()})
+    if isinstance(job, PublicStep):
+        assert isinstance(result, Stepped)
+        said = {"loss": result.loss, "followed": result.followed, "logits": result.logits}
+        known = {n: t for n, t in said.items() if t is not None}
+        return Seen({n: result.weights[n] for n in job.moves}, known)
+    return None
+
+
+def disagreement(job: Any, actual: Seen, rounding: float, confirm: Callable[[], Verdict]) -> str:
+    """Why what a member was seen to have is not what the loop gives; empty where it is.
+
+    `confirm` holds the accelerated way to the loop in double precision, from the actual values.
+    """
+    start, expected = _reference(job)
+    kind = _dtype(job)
+    tolerance = max(FLOORS.get(kind, 1e-2), FACTOR * rounding)
+    weights, losses = distance(start, expected, actual)
+    if weights <= tolerance and losses <= LOSSES.get(kind, 1e-2):
+        return ""
+    if losses <= FAR and confirm().holds:
+        return ""
+    apart = f"weights {weights:.1e} (tolerance {tolerance:.0e}), losses {losses:.1e}"
+    return f"the first steps of a member differ from the loop's: {apart}"
+
+
+def _reference(job: Any) -> tuple[Tensors, Seen]:
+    """The values that a job begins with, and what the plain loop makes of them."""
+    if isinstance(job, Watched):
+        job = job.first
+    if isinstance(job, Passes):
+        return _passes(job)
+    if isinstance(job, Tally):
+        seen = seen_of(job, job())
+    elif isinstance(job, PublicStep):
+        seen = seen_of(job, replace(job, waiting=None)())
+    else:
+        return _work(job)
+    assert seen is not None  # both kinds are seen whole
+    return job.weights, seen
+
+
+def _work(job: Work) -> tuple[Tensors, Seen]:
+    done = replace(job, ours=False).taken(STEPS)
+    moved = {name: done.weights[name] for phase in job.phases for name in phase.moves}
+    rows = max(1, job.epochs * len(job.rows))
+    device = job.rows.y.device
+    losses = {n: torch.tensor(rows * x, dtype=torch.float64) for n, x in done.losses.items()}
+    return job.weights, Seen(moved, {n: t.to(device) for n, t in losses.items()})
+
+
+def _passes(job: Passes) -> tuple[Tensors, Seen]:
+    alone, before, after = Together([job], "each", graph=False), Probe(0, 0), Probe(0, STEPS)
+    alone.begin([job], before)
+    alone.begin([job], after)
+    assert before.seen is not None and after.seen is not None  # noqa: PT018 - begin() fills both
+    return dict(before.seen.weights), after.seen
+
+
+def _dtype(job: Any) -> torch.dtype:
+    """The type in which a job computes."""
+    if isinstance(job, Watched):
+        job = job.work
+    tensors: list[Tensor] = list(job.weights.values())
+    return next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)

@@ -1,0 +1,1 @@
+"""Messages and both halves that related methods share, written once."""

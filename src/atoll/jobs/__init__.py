@@ -1,0 +1,1 @@
+"""What a client may hand to the engine; the reference implementation in plain PyTorch."""

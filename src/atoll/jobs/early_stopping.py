@@ -1,0 +1,125 @@
+"""Early-stopped training: after each epoch the validation loss decides on the learning rate.
+
+The reference trains one client, epoch by epoch (`parts`). `compute/early_stopping.py` runs all
+epochs of a round for many clients without the host.
+"""
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.core.messages import Tensors
+from atoll.core.rng import Stream
+from atoll.core.rows import Rows
+from atoll.jobs.train import Tally, Work
+
+__all__ = [
+    "BEST",
+    "KEY",
+    "PATIENCE",
+    "RATE",
+    "STOPPED",
+    "Outcome",
+    "Rule",
+    "Watched",
+    "stepped",
+]
+
+RATE, BEST, PATIENCE, STOPPED = range(4)  # places in a course
+KEY = "noise"  # the weight that is another one in each epoch
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When the rate is cut, and when training ends."""
+
+    patience: int  # epochs without gain before the rate is cut
+    cut: float  # what the rate is divided by then
+    least: float  # with a smaller rate training ends
+    fresh: bool = False  # whether the optimiser forgets at a cut
+
+
+def stepped(course: Tensor, loss: Tensor | float, rule: Rule) -> Tensor:
+    """Rate, best loss, patience, stopped after an epoch with this loss: (..., 4)."""
+    rate, best, patience, stopped = course.unbind(-1)
+    gain = best > loss
+    patience = torch.where(gain, rule.patience, patience - 1)
+    cut = patience <= 0
+    lower = torch.where(cut, rate / rule.cut, rate)
+    ended = torch.where(cut, (lower < rule.least).to(rate), stopped)
+    patience = torch.where(cut, rule.patience, patience)
+    best = torch.where(gain, loss, best)
+    found = torch.stack([lower, best, patience, ended], -1)
+    return torch.where(stopped[..., None] > 0, course, found)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What watched training gives."""
+
+    weights: Tensors
+    moments: Tensors
+    course: Tensor  # (4,) on the CPU
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A client's epochs of a round, until its course says that it stops. Changes nothing."""
+
+    work: Work  # one epoch; its rate and its stream are not used
+    streams: tuple[Stream, ...]  # of the order of rows, one for each epoch
+    keys: tuple[int, ...]  # of an epoch's noise
+    valid: Rows  # without any, the training loss decides
+    function: Callable[[Mapping[str, Tensor], Rows], Tensor]  # -> the loss of each of these rows
+    reads: tuple[str, ...]  # the weights that it reads
+    course: Tensor  # (4,) in double precision, on the CPU
+    rule: Rule
+
+    def __call__(self) -> Outcome:
+        """Do it."""
+        parts = self.parts(alone=True)
+        try:
+            job = next(parts)
+            while True:
+                job = parts.send(job())
+        except StopIteration as end:
+            found: Outcome = end.value
+            return found
+
+    def parts(self, alone: bool = False) -> Generator[Work | Tally, Any, Outcome]:
+        """Its works and counts, one after the other; alone, each goes on in the same memory."""
+        weights, moments, course = self.work.weights, self.work.moments, self.course
+        first = weights
+        for stream, key in zip(self.streams, self.keys, strict=True):
+            if course[STOPPED]:
+                break
+            noise = torch.tensor(key, device=self.work.rows.y.device)
+            one = replace(
+                self.epoch(float(course[RATE]), stream), ours=alone and weights is not first
+            )
+            done = yield replace(one, weights={**weights, KEY: noise}, moments=moments)
+            weights, moments = done.weights, done.moments
+            loss = done.losses[one.phases[0].name]
+            if len(self.valid):
+                read = {name: weights[name] for name in self.reads}
+                loss = float((yield Tally(read, self.valid, self.function))) / len(self.valid)
+            before, course = course, stepped(course, loss, self.rule)
+            if self.rule.fresh and course[RATE] != before[RATE]:
+                moments = {}
+        return Outcome(weights, moments, course)
+
+    def epoch(self, rate: float, stream: Stream) -> Work:
+        """The work of an epoch."""
+        (phase,) = self.work.phases
+        phases = (replace(phase, optimiser=replace(phase.optimiser, rate=rate)),)
+        return replace(self.work, phases=phases, stream=stream)
+
+    @property
+    def first(self) -> Work:
+        """The work of the first epoch, as it would be done alone."""
+        key = torch.tensor(self.keys[0], device=self.work.rows.y.device)
+        one = self.epoch(float(self.course[RATE]), self.streams[0])
+        return replace(one, weights={**self.work.weights, KEY: key})

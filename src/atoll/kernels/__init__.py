@@ -1,0 +1,1 @@
+"""Stateless fast functions: Triton kernels, unfolded convolutions, each with a reference."""

@@ -1,0 +1,454 @@
+"""Layers of torch's own networks with weights for each member of a stack.
+
+A network is written for one client. For many it is mapped over their weights by torch.func, and
+its convolutions, poolings and linear layers say themselves how that is done: torch has no
+convolution with other weights for each image. There are four ways to make one: all members are
+groups of channels of one large convolution; or every patch of an image becomes a column and a
+product of matrices does the rest; or the same with channels last and gradients of our own; or, on a
+GPU, kernels of our own that multiply pixels where they lie. Which is faster depends on shapes and
+device, so all that differ for a shape are timed once for it; one whose result or gradients are not
+those of the first, which is torch's own, is left out.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from atoll.kernels import conv2d as kernels
+from atoll.kernels.conv_pool import convolved, pooled
+
+__all__ = [
+    "CHOSEN",
+    "TAKEN",
+    "WAYS",
+    "Sizes",
+    "Timing",
+    "convolve",
+    "direct",
+    "fixed_ways",
+    "for_members",
+    "grouped",
+    "near",
+    "torch_convolutions",
+    "unfolded",
+]
+
+TRIALS = 3  # of each way, the fastest counts
+HEAD_START = 8_000_000  # ticks of a GPU, some 5 ms: until then the host has sent off a step
+Pair = tuple[int, int]
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Way = Literal["grouped", "unfolded", "near", "direct"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a convolution does beside its weights."""
+
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Which way was taken for a shape, and the seconds of each for one step forth and back."""
+
+    way: Way
+    seconds: dict[Way, float]
+
+
+# without timing, by the kind of device: the first that agrees with torch's own convolution
+PREFERRED: dict[str, tuple[Way, ...]] = {
+    "cuda": ("direct", "near", "unfolded", "grouped"),
+    "cpu": ("grouped", "unfolded", "near", "direct"),
+}
+# ways by shapes, type and device where a fixed rule chooses; None: the fastest is chosen
+_FIXED: ContextVar[dict[str, Way] | None] = ContextVar("fixed convolutions", default=None)
+_TORCH: ContextVar[bool] = ContextVar("convolutions of torch alone", default=False)
+CHOSEN: dict[str, Timing] = {}  # by shapes, type and device
+TAKEN: set[str] = set()  # of these, those that were asked for since somebody emptied this
+
+
+def grouped(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
+    """Members as groups: x (members, rows, channels, h, w), weight (members, out, in, kh, kw)."""
+    members, rows = x.shape[:2]
+    wide = x.transpose(0, 1).reshape(rows, -1, *x.shape[3:])
+    flat = None if bias is None else bias.flatten()
+    groups = members * sizes.groups
+    said = F.conv2d(
+        wide, weight.flatten(0, 1), flat, sizes.stride, sizes.padding, sizes.dilation, groups
+    )
+    return said.view(rows, members, -1, *said.shape[2:]).transpose(0, 1)
+
+
+def unfolded(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
+    """Patches as columns: (out, channels x kernel) times (channels x kernel, places)."""
+    members, rows, channels, height, width = x.shape
+    kernel, groups = weight.shape[-2:], sizes.groups
+    # All images side by side as channels of one: torch unfolds those in a single pass.
+    patches = F.unfold(
+        x.reshape(1, -1, height, width), kernel, sizes.dilation, sizes.padding, sizes.stride
+    )
+    inside = channels // groups * kernel[0] * kernel[1]
+    columns = patches.view(members, rows, groups, inside, -1)
+    matrix = weight.reshape(members, 1, groups, -1, inside)
+    said = torch.matmul(matrix, columns).flatten(2, 3)
+    if bias is not None:
+        said = said + bias[:, None, :, None]
+    above = [
+        (size + 2 * pad - gap * (side - 1) - 1) // step + 1
+        for size, pad, gap, side, step in zip(
+            (height, width), sizes.padding, sizes.dilation, kernel, sizes.stride, strict=True
+        )
+    ]
+    return said.view(members, rows, -1, *above)
+
+
+def near(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
+    """Channels last: (places, kernel x channels) times (kernel x channels, out)."""
+    if sizes.groups > 1:
+        return unfolded(x, weight, bias, sizes)
+    down, right = sizes.padding
+    if down or right:
+        x = F.pad(x, (right, right, down, down))
+    return convolved(x.movedim(2, -1), weight, bias, sizes.stride, sizes.dilation).movedim(-1, 2)
+
+
+def direct(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
+    """Channels last, neighbourhoods never in memory; where that cannot be done it is `near`."""
+    if sizes.groups > 1:
+        return unfolded(x, weight, bias, sizes)
+    down, right = sizes.padding
+    last = x.movedim(2, -1)
+    if down or right:
+        last = F.pad(last, (0, 0, right, right, down, down))
+    return kernels.direct(last, weight, bias, sizes.stride, sizes.dilation).movedim(-1, 2)
+
+
+def _differs(x: Tensor, weight: Tensor, sizes: Sizes) -> bool:
+    """Whether `direct` is another way than `near`."""
+    last = x.movedim(2, -1)
+    return kernels.fits(last, weight, sizes.stride, sizes.dilation, sizes.padding)
+
+
+WAYS: dict[Way, Callable[[Tensor, Tensor, Tensor | None, Sizes], Tensor]] = {
+    "grouped": grouped,
+    "unfolded": unfolded,
+    "near": near,
+    "direct": direct,
+}
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
+    """A convolution with weights of each member, the way that is faster for this shape."""
+    return WAYS[_way(x, weight, bias, sizes)](x, weight, bias, sizes)
+
+
+@contextmanager
+def fixed_ways(ways: dict[str, Way]) -> Iterator[None]:
+    """Choose convolutions by a fixed rule instead of by timing; `ways` holds the choices."""
+    token = _FIXED.set(ways)
+    try:
+        yield
+    finally:
+        _FIXED.reset(token)
+
+
+@contextmanager
+def torch_convolutions() -> Iterator[None]:
+    """Take torch's own convolutions: in a proof, whose shapes never come back, timing is a waste.
+
+    The other ways are held to torch's own when they are chosen for a shape.
+    """
+    token = _TORCH.set(True)
+    try:
+        yield
+    finally:
+        _TORCH.reset(token)
+
+
+def _way(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Way:
+    if _TORCH.get():
+        return "grouped"
+    key = _key(x, weight, bias, sizes)
+    fixed = _FIXED.get()
+    if fixed is not None:
+        if key not in fixed and not _capturing(x):
+            fixed[key] = _fixed_way(x, weight, bias, sizes)
+        return fixed.get(key, "grouped")
+    if key not in CHOSEN or CHOSEN[key].way not in WAYS:
+        if _capturing(x):
+            return "grouped"  # no clock runs while a graph is captured
+        ways = _offered(x, weight, sizes)
+        ways = _agreeing(ways, x, weight, bias, sizes)
+        seconds = {name: _seconds(WAYS[name], x, weight, bias, sizes) for name in ways}
+        CHOSEN[key] = Timing(min(ways, key=lambda name: seconds[name]), seconds)
+    TAKEN.add(key)
+    return CHOSEN[key].way
+
+
+def _capturing(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _fixed_way(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Way:
+    """The preferred way that agrees with torch's own; a convolution in groups is torch's own."""
+    order = PREFERRED.get(x.device.type, PREFERRED["cpu"])
+    if sizes.groups > 1 or order[0] == "grouped":
+        return "grouped"
+    agreeing = _agreeing(_offered(x, weight, sizes), x, weight, bias, sizes)
+    return min(agreeing, key=order.index)
+
+
+def _agreeing(
+    ways: list[Way], x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes
+) -> list[Way]:
+    """Of these ways those that give what torch's own convolution gives, and its gradients."""
+    if "grouped" not in ways:
+        return ways
+    theirs = _results(grouped, x, weight, bias, sizes)
+    most = _tolerance(x)
+    return [
+        name
+        for name in ways
+        if name == "grouped"
+        or all(map(partial(_near_to, most), _results(WAYS[name], x, weight, bias, sizes), theirs))
+    ]
+
+
+def _results(
+    way: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes
+) -> list[Tensor]:
+    """What comes out, and the gradients of the sum of its squares that are asked for."""
+    x, weight = (t.detach().requires_grad_(t.requires_grad) for t in (x, weight))
+    moved = [t for t in (x, weight) if t.requires_grad]
+    said = way(x, weight, None if bias is None else bias.detach(), sizes)
+    said = said if said.dtype == torch.float64 else said.float()
+    return [said.detach(), *(torch.autograd.grad((said * said).sum(), moved) if moved else ())]
+
+
+def _near_to(most: float, ours: Tensor, theirs: Tensor) -> bool:
+    scale = float(theirs.abs().max()) or 1.0
+    return float((ours - theirs).abs().max()) <= most * scale
+
+
+def _tolerance(x: Tensor) -> float:
+    """How far apart ways may be: rounding differs, a wrong place or a missing sum shows."""
+    if x.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(x.device.type):
+        return 0.1
+    if x.dtype == torch.float64:
+        return 1e-9
+    return 0.01 if x.is_cuda and torch.backends.cuda.matmul.allow_tf32 else 0.001
+
+
+def _offered(x: Tensor, weight: Tensor, sizes: Sizes) -> list[Way]:
+    """The ways to choose from: none is offered twice, and one that is asked for alone stays."""
+    ways = [name for name in WAYS if name != "direct" or _differs(x, weight, sizes)]
+    return ways or list(WAYS)
+
+
+def _key(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> str:
+    where = torch.cuda.get_device_name(x.device) if x.is_cuda else "cpu"
+    exact = "" if not x.is_cuda else f" tf32 {torch.backends.cuda.matmul.allow_tf32}"
+    moves = x.requires_grad, weight.requires_grad
+    return (
+        f"{len(WAYS)} ways, torch {torch.__version__}, {tuple(x.shape)}"
+        f" by {tuple(weight.shape)}, {sizes}, {bias is not None}, {x.dtype},"
+        f" gradients {moves}, {where}{exact}, {torch.get_num_threads()} threads"
+    )
+
+
+def _seconds(
+    way: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes
+) -> float:
+    """The time of one step forth and, where it is asked for, back."""
+    x, weight = (t.detach().requires_grad_(t.requires_grad) for t in (x, weight))
+    moved = [t for t in (x, weight) if t.requires_grad]
+
+    def step() -> None:
+        said = way(x, weight, None if bias is None else bias.detach(), sizes)
+        if moved:  # a gradient that is given, not found, would make torch import sympy: seconds
+            torch.autograd.grad((said * 1.0).sum(), moved)
+
+    # the first one is not counted: kernels are looked for
+    found = [_timed(step, x.device) for _ in range(1 + TRIALS)]
+    return min(found[1:])
+
+
+def _timed(step: Callable[[], None], device: torch.device) -> float:
+    """Seconds of a step; on a GPU without the host's, as steps are replayed from a graph there."""
+    if device.type != "cuda":
+        began = time.perf_counter()
+        step()
+        return time.perf_counter() - began
+    with torch.cuda.device(device):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(HEAD_START)
+        begin.record()
+        step()
+        end.record()
+        end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000
+
+
+def _in_front(tensor: Tensor, axis: int | None, members: int) -> Tensor:
+    """The axis of the members first; what all members share is repeated without copying."""
+    return tensor.expand(members, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution that knows what to do when it is mapped over members."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
+        return F.conv2d(x, weight, bias, sizes.stride, sizes.padding, sizes.dilation, sizes.groups)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, bias, ctx.sizes = inputs
+        ctx.biased = None if bias is None else list(bias.shape)
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        sizes, wanted = ctx.sizes, [*ctx.needs_input_grad[:2], ctx.biased is not None]
+        found = torch.ops.aten.convolution_backward(
+            gradient, x, weight, ctx.biased, sizes.stride, sizes.padding, sizes.dilation, False,
+            (0, 0), sizes.groups, wanted,
+        )  # fmt: skip
+        return (*found, None)
+
+    @staticmethod
+    def vmap(
+        info: Any, axes: tuple[Any, ...], x: Tensor, weight: Tensor, bias: Tensor | None,
+        sizes: Sizes,
+    ) -> tuple[Tensor, int]:  # fmt: skip
+        count = info.batch_size
+        x, weight = _in_front(x, axes[0], count), _in_front(weight, axes[1], count)
+        bias = None if bias is None else _in_front(bias, axes[2], count)
+        return convolve(x, weight, bias, sizes), 0
+
+
+class _Pooling(torch.autograd.Function):
+    """The largest of each 2x2 neighbours, two apart, which knows how to be mapped over members."""
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        found, places = F.max_pool2d(x, 2, return_indices=True)
+        return found, places
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(inputs[0], output[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Tensor:
+        x, places = ctx.saved_tensors
+        found: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
+            gradient, x, [2, 2], [2, 2], [0, 0], [1, 1], False, places
+        )
+        return found
+
+    @staticmethod
+    def vmap(info: Any, axes: tuple[Any, ...], x: Tensor) -> tuple[tuple[Tensor, Tensor], Any]:
+        x = _in_front(x, axes[0], info.batch_size)
+        if x.dim() == 5 and x.is_cuda and x.movedim(2, -1).is_contiguous():
+            found = pooled(x.movedim(2, -1), 2).movedim(-1, 2)
+        else:
+            found = F.max_pool2d(x.flatten(0, -4), 2).unflatten(0, x.shape[:-3])
+        return (found, x.new_empty(0)), (0, None)  # nobody asks for the places
+
+
+class _Pool(nn.Module):
+    """Pooling 2x2."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The largest of neighbours."""
+        found: Tensor = _Pooling.apply(x)[0]
+        return found
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer that knows what to do when it is mapped over members."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, many: Linear) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, bias, _ = inputs
+        ctx.biased = bias is not None
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        flat, rows = gradient.flatten(0, -2), x.flatten(0, -2)
+        by_bias = flat.sum(0) if ctx.biased else None
+        return gradient @ weight, flat.mT @ rows, by_bias, None
+
+    @staticmethod
+    def vmap(
+        info: Any, axes: tuple[Any, ...], x: Tensor, weight: Tensor, bias: Tensor | None,
+        many: Linear,
+    ) -> tuple[Tensor, int]:  # fmt: skip
+        count = info.batch_size
+        x, weight = _in_front(x, axes[0], count), _in_front(weight, axes[1], count)
+        if bias is None or x.dim() != 3:
+            said = torch.matmul(x, weight.mT.unflatten(0, (count, *[1] * (x.dim() - 3))))
+            front = None if bias is None else _in_front(bias, axes[2], count)
+            return said if front is None else said + front.view(count, *[1] * (x.dim() - 2), -1), 0
+        return many(x, weight, _in_front(bias, axes[2], count)), 0
+
+
+class _Layer(nn.Module):
+    """A layer with the weights of another one, under the same names, and another function."""
+
+    def __init__(self, like: nn.Module, function: Callable[..., Tensor], how: Any) -> None:
+        super().__init__()
+        self.weight, self.bias = like.weight, like.bias
+        self.function, self.how = function, how
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the other layer says."""
+        return self.function(x, self.weight, self.bias, self.how)
+
+
+def for_members(model: nn.Module, linear: Linear) -> nn.Module:
+    """The network, changed in place, with layers that can be mapped over many members' weights.
+
+    Layers of the user's own and those that are not plain are left to torch.func's own rules.
+    """
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, _Layer(child, _Linear.apply, linear))
+            elif type(child) is nn.Conv2d and _plain(child):
+                sizes = Sizes(
+                    _pair(child.stride), _pair(child.padding), _pair(child.dilation), child.groups
+                )
+                setattr(parent, name, _Layer(child, _Convolution.apply, sizes))
+            elif type(child) is nn.MaxPool2d and child.extra_repr() == nn.MaxPool2d(2).extra_repr():
+                setattr(parent, name, _Pool())
+    return model
+
+
+def _plain(layer: nn.Conv2d) -> bool:
+    return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+
+
+def _pair(value: Any) -> Pair:
+    first, second = value
+    return int(first), int(second)
