@@ -49,15 +49,16 @@ def one(method: str, deterministic: bool, arguments: argparse.Namespace) -> dict
     # here, so that the process that only starts others does not import torch
     from safetensors.numpy import load_file  # noqa: PLC0415
 
-    from atoll.engines.local import execute  # noqa: PLC0415
+    from atoll.engines.local import local_engine  # noqa: PLC0415
     from atoll.runs.config import resolve  # noqa: PLC0415
+    from atoll.runs.execute import execute  # noqa: PLC0415
     from atoll.runs.result import Run  # noqa: PLC0415
 
     config = resolve(values(method, deterministic, arguments), "bench")
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home) / "run"
         began = time.perf_counter()
-        execute(config, folder)
+        execute(config, folder, local_engine)
         seconds = time.perf_counter() - began
         tensors = load_file(folder / "checkpoint.safetensors")
         run = Run(folder)

@@ -14,8 +14,9 @@ import torch
 from atoll.compute.executor import Workshop
 from atoll.core.record import Score, read_events
 from atoll.data.dataset import Dataset
-from atoll.engines.local import LocalEngine, prepare
+from atoll.engines.local import LocalEngine
 from atoll.runs.config import RunConfig, resolve
+from atoll.runs.execute import prepare
 from atoll.runs.loop import go
 from atoll.runs.parts import Parts
 

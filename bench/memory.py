@@ -8,7 +8,7 @@ import jobs
 
 from atoll.compute.executor import Workshop
 from atoll.engines.local import LocalEngine
-from atoll.engines.plan import Meter, Peak, plan
+from atoll.runs.memory import Meter, Peak, plan
 from atoll.runs.parts import device, parts
 
 
@@ -24,7 +24,10 @@ def main() -> None:
     data = {json.dumps(job.data, sort_keys=True): dataset}
     jobs.warm(given.device)
     planned = plan(
-        lambda: parts(job, data), lambda few: LocalEngine(few, Workshop("stacked")), fewest=20
+        parts(job, data),
+        lambda: parts(job, data),
+        lambda few: LocalEngine(few, Workshop("stacked")),
+        fewest=20,
     )
     assert planned is not None  # there are clients enough
     peak = Peak(device(given.device))

@@ -29,7 +29,8 @@ from atoll.engines.local import LocalEngine
 from atoll.learning.leakage import labels_from_gradients
 from atoll.learning.split import Batches
 from atoll.runs.config import change, read, resolve, to_toml
-from atoll.runs.loop import facts, go
+from atoll.runs.facts import facts
+from atoll.runs.loop import go
 from atoll.runs.parts import parts
 
 CURIOUS = "site-0"

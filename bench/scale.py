@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from atoll.core.record import Message
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.runs.config import change, read, resolve
+from atoll.runs.execute import execute
 from atoll.runs.result import Run
 
 
@@ -50,7 +51,9 @@ def measure(given: argparse.Namespace, clients: int, transfer: str) -> dict[str,
         clock = time.process_time if given.device == "cpu" else time.monotonic
         marks = [(-1, 0, clock())]
         config = resolve(values(given, clients, transfer), "scale")
-        execute(config, folder, watch=lambda p: marks.append((p.stage, p.round, clock())))
+        execute(
+            config, folder, local_engine, watch=lambda p: marks.append((p.stage, p.round, clock()))
+        )
         sent = [e for e in Run(folder).events if isinstance(e, Message) and e.action != "check"]
     found: dict[str, Any] = {"seconds": marks[-1][2] - marks[0][2]}
     for stage in range(given.tasks):

@@ -42,18 +42,21 @@ from atoll.core.options import describe, nearest
 from atoll.core.record import Message, Round, Score, disk_errors, write_whole
 from atoll.data import align, fetch, tables
 from atoll.data.splits import ScenarioOptions, own_sizes
-from atoll.engines.local import execute, recorded, refuse_absent, run_folder
-from atoll.engines.sweep import Point, points, sweep
+from atoll.engines.local import LocalEngine, local_engine
 from atoll.learning.models import ModelOptions
 from atoll.runs.config import EngineOptions, RunConfig, assignment, change, presets, read, resolve
 from atoll.runs.draft import draft
-from atoll.runs.loop import Progress, holdings
+from atoll.runs.execute import execute
+from atoll.runs.facts import holdings
+from atoll.runs.folders import recorded, refuse_absent, run_folder
+from atoll.runs.loop import Progress
 from atoll.runs.onnx import write as write_onnx
 from atoll.runs.parts import parts
 from atoll.runs.predict import Predicted, Predictor, export, predict
 from atoll.runs.predict_images import PicturePredictor, predict_images, reads_images
 from atoll.runs.predict_parties import Lacking, predict_parties
 from atoll.runs.result import Run, plain, table
+from atoll.runs.sweep import Point, points, sweep
 from atoll.runs.track import known, tracked
 
 app = typer.Typer(
@@ -122,7 +125,7 @@ def run_command(
                 _watching(part_config, quiet or as_json) as seen,
                 tracked(trackers, part_config, part, seen, _aside) as watch,
             ):
-                job = partial(execute, part_config, part, resume=resume, watch=watch)
+                job = partial(execute, part_config, part, local_engine, resume=resume, watch=watch)
                 _guarded(part, lambda stopping, job=job: job(stopping=stopping))  # type: ignore[misc]
         _print_result([Run(part) for _, part in todo], folder, as_json)
 
@@ -165,7 +168,7 @@ def sweep_command(
             for point in found:
                 _same_config(point.config, point.folder)
         with _watching(found[0].config, quiet or as_json) as watch:
-            job = partial(sweep, found, folder, resume=resume, watch=watch)
+            job = partial(sweep, found, folder, LocalEngine, resume=resume, watch=watch)
             runs = _guarded(folder, lambda stopping: job(stopping=stopping))
         _print_sweep(found, runs, folder, as_json)
 

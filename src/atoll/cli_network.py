@@ -21,12 +21,12 @@ from atoll.core.errors import (
     InterruptedRunError,
     UserError,
 )
-from atoll.engines.local import recorded, refuse_absent, run_folder
 from atoll.engines.network import coordinator, egress, explain, rehearsal
 from atoll.engines.network import site as site_end
 from atoll.engines.network.kits import Kit, init, renew
 from atoll.engines.network.policy import read_site
 from atoll.runs.config import RunConfig, read, resolve
+from atoll.runs.folders import recorded, refuse_absent, run_folder
 from atoll.runs.result import Run
 
 __all__ = ["register"]

@@ -29,6 +29,7 @@ from atoll.core.record import Event, Exclusion, Record, Score, read_events
 from atoll.engines.local import LocalEngine
 from atoll.runs import loop
 from atoll.runs.config import RunConfig, change, presets, read, resolve, to_toml
+from atoll.runs.facts import facts
 from atoll.runs.parts import Parts, parts
 
 Numbers = torch.Tensor | dict[str, torch.Tensor]
@@ -201,7 +202,7 @@ def run(
     if folder.exists():
         record = Record.reopen(folder)
     else:
-        record = Record.create(folder, to_toml(chosen), loop.facts(made))
+        record = Record.create(folder, to_toml(chosen), facts(made))
     guards: list[Guard] = []
 
     def noted(*arguments: Any) -> Guard:

@@ -11,8 +11,9 @@ from safetensors.torch import load
 
 from atoll.core.errors import UserError
 from atoll.core.influence import RobustOptions
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.runs.config import RunConfig
+from atoll.runs.execute import execute
 from atoll.runs.result import Run
 
 from .poison import LIES, METHODS, WITHIN, config, flipped, honest_runs, run
@@ -108,8 +109,8 @@ def test_a_poisoned_mean_is_never_saved_even_where_all_are_trusted(
 
 def resumed_is_honest(chosen: RunConfig, folder: Path) -> None:
     """Without the liar the run goes on from its checkpoint and ends as an honest one."""
-    execute(chosen, folder / "run", resume=True)
-    execute(chosen, folder / "whole")
+    execute(chosen, folder / "run", local_engine, resume=True)
+    execute(chosen, folder / "whole", local_engine)
     one, other = (folder / part / "events.jsonl" for part in ("run", "whole"))
     assert one.read_bytes() == other.read_bytes()
     ends = [load((folder / p / "checkpoint.safetensors").read_bytes()) for p in ("run", "whole")]
@@ -120,7 +121,7 @@ def resumed_is_honest(chosen: RunConfig, folder: Path) -> None:
 @pytest.mark.parametrize("method", ["fedavg", "chfl"])
 def test_the_rule_does_not_change_an_honest_run(method: str, tmp_path: Path) -> None:
     for rule in ("exclude", "none"):
-        execute(config(method, rounds=2, **{"robust.rule": rule}), tmp_path / rule)
+        execute(config(method, rounds=2, **{"robust.rule": rule}), tmp_path / rule, local_engine)
     one, other = (tmp_path / rule / "events.jsonl" for rule in ("exclude", "none"))
     assert one.read_bytes() == other.read_bytes()
 

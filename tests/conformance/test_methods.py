@@ -19,9 +19,11 @@ from atoll.core.messages import Empty, Packet, Tensors, contents, pack, unpack
 from atoll.core.options import build, describe
 from atoll.core.record import Look, Message, Record, Score, read_events
 from atoll.data.site import Site
-from atoll.engines.local import LocalEngine, execute
+from atoll.engines.local import LocalEngine, local_engine
 from atoll.runs.config import RunConfig, change, resolve
-from atoll.runs.loop import facts, go
+from atoll.runs.execute import execute
+from atoll.runs.facts import facts
+from atoll.runs.loop import go
 from atoll.runs.parts import Parts, parts
 
 DATA = {"tasks": "synthetic-text", "domains": "synthetic-images"}
@@ -53,7 +55,7 @@ def run_with(made: Parts, engine: Any, folder: Path) -> bytes:
 
 
 def run(config: RunConfig, folder: Path) -> bytes:
-    execute(config, folder)
+    execute(config, folder, local_engine)
     return (folder / "events.jsonl").read_bytes()
 
 
@@ -315,10 +317,10 @@ def stop_after(count: int) -> Callable[[], bool]:
 @pytest.mark.parametrize("after", [1, 2])
 def test_cut_and_resumed_equals_uncut(name: str, after: int, tmp_path: Path) -> None:
     config = small(name)
-    execute(config, tmp_path / "whole")
+    execute(config, tmp_path / "whole", local_engine)
     with pytest.raises(InterruptedRunError):
-        execute(config, tmp_path / "cut", stopping=stop_after(after))
-    execute(config, tmp_path / "cut", resume=True)
+        execute(config, tmp_path / "cut", local_engine, stopping=stop_after(after))
+    execute(config, tmp_path / "cut", local_engine, resume=True)
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
 
 
@@ -326,7 +328,7 @@ def test_cut_and_resumed_equals_uncut(name: str, after: int, tmp_path: Path) -> 
 def test_it_learns(name: str, tmp_path: Path) -> None:
     """Ten points better than always saying the commonest class, after fifteen rounds."""
     config = small(name, rounds=15)
-    execute(config, tmp_path)
+    execute(config, tmp_path, local_engine)
     events = read_events(tmp_path)
     made = parts(config)
     labels = np.concatenate(
@@ -397,7 +399,7 @@ def test_clients_in_one_stack_give_what_they_give_one_by_one(
     how = {"dtype": "float64", "clients": 4, "batch": 16} | uneven
     states = {}
     for mode in ("loop", "stacked"):
-        execute(small(name, **{**how, "engine.mode": mode}), tmp_path / mode)
+        execute(small(name, **{**how, "engine.mode": mode}), tmp_path / mode, local_engine)
         states[mode] = load((tmp_path / mode / "checkpoint.safetensors").read_bytes())
     assert states["loop"].keys() == states["stacked"].keys()
     for key, tensor in states["loop"].items():

@@ -17,8 +17,9 @@ from safetensors.torch import load
 from atoll import methods
 from atoll.compute import autotune, executor
 from atoll.core.record import Score, read_events
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.runs.config import RunConfig, resolve
+from atoll.runs.execute import execute
 
 FOLDER = Path(__file__).parent / "naive"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -66,7 +67,7 @@ def test_all_three_are_there() -> None:
 def test_a_naive_loss_gives_the_result_of_the_loop(name: str, mode: str, tmp_path: Path) -> None:
     """To 1e-10 after five rounds in double precision, and still stacked: mapped over members."""
     for way in ("loop", mode):
-        execute(config(name, way), tmp_path / way)
+        execute(config(name, way), tmp_path / way, local_engine)
     wanted, found = final(tmp_path / "loop"), final(tmp_path / mode)
     assert found.keys() == wanted.keys()
     for key, tensor in wanted.items():
@@ -79,6 +80,6 @@ def test_a_naive_loss_gives_the_result_of_the_loop(name: str, mode: str, tmp_pat
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_naive_method_learns(name: str, tmp_path: Path) -> None:
-    execute(config(name, "loop"), tmp_path)
+    execute(config(name, "loop"), tmp_path, local_engine)
     scores = [e for e in read_events(tmp_path) if isinstance(e, Score)]
     assert min(score.accuracy for score in scores) > 0.5

@@ -9,8 +9,9 @@ import pytest
 
 from atoll import methods
 from atoll.core.record import Exclusion, Round, Score, read_events
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.runs.config import RunConfig, change, read, resolve
+from atoll.runs.execute import execute
 
 pytestmark = pytest.mark.numerics
 
@@ -33,7 +34,7 @@ def case(name: str) -> RunConfig:
 
 def found(name: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """The scores and the notes of a run."""
-    execute(case(name), folder)
+    execute(case(name), folder, local_engine)
     events = read_events(folder)
     assert not [event for event in events if isinstance(event, Exclusion)]  # all are honest
     return {

@@ -15,8 +15,9 @@ import numpy as np
 
 from atoll import cli, data
 from atoll.core.errors import InterruptedRunError
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.runs.config import read, resolve
+from atoll.runs.execute import execute
 
 SHORT = """
 rounds = 2
@@ -142,7 +143,9 @@ def cut_run(name: str, rounds: int) -> None:
 
     shutil.rmtree("pristine")
     with contextlib.suppress(InterruptedRunError):
-        execute(resolve(read("run.toml"), "run.toml"), Path("pristine"), stopping=stopping)
+        execute(
+            resolve(read("run.toml"), "run.toml"), Path("pristine"), local_engine, stopping=stopping
+        )
     assert not Path("pristine", "result.json").exists()
     with Path("pristine", "events.jsonl").open("ab") as file:
         file.write(b'{"event":"round","stage":0,"round":1,"not')  # a line that was being written

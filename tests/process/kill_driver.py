@@ -17,6 +17,7 @@ from safetensors.numpy import load
 
 from atoll.engines import local
 from atoll.runs.config import RunConfig, change, read, resolve
+from atoll.runs.execute import execute
 from atoll.runs.parts import parts
 
 SAME = ("config.toml", "events.jsonl", "result.json")
@@ -111,7 +112,7 @@ def run(config: RunConfig, folder: Path, points: Points, resume: bool) -> None:
         points.around(owner, name)
     points.in_answers()
     points.in_files()
-    local.execute(config, folder, resume=resume)
+    execute(config, folder, local.local_engine, resume=resume)
 
 
 def fork(config: RunConfig, folder: Path, points: Points, resume: bool = False) -> int:

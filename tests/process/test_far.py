@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.runs.config import read, resolve
+from atoll.runs.execute import execute
 
 from .federation import COMMAND, SITES, Federation
 
@@ -112,6 +113,6 @@ def test_a_run_between_networks_ends_as_in_one_process(lines: None, tmp_path: Pa
     finally:
         made.close()
     path = str(tmp_path / "run.toml")
-    execute(resolve(read(path), path), tmp_path / "near")
+    execute(resolve(read(path), path), tmp_path / "near", local_engine)
     near, far = ((tmp_path / name / "events.jsonl").read_bytes() for name in ("near", "far"))
     assert near == far

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from atoll.core.record import Absence, Exclusion, read_events
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.engines.network import egress
 from atoll.engines.network.rehearsal import outdate
 from atoll.runs.config import read, resolve
+from atoll.runs.execute import execute
 
 from .federation import SITES, Federation, federation, free_port, wait_for
 
@@ -50,7 +51,7 @@ def alps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         for method in ("alone", "fedavg"):
             (made.folder / f"{method}.toml").write_text(config(method))
             path = str(made.folder / f"{method}.toml")
-            execute(resolve(read(path), path), made.folder / "local" / method)
+            execute(resolve(read(path), path), made.folder / "local" / method, local_engine)
         for site in SITES:
             calm(made, site)
             come(made, site)

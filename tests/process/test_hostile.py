@@ -19,10 +19,11 @@ from typing import Any
 
 import pytest
 
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.engines.network import deny, egress
 from atoll.engines.network.job import site_config
 from atoll.runs.config import read, resolve
+from atoll.runs.execute import execute
 
 from .federation import Federation, contract, federation, wait_for
 from .hostile import Inside, hostile_coordinator, hostile_site, refused, said
@@ -114,7 +115,7 @@ def scene(folder: Path, sites: tuple[str, ...]) -> Iterator[Scene]:
         one.secret.write_text(f"{SECRET}\n")
         path = folder / "run.toml"
         path.write_text(config(len(sites)))
-        execute(resolve(read(str(path)), str(path)), folder / "local")
+        execute(resolve(read(str(path)), str(path)), folder / "local", local_engine)
         one.calm("slow=1")
         try:
             yield one

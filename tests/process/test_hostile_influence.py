@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from atoll.core.record import Exclusion, Score, read_events
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.runs.config import read, resolve
+from atoll.runs.execute import execute
 
 from .federation import SITES, Federation, federation
 
@@ -36,7 +37,7 @@ def alps(tmp_path: Path) -> Iterator[Federation]:
 
 def test_a_lying_site_is_left_out_and_named_and_the_others_are_as_good(alps: Federation) -> None:
     path = str(alps.folder / "run.toml")
-    execute(resolve(read(path), path), alps.folder / "honest")
+    execute(resolve(read(path), path), alps.folder / "honest", local_engine)
     alps.join("basel", "bern")
     alps.join("geneva", ATOLL_REHEARSAL="times=-100")
     serving = alps.serve("run.toml", "--out", "run")

@@ -12,9 +12,10 @@ import pytest
 
 from atoll import methods
 from atoll.core.record import Message, read_events
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.engines.network import egress
 from atoll.runs.config import RunConfig, change, resolve, to_toml
+from atoll.runs.execute import execute
 from atoll.runs.parts import Parts, parts
 
 from .federation import CLIENTS, SITES, Federation, federation, tensors
@@ -71,7 +72,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
             (made.folder / f"{name}.toml").write_text(to_toml(config))
         serving = made.serve(*(f"{name}.toml" for name in runs))
         for name, config in runs.items():
-            execute(config, made.folder / "local" / name)
+            execute(config, made.folder / "local" / name, local_engine)
         _, complaint = serving.communicate(timeout=400)
         assert serving.returncode == 0, complaint[-3000:]
         yield made

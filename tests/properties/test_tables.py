@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import UserError
 from atoll.data import tables
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.report import page
 from atoll.runs.config import resolve
+from atoll.runs.execute import execute
 from atoll.runs.predict import Predictor, predict
 
 ANY = st.characters(exclude_categories=["Cs"])  # all of Unicode but halves of pairs
@@ -99,7 +100,7 @@ def from_files_to_predictions(folder: Path, files: list[str], method: str, scale
         "model": {"widths": [4]}, "engine": {"mode": "loop"},
         "method": {"name": method, "epochs": 1},
     }  # fmt: skip
-    execute(resolve(values, "any"), folder / "run")
+    execute(resolve(values, "any"), folder / "run", local_engine)
     for site in found.sites:
         predictor = Predictor(folder / "run", site.name, "")
         done = predict(predictor, Path(site.file), folder / "p.csv")

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 import torch
 
@@ -69,7 +69,7 @@ from atoll.jobs.split_round import Passes
 from atoll.jobs.train import Tally, Work
 from atoll.kernels import batched_layers
 
-__all__ = ["Mode", "Workshop"]
+__all__ = ["JobExecutor", "Mode", "Workshop"]
 
 Mode = Literal["auto", "loop", "stacked", "captured"]
 STACKS = 8  # stacks that keep their buffers
@@ -78,6 +78,19 @@ SPLITS = 3  # of split networks, which hold the rows of a stage too
 LOCAL = ""  # stands for all clients
 PLANNED = "; in parts: planned"
 HALVED = "; in parts: out of memory"
+
+
+class JobExecutor(Protocol):
+    """Runs jobs."""
+
+    @property
+    def mode(self) -> str:
+        """auto, loop or stacked."""
+        ...
+
+    def do(self, jobs: Mapping[str, Any], moment: Moment | None = None) -> dict[str, Any]:
+        """The results of jobs by the id of who asked for them."""
+        ...
 
 
 class Workshop:

@@ -19,7 +19,7 @@ from atoll import metrics
 from atoll.core.errors import UserError
 from atoll.core.record import Round, Score
 from atoll.data.dataset import Dataset
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.reproduce.domain_figures import bars, matrices, over_rounds
 from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
 from atoll.reproduce.measured import (
@@ -32,6 +32,7 @@ from atoll.reproduce.measured import (
     workplace,
 )
 from atoll.runs.config import change, read, resolve
+from atoll.runs.execute import execute
 from atoll.runs.result import Run
 
 __all__ = [
@@ -277,7 +278,14 @@ def one(
                 say(f"{setting.name}, seed {seed}: round {progress.round + 1}, {_since(began)}")
                 kept_now(Run(folder))
 
-        execute(resolve(values, setting.name), folder, resume=True, watch=watch, loaded=loaded)
+        execute(
+            resolve(values, setting.name),
+            folder,
+            local_engine,
+            resume=True,
+            watch=watch,
+            loaded=loaded,
+        )
         return kept_now(Run(folder))
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.record import disk_errors, locked, write_whole
-from atoll.engines.sweep import points, sweep
+from atoll.engines.local import LocalEngine
 from atoll.runs.loop import Progress
 from atoll.runs.result import Run
+from atoll.runs.sweep import points, sweep
 
 __all__ = [
     "CHECKPOINTS",
@@ -111,7 +112,7 @@ def swept_together(
         parts = [points(v, axes, own / str(n)) for n, v in enumerate(several)]
         failed: dict[int, BaseException] = {}
         every = [point for part in parts for point in part]
-        runs = sweep(every, own, resume=True, watch=watch, failed=failed)
+        runs = sweep(every, own, LocalEngine, resume=True, watch=watch, failed=failed)
         for run in runs:
             run.read()  # before the folder goes
         size = len(parts[0])

@@ -1,33 +1,28 @@
 """The loop of a run: stages, rounds, scores, checkpoints, and going on where a run was cut."""
 
 import gc
-import json
-import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from atoll import methods
-from atoll.core import VERSION
 from atoll.core.errors import InterruptedRunError, UserError
 from atoll.core.federation import Clients, Moment, Server, Transport
 from atoll.core.influence import Guard, implausible_state
 from atoll.core.late import now
 from atoll.core.messages import Tensors
-from atoll.core.record import Event, Look, Record, Round, Stage, write_whole
-from atoll.data.dataset import array_fingerprint, file_fingerprint
+from atoll.core.record import Event, Look, Record, Round, Stage
 from atoll.learning.weights import prefixed, without
 from atoll.runs.config import RunConfig
 from atoll.runs.parts import Parts
+from atoll.runs.recipe import write_recipe
 
-__all__ = ["Engine", "Progress", "facts", "go", "holdings", "same_data", "write_recipe"]
+__all__ = ["Engine", "Progress", "go"]
 
 
 class Engine(Transport, Protocol):
@@ -65,151 +60,7 @@ class Progress:
 
 
 Watch = Callable[[Progress], None]
-MOST_NAMES = 300  # a table with more columns is told by numbers alone
 SETTLED = 40  # rounds after which most of what a run keeps has been made
-
-
-def facts(parts: Parts) -> dict[str, Any]:
-    """What a run was made under: versions, machine, data."""
-    dataset = parts.dataset
-    packages = ("torch", "numpy", "safetensors", "scikit-learn", "pydantic")
-    return {
-        "atoll": VERSION,
-        "python": platform.python_version(),
-        "packages": {name: version(name) for name in packages},
-        "platform": platform.platform(),
-        "threads": torch.get_num_threads(),
-        "device": str(parts.site(parts.scenario.clients[0]).device),
-        "data": {
-            "name": dataset.name,
-            "title": dataset.title,
-            "rows": len(dataset),
-            "classes": len(dataset.classes),
-            "source": dataset.source,
-            "partial": dataset.partial,
-            "fingerprint": dataset.fingerprint,
-        },
-        **_public(parts),
-        **({"vectors": parts.vectors.facts} if dataset.kind == "text" else {}),
-        "clients": list(parts.scenario.clients),
-        "tasks": list(parts.scenario.tasks),
-        "known_at": list(parts.scenario.known_at),
-        "stages": parts.scenario.stages,
-        "headline": methods.load(parts.config.method["name"]).headline,
-        "holdings": holdings(parts),
-    }
-
-
-def _public(parts: Parts) -> dict[str, Any]:
-    """Which public images a run has, where its config names some."""
-    if not parts.config.public:
-        return {}
-    public = parts.public
-    found = {"rows": len(public), "fingerprint": public.fingerprint}
-    options = parts.config.public_options()
-    name = f"own images, {Path(options.images).name}" if options.images else options.name
-    return {"public": {"name": name, **found}}
-
-
-def holdings(parts: Parts) -> dict[str, Any]:
-    """Who holds what, in numbers and names of columns: rows by stage, test rows by task."""
-    scenario, dataset = parts.scenario, parts.dataset
-    named = dataset.columns if len(dataset.columns) <= MOST_NAMES else ()
-    sites = {}
-    for id in scenario.clients:
-        holdings, columns = scenario.holdings[id], scenario.holdings[id][-1].own
-        sites[id] = {
-            "train": [len(held.train) for held in holdings],
-            "valid": [len(held.valid) for held in holdings],
-            "test": [len(rows) for rows in scenario.tests[id]],
-            "classes": [len(np.unique(dataset.y[held.train])) for held in holdings],
-            "own": len(columns),
-            "own_names": [named[i] for i in columns] if named else [],
-        }
-    names = [named[i] for i in scenario.common] if named else []
-    return {"common": len(scenario.common), "common_names": names, "sites": sites}
-
-
-def write_recipe(parts: Parts, folder: Path) -> None:
-    """For own tables and images, write how files become what models read: for predictions."""
-    layout, scenario, dataset = parts.dataset.layout, parts.scenario, parts.dataset
-    if dataset.kind == "image" and not scenario.labels_at_server:
-        body = _picture_recipe(parts)
-        write_whole(folder / "recipe.json", json.dumps(body, indent=1).encode() + b"\n")
-    if layout is None:
-        return
-    if dataset.group is None:
-        _write_recipe_of_parties(parts, layout.recipe, folder)
-        return
-    alone = not parts.config.data.get("site")  # each site has a file of its own
-    sites = {}
-    for number, id in enumerate(dataset.groups):  # at a site of a network, that site alone
-        common, own = parts.site(id).scaling()
-        rows = np.flatnonzero(dataset.group == number)
-        first = int(rows[0]) if alone else 0
-        sites[id] = {
-            "own": scenario.holdings[id][-1].own.tolist(),
-            "scaling": {"common": common.tolist(), "own": own.tolist()},
-            "rows": len(rows) if alone else len(dataset),
-            "held_out": [(tested - first).tolist() for tested in scenario.tests[id]],
-        }
-    body = {**layout.recipe, "common": scenario.common.tolist(), "sites": sites}
-    write_whole(folder / "recipe.json", json.dumps(body, indent=1).encode() + b"\n")
-
-
-def _write_recipe_of_parties(parts: Parts, recipe: Mapping[str, Any], folder: Path) -> None:
-    """The same where sites hold columns of the same rows; the rows told are the active party's."""
-    scenario = parts.scenario
-    tested = np.unique(np.concatenate(scenario.tests[scenario.clients[0]]))
-    sites, files, first = {}, [], 0
-    for id in scenario.clients:
-        held = [len(holding.own) > 0 for holding in scenario.holdings[id]]
-        own, scaling = scenario.holdings[id][-1].own, parts.site(id).party_scaling()
-        since = held.index(True)
-        sites[id] = {"own": own.tolist(), "since": since, "scaling": scaling.tolist()}
-    for name, count, rows in recipe["files"]:
-        here = tested[(tested >= first) & (tested < first + len(rows))] - first
-        files.append([name, count, np.array(rows)[here].tolist()])
-        first += len(rows)
-    given = [[p] if isinstance(p, str) else p for p in parts.config.data["parties"]]
-    prints = {
-        name: [file_fingerprint(Path(path)) for path in own]
-        for name, own in zip(recipe["parties"], given, strict=True)
-    }
-    told = {"files": files, "fingerprints": prints, "stages": scenario.stages, "sites": sites}
-    body = {**recipe, **told}
-    write_whole(folder / "recipe.json", json.dumps(body, indent=1).encode() + b"\n")
-
-
-def _picture_recipe(parts: Parts) -> dict[str, Any]:
-    """The classes, the size of an image, the sites; of own images the rows kept for tests."""
-    scenario, dataset, config = parts.scenario, parts.dataset, parts.config
-    sites: dict[str, dict[str, Any]] = {id: {"called": id} for id in scenario.clients}
-    if config.scenario_options().split == "domains" and dataset.group is not None:
-        for number, (id, name) in enumerate(zip(scenario.clients, dataset.groups, strict=True)):
-            sites[id] = {"called": name}
-            if config.data.get("images"):
-                rows = np.flatnonzero(dataset.group == number)
-                tested = scenario.tests[id][number] - rows[0]
-                own = array_fingerprint(dataset.x[rows])
-                sites[id] |= {"rows": len(rows), "held_out": tested.tolist(), "fingerprint": own}
-    return {
-        "kind": "image",
-        "classes": list(dataset.classes),
-        "shape": list(dataset.x.shape[1:]),
-        "columns": [config.data.get(key, key) for key in ("image", "label")],
-        "sites": sites,
-    }
-
-
-def same_data(parts: Parts, recorded: Mapping[str, Any], where: str) -> None:
-    """Refuse to go on with other data than the run began with."""
-    if recorded.get("data", {}).get("fingerprint") != parts.dataset.fingerprint:
-        raise UserError(
-            f"the data of '{parts.dataset.name}' have changed since the run began",
-            where,
-            "bring the old data back, or start a new run without --resume",
-        )
 
 
 @dataclass

@@ -21,15 +21,16 @@ from atoll.core.errors import UserError
 from atoll.core.record import Score
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
-from atoll.engines.local import execute
-from atoll.engines.sweep import Point, sweep
+from atoll.engines.local import LocalEngine, local_engine
 from atoll.families.distillation import Learner, Lessons
 from atoll.jobs.train import Optimiser, Phase, Work, Worked
 from atoll.kernels import batched_layers
 from atoll.kernels.batched_layers import Sizes
 from atoll.learning.image_nets import build
 from atoll.runs.config import RunConfig, read, resolve
+from atoll.runs.execute import execute
 from atoll.runs.result import Run
+from atoll.runs.sweep import Point, sweep
 
 METHODS = ("fccl", "fedmd", "fml", "fedmatch")
 SHAPE, CLASSES = (1, 8, 8), 3
@@ -112,7 +113,7 @@ def test_without_it_the_stopwatch_decides_the_last_bits(images: Path, tmp_path: 
     weights = []
     for factor in (LONGER, SHORTER):
         with fresh_process(Clock(factor), tmp_path / f"cache {factor}"):
-            execute(config(images, "fml", False), tmp_path / f"run {factor}")
+            execute(config(images, "fml", False), tmp_path / f"run {factor}", local_engine)
         weights.append(solo(tmp_path / f"run {factor}")[0])
     assert not equal(*weights)
 
@@ -123,7 +124,7 @@ def test_methods_begin_with_the_same_bits_whatever_the_clock_says(
     found, clocks = [], [Clock(factor) for factor in (LONGER, SHORTER, SHORTER, LONGER)]
     for method, clock in zip(METHODS, clocks, strict=True):
         with fresh_process(clock, tmp_path / f"cache {method}"):
-            execute(config(images, method, True), tmp_path / method)
+            execute(config(images, method, True), tmp_path / method, local_engine)
         found.append(solo(tmp_path / method))
         reasons = [choice.reason for choice in choices(tmp_path / method).values()]
         assert deterministic.EQUAL in reasons  # something was stacked, and by the rule
@@ -135,21 +136,21 @@ def test_methods_begin_with_the_same_bits_whatever_the_clock_says(
 def test_a_whole_run_is_the_same_whatever_the_clock_says(images: Path, tmp_path: Path) -> None:
     for factor in (LONGER, SHORTER):
         with fresh_process(Clock(factor), tmp_path / f"cache {factor}"):
-            execute(config(images, "fedmd", True), tmp_path / f"run {factor}")
+            execute(config(images, "fedmd", True), tmp_path / f"run {factor}", local_engine)
     one, other = (tmp_path / f"run {factor}" / "events.jsonl" for factor in (LONGER, SHORTER))
     assert one.read_bytes() == other.read_bytes()
 
 
 def test_common_work_is_the_same_in_a_sweep_and_alone(images: Path, tmp_path: Path) -> None:
     with fresh_process(Clock(LONGER), tmp_path / "cache"):
-        execute(config(images, "fml", True), tmp_path / "alone")
+        execute(config(images, "fml", True), tmp_path / "alone", local_engine)
         points = [
             Point(
                 {"seed": seed}, config(images, "fml", True, seed=seed), tmp_path / f"point-{seed}"
             )
             for seed in (0, 1)
         ]
-        sweep(points, tmp_path / "sweep")
+        sweep(points, tmp_path / "sweep", LocalEngine)
     assert equal(solo(tmp_path / "alone")[0], solo(tmp_path / "point-0")[0])
     assert not equal(solo(tmp_path / "alone")[0], solo(tmp_path / "point-1")[0])
 
@@ -158,7 +159,7 @@ def test_the_common_work_of_all_methods_is_one_and_the_same(images: Path, tmp_pa
     for method in METHODS:
         given = config(images, method, True)
         keep = {**given.engine, "keep": str(tmp_path / "common")}
-        execute(replace(given, engine=keep), tmp_path / method)
+        execute(replace(given, engine=keep), tmp_path / method, local_engine)
     assert len([*(tmp_path / "common").iterdir()]) == 3  # by a hash of its content: one a site
 
 
@@ -294,7 +295,7 @@ def test_split_networks_are_not_timed_either(tmp_path: Path) -> None:
     given = replace(given, engine={**given.engine, "deterministic": True, "device": "cpu"})
     clock = Clock(LONGER)
     with fresh_process(clock, tmp_path / "cache"):
-        execute(given, tmp_path / "run")
+        execute(given, tmp_path / "run", local_engine)
     fixed = [c for c in choices(tmp_path / "run").values() if c.reason == deterministic.EQUAL]
     assert fixed
     for choice in fixed:

@@ -21,7 +21,7 @@ from atoll.core.federation import Moment
 from atoll.core.messages import Tensors
 from atoll.core.record import read_events
 from atoll.core.rng import Stream
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.jobs.public_step import PublicStep, Stepped
 from atoll.jobs.train import Optimiser
 from atoll.learning.image_nets import build
@@ -31,6 +31,7 @@ from atoll.methods.fccl import aligned_loss
 from atoll.methods.fedmatch import agreed
 from atoll.methods.fedmd import distance
 from atoll.runs.config import resolve
+from atoll.runs.execute import execute
 
 STEPS, ROWS, CLASSES = 6, 12, 3
 LOSSES: dict[str, Callable[..., Tensor]] = {
@@ -234,7 +235,7 @@ def run(method: str, mode: str, folder: Path) -> list[Any]:
         "engine": {"mode": mode, "packing": False},
     }
     values["method"] |= {} if method == "fml" else {"public_batch": 32}  # type: ignore[operator]
-    execute(resolve(values, "test"), folder)
+    execute(resolve(values, "test"), folder, local_engine)
     return list(read_events(folder))
 
 

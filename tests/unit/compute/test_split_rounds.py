@@ -12,10 +12,11 @@ from atoll.compute.autotune import choices
 from atoll.compute.split_rounds import WAYS
 from atoll.core.record import Message, Round, Score, read_events
 from atoll.core.rng import Stream, below, normals, uniforms
-from atoll.engines.local import execute
-from atoll.engines.sweep import points, sweep
+from atoll.engines.local import LocalEngine, local_engine
 from atoll.learning.split_nets import bottom
 from atoll.runs.config import change, resolve
+from atoll.runs.execute import execute
+from atoll.runs.sweep import points, sweep
 
 pytestmark = pytest.mark.numerics
 
@@ -91,7 +92,7 @@ def test_a_round_in_one_computation_is_the_round_message_by_message(
 ) -> None:
     for mode in ("loop", "stacked"):
         config = resolve(values(WAYS_TO_LEARN[name], **{"engine.mode": mode}), "test")
-        execute(config, tmp_path / mode)
+        execute(config, tmp_path / mode, local_engine)
     assert not (tmp_path / "loop" / "engine.json").exists()
     assert {c.mode for c in choices(tmp_path / "stacked").values()} == {"stacked"}
     same(tmp_path / "loop", tmp_path / "stacked")
@@ -116,7 +117,7 @@ def test_pass_in_single_precision_is_not_led_by_rounding_errors(
     weights, losses = {}, {}
     for mode in ("loop", "stacked"):
         how = values(WAYS_TO_LEARN["pass"], **{"engine.mode": mode, "dtype": "float32"})
-        execute(resolve(how, "test"), tmp_path / mode)
+        execute(resolve(how, "test"), tmp_path / mode, local_engine)
         weights[mode], events = outcome(tmp_path / mode)
         losses[mode] = [e.notes["loss"] for e in events if isinstance(e, Round)]
     for first, second in zip(losses["loop"][::2], losses["loop"][1::2], strict=True):
@@ -130,21 +131,21 @@ def test_pass_in_single_precision_is_not_led_by_rounding_errors(
 def test_several_runs_in_one_computation_are_what_each_is_alone(name: str, tmp_path: Path) -> None:
     stacked = values(WAYS_TO_LEARN[name], **{"engine.mode": "stacked"})
     found = points(stacked, {"seed": [0, 1, 2]}, tmp_path / "sweep")
-    sweep(found, tmp_path / "sweep")
+    sweep(found, tmp_path / "sweep", LocalEngine)
     for number, point in enumerate(found):
         alone = change(stacked, {"seed": number, "engine.mode": "loop"})
-        execute(resolve(alone, "test"), tmp_path / f"alone-{number}")
+        execute(resolve(alone, "test"), tmp_path / f"alone-{number}", local_engine)
         same(tmp_path / f"alone-{number}", point.folder)
 
 
 def test_weights_of_terms_can_differ_within_one_computation(tmp_path: Path) -> None:
     stacked = values({}, **{"engine.mode": "stacked"})
     found = points(stacked, {"lambda_a": [0.2, 0.8], "k0": [5.0, 15.0]}, tmp_path / "sweep")
-    sweep(found, tmp_path / "sweep")
+    sweep(found, tmp_path / "sweep", LocalEngine)
     assert {c.members for c in choices(tmp_path / "sweep").values()} == {4}
     for number, point in enumerate(found):
         alone = change(stacked, {**point.axes, "engine.mode": "loop"})
-        execute(resolve(alone, "test"), tmp_path / f"alone-{number}")
+        execute(resolve(alone, "test"), tmp_path / f"alone-{number}", local_engine)
         same(tmp_path / f"alone-{number}", point.folder)
 
 
@@ -153,7 +154,9 @@ def test_a_trial_chooses_a_way_and_keeps_why(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     how = WAYS_TO_LEARN["vleto, convolutions"] | {"scenario.clients": 1}
-    execute(resolve(values(how, **{"engine.mode": "auto"}), "test"), tmp_path / "auto")
+    execute(
+        resolve(values(how, **{"engine.mode": "auto"}), "test"), tmp_path / "auto", local_engine
+    )
     found = list(choices(tmp_path / "auto").values())
     assert found
     assert {choice.way for choice in found} <= set(WAYS)
@@ -161,7 +164,9 @@ def test_a_trial_chooses_a_way_and_keeps_why(
     assert [reason for reason in reasons if reason.startswith("the fastest of each")]
     assert "nothing moves at the clients" in reasons  # from the second stage on
     assert all(choice.difference <= choice.tolerance for choice in found)
-    execute(resolve(values(how, **{"engine.mode": "loop"}), "test"), tmp_path / "loop")
+    execute(
+        resolve(values(how, **{"engine.mode": "loop"}), "test"), tmp_path / "loop", local_engine
+    )
     same(tmp_path / "loop", tmp_path / "auto")
 
 
@@ -218,7 +223,7 @@ def test_a_way_that_is_wrong_once_biases_are_not_zero_is_never_taken(
 
     monkeypatch.setattr(split_rounds._Halves, "_embed", wrong)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    execute(resolve(values({}, **{"engine.mode": mode}), "test"), tmp_path / mode)
+    execute(resolve(values({}, **{"engine.mode": mode}), "test"), tmp_path / mode, local_engine)
     proved = [c for c in choices(tmp_path / mode).values() if c.tolerance]
     assert proved
     assert {c.way for c in proved} == {"each"}
@@ -246,7 +251,7 @@ def test_a_round_in_one_computation_that_goes_wrong_is_done_by_messages(
     monkeypatch.setattr(split_rounds._Halves, "_embed", doubled)
     for mode in ("loop", "stacked"):
         how = {"engine.mode": mode, "engine.verify": "always"}
-        execute(resolve(values({}, **how), "test"), tmp_path / mode)
+        execute(resolve(values({}, **how), "test"), tmp_path / mode, local_engine)
     same(tmp_path / "loop", tmp_path / "stacked")
     refuted = [c.refuted for c in choices(tmp_path / "stacked").values() if c.refuted]
     assert len(refuted) == 1

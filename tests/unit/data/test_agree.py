@@ -17,11 +17,13 @@ from atoll.core.record import Look, Record, Score, read_checkpoint, read_events
 from atoll.data import agree
 from atoll.data.agree import Agree, Agreed, Offer, Offered, Plan, common, elsewhere, planned
 from atoll.data.tables import TableOptions
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.engines.network.egress import lines
 from atoll.engines.network.policy import Finish, Gate, RefusedError, SiteFile
 from atoll.runs.config import RunConfig, change, resolve, to_toml
-from atoll.runs.loop import facts, go
+from atoll.runs.execute import execute
+from atoll.runs.facts import facts
+from atoll.runs.loop import go
 from atoll.runs.parts import Parts
 from atoll.runs.predict import Predictor, predict
 
@@ -128,7 +130,7 @@ def test_a_run_on_tables_at_their_sites_is_the_run_in_one_place(
 ) -> None:
     tables(tmp_path)
     made = config(tmp_path, method)
-    execute(made, tmp_path / "local")
+    execute(made, tmp_path / "local", local_engine)
     near = Near(gates(tmp_path, method))
     plan = near.agreement(made)
     for name, gate in near.gates.items():
@@ -151,7 +153,7 @@ def test_a_run_on_tables_at_their_sites_is_the_run_in_one_place(
 def test_a_site_predicts_by_itself_what_it_would_in_one_place(tmp_path: Path) -> None:
     tables(tmp_path)
     made = config(tmp_path, "chfl")
-    execute(made, tmp_path / "local")
+    execute(made, tmp_path / "local", local_engine)
     rows = tmp_path / "rows.csv"
     rows.write_text((tmp_path / "bern.csv").read_text())
     near = Near(gates(tmp_path, "chfl"))

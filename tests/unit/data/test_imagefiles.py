@@ -16,8 +16,9 @@ from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.data.imagefiles import picture as picture_of
 from atoll.data.imagefiles import some_images, unlabelled
 from atoll.data.public import PublicOptions, public
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.runs.config import resolve
+from atoll.runs.execute import execute
 from atoll.runs.result import Run
 
 SHAPE = (3, 8, 8)
@@ -321,7 +322,7 @@ def test_sites_with_folders_of_their_own_learn_from_each_other(tmp_path: Path) -
         "method": {"name": "fccl", "pretrain_epochs": 8, "epochs": 4, "batch": 8, "rate": 0.01,
                    "public_batch": 32},
     }  # fmt: skip
-    execute(resolve(config, "test"), tmp_path / "run")
+    execute(resolve(config, "test"), tmp_path / "run", local_engine)
     run = Run(tmp_path / "run")
     assert run.facts["tasks"] == ["a", "b"]
     assert run.facts["public"]["name"] == "own images, public.npz"

@@ -15,8 +15,9 @@ from atoll import cli, data
 from atoll.core.errors import UserError
 from atoll.core.federation import SERVER
 from atoll.core.record import Score, read_events
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.runs.config import resolve
+from atoll.runs.execute import execute
 from atoll.runs.parts import parts
 
 KINDS = ("basic", "gold", "black")
@@ -99,7 +100,7 @@ def test_a_run_learns_from_them_with_rows_classes_or_columns_by_stage(tables: Pa
     ):
         values = {"rounds": 8, "data": {**OWN, **given}, "scenario": scenario,
                   "method": {"name": "vleto", **how}, "engine": {"mode": "loop"}}  # fmt: skip
-        execute(resolve(values, "test"), tables / name)
+        execute(resolve(values, "test"), tables / name, local_engine)
         scores = [e for e in read_events(tables / name) if isinstance(e, Score)]
         last = max(score.stage for score in scores)
         assert last == (2 if name == "columns" else 1)
@@ -116,7 +117,7 @@ def test_all_classes_so_far_count_every_test_row_once_also_where_a_class_comes_a
     aligned()
     values = {"rounds": 1, "data": {**OWN, "stage": "year"}, "engine": {"mode": "loop"},
               "method": {"name": method, "batch": 16, "width": 12}}  # fmt: skip
-    execute(resolve(values, "test"), tables / method)
+    execute(resolve(values, "test"), tables / method, local_engine)
     last = [e for e in read_events(tables / method) if isinstance(e, Score) and e.stage == 1]
     tasks = [score for score in last if not score.variant]
     (union,) = [score for score in last if score.variant == "union"]

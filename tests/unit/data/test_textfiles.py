@@ -15,8 +15,9 @@ from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.record import Score, read_events
 from atoll.data import tables
 from atoll.data.splits import ScenarioOptions, scenario
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.runs.config import resolve
+from atoll.runs.execute import execute
 
 HOW = {"text": "body", "label": "topic", "stage": "month"}
 
@@ -125,7 +126,7 @@ def test_own_files_are_learned_from(tmp_path: Path) -> None:
         "rounds": 2,
         "method": {"name": "fedseit", "rate": 0.02, "epochs": 10, "transfer": "sit"},
     }
-    execute(resolve(values, "test"), tmp_path / "run")
+    execute(resolve(values, "test"), tmp_path / "run", local_engine)
     last = [e for e in read_events(tmp_path / "run") if isinstance(e, Score) and e.stage == 1]
     assert len(last) == 4
     assert sum(score.correct for score in last) >= 12  # of 16; two classes

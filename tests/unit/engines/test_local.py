@@ -10,8 +10,10 @@ from atoll.core.errors import ClientFailedError, InterruptedRunError, UserError
 from atoll.core.federation import Moment
 from atoll.core.messages import Check, Empty, Weights, pack
 from atoll.core.record import read_events
-from atoll.engines.local import LocalEngine, execute, fresh_folder, last_folder, recorded
+from atoll.engines.local import LocalEngine, local_engine
 from atoll.runs.config import RunConfig, change, resolve
+from atoll.runs.execute import execute
+from atoll.runs.folders import fresh_folder, last_folder, recorded
 from atoll.runs.loop import Progress
 from atoll.runs.parts import Parts, parts
 
@@ -90,7 +92,7 @@ def test_a_message_of_another_kind_is_refused() -> None:
 
 def test_whoever_watches_is_told_of_every_round(tmp_path: Path) -> None:
     told: list[Progress] = []
-    execute(config("fedavg", rounds=3), tmp_path / "run", watch=told.append)
+    execute(config("fedavg", rounds=3), tmp_path / "run", local_engine, watch=told.append)
     assert [(p.stage, p.stages, p.round, p.rounds) for p in told] == [
         (0, 1, 0, 3), (0, 1, 1, 3), (0, 1, 2, 3),
     ]  # fmt: skip
@@ -99,28 +101,28 @@ def test_whoever_watches_is_told_of_every_round(tmp_path: Path) -> None:
 
 def test_a_run_that_is_asked_to_stop_saves_and_says_so(tmp_path: Path) -> None:
     with pytest.raises(InterruptedRunError):
-        execute(config("fedavg"), tmp_path / "run", stopping=lambda: True)
+        execute(config("fedavg"), tmp_path / "run", local_engine, stopping=lambda: True)
     assert (tmp_path / "run" / "checkpoint.safetensors").exists()
     assert not (tmp_path / "run" / "result.json").exists()
-    execute(config("fedavg"), tmp_path / "run", resume=True)
+    execute(config("fedavg"), tmp_path / "run", local_engine, resume=True)
     assert (tmp_path / "run" / "result.json").exists()
 
 
 def test_a_run_that_is_asked_to_stop_after_its_last_round_is_done(tmp_path: Path) -> None:
-    execute(config("fedavg", rounds=1), tmp_path / "run", stopping=lambda: True)
+    execute(config("fedavg", rounds=1), tmp_path / "run", local_engine, stopping=lambda: True)
     assert (tmp_path / "run" / "result.json").exists()
 
 
 def test_a_mistake_is_found_before_anything_is_written(tmp_path: Path) -> None:
     for changes in ({"clients": 999}, {"data": "whine"}, {"device": "tpu"}):
         with pytest.raises(UserError):
-            execute(config("fedavg", **changes), tmp_path / "run")
+            execute(config("fedavg", **changes), tmp_path / "run", local_engine)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_config_of_a_folder_is_the_one_it_was_made_with(tmp_path: Path) -> None:
     given = config("fedavg", seed=7, rounds=1)
-    execute(given, tmp_path / "run")
+    execute(given, tmp_path / "run", local_engine)
     assert recorded(tmp_path / "run") == given
 
 

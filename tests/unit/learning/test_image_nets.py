@@ -13,12 +13,13 @@ from atoll.compute.stacking import NotStackableError, form
 from atoll.core.errors import UserError
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.jobs.train import Optimiser, Phase, Work, checked
 from atoll.learning.distill import taught_loss
 from atoll.learning.image_nets import NETWORKS, StreamDropout, build
 from atoll.learning.models import Architecture, ModelOptions, network, skeleton
 from atoll.runs.config import resolve
+from atoll.runs.execute import execute
 
 SHAPE = (3, 32, 32)
 # Section c of the specification; EfficientNet without the 1,088 weights that are never used.
@@ -210,7 +211,7 @@ def test_other_methods_train_networks_with_batch_norm_too(method: str, tmp_path:
     values = {"name": "x", "rounds": 2, "data": {"name": "synthetic-images", "rows": 120},
               "scenario": {"split": "domains"}, "method": {"name": method, "epochs": 1},
               "model": {"name": "cnn"}, "score_every": 1}  # fmt: skip
-    execute(resolve(values, "test"), tmp_path)
+    execute(resolve(values, "test"), tmp_path, local_engine)
     state = load((tmp_path / "checkpoint.safetensors").read_bytes())
     counts = [int(t) for name, t in state.items() if name.endswith("num_batches_tracked")]
     assert counts

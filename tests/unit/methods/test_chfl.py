@@ -19,12 +19,13 @@ from atoll.core.record import Message, Score, Stage, read_events
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.data.correlation import common_sets, correlation, scores_of_sets
-from atoll.engines.local import LocalEngine, execute
+from atoll.engines.local import LocalEngine, local_engine
 from atoll.jobs.train import Optimiser, Phase, Work
 from atoll.learning.models import MLP, outputs
 from atoll.learning.weights import mean, without
 from atoll.methods import chfl
 from atoll.runs.config import RunConfig, change, resolve
+from atoll.runs.execute import execute
 from atoll.runs.parts import Parts, parts
 
 SMALL: dict[str, Any] = {
@@ -231,7 +232,7 @@ def test_i8_the_mean_of_equal_copies_is_the_copy() -> None:
 def test_i9_messages_hold_the_eight_tensors_of_column_one_and_nothing_else(
     ratio: float, tmp_path: Path
 ) -> None:
-    execute(config(ratio=ratio), tmp_path)
+    execute(config(ratio=ratio), tmp_path, local_engine)
     made = parts(config(ratio=ratio))
     ledger = [e for e in read_events(tmp_path) if isinstance(e, Message)]
     common, clients, rounds = made.site("server").model().state_dict(), 3, 3
@@ -249,7 +250,7 @@ def test_i9_messages_hold_the_eight_tensors_of_column_one_and_nothing_else(
 def test_i9_the_size_of_messages_does_not_depend_on_own_columns(tmp_path: Path) -> None:
     sizes = set()
     for clients in (2, 4):  # twice the clients: half the own columns, the same common ones
-        execute(config(clients=clients), tmp_path / str(clients))
+        execute(config(clients=clients), tmp_path / str(clients), local_engine)
         ledger = [e for e in read_events(tmp_path / str(clients)) if isinstance(e, Message)]
         sizes.add(frozenset(e.payload for e in ledger if e.kind == "Fit"))
     assert len(sizes) == 1
@@ -396,7 +397,7 @@ def sanity(rule: str, tmp_path: Path) -> dict[str, float]:
         scenario={"split": "columns", "clients": 2, "common": list(range(6))},
         rounds=12, epochs=4, batch=64, model={"widths": [32, 16, 8]}, rate=0.005, mu=[0.3, 1.0],
     )  # fmt: skip
-    execute(found, tmp_path)
+    execute(found, tmp_path, local_engine)
     events = read_events(tmp_path)
     return {v: metrics.summary(events, v)["final_accuracy"] for v in metrics.variants(events)}
 
@@ -483,7 +484,7 @@ def test_without_validation_rows_the_last_round_is_kept_and_mu_is_0(tmp_path: Pa
 
 
 def test_local_sends_nothing_and_chooses_for_itself(tmp_path: Path) -> None:
-    execute(config(variants=["local", "common"]), tmp_path)
+    execute(config(variants=["local", "common"]), tmp_path, local_engine)
     events = read_events(tmp_path)
     assert metrics.variants(events) == ["common", "local"]
     text = (tmp_path / "events.jsonl").read_text()
@@ -498,8 +499,8 @@ def test_local_sends_nothing_and_chooses_for_itself(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_every_option_changes_the_run(changes: dict[str, Any], tmp_path: Path) -> None:
-    execute(config(rounds=4), tmp_path / "plain")
-    execute(config(rounds=4, **changes), tmp_path / "changed")
+    execute(config(rounds=4), tmp_path / "plain", local_engine)
+    execute(config(rounds=4, **changes), tmp_path / "changed", local_engine)
     states = [(tmp_path / p / "checkpoint.safetensors").read_bytes() for p in ("plain", "changed")]
     assert states[0] != states[1]
     assert (tmp_path / "changed" / "result.json").exists()
@@ -512,7 +513,7 @@ def test_clients_of_unequal_size_count_equally_unless_rows_are_asked_for() -> No
 
 
 def test_a_stage_ends_when_nothing_has_gained_for_as_long_as_patience_says(tmp_path: Path) -> None:
-    execute(config(rounds=12, patience=3, rate=1e-12), tmp_path)
+    execute(config(rounds=12, patience=3, rate=1e-12), tmp_path, local_engine)
     (stage,) = [event for event in read_events(tmp_path) if isinstance(event, Stage)]
     assert stage.rounds == 5  # the first gains over nothing, three do not, judged one round later
 
@@ -521,7 +522,7 @@ def test_testing_in_between_does_not_change_the_run(tmp_path: Path) -> None:
     """`score_every` tests more often; what is learned, kept and when it ends stays the same."""
     for every in (0, 1):
         changes = {"rounds": 8, "patience": 2, "rate": 0.02, "score_every": every}
-        execute(config(**changes), tmp_path / str(every))
+        execute(config(**changes), tmp_path / str(every), local_engine)
     plain, often = (read_events(tmp_path / str(every)) for every in (0, 1))
     last = max(e.round for e in plain if isinstance(e, Score))
     assert [e for e in plain if isinstance(e, Score)] == [

@@ -17,11 +17,12 @@ from atoll.core.federation import Clients, Moment, answer
 from atoll.core.messages import Empty, Packet, Tensors, Weights, pack, unpack
 from atoll.core.record import Message, Round, Score, read_events
 from atoll.core.rows import Rows
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.families.distillation import Align, Aligned, Join, Plan, Roll
 from atoll.learning.distill import correlation, divergence
 from atoll.methods import fedmatch, fedmd
 from atoll.runs.config import RunConfig, change, resolve
+from atoll.runs.execute import execute
 from atoll.runs.parts import Parts, parts
 
 CLASSES, BATCH, ROWS = 4, 64, 200  # three public batches, the fourth is not full and dropped
@@ -575,7 +576,9 @@ def test_rows_drawn_twice_are_learnt_from_before_the_first_round_alone() -> None
 
 def test_inter_accuracy_is_the_mean_of_the_rows_without_their_diagonal(tmp_path: Path) -> None:
     """Invariant 12."""
-    execute(config(rounds=1, data={**IMAGES, "domains": 3}, models=["cnn"] * 3), tmp_path)
+    execute(
+        config(rounds=1, data={**IMAGES, "domains": 3}, models=["cnn"] * 3), tmp_path, local_engine
+    )
     events = read_events(tmp_path)
     scores = [e for e in events if isinstance(e, Score) and e.variant == "fccl"]
     matrix = np.zeros((3, 3))
@@ -589,7 +592,7 @@ def test_inter_accuracy_is_the_mean_of_the_rows_without_their_diagonal(tmp_path:
 
 def test_top_counts_the_likeliest_few_and_tells_the_likeliest_too(tmp_path: Path) -> None:
     for top in (1, CLASSES):
-        execute(config(rounds=1, top=top), tmp_path / str(top))
+        execute(config(rounds=1, top=top), tmp_path / str(top), local_engine)
     one, all_ = (read_events(tmp_path / str(top)) for top in (1, CLASSES))
     assert metrics.summary(one, "fccl")["final_accuracy"] < 1
     assert metrics.summary(all_, "fccl")["final_accuracy"] == 1
@@ -599,7 +602,7 @@ def test_top_counts_the_likeliest_few_and_tells_the_likeliest_too(tmp_path: Path
 
 
 def test_a_record_says_which_public_images_it_had(tmp_path: Path) -> None:
-    execute(config(rounds=1), tmp_path)
+    execute(config(rounds=1), tmp_path, local_engine)
     events = read_events(tmp_path)
     notes = next(e for e in events if isinstance(e, Round)).notes
     assert notes.keys() == {"prepared", "aligned", "loss", "diagonal", "off diagonal"}

@@ -19,7 +19,7 @@ from atoll.core.federation import Clients, Moment, answer
 from atoll.core.messages import Check, Empty, Packet, Tensors, contents, pack, unpack
 from atoll.core.record import Message, Score, read_events
 from atoll.data.scenario import Holding, Scenario
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.jobs.early_stopping import BEST, RATE, STOPPED, Rule, stepped
 from atoll.learning import decomposed
 from atoll.learning.decomposed import (
@@ -39,6 +39,7 @@ from atoll.learning.weights import without
 from atoll.methods import fedseit
 from atoll.methods.fedseit import CONVS, Client, Fit, Foreign, Options, Server
 from atoll.runs.config import RunConfig, change, resolve
+from atoll.runs.execute import execute
 from atoll.runs.parts import Parts, parts
 
 ROUNDS = 2
@@ -488,7 +489,7 @@ def test_scores_that_are_not_above_zero_become_equal_shares() -> None:
 
 
 def ledger(folder: Path, **changes: Any) -> list[Message]:
-    execute(config(**changes), folder)
+    execute(config(**changes), folder, local_engine)
     return [event for event in read_events(folder) if isinstance(event, Message)]
 
 
@@ -683,11 +684,11 @@ def test_a_run_that_was_cut_anywhere_ends_as_if_it_had_not_been(
     variant: str, after: int, tmp_path: Path
 ) -> None:
     made = config(**VARIANTS[variant], checkpoint_seconds=0)
-    execute(made, tmp_path / "whole")
+    execute(made, tmp_path / "whole", local_engine)
     calls = iter(range(1, 99))
     with pytest.raises(InterruptedRunError):
-        execute(made, tmp_path / "cut", stopping=lambda: next(calls) == after)
-    execute(made, tmp_path / "cut", resume=True)
+        execute(made, tmp_path / "cut", local_engine, stopping=lambda: next(calls) == after)
+    execute(made, tmp_path / "cut", local_engine, resume=True)
     one, other = (
         load((tmp_path / part / "checkpoint.safetensors").read_bytes()) for part in ("whole", "cut")
     )
@@ -705,7 +706,7 @@ def test_clients_in_a_stack_give_what_they_give_one_by_one(variant: str, tmp_pat
     how = {**VARIANTS[variant], "dtype": "float64", "patience": 1, "rate": 0.05, "epochs": 2}
     states, scores = {}, {}
     for mode in ("loop", "stacked"):
-        execute(config(**{**how, "engine.mode": mode}), tmp_path / mode)
+        execute(config(**{**how, "engine.mode": mode}), tmp_path / mode, local_engine)
         states[mode] = load((tmp_path / mode / "checkpoint.safetensors").read_bytes())
         scores[mode] = [e for e in read_events(tmp_path / mode) if isinstance(e, Score)]
     chosen = json.loads((tmp_path / "stacked" / "engine.json").read_text()).values()
@@ -1043,7 +1044,7 @@ def test_what_cannot_be_is_refused_before_the_run(
     changes: dict[str, Any], what: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=what):
-        execute(config(**changes), tmp_path / "run")
+        execute(config(**changes), tmp_path / "run", local_engine)
     assert not (tmp_path / "run").exists()
 
 
@@ -1159,7 +1160,7 @@ def test_on_images_fedweit_learns_and_a_stack_gives_the_same(tmp_path: Path) -> 
     how |= {"checkpoints": False, "looks": False}
     scores = {}
     for mode in ("loop", "stacked"):
-        execute(config(**{**how, "engine.mode": mode}), tmp_path / mode)
+        execute(config(**{**how, "engine.mode": mode}), tmp_path / mode, local_engine)
         scores[mode] = [e for e in read_events(tmp_path / mode) if isinstance(e, Score)]
     assert scores["loop"] == scores["stacked"]
     own = [score.accuracy for score in scores["loop"] if score.stage == 1]

@@ -13,9 +13,10 @@ from atoll.core.errors import BadMessageError, ClientFailedError, UserError
 from atoll.core.federation import SERVER, Clients, Moment
 from atoll.core.messages import Learn, Tensors
 from atoll.core.record import Message, Round, Score, read_events
-from atoll.engines.local import LocalEngine, execute
+from atoll.engines.local import LocalEngine, local_engine
 from atoll.learning.split import Batches
 from atoll.runs.config import RunConfig, change, resolve
+from atoll.runs.execute import execute
 from atoll.runs.parts import Parts, parts
 
 SMALL: dict[str, Any] = {
@@ -35,7 +36,7 @@ def config(**changes: Any) -> RunConfig:
 
 
 def events(folder: Path, **changes: Any) -> list[Any]:
-    execute(config(**changes), folder)
+    execute(config(**changes), folder, local_engine)
     return list(read_events(folder))
 
 
@@ -210,7 +211,7 @@ def test_columns_by_stage_can_be_joined_in_every_way(agg: str, tmp_path: Path) -
 
 def test_a_class_that_was_not_declared_is_refused_or_widens_the_head(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="class '5' of stage 1 is not among the 4 declared"):
-        execute(config(**CLASSES, declared=4), tmp_path / "a")
+        execute(config(**CLASSES, declared=4), tmp_path / "a", local_engine)
     scores = accuracies(events(tmp_path / "b", **CLASSES, declared=4, undeclared="widen", rounds=8))
     assert scores[3, 3] > 0.7
 
@@ -255,10 +256,10 @@ def test_pass_turns_images_and_doubles_the_outputs_but_not_those_of_tables() -> 
 
 def test_a_loss_that_is_no_number_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no longer a number.*smaller rate"):
-        execute(config(rate=1e6, packing=False), tmp_path / "trusted")
+        execute(config(rate=1e6, packing=False), tmp_path / "trusted", local_engine)
     # where sites may lie, nobody can tell a lie from training that diverges
     with pytest.raises(BadMessageError, match=r"site-0 refused: values as large as.*smaller rate"):
-        execute(config(rate=1e6), tmp_path / "checked")
+        execute(config(rate=1e6), tmp_path / "checked", local_engine)
 
 
 def test_classes_that_no_stage_has_had_are_not_guessed_with_the_mask(tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ from atoll.core.errors import BadMessageError, ClientFailedError
 from atoll.core.federation import Clients, Moment, actions, answer, kinds
 from atoll.core.messages import Packet, Tensors, pack, unpack
 from atoll.core.record import Record
-from atoll.engines.local import LocalEngine, execute
+from atoll.engines.local import LocalEngine, local_engine
 from atoll.runs.config import RunConfig, change, resolve, to_toml
-from atoll.runs.loop import facts, go
+from atoll.runs.execute import execute
+from atoll.runs.facts import facts
+from atoll.runs.loop import go
 from atoll.runs.parts import Parts, parts
 
 SMALL: dict[str, Any] = {
@@ -121,8 +123,8 @@ def test_a_party_that_stays_away_is_named_and_the_run_can_go_on_later(
     )
     with record, answers_stop:
         go(made, engine, record, lambda progress: None, lambda: False)
-    execute(config(how), tmp_path / "cut", resume=True)
-    execute(config(how), tmp_path / "whole")
+    execute(config(how), tmp_path / "cut", local_engine, resume=True)
+    execute(config(how), tmp_path / "whole", local_engine)
     events = [(tmp_path / part / "events.jsonl").read_bytes() for part in ("cut", "whole")]
     assert events[0] == events[1]
     ends = [load((tmp_path / p / "checkpoint.safetensors").read_bytes()) for p in ("cut", "whole")]

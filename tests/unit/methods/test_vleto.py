@@ -14,12 +14,13 @@ from atoll.core.errors import InterruptedRunError
 from atoll.core.federation import SERVER, Clients, Moment, actions, answer, kinds
 from atoll.core.messages import Learn, Packet, Tensors, contents, unpack
 from atoll.core.record import Message, Round, Score, read_events
-from atoll.engines.local import LocalEngine, execute
+from atoll.engines.local import LocalEngine, local_engine
 from atoll.jobs.split_round import Step
 from atoll.learning.knowledge import class_means, delta, evolved, frozen
 from atoll.learning.split import Batches
 from atoll.methods import vleto
 from atoll.runs.config import RunConfig, change, resolve
+from atoll.runs.execute import execute
 from atoll.runs.parts import Parts, parts
 
 SMALL: dict[str, Any] = {
@@ -39,7 +40,7 @@ def config(**changes: Any) -> RunConfig:
 
 
 def events(folder: Path, **changes: Any) -> list[Any]:
-    execute(config(**changes), folder)
+    execute(config(**changes), folder, local_engine)
     return list(read_events(folder))
 
 
@@ -440,10 +441,12 @@ def test_a_run_resumed_within_a_stage_writes_the_looks_of_one_that_was_not_cut(
 ) -> None:
     calls = iter(range(100))
     changes = {"stages": 2, "lmo_rule": rule, "checkpoint_seconds": 0}
-    execute(config(**changes), tmp_path / "whole")
+    execute(config(**changes), tmp_path / "whole", local_engine)
     with pytest.raises(InterruptedRunError):
-        execute(config(**changes), tmp_path / "cut", stopping=lambda: next(calls) == 2)
-    execute(config(**changes), tmp_path / "cut", resume=True)
+        execute(
+            config(**changes), tmp_path / "cut", local_engine, stopping=lambda: next(calls) == 2
+        )
+    execute(config(**changes), tmp_path / "cut", local_engine, resume=True)
     whole, cut = ((tmp_path / part / "looks.jsonl").read_bytes() for part in ("whole", "cut"))
     assert b"held back" in whole
     assert cut == whole

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from atoll.core.record import read_looks
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.report import domains, tables
 from atoll.report.page import page
 from atoll.runs.config import change, resolve
+from atoll.runs.execute import execute
 from atoll.runs.parts import parts
 
 VALUES = {
@@ -29,7 +30,7 @@ VALUES = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("run")
-    execute(resolve(VALUES, "test"), path)
+    execute(resolve(VALUES, "test"), path, local_engine)
     return path
 
 
@@ -77,13 +78,13 @@ def test_the_page_has_every_picture_and_its_numbers_are_the_records(folder: Path
 
 def test_runs_without_domains_or_looks_have_less_to_say(tmp_path: Path) -> None:
     plain = change(VALUES, {"rounds": 1, "looks": False, "score_every": 0})
-    execute(resolve(plain, "test"), tmp_path / "a")
+    execute(resolve(plain, "test"), tmp_path / "a", local_engine)
     (group,) = tables.gather([tmp_path / "a"])
     made = domains.section(group, 1)
     assert made is not None
     assert [picture.name for picture in made.pictures] == ["domains-1"]
     table = {"name": "fedavg", "rounds": 1, "method": {"name": "fedavg"}, "model": {"widths": [4]}}
-    execute(resolve(table, "test"), tmp_path / "b")
+    execute(resolve(table, "test"), tmp_path / "b", local_engine)
     (group,) = tables.gather([tmp_path / "b"])
     assert domains.section(group, 1) is None
 
@@ -99,8 +100,10 @@ def several(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path
         "without-digits": {"lambda_loc": 0.0, "public": {"name": "digits", "rows": 64}},
     }
     for name, change_ in changes.items():
-        execute(resolve(change(VALUES, {**change_, "looks": False}), "test"), home / name)
-    execute(resolve(change(VALUES, {"looks": False}), "test"), home / "plain")
+        execute(
+            resolve(change(VALUES, {**change_, "looks": False}), "test"), home / name, local_engine
+        )
+    execute(resolve(change(VALUES, {"looks": False}), "test"), home / "plain", local_engine)
     return [home / name for name in ("plain", *changes)]
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from atoll.core.record import Look
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.report import page, tables, transfer
 from atoll.runs.config import change, read, resolve
+from atoll.runs.execute import execute
 
 NAN = math.nan
 LOOKS = (
@@ -39,7 +40,11 @@ def test_links_are_the_tasks_that_were_given_with_their_use() -> None:
 
 def test_without_looks_there_is_no_section(tmp_path: Path) -> None:
     values = {"rounds": 1, "data": "synthetic-text", "model.widths": [4], "looks": False}
-    execute(resolve(change(read("fedseit"), {**values, "method.epochs": 1}), "x"), tmp_path / "r")
+    execute(
+        resolve(change(read("fedseit"), {**values, "method.epochs": 1}), "x"),
+        tmp_path / "r",
+        local_engine,
+    )
     (group,) = tables.gather([tmp_path / "r"])
     assert transfer.section(group, 1) is None
 
@@ -52,7 +57,7 @@ def test_a_page_has_the_map_the_curves_and_a_row_for_each_link(
         "rounds": 2, "data": "synthetic-text", "model.widths": [4], "method.epochs": 1,
         "stages": 3, "score_every": 1, "method.transfer": transfer_by, "method.keep": 2,
     }  # fmt: skip
-    execute(resolve(change(read("fedseit"), values), "x"), tmp_path / "run")
+    execute(resolve(change(read("fedseit"), values), "x"), tmp_path / "run", local_engine)
     (group,) = tables.gather([tmp_path / "run"])
     section = transfer.section(group, 1)
     assert section is not None

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from atoll.core.record import Look
-from atoll.engines.local import execute
-from atoll.engines.sweep import points, sweep
+from atoll.engines.local import LocalEngine, local_engine
 from atoll.report import page, tables, vertical
 from atoll.runs.config import change, resolve
+from atoll.runs.execute import execute
+from atoll.runs.sweep import points, sweep
 
 SMALL: dict[str, Any] = {
     "name": "vleto",
@@ -25,7 +26,7 @@ SMALL: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> tables.Group:
     folder = tmp_path_factory.mktemp("run") / "vleto"
-    execute(resolve(SMALL, "test"), folder)
+    execute(resolve(SMALL, "test"), folder, local_engine)
     return tables.gather([folder])[0]
 
 
@@ -85,7 +86,7 @@ def test_other_methods_have_no_such_section(group: tables.Group) -> None:
 def test_runs_that_differ_in_one_number_are_drawn_over_it(tmp_path: Path) -> None:
     values = change(SMALL, {"rounds": 1, "scenario.clients": 4})
     made = points(values, {"lambda_a": [0.2, 0.5, 0.8]}, tmp_path)
-    sweep(made, tmp_path)
+    sweep(made, tmp_path, LocalEngine)
     groups = tables.gather([point.folder for point in made])
     tasks, picture = vertical.overall(groups)
     assert picture.title == "Sensitivity to lambda_a"
@@ -102,7 +103,7 @@ def test_runs_that_differ_in_a_pair_of_numbers_are_drawn_over_the_pair(tmp_path:
     for rule, deviations in ((5.0, 1.0), (15.0, 3.0), (25.0, 5.0)):
         changes = {"rounds": 1, "method.k0": rule, "method.alpha": deviations}
         folders.append(tmp_path / f"{rule:g}")
-        execute(resolve(change(SMALL, changes), "test"), folders[-1])
+        execute(resolve(change(SMALL, changes), "test"), folders[-1], local_engine)
     _, picture = vertical.overall(tables.gather(folders))
     assert picture.title == "Sensitivity to alpha / k0"
     for pair in ("1 / 5", "3 / 15", "5 / 25"):

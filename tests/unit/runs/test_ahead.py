@@ -15,7 +15,8 @@ from atoll.core.record import Record, Round, read_checkpoint, read_events, read_
 from atoll.engines.local import LocalEngine
 from atoll.methods import fedavg
 from atoll.runs.config import RunConfig, change, resolve
-from atoll.runs.loop import facts, go
+from atoll.runs.facts import facts
+from atoll.runs.loop import go
 from atoll.runs.parts import Parts, parts
 
 

@@ -17,10 +17,11 @@ from safetensors.numpy import load_file
 import atoll
 from atoll.core.errors import UserError
 from atoll.data import sheets, tables
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.runs import onnx
 from atoll.runs import predict as predict_module
 from atoll.runs.config import change, read, resolve
+from atoll.runs.execute import execute
 from atoll.runs.predict import Predicted, Predictor, numbers, predict
 from atoll.runs.result import Run
 
@@ -71,7 +72,7 @@ def own(files: list[str], **options: Any) -> dict[str, Any]:
 
 def run(method: str, files: list[str], folder: str = "run", **more: Any) -> Run:
     values = change({"name": method, "method": method, "data": own(files)}, {**TINY, **more})
-    execute(resolve(values, method), Path(folder))
+    execute(resolve(values, method), Path(folder), local_engine)
     return Run(Path(folder))
 
 
@@ -132,7 +133,11 @@ def test_one_file_for_all_sites_and_stages_predicts_too() -> None:
         lines.append(f"{x:.3f},{z},{'uv'[number % 2]},{2020 + number // 80},{'pq'[x > 0]}")
     Path("all.csv").write_text("\n".join(lines) + "\n")
     data = own(["all.csv"], site="place", stage="year")
-    execute(resolve(change({"name": "t", "method": "chfl", "data": data}, TINY), "t"), Path("run"))
+    execute(
+        resolve(change({"name": "t", "method": "chfl", "data": data}, TINY), "t"),
+        Path("run"),
+        local_engine,
+    )
     found = Run(Path("run"))
     assert found.facts["tasks"] == ["2020", "2021"]
     last = [s for s in found.scores if s.stage == 1 and s.variant == "auto" and s.client == "u"]
@@ -299,7 +304,7 @@ def test_a_run_on_texts_says_that_it_cannot_predict(
         "rounds": 1,
         "method": {"name": "fedseit", "epochs": 1, "transfer": "sit"},
     }
-    execute(resolve(values, "test"), Path("run"))
+    execute(resolve(values, "test"), Path("run"), local_engine)
     for command in (("predict", "run", "a.csv"), ("export", "run")):
         assert call(*command, "--site", "site-0") == 2
         assert "there are no predictions for texts yet" in capfd.readouterr().err
@@ -341,7 +346,7 @@ def test_a_run_does_not_go_on_with_files_that_have_changed(files: Files) -> None
     Path("a.csv").write_text(Path("a.csv").read_text() + "60,50.0,män,yes,0.1,ill\n")
     values = change({"name": "fedavg", "method": "fedavg", "data": own(names)}, TINY)
     with pytest.raises(UserError, match="have changed since the run began"):
-        execute(resolve(values, "t"), Path("run"), resume=True)
+        execute(resolve(values, "t"), Path("run"), local_engine, resume=True)
 
 
 def test_an_exported_model_is_what_predicts_and_says_what_it_is(

@@ -16,8 +16,9 @@ from safetensors.numpy import load_file
 
 from atoll import data
 from atoll.core.errors import UserError
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.runs.config import change, resolve
+from atoll.runs.execute import execute
 from atoll.runs.predict_images import PicturePredictor, predict_images
 from atoll.runs.result import Run
 
@@ -62,7 +63,7 @@ def ran(home: Path, method: str, folder: str, **more: Any) -> Path:
         values["method"]["public_batch"] = 32  # type: ignore[index]
     path = home / folder
     if not path.exists():
-        execute(resolve(change(values, more), "test"), path)
+        execute(resolve(change(values, more), "test"), path, local_engine)
     return path
 
 
@@ -186,7 +187,7 @@ def test_a_shared_network_predicts_for_every_site(home: Path, tmp_path: Path) ->
         "method": {"name": "fedavg"},
         "engine": {"mode": "loop"},
     }
-    execute(resolve(values, "test"), tmp_path / "run")
+    execute(resolve(values, "test"), tmp_path / "run", local_engine)
     done = predict_images(
         PicturePredictor(tmp_path / "run", "site-0", ""), home / "paper", tmp_path / "p.csv"
     )

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from atoll.core.record import Score
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.runs.config import resolve
+from atoll.runs.execute import execute
 from atoll.runs.result import Run
 
 NAMES = ("bank", "phone", "shop")
@@ -84,7 +85,7 @@ def run(method: str = "vleto", scenario: dict[str, Any] | None = None, **more: A
            "assume_aligned": True}  # fmt: skip
     values = {"rounds": 6, "data": own, "scenario": scenario or {}, "engine": {"mode": "loop"},
               "method": {"name": method, **HOW, **more}}  # fmt: skip
-    execute(resolve(values, "test"), Path("run"))
+    execute(resolve(values, "test"), Path("run"), local_engine)
     return Run(Path("run"))
 
 

@@ -51,7 +51,6 @@ from atoll.data.agree import (
     planned,
 )
 from atoll.data.tables import TableOptions
-from atoll.engines.local import prepare
 from atoll.engines.network.faults import spoilt
 from atoll.engines.network.mirror import ENVIRONMENT as MIRROR
 from atoll.engines.network.mirror import Mirror
@@ -68,7 +67,9 @@ from atoll.engines.network.policy import (
 from atoll.engines.network.process import GUARD
 from atoll.learning.weights import without
 from atoll.runs.config import RunConfig, read, resolve, to_toml
-from atoll.runs.loop import Progress, facts, go
+from atoll.runs.execute import prepare
+from atoll.runs.facts import facts
+from atoll.runs.loop import Progress, go
 from atoll.runs.parts import Parts
 from atoll.runs.result import write_result
 

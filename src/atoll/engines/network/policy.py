@@ -46,8 +46,8 @@ from atoll.engines.network.mirror import Mirror
 from atoll.engines.network.size import parameters
 from atoll.learning.weights import copied, prefixed
 from atoll.runs.config import RunConfig, resolve
-from atoll.runs.loop import write_recipe
 from atoll.runs.parts import Parts, parts
+from atoll.runs.recipe import write_recipe
 from atoll.runs.result import write_result
 
 __all__ = [

@@ -23,11 +23,12 @@ from typing import Any
 
 from atoll.core.errors import UserError
 from atoll.core.record import Exclusion, read_events
-from atoll.engines.local import execute
+from atoll.engines.local import local_engine
 from atoll.engines.network.kits import COORDINATOR, Kit, Project, init, read_project
 from atoll.engines.network.process import running
 from atoll.engines.network.site import reachable
 from atoll.runs.config import RunConfig, to_toml
+from atoll.runs.execute import execute
 
 __all__ = ["Item", "rehearse"]
 
@@ -199,7 +200,7 @@ def _twin(config: RunConfig, folder: Path) -> bytes:
     """The record that the run has in one process; empty where the files are at the sites."""
     if "files" in config.data:
         return b""
-    execute(config, folder / "twin")
+    execute(config, folder / "twin", local_engine)
     return (folder / "twin" / "events.jsonl").read_bytes()
 
 

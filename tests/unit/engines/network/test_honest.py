@@ -11,10 +11,11 @@ from atoll import methods
 from atoll.core.federation import Moment, actions
 from atoll.core.messages import Packet, Tensors
 from atoll.core.record import Look
-from atoll.engines.local import execute, prepare
+from atoll.engines.local import local_engine
 from atoll.engines.network.drafts import drafted_file
 from atoll.engines.network.policy import Gate, SiteFile
 from atoll.runs.config import RunConfig, change, resolve, to_toml
+from atoll.runs.execute import execute, prepare
 from atoll.runs.loop import go
 from atoll.runs.parts import Parts
 
@@ -93,7 +94,7 @@ def through_gates(config: RunConfig, folder: Path, contract: Mapping[str, Any]) 
 
 
 def in_one_process(config: RunConfig, folder: Path) -> bytes:
-    execute(config, folder / "here")
+    execute(config, folder / "here", local_engine)
     return (folder / "here" / "events.jsonl").read_bytes()
 
 

@@ -24,7 +24,7 @@ from atoll.core.messages import Doubt
 from atoll.core.record import write_whole
 from atoll.runs.parts import Parts
 
-__all__ = ["Meter", "Peak", "Plan", "plan", "write_plan"]
+__all__ = ["FEWEST", "Meter", "Peak", "Plan", "plan", "write_plan"]
 
 FEWEST = 200  # clients asked in a round; a smaller run is not planned
 FEW, MORE = 8, 16  # clients of the two trials
@@ -89,10 +89,15 @@ class Meter(TorchDispatchMode):
 
 
 def plan(
-    make: Callable[[], Parts], engine: Callable[[Parts], Transport], fewest: int = FEWEST
+    made: Parts,
+    again: Callable[[], Parts],
+    engine: Callable[[Parts], Transport],
+    fewest: int = FEWEST,
 ) -> Plan | None:
-    """The plan of a run that `make` makes the parts of; None where it is small or cannot be cut."""
-    made = make()
+    """The plan of a run; None where the run is small or cannot be divided.
+
+    `again` builds the parts anew for each trial, so that a trial leaves nothing behind.
+    """
     every = made.scenario.clients
     asked = min(len(every), int(getattr(made.config.options(), "cohort", 0)) or len(every))
     vertical = made.scenario.labels_at_server
@@ -100,7 +105,7 @@ def plan(
         return None
     rows = _row_bytes(made) * (len(every) - asked)  # those that are not asked at once keep theirs
     free, found = _free_bytes(made), []
-    for few, more in zip(*(_peaks(make(), engine, n) for n in (FEW, MORE)), strict=True):
+    for few, more in zip(*(_peaks(again(), engine, n) for n in (FEW, MORE)), strict=True):
         each = max(0, (more - few) // (MORE - FEW))
         fixed = max(0, few - FEW * each) + rows
         found.append(Plan(asked, fixed, each, fixed + asked * each, free))

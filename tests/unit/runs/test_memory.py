@@ -9,10 +9,11 @@ import torch
 
 from atoll.compute.executor import Workshop
 from atoll.engines import local
-from atoll.engines.local import LocalEngine, execute, prepare
-from atoll.engines.plan import Meter, Plan, plan
+from atoll.engines.local import LocalEngine, local_engine
 from atoll.runs.config import RunConfig, resolve
+from atoll.runs.execute import execute, prepare
 from atoll.runs.loop import go
+from atoll.runs.memory import FEWEST, Meter, Plan, plan
 from atoll.runs.parts import parts
 
 UNPACKED = {"mode": "stacked", "packing": False}
@@ -35,6 +36,10 @@ def engine(made: Any) -> LocalEngine:
     return LocalEngine(made, Workshop("stacked"))
 
 
+def planned(given: RunConfig, engine: Any, fewest: int = FEWEST) -> Plan | None:
+    return plan(parts(given), lambda: parts(given), engine, fewest)
+
+
 def test_a_meter_counts_what_is_alive() -> None:
     with Meter() as meter:
         kept = torch.zeros(1000)
@@ -54,10 +59,10 @@ def test_a_meter_counts_what_is_alive() -> None:
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 def test_a_plan_is_within_a_fifth_of_what_a_run_takes(optimiser: str, tmp_path: Path) -> None:
     given = config(120, optimiser=optimiser)
-    found = plan(lambda: parts(given), engine, fewest=100)
+    found = planned(given, engine, fewest=100)
     assert found is not None
     with Meter() as meter:
-        execute(given, tmp_path)
+        execute(given, tmp_path, local_engine)
     assert meter.peak / 1.2 < found.peak < meter.peak * 1.2
     assert found.peak == found.fixed + 120 * found.each
 
@@ -66,17 +71,17 @@ def test_a_plan_is_within_a_fifth_of_what_a_run_takes(optimiser: str, tmp_path: 
 def test_a_deterministic_run_is_planned_by_all_memory_of_the_machine() -> None:
     engines = {"mode": "stacked", "deterministic": True}
     given = resolve({**vars(config(16)), "engine": engines}, "test")
-    planned = plan(lambda: parts(given), engine, fewest=16)
+    made = planned(given, engine, fewest=16)
     lines = Path("/proc/meminfo").read_text().splitlines()
     (total,) = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemTotal:")]
-    assert planned is not None
-    assert planned.free == total
+    assert made is not None
+    assert made.free == total
 
 
 def test_what_a_round_leaves_open_is_planned_too(tmp_path: Path) -> None:
     given = resolve({**vars(config(120)), "rounds": 4, "engine": UNPACKED}, "test")
     waiting, ahead = (
-        plan(lambda: parts(given), lambda few: LocalEngine(few, Workshop("stacked"), early), 100)  # noqa: B023
+        planned(given, lambda few: LocalEngine(few, Workshop("stacked"), early), 100)  # noqa: B023
         for early in (False, True)
     )
     assert waiting is not None
@@ -91,7 +96,7 @@ def test_what_a_round_leaves_open_is_planned_too(tmp_path: Path) -> None:
 
 def test_clients_that_are_not_asked_cost_their_rows_only(tmp_path: Path) -> None:
     few, all_of_them = (
-        plan(lambda: parts(config(60, cohort=cohort)), engine, fewest=20)  # noqa: B023
+        planned(config(60, cohort=cohort), engine, fewest=20)
         for cohort in (20, 0)
     )
     assert few is not None
@@ -103,9 +108,9 @@ def test_clients_that_are_not_asked_cost_their_rows_only(tmp_path: Path) -> None
 
 def test_small_runs_and_those_one_by_one_are_not_planned() -> None:
     small = config(20)
-    assert plan(lambda: parts(small), engine) is None
+    assert planned(small, engine) is None
     loop = resolve({**vars(config(30)), "engine": {"mode": "loop"}}, "test")
-    assert plan(lambda: parts(loop), engine, fewest=20) is None
+    assert planned(loop, engine, fewest=20) is None
 
 
 def test_a_plan_beyond_the_free_memory_asks_for_parts() -> None:
@@ -119,9 +124,9 @@ def test_a_large_run_keeps_its_plan_and_runs_in_the_parts_it_asks_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = Plan(40, fixed=10, each=10, peak=410, free=250)
-    execute(config(40), tmp_path / "whole")
+    execute(config(40), tmp_path / "whole", local_engine)
     monkeypatch.setattr(local, "plan", lambda *given: small)
-    execute(config(40), tmp_path / "parts")
+    execute(config(40), tmp_path / "parts", local_engine)
     body = json.loads((tmp_path / "parts" / "memory.json").read_text())
     assert body["peak"] == 410
     assert body["parts"] == 2

@@ -17,19 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from atoll.compute.deterministic import deterministic_torch
-from atoll.compute.executor import Workshop
+from atoll.compute.executor import JobExecutor, Workshop
 from atoll.core.errors import UserError
 from atoll.core.federation import Moment
 from atoll.core.record import Record, disk_errors, write_whole
 from atoll.data.dataset import Dataset
-from atoll.engines.local import LocalEngine, prepare, workshop
 from atoll.runs.config import RunConfig, change, place, resolve
-from atoll.runs.loop import Progress, go
+from atoll.runs.execute import prepare, workshop
+from atoll.runs.loop import Engine, Progress, go
 from atoll.runs.parts import Parts
 from atoll.runs.result import Run, write_result
 
 __all__ = ["Point", "points", "sweep"]
 
+MakeEngine = Callable[[Parts, JobExecutor], Engine]  # the engine of one run of a sweep
 SPARE = 256  # open files beside those of the records
 
 
@@ -137,9 +138,10 @@ class _Seat:
         return self.meeting.do(self.number, dict(jobs), moment)
 
 
-def sweep(
+def sweep(  # noqa: PLR0913 - what a caller may set, by keyword
     found: Sequence[Point],
     folder: Path,
+    engine: MakeEngine,
     *,
     resume: bool = False,
     watch: Callable[[Progress], None] = lambda progress: None,
@@ -153,15 +155,23 @@ def sweep(
     """
     deterministic = found[0].config.engine_options().deterministic
     with deterministic_torch(deterministic):
-        return _sweep(found, folder, resume, watch, stopping, failed)
+        return _sweep(found, _Together(folder, engine, watch, stopping), resume, failed)
+
+
+@dataclass(frozen=True)
+class _Together:
+    """What all points of a sweep share."""
+
+    folder: Path
+    engine: MakeEngine
+    watch: Callable[[Progress], None]
+    stopping: Callable[[], bool]
 
 
 def _sweep(
     found: Sequence[Point],
-    folder: Path,
+    shared: _Together,
     resume: bool,
-    watch: Callable[[Progress], None],
-    stopping: Callable[[], bool],
     failed: dict[int, BaseException] | None,
 ) -> list[Run]:
     data: dict[str, Dataset] = {}
@@ -174,7 +184,7 @@ def _sweep(
             records.enter_context(record)
             ended = resume and record.ended(point.config.checkpoints)
             ready.append(_Ready(made, record, ended))
-        _run(found, folder, ready, failures, watch, stopping)
+        _run(found, shared, ready, failures)
     if failures and failed is None:
         number = min(failures)
         failures[number].add_note(str(found[number].folder))
@@ -202,13 +212,12 @@ def _allow_files(records: int) -> None:
 
 def _run(
     found: Sequence[Point],
-    folder: Path,
+    shared: _Together,
     ready: Sequence[_Ready],
     failures: dict[int, BaseException],
-    watch: Callable[[Progress], None],
-    stopping: Callable[[], bool],
 ) -> None:
     """Run all points in threads that meet; errors are put into `failures`."""
+    folder = shared.folder
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     index = [{"folder": p.folder.name, "axes": p.axes} for p in found]
@@ -222,7 +231,8 @@ def _run(
         try:
             with meeting.turn:
                 if not one.ended:
-                    go(one.parts, LocalEngine(one.parts, seat), one.record, watch, stopping)
+                    engine = shared.engine(one.parts, seat)
+                    go(one.parts, engine, one.record, shared.watch, shared.stopping)
                     write_result(found[number].folder, one.record.extents)
         except BaseException as error:  # raised again by the caller
             failures[number] = error

@@ -1,0 +1,90 @@
+"""Executes a run: a config and an engine go in, a record comes out."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+
+from atoll.compute.deterministic import deterministic_torch
+from atoll.compute.executor import Workshop
+from atoll.core.record import Record
+from atoll.core.storage import FolderLock
+from atoll.data.dataset import Dataset
+from atoll.runs.config import EngineOptions, RunConfig, to_toml
+from atoll.runs.facts import facts, same_data
+from atoll.runs.loop import Engine, Progress, go
+from atoll.runs.parts import Parts, parts
+from atoll.runs.result import Run, write_result
+
+__all__ = ["OpenEngine", "execute", "prepare", "workshop"]
+
+# Opens an engine for the parts of a run. The second argument builds the same parts again, for an
+# engine that tries a few clients before the run; the third is the folder of the run.
+OpenEngine = Callable[[Parts, Callable[[], Parts], Path], AbstractContextManager[Engine]]
+
+
+def workshop(options: EngineOptions, folder: Path, rounds: int, parts: int = 1) -> Workshop:
+    """The workshop that a run's options ask for; `rounds`: how often works of a form come back."""
+    keep = Path(options.keep) if options.keep else None
+    return Workshop(
+        options.mode,
+        folder,
+        tf32=options.tf32,
+        streams=options.streams,
+        keep=keep,
+        tune=options.tune,
+        parts=parts,
+        rounds=rounds,
+        deterministic=options.deterministic,
+        verify=options.verify,
+    )
+
+
+def execute(  # noqa: PLR0913 - what a caller may set, by keyword
+    config: RunConfig,
+    folder: Path,
+    open_engine: OpenEngine,
+    *,
+    resume: bool = False,
+    watch: Callable[[Progress], None] = lambda progress: None,
+    stopping: Callable[[], bool] = lambda: False,
+    loaded: dict[str, Dataset] | None = None,
+) -> None:
+    """Run a config in a folder, or go on with the run that is there.
+
+    `loaded` is filled with the data, so that several runs load them once.
+    """
+    data: dict[str, Dataset] = {} if loaded is None else loaded
+    with deterministic_torch(config.engine_options().deterministic):
+        made, record = prepare(config, folder, resume, data)
+        with record:
+            if resume and record.ended(config.checkpoints):
+                return
+            with open_engine(made, lambda: parts(config, data), folder) as engine:
+                go(made, engine, record, watch, stopping)
+            write_result(folder, record.extents)
+
+
+def prepare(
+    config: RunConfig,
+    folder: Path,
+    resume: bool,
+    data: dict[str, Dataset] | None = None,
+    patience: float = 0.0,
+) -> tuple[Parts, Record]:
+    """The parts of a run and its open record; every mistake is found before anything is written.
+
+    The record is locked for this process; `patience`: seconds to wait for one that is locked.
+    """
+    if not patience:
+        FolderLock.check(folder)
+    threads = config.engine_options().threads
+    if threads:
+        torch.set_num_threads(threads)
+    made = parts(config, data)
+    made.client(made.scenario.clients[0])
+    if resume and (folder / "config.toml").exists():
+        same_data(made, Run(folder).facts, str(folder))
+        return made, Record.reopen(folder, patience)
+    return made, Record.create(folder, to_toml(config), facts(made), patience)

@@ -1,0 +1,90 @@
+"""The facts of a run: versions, machine and data, and who holds what."""
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from atoll import methods
+from atoll.core import VERSION
+from atoll.core.errors import UserError
+from atoll.runs.parts import Parts
+
+__all__ = ["facts", "holdings", "same_data"]
+
+MOST_NAMES = 300  # a table with more columns is told by numbers alone
+
+
+def facts(parts: Parts) -> dict[str, Any]:
+    """What a run was made under: versions, machine, data."""
+    dataset = parts.dataset
+    packages = ("torch", "numpy", "safetensors", "scikit-learn", "pydantic")
+    return {
+        "atoll": VERSION,
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in packages},
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "device": str(parts.site(parts.scenario.clients[0]).device),
+        "data": {
+            "name": dataset.name,
+            "title": dataset.title,
+            "rows": len(dataset),
+            "classes": len(dataset.classes),
+            "source": dataset.source,
+            "partial": dataset.partial,
+            "fingerprint": dataset.fingerprint,
+        },
+        **_public(parts),
+        **({"vectors": parts.vectors.facts} if dataset.kind == "text" else {}),
+        "clients": list(parts.scenario.clients),
+        "tasks": list(parts.scenario.tasks),
+        "known_at": list(parts.scenario.known_at),
+        "stages": parts.scenario.stages,
+        "headline": methods.load(parts.config.method["name"]).headline,
+        "holdings": holdings(parts),
+    }
+
+
+def _public(parts: Parts) -> dict[str, Any]:
+    """Which public images a run has, where its config names some."""
+    if not parts.config.public:
+        return {}
+    public = parts.public
+    found = {"rows": len(public), "fingerprint": public.fingerprint}
+    options = parts.config.public_options()
+    name = f"own images, {Path(options.images).name}" if options.images else options.name
+    return {"public": {"name": name, **found}}
+
+
+def holdings(parts: Parts) -> dict[str, Any]:
+    """Who holds what, in numbers and names of columns: rows by stage, test rows by task."""
+    scenario, dataset = parts.scenario, parts.dataset
+    named = dataset.columns if len(dataset.columns) <= MOST_NAMES else ()
+    sites = {}
+    for id in scenario.clients:
+        holdings, columns = scenario.holdings[id], scenario.holdings[id][-1].own
+        sites[id] = {
+            "train": [len(held.train) for held in holdings],
+            "valid": [len(held.valid) for held in holdings],
+            "test": [len(rows) for rows in scenario.tests[id]],
+            "classes": [len(np.unique(dataset.y[held.train])) for held in holdings],
+            "own": len(columns),
+            "own_names": [named[i] for i in columns] if named else [],
+        }
+    names = [named[i] for i in scenario.common] if named else []
+    return {"common": len(scenario.common), "common_names": names, "sites": sites}
+
+
+def same_data(parts: Parts, recorded: Mapping[str, Any], where: str) -> None:
+    """Refuse to go on with other data than the run began with."""
+    if recorded.get("data", {}).get("fingerprint") != parts.dataset.fingerprint:
+        raise UserError(
+            f"the data of '{parts.dataset.name}' have changed since the run began",
+            where,
+            "bring the old data back, or start a new run without --resume",
+        )

@@ -1,0 +1,90 @@
+"""Where runs live: the folders runs/NAME-N, and the run that a folder holds."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from atoll.core.errors import UserError
+from atoll.core.storage import disk_errors
+from atoll.runs.config import RunConfig, resolve
+from atoll.runs.result import Run
+
+__all__ = ["fresh_folder", "last_folder", "recorded", "refuse_absent", "run_folder"]
+
+
+@contextmanager
+def run_folder(name: str, chosen: Path | None, resume: bool) -> Iterator[Path]:
+    """The folder of a run: the one that was chosen, else the last of its name, else a new one."""
+    if chosen is not None or resume:
+        yield chosen or last_folder(name)
+    else:
+        with fresh_folder(name) as folder:
+            yield folder
+
+
+@contextmanager
+def fresh_folder(name: str) -> Iterator[Path]:
+    """The next folder runs/NAME-1, runs/NAME-2, ..., made now, so that no other process takes it.
+
+    A folder that is still empty at the end goes.
+    """
+    new = not Path("runs").exists()
+    number = max((number for number, _ in _folders(name)), default=0) + 1
+    while not _claimed(folder := Path("runs") / f"{name}-{number}"):
+        number += 1
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # what is not empty stays
+            folder.rmdir()
+            if new:
+                folder.parent.rmdir()
+
+
+def _claimed(folder: Path) -> bool:
+    """Whether the folder is made here and now."""
+    with disk_errors(folder):
+        while True:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir()
+                return True
+            except FileExistsError:
+                return False
+            except FileNotFoundError:  # another process removed the parent, which was empty
+                continue
+
+
+def refuse_absent(folders: Iterable[Path]) -> None:
+    """Refuse to go on with runs of which none has left anything in its folder."""
+    every = list(folders)
+    for folder in every:
+        with disk_errors(folder):
+            if folder.is_dir() and any(folder.iterdir()):
+                return
+    remedy = "name the folder of a run, or leave --resume out to start one"
+    raise UserError("no run to go on with in this folder", str(every[0]), remedy)
+
+
+def last_folder(name: str) -> Path:
+    """The newest folder runs/NAME-N that has something in it."""
+    found = [one for one in _folders(name) if one[1].is_dir() and any(one[1].iterdir())]
+    if not found:
+        raise UserError(
+            f"no run of '{name}' to go on with", "runs", "leave --resume out, or give --out"
+        )
+    return max(found)[1]
+
+
+def _folders(name: str) -> list[tuple[int, Path]]:
+    found = []
+    for path in Path("runs").glob(f"{name}-*"):
+        number = path.name.removeprefix(f"{name}-")
+        if number.isdigit():
+            found.append((int(number), path))
+    return found
+
+
+def recorded(folder: Path) -> RunConfig:
+    """The config that a run's folder was made with."""
+    return resolve(Run(folder).config, str(folder / "config.toml"))
