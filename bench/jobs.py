@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from atoll.compute.executor import Workshop
+from atoll.compute.executor import Executor
 from atoll.core.record import Score, read_events
 from atoll.data.dataset import Dataset
 from atoll.engines.local import LocalEngine
@@ -23,17 +23,17 @@ from atoll.runs.parts import Parts
 
 @dataclass
 class Clock:
-    """A workshop that counts the seconds of the work done in it."""
+    """An executor that counts the seconds of its jobs."""
 
-    workshop: Workshop
+    executor: Executor
     seconds: float = 0.0
     wait: Callable[[], None] = field(default=lambda: None)
 
     def do(self, jobs: Any, moment: Any = None) -> dict[str, Any]:
-        """What the workshop does."""
+        """What the executor does."""
         self.wait()
         began = time.perf_counter()
-        done = self.workshop.do(jobs, moment)
+        done = self.executor.do(jobs, moment)
         self.wait()
         self.seconds += time.perf_counter() - began
         return done
@@ -88,7 +88,7 @@ def run(
         pause = wait(str(made.site(made.scenario.clients[0]).device))
         rounds = given.rounds * made.scenario.stages
         how: Any = {"tf32": options.tf32, "rounds": rounds, "verify": options.verify, "clock": now}
-        bench: Any = Workshop(options.mode, home, **how)
+        bench: Any = Executor(options.mode, home, **how)
         clock = Clock(bench, wait=pause)
         ahead = options.device == "cuda" and not inside
         engine = LocalEngine(made, clock if inside else bench, ahead)

@@ -6,7 +6,7 @@ import json
 import compare
 import jobs
 
-from atoll.compute.executor import Workshop
+from atoll.compute.executor import Executor
 from atoll.engines.local import LocalEngine
 from atoll.runs.memory import Meter, Peak, plan
 from atoll.runs.parts import device, parts
@@ -26,7 +26,7 @@ def main() -> None:
     planned = plan(
         parts(job, data),
         lambda: parts(job, data),
-        lambda few: LocalEngine(few, Workshop("stacked")),
+        lambda few: LocalEngine(few, Executor("stacked")),
         fewest=20,
     )
     assert planned is not None  # there are clients enough

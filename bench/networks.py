@@ -18,7 +18,7 @@ import torch
 from atoll.compute.graphs import Captured, done
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
-from atoll.jobs.train import Optimiser, Phase, Work
+from atoll.jobs.train import Optimiser, Phase, TrainJob
 from atoll.learning.distill import taught_loss
 from atoll.learning.models import ModelOptions, network, skeleton
 
@@ -26,7 +26,7 @@ CLASSES = 10
 SIZES = {"resnet10": 150, "resnet12": 80, "efficientnet": 512, "mobilenet": 512}  # of the digits
 
 
-def work(options: ModelOptions, batch: int, device: torch.device) -> Work:
+def work(options: ModelOptions, batch: int, device: torch.device) -> TrainJob:
     """Training of a network on made-up images, one batch an epoch."""
     stream = Stream.of(0, options.name)
     model = network((3, 32, 32), CLASSES, options, stream)
@@ -38,10 +38,10 @@ def work(options: ModelOptions, batch: int, device: torch.device) -> Work:
     phase = Phase("loss", moves, loss, Optimiser("adam", 1e-3))
     weights = {name: weight.to(device) for name, weight in model.state_dict().items()}
     rows = Rows(x, x.new_zeros(batch, 0), y)
-    return Work(weights, {}, (phase,), rows, batch, 1, stream)
+    return TrainJob(weights, {}, (phase,), rows, batch, 1, stream)
 
 
-def timed(job: Work, captured: Captured | None, steps: int) -> float:
+def timed(job: TrainJob, captured: Captured | None, steps: int) -> float:
     """Milliseconds of a step, the best of three."""
     job, best = replace(job, epochs=steps), float("inf")
     for _ in range(4):  # the first one warms up

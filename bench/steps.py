@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
-from atoll.compute.executor import Workshop
+from atoll.compute.executor import Executor
 from atoll.compute.stacking import Stack, largest_difference
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
-from atoll.jobs.train import Optimiser, Phase, Work
+from atoll.jobs.train import Optimiser, Phase, TrainJob
 from atoll.learning.models import draw_linear
 from atoll.methods import chfl
 
@@ -42,7 +42,7 @@ def column(inputs: int, stream: Stream, lateral: bool) -> dict[str, torch.Tensor
     return found
 
 
-def client(number: int, rows: int, device: torch.device, epochs: int) -> Work:
+def client(number: int, rows: int, device: torch.device, epochs: int) -> TrainJob:
     """One client's work: a bank of one second column."""
     stream = Stream.of(0, number)
     generator = stream.child("data").numpy()
@@ -62,13 +62,13 @@ def client(number: int, rows: int, device: torch.device, epochs: int) -> Work:
             ("joint", "unique/", partial(chfl.joint_loss, depth=4, source="common", concat="")),
         )
     )
-    return Work(weights, {}, phases, Rows(x, own, y), BATCH, epochs, stream.child("fit"))
+    return TrainJob(weights, {}, phases, Rows(x, own, y), BATCH, epochs, stream.child("fit"))
 
 
 class InOrder(Sampler[int]):
     """The rows in the order that our loop takes them."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: TrainJob) -> None:
         self.work, self.epoch = work, 0
 
     def __len__(self) -> int:
@@ -80,7 +80,7 @@ class InOrder(Sampler[int]):
         return iter(order.tolist())
 
 
-def with_loader(work: Work, device: torch.device) -> dict[str, torch.Tensor]:
+def with_loader(work: TrainJob, device: torch.device) -> dict[str, torch.Tensor]:
     """What PyTorch users write: a DataLoader on the CPU, batches copied, two torch.optim.Adam."""
     weights = {n: w.clone().requires_grad_(n != "mu") for n, w in work.weights.items()}
     adams = [torch.optim.Adam([weights[n] for n in p.moves], lr=1e-3) for p in work.phases]
@@ -100,7 +100,7 @@ def with_loader(work: Work, device: torch.device) -> dict[str, torch.Tensor]:
     return {n: w.detach() for n, w in weights.items()}
 
 
-def double(work: Work) -> Work:
+def double(work: TrainJob) -> TrainJob:
     """The same work in double precision, in which two ways can be told to be the same."""
     rows = replace(work.rows, x=work.rows.x.double(), own=work.rows.own.double())
     return replace(work, rows=rows, weights={n: w.double() for n, w in work.weights.items()})
@@ -133,7 +133,7 @@ def measure(
     first_seconds, _ = timed(lambda: stack(works), device)
     stack_seconds, _ = timed(lambda: stack(works), device)
     exactly = not torch.backends.cuda.matmul.allow_tf32
-    auto = Workshop("auto", tf32=not exactly, verify=given.verify)
+    auto = Executor("auto", tf32=not exactly, verify=given.verify)
     jobs = {str(n): work for n, work in enumerate(works)}
     for _ in range(2):  # the first makes the trial; both are checked, where checks are asked for
         auto.do(jobs)

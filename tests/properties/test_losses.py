@@ -25,7 +25,7 @@ from atoll.compute import autotune, proof
 from atoll.compute.stacking import Stack, form, largest_difference, signature
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
-from atoll.jobs.train import Optimiser, Phase, Work, Worked
+from atoll.jobs.train import Optimiser, Phase, TrainJob, TrainResult
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import outputs
 
@@ -35,7 +35,7 @@ ROUNDS = 2  # in the second, no constant is zero and rows are others
 RATE = 0.05
 
 Weights = Mapping[str, Tensor]
-Rounds = list[tuple[list[Work], list[Worked]]]
+Rounds = list[tuple[list[TrainJob], list[TrainResult]]]
 WayName = Literal["batched", "mapped"]
 WAYS: tuple[WayName, ...] = ("batched", "mapped")
 
@@ -288,7 +288,7 @@ def start(world: World) -> dict[str, Tensor]:
 
 def job(
     world: World, program: Program, number: int, member: int, moved: Mapping[str, Tensor]
-) -> Work:
+) -> TrainJob:
     """The work of a member in a round, from these weights on."""
     key = 1000 * (world.seed + 1) + 10 * number + member
     generator = torch.Generator().manual_seed(key)
@@ -310,7 +310,7 @@ def job(
     rows = Rows(draw(size, world.features), draw(size, 0), labels)
     loss = partial(composed, program=program)
     phase = Phase("loss", tuple(moved), loss, Optimiser(world.optimiser, RATE))
-    return Work(weights, {}, (phase,), rows, world.batch, 1, Stream.of(key))
+    return TrainJob(weights, {}, (phase,), rows, world.batch, 1, Stream.of(key))
 
 
 def loop(world: World, program: Program) -> Rounds:
@@ -327,11 +327,11 @@ def loop(world: World, program: Program) -> Rounds:
     return found
 
 
-def difference(wanted: Sequence[Worked], got: Sequence[Worked]) -> float:
+def difference(wanted: Sequence[TrainResult], got: Sequence[TrainResult]) -> float:
     return max(map(largest_difference, wanted, got))
 
 
-def accepted(jobs: Sequence[Work], monkeypatch: pytest.MonkeyPatch) -> dict[WayName, bool]:
+def accepted(jobs: Sequence[TrainJob], monkeypatch: pytest.MonkeyPatch) -> dict[WayName, bool]:
     """Which ways the engine accepts by the jobs of the first round, each by itself.
 
     `auto` asks the same and then takes the faster one.

@@ -466,7 +466,7 @@ def test_a_want_of_memory_is_told_as_one(
     def work(*given: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate much")
 
-    for owner, name, none in ((tabular, "wine", data), (fedavg, "Work", work)):
+    for owner, name, none in ((tabular, "wine", data), (fedavg, "TrainJob", work)):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, none)
             ended = atoll("run", "fedavg", *TINY, "--out", f"without {name}")

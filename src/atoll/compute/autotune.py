@@ -34,14 +34,14 @@ from atoll.compute.proof import (
     prove_tally,
     prove_watch,
 )
-from atoll.compute.split_rounds import WAYS, Together, Way
+from atoll.compute.split_rounds import WAYS, SplitStack, Way
 from atoll.compute.stacking import Stack
 from atoll.core.errors import UserError
 from atoll.core.record import write_whole
-from atoll.jobs.early_stopping import Watched
-from atoll.jobs.public_step import PublicStep
-from atoll.jobs.split_round import Passes
-from atoll.jobs.train import Tally, Work
+from atoll.jobs.early_stopping import EarlyStoppedJob
+from atoll.jobs.public_step import PublicJob
+from atoll.jobs.split_round import SplitJob
+from atoll.jobs.train import EvalJob, TrainJob
 from atoll.kernels import batched_layers
 from atoll.kernels.batched_layers import Timing
 
@@ -153,7 +153,7 @@ def what(key: Any) -> str:
 def tried(key: Hashable, jobs: Sequence[Any]) -> Choice:
     """Both ways on the first batches: the stack is taken if it gives the same and is faster."""
     found = proved(key, jobs)
-    if isinstance(jobs[0], Tally) or found.mode == "loop":
+    if isinstance(jobs[0], EvalJob) or found.mode == "loop":
         return found
     short = [replace(j, rows=j.rows.at(slice(0, TRIAL * j.batch)), epochs=1) for j in jobs]
     loop_seconds = _timed(lambda: [job() for job in short[:SAMPLE]])
@@ -165,7 +165,7 @@ def tried(key: Hashable, jobs: Sequence[Any]) -> Choice:
     return replace(found, reason="equal and faster", ratio=ratio, parts=parts)
 
 
-def _fastest(jobs: Sequence[Work], mapped: bool) -> tuple[int, float]:
+def _fastest(jobs: Sequence[TrainJob], mapped: bool) -> tuple[int, float]:
     """To how many stacks members are dealt, and the seconds of all of them together.
 
     On a CPU, stacks that fit into its cache may be faster than one that does not.
@@ -179,7 +179,7 @@ def _fastest(jobs: Sequence[Work], mapped: bool) -> tuple[int, float]:
     return min(found.items(), key=lambda item: item[1])
 
 
-def stacks_that_fit(jobs: Sequence[Work]) -> int:
+def stacks_that_fit(jobs: Sequence[TrainJob]) -> int:
     """How many stacks there must be for each to fit into a CPU's cache; one on a GPU."""
     job = jobs[0]
     if job.rows.y.is_cuda:
@@ -191,8 +191,8 @@ def stacks_that_fit(jobs: Sequence[Work]) -> int:
 
 def proved(key: Hashable, jobs: Sequence[Any]) -> Choice:
     """The first way to stack that gives what the loop gives, in double precision; else the loop."""
-    verdict = prove_tally(jobs) if isinstance(jobs[0], Tally) else prove_stack(jobs)
-    reason = "a count without gradient" if isinstance(jobs[0], Tally) else "asked for"
+    verdict = prove_tally(jobs) if isinstance(jobs[0], EvalJob) else prove_stack(jobs)
+    reason = "a count without gradient" if isinstance(jobs[0], EvalJob) else "asked for"
     return _judged(what(key), len(jobs), verdict, "stacked", reason)
 
 
@@ -208,7 +208,7 @@ def _judged(
     return replace(found, rounding=verdict.rounding)
 
 
-def timed_ways(key: Hashable, jobs: Sequence[Passes]) -> Choice:
+def timed_ways(key: Hashable, jobs: Sequence[SplitJob]) -> Choice:
     """Split networks: which way for halves of one shape is fastest; nothing is proved here."""
     if all(lent.still for job in jobs for lent in job.lent):
         found = Choice(what(key), len(jobs), "stacked", "nothing moves at the clients")
@@ -216,7 +216,7 @@ def timed_ways(key: Hashable, jobs: Sequence[Passes]) -> Choice:
     short = [first_steps(job, job.batches.size) for job in jobs[:RUNS]]
     seconds = dict[Way, float]()
     for way in WAYS:
-        together = Together(short, way)
+        together = SplitStack(short, way)
         together(short)  # the first call makes buffers and captures
         seconds[way] = _timed(partial(together, short))
     best = min(seconds, key=lambda way: seconds[way])
@@ -225,7 +225,7 @@ def timed_ways(key: Hashable, jobs: Sequence[Passes]) -> Choice:
     return Choice(what(key), len(jobs), "stacked", reason, ratio=ratio, way=best)
 
 
-def proved_passes(key: Hashable, jobs: Sequence[Passes], timing: Choice) -> Choice:
+def proved_passes(key: Hashable, jobs: Sequence[SplitJob], timing: Choice) -> Choice:
     """The fastest way for split networks if it gives what each run gives alone, else another."""
     order = sorted(WAYS, key=lambda way: way != timing.way)
     verdict = prove_passes(jobs[:RUNS], order)
@@ -233,12 +233,12 @@ def proved_passes(key: Hashable, jobs: Sequence[Passes], timing: Choice) -> Choi
     return replace(found, ratio=timing.ratio if found.way == timing.way else 0.0)
 
 
-def proved_watch(jobs: Sequence[Watched]) -> Choice:
+def proved_watch(jobs: Sequence[EarlyStoppedJob]) -> Choice:
     """All epochs of a round in one computation, if that gives what each member gives alone."""
     return _judged("watched", len(jobs), prove_watch(jobs), "stacked", "equal")
 
 
-def proved_public(job: PublicStep) -> Choice:
+def proved_public(job: PublicJob) -> Choice:
     """Steps on public images in captured buffers, if they give what plain steps give."""
     return _judged("public step", 1, prove_public(job), "captured", "equal")
 
@@ -250,14 +250,14 @@ def without_rows(key: Any) -> tuple[Hashable, ...]:
     return phases, tuple(kept), *rest
 
 
-def proved_captured(jobs: Sequence[Work]) -> Choice:
+def proved_captured(jobs: Sequence[TrainJob]) -> Choice:
     """Steps in captured buffers, of one work or of replicas together, if they give the same."""
     if len(jobs) > 1:
         return _judged("replicas", len(jobs), prove_captured(jobs), "stacked", "asked for")
     return _judged("work", 1, prove_captured(jobs), "captured", "asked for")
 
 
-def tried_replicas(jobs: Sequence[Work]) -> Choice:
+def tried_replicas(jobs: Sequence[TrainJob]) -> Choice:
     """Steps together or one by one, on some batches of the full size."""
     found = proved_captured(jobs)
     if found.mode == "loop":
@@ -274,7 +274,7 @@ def tried_replicas(jobs: Sequence[Work]) -> Choice:
     return replace(found, reason="replicas in one step are faster", ratio=ratio)
 
 
-def tried_captured(job: Work) -> Choice:
+def tried_captured(job: TrainJob) -> Choice:
     """Both ways on some small batches; captured steps are taken if they are equal and faster."""
     found = proved_captured([job])
     if found.mode == "loop":
@@ -308,7 +308,7 @@ def _wait() -> None:
 
 def too_few(jobs: Sequence[Any], rounds: int) -> bool:
     """Whether all steps of these works are fewer than two trials take: so much none could gain."""
-    if not isinstance(jobs[0], Work):
+    if not isinstance(jobs[0], TrainJob):
         return False
     steps: int = sum(job.epochs * -(-len(job.rows) // job.batch) for job in jobs)
     # of each in the sample: twice in double precision, twice in its own, twice timed, and some

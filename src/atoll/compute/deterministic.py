@@ -23,7 +23,7 @@ from atoll.compute.autotune import (
     tried_captured,
     tried_replicas,
 )
-from atoll.jobs.train import Work
+from atoll.jobs.train import TrainJob
 from atoll.kernels.batched_layers import fixed_ways
 
 __all__ = ["BY_TIMING", "EQUAL", "FIXED", "Rules", "deterministic_torch"]
@@ -38,24 +38,24 @@ class Rules:
 
     name: str  # part of the cache key: choices of different rules are kept apart
     works: Callable[[Hashable, Sequence[Any]], Choice]
-    replicas: Callable[[Sequence[Work]], Choice]
-    captured: Callable[[Work], Choice]
+    replicas: Callable[[Sequence[TrainJob]], Choice]
+    captured: Callable[[TrainJob], Choice]
 
 
 def fixed_works(key: Hashable, jobs: Sequence[Any]) -> Choice:
     """Stack works wherever the proof accepts it."""
     choice = proved(key, jobs)
-    if not isinstance(jobs[0], Work) or choice.mode == "loop":
+    if not isinstance(jobs[0], TrainJob) or choice.mode == "loop":
         return choice
     return replace(choice, reason=EQUAL, parts=stacks_that_fit(jobs))
 
 
-def fixed_replicas(jobs: Sequence[Work]) -> Choice:
+def fixed_replicas(jobs: Sequence[TrainJob]) -> Choice:
     """Replicas take each step together wherever the proof accepts it."""
     return _equal(proved_captured(jobs))
 
 
-def fixed_captured(job: Work) -> Choice:
+def fixed_captured(job: TrainJob) -> Choice:
     """Capture the steps of a client wherever the proof accepts it."""
     return _equal(proved_captured([job]))
 

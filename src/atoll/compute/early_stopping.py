@@ -14,26 +14,35 @@ from torch import Tensor
 from atoll.compute.stacking import Bundle, Stack, form, recorded
 from atoll.core.late import Arriving
 from atoll.core.rows import Bounds, Rows
-from atoll.jobs.early_stopping import KEY, RATE, STOPPED, Outcome, Watched, stepped
+from atoll.jobs.early_stopping import (
+    KEY,
+    RATE,
+    STOPPED,
+    EarlyStoppedJob,
+    EarlyStoppedResult,
+    stepped,
+)
 from atoll.jobs.probe import Probe
-from atoll.jobs.train import Tally
+from atoll.jobs.train import EvalJob
 from atoll.learning.textcnn import different, pieces
 
-__all__ = ["Watch", "watched_form"]
+__all__ = ["EarlyStoppedStack", "watched_form"]
 
 
-def watched_form(job: Watched) -> Hashable:
+def watched_form(job: EarlyStoppedJob) -> Hashable:
     """Jobs of equal form can be one stack."""
     read = {name: job.work.weights[name] for name in job.reads}
-    validation = form(Tally(read, job.valid, job.function))
+    validation = form(EvalJob(read, job.valid, job.function))
     own = job.valid.own.shape[1]
     return ("watched", form(job.first), validation, own, job.rule, len(job.streams))
 
 
-class Watch:
+class EarlyStoppedStack:
     """Watched works of one form, all epochs of a round without the host; made once for a task."""
 
-    def __init__(self, jobs: Sequence[Watched], graph: bool = True, fixed: bool = False) -> None:
+    def __init__(
+        self, jobs: Sequence[EarlyStoppedJob], graph: bool = True, fixed: bool = False
+    ) -> None:
         epochs = len(jobs[0].streams)
         self.stack = Stack([job.first for job in jobs], graph, epochs=epochs, fixed=fixed)
         self.graph, self.fixed = self.stack.graph, self.stack.fixed
@@ -68,11 +77,11 @@ class Watch:
             batch = replace(batch, bounds=bounds)
         return batch, real
 
-    def fits(self, jobs: Sequence[Watched]) -> bool:
+    def fits(self, jobs: Sequence[EarlyStoppedJob]) -> bool:
         """Whether these are members of this stack, and most of it."""
         return 2 * len(jobs) > len(self.last) and self._seats(jobs) is not None
 
-    def _seats(self, jobs: Sequence[Watched]) -> list[int] | None:
+    def _seats(self, jobs: Sequence[EarlyStoppedJob]) -> list[int] | None:
         """The place of each of these among the members: by their rows."""
         free, found = list(range(len(self.last))), []
         for job in jobs:
@@ -83,7 +92,9 @@ class Watch:
             found.append(seat)
         return found
 
-    def __call__(self, jobs: Sequence[Watched], probe: Probe | None = None) -> list[Outcome]:
+    def __call__(
+        self, jobs: Sequence[EarlyStoppedJob], probe: Probe | None = None
+    ) -> list[EarlyStoppedResult]:
         """Train through a round; members that did not come stay as they are."""
         seats = self._seats(jobs)
         assert seats is not None  # the caller has asked
@@ -102,7 +113,7 @@ class Watch:
                 break
         return self._ended(members, seats)
 
-    def _begin(self, members: Sequence[Watched]) -> None:
+    def _begin(self, members: Sequence[EarlyStoppedJob]) -> None:
         """Load weights, moments and courses, and draw the orders of all epochs."""
         works = [job.first for job in members]
         self.stack.take([work.rows for work in works])
@@ -162,7 +173,9 @@ class Watch:
         answer = Arriving(self.all_stopped)
         return lambda: bool(answer.numbers)
 
-    def _ended(self, members: Sequence[Watched], seats: Sequence[int]) -> list[Outcome]:
+    def _ended(
+        self, members: Sequence[EarlyStoppedJob], seats: Sequence[int]
+    ) -> list[EarlyStoppedResult]:
         """What members have now; those that do not come next time stay at it."""
         courses = self.course.cpu()
         done = self.stack.unload([job.first for job in members])
@@ -173,11 +186,11 @@ class Watch:
         for seat in seats:
             one, course = done[seat], courses[seat].clone()
             forgot = self.rule.fresh and not one.moments[f"steps/{self.optimiser.phase.name}"]
-            found.append(Outcome(one.weights, {} if forgot else one.moments, course))
+            found.append(EarlyStoppedResult(one.weights, {} if forgot else one.moments, course))
         return found
 
 
-def _same(one: Watched, other: Watched) -> bool:
+def _same(one: EarlyStoppedJob, other: EarlyStoppedJob) -> bool:
     """Whether both are of the same rows."""
     return one.work.rows is other.work.rows and one.valid is other.valid
 

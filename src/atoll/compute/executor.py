@@ -41,7 +41,7 @@ from atoll.compute.autotune import (
 )
 from atoll.compute.cache import UNRESOLVED, Key, cache_key
 from atoll.compute.deterministic import BY_TIMING, EQUAL, FIXED
-from atoll.compute.early_stopping import Watch, watched_form
+from atoll.compute.early_stopping import EarlyStoppedStack, watched_form
 from atoll.compute.graphs import Captured, Lane, NotCapturableError, likeness
 from atoll.compute.proof import (
     ACTUAL,
@@ -56,20 +56,20 @@ from atoll.compute.proof import (
     sampled,
 )
 from atoll.compute.public_steps import CapturedStep, step_form, stepped
-from atoll.compute.split_rounds import Together, Way, passes_signature, trial_key
+from atoll.compute.split_rounds import SplitStack, Way, split_signature, trial_key
 from atoll.compute.stacking import NotStackableError, Stack, form, signature, tally
 from atoll.compute.verify import STEPS, Verifier, Verify, disagreement, place_of, seen_of
 from atoll.core.errors import out_of_memory
 from atoll.core.federation import Moment
 from atoll.core.record import write_whole
-from atoll.jobs.early_stopping import Outcome, Watched
+from atoll.jobs.early_stopping import EarlyStoppedJob, EarlyStoppedResult
 from atoll.jobs.probe import Probe, Seen
-from atoll.jobs.public_step import PublicStep
-from atoll.jobs.split_round import Passes
-from atoll.jobs.train import Tally, Work
+from atoll.jobs.public_step import PublicJob
+from atoll.jobs.split_round import SplitJob
+from atoll.jobs.train import EvalJob, TrainJob
 from atoll.kernels import batched_layers
 
-__all__ = ["JobExecutor", "Mode", "Workshop"]
+__all__ = ["Executor", "JobExecutor", "Mode"]
 
 Mode = Literal["auto", "loop", "stacked", "captured"]
 STACKS = 8  # stacks that keep their buffers
@@ -93,7 +93,7 @@ class JobExecutor(Protocol):
         ...
 
 
-class Workshop:
+class Executor:
     """Where works are done; remembers what it chose."""
 
     def __init__(  # noqa: PLR0913 - the engine's options, each by its name
@@ -129,8 +129,8 @@ class Workshop:
         batched_layers.CHOSEN.update(kept_timings() | timings(self.choices.values()))
         batched_layers.TAKEN.clear()
         self._decided: dict[Hashable, str] = {}
-        self._stacks: dict[Hashable, Stack | Together] = {}
-        self._watches: list[tuple[Hashable, Watch]] = []
+        self._stacks: dict[Hashable, Stack | SplitStack] = {}
+        self._watches: list[tuple[Hashable, EarlyStoppedStack]] = []
         self._captured: dict[tuple[tuple[str, ...], Hashable], Captured] = {}
         self._steps: dict[str, tuple[Hashable, CapturedStep]] = {}  # by client
         self._lanes: dict[str, Lane] = {}  # by client: where its graphs run
@@ -156,8 +156,8 @@ class Workshop:
         return {id: found[id] if id in found else done[id] for id in jobs}
 
     def _do(self, jobs: Mapping[str, Any]) -> dict[str, Any]:
-        public = {id: job for id, job in jobs.items() if isinstance(job, PublicStep)}
-        watched = {id: job for id, job in jobs.items() if isinstance(job, Watched)}
+        public = {id: job for id, job in jobs.items() if isinstance(job, PublicJob)}
+        watched = {id: job for id, job in jobs.items() if isinstance(job, EarlyStoppedJob)}
         common = self._common(jobs) if self.deterministic else {}
         apart = public.keys() | watched.keys() | common.keys()
         rest = {id: job for id, job in jobs.items() if id not in apart}
@@ -171,11 +171,11 @@ class Workshop:
         """
         done: dict[str, Any] = {}
         for id, job in jobs.items():
-            if isinstance(job, Work) and job.common:
+            if isinstance(job, TrainJob) and job.common:
                 done |= self._alone({id: job})
         return done
 
-    def _public(self, jobs: Mapping[str, PublicStep]) -> dict[str, Any]:
+    def _public(self, jobs: Mapping[str, PublicJob]) -> dict[str, Any]:
         """Steps on public images: captured as asked for, on a GPU also where nothing is."""
         made: dict[str, CapturedStep] = {}
         keys: dict[Hashable, list[str]] = {}
@@ -201,7 +201,7 @@ class Workshop:
         return {id: found[id] if id in found else job() for id, job in jobs.items()}
 
     def _public_verified(
-        self, key: Hashable, jobs: Mapping[str, PublicStep], found: Mapping[str, Any]
+        self, key: Hashable, jobs: Mapping[str, PublicJob], found: Mapping[str, Any]
     ) -> bool:
         """Whether steps of a form are what the loop gives, as far as they are looked at."""
         member = self.verifier.due(key, self.moment, len(jobs))
@@ -212,7 +212,7 @@ class Workshop:
         confirm = lambda: refused if job.follow is None else prove_public(job, ACTUAL)  # noqa: E731
         return self._verified(key, job, seen_of(job, found[id]), confirm)
 
-    def _public_proved(self, key: Hashable, job: PublicStep) -> bool:
+    def _public_proved(self, key: Hashable, job: PublicJob) -> bool:
         """Whether captured steps are proved; until there is a batch to follow they are not."""
         if key not in self._decided:
             if job.follow is None:
@@ -221,7 +221,7 @@ class Workshop:
             self._decide(key, named, lambda: remembered(named, lambda: proved_public(job)))
         return self.choices[self._decided[key]].mode == "captured"
 
-    def _captured_step(self, id: str, form: Hashable, job: PublicStep) -> CapturedStep:
+    def _captured_step(self, id: str, form: Hashable, job: PublicJob) -> CapturedStep:
         known = self._steps.get(id)
         if known is None or known[0] != form or not known[1].fits(job):
             self._steps.pop(id, None)  # its memory is wanted
@@ -241,7 +241,7 @@ class Workshop:
             self._lanes[id] = Lane(device, shared)
         return self._lanes[id]
 
-    def _watched(self, jobs: Mapping[str, Watched]) -> dict[str, Outcome]:
+    def _watched(self, jobs: Mapping[str, EarlyStoppedJob]) -> dict[str, EarlyStoppedResult]:
         """On a GPU all epochs of a stack are one computation; else epoch by epoch."""
         if self.mode == "loop":
             return {id: job() for id, job in jobs.items()}
@@ -249,7 +249,7 @@ class Workshop:
         for id, job in jobs.items():
             if job.work.rows.y.is_cuda and not isinstance(self._form(id, job.first), str):
                 groups.setdefault(watched_form(job), []).append(id)
-        done: dict[str, Outcome] = {}
+        done: dict[str, EarlyStoppedResult] = {}
         for key, ids in groups.items():
             works = [jobs[id].first for id in ids]
             choice = self._choice(form(works[0]), works)
@@ -259,7 +259,7 @@ class Workshop:
                 done |= dict(zip(ids, found, strict=False))
         return done | self._by_epochs({id: jobs[id] for id in jobs if id not in done})
 
-    def _watch_proved(self, key: Hashable, jobs: Sequence[Watched]) -> bool:
+    def _watch_proved(self, key: Hashable, jobs: Sequence[EarlyStoppedJob]) -> bool:
         """Whether all epochs of a round may be one computation."""
         about = ("watch", key, len(jobs).bit_length())
         if about not in self._decided:
@@ -267,7 +267,7 @@ class Workshop:
             self._decide(about, named, lambda: remembered(named, lambda: proved_watch(jobs)))
         return self.choices[self._decided[about]].mode == "stacked"
 
-    def _watch(self, key: Hashable, jobs: Sequence[Watched]) -> list[Outcome]:
+    def _watch(self, key: Hashable, jobs: Sequence[EarlyStoppedJob]) -> list[EarlyStoppedResult]:
         """Members of a stack that is there already are done in it, if they are most of it.
 
         Where memory ends nothing is done: epoch by epoch a stack can be done in halves.
@@ -279,7 +279,7 @@ class Workshop:
         try:
             watch = next(fitting, None)
             if watch is None:
-                watch = Watch(jobs)
+                watch = EarlyStoppedStack(jobs)
                 self._watches = [*self._watches[1 - WATCHES :], (key, watch)]
             found = watch(jobs, probe)
             if probe is None or self._probed(
@@ -294,10 +294,10 @@ class Workshop:
         self._watches.clear()
         return []
 
-    def _by_epochs(self, jobs: Mapping[str, Watched]) -> dict[str, Outcome]:
+    def _by_epochs(self, jobs: Mapping[str, EarlyStoppedJob]) -> dict[str, EarlyStoppedResult]:
         """Works and counts of all that are watched, side by side."""
         parts = {id: job.parts() for id, job in jobs.items()}
-        done: dict[str, Outcome] = {}
+        done: dict[str, EarlyStoppedResult] = {}
         results: dict[str, Any] = dict.fromkeys(parts)
         while results:
             wanted: dict[str, Any] = {}
@@ -373,7 +373,7 @@ class Workshop:
     def _captured_wrong(
         self,
         groups: Sequence[tuple[Hashable, list[str]]],
-        works: Mapping[tuple[str, ...], Sequence[Work]],
+        works: Mapping[tuple[str, ...], Sequence[TrainJob]],
         probes: Mapping[tuple[str, ...], Probe],
     ) -> Iterator[set[str]]:
         """All who asked for works of a form whose check has failed."""
@@ -392,7 +392,7 @@ class Workshop:
         """
         alike: dict[Hashable, list[str]] = {}
         for id, job in jobs.items():
-            if isinstance(job, Work) and self.mode != "loop" and len(job.rows):
+            if isinstance(job, TrainJob) and self.mode != "loop" and len(job.rows):
                 try:
                     alike.setdefault(likeness(job), []).append(id)
                 except NotCapturableError:
@@ -408,7 +408,7 @@ class Workshop:
                 found += [(single, [id]) for id in ids if self._to_capture(single, jobs[id])]
         return found
 
-    def _as_replicas(self, key: Any, jobs: Sequence[Work]) -> bool:
+    def _as_replicas(self, key: Any, jobs: Sequence[TrainJob]) -> bool:
         """Whether works that are alike take their steps together: as asked for, or as tried."""
         if self.mode not in ("auto", "stacked"):
             return False
@@ -422,7 +422,7 @@ class Workshop:
                 self._decide(about, named, lambda: remembered(named, find))
         return self.choices[self._decided[about]].mode == "stacked"
 
-    def _to_capture(self, key: Hashable, job: Work) -> bool:
+    def _to_capture(self, key: Hashable, job: TrainJob) -> bool:
         """Whether steps of this work are captured: as asked for, or on a GPU as a trial says."""
         if self.mode != "captured" and (self.mode == "stacked" or not job.rows.x.is_cuda):
             return False
@@ -456,7 +456,7 @@ class Workshop:
         are done one by one.
         """
         if key not in self._decided:
-            if isinstance(jobs[0], Passes):
+            if isinstance(jobs[0], SplitJob):
                 self._choose_passes(key, jobs)
             else:
                 self._choose(key, jobs, rounds)
@@ -474,7 +474,7 @@ class Workshop:
             find = lambda: self.rules.works(key, jobs)  # noqa: E731
             self._decide(key, named, lambda: remembered(named, find))
 
-    def _choose_passes(self, key: Hashable, jobs: Sequence[Passes]) -> None:
+    def _choose_passes(self, key: Hashable, jobs: Sequence[SplitJob]) -> None:
         """Which way is fastest depends on the halves alone; whether it is right, on all the rest.
 
         So a later stage, with another loss, is proved again and not timed again.
@@ -576,15 +576,15 @@ class Workshop:
     def _together(
         self, key: Hashable, jobs: Sequence[Any], choice: Choice, probe: Probe | None = None
     ) -> list[Any]:
-        if isinstance(jobs[0], Tally):
+        if isinstance(jobs[0], EvalJob):
             return list(tally(jobs))
-        passes = isinstance(jobs[0], Passes)
-        whole = (key, passes_signature(jobs) if passes else signature(jobs))
+        passes = isinstance(jobs[0], SplitJob)
+        whole = (key, split_signature(jobs) if passes else signature(jobs))
         if whole not in self._stacks:
             while len(self._stacks) >= (SPLITS if passes else max(STACKS, choice.parts)):
                 self._stacks.pop(next(iter(self._stacks)))
             if passes:
-                self._stacks[whole] = Together(jobs, cast("Way", choice.way))
+                self._stacks[whole] = SplitStack(jobs, cast("Way", choice.way))
             else:
                 self._stacks[whole] = Stack(jobs, mapped=choice.way == "mapped")
         stack = self._stacks[whole]
@@ -615,16 +615,16 @@ class Workshop:
             write_whole(self.folder / "engine.json", json.dumps(body, indent=1).encode() + b"\n")
 
 
-def _replicas_key(key: Any, jobs: Sequence[Work]) -> Hashable:
+def _replicas_key(key: Any, jobs: Sequence[TrainJob]) -> Hashable:
     """What the choice to step replicas together is about."""
     return ("replicas", without_rows(key), len(jobs))
 
 
 def _again(choice: Choice, jobs: Sequence[Any]) -> Verdict:
     """The way of a choice, held to the loop from the actual values in double precision."""
-    if isinstance(jobs[0], Tally):
+    if isinstance(jobs[0], EvalJob):
         return prove_tally(jobs, ACTUAL)
-    if isinstance(jobs[0], Passes):
+    if isinstance(jobs[0], SplitJob):
         return prove_passes(jobs[:RUNS], [cast("Way", choice.way)], ACTUAL)
     return prove_stack(jobs, ACTUAL, choice.way)
 
@@ -632,4 +632,4 @@ def _again(choice: Choice, jobs: Sequence[Any]) -> Verdict:
 def _several(key: Hashable, job: Any) -> bool:
     """Whether one piece of work may be a stack: split networks have several clients in it, and on
     a GPU the steps of one client are a graph then."""
-    return isinstance(job, Passes) or (not isinstance(key, str) and job.rows.y.is_cuda)
+    return isinstance(job, SplitJob) or (not isinstance(key, str) and job.rows.y.is_cuda)

@@ -25,7 +25,7 @@ from atoll.compute.identity import NoIdentityError, identity
 from atoll.core.rng import permutations
 from atoll.core.rows import Rows
 from atoll.jobs.probe import Probe
-from atoll.jobs.train import Memory, Work, Worked
+from atoll.jobs.train import Memory, TrainJob, TrainResult
 from atoll.learning.weights import copied, copied_at_once, into
 
 __all__ = [
@@ -47,7 +47,7 @@ class NotCapturableError(Exception):
     """A piece of work whose steps cannot be told from others', and why."""
 
 
-def likeness(job: Work) -> Hashable:
+def likeness(job: TrainJob) -> Hashable:
     """Works that are alike in this differ in values alone, so one's buffers fit the other."""
     phases = tuple((p.name, p.moves, told(p.loss), p.optimiser) for p in job.phases)
     tensors = {**job.weights, "/x": job.rows.x, "/own": job.rows.own, "/y": job.rows.y}
@@ -110,7 +110,7 @@ class Captured:
     One work, or several replicas that take each step together.
     """
 
-    def __init__(self, jobs: Sequence[Work], lane: Lane | None = None) -> None:
+    def __init__(self, jobs: Sequence[TrainJob], lane: Lane | None = None) -> None:
         """Make the buffers; without a lane it gets one of its own."""
         job, self.replicas = jobs[0], len(jobs)
         self.phases, self.batch, self.device = job.phases, job.batch, job.rows.y.device
@@ -136,11 +136,11 @@ class Captured:
         return torch.stack(several) if self.replicas > 1 else several[0]
 
     @staticmethod
-    def _end_to_end(jobs: Sequence[Work]) -> Rows:
+    def _end_to_end(jobs: Sequence[TrainJob]) -> Rows:
         parts = [(job.rows.x, job.rows.own, job.rows.y) for job in jobs]
         return Rows(*(torch.cat(same) for same in zip(*parts, strict=True)))
 
-    def steps(self, jobs: Sequence[Work], probe: Probe | None = None) -> Iterator[None]:
+    def steps(self, jobs: Sequence[TrainJob], probe: Probe | None = None) -> Iterator[None]:
         """Do the works, and stop after each step so that others may go on."""
         self._load(jobs)
         yield
@@ -166,7 +166,7 @@ class Captured:
         losses = self.losses[:, probe.member].unbind()
         probe.take(weights, dict(zip(names, losses, strict=True)))
 
-    def results(self, jobs: Sequence[Work]) -> list[Worked]:
+    def results(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         """What the works gave."""
         rows = max(1, jobs[0].epochs * self.count)
         names, losses = [p.name for p in self.phases], (self.losses / rows).T.tolist()
@@ -178,11 +178,11 @@ class Captured:
             own = {n: w[place] if several else w for n, w in weights.items()}
             kept = {n: t[place] if several and t.dim() else t for n, t in memory.items()}
             means = dict(zip(names, losses[place], strict=True))
-            found.append(Worked(own, {**copied(job.moments), **kept}, means))
+            found.append(TrainResult(own, {**copied(job.moments), **kept}, means))
         return found
 
     @torch.no_grad()
-    def _load(self, jobs: Sequence[Work]) -> None:
+    def _load(self, jobs: Sequence[TrainJob]) -> None:
         """Copy the works' values into the buffers."""
         into(self.weights, {n: self._joined([j.weights[n] for j in jobs]) for n in self.weights})
         rows = self._end_to_end(jobs)
@@ -231,7 +231,7 @@ class Captured:
         return found
 
 
-def replicas(jobs: Sequence[Work]) -> bool:
+def replicas(jobs: Sequence[TrainJob]) -> bool:
     """Whether works that are alike can take each step together: as often, from equal counts."""
     first = jobs[0]
     counts = [{n: int(t) for n, t in j.moments.items() if n.startswith("steps/")} for j in jobs]
@@ -241,10 +241,10 @@ def replicas(jobs: Sequence[Work]) -> bool:
 
 def done(
     captured: Sequence[Captured],
-    jobs: Sequence[Sequence[Work]],
+    jobs: Sequence[Sequence[TrainJob]],
     streams: bool = True,
     probes: Sequence[Probe | None] = (),
-) -> list[list[Worked]]:
+) -> list[list[TrainResult]]:
     """Do works (each with its replicas): side by side, a step in turn, or one after another.
 
     Side by side each has a lane of its own. The host waits for none before all are on their way.
@@ -257,7 +257,9 @@ def done(
     return [one.results(works) for one, works in pairs]
 
 
-def _sent(pairs: Sequence[tuple[Captured, Sequence[Work]]], probes: Sequence[Probe | None]) -> None:
+def _sent(
+    pairs: Sequence[tuple[Captured, Sequence[TrainJob]]], probes: Sequence[Probe | None]
+) -> None:
     for one, _ in pairs:
         one.lane.open()
     running = {

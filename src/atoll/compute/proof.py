@@ -18,20 +18,20 @@ from torch import Tensor
 
 from atoll.compute import graphs
 from atoll.compute.compare import difference
-from atoll.compute.early_stopping import Watch
+from atoll.compute.early_stopping import EarlyStoppedStack
 from atoll.compute.graphs import Captured
 from atoll.compute.public_steps import CapturedStep
 from atoll.compute.public_steps import stepped as steps_of
-from atoll.compute.split_rounds import Together, Way
+from atoll.compute.split_rounds import SplitStack, Way
 from atoll.compute.stacking import Stack, tally
 from atoll.core.messages import Tensors
 from atoll.core.rng import Stream, normals
 from atoll.core.rows import Rows
-from atoll.jobs.early_stopping import KEY, Outcome, Watched
+from atoll.jobs.early_stopping import KEY, EarlyStoppedJob, EarlyStoppedResult
 from atoll.jobs.probe import Seen, distance
-from atoll.jobs.public_step import PublicStep, Stepped
-from atoll.jobs.split_round import Lent, Passed, Passes
-from atoll.jobs.train import Optimiser, Phase, Tally, Work, Worked
+from atoll.jobs.public_step import PublicJob, PublicResult
+from atoll.jobs.split_round import Lent, SplitJob, SplitResult
+from atoll.jobs.train import EvalJob, Optimiser, Phase, TrainJob, TrainResult
 from atoll.kernels.batched_layers import torch_convolutions
 
 __all__ = [
@@ -209,70 +209,70 @@ def sampled(jobs: Sequence[Any], first: int = 0) -> list[Any]:
 # The kinds of work
 
 
-def prove_stack(jobs: Sequence[Work], draws: Sequence[Draw] = DRAWS, way: str = "") -> Verdict:
+def prove_stack(jobs: Sequence[TrainJob], draws: Sequence[Draw] = DRAWS, way: str = "") -> Verdict:
     """Works of one form in one computation: losses see all members at once, or are mapped."""
     ways = [Candidate("batched", _in_stack), Candidate("mapped", partial(_in_stack, mapped=True))]
     several = [one for one in ways if way in ("", one.way)]
     members = sampled(jobs)
     if draws is DRAWS:
         members = [members[place % len(members)] for place in range(max(FEWEST, len(members)))]
-    return prove(members, _member, Work.__call__, several, draws)
+    return prove(members, _member, TrainJob.__call__, several, draws)
 
 
-def _in_stack(works: Sequence[Work], mapped: bool = False) -> list[Worked]:
+def _in_stack(works: Sequence[TrainJob], mapped: bool = False) -> list[TrainResult]:
     stack = Stack(works, mapped=mapped)
     found = stack(works)
     return stack(works) if stack.graph else found  # the second time all steps are replayed
 
 
-def prove_captured(jobs: Sequence[Work], draws: Sequence[Draw] = DRAWS) -> Verdict:
+def prove_captured(jobs: Sequence[TrainJob], draws: Sequence[Draw] = DRAWS) -> Verdict:
     """Steps in buffers of their own, captured where there is a GPU; several jobs are replicas."""
     way = "replicas" if len(jobs) > 1 else "captured"
     run = Candidate(way, lambda works: graphs.done([Captured(works)], [works])[0])
-    return prove(jobs, _alike, Work.__call__, [run], draws)
+    return prove(jobs, _alike, TrainJob.__call__, [run], draws)
 
 
-def prove_tally(jobs: Sequence[Tally], draws: Sequence[Draw] = DRAWS) -> Verdict:
+def prove_tally(jobs: Sequence[EvalJob], draws: Sequence[Draw] = DRAWS) -> Verdict:
     """Counts of many members in one pass, each with several draws: a count hides small changes."""
     run = Candidate("batched", tally)
-    return prove(sampled(jobs) * DRAWN, _counted, Tally.__call__, [run], draws)
+    return prove(sampled(jobs) * DRAWN, _counted, EvalJob.__call__, [run], draws)
 
 
 def prove_passes(
-    jobs: Sequence[Passes], ways: Sequence[Way], draws: Sequence[Draw] = DRAWS
+    jobs: Sequence[SplitJob], ways: Sequence[Way], draws: Sequence[Draw] = DRAWS
 ) -> Verdict:
     """Split networks: several runs together, halves of one shape in each of these ways."""
 
-    def alone(job: Passes) -> Passed:
-        return Together([job], "each", graph=False)([job])[0]
+    def alone(job: SplitJob) -> SplitResult:
+        return SplitStack([job], "each", graph=False)([job])[0]
 
-    def together(works: Sequence[Passes], way: Way) -> list[Passed]:
-        return Together(works, way)(works)
+    def together(works: Sequence[SplitJob], way: Way) -> list[SplitResult]:
+        return SplitStack(works, way)(works)
 
     several = [Candidate(way, partial(together, way=way)) for way in ways]
     return prove(jobs, _passes, alone, several, draws)
 
 
-def prove_watch(jobs: Sequence[Watched], draws: Sequence[Draw] = DRAWS) -> Verdict:
+def prove_watch(jobs: Sequence[EarlyStoppedJob], draws: Sequence[Draw] = DRAWS) -> Verdict:
     """Watched epochs of many members as one computation."""
-    run = Candidate("batched", lambda works: Watch(works)(works))
-    return prove(sampled(jobs), _watched, Watched.__call__, [run], draws)
+    run = Candidate("batched", lambda works: EarlyStoppedStack(works)(works))
+    return prove(sampled(jobs), _watched, EarlyStoppedJob.__call__, [run], draws)
 
 
-def prove_public(job: PublicStep, draws: Sequence[Draw] = DRAWS) -> Verdict:
+def prove_public(job: PublicJob, draws: Sequence[Draw] = DRAWS) -> Verdict:
     """Steps on public images in buffers of their own; the job must have a batch to follow."""
 
-    def alone(first: PublicStep) -> Stepped:
-        return _in_a_row(first, PublicStep.__call__)
+    def alone(first: PublicJob) -> PublicResult:
+        return _in_a_row(first, PublicJob.__call__)
 
-    def in_buffers(works: Sequence[PublicStep]) -> list[Stepped]:
+    def in_buffers(works: Sequence[PublicJob]) -> list[PublicResult]:
         one = CapturedStep(works[0])
         return [_in_a_row(works[0], lambda step: steps_of([one], [step])[0])]
 
     return prove([job], _public, alone, [Candidate("captured", in_buffers)], draws)
 
 
-def _in_a_row(job: PublicStep, do: Callable[[PublicStep], Stepped]) -> Stepped:
+def _in_a_row(job: PublicJob, do: Callable[[PublicJob], PublicResult]) -> PublicResult:
     """Some steps, each on the batch of the first."""
     done = do(job)
     for _ in range(STEPS - 1):
@@ -284,7 +284,7 @@ def _in_a_row(job: PublicStep, do: Callable[[PublicStep], Stepped]) -> Stepped:
 # Exact and perturbed versions of jobs: short, in double precision
 
 
-def _member(job: Work, number: int, draw: Draw) -> Work:
+def _member(job: TrainJob, number: int, draw: Draw) -> TrainJob:
     """A work of a few batches; the last is not full, and one member goes on when others end."""
     batches = 1 + number % 2 if number else BATCHES
     rows = max(1, batches * job.batch - job.batch // 2 - number % 2)
@@ -305,14 +305,14 @@ def _padded_by_another(stream: Stream, rows: int, batch: int) -> Stream:
     raise AssertionError("unreachable")
 
 
-def _alike(job: Work, number: int, draw: Draw) -> Work:
+def _alike(job: TrainJob, number: int, draw: Draw) -> TrainJob:
     """The same for steps in buffers: as many rows for all, and each batch size is captured."""
     size = min(job.batch, SMALL)
     rows = BATCHES * size - (size // 2 if size > 3 else 0)
     return _work(replace(job, rows=_tiled(job.rows, rows), batch=size, epochs=4), number, draw)
 
 
-def _work(job: Work, number: int, draw: Draw) -> Work:
+def _work(job: TrainJob, number: int, draw: Draw) -> TrainJob:
     stream = _stream(number, draw)
     moved = frozenset(name for phase in job.phases for name in phase.moves)
     weights = _perturbed(job.weights, stream.child("weights"), _of_member(draw, number), moved)
@@ -327,7 +327,7 @@ def _work(job: Work, number: int, draw: Draw) -> Work:
     return _robust(found) if draw in ACTUAL else found
 
 
-def _moments(job: Work, weights: Tensors, stream: Stream, draw: Draw) -> Tensors:
+def _moments(job: TrainJob, weights: Tensors, stream: Stream, draw: Draw) -> Tensors:
     """Moments that are not zero, for every weight that Adam moves; or those that there are."""
     found = dict(job.moments)
     if not draw.scale:
@@ -349,13 +349,13 @@ def _adam(phase: Phase, moments: Mapping[str, Tensor], weights: Tensors) -> Tens
     return found
 
 
-def _counted(job: Tally, number: int, draw: Draw) -> Tally:
+def _counted(job: EvalJob, number: int, draw: Draw) -> EvalJob:
     rows = COUNTED - 7 * (number % SAMPLE)
     weights = _perturbed(job.weights, _stream(number, draw), draw, frozenset())
     return replace(job, weights=weights, rows=_typed_rows(_tiled(job.rows, rows), draw))
 
 
-def _watched(job: Watched, number: int, draw: Draw) -> Watched:
+def _watched(job: EarlyStoppedJob, number: int, draw: Draw) -> EarlyStoppedJob:
     work = _robust(_member(job.work, number, draw))
     valid = job.valid
     if len(valid):
@@ -364,7 +364,7 @@ def _watched(job: Watched, number: int, draw: Draw) -> Watched:
     return replace(job, work=work, valid=valid, streams=streams, keys=keys)
 
 
-def _robust(job: Work) -> Work:
+def _robust(job: TrainJob) -> TrainJob:
     """A work whose Adam does not step by rounding errors when its moments are forgotten."""
     phases = [replace(phase, optimiser=_damped(phase.optimiser)) for phase in job.phases]
     return replace(job, phases=tuple(phases))
@@ -374,7 +374,7 @@ def _damped(how: Optimiser) -> Optimiser:
     return replace(how, epsilon=max(how.epsilon, EPSILON))
 
 
-def _public(job: PublicStep, number: int, draw: Draw) -> PublicStep:
+def _public(job: PublicJob, number: int, draw: Draw) -> PublicJob:
     stream = _stream(number, draw)
 
     def images(step: int) -> Tensor:
@@ -391,7 +391,7 @@ def _public(job: PublicStep, number: int, draw: Draw) -> PublicStep:
     )
 
 
-def _passes(job: Passes, number: int, draw: Draw) -> Passes:
+def _passes(job: SplitJob, number: int, draw: Draw) -> SplitJob:
     """The first steps on few rows; labels that the loss reads stay as they are."""
     short, stream = first_steps(job), _stream(number, draw)
     lent = [_half(one, stream.child("half", place), draw) for place, one in enumerate(short.lent)]
@@ -413,7 +413,7 @@ def _half(lent: Lent, stream: Stream, draw: Draw) -> Lent:
     )
 
 
-def first_steps(job: Passes, size: int = CHECKED, steps: int = PASSES) -> Passes:
+def first_steps(job: SplitJob, size: int = CHECKED, steps: int = PASSES) -> SplitJob:
     """The first rows of passes, in a few batches of at most this size."""
     size = min(size, job.batches.size)
     rows = min(job.batches.rows, steps * size)
@@ -504,18 +504,18 @@ def values(result: Any) -> dict[str, Tensor]:
     """All numbers of a result by name."""
     if isinstance(result, Tensor):
         return {"counts": result}
-    if isinstance(result, Worked):
+    if isinstance(result, TrainResult):
         losses = {n: torch.tensor(float(x), dtype=torch.float64) for n, x in result.losses.items()}
         return _named(weights=result.weights, moments=result.moments, losses=losses)
-    if isinstance(result, Outcome):
+    if isinstance(result, EarlyStoppedResult):
         # the key of the last epoch's noise is no result
         weights = {n: t for n, t in result.weights.items() if n != KEY}
         return _named(weights=weights, moments=result.moments, at={"course": result.course})
-    if isinstance(result, Stepped):
+    if isinstance(result, PublicResult):
         said = {"followed": result.followed, "loss": result.loss, "logits": result.logits}
         known = {n: t for n, t in said.items() if t is not None}
         return _named(weights=result.weights, said=known)
-    assert isinstance(result, Passed)
+    assert isinstance(result, SplitResult)
     totals = {n: torch.tensor(x, dtype=torch.float64) for n, x in result.totals.items()}
     halves = {f"{i}/{n}": t for i, half in enumerate(result.halves) for n, t in half.items()}
     return _named(weights=result.weights, halves=halves, totals=totals, sums={"": result.sums})
@@ -523,19 +523,19 @@ def values(result: Any) -> dict[str, Tensor]:
 
 def start(job: Any) -> dict[str, Tensor]:
     """The values that training begins with, by the names of `values`."""
-    if isinstance(job, Passes):
+    if isinstance(job, SplitJob):
         halves = {f"{i}/{n}": t for i, one in enumerate(job.lent) for n, t in one.weights.items()}
         return _named(weights=job.weights, halves=halves)
-    if isinstance(job, Watched):
+    if isinstance(job, EarlyStoppedJob):
         job = job.work
     moving: Mapping[str, Tensor] = {}
-    if isinstance(job, Work | PublicStep):
-        names = job.moves if isinstance(job, PublicStep) else _moves(job)
+    if isinstance(job, TrainJob | PublicJob):
+        names = job.moves if isinstance(job, PublicJob) else _moves(job)
         moving = {n: job.weights[n] for n in names}
     return _named(weights=moving)
 
 
-def _moves(job: Work) -> tuple[str, ...]:
+def _moves(job: TrainJob) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for phase in job.phases for name in phase.moves))
 
 
@@ -545,7 +545,7 @@ def _named(**parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _finite(job: Any, result: Any) -> bool:
     """Whether all numbers are finite, but for constants that never were and a course's best."""
-    weights = job.work.weights if isinstance(job, Watched) else job.weights
+    weights = job.work.weights if isinstance(job, EarlyStoppedJob) else job.weights
     never = {f"weights/{n}" for n, t in weights.items() if not bool(t.isfinite().all())}
     never.add("at/course")
     return all(n in never or bool(t.isfinite().all()) for n, t in values(result).items())

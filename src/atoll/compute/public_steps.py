@@ -13,14 +13,14 @@ from torch import Tensor
 
 from atoll.compute.graphs import EAGER, Lane, NotCapturableError, told
 from atoll.core.messages import Tensors
-from atoll.jobs.public_step import Place, PublicStep, Stepped, gradients, zeros
+from atoll.jobs.public_step import Place, PublicJob, PublicResult, gradients, zeros
 from atoll.jobs.train import descend
 from atoll.learning.weights import copied, copied_at_once, into
 
 __all__ = ["CapturedStep", "step_form", "stepped"]
 
 
-def step_form(job: PublicStep) -> Hashable:
+def step_form(job: PublicJob) -> Hashable:
     """Steps that are alike in this differ in values alone; one that cannot be captured says why."""
     if not job.fresh or job.penalty is not None:
         raise NotCapturableError("it has moments or a penalty")
@@ -31,7 +31,7 @@ def step_form(job: PublicStep) -> Hashable:
 class CapturedStep:
     """Buffers and graphs of one client's public steps; made once, replayed at every exchange."""
 
-    def __init__(self, job: PublicStep, lane: Lane | None = None) -> None:
+    def __init__(self, job: PublicJob, lane: Lane | None = None) -> None:
         """Make the buffers; no other client's public steps may be on the same lane."""
         self.job = job  # for what is the same in all steps
         device = next(iter(job.weights.values())).device
@@ -48,7 +48,7 @@ class CapturedStep:
         self.taken, self.graphs = 0, list[Any]()
         self.lane = lane or Lane(device)
 
-    def fits(self, job: PublicStep) -> bool:
+    def fits(self, job: PublicJob) -> bool:
         """Whether what comes with a step has the shapes of the buffers."""
         if not self.given or not job.given:
             return True
@@ -56,7 +56,7 @@ class CapturedStep:
             (n, t.shape) for n, t in job.given.items()
         ]
 
-    def inputs(self, job: PublicStep) -> tuple[Tensor | None, Tensor | None]:
+    def inputs(self, job: PublicJob) -> tuple[Tensor | None, Tensor | None]:
         """The images that a step reads: of the batch before, if its pass is to be done again, and
         of the next. They are made on the stream that all clients have in common.
         """
@@ -66,13 +66,13 @@ class CapturedStep:
             job.images(job.answer) if job.answer is not None else None,
         )
 
-    def _waits(self, job: PublicStep) -> bool:
+    def _waits(self, job: PublicJob) -> bool:
         """Whether the buffers hold the forward pass whose target this step brings."""
         assert job.follow is not None
         mine = job.waiting is self and self.held is job.weights
         return mine and self.place == job.at(job.follow)
 
-    def __call__(self, job: PublicStep, before: Tensor | None, x: Tensor | None) -> Stepped:
+    def __call__(self, job: PublicJob, before: Tensor | None, x: Tensor | None) -> PublicResult:
         """Do the step; the images are those of `inputs`."""
         followed, loss, weights = None, None, job.weights
         if before is not None or job.follow is None:
@@ -84,11 +84,11 @@ class CapturedStep:
             loss, weights = self.lost.clone(), copied_at_once(self.weights)
         if x is None or job.answer is None:
             self.place, self.held = None, None
-            return Stepped(weights, {}, followed, loss, None, None)
+            return PublicResult(weights, {}, followed, loss, None, None)
         self._answer(x)
         assert self.z is not None  # _answer() has just filled it
         self.place, self.held = job.at(job.answer), weights
-        return Stepped(weights, {}, followed, loss, self.z.detach().clone(), self)
+        return PublicResult(weights, {}, followed, loss, self.z.detach().clone(), self)
 
     def _answer(self, x: Tensor) -> None:
         if self.x is None:
@@ -133,7 +133,7 @@ class CapturedStep:
         self.lost.copy_(loss.detach())
 
 
-def stepped(steps: Sequence[CapturedStep], jobs: Sequence[PublicStep]) -> list[Stepped]:
+def stepped(steps: Sequence[CapturedStep], jobs: Sequence[PublicJob]) -> list[PublicResult]:
     """Do steps side by side, each on the lane of its client."""
     inputs = [one.inputs(job) for one, job in zip(steps, jobs, strict=True)]
     for one in steps:

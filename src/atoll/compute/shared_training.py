@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save
 from atoll.compute.cache import cache_key
 from atoll.compute.graphs import likeness
 from atoll.core.record import locked, write_whole
-from atoll.jobs.train import Work, Worked
+from atoll.jobs.train import TrainJob, TrainResult
 from atoll.learning.weights import prefixed, without
 
 __all__ = ["alone", "load", "named", "save_as"]
@@ -28,7 +28,7 @@ def named(jobs: Mapping[str, Any], folder: Path | None, how: str) -> dict[str, P
     """The files of those works that are common; none without a folder."""
     if folder is None:
         return {}
-    common = {id: job for id, job in jobs.items() if isinstance(job, Work) and job.common}
+    common = {id: job for id, job in jobs.items() if isinstance(job, TrainJob) and job.common}
     hashes = {id: _hash(job, how) for id, job in common.items()}
     return {id: folder / f"{name}.safetensors" for id, name in hashes.items() if name}
 
@@ -45,7 +45,7 @@ def alone(names: Mapping[str, Path]) -> Iterator[None]:
         yield
 
 
-def _hash(job: Work, how: str) -> str:
+def _hash(job: TrainJob, how: str) -> str:
     """A hash of values, source and machine; empty where the source of a loss cannot be told."""
     key = cache_key((likeness(job), job.epochs, job.stream.key, how), job.rows.y.device)
     if not key.lasting:
@@ -58,7 +58,7 @@ def _hash(job: Work, how: str) -> str:
     return digest.hexdigest()[:32]
 
 
-def save_as(path: Path, done: Worked) -> None:
+def save_as(path: Path, done: TrainResult) -> None:
     """Keep what a work gave."""
     losses = {name: torch.tensor(loss, dtype=torch.float64) for name, loss in done.losses.items()}
     parts = {"weights": done.weights, "moments": done.moments, "losses": losses}
@@ -67,11 +67,11 @@ def save_as(path: Path, done: Worked) -> None:
     write_whole(path, save({name: t.cpu().contiguous() for name, t in tensors.items()}))
 
 
-def load(path: Path, job: Work) -> Worked:
+def load(path: Path, job: TrainJob) -> TrainResult:
     """What a work gave before."""
     found = load_file(str(path), str(job.rows.y.device))
     moments = {
         n: t.cpu() if n.startswith("steps/") else t for n, t in without("moments", found).items()
     }
     losses = {name: float(loss) for name, loss in without("losses", found).items()}
-    return Worked(without("weights", found), moments, losses)
+    return TrainResult(without("weights", found), moments, losses)

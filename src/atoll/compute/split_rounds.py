@@ -1,6 +1,6 @@
 """A round of a split network as one computation, where one process holds the halves of all parts.
 
-`Together` does the steps of one run, or of several runs of one form, on the device: halves of one
+`SplitStack` does the steps of one run, or of several runs of one form, on the device: halves of one
 shape are stacked, with one more axis in front of weights and rows, and so are the runs. The output
 of a half that does not move is computed once. On a GPU a step is captured in a CUDA graph. The
 numbers equal those of the exchange message by message up to rounding.
@@ -16,11 +16,11 @@ from torch import Tensor
 from atoll.core.messages import Tensors
 from atoll.core.rng import Stream, permutations
 from atoll.jobs.probe import Probe
-from atoll.jobs.split_round import Lent, Passed, Passes, Step, draws
+from atoll.jobs.split_round import Lent, SplitJob, SplitResult, Step, draws
 from atoll.learning.replay import distance_gradient, turned
 from atoll.learning.split import dropout, guarded, rounded
 
-__all__ = ["WAYS", "Together", "Way", "passes_form", "passes_signature", "trial_key"]
+__all__ = ["WAYS", "SplitStack", "Way", "split_form", "split_signature", "trial_key"]
 
 Way = Literal["each", "grouped", "unfolded"]  # how halves of one shape do their forward pass
 WAYS: tuple[Way, ...] = ("each", "grouped", "unfolded")
@@ -28,7 +28,7 @@ EAGER = 2  # steps before a CUDA graph is captured
 CELLS = 1 << 14  # rows of all halves in one pass without gradient
 
 
-def passes_form(job: Passes, function: Callable[[Any], Hashable]) -> Hashable:
+def split_form(job: SplitJob, function: Callable[[Any], Hashable]) -> Hashable:
     """Passes of equal form can be one computation."""
     shapes = tuple(
         (name, tuple(t.shape), str(t.dtype))
@@ -42,14 +42,14 @@ def passes_form(job: Passes, function: Callable[[Any], Hashable]) -> Hashable:
     return ("passes", function(job.loss), shapes, halves, rows, how, str(job.y.device))
 
 
-def trial_key(job: Passes) -> Hashable:
+def trial_key(job: SplitJob) -> Hashable:
     """What the choice of a way depends on: the halves that move, not how many rows there are."""
     moving = [lent for lent in job.lent if not lent.still]
     shapes = [(one.function, tuple(one.x.shape[1:]), str(one.x.dtype)) for one in moving]
     return ("passes", tuple(shapes), job.batches.size * job.turns)
 
 
-def passes_signature(jobs: Sequence[Passes]) -> Hashable:
+def split_signature(jobs: Sequence[SplitJob]) -> Hashable:
     """What is made for passes of a round fits those on the same rows with the same masks."""
     return tuple(
         (job.y.data_ptr(), *((lent.x.data_ptr(), _place(lent.frozen)) for lent in job.lent))
@@ -192,10 +192,10 @@ def _first(value: Any) -> Any:
     return Step(*(tensor[0] for tensor in value)) if isinstance(value, Step) else value[0]
 
 
-class Together:
+class SplitStack:
     """Passes of one form, done in step; made once for a stage, loaded and run each round."""
 
-    def __init__(self, jobs: Sequence[Passes], way: Way, graph: bool = True) -> None:
+    def __init__(self, jobs: Sequence[SplitJob], way: Way, graph: bool = True) -> None:
         one = jobs[0]
         self.one, self.runs = one, len(jobs)
         self.device = one.y.device
@@ -217,7 +217,7 @@ class Together:
         self.eager: dict[int, int] = {}
         self.pool: Any = None
 
-    def _grouped(self, jobs: Sequence[Passes], way: Way) -> list[_Halves]:
+    def _grouped(self, jobs: Sequence[SplitJob], way: Way) -> list[_Halves]:
         forms: dict[Hashable, list[int]] = {}
         for place, lent in enumerate(jobs[0].lent):
             forms.setdefault(lent.form, []).append(place)
@@ -226,7 +226,7 @@ class Together:
             for places in forms.values()
         ]
 
-    def __call__(self, jobs: Sequence[Passes], probe: Probe | None = None) -> list[Passed]:
+    def __call__(self, jobs: Sequence[SplitJob], probe: Probe | None = None) -> list[SplitResult]:
         """Do the steps of a round; a probe is shown its run after the first of them."""
         sizes = [size for size, count in self._sizes() for _ in range(count)]
         first = probe.steps if probe else 0
@@ -240,7 +240,7 @@ class Together:
                 self._advance(size)
         return self._unload(jobs)
 
-    def begin(self, jobs: Sequence[Passes], probe: Probe) -> None:
+    def begin(self, jobs: Sequence[SplitJob], probe: Probe) -> None:
         """Do no more than the steps that a probe asks for."""
         sizes = [size for size, count in self._sizes() for _ in range(count)]
         with _exact_as_products(self.device):
@@ -258,7 +258,7 @@ class Together:
             weights |= {f"{number}/{n}": w[mine] for n, w in group.weights.items()}
         probe.take(weights, {n: total[run] for n, total in self.totals.items()})
 
-    def _load(self, jobs: Sequence[Passes]) -> None:
+    def _load(self, jobs: Sequence[SplitJob]) -> None:
         """Copy what a round begins with into buffers that stay where they are."""
         _copy(self.weights, _stacked([job.weights for job in jobs]))
         if not self.leaves:
@@ -392,7 +392,7 @@ class Together:
             where = y[..., None].expand(-1, -1, joint.shape[2])
             self.sums.scatter_add_(1, where, joint.detach().double())
 
-    def _unload(self, jobs: Sequence[Passes]) -> list[Passed]:
+    def _unload(self, jobs: Sequence[SplitJob]) -> list[SplitResult]:
         """What each run has now."""
         halves: list[list[Tensors]] = [[{} for _ in self.one.ids] for _ in jobs]
         for group in self.groups:
@@ -402,7 +402,7 @@ class Together:
                     halves[run][place] = {n: w[member].clone() for n, w in group.weights.items()}
         totals = {name: total.tolist() for name, total in self.totals.items()}
         return [
-            Passed(
+            SplitResult(
                 {n: w[run].clone() for n, w in self.weights.items()},
                 tuple(halves[run]),
                 {name: total[run] for name, total in totals.items()},

@@ -18,15 +18,15 @@ from torch import Tensor
 
 from atoll.compute.compare import difference
 from atoll.compute.identity import NoIdentityError, identity
-from atoll.compute.split_rounds import passes_form
+from atoll.compute.split_rounds import split_form
 from atoll.compute.vmapped import each, size
 from atoll.core.late import Arriving, Losses
 from atoll.core.messages import Part, Tensors, Wholes
 from atoll.core.rng import Stream, permutations
 from atoll.core.rows import Bounds, Rows
 from atoll.jobs.probe import Probe
-from atoll.jobs.split_round import Passes
-from atoll.jobs.train import Optimiser, Phase, Tally, Work, Worked, descend
+from atoll.jobs.split_round import SplitJob
+from atoll.jobs.train import EvalJob, Optimiser, Phase, TrainJob, TrainResult, descend
 from atoll.kernels import adam
 from atoll.learning.textcnn import different, pieces
 from atoll.learning.weights import sent
@@ -80,7 +80,7 @@ def _kind(how: Optimiser) -> tuple[str, float, float]:
 
 def form(job: Any) -> Hashable:
     """Pieces of work of equal form can be one stack; one that cannot says why."""
-    if isinstance(job, Work):
+    if isinstance(job, TrainJob):
         if _steps(job) * job.batch > MOST_DRAWN:
             raise NotStackableError("its batches are too many to be drawn before the first")
         phases = tuple((p.name, p.moves, _function(p.loss), _kind(p.optimiser)) for p in job.phases)
@@ -95,7 +95,7 @@ def form(job: Any) -> Hashable:
             job.epochs,
             str(x.device),
         )
-    if isinstance(job, Tally):
+    if isinstance(job, EvalJob):
         shapes = _shapes(job.weights, job.own)
         return (
             "tally",
@@ -104,8 +104,8 @@ def form(job: Any) -> Hashable:
             tuple(job.rows.x.shape[1:]),
             str(job.rows.x.device),
         )
-    if isinstance(job, Passes):
-        return passes_form(job, _function)
+    if isinstance(job, SplitJob):
+        return split_form(job, _function)
     raise NotStackableError(f"{type(job).__name__} is no kind of work that stacks")
 
 
@@ -253,7 +253,7 @@ class Stack:
 
     def __init__(
         self,
-        jobs: Sequence[Work],
+        jobs: Sequence[TrainJob],
         graph: bool = True,
         mapped: bool = False,
         epochs: int = 0,  # that all members begin together, where there are any
@@ -296,7 +296,7 @@ class Stack:
         self.lots = self._lots()
         self.shared: dict[int, tuple[int, int]] = {}  # by rows: how shares of a batch are laid out
 
-    def __call__(self, jobs: Sequence[Work], probe: Probe | None = None) -> list[Worked]:
+    def __call__(self, jobs: Sequence[TrainJob], probe: Probe | None = None) -> list[TrainResult]:
         """Do the works of a round; a probe is shown its member after the first steps."""
         jobs = [jobs[i] for i in self.order]
         self.take([job.rows for job in jobs])
@@ -338,7 +338,7 @@ class Stack:
             self.counts = pieces(self.data.x)
         self.held, self.places = rows, places
 
-    def load(self, jobs: Sequence[Work]) -> None:
+    def load(self, jobs: Sequence[TrainJob]) -> None:
         """Copy weights and moments into the stack's own buffers."""
         _put(self.buffers, [job.weights for job in jobs], self.given)
         if any([optimiser.load(jobs) for optimiser in self.optimisers]):  # noqa: C419 - load all
@@ -462,7 +462,7 @@ class Stack:
         sizes = [size(count, self.batch, self.done) for count in self.rows[:active]]
         return each(phase.loss, weights, batch, sizes)
 
-    def unload(self, jobs: Sequence[Work]) -> list[Worked]:
+    def unload(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         """What each member has now; works in the order of members."""
         names = [phase.name for phase in self.phases]
         moved = {name for phase in self.phases for name in phase.moves}
@@ -475,10 +475,10 @@ class Stack:
         sums, found = Arriving(self.losses), []
         for place, job in enumerate(jobs):
             losses = Losses(sums, names, place, max(1, job.epochs * self.rows[place]))
-            found.append(Worked(self.given[place], memory[place], losses))
+            found.append(TrainResult(self.given[place], memory[place], losses))
         return found
 
-    def _given(self, jobs: Sequence[Work], moved: Sequence[str]) -> list[Mapping[str, Tensor]]:
+    def _given(self, jobs: Sequence[TrainJob], moved: Sequence[str]) -> list[Mapping[str, Tensor]]:
         """The members' weights, copied: parts of wholes, but where members' own are narrower."""
         if any(self.buffers[name].widths for name in moved):
             own = _members({name: self.buffers[name].copies() for name in moved}, len(jobs))
@@ -527,11 +527,11 @@ def _first_graph() -> torch.cuda.CUDAGraph:
     return _recorded(lambda: torch.zeros(1, device="cuda"))
 
 
-def _steps(job: Work) -> int:
+def _steps(job: TrainJob) -> int:
     return job.epochs * -(-len(job.rows) // job.batch)
 
 
-def signature(jobs: Sequence[Work]) -> Hashable:
+def signature(jobs: Sequence[TrainJob]) -> Hashable:
     """A stack fits works on as many rows, whatever their weights and rates are."""
     return tuple(
         (
@@ -547,7 +547,9 @@ def signature(jobs: Sequence[Work]) -> Hashable:
 class _Optimiser:
     """The optimiser of one phase for all members; rates and counts of steps may differ."""
 
-    def __init__(self, number: int, weights: Mapping[str, _Buffer], jobs: Sequence[Work]) -> None:
+    def __init__(
+        self, number: int, weights: Mapping[str, _Buffer], jobs: Sequence[TrainJob]
+    ) -> None:
         self.number, self.phase = number, jobs[0].phases[number]
         self.rates: list[float] = []
         self.adaptive = self.phase.optimiser.kind == "adam"
@@ -568,7 +570,7 @@ class _Optimiser:
         self.counts: list[list[Tensor]] = []  # steps of each group, one tensor for each weight
         self.before: list[int] = []
 
-    def load(self, jobs: Sequence[Work]) -> bool:
+    def load(self, jobs: Sequence[TrainJob]) -> bool:
         """Take the members' moments in; whether that changed how they are grouped."""
         device, rates = self.rate.device, [job.phases[self.number].optimiser.rate for job in jobs]
         if rates != self.rates:
@@ -580,7 +582,7 @@ class _Optimiser:
             self.taken.copy_(sent(self.before, device, torch.float64))
         return False if self.kernel or self.free else self._group(jobs)
 
-    def _group(self, jobs: Sequence[Work]) -> bool:
+    def _group(self, jobs: Sequence[TrainJob]) -> bool:
         """Neighbours with one rate and one count of steps share a step; whether groups changed."""
         keys = [(r, b, _steps(j)) for r, b, j in zip(self.rates, self.before, jobs, strict=True)]
         starts = [i for i in range(len(keys)) if i == 0 or keys[i] != keys[i - 1]]
@@ -645,7 +647,7 @@ class _Optimiser:
             below = (second.sqrt() / _column(root, gradient)).add_(epsilon)
             weight.sub_(_column(size, gradient) * first / below)
 
-    def unload(self, jobs: Sequence[Work]) -> list[Tensors]:
+    def unload(self, jobs: Sequence[TrainJob]) -> list[Tensors]:
         """The moments of each member."""
         if not self.adaptive:
             return [{} for _ in jobs]
@@ -665,7 +667,7 @@ def _column(values: Tensor, like: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def tally(jobs: Sequence[Tally]) -> list[Tensor]:
+def tally(jobs: Sequence[EvalJob]) -> list[Tensor]:
     """The counts of many members in one pass; rows that fill up count nothing."""
     weights = {name: _stacked([job.weights[name] for job in jobs]) for name in jobs[0].weights}
     data = Bundle.of([job.rows for job in jobs])
@@ -687,6 +689,6 @@ def tally(jobs: Sequence[Tally]) -> list[Tensor]:
     return list(total.cpu())
 
 
-def largest_difference(one: Worked, other: Worked) -> float:
+def largest_difference(one: TrainResult, other: TrainResult) -> float:
     """The largest difference of two results' weights, relative to their size."""
     return difference(one.weights, other.weights)

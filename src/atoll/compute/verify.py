@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from atoll.compute.proof import Verdict
-from atoll.compute.split_rounds import Together
+from atoll.compute.split_rounds import SplitStack
 from atoll.core.federation import Moment
 from atoll.core.messages import Tensors
-from atoll.jobs.early_stopping import Watched
+from atoll.jobs.early_stopping import EarlyStoppedJob
 from atoll.jobs.probe import Probe, Seen, distance
-from atoll.jobs.public_step import PublicStep, Stepped
-from atoll.jobs.split_round import Passes
-from atoll.jobs.train import Tally, Work
+from atoll.jobs.public_step import PublicJob, PublicResult
+from atoll.jobs.split_round import SplitJob
+from atoll.jobs.train import EvalJob, TrainJob
 
 __all__ = ["STEPS", "Verifier", "Verify", "disagreement", "place_of", "seen_of"]
 
@@ -102,10 +102,10 @@ def place_of(moment: Moment | None) -> str:
 
 def seen_of(job: Any, result: Any) -> Seen | None:
     """What a check compares of a result that is seen whole; None: a probe has to look."""
-    if isinstance(job, Tally):
+    if isinstance(job, EvalJob):
         return Seen({}, {"count": result.double()})
-    if isinstance(job, PublicStep):
-        assert isinstance(result, Stepped)
+    if isinstance(job, PublicJob):
+        assert isinstance(result, PublicResult)
         said = {"loss": result.loss, "followed": result.followed, "logits": result.logits}
         known = {n: t for n, t in said.items() if t is not None}
         return Seen({n: result.weights[n] for n in job.moves}, known)
@@ -131,13 +131,13 @@ def disagreement(job: Any, actual: Seen, rounding: float, confirm: Callable[[], 
 
 def _reference(job: Any) -> tuple[Tensors, Seen]:
     """The values that a job begins with, and what the plain loop makes of them."""
-    if isinstance(job, Watched):
+    if isinstance(job, EarlyStoppedJob):
         job = job.first
-    if isinstance(job, Passes):
+    if isinstance(job, SplitJob):
         return _passes(job)
-    if isinstance(job, Tally):
+    if isinstance(job, EvalJob):
         seen = seen_of(job, job())
-    elif isinstance(job, PublicStep):
+    elif isinstance(job, PublicJob):
         seen = seen_of(job, replace(job, waiting=None)())
     else:
         return _work(job)
@@ -145,7 +145,7 @@ def _reference(job: Any) -> tuple[Tensors, Seen]:
     return job.weights, seen
 
 
-def _work(job: Work) -> tuple[Tensors, Seen]:
+def _work(job: TrainJob) -> tuple[Tensors, Seen]:
     done = replace(job, ours=False).taken(STEPS)
     moved = {name: done.weights[name] for phase in job.phases for name in phase.moves}
     rows = max(1, job.epochs * len(job.rows))
@@ -154,8 +154,8 @@ def _work(job: Work) -> tuple[Tensors, Seen]:
     return job.weights, Seen(moved, {n: t.to(device) for n, t in losses.items()})
 
 
-def _passes(job: Passes) -> tuple[Tensors, Seen]:
-    alone, before, after = Together([job], "each", graph=False), Probe(0, 0), Probe(0, STEPS)
+def _passes(job: SplitJob) -> tuple[Tensors, Seen]:
+    alone, before, after = SplitStack([job], "each", graph=False), Probe(0, 0), Probe(0, STEPS)
     alone.begin([job], before)
     alone.begin([job], after)
     assert before.seen is not None and after.seen is not None  # noqa: PT018 - begin() fills both
@@ -164,7 +164,7 @@ def _passes(job: Passes) -> tuple[Tensors, Seen]:
 
 def _dtype(job: Any) -> torch.dtype:
     """The type in which a job computes."""
-    if isinstance(job, Watched):
+    if isinstance(job, EarlyStoppedJob):
         job = job.work
     tensors: list[Tensor] = list(job.weights.values())
     return next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from atoll.compute.executor import JobExecutor, Workshop
+from atoll.compute.executor import Executor, JobExecutor
 from atoll.core.errors import ClientFailedError, UserError, memory_error, out_of_memory
 from atoll.core.federation import SERVER, Moment, begin
 from atoll.core.messages import Packet, Tensors, pack, wrap_all
 from atoll.core.record import Look
 from atoll.learning.weights import copied
-from atoll.runs.execute import workshop
+from atoll.runs.execute import executor_for
 from atoll.runs.memory import Peak, plan, write_plan
 from atoll.runs.parts import Parts
 
@@ -25,12 +25,12 @@ class LocalEngine:
     at_least = 0  # nobody is ever absent here
 
     def __init__(
-        self, parts: Parts, workshop: JobExecutor | None = None, ahead: bool = False
+        self, parts: Parts, executor: JobExecutor | None = None, ahead: bool = False
     ) -> None:
         """`ahead`: whether a round is sent off before the numbers of the one before are there."""
         self._parts, self.ahead = parts, ahead
         self._clients: dict[str, Any] = {}
-        self.workshop: JobExecutor = workshop or Workshop("loop")
+        self.executor: JobExecutor = executor or Executor("loop")
 
     def _client(self, id: str) -> Any:
         if id not in self._clients:
@@ -40,7 +40,7 @@ class LocalEngine:
     def carry(
         self, action: str, moment: Moment, packets: Mapping[str, Packet]
     ) -> Mapping[str, Packet]:
-        """Ask the clients; the work they yield is done in the workshop."""
+        """Ask the clients; the work they yield runs in the executor."""
         answers: dict[str, Packet] = {}
         unpacked: dict[str, Any] = {}
         steps = {
@@ -60,14 +60,14 @@ class LocalEngine:
                         else:
                             unpacked[id] = end.value
             with _named("of this round", action):
-                results = self.workshop.do(jobs, moment)
+                results = self.executor.do(jobs, moment)
         with _named("of this round", action):
             return answers | wrap_all(unpacked)
 
     def whole(self, work: Any, moment: Moment) -> Any:
         """Many exchanges as one piece of work on the device; None: it is to be done by messages."""
         clients = {id: self._client(id) for id in work.ids}
-        if self.workshop.mode == "loop" or not all(hasattr(c, "lend") for c in clients.values()):
+        if self.executor.mode == "loop" or not all(hasattr(c, "lend") for c in clients.values()):
             return None
         lent = []
         for id, client in clients.items():
@@ -75,7 +75,7 @@ class LocalEngine:
                 lent.append(client.lend(moment, work))
         with _named("of this round", "whole"):
             asked = {SERVER: replace(work, lent=tuple(lent))}
-            done = self.workshop.do(asked, moment)[SERVER]
+            done = self.executor.do(asked, moment)[SERVER]
         if done is not None:
             for client, half in zip(clients.values(), done.halves, strict=True):
                 client.take(half, moment, work.steps)
@@ -131,13 +131,13 @@ def local_engine(parts: Parts, again: Callable[[], Parts], folder: Path) -> Iter
     planned = plan(
         parts,
         again,
-        lambda few: LocalEngine(few, Workshop("stacked", tf32=options.tf32), ahead),
+        lambda few: LocalEngine(few, Executor("stacked", tf32=options.tf32), ahead),
     )
     if planned is not None:
         write_plan(folder, planned)
     peak = Peak(device)
     rounds = parts.config.rounds * parts.scenario.stages
-    works = workshop(options, folder, rounds, planned.parts if planned else 1)
-    yield LocalEngine(parts, works, ahead)
+    executor = executor_for(options, folder, rounds, planned.parts if planned else 1)
+    yield LocalEngine(parts, executor, ahead)
     if planned is not None:
         write_plan(folder, planned, peak.bytes)

@@ -20,8 +20,8 @@ from atoll.core.messages import Checked, Empty, Tensors, Weights
 from atoll.core.record import Look
 from atoll.core.rng import Stream
 from atoll.core.rows import Public, Rows
-from atoll.jobs.public_step import Again, PublicStep, StepLoss, Stepped
-from atoll.jobs.train import Optimiser, Phase, Work, Worked, hits
+from atoll.jobs.public_step import Again, PublicJob, PublicResult, StepLoss
+from atoll.jobs.train import Optimiser, Phase, TrainJob, TrainResult, hits
 from atoll.learning.augment import strongly, varied
 from atoll.learning.distill import correlation, said, taught_loss
 from atoll.learning.models import features, skeleton
@@ -177,7 +177,7 @@ class Learner:
         assert self._plan is not None
         return self._plan
 
-    def alone(self, lessons: Lessons, rows: Rows, rate: float) -> Work:
+    def alone(self, lessons: Lessons, rows: Rows, rate: float) -> TrainJob:
         """Training by the labels alone, before any exchange: the same for all methods."""
         work = self.work(lessons, rows, self.loss(), Optimiser("adam", rate))
         return replace(work, common=True)
@@ -186,13 +186,13 @@ class Learner:
         """The loss of local training: cross-entropy, and what `taught_loss` is told beside it."""
         return partial(taught_loss, network=self.training, **how)
 
-    def begun(self, done: Worked) -> Trained:
+    def begun(self, done: TrainResult) -> Trained:
         """Become what training alone has made."""
         self.weights = self.last = self.solo = done.weights
         self._solo_scores, self._solo_said = {}, None
         return Trained(done.losses["loss"])
 
-    def ended(self, done: Worked) -> Trained:
+    def ended(self, done: TrainResult) -> Trained:
         """Become what a round's local training has made, unless that went astray."""
         numbers = [w.flatten() for w in done.weights.values() if w.is_floating_point()]
         if bool(torch.cat(numbers).isfinite().all()):
@@ -219,14 +219,14 @@ class Learner:
         *,
         fresh: bool = True,
         penalty: Callable[[Tensors], Tensor] | None = None,
-    ) -> PublicStep:
+    ) -> PublicJob:
         """One exchange: a step of all parameters by what came back for the batch before, if there
         was one, and the logits of the batch that is asked for, if there is one.
 
         `given` is what the loss reads beside the logits; `fresh`: Adam forgets after every step.
         """
         number, last = request.step, self.plan.steps(self.public)
-        return PublicStep(
+        return PublicJob(
             self.training,
             self.moves,
             self.weights,
@@ -243,7 +243,7 @@ class Learner:
             self._waiting,
         )
 
-    def stepped(self, done: Stepped) -> Aligned:
+    def stepped(self, done: PublicResult) -> Aligned:
         """Become what a step has made; what is told of it."""
         self.weights, self.moments, self._waiting = done.weights, done.moments, done.waiting
         loss = 0.0 if done.loss is None else float(done.loss)
@@ -251,11 +251,11 @@ class Learner:
 
     def work(
         self, lessons: Lessons, rows: Rows, loss: Callable[..., Tensor], how: Optimiser
-    ) -> Work:
+    ) -> TrainJob:
         """Local training of this network by a loss of weights and batch."""
         phase = Phase("loss", self.moves, loss, how)
         batch, epochs, stream = lessons.batch, lessons.epochs, lessons.stream
-        return Work(self.weights, {}, (phase,), rows, batch, epochs, stream)
+        return TrainJob(self.weights, {}, (phase,), rows, batch, epochs, stream)
 
     def says(self, weights: Tensors, x: Tensor) -> Tensor:
         """The logits for many rows in testing."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from atoll.core.messages import Tensors
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
-from atoll.jobs.train import Tally, Work
+from atoll.jobs.train import EvalJob, TrainJob
 
 __all__ = [
     "BEST",
@@ -22,9 +22,9 @@ __all__ = [
     "PATIENCE",
     "RATE",
     "STOPPED",
-    "Outcome",
+    "EarlyStoppedJob",
+    "EarlyStoppedResult",
     "Rule",
-    "Watched",
     "stepped",
 ]
 
@@ -57,7 +57,7 @@ def stepped(course: Tensor, loss: Tensor | float, rule: Rule) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EarlyStoppedResult:
     """What watched training gives."""
 
     weights: Tensors
@@ -66,10 +66,10 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Watched:
+class EarlyStoppedJob:
     """A client's epochs of a round, until its course says that it stops. Changes nothing."""
 
-    work: Work  # one epoch; its rate and its stream are not used
+    work: TrainJob  # one epoch; its rate and its stream are not used
     streams: tuple[Stream, ...]  # of the order of rows, one for each epoch
     keys: tuple[int, ...]  # of an epoch's noise
     valid: Rows  # without any, the training loss decides
@@ -78,7 +78,7 @@ class Watched:
     course: Tensor  # (4,) in double precision, on the CPU
     rule: Rule
 
-    def __call__(self) -> Outcome:
+    def __call__(self) -> EarlyStoppedResult:
         """Do it."""
         parts = self.parts(alone=True)
         try:
@@ -86,10 +86,10 @@ class Watched:
             while True:
                 job = parts.send(job())
         except StopIteration as end:
-            found: Outcome = end.value
+            found: EarlyStoppedResult = end.value
             return found
 
-    def parts(self, alone: bool = False) -> Generator[Work | Tally, Any, Outcome]:
+    def parts(self, alone: bool = False) -> Generator[TrainJob | EvalJob, Any, EarlyStoppedResult]:
         """Its works and counts, one after the other; alone, each goes on in the same memory."""
         weights, moments, course = self.work.weights, self.work.moments, self.course
         first = weights
@@ -105,20 +105,20 @@ class Watched:
             loss = done.losses[one.phases[0].name]
             if len(self.valid):
                 read = {name: weights[name] for name in self.reads}
-                loss = float((yield Tally(read, self.valid, self.function))) / len(self.valid)
+                loss = float((yield EvalJob(read, self.valid, self.function))) / len(self.valid)
             before, course = course, stepped(course, loss, self.rule)
             if self.rule.fresh and course[RATE] != before[RATE]:
                 moments = {}
-        return Outcome(weights, moments, course)
+        return EarlyStoppedResult(weights, moments, course)
 
-    def epoch(self, rate: float, stream: Stream) -> Work:
+    def epoch(self, rate: float, stream: Stream) -> TrainJob:
         """The work of an epoch."""
         (phase,) = self.work.phases
         phases = (replace(phase, optimiser=replace(phase.optimiser, rate=rate)),)
         return replace(self.work, phases=phases, stream=stream)
 
     @property
-    def first(self) -> Work:
+    def first(self) -> TrainJob:
         """The work of the first epoch, as it would be done alone."""
         key = torch.tensor(self.keys[0], device=self.work.rows.y.device)
         one = self.epoch(float(self.course[RATE]), self.streams[0])

@@ -15,7 +15,7 @@ from atoll.core.messages import Tensors
 from atoll.jobs.train import Optimiser, descend
 from atoll.learning.models import Architecture
 
-__all__ = ["Again", "Place", "PublicStep", "StepLoss", "Stepped", "gradients", "zeros"]
+__all__ = ["Again", "Place", "PublicJob", "PublicResult", "StepLoss", "gradients", "zeros"]
 
 Again = Callable[[Tensor], Tensor]  # other images -> their logits under the same weights
 # logits of the batch, other images' logits, what came with the request by name -> one number
@@ -33,7 +33,7 @@ class Forward:
 
 
 @dataclass(frozen=True)
-class Stepped:
+class PublicResult:
     """What a step gives."""
 
     weights: Tensors
@@ -45,7 +45,7 @@ class Stepped:
 
 
 @dataclass(frozen=True)
-class PublicStep:
+class PublicJob:
     """A client's work in one exchange on public images. Changes nothing."""
 
     network: Architecture
@@ -63,7 +63,7 @@ class PublicStep:
     penalty: Callable[[Tensors], Tensor] | None = None  # what the parameters themselves cost
     waiting: Any = None  # the forward pass that the step before left
 
-    def __call__(self) -> Stepped:
+    def __call__(self) -> PublicResult:
         """Do the step."""
         weights, moments, followed, loss = self.weights, self.moments, None, None
         if self.follow is not None:
@@ -73,9 +73,9 @@ class PublicStep:
             weights, moments, loss = self._followed(waiting)
             followed = waiting.z.detach()
         if self.answer is None:
-            return Stepped(weights, moments, followed, loss, None, None)
+            return PublicResult(weights, moments, followed, loss, None, None)
         waiting = self._forward(weights, self.answer)
-        return Stepped(weights, moments, followed, loss, waiting.z.detach(), waiting)
+        return PublicResult(weights, moments, followed, loss, waiting.z.detach(), waiting)
 
     def at(self, step: int) -> Place:
         """What tells a batch from all others of a run."""

@@ -1,6 +1,6 @@
 """A round of a split network, described once for all parts.
 
-A server describes its steps (`Passes`), each client lends its half (`Lent`). The reference is the
+A server describes its steps (`SplitJob`), each client lends its half (`Lent`). The reference is the
 exchange message by message in the method itself; `compute/split_rounds.py` does a round as one
 computation where one process holds the halves of all parts.
 """
@@ -18,7 +18,7 @@ from atoll.core.rng import Stream, hashes
 from atoll.learning.models import Architecture
 from atoll.learning.split import Agg, Batches, chunks
 
-__all__ = ["Lent", "Passed", "Passes", "Step", "draws", "would_be"]
+__all__ = ["Lent", "SplitJob", "SplitResult", "Step", "draws", "would_be"]
 
 
 class Step(NamedTuple):
@@ -64,7 +64,7 @@ class Lent:
 
 
 @dataclass(frozen=True)
-class Passes:
+class SplitJob:
     """The steps of a round: the server's half, its loss, and which rows each step takes."""
 
     ids: tuple[str, ...]  # the clients that take part
@@ -90,7 +90,7 @@ class Passes:
 
 
 @dataclass(frozen=True)
-class Passed:
+class SplitResult:
     """What the steps of a round gave."""
 
     weights: Tensors
@@ -99,7 +99,7 @@ class Passed:
     sums: Tensor  # (classes, width) of the embeddings, where wanted
 
 
-def would_be(work: Passes, width: int, dtype: torch.dtype) -> Iterator[tuple[Learn, Tensor, int]]:
+def would_be(work: SplitJob, width: int, dtype: torch.dtype) -> Iterator[tuple[Learn, Tensor, int]]:
     """The requests of a round and the embeddings of their replies, without values: for a ledger.
 
     Those of one size are given once, with how many there are.

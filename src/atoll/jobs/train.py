@@ -24,12 +24,12 @@ from atoll.learning.models import Architecture
 from atoll.learning.weights import copied
 
 __all__ = [
+    "EvalJob",
     "Memory",
     "Optimiser",
     "Phase",
-    "Tally",
-    "Work",
-    "Worked",
+    "TrainJob",
+    "TrainResult",
     "checked",
     "descend",
     "hits",
@@ -61,7 +61,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Worked:
+class TrainResult:
     """What local training gives."""
 
     found: Mapping[str, Tensor]  # the weights; of a stack's members, parts of wholes
@@ -75,7 +75,7 @@ class Worked:
 
 
 @dataclass(frozen=True)
-class Work:
+class TrainJob:
     """A client's local training: what moves, by which losses, on which rows. Changes nothing."""
 
     weights: Tensors  # those that move, and constants that the losses read
@@ -89,7 +89,7 @@ class Work:
     common: bool = False  # other runs do the very same, so its result may be kept for them
     ours: bool = False  # weights and moments are nobody else's and need not be copied
 
-    def __call__(self) -> Worked:
+    def __call__(self) -> TrainResult:
         """Do the work."""
         return self.taken(self.steps)
 
@@ -98,7 +98,7 @@ class Work:
         """How many batches there are in all epochs."""
         return self.epochs * -(-len(self.rows) // self.batch)
 
-    def taken(self, steps: int) -> Worked:
+    def taken(self, steps: int) -> TrainResult:
         """What the first so many steps give; losses are divided by all rows nevertheless."""
         weights, moments = (
             dict(named) if self.ours else copied(named) for named in (self.weights, self.moments)
@@ -119,7 +119,7 @@ class Work:
         means = {p.name: x / rows for p, x in zip(self.phases, losses.tolist(), strict=True)}
         for one in memory.values():
             moments |= one.saved()
-        return Worked({n: w.detach() for n, w in weights.items()}, moments, means)
+        return TrainResult({n: w.detach() for n, w in weights.items()}, moments, means)
 
     def _batches(self) -> Iterator[Rows]:
         for epoch in range(self.epochs):
@@ -197,7 +197,7 @@ def descend(
 
 
 @dataclass(frozen=True)
-class Tally:
+class EvalJob:
     """A count over rows, without gradient: the sum of what a function says of each."""
 
     weights: Tensors
@@ -223,7 +223,7 @@ def train(
     weights = dict(model.state_dict())
     moves = tuple(name for name, _ in model.named_parameters())
     phase = Phase("loss", moves, lambda w, b: loss(network, w, b), Optimiser("sgd", rate))
-    done = Work(weights, {}, (phase,), rows, batch, 1, stream)()
+    done = TrainJob(weights, {}, (phase,), rows, batch, 1, stream)()
     model.load_state_dict(done.weights)
     return done.losses["loss"]
 

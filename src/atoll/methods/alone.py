@@ -16,7 +16,7 @@ from atoll.core.options import AtLeastOne, Positive
 from atoll.core.record import Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
-from atoll.jobs.train import Optimiser, Phase, Work, hits, in_chunks
+from atoll.jobs.train import Optimiser, Phase, TrainJob, hits, in_chunks
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import Architecture, skeleton
 from atoll.learning.weights import copied, prefixed, without
@@ -73,7 +73,7 @@ class Client:
         how = Optimiser(options.optimiser, options.rate)
         phase = Phase("loss", self.moves, partial(loss, **self.how), how)
         rows, stream = self.site.train(moment.stage), self.site.stream("fit", moment)
-        done = yield Work(
+        done = yield TrainJob(
             self.weights, self.moments, (phase,), rows, options.batch, options.epochs, stream
         )
         self.weights, self.moments = done.weights, done.moments

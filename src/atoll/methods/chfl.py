@@ -27,7 +27,7 @@ from atoll.core.options import AtLeastOne, NotNegative, Positive
 from atoll.core.record import Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
-from atoll.jobs.train import Optimiser, Phase, Tally, Work, hits, in_chunks
+from atoll.jobs.train import EvalJob, Optimiser, Phase, TrainJob, hits, in_chunks
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import MLP, draw_linear, linear, outputs
 from atoll.learning.weights import copied, mean, placed, prefixed, sent, without
@@ -262,7 +262,7 @@ class Client:
         kept = options.common_opt_state == "keep"
         moments = {n: m for n, m in self.moments.items() if kept or "/common" not in n}
         stream = self.site.stream("fit", moment)
-        done = yield Work(
+        done = yield TrainJob(
             weights, moments, self._phases(), rows, options.batch, options.epochs, stream, OWN
         )
         self.weights, self.moments = done.weights, done.moments
@@ -356,7 +356,7 @@ class Client:
         rows, members = self.site.valid(moment.stage), len(self.mu) if self.bank else 0
         counts = [0] * (1 + members + bool(self.concat) + len(self.alone))
         if len(rows):
-            counts = (yield Tally(weights, rows, how, OWN)).tolist()
+            counts = (yield EvalJob(weights, rows, how, OWN)).tolist()
         bank, rest = counts[1 : 1 + members], counts[1 + members :]
         self.chosen = self._chosen(bank)
         found = {"common": counts[0], **{v: bank[member] for v, member in self.chosen.items()}}

@@ -21,7 +21,7 @@ from atoll.core.options import AtLeastOne, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
-from atoll.jobs.train import Optimiser, Phase, Work, hits, in_chunks
+from atoll.jobs.train import Optimiser, Phase, TrainJob, hits, in_chunks
 from atoll.learning.losses import plain, proximal
 from atoll.learning.models import shared
 from atoll.learning.weights import copied, mean, only, placed, prefixed
@@ -73,7 +73,9 @@ class Client:
             weights = {**weights, **prefixed("anchor", {n: weights[n] for n in self.moves})}
             weights["strength"] = torch.tensor(options.strength, device=self.site.device)
         stream = self.site.stream("fit", moment)
-        done = yield Work(weights, {}, (self.phase,), rows, options.batch, options.epochs, stream)
+        done = yield TrainJob(
+            weights, {}, (self.phase,), rows, options.batch, options.epochs, stream
+        )
         fitted = only(done.found, request.weights)
         self.site.witness("own", moment, partial(self._checked, fitted))
         return Fitted(fitted, late(done.losses, "loss"), len(rows))

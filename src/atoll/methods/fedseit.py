@@ -31,8 +31,8 @@ from atoll.core.record import Look, Score
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.data.site import Site
-from atoll.jobs.early_stopping import BEST, PATIENCE, RATE, STOPPED, Rule, Watched
-from atoll.jobs.train import Optimiser, Phase, Work, hits, in_chunks
+from atoll.jobs.early_stopping import BEST, PATIENCE, RATE, STOPPED, EarlyStoppedJob, Rule
+from atoll.jobs.train import Optimiser, Phase, TrainJob, hits, in_chunks
 from atoll.learning.centres import centres, similarity, unit_mean
 from atoll.learning.decomposed import (
     Plan,
@@ -583,7 +583,7 @@ class Client:
         }
         return {**found, "lambda2": self.lambda2}
 
-    def _training(self, rows: Rows, moment: Moment) -> Watched:
+    def _training(self, rows: Rows, moment: Moment) -> EarlyStoppedJob:
         """The epochs of a round; after each the validation rows decide on the rate."""
         plan, options = self._plan(), self.options
         once, whole = has(options, "order"), has(options, "stop")
@@ -595,8 +595,8 @@ class Client:
         weights = self._trained()
         # a loss without penalties has no use for these
         unread = () if whole else ("past/", "lambda2")
-        return Watched(
-            work=Work(weights, self.moments, (phase,), rows, options.batch, 1, streams[0]),
+        return EarlyStoppedJob(
+            work=TrainJob(weights, self.moments, (phase,), rows, options.batch, 1, streams[0]),
             streams=streams,
             keys=tuple(stream.key for stream in noise),
             valid=self._rows("valid", moment.stage),

@@ -27,7 +27,7 @@ from atoll.families.distillation import (
     prepared,
     shared,
 )
-from atoll.jobs.train import Optimiser, Phase, Work
+from atoll.jobs.train import Optimiser, Phase, TrainJob
 from atoll.learning.distill import mutual_loss
 from atoll.learning.models import skeleton
 from atoll.learning.weights import copied, mean, prefixed, without
@@ -102,7 +102,7 @@ class Client:
         loss = partial(mutual_loss, own=learner.training, shared=self.shared, truths=truths)
         phase = Phase("loss", moves, loss, Optimiser("adam", options.rate))
         rows, stream = site.train(moment.stage), site.stream("fit", moment)
-        done = yield Work(weights, {}, (phase,), rows, options.batch, self.epochs, stream)
+        done = yield TrainJob(weights, {}, (phase,), rows, options.batch, self.epochs, stream)
         learner.ended(replace(done, found=without("own", done.weights)))
         return Fitted(without("shared", done.weights), done.losses["loss"])
 

@@ -25,7 +25,7 @@ from atoll.core.record import Score
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.data.site import Site
-from atoll.jobs.split_round import Lent, Passes, Step, draws, would_be
+from atoll.jobs.split_round import Lent, SplitJob, Step, draws, would_be
 from atoll.jobs.train import hits
 from atoll.learning.knowledge import class_means
 from atoll.learning.models import Architecture
@@ -146,7 +146,7 @@ class Client:
         if self.options.fresh and moment.first:
             self.half = self._first(moment.stage)
 
-    def lend(self, moment: Moment, work: Passes) -> Lent:
+    def lend(self, moment: Moment, work: SplitJob) -> Lent:
         """All that `learn` needs for the steps of a round."""
         self._begin(moment)
         rows = self.site.lesson(moment)
@@ -299,12 +299,12 @@ class Server:
                 clients.note(Client.learn, work.ids, (asked, Embedded(embedding)), count)
         return total / max(1, self.options.epochs * len(work.y) * self._turns())
 
-    def _work(self, moment: Moment) -> Passes:
+    def _work(self, moment: Moment) -> SplitJob:
         """The steps of a round, as an engine can do them that holds all clients."""
         options, ids, every = self.options, self._learners(moment), list(self.site.clients)
         y = self.site.train(moment.stage).y
         batches = Batches(len(y), options.batch, self.site.stream("order", moment).key)
-        return Passes(
+        return SplitJob(
             ids=tuple(ids),
             places=tuple(every.index(id) for id in ids),
             parties=len(every),
@@ -341,7 +341,7 @@ class Server:
             "radius": self.radius.to(self.means),
         }
 
-    def _by_messages(self, clients: Clients, moment: Moment, work: Passes) -> float:
+    def _by_messages(self, clients: Clients, moment: Moment, work: SplitJob) -> float:
         """The steps one by one; the sum of the loss over rows."""
         ids, y, seed = work.ids, work.y, work.batches.key
         total, empty = 0.0, self.means.new_zeros((0, self.options.width))

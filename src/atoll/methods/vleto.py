@@ -28,7 +28,7 @@ from atoll.core.record import Look, Score
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.data.site import Site
-from atoll.jobs.split_round import Lent, Passes, Step, draws, would_be
+from atoll.jobs.split_round import Lent, SplitJob, Step, draws, would_be
 from atoll.jobs.train import hits
 from atoll.learning.knowledge import (
     LmoRule,
@@ -209,7 +209,7 @@ class Client:
     def _key(self, moment: Moment, step: int) -> int:
         return self.site.stream("dropout", moment, step).key
 
-    def lend(self, moment: Moment, work: Passes) -> Lent:
+    def lend(self, moment: Moment, work: SplitJob) -> Lent:
         """All that `learn` needs for the steps of a round."""
         rows = self.site.lesson(moment)
         if self._shown[0] is not rows:
@@ -401,12 +401,12 @@ class Server:
         rows = self.options.epochs * len(work.y)
         return {name: value / rows for name, value in totals.items()}
 
-    def _work(self, moment: Moment) -> Passes:
+    def _work(self, moment: Moment) -> SplitJob:
         """The steps of a round, as an engine can do them that holds all clients."""
         options, y = self.options, self.site.train(moment.stage).y
         batches = Batches(len(y), options.batch, self.site.stream("order", moment).key)
         ids, streaming = self._learners(moment), self.site.by_columns and options.stream
-        return Passes(
+        return SplitJob(
             ids=tuple(ids),
             places=tuple(range(len(ids))),
             parties=len(ids),
@@ -447,7 +447,7 @@ class Server:
         return found | {"means": like, "mixed": self.mixed, "old": old, "seen": seen}
 
     def _by_messages(
-        self, clients: Clients, moment: Moment, work: Passes
+        self, clients: Clients, moment: Moment, work: SplitJob
     ) -> tuple[dict[str, float], Tensor]:
         """The steps one by one: each term summed over rows, and embeddings over classes."""
         options, ids, y, seed = self.options, work.ids, work.y, work.batches.key
@@ -470,7 +470,7 @@ class Server:
             replies = clients.ask(Client.learn, dict.fromkeys(ids, request))
         return totals, sums
 
-    def _note(self, clients: Clients, moment: Moment, work: Passes) -> None:
+    def _note(self, clients: Clients, moment: Moment, work: SplitJob) -> None:
         """Enter in the ledger what the messages of a round would have been."""
         for asked, embedding, count in would_be(work, self.options.width, self.means.dtype):
             before = embedding if self._shows(moment) else embedding[:0]

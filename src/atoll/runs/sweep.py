@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from atoll.compute.deterministic import deterministic_torch
-from atoll.compute.executor import JobExecutor, Workshop
+from atoll.compute.executor import Executor, JobExecutor
 from atoll.core.errors import UserError
 from atoll.core.federation import Moment
 from atoll.core.record import Record, disk_errors, write_whole
 from atoll.data.dataset import Dataset
 from atoll.runs.config import RunConfig, change, place, resolve
-from atoll.runs.execute import prepare, workshop
+from atoll.runs.execute import executor_for, prepare
 from atoll.runs.loop import Engine, Progress, go
 from atoll.runs.parts import Parts
 from atoll.runs.result import Run, write_result
@@ -82,8 +82,8 @@ class _Meeting:
     tensor operation are much slower than the same threads one after another.
     """
 
-    def __init__(self, workshop: Workshop, count: int) -> None:
-        self.workshop, self.alive = workshop, count
+    def __init__(self, executor: Executor, count: int) -> None:
+        self.executor, self.alive = executor, count
         self.waiting: dict[int, dict[str, Any]] = {}
         self.moment: Moment | None = None  # of the run that came last
         self.results: dict[int, Any] = {}
@@ -120,7 +120,7 @@ class _Meeting:
         self.waiting = {}
         together = {f"{n}/{id}": job for n, jobs in asked.items() for id, job in jobs.items()}
         try:
-            done = self.workshop.do(together, self.moment)
+            done = self.executor.do(together, self.moment)
             self.results = {n: {id: done[f"{n}/{id}"] for id in jobs} for n, jobs in asked.items()}
         except Exception as error:  # every run is told
             self.results = dict.fromkeys(asked, error)
@@ -128,13 +128,13 @@ class _Meeting:
 
 
 class _Seat:
-    """A run's place at the meeting, in the form of a workshop."""
+    """A run's place at the meeting, in the form of an executor."""
 
     def __init__(self, meeting: _Meeting, number: int) -> None:
-        self.meeting, self.number, self.mode = meeting, number, meeting.workshop.mode
+        self.meeting, self.number, self.mode = meeting, number, meeting.executor.mode
 
     def do(self, jobs: Mapping[str, Any], moment: Moment | None = None) -> dict[str, Any]:
-        """What a workshop does."""
+        """What an executor does."""
         return self.meeting.do(self.number, dict(jobs), moment)
 
 
@@ -224,7 +224,7 @@ def _run(
     write_whole(folder / "sweep.json", json.dumps(index, indent=1).encode() + b"\n")
     options = found[0].config.engine_options()
     rounds = found[0].config.rounds * ready[0].parts.scenario.stages
-    meeting = _Meeting(workshop(options, folder, rounds), len(found))
+    meeting = _Meeting(executor_for(options, folder, rounds), len(found))
 
     def run(number: int) -> None:
         one, seat = ready[number], _Seat(meeting, number)

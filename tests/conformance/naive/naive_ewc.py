@@ -17,7 +17,7 @@ from atoll.core.options import AtLeastOne, NotNegative, Positive
 from atoll.core.record import Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
-from atoll.jobs.train import Optimiser, Phase, Work, checked
+from atoll.jobs.train import Optimiser, Phase, TrainJob, checked
 from atoll.learning.losses import plain
 from atoll.learning.models import Architecture, shared
 from atoll.learning.weights import copied, mean, prefixed, without
@@ -61,7 +61,7 @@ class Client:
         rows, stream = self.site.train(moment.stage), self.site.stream("fit", moment)
         weights = {**request.weights, **prefixed("anchor", self.anchor)}
         weights |= prefixed("fisher", self.fisher)
-        done = yield Work(weights, {}, (self.phase,), rows, self.options.batch, 1, stream)
+        done = yield TrainJob(weights, {}, (self.phase,), rows, self.options.batch, 1, stream)
         self.anchor = {n: done.weights[n].detach().clone() for n in self.moves}
         self.fisher = self._importance(rows)
         return Weights(self.anchor)

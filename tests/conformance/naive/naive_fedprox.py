@@ -12,7 +12,7 @@ from atoll.core.options import AtLeastOne, NotNegative, Positive
 from atoll.core.record import Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
-from atoll.jobs.train import Optimiser, Phase, Work, checked
+from atoll.jobs.train import Optimiser, Phase, TrainJob, checked
 from atoll.learning.losses import plain
 from atoll.learning.models import Architecture, shared
 from atoll.learning.weights import copied, mean, prefixed
@@ -48,7 +48,7 @@ class Client:
         """Train the shared weights twice over the rows."""
         rows, stream = self.site.train(moment.stage), self.site.stream("fit", moment)
         weights = {**request.weights, **prefixed("start", request.weights)}
-        done = yield Work(weights, {}, (self.phase,), rows, self.options.batch, 2, stream)
+        done = yield TrainJob(weights, {}, (self.phase,), rows, self.options.batch, 2, stream)
         return Weights({n: done.weights[n] for n in request.weights})
 
     def check(self, request: Check, moment: Moment) -> Checked:

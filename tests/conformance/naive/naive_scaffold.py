@@ -13,7 +13,7 @@ from atoll.core.options import AtLeastOne, Positive
 from atoll.core.record import Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
-from atoll.jobs.train import Optimiser, Phase, Work, checked
+from atoll.jobs.train import Optimiser, Phase, TrainJob, checked
 from atoll.learning.losses import plain
 from atoll.learning.models import Architecture, shared
 from atoll.learning.weights import copied, mean, prefixed
@@ -66,7 +66,7 @@ class Client:
         rows, batch = self.site.train(moment.stage), self.options.batch
         start, stream = request.weights, self.site.stream("fit", moment)
         weights = start | prefixed("server", request.control) | prefixed("own", self.control)
-        done = yield Work(weights, {}, (self.phase,), rows, batch, 1, stream)
+        done = yield TrainJob(weights, {}, (self.phase,), rows, batch, 1, stream)
         found = {n: done.weights[n] for n in start}
         steps = self.options.rate * -(-len(rows) // batch)
         moved = {n: (start[n] - found[n]) / steps - request.control[n] for n in start}

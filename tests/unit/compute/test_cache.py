@@ -14,11 +14,11 @@ import torch
 from atoll.compute import autotune
 from atoll.compute.cache import UnresolvedError, cache_key, fingerprint
 from atoll.compute.compare import difference
-from atoll.compute.executor import Workshop
+from atoll.compute.executor import Executor
 from atoll.compute.proof import prove_stack
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
-from atoll.jobs.train import Optimiser, Phase, Work
+from atoll.jobs.train import Optimiser, Phase, TrainJob
 
 CPU = torch.device("cpu")
 HELPER = """
@@ -78,14 +78,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package
         del sys.modules[known]
 
 
-def jobs(loss: Any, count: int = 4) -> dict[str, Work]:
+def jobs(loss: Any, count: int = 4) -> dict[str, TrainJob]:
     found = {}
     for number in range(count):
         draw = torch.Generator().manual_seed(number)
         rows = Rows(torch.randn(24, 4, generator=draw), torch.zeros(24, 0), torch.zeros(24))
         weights = {"weight": torch.randn(3, 4, generator=draw)}
         phase = Phase("loss", ("weight",), loss, Optimiser("sgd", 0.01))
-        found[str(number)] = Work(weights, {}, (phase,), rows, 8, 1, Stream.of(number))
+        found[str(number)] = TrainJob(weights, {}, (phase,), rows, 8, 1, Stream.of(number))
     return found
 
 
@@ -102,10 +102,10 @@ def proofs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def run(loss: Any, folder: Path) -> Workshop:
+def run(loss: Any, folder: Path) -> Executor:
     """A run whose results are held to the loop's."""
     folder.mkdir(exist_ok=True)
-    works, asked = Workshop("auto", folder), jobs(loss)
+    works, asked = Executor("auto", folder), jobs(loss)
     done = works.do(asked)
     for id, job in asked.items():
         assert difference(job().weights, done[id].weights) < 1e-5
@@ -179,8 +179,8 @@ def test_a_loss_that_closes_over_something_is_not_stacked(
     for id, job in jobs(None).items():
         (phase,) = job.phases
         scaled = Phase(phase.name, phase.moves, module.times(float(id)), phase.optimiser)
-        asked[id] = Work(job.weights, {}, (scaled,), job.rows, 8, 1, job.stream)
-    done = Workshop("stacked", tmp_path).do(asked)
+        asked[id] = TrainJob(job.weights, {}, (scaled,), job.rows, 8, 1, job.stream)
+    done = Executor("stacked", tmp_path).do(asked)
     assert all(difference(job().weights, done[id].weights) == 0 for id, job in asked.items())
     assert not proofs
     run(lambda weights, batch: 2 * module.loss(weights, batch), tmp_path / "lambda")

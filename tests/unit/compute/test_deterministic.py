@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from atoll.compute import autotune, deterministic
 from atoll.compute.autotune import choices
-from atoll.compute.executor import Workshop
+from atoll.compute.executor import Executor
 from atoll.compute.proof import Verdict
 from atoll.core.errors import UserError
 from atoll.core.record import Score
@@ -23,7 +23,7 @@ from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.engines.local import LocalEngine, local_engine
 from atoll.families.distillation import Learner, Lessons
-from atoll.jobs.train import Optimiser, Phase, Work, Worked
+from atoll.jobs.train import Optimiser, Phase, TrainJob, TrainResult
 from atoll.kernels import batched_layers
 from atoll.kernels.batched_layers import Sizes
 from atoll.learning.image_nets import build
@@ -163,7 +163,7 @@ def test_the_common_work_of_all_methods_is_one_and_the_same(images: Path, tmp_pa
     assert len([*(tmp_path / "common").iterdir()]) == 3  # by a hash of its content: one a site
 
 
-def pretraining(number: int) -> Work:
+def pretraining(number: int) -> TrainJob:
     model = build("cnn", SHAPE, CLASSES, Stream.of(number))
     draws = torch.Generator().manual_seed(number)
     x, y = torch.randn(20, *SHAPE, generator=draws), torch.arange(20) % CLASSES
@@ -171,19 +171,19 @@ def pretraining(number: int) -> Work:
     return Learner(model).alone(lessons, Rows(x, torch.zeros(20, 0), y), 0.01)
 
 
-def same(one: Worked, other: Worked) -> bool:
+def same(one: TrainResult, other: TrainResult) -> bool:
     return all(torch.equal(w, other.weights[name]) for name, w in one.weights.items())
 
 
 def test_common_work_does_not_depend_on_who_else_works() -> None:
     jobs = {f"site-{number}": pretraining(number) for number in range(3)}
-    together = Workshop("auto", deterministic=True).do(jobs)
+    together = Executor("auto", deterministic=True).do(jobs)
     for id, job in jobs.items():
-        assert same(Workshop("auto", deterministic=True).do({id: job})[id], together[id])
+        assert same(Executor("auto", deterministic=True).do({id: job})[id], together[id])
         assert same(job(), together[id])
 
 
-def on_gpu(job: Work) -> Work:
+def on_gpu(job: TrainJob) -> TrainJob:
     rows = Rows(job.rows.x.cuda(), job.rows.own.cuda(), job.rows.y.cuda())
     return replace(job, weights={n: w.cuda() for n, w in job.weights.items()}, rows=rows)
 
@@ -193,18 +193,18 @@ def test_on_a_gpu_common_work_does_not_depend_on_who_else_works_either() -> None
     jobs = {f"site-{number}": on_gpu(pretraining(number)) for number in range(3)}
     others = {id: replace(job, common=False) for id, job in jobs.items()}
     with deterministic.deterministic_torch(True):
-        together = Workshop("auto", deterministic=True).do(jobs)
+        together = Executor("auto", deterministic=True).do(jobs)
         for id, job in jobs.items():
-            workshop = Workshop("auto", deterministic=True)
-            workshop.do(others)
-            assert same(workshop.do({id: job})[id], together[id])
+            executor = Executor("auto", deterministic=True)
+            executor.do(others)
+            assert same(executor.do({id: job})[id], together[id])
 
 
 def test_other_work_is_still_done_together(tmp_path: Path) -> None:
     jobs = {f"site-{n}": replace(pretraining(n), common=False) for n in range(3)}
     clock = Clock(LONGER)
     with fresh_process(clock, tmp_path / "cache"):
-        Workshop("auto", tmp_path, deterministic=True).do(jobs)
+        Executor("auto", tmp_path, deterministic=True).do(jobs)
     assert [choice.mode for choice in choices(tmp_path).values() if choice.members == 3] == [
         "stacked"
     ]
@@ -213,8 +213,8 @@ def test_other_work_is_still_done_together(tmp_path: Path) -> None:
 
 def test_what_was_kept_without_it_is_not_used(tmp_path: Path) -> None:
     job = pretraining(0)
-    Workshop("auto", keep=tmp_path / "common").do({"site-0": job})
-    Workshop("auto", keep=tmp_path / "common", deterministic=True).do({"site-0": job})
+    Executor("auto", keep=tmp_path / "common").do({"site-0": job})
+    Executor("auto", keep=tmp_path / "common", deterministic=True).do({"site-0": job})
     assert len([*(tmp_path / "common").iterdir()]) == 2
 
 
@@ -325,7 +325,7 @@ def mixing(weights: Mapping[str, torch.Tensor], batch: Rows) -> torch.Tensor:
 def test_a_stack_that_is_not_proved_is_refused() -> None:
     phase = Phase("loss", ("w",), mixing, Optimiser("adam", 0.1))
     jobs = [
-        Work({"w": torch.full((2, 3), 1.0 + n)}, {}, (phase,), rows, 4, 1, Stream.of(n))
+        TrainJob({"w": torch.full((2, 3), 1.0 + n)}, {}, (phase,), rows, 4, 1, Stream.of(n))
         for n, rows in enumerate([Rows(torch.rand(8, 3), torch.zeros(8, 0), torch.zeros(8))] * 2)
     ]
     choice = deterministic.fixed_works(("work",), jobs)

@@ -6,14 +6,22 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.compute.early_stopping import Watch, watched_form
-from atoll.compute.executor import Workshop
+from atoll.compute.early_stopping import EarlyStoppedStack, watched_form
+from atoll.compute.executor import Executor
 from atoll.compute.proof import prove_watch
 from atoll.compute.stacking import Stack, form
 from atoll.core.federation import Moment
 from atoll.core.messages import Empty
 from atoll.jobs import early_stopping
-from atoll.jobs.early_stopping import BEST, RATE, STOPPED, Outcome, Rule, Watched, stepped
+from atoll.jobs.early_stopping import (
+    BEST,
+    RATE,
+    STOPPED,
+    EarlyStoppedJob,
+    EarlyStoppedResult,
+    Rule,
+    stepped,
+)
 from atoll.methods.fedseit import Fit, Foreign
 from atoll.runs.config import change, resolve
 from atoll.runs.parts import parts
@@ -30,12 +38,12 @@ RUN: dict[str, Any] = {
 }
 
 
-def jobs(stage: int = 1, **changes: Any) -> list[Watched]:
+def jobs(stage: int = 1, **changes: Any) -> list[EarlyStoppedJob]:
     """What the clients of a run would train in the first round of a task."""
     made = parts(resolve(change(RUN, changes), "test"))
     server = made.server()
     clients = [made.client(id) for id in made.scenario.clients]
-    found, shared = list[Watched](), dict[str, torch.Tensor]()
+    found, shared = list[EarlyStoppedJob](), dict[str, torch.Tensor]()
     for now in range(stage + 1):
         moment, found = Moment(now, 0, 2), []
         for client in clients:
@@ -52,7 +60,7 @@ def jobs(stage: int = 1, **changes: Any) -> list[Watched]:
     return found
 
 
-def same(one: Outcome, other: Outcome, apart: float = 1e-10) -> None:
+def same(one: EarlyStoppedResult, other: EarlyStoppedResult, apart: float = 1e-10) -> None:
     torch.testing.assert_close(one.course, other.course, rtol=10 * apart, atol=0)
     assert one.moments.keys() == other.moments.keys()
     pairs = [(one.weights, other.weights), (one.moments, other.moments)]
@@ -79,7 +87,7 @@ def test_a_stack_gives_what_its_members_give_alone(changes: dict[str, Any], fixe
     if "method.least_rate" in changes:  # the first has no gain, and its rate is near the least
         course = torch.tensor([0.011, -1.0, 1, 0], dtype=torch.float64)
         members[0] = replace(members[0], course=course)
-    watch = Watch(members, fixed=fixed)
+    watch = EarlyStoppedStack(members, fixed=fixed)
     alone = [job() for job in members]
     for one, other in zip(watch(members), alone, strict=True):
         same(one, other)
@@ -90,7 +98,7 @@ def test_a_stack_gives_what_its_members_give_alone(changes: dict[str, Any], fixe
         same(one, other)
 
 
-def _next(job: Watched, done: Outcome) -> Watched:
+def _next(job: EarlyStoppedJob, done: EarlyStoppedResult) -> EarlyStoppedJob:
     """The same member in the next round."""
     course = done.course.clone()
     course[BEST] = torch.inf
@@ -102,7 +110,7 @@ def _next(job: Watched, done: Outcome) -> Watched:
 
 def test_members_that_do_not_come_stay_as_they_are() -> None:
     members = jobs()
-    watch = Watch(members)
+    watch = EarlyStoppedStack(members)
     done = watch(members)
     again = [_next(job, one) for job, one in zip(members, done, strict=True)]
     assert watch.fits([again[3], again[0], again[1]])
@@ -116,7 +124,7 @@ def test_members_that_do_not_come_stay_as_they_are() -> None:
 def test_without_validation_rows_the_training_loss_decides() -> None:
     members = jobs()
     members[1] = replace(members[1], valid=members[1].valid.at(slice(0, 0)))
-    for one, job in zip(Watch(members, fixed=True)(members), members, strict=True):
+    for one, job in zip(EarlyStoppedStack(members, fixed=True)(members), members, strict=True):
         same(one, job())
 
 
@@ -125,7 +133,7 @@ def test_a_stack_whose_members_have_all_stopped_ends() -> None:
         replace(job, rule=Rule(1, 1e6, 1e-3), course=torch.tensor([0.01, -1.0, 1, 0]).double())
         for job in jobs()
     ]
-    watch = Watch(members)
+    watch = EarlyStoppedStack(members)
     watch(members)
     assert int(watch.epoch) == 2  # the host asks after the epoch that follows
 
@@ -141,9 +149,9 @@ def test_a_loss_that_is_no_number_is_no_gain() -> None:
     assert float(stepped(course, torch.nan, Rule(2, 2.0, 0.01))[RATE]) == 0.05
 
 
-def test_a_workshop_does_the_epochs_of_all_side_by_side() -> None:
+def test_an_executor_does_the_epochs_of_all_side_by_side() -> None:
     members = {f"site-{number}": job for number, job in enumerate(jobs())}
-    found = Workshop("stacked").do(members)
+    found = Executor("stacked").do(members)
     for id, job in members.items():
         same(found[id], job())
 
@@ -155,7 +163,7 @@ def test_on_a_gpu_a_stack_gives_what_its_members_give_alone(changes: dict[str, A
         pytest.skip("needs an accelerator")
     how: dict[str, Any] = {**changes, "engine.device": "cuda", "method.epochs": 8}
     members = jobs(**how)
-    watch = Watch(members)
+    watch = EarlyStoppedStack(members)
     done = watch(members)
     for one, job in zip(done, members, strict=True):
         same(one, job(), 1e-7)
@@ -180,10 +188,10 @@ def test_all_epochs_in_one_computation_are_proved(monkeypatch: pytest.MonkeyPatc
 
 def test_a_round_that_goes_wrong_is_done_by_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     members = jobs()
-    workshop, key = Workshop("stacked", verify="always"), watched_form(members[0])
-    workshop._choice(form(members[0].first), [job.first for job in members])
-    assert workshop._watch_proved(key, members)
-    for one, other in zip(workshop._watch(key, members), members, strict=True):
+    executor, key = Executor("stacked", verify="always"), watched_form(members[0])
+    executor._choice(form(members[0].first), [job.first for job in members])
+    assert executor._watch_proved(key, members)
+    for one, other in zip(executor._watch(key, members), members, strict=True):
         same(one, other())
     load = Stack.load
 
@@ -192,7 +200,7 @@ def test_a_round_that_goes_wrong_is_done_by_the_loop(monkeypatch: pytest.MonkeyP
         self.weights[self.phases[0].moves[0]] += 1.0
 
     monkeypatch.setattr(Stack, "load", moved)
-    for one, other in zip(workshop._watch(key, members), members, strict=True):
+    for one, other in zip(executor._watch(key, members), members, strict=True):
         same(one, other(), apart=0.0)
-    assert not workshop._watch_proved(key, members)
-    assert workshop._choice(form(members[0].first), []).mode == "loop"
+    assert not executor._watch_proved(key, members)
+    assert executor._choice(form(members[0].first), []).mode == "loop"

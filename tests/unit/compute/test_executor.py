@@ -1,4 +1,4 @@
-"""The workshop proves the fast way by the slow one, and says what it chose."""
+"""The executor proves the fast path against the plain one and records its choice."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from atoll.compute import shared_training
 from atoll.compute.autotune import choices
-from atoll.compute.executor import Workshop
+from atoll.compute.executor import Executor
 from atoll.compute.stacking import Stack, largest_difference
 from atoll.core.errors import UserError
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
-from atoll.jobs.train import Optimiser, Phase, Work, Worked
+from atoll.jobs.train import Optimiser, Phase, TrainJob, TrainResult
 from atoll.kernels import batched_layers
 from atoll.learning import image_nets
 from atoll.learning.losses import cross_entropy, plain
@@ -41,7 +41,7 @@ def hidden(weights: Mapping[str, Tensor], batch: Rows, *, depth: int) -> Tensor:
     return (logits - float(logits.detach().mean())).pow(2).mean((-1, -2))
 
 
-def jobs(loss: Callable[..., Tensor], count: int = 4) -> dict[str, Work]:
+def jobs(loss: Callable[..., Tensor], count: int = 4) -> dict[str, TrainJob]:
     found = {}
     for number in range(count):
         generator = torch.Generator().manual_seed(number)
@@ -52,13 +52,13 @@ def jobs(loss: Callable[..., Tensor], count: int = 4) -> dict[str, Work]:
         weights = {"weight0": torch.randn(3, 4, generator=generator), "bias0": torch.zeros(3)}
         phase = Phase("loss", tuple(weights), partial(loss, depth=1), Optimiser("adam", 0.1))
         rows = Rows(x, torch.zeros(24, 0), y)
-        found[f"site-{number}"] = Work(weights, {}, (phase,), rows, 8, 1, Stream.of(number))
+        found[f"site-{number}"] = TrainJob(weights, {}, (phase,), rows, 8, 1, Stream.of(number))
     return found
 
 
 def test_a_stack_that_differs_is_refused_with_a_reason_and_the_loop_is_used(tmp_path: Path) -> None:
-    workshop, asked = Workshop("auto", tmp_path), jobs(hidden)
-    done = workshop.do(asked)
+    executor, asked = Executor("auto", tmp_path), jobs(hidden)
+    done = executor.do(asked)
     (choice,) = choices(tmp_path).values()
     assert choice.mode == "loop"
     assert "batched: the result differs" in choice.reason
@@ -73,8 +73,8 @@ def test_a_loss_for_one_client_alone_is_mapped_over_many(
     loss: Callable[..., Tensor], tmp_path: Path
 ) -> None:
     """Asked for or not, a stack is taken only in a way that was seen to be right."""
-    workshop, asked = Workshop("stacked", tmp_path), jobs(loss)
-    done = workshop.do(asked)
+    executor, asked = Executor("stacked", tmp_path), jobs(loss)
+    done = executor.do(asked)
     (choice,) = choices(tmp_path).values()
     assert (choice.mode, choice.way) == ("stacked", "batched" if loss is honest else "mapped")
     for id, job in asked.items():
@@ -84,7 +84,7 @@ def test_a_loss_for_one_client_alone_is_mapped_over_many(
 class Scarce(Stack):
     """A stack that finds memory for two members only."""
 
-    def __init__(self, works: Sequence[Work], mapped: bool = False) -> None:
+    def __init__(self, works: Sequence[TrainJob], mapped: bool = False) -> None:
         if len(works) > 2 and len(works[0].rows) == 24:  # the trials are shorter
             raise torch.OutOfMemoryError("CUDA out of memory")
         super().__init__(works, mapped=mapped)
@@ -95,18 +95,18 @@ def test_a_stack_without_memory_is_done_in_halves_and_the_record_says_so(
 ) -> None:
     monkeypatch.setattr("atoll.compute.executor.Stack", Scarce)
     monkeypatch.setattr("atoll.compute.autotune.TRIAL", 2)
-    workshop, asked = Workshop("stacked", tmp_path), jobs(honest, 7)
+    executor, asked = Executor("stacked", tmp_path), jobs(honest, 7)
     for _ in range(2):
-        done = workshop.do(asked)
+        done = executor.do(asked)
         for id, job in asked.items():
             assert largest_difference(job(), done[id]) < 1e-5
     (choice,) = choices(tmp_path).values()
     assert choice.parts == 4
     assert choice.reason.endswith("out of memory")
     assert choice.reason.count("out of memory") == 1
-    again = Workshop("stacked", tmp_path)  # a run that is resumed knows it from the beginning
+    again = Executor("stacked", tmp_path)  # a run that is resumed knows it from the beginning
     again.do(asked)
-    assert again.choices == workshop.choices
+    assert again.choices == executor.choices
 
 
 @pytest.mark.parametrize(("seconds", "parts"), [({4: 1.0, 2: 0.4}, 2), ({4: 1.0, 2: 0.6}, 1)])
@@ -119,8 +119,8 @@ def test_members_are_dealt_to_stacks_that_fit_a_cache_where_that_is_faster(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("atoll.compute.autotune.CACHE", 1)
     monkeypatch.setattr("atoll.compute.autotune._timed", clock)
-    workshop, asked = Workshop("auto", tmp_path), jobs(honest)
-    done = workshop.do(asked)
+    executor, asked = Executor("auto", tmp_path), jobs(honest)
+    done = executor.do(asked)
     (choice,) = choices(tmp_path).values()
     assert (choice.mode, choice.parts) == ("stacked", parts)
     for id, job in asked.items():
@@ -136,7 +136,7 @@ def test_the_way_of_a_convolution_is_kept_with_the_run_and_for_later_ones(
         f"site-{n}": replace(picture(n), rows=picture(n).rows.at(slice(0, rows)))
         for n, rows in enumerate((10, 7))
     }
-    Workshop("stacked", tmp_path).do(asked)
+    Executor("stacked", tmp_path).do(asked)
     found = [c for c in choices(tmp_path).values() if c.work.startswith("convolution")]
     assert found
     assert {c.reason for c in found} <= set(batched_layers.WAYS)
@@ -144,21 +144,21 @@ def test_the_way_of_a_convolution_is_kept_with_the_run_and_for_later_ones(
     for folder in (tmp_path, tmp_path / "other"):  # resumed; another run on the same machine
         batched_layers.CHOSEN.clear()
         folder.mkdir(exist_ok=True)
-        Workshop("stacked", folder)
+        Executor("stacked", folder)
         assert {key: timing.way for key, timing in batched_layers.CHOSEN.items()} == first
     without = tmp_path / "without"
     without.mkdir()
-    Workshop("stacked", without).do(jobs(honest))
+    Executor("stacked", without).do(jobs(honest))
     assert not [c for c in choices(without).values() if c.work.startswith("convolution")]
-    Workshop("stacked", tmp_path / "other").do(asked)  # what was found before is told again
+    Executor("stacked", tmp_path / "other").do(asked)  # what was found before is told again
     assert [c.work for c in choices(tmp_path / "other").values()].count(found[0].work) == 1
     (tmp_path / "cache" / "atoll" / "choices" / "batched_layers.json").write_text("[")
     batched_layers.CHOSEN.clear()
-    Workshop("stacked")
+    Executor("stacked")
     assert batched_layers.CHOSEN == {}
 
 
-def picture(number: int) -> Work:
+def picture(number: int) -> TrainJob:
     model = image_nets.build("cnn-plain", (1, 6, 6), 3, Stream.of(number))
     weights = {n: w.detach().clone() for n, w in model.state_dict().items()}
     phase = Phase(
@@ -166,25 +166,25 @@ def picture(number: int) -> Work:
     )
     x = torch.randn(10, 1, 6, 6, generator=torch.Generator().manual_seed(number))
     rows = Rows(x, torch.zeros(10, 0), torch.arange(10) % 3)
-    return Work(weights, {}, (phase,), rows, 4, 1, Stream.of(number))
+    return TrainJob(weights, {}, (phase,), rows, 4, 1, Stream.of(number))
 
 
 def test_an_error_that_is_not_for_want_of_memory_is_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: Stack, works: Sequence[Work]) -> list[Any]:
+    def broken(self: Stack, works: Sequence[TrainJob]) -> list[Any]:
         raise RuntimeError("something else")
 
-    workshop, asked = Workshop("stacked", tmp_path), jobs(honest)
-    workshop.do(asked)
+    executor, asked = Executor("stacked", tmp_path), jobs(honest)
+    executor.do(asked)
     monkeypatch.setattr(Stack, "__call__", broken)
     with pytest.raises(RuntimeError, match="something else"):
-        workshop.do(asked)
+        executor.do(asked)
 
 
 def test_a_stack_that_is_equal_is_judged_by_time_alone(tmp_path: Path) -> None:
-    workshop, asked = Workshop("auto", tmp_path), jobs(honest)
-    done = workshop.do(asked)
+    executor, asked = Executor("auto", tmp_path), jobs(honest)
+    done = executor.do(asked)
     (choice,) = choices(tmp_path).values()
     assert choice.reason in ("equal and faster", "the stack is not faster")
     assert choice.difference <= choice.tolerance
@@ -196,8 +196,8 @@ def test_a_stack_that_is_equal_is_judged_by_time_alone(tmp_path: Path) -> None:
 def test_works_that_end_sooner_than_a_trial_are_done_one_by_one(
     rounds: int, tried: bool, tmp_path: Path
 ) -> None:
-    workshop, asked = Workshop("auto", tmp_path, rounds=rounds), jobs(honest)
-    done = workshop.do(asked)
+    executor, asked = Executor("auto", tmp_path, rounds=rounds), jobs(honest)
+    done = executor.do(asked)
     (choice,) = choices(tmp_path).values()
     assert (choice.tolerance > 0) is tried
     if not tried:
@@ -207,10 +207,10 @@ def test_works_that_end_sooner_than_a_trial_are_done_one_by_one(
 
 
 def test_a_choice_that_was_kept_is_not_made_again(tmp_path: Path) -> None:
-    Workshop("auto", tmp_path).do(jobs(honest))
+    Executor("auto", tmp_path).do(jobs(honest))
     ((name, choice),) = choices(tmp_path).items()
     other = replace(choice, mode="stacked" if choice.mode == "loop" else "loop", reason="kept")
-    again = Workshop("auto", tmp_path)
+    again = Executor("auto", tmp_path)
     again.choices[name] = other
     again.do(jobs(honest))
     assert again.choices == {name: other}
@@ -220,8 +220,8 @@ def test_work_that_cannot_be_stacked_is_done_alone_and_the_reason_is_told(tmp_pa
     def inner(weights: Mapping[str, Tensor], batch: Rows, *, depth: int) -> Tensor:
         return honest(weights, batch, depth=depth)
 
-    workshop, asked = Workshop("stacked", tmp_path), jobs(inner)
-    done = workshop.do(asked)
+    executor, asked = Executor("stacked", tmp_path), jobs(inner)
+    done = executor.do(asked)
     assert {c.mode for c in choices(tmp_path).values()} == {"loop"}
     assert all("not a function of a module" in c.reason for c in choices(tmp_path).values())
     for id, job in asked.items():
@@ -231,38 +231,38 @@ def test_work_that_cannot_be_stacked_is_done_alone_and_the_reason_is_told(tmp_pa
 def test_a_damaged_file_of_choices_is_named(tmp_path: Path) -> None:
     (tmp_path / "engine.json").write_text("{")
     with pytest.raises(UserError, match=r"engine\.json"):
-        Workshop("auto", tmp_path)
+        Executor("auto", tmp_path)
 
 
 def test_captured_steps_give_what_the_loop_gives_and_keep_their_buffers() -> None:
-    workshop, asked = Workshop("captured"), jobs(honest, 2)
+    executor, asked = Executor("captured"), jobs(honest, 2)
     for _ in range(2):
-        done = workshop.do(asked)
+        done = executor.do(asked)
         for id, job in asked.items():
             assert largest_difference(job(), done[id]) == 0.0
-    buffers = dict(workshop._captured)
+    buffers = dict(executor._captured)
     assert len(buffers) == 2
-    workshop.do({"site-0": asked["site-0"]})
-    assert set(workshop._captured) < set(buffers)  # the memory of the other one is given back
+    executor.do({"site-0": asked["site-0"]})
+    assert set(executor._captured) < set(buffers)  # the memory of the other one is given back
 
 
 def test_replicas_of_one_client_are_found_and_tried(tmp_path: Path) -> None:
     asked = jobs(mixing, 3)  # no stack may be made of these, but each has batches of its own
     alike = {id: replace(j, phases=asked["site-0"].phases) for id, j in asked.items()}
-    done = Workshop("stacked", tmp_path)._alone(alike)
+    done = Executor("stacked", tmp_path)._alone(alike)
     for id, job in alike.items():
         assert largest_difference(job(), done[id]) < 1e-5
-    workshop = Workshop("auto", tmp_path / "auto")
+    executor = Executor("auto", tmp_path / "auto")
     (tmp_path / "auto").mkdir()
-    workshop._alone(alike)
-    (choice,) = workshop.choices.values()
+    executor._alone(alike)
+    (choice,) = executor.choices.values()
     assert choice.work == "replicas"
     assert choice.difference <= choice.tolerance
 
 
 def test_streams_give_the_same() -> None:
     asked = jobs(honest, 3)
-    done = Workshop("captured", streams=True).do(asked)
+    done = Executor("captured", streams=True).do(asked)
     assert all(largest_difference(job(), done[id]) == 0.0 for id, job in asked.items())
 
 
@@ -271,13 +271,13 @@ def test_streams_give_the_same() -> None:
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     done: list[int] = []
-    plain = Work.__call__
+    plain = TrainJob.__call__
 
-    def call(self: Work) -> Worked:
+    def call(self: TrainJob) -> TrainResult:
         done.append(1)
         return plain(self)
 
-    monkeypatch.setattr(Work, "__call__", call)
+    monkeypatch.setattr(TrainJob, "__call__", call)
     return done
 
 
@@ -286,8 +286,8 @@ def test_a_common_work_is_done_once_and_found_again(
 ) -> None:
     asked = {id: replace(job, common=True) for id, job in jobs(honest, 2).items()}
     calls = counted(monkeypatch)
-    first = Workshop("loop", keep=tmp_path).do(asked)
-    again = Workshop("loop", keep=tmp_path).do(asked)
+    first = Executor("loop", keep=tmp_path).do(asked)
+    again = Executor("loop", keep=tmp_path).do(asked)
     assert len(calls) == 2
     for id in asked:
         assert largest_difference(first[id], again[id]) == 0.0
@@ -302,7 +302,7 @@ def test_who_wants_the_same_at_the_same_time_waits_for_it(
     calls = counted(monkeypatch)
     with ThreadPoolExecutor(3) as pool:
         found = list(
-            pool.map(lambda _: Workshop("loop", keep=tmp_path / "kept").do(asked), range(3))
+            pool.map(lambda _: Executor("loop", keep=tmp_path / "kept").do(asked), range(3))
         )
     assert len(calls) == 2
     for other in found[1:]:
@@ -314,19 +314,19 @@ def test_lanes_are_shared_only_by_what_runs_in_turn() -> None:
     """In turn: local steps of all on one lane; side by side: each client has one of its own."""
     asked = jobs(honest, 2)
     for streams in (False, True):
-        workshop = Workshop("captured", streams=streams)
-        workshop.do(asked)
-        lanes = {id(one.lane) for one in workshop._captured.values()}
+        executor = Executor("captured", streams=streams)
+        executor.do(asked)
+        lanes = {id(one.lane) for one in executor._captured.values()}
         assert len(lanes) == (2 if streams else 1)
-        assert list(workshop._lanes) == (list(asked) if streams else [""])
+        assert list(executor._lanes) == (list(asked) if streams else [""])
 
 
 def test_an_exchange_without_work_leaves_buffers_alone() -> None:
-    workshop, asked = Workshop("captured"), jobs(honest, 2)
-    workshop.do(asked)
-    before = dict(workshop._captured)
-    assert workshop.do({}) == {}
-    assert workshop._captured == before
+    executor, asked = Executor("captured"), jobs(honest, 2)
+    executor.do(asked)
+    before = dict(executor._captured)
+    assert executor.do({}) == {}
+    assert executor._captured == before
 
 
 def test_any_other_work_is_another_one(tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ def test_any_other_work_is_another_one(tmp_path: Path) -> None:
 
 
 def test_what_is_not_common_is_not_kept(tmp_path: Path) -> None:
-    Workshop("loop", keep=tmp_path).do(jobs(honest, 1))
+    Executor("loop", keep=tmp_path).do(jobs(honest, 1))
     assert not list(tmp_path.iterdir())
     assert (
         shared_training.named(

@@ -11,7 +11,7 @@ from atoll.compute.graphs import Captured, NotCapturableError, done, likeness, r
 from atoll.compute.stacking import largest_difference
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
-from atoll.jobs.train import Optimiser, Phase, Work
+from atoll.jobs.train import Optimiser, Phase, TrainJob
 from atoll.learning.distill import taught_loss
 from atoll.learning.image_nets import build
 from atoll.learning.losses import plain
@@ -20,7 +20,7 @@ from atoll.learning.models import ModelOptions, network, skeleton
 pytestmark = pytest.mark.numerics
 
 
-def job(name: str, rows: int = 21, seed: int = 0, device: str = "cpu") -> Work:
+def job(name: str, rows: int = 21, seed: int = 0, device: str = "cpu") -> TrainJob:
     """Three batches of 8 an epoch, the last of them smaller, towards one teacher."""
     model = build(name, (1, 8, 8), 3, Stream.of(seed, "model"))
     draws = torch.Generator().manual_seed(seed)
@@ -30,16 +30,16 @@ def job(name: str, rows: int = 21, seed: int = 0, device: str = "cpu") -> Work:
     moves = tuple(n for n, _ in model.named_parameters())
     phase = Phase("loss", moves, loss, Optimiser("adam", 0.01))
     weights = {n: w.to(device) for n, w in model.state_dict().items()}
-    return Work(weights, {}, (phase,), data, 8, 3, Stream.of(seed, "order"))
+    return TrainJob(weights, {}, (phase,), data, 8, 3, Stream.of(seed, "order"))
 
 
-def in_double(work: Work) -> Work:
+def in_double(work: TrainJob) -> TrainJob:
     weights = {n: w.double() if w.is_floating_point() else w for n, w in work.weights.items()}
     rows = replace(work.rows, x=work.rows.x.double(), own=work.rows.own.double())
     return replace(work, weights=weights, rows=rows)
 
 
-def same(one: Work, other: Captured) -> float:
+def same(one: TrainJob, other: Captured) -> float:
     expected, ((found,),) = one(), done([other], [[one]])
     assert found.losses == pytest.approx(expected.losses, rel=1e-6)
     assert found.moments.keys() == expected.moments.keys()

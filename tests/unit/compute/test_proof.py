@@ -11,12 +11,12 @@ from torch import Tensor
 from atoll.compute import proof
 from atoll.compute.autotune import choices
 from atoll.compute.compare import difference
-from atoll.compute.executor import Mode, Workshop
+from atoll.compute.executor import Executor, Mode
 from atoll.compute.graphs import Captured
 from atoll.compute.proof import prove_captured, prove_stack, prove_tally
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
-from atoll.jobs.train import Optimiser, Phase, Tally, Work
+from atoll.jobs.train import EvalJob, Optimiser, Phase, TrainJob
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import outputs
 
@@ -60,7 +60,9 @@ def impossible(weights: Mapping[str, Tensor], batch: Rows) -> Tensor:
     )
 
 
-def work(number: int, loss: Callable[..., Tensor], kind: str = "sgd", later: float = 0.0) -> Work:
+def work(
+    number: int, loss: Callable[..., Tensor], kind: str = "sgd", later: float = 0.0
+) -> TrainJob:
     """A client's work; `later`: how far constants are from what they are in the first round."""
     draw = torch.Generator().manual_seed(number)
     x = torch.randn(20 + number, 4, generator=draw)
@@ -72,7 +74,7 @@ def work(number: int, loss: Callable[..., Tensor], kind: str = "sgd", later: flo
     how = Optimiser("adam" if kind == "adam" else "sgd", 0.1)
     phases = (Phase("loss", MOVES, loss, how),)
     rows = Rows(x, torch.zeros(len(y), 0), y)
-    return Work({**weights, **constants}, {}, phases, rows, 8, 2, Stream.of(number))
+    return TrainJob({**weights, **constants}, {}, phases, rows, 8, 2, Stream.of(number))
 
 
 def _noise(like: Tensor, draw: torch.Generator) -> Tensor:
@@ -89,12 +91,12 @@ def test_a_term_that_vanishes_in_the_first_round_cannot_hide_a_wrong_stack(
     for mode in modes:
         folder = tmp_path / mode
         folder.mkdir()
-        workshop = Workshop(mode, folder)
-        workshop.do({str(n): work(n, loss, kind) for n in range(4)})
+        executor = Executor(mode, folder)
+        executor.do({str(n): work(n, loss, kind) for n in range(4)})
         (choice,) = choices(folder).values()
         assert choice.way != "batched"
         later = {str(n): work(n, loss, kind, later=1.0) for n in range(4)}
-        done = workshop.do(later)
+        done = executor.do(later)
         for id, job in later.items():
             assert difference(job().weights, done[id].weights) < 1e-5
 
@@ -156,8 +158,8 @@ def test_a_constant_that_must_not_be_negative_stays_so() -> None:
 
 
 def test_a_loss_that_is_finite_at_the_start_alone_is_not_stacked(tmp_path: Path) -> None:
-    workshop, asked = Workshop("stacked", tmp_path), {str(n): work(n, impossible) for n in range(3)}
-    done = workshop.do(asked)
+    executor, asked = Executor("stacked", tmp_path), {str(n): work(n, impossible) for n in range(3)}
+    done = executor.do(asked)
     (choice,) = choices(tmp_path).values()
     assert choice.mode == "loop"
     assert "perturbed values give numbers that are not finite" in choice.reason
@@ -195,12 +197,12 @@ def shared_count(weights: Mapping[str, Tensor], rows: Rows) -> Tensor:
 @pytest.mark.parametrize(("function", "holds"), [(correct, True), (shared_count, False)])
 def test_counts_are_proved(function: Callable[..., Tensor], holds: bool, tmp_path: Path) -> None:
     tallies = {
-        str(n): Tally(job.weights, job.rows, function)
+        str(n): EvalJob(job.weights, job.rows, function)
         for n, job in ((n, work(n, plain)) for n in range(4))
     }
     assert prove_tally(list(tallies.values())).holds is holds
-    workshop = Workshop("stacked", tmp_path)
-    done = workshop.do(tallies)
+    executor = Executor("stacked", tmp_path)
+    done = executor.do(tallies)
     (choice,) = choices(tmp_path).values()
     assert choice.mode == ("stacked" if holds else "loop")
     assert all(torch.equal(job(), done[id]) for id, job in tallies.items())
@@ -209,7 +211,7 @@ def test_counts_are_proved(function: Callable[..., Tensor], holds: bool, tmp_pat
 class Forgetful(Captured):
     """Buffers that are not filled with moments: nothing shows while these are zero."""
 
-    def _load(self, jobs: Sequence[Work]) -> None:
+    def _load(self, jobs: Sequence[TrainJob]) -> None:
         super()._load([replace(job, moments={}) for job in jobs])
 
 
@@ -221,8 +223,8 @@ def test_captured_steps_are_proved_with_moments(
     assert prove_captured(jobs).holds
     monkeypatch.setattr(proof, "Captured", Forgetful)
     assert not prove_captured(jobs).holds
-    workshop = Workshop("captured", tmp_path)
-    workshop.do({"a": jobs[0]})
-    assert not workshop._captured  # asked for, and not used
+    executor = Executor("captured", tmp_path)
+    executor.do({"a": jobs[0]})
+    assert not executor._captured  # asked for, and not used
     (choice,) = choices(tmp_path).values()
     assert (choice.mode, choice.tolerance) == ("loop", proof.TOLERANCE)

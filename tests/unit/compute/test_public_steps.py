@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from atoll.compute import graphs, public_steps
-from atoll.compute.executor import Workshop
+from atoll.compute.executor import Executor
 from atoll.compute.graphs import NotCapturableError
 from atoll.compute.proof import prove_public
 from atoll.compute.public_steps import CapturedStep, step_form, stepped
@@ -22,7 +22,7 @@ from atoll.core.messages import Tensors
 from atoll.core.record import read_events
 from atoll.core.rng import Stream
 from atoll.engines.local import local_engine
-from atoll.jobs.public_step import PublicStep, Stepped
+from atoll.jobs.public_step import PublicJob, PublicResult
 from atoll.jobs.train import Optimiser
 from atoll.learning.image_nets import build
 from atoll.learning.models import skeleton
@@ -56,9 +56,9 @@ def given(step: int, device: str = "cpu") -> Tensors:
     return {name: tensor.to(device) for name, tensor in named.items()}
 
 
-def first(name: str, loss: str, device: str = "cpu") -> PublicStep:
+def first(name: str, loss: str, device: str = "cpu") -> PublicJob:
     model = build(name, (1, 8, 8), CLASSES, Stream.of(0, "model"))
-    return PublicStep(
+    return PublicJob(
         skeleton(model, True),
         tuple(n for n, _ in model.named_parameters()),
         {n: w.to(device) for n, w in model.state_dict().items()},
@@ -73,7 +73,7 @@ def first(name: str, loss: str, device: str = "cpu") -> PublicStep:
     )
 
 
-def following(job: PublicStep, done: Stepped, step: int) -> PublicStep:
+def following(job: PublicJob, done: PublicResult, step: int) -> PublicJob:
     """The step that comes after what was done."""
     more = {"weights": done.weights, "moments": done.moments, "waiting": done.waiting}
     answer = step if step < STEPS else None
@@ -81,18 +81,18 @@ def following(job: PublicStep, done: Stepped, step: int) -> PublicStep:
     return replace(job, follow=step - 1, answer=answer, given=told, **more)
 
 
-def a_round(job: PublicStep, do: Callable[[PublicStep], Stepped]) -> list[Stepped]:
+def a_round(job: PublicJob, do: Callable[[PublicJob], PublicResult]) -> list[PublicResult]:
     found = [do(job)]
     for step in range(1, STEPS + 1):
         found.append(do(following(job, found[-1], step)))
     return found
 
 
-def by(one: CapturedStep) -> Callable[[PublicStep], Stepped]:
+def by(one: CapturedStep) -> Callable[[PublicJob], PublicResult]:
     return lambda job: stepped([one], [job])[0]
 
 
-def assert_same(expected: list[Stepped], found: list[Stepped], atol: float = 0.0) -> None:
+def assert_same(expected: list[PublicResult], found: list[PublicResult], atol: float = 0.0) -> None:
     close = partial(torch.testing.assert_close, atol=atol, rtol=atol)
     for plain, quick in zip(expected, found, strict=True):
         for name, weight in plain.weights.items():
@@ -182,7 +182,7 @@ def test_a_pass_that_was_lost_is_done_again() -> None:
     for step in range(1, STEPS + 1):
         forgetful = replace(following(job, found[-1], step), waiting=None)
         rebuilt = {n: w.clone() for n, w in forgetful.weights.items()}
-        found.append((do, PublicStep.__call__)[step % 2](replace(forgetful, weights=rebuilt)))
+        found.append((do, PublicJob.__call__)[step % 2](replace(forgetful, weights=rebuilt)))
     assert_same(expected, found)
 
 
@@ -204,20 +204,20 @@ def test_moments_that_are_kept_and_penalties_are_not_captured() -> None:
     for other in (kept, replace(job, penalty=lambda w: w["head.bias"].sum())):
         with pytest.raises(NotCapturableError):
             step_form(other)
-    assert_same([kept()], [Workshop("captured").do({"a": kept})["a"]])
+    assert_same([kept()], [Executor("captured").do({"a": kept})["a"]])
 
 
 def test_what_comes_with_a_step_may_change_its_shape() -> None:
     """FedMatch has fewer helpers where clients have failed."""
-    job, workshop = first("cnn", "fedmatch"), Workshop("captured")
+    job, executor = first("cnn", "fedmatch"), Executor("captured")
 
-    def do(job: PublicStep) -> Stepped:
+    def do(job: PublicJob) -> PublicResult:
         if job.follow == 3:
             job = replace(job, given={**job.given, "helpers": job.given["helpers"][:1]})
-        found: Stepped = workshop.do({"a": job})["a"]
+        found: PublicResult = executor.do({"a": job})["a"]
         return found
 
-    def plain(job: PublicStep) -> Stepped:
+    def plain(job: PublicJob) -> PublicResult:
         if job.follow == 3:
             job = replace(job, given={**job.given, "helpers": job.given["helpers"][:1]})
         return job()
@@ -267,7 +267,7 @@ def test_graphs_on_a_gpu_give_what_the_plain_steps_give_in_double_precision(loss
     job = replace(job, images=lambda step: images(step, "cuda").double())
     one = CapturedStep(job)
 
-    def doubled(do: Callable[[PublicStep], Stepped]) -> Callable[[PublicStep], Stepped]:
+    def doubled(do: Callable[[PublicJob], PublicResult]) -> Callable[[PublicJob], PublicResult]:
         return lambda job: do(replace(job, given={n: double(t) for n, t in job.given.items()}))
 
     for _ in range(2):
@@ -296,7 +296,7 @@ def test_buffers_that_keep_their_running_statistics_are_refused(
     monkeypatch.setattr(public_steps, "into", partly)
     begin = CapturedStep.__init__
 
-    def fresh(self: CapturedStep, job: PublicStep, *lane: Any) -> None:
+    def fresh(self: CapturedStep, job: PublicJob, *lane: Any) -> None:
         begin(self, job, *lane)
         for name, buffer in self.weights.items():
             if "running" in name:
@@ -311,10 +311,10 @@ def test_a_step_that_is_not_proved_is_done_plainly(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # no other test reads the verdict
     monkeypatch.setattr(public_steps.CapturedStep, "_backward", lambda self: None)
-    job, workshop = first("cnn", "fedmd"), Workshop("captured", tmp_path)
+    job, executor = first("cnn", "fedmd"), Executor("captured", tmp_path)
     expected = a_round(job, lambda job: job())
-    assert_same(expected, a_round(job, lambda job: workshop.do({"a": job})["a"]))
-    (choice,) = workshop.choices.values()
+    assert_same(expected, a_round(job, lambda job: executor.do({"a": job})["a"]))
+    (choice,) = executor.choices.values()
     assert (choice.work, choice.mode) == ("public step", "loop")
 
 
@@ -322,17 +322,17 @@ def test_steps_that_go_wrong_are_caught_and_done_plainly(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    job, workshop = first("cnn", "fedmd"), Workshop("captured", tmp_path, verify="always")
+    job, executor = first("cnn", "fedmd"), Executor("captured", tmp_path, verify="always")
     expected = a_round(job, lambda job: job())
 
-    def do(step: PublicStep) -> Stepped:
+    def do(step: PublicJob) -> PublicResult:
         if step.follow == 3:
             monkeypatch.setattr(public_steps.CapturedStep, "_backward", lambda self: None)
-        done: Stepped = workshop.do({"a": step}, Moment(0, step.follow or 0, STEPS))["a"]
+        done: PublicResult = executor.do({"a": step}, Moment(0, step.follow or 0, STEPS))["a"]
         return done
 
     assert_same(expected, a_round(job, do))
-    (choice,) = workshop.choices.values()
+    (choice,) = executor.choices.values()
     assert choice.mode == "loop"
     assert choice.refuted.startswith("round 4 of stage 1")
-    assert not workshop._steps
+    assert not executor._steps

@@ -20,7 +20,7 @@ from atoll.compute.stacking import (
 )
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
-from atoll.jobs.train import Optimiser, Phase, Tally, Work, descend
+from atoll.jobs.train import EvalJob, Optimiser, Phase, TrainJob, descend
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import linear, outputs
 
@@ -37,7 +37,7 @@ def right(weights: Mapping[str, Tensor], rows: Rows) -> Tensor:
 
 def member(
     number: int, rows: int = 20, own: int = 3, how: Optimiser | None = None, steps: int = 0
-) -> Work:
+) -> TrainJob:
     generator = torch.Generator().manual_seed(number)
 
     def draw(*shape: int) -> Tensor:
@@ -51,14 +51,14 @@ def member(
     }
     data = Rows(draw(rows, 4), draw(rows, own), torch.randint(0, 3, (rows,), generator=generator))
     phase = Phase("loss", tuple(weights), partial(loss, depth=2), how or Optimiser("adam", 0.01))
-    work = Work(weights, {}, (phase,), data, 8, 2, Stream.of(number), frozenset({"weight0"}))
+    work = TrainJob(weights, {}, (phase,), data, 8, 2, Stream.of(number), frozenset({"weight0"}))
     if not steps:
         return work
     before = replace(work, rows=data.at(slice(0, 8)), epochs=steps)()
     return replace(work, weights=before.weights, moments=before.moments)
 
 
-def same(jobs: list[Work]) -> None:
+def same(jobs: list[TrainJob]) -> None:
     """Equal to 1e-10, in the order in which the jobs were given, and again when loaded anew."""
     stack = Stack(jobs)
     for _ in range(2):
@@ -76,7 +76,7 @@ def test_members_with_other_numbers_of_rows_and_own_columns_stack() -> None:
     )
 
 
-def histories() -> list[Work]:
+def histories() -> list[TrainJob]:
     """Members with other rates, rows and counts of steps."""
     rates = (0.01, 0.1, 0.03, 0.03, 0.1)
     return [
@@ -95,7 +95,7 @@ def test_a_stack_on_a_gpu_gives_the_same() -> None:
     same([on_gpu(job) for job in histories()])
 
 
-def on_gpu(job: Work) -> Work:
+def on_gpu(job: TrainJob) -> TrainJob:
     """The same work, its tensors on the GPU; counts of steps stay on the CPU."""
     moments = {n: m if n.startswith("steps/") else m.cuda() for n, m in job.moments.items()}
     rows = Rows(job.rows.x.cuda(), job.rows.own.cuda(), job.rows.y.cuda())
@@ -190,7 +190,7 @@ def test_work_of_very_many_batches_is_not_drawn_ahead() -> None:
 
 def test_counts_of_a_stack_are_those_of_its_members() -> None:
     works = [member(0, rows=20), member(1, rows=7, own=2), member(2, rows=33)]
-    jobs = [Tally(w.weights, w.rows, right, w.own) for w in works]
+    jobs = [EvalJob(w.weights, w.rows, right, w.own) for w in works]
     assert [t.tolist() for t in tally(jobs)] == [job().tolist() for job in jobs]
     assert sum(sum(job().tolist()) for job in jobs) > 0
 

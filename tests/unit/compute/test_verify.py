@@ -12,7 +12,7 @@ from torch import Tensor
 from atoll.compute import proof, verify
 from atoll.compute.autotune import choices
 from atoll.compute.compare import difference
-from atoll.compute.executor import Mode, Workshop
+from atoll.compute.executor import Executor, Mode
 from atoll.compute.graphs import Captured
 from atoll.compute.proof import Candidate, Verdict
 from atoll.compute.verify import Verifier
@@ -20,7 +20,7 @@ from atoll.core.federation import Moment
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.jobs.probe import Seen
-from atoll.jobs.train import Optimiser, Phase, Tally, Work, Worked
+from atoll.jobs.train import EvalJob, Optimiser, Phase, TrainJob, TrainResult
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import outputs
 
@@ -47,7 +47,7 @@ def switched(weights: Mapping[str, Tensor], batch: Rows) -> Tensor:
     return torch.where(weights["flag"] > 100, right + mixed, right)
 
 
-def works(number: int, start: Mapping[str, Tensor], kind: str = "sgd") -> dict[str, Work]:
+def works(number: int, start: Mapping[str, Tensor], kind: str = "sgd") -> dict[str, TrainJob]:
     """The clients' works of a round."""
     found = {}
     for client in range(4):
@@ -58,12 +58,12 @@ def works(number: int, start: Mapping[str, Tensor], kind: str = "sgd") -> dict[s
         how = Optimiser("adam" if kind == "adam" else "sgd", 0.05)
         phase = Phase("loss", MOVES, switched, how)
         rows, stream = Rows(x, torch.zeros(len(y), 0), y), Stream.of(client, number)
-        found[str(client)] = Work({**start, "flag": flag}, {}, (phase,), rows, 8, 1, stream)
+        found[str(client)] = TrainJob({**start, "flag": flag}, {}, (phase,), rows, 8, 1, stream)
     return found
 
 
 def trained(
-    do: Callable[[dict[str, Work], Moment], dict[str, Any]], kind: str = "sgd"
+    do: Callable[[dict[str, TrainJob], Moment], dict[str, Any]], kind: str = "sgd"
 ) -> dict[str, Tensor]:
     """Rounds of averaging."""
     weights = {"weight0": torch.full((3, 4), 0.1), "bias0": torch.zeros(3)}
@@ -74,7 +74,7 @@ def trained(
     return weights
 
 
-def by_loop(jobs: dict[str, Work], moment: Moment) -> dict[str, Any]:
+def by_loop(jobs: dict[str, TrainJob], moment: Moment) -> dict[str, Any]:
     return {id: job() for id, job in jobs.items()}
 
 
@@ -84,21 +84,21 @@ def test_a_loss_that_becomes_wrong_in_round_4_is_caught(
     how: verify.Verify, kind: str, tmp_path: Path
 ) -> None:
     expected = trained(by_loop, kind)
-    workshop = Workshop("stacked", tmp_path, verify=how, clock=Clock(1e-6))
+    executor = Executor("stacked", tmp_path, verify=how, clock=Clock(1e-6))
     if how == "sampled":  # elapsed time allows for a check in every round
-        workshop.verifier.began = -1e6
-    found = trained(workshop.do, kind)
+        executor.verifier.began = -1e6
+    found = trained(executor.do, kind)
     assert difference(expected, found) < 1e-5
     (choice,) = choices(tmp_path).values()
     assert (choice.mode, choice.way) == ("loop", "batched")
     assert choice.refuted.startswith("round 4 of stage 1: the first steps of a member differ")
-    again = Workshop("stacked", tmp_path, verify="off")  # resumed, it stays with the loop
+    again = Executor("stacked", tmp_path, verify="off")  # resumed, it stays with the loop
     assert difference(trained(by_loop, kind), trained(again.do, kind)) < 1e-5
 
 
 def test_without_checks_the_same_loss_goes_wrong(tmp_path: Path) -> None:
     """So the test above could fail."""
-    found = trained(Workshop("stacked", tmp_path, verify="off").do)
+    found = trained(Executor("stacked", tmp_path, verify="off").do)
     assert difference(trained(by_loop), found) > 1e-2
     (choice,) = choices(tmp_path).values()
     assert (choice.mode, choice.refuted) == ("stacked", "")
@@ -108,7 +108,7 @@ def test_later_runs_on_this_machine_know(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("atoll.compute.autotune.GAIN", 1e9)  # the stack is fast enough
     for how in ("always", "off"):
-        found = trained(Workshop("auto", verify=how).do)
+        found = trained(Executor("auto", verify=how).do)
         assert difference(trained(by_loop), found) < 1e-5
 
 
@@ -119,10 +119,10 @@ def test_checks_change_nothing_in_a_run_that_is_right(
     monkeypatch.setattr(f"{__name__}.SWITCHED", ROUNDS)
     results, checks = [], []
     for how in ("off", "always"):
-        workshop = Workshop(mode, verify=how)
-        results.append(trained(workshop.do, "adam"))
-        checks.append(sum(s.checks for s in workshop.verifier._states.values()))
-        assert all(c.mode != "loop" for c in workshop.choices.values())
+        executor = Executor(mode, verify=how)
+        results.append(trained(executor.do, "adam"))
+        checks.append(sum(s.checks for s in executor.verifier._states.values()))
+        assert all(c.mode != "loop" for c in executor.choices.values())
     assert all(torch.equal(results[0][n], results[1][n]) for n in MOVES)
     assert checks[0] == 0
     assert checks[1] >= ROUNDS
@@ -133,7 +133,7 @@ def test_captured_steps_that_go_wrong_are_caught(
 ) -> None:
     load = Captured._load
 
-    def stale(self: Captured, jobs: list[Work]) -> None:
+    def stale(self: Captured, jobs: list[TrainJob]) -> None:
         """From the fourth round on other weights come into the buffers; a proof is in double."""
         flag = jobs[0].weights["flag"]
         more = float(flag > 100 and flag.dtype == torch.float32)
@@ -143,9 +143,9 @@ def test_captured_steps_that_go_wrong_are_caught(
         return {**weights, "weight0": weights["weight0"] + more}
 
     monkeypatch.setattr(Captured, "_load", stale)
-    workshop = Workshop("captured", tmp_path, verify="always")
-    assert difference(trained(by_loop), trained(workshop.do)) == 0
-    assert not workshop._captured
+    executor = Executor("captured", tmp_path, verify="always")
+    assert difference(trained(by_loop), trained(executor.do)) == 0
+    assert not executor._captured
     assert any(c.refuted.startswith("round 4") for c in choices(tmp_path).values())
 
 
@@ -157,13 +157,13 @@ def hits(weights: Mapping[str, Tensor], rows: Rows) -> Tensor:
 
 def test_counts_that_go_wrong_are_caught(tmp_path: Path) -> None:
     weights = {"weight0": torch.full((3, 4), 0.1), "bias0": torch.tensor([0.0, 1.0, 0.0])}
-    workshop = Workshop("stacked", tmp_path, verify="always")
+    executor = Executor("stacked", tmp_path, verify="always")
     for number in range(ROUNDS):
         asked = {
-            id: Tally({**job.weights, "flag": job.weights["flag"][None, None]}, job.rows, hits)
+            id: EvalJob({**job.weights, "flag": job.weights["flag"][None, None]}, job.rows, hits)
             for id, job in works(number, weights).items()
         }
-        done = workshop.do(asked, Moment(0, number, ROUNDS))
+        done = executor.do(asked, Moment(0, number, ROUNDS))
         assert all(torch.equal(job(), done[id]) for id, job in asked.items())
     (choice,) = choices(tmp_path).values()
     assert choice.refuted.startswith("round 4")
@@ -196,7 +196,7 @@ def test_rounding_is_measured_in_the_proof_and_allowed_for() -> None:
     start = {"weight0": torch.full((3, 4), 0.1), "bias0": torch.zeros(3)}
     jobs = list(works(0, start).values())
 
-    def rough(several: Sequence[Work]) -> list[Worked]:
+    def rough(several: Sequence[TrainJob]) -> list[TrainResult]:
         """Equal in double precision; in single precision every step is off by a thousandth."""
         found = []
         for job in several:
@@ -205,7 +205,7 @@ def test_rounding_is_measured_in_the_proof_and_allowed_for() -> None:
             found.append(replace(done, found=moved))
         return found
 
-    verdict = proof.prove(jobs, proof._member, Work.__call__, [Candidate("rough", rough)])
+    verdict = proof.prove(jobs, proof._member, TrainJob.__call__, [Candidate("rough", rough)])
     assert verdict.way == "rough"
     assert verdict.rounding == pytest.approx(1e-3, rel=1e-2)
 

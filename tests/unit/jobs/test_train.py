@@ -14,10 +14,10 @@ from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.jobs import train as training
 from atoll.jobs.train import (
+    EvalJob,
     Optimiser,
     Phase,
-    Tally,
-    Work,
+    TrainJob,
     checked,
     hits,
     in_chunks,
@@ -40,10 +40,10 @@ def mlp(columns: int = 3, classes: int = 2) -> MLP:
     return MLP((columns,), [5], classes, STREAM.child("model")).double()
 
 
-def fit(model: nn.Module, how: Optimiser, data: Rows, batch: int = 5, epochs: int = 10) -> Work:
+def fit(model: nn.Module, how: Optimiser, data: Rows, batch: int = 5, epochs: int = 10) -> TrainJob:
     weights = {name: weight.detach().clone() for name, weight in model.state_dict().items()}
     phase = Phase("loss", tuple(weights), partial(plain, Architecture(model)), how)
-    return Work(weights, {}, (phase,), data, batch, epochs, STREAM)
+    return TrainJob(weights, {}, (phase,), data, batch, epochs, STREAM)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_work_in_two_parts_with_the_moments_handed_on_equals_work_in_one() -> No
     data, how = rows(20), Optimiser("adam", 0.05)
     whole = fit(mlp(), how, data, batch=20, epochs=2)
     first = fit(mlp(), how, data, batch=20, epochs=1)()
-    second = Work(first.weights, first.moments, whole.phases, data, 20, 1, STREAM)()
+    second = TrainJob(first.weights, first.moments, whole.phases, data, 20, 1, STREAM)()
     done = whole()
     for name, weight in done.weights.items():  # one batch of all rows: their order is all the same
         torch.testing.assert_close(second.weights[name], weight, rtol=0, atol=1e-12)
@@ -86,8 +86,8 @@ def test_moments_that_are_lost_are_missed() -> None:
     data, how = rows(20), Optimiser("adam", 0.05)
     first = fit(mlp(), how, data, batch=20, epochs=1)()
     phases = fit(mlp(), how, data).phases
-    kept = Work(first.weights, first.moments, phases, data, 20, 1, STREAM)()
-    lost = Work(first.weights, {}, phases, data, 20, 1, STREAM)()
+    kept = TrainJob(first.weights, first.moments, phases, data, 20, 1, STREAM)()
+    lost = TrainJob(first.weights, {}, phases, data, 20, 1, STREAM)()
     assert not torch.allclose(kept.weights["weight0"], lost.weights["weight0"])
 
 
@@ -117,7 +117,7 @@ def test_phases_come_in_their_order_and_each_moves_only_its_own_weights() -> Non
         Phase("first", ("a",), partial(squared, "a", "b"), how),
         Phase("second", ("b",), partial(squared, "b", "a"), how),
     )
-    done = Work(weights, {}, phases, rows(4), 4, 1, STREAM)()
+    done = TrainJob(weights, {}, phases, rows(4), 4, 1, STREAM)()
     assert {name: float(weight) for name, weight in done.weights.items()} == {
         "a": 4.0, "b": 2.0, "c": 3.0,
     }  # fmt: skip
@@ -132,7 +132,7 @@ def test_the_last_smaller_batch_is_kept_and_the_loss_is_the_mean_over_rows() -> 
     x = torch.tensor([[1.0], [2.0], [3.0], [4.0], [10.0]])
     data = Rows(x, x[:, :0], torch.zeros(5, dtype=torch.int64))
     phase = Phase("loss", ("w",), mean_input, Optimiser("sgd", 1.0))
-    done = Work({"w": torch.tensor(0.0)}, {}, (phase,), data, 2, 3, STREAM)()
+    done = TrainJob({"w": torch.tensor(0.0)}, {}, (phase,), data, 2, 3, STREAM)()
     assert done.losses["loss"] == pytest.approx(4.0)
 
 
@@ -212,7 +212,7 @@ def each_column(weights: Mapping[str, Tensor], part: Rows) -> Tensor:
 def test_a_tally_is_the_sum_over_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "CHUNK", 4)
     data, scale = rows(10), torch.tensor(3.0, dtype=torch.float64)
-    found = Tally({"scale": scale}, data, each_column)()
+    found = EvalJob({"scale": scale}, data, each_column)()
     torch.testing.assert_close(found, 3 * data.x.sum(0))
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from atoll.compute.stacking import Stack, form, largest_difference
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
-from atoll.jobs.train import Optimiser, Phase, Work
+from atoll.jobs.train import Optimiser, Phase, TrainJob
 from atoll.kernels import batched_layers
 from atoll.kernels import conv2d as kernels
 from atoll.kernels.batched_layers import WAYS, Sizes, Way, for_members
@@ -151,7 +151,7 @@ def test_a_way_is_offered_where_it_differs_or_is_the_only_one(
     assert batched_layers._offered(x[:, :, :8], weight[:, :, :8], PLAIN) == ["direct"]
 
 
-def member(name: str, number: int, rows: int) -> Work:
+def member(name: str, number: int, rows: int) -> TrainJob:
     model = image_nets.build(name, (2, 8, 8), 3, Stream.of(number)).double().eval()
     network = skeleton(model, False)
     moves = tuple(n for n, _ in model.named_parameters())
@@ -159,7 +159,7 @@ def member(name: str, number: int, rows: int) -> Work:
     x, y = draw(rows, 2, 8, 8, seed=number), torch.arange(rows) % 3
     phase = Phase("loss", moves, partial(plain, network), Optimiser("adam", 0.01))
     data = Rows(x, torch.zeros(rows, 0, dtype=torch.float64), y)
-    return Work(weights, {}, (phase,), data, 4, 2, Stream.of(number))
+    return TrainJob(weights, {}, (phase,), data, 4, 2, Stream.of(number))
 
 
 @every_way

@@ -14,7 +14,7 @@ from atoll.core.errors import UserError
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.engines.local import local_engine
-from atoll.jobs.train import Optimiser, Phase, Work, checked
+from atoll.jobs.train import Optimiser, Phase, TrainJob, checked
 from atoll.learning.distill import taught_loss
 from atoll.learning.image_nets import NETWORKS, StreamDropout, build
 from atoll.learning.models import Architecture, ModelOptions, network, skeleton
@@ -157,11 +157,11 @@ def rows(count: int = 12) -> Rows:
     return Rows(x, x.new_zeros((count, 0)), torch.arange(count) % 3)
 
 
-def work(model: nn.Module, data: Rows, batch: int = 12) -> Work:
+def work(model: nn.Module, data: Rows, batch: int = 12) -> TrainJob:
     loss = partial(taught_loss, network=skeleton(model, True))
     moves = tuple(name for name, _ in model.named_parameters())
     phase = Phase("loss", moves, loss, Optimiser("adam", 0.001))
-    return Work(dict(model.state_dict()), {}, (phase,), data, batch, 1, Stream.of(2))
+    return TrainJob(dict(model.state_dict()), {}, (phase,), data, batch, 1, Stream.of(2))
 
 
 def test_training_moves_running_statistics_as_torch_does() -> None:

@@ -20,7 +20,7 @@ from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.data.correlation import common_sets, correlation, scores_of_sets
 from atoll.engines.local import LocalEngine, local_engine
-from atoll.jobs.train import Optimiser, Phase, Work
+from atoll.jobs.train import Optimiser, Phase, TrainJob
 from atoll.learning.models import MLP, outputs
 from atoll.learning.weights import mean, without
 from atoll.methods import chfl
@@ -211,7 +211,9 @@ def test_i7_with_one_client_the_mean_is_that_client_and_training_is_central() ->
             Optimiser("adam", 0.001),
         )
         stream = site.stream("fit", Moment(0, number, 3))
-        weights = Work(weights, {}, (phase,), site.train(0), 16, 2, stream)().weights  # a new Adam
+        weights = TrainJob(
+            weights, {}, (phase,), site.train(0), 16, 2, stream
+        )().weights  # a new Adam
         assert equal(weights, found[number])
 
 

@@ -7,7 +7,7 @@ import torch
 
 from atoll.core.federation import Moment
 from atoll.core.messages import Tensors
-from atoll.jobs.train import Tally
+from atoll.jobs.train import EvalJob
 from atoll.methods import chfl
 from atoll.runs.config import change, resolve
 from atoll.runs.parts import parts
@@ -33,7 +33,7 @@ def judged(judge: chfl.Client, counts: list[int]) -> dict[str, int]:
     steps = judge._judge(received, Moment(0, 1, 2))
     try:
         job = next(steps)
-        assert isinstance(job, Tally)
+        assert isinstance(job, EvalJob)
         steps.send(torch.tensor(counts))
     except StopIteration as end:
         reported: dict[str, int] = end.value

@@ -11,7 +11,7 @@ import torch
 from atoll.core.federation import Moment
 from atoll.core.messages import Tensors
 from atoll.core.rows import Rows
-from atoll.jobs.train import Tally
+from atoll.jobs.train import EvalJob
 from atoll.methods import chfl
 from atoll.runs.config import change, resolve
 from atoll.runs.parts import Parts, parts
@@ -96,7 +96,7 @@ class Clients:
         try:
             job = next(steps)
             while True:
-                told = isinstance(job, Tally)
+                told = isinstance(job, EvalJob)
                 job = steps.send(torch.tensor(self.script[id][self.judged]) if told else job())
         except StopIteration as end:
             return end.value

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.compute.executor import Workshop
+from atoll.compute.executor import Executor
 from atoll.core.errors import BadMessageError, InterruptedRunError
 from atoll.core.federation import Clients, Moment, Working
 from atoll.core.messages import Packet, Weights
@@ -38,7 +38,7 @@ def run(
 
 
 def engine(made: Parts, ahead: bool = True) -> LocalEngine:
-    return LocalEngine(made, Workshop("stacked"), ahead)
+    return LocalEngine(made, Executor("stacked"), ahead)
 
 
 def test_the_record_is_the_same(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ class Noting(LocalEngine):
     """Notes after each exchange how many rounds the record has."""
 
     def __init__(self, made: Parts, folder: Path) -> None:
-        super().__init__(made, Workshop("stacked"), ahead=True)
+        super().__init__(made, Executor("stacked"), ahead=True)
         self.folder, self.seen = folder, list[int]()
 
     def carry(
@@ -141,7 +141,7 @@ def test_a_round_that_was_done_is_entered_when_the_run_is_broken_off(tmp_path: P
             return super().carry(action, moment, packets)
 
     with pytest.raises(KeyboardInterrupt):
-        run(made, tmp_path / "run", Breaking(made, Workshop("stacked"), ahead=True))
+        run(made, tmp_path / "run", Breaking(made, Executor("stacked"), ahead=True))
     events = read_events(tmp_path / "run")
     assert [e.round for e in events if isinstance(e, Round)] == [0, 1, 2]
 

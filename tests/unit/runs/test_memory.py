@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.compute.executor import Workshop
+from atoll.compute.executor import Executor
 from atoll.engines import local
 from atoll.engines.local import LocalEngine, local_engine
 from atoll.runs.config import RunConfig, resolve
@@ -33,7 +33,7 @@ def config(clients: int, **more: Any) -> RunConfig:
 
 
 def engine(made: Any) -> LocalEngine:
-    return LocalEngine(made, Workshop("stacked"))
+    return LocalEngine(made, Executor("stacked"))
 
 
 def planned(given: RunConfig, engine: Any, fewest: int = FEWEST) -> Plan | None:
@@ -81,7 +81,7 @@ def test_a_deterministic_run_is_planned_by_all_memory_of_the_machine() -> None:
 def test_what_a_round_leaves_open_is_planned_too(tmp_path: Path) -> None:
     given = resolve({**vars(config(120)), "rounds": 4, "engine": UNPACKED}, "test")
     waiting, ahead = (
-        planned(given, lambda few: LocalEngine(few, Workshop("stacked"), early), 100)  # noqa: B023
+        planned(given, lambda few: LocalEngine(few, Executor("stacked"), early), 100)  # noqa: B023
         for early in (False, True)
     )
     assert waiting is not None
@@ -89,16 +89,13 @@ def test_what_a_round_leaves_open_is_planned_too(tmp_path: Path) -> None:
     assert ahead.each > waiting.each
     made, record = prepare(given, tmp_path / "run", False)
     with Meter() as meter:
-        run = LocalEngine(made, Workshop("stacked"), ahead=True)
+        run = LocalEngine(made, Executor("stacked"), ahead=True)
         go(made, run, record, lambda progress: None, lambda: False)
     assert meter.peak / 1.2 < ahead.peak < meter.peak * 1.2
 
 
 def test_clients_that_are_not_asked_cost_their_rows_only(tmp_path: Path) -> None:
-    few, all_of_them = (
-        planned(config(60, cohort=cohort), engine, fewest=20)
-        for cohort in (20, 0)
-    )
+    few, all_of_them = (planned(config(60, cohort=cohort), engine, fewest=20) for cohort in (20, 0))
     assert few is not None
     assert all_of_them is not None
     assert few.clients == 20

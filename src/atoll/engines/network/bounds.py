@@ -26,7 +26,7 @@ from atoll.core.rows import Rows
 from atoll.engines.network.audit import shown_rows, singling_units, undone
 from atoll.engines.network.contract import Contract, RefusedError
 from atoll.engines.network.egress import Spent
-from atoll.jobs.train import Optimiser, Work
+from atoll.jobs.train import Optimiser, TrainJob
 from atoll.learning.weights import prefixed, without
 from atoll.runs.parts import Parts
 
@@ -163,7 +163,7 @@ class Bounds:
     def on_job(self, job: Any) -> None:
         """Refuse work on too few rows, in too few steps, or beyond the budget of epochs."""
         work = getattr(job, "work", job)
-        if not isinstance(work, Work) or not len(work.rows):
+        if not isinstance(work, TrainJob) or not len(work.rows):
             return
         rows, terms = len(work.rows), self.terms
         epochs = len(getattr(job, "streams", ())) or work.epochs
@@ -186,7 +186,7 @@ class Bounds:
         adam = work.phases[0].optimiser if work.phases[0].optimiser.kind == "adam" else None
         self.single = adam if steps == 1 else None
 
-    def _advance(self, work: Work) -> None:
+    def _advance(self, work: TrainJob) -> None:
         """Refuse an optimiser that has forgotten steps which it took in this stage."""
         stage = self.moment.stage
         for phase in work.phases:
