@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 
-from atoll.data.fetch import folder as data_folder
-from atoll.runs.predict import Predictor, predict
+from atoll.data.sources.fetch import folder as data_folder
+from atoll.runs.predict.tables import Predictor, predict
 
 COMMON = ("age", "education-num", "hours-per-week", "sex", "marital-status", "income")
 SITES = {

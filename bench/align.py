@@ -11,7 +11,7 @@ import os
 import sys
 import time
 
-from atoll.data.align import align
+from atoll.data.own.alignment import align
 
 
 def main(ids: int, parties: int) -> None:

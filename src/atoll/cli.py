@@ -40,7 +40,8 @@ from atoll.core.errors import (
 from atoll.core.influence import RobustOptions
 from atoll.core.options import describe, nearest
 from atoll.core.record import Message, Round, Score, disk_errors, write_whole
-from atoll.data import align, fetch, tables
+from atoll.data.own import alignment, tables
+from atoll.data.sources import fetch
 from atoll.data.splits import ScenarioOptions, own_sizes
 from atoll.engines.local import LocalEngine, local_engine
 from atoll.learning.models import ModelOptions
@@ -50,11 +51,11 @@ from atoll.runs.execute import execute
 from atoll.runs.facts import holdings
 from atoll.runs.folders import recorded, refuse_absent, run_folder
 from atoll.runs.loop import Progress
-from atoll.runs.onnx import write as write_onnx
 from atoll.runs.parts import parts
-from atoll.runs.predict import Predicted, Predictor, export, predict
-from atoll.runs.predict_images import PicturePredictor, predict_images, reads_images
-from atoll.runs.predict_parties import Lacking, predict_parties
+from atoll.runs.predict.images import PicturePredictor, predict_images, reads_images
+from atoll.runs.predict.onnx import write as write_onnx
+from atoll.runs.predict.parties import Lacking, predict_parties
+from atoll.runs.predict.tables import Predicted, Predictor, export, predict
 from atoll.runs.result import Run, plain, table
 from atoll.runs.sweep import Point, points, sweep
 from atoll.runs.track import known, tracked
@@ -539,10 +540,14 @@ def align_command(
     ] = False,
 ) -> None:
     """Find the rows that several tables share without showing the others."""
-    tables = {path.stem: align.read_ids(path, column) for path in files}
+    tables = {path.stem: alignment.read_ids(path, column) for path in files}
     if len(tables) < max(2, len(files)):
         raise UserError("two files of one name, or one alone", "align", "name each party's file")
-    made = align.assume_aligned(tables, exact) if assume else align.align(tables, hub.stem, exact)
+    made = (
+        alignment.assume_aligned(tables, exact)
+        if assume
+        else alignment.align(tables, hub.stem, exact)
+    )
     with disk_errors(to):
         to.mkdir(parents=True, exist_ok=True)
     for name, rows in made.rows.items():
@@ -832,7 +837,7 @@ def _predict_parties(
     done = predict_parties(predictor, data, to, how, held_out)
     became = "left out" if how == "drop" else "its columns taken as missing"
     for name, ids in done.lacking.items():
-        shown = ", ".join(ids[: align.SHOWN]) + (", ..." if len(ids) > align.SHOWN else "")
+        shown = ", ".join(ids[: alignment.SHOWN]) + (", ..." if len(ids) > alignment.SHOWN else "")
         err.print(f"{len(ids):,} ids are not in {name}, {became}: {shown}", soft_wrap=True)
     return done
 

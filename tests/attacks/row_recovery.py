@@ -19,8 +19,8 @@ from torch import Tensor
 from atoll.core.federation import Moment
 from atoll.core.messages import Check, Checked, Packet, Tensors, Weights, pack, unpack
 from atoll.core.options import build
-from atoll.data.agree import Agree, Agreed, Offer, Offered, common, planned
-from atoll.data.tables import TableOptions
+from atoll.data.own.agreement import Agree, Agreed, Offer, Offered, common, planned
+from atoll.data.own.tables import TableOptions
 from atoll.engines.network.policy import Gate, RefusedError, read_site
 from atoll.methods import chfl, fedavg
 from atoll.runs.config import RunConfig, change, resolve, to_toml

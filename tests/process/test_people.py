@@ -63,7 +63,8 @@ def test_a_wrong_answer_is_told_and_writes_nothing(tmp_path: Path) -> None:
 
 LOOK = """
 import resource, sys
-from atoll.data import sheets, tables
+from atoll.data.own import sheets
+from atoll.data.own import tables
 sheets.BLOCK = 1 << 19
 found = tables.survey(files=[sys.argv[1]], label="outcome")
 tables.widths(found)

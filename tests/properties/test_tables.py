@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.core.errors import UserError
-from atoll.data import tables
+from atoll.data.own import tables
 from atoll.engines.local import local_engine
 from atoll.report import page
 from atoll.runs.config import resolve
 from atoll.runs.execute import execute
-from atoll.runs.predict import Predictor, predict
+from atoll.runs.predict.tables import Predictor, predict
 
 ANY = st.characters(exclude_categories=["Cs"])  # all of Unicode but halves of pairs
 NAMES = st.text(ANY, max_size=8)

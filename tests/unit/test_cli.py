@@ -19,8 +19,8 @@ from rich.console import Console
 
 from atoll import cli, data, methods
 from atoll.core.errors import UserError
-from atoll.data import tabular
 from atoll.data.dataset import Dataset
+from atoll.data.sources import tabular
 from atoll.methods import fedavg
 from atoll.runs.config import presets
 

@@ -2,14 +2,17 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
 from atoll.core import options
 from atoll.core.errors import UserError
-from atoll.data import fetch, imagefiles, images, parties, tables, tabular, text, textfiles
 from atoll.data.dataset import Dataset
+from atoll.data.own import parties, tables
+from atoll.data.own.images import image_files
+from atoll.data.own.texts import text_files
+from atoll.data.sources import fetch, images, tabular, text
 
 __all__ = ["About", "Dataset", "about", "load", "names"]
 
@@ -40,14 +43,9 @@ def load(name: str, **given: Any) -> Dataset:
     """
     if "parties" in given:
         return parties.load(name, **given)
-    own_texts = "files" in given and "text" in given
-    if "files" in given and not own_texts:
+    if "files" in given and "text" not in given:
         return tables.load(name, **given)
-    source: Callable[..., Dataset]
-    if "images" in given:
-        source = imagefiles.image_files
-    else:
-        source = textfiles.text_files if own_texts else _source(name)[1]
+    source = _own_source(given) or _source(name)[1]
     hints = get_type_hints(source, include_extras=True)
     fields = [
         (parameter.name, hints[parameter.name], dataclasses.field(default=parameter.default))
@@ -56,6 +54,13 @@ def load(name: str, **given: Any) -> Dataset:
     kind = dataclasses.make_dataclass("Given", fields)
     checked: Any = options.build(kind, given, f"data set '{name}'")
     return source(**dataclasses.asdict(checked))
+
+
+def _own_source(given: Mapping[str, Any]) -> Callable[..., Dataset] | None:
+    """What reads the user's own images or texts, where these are given."""
+    if "images" in given:
+        return image_files
+    return text_files if "files" in given else None
 
 
 def about(name: str) -> About:

@@ -14,7 +14,7 @@ from atoll.core.options import AtLeastOne
 from atoll.core.rng import Stream
 from atoll.core.rows import Public
 from atoll.data.dataset import Dataset
-from atoll.data.imagefiles import unlabelled
+from atoll.data.own.images import unlabelled
 from atoll.data.pictures import fitted, patterns
 from atoll.data.site import Scale, colours
 

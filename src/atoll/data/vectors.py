@@ -18,7 +18,7 @@ import numpy as np
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import nearest
 from atoll.core.rng import Stream
-from atoll.data.fetch import folder, reading, refused
+from atoll.data.sources.fetch import folder, reading, refused
 
 __all__ = ["KINDS", "Vectors", "load", "present"]
 

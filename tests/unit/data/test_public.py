@@ -9,10 +9,11 @@ import torch
 from atoll import data
 from atoll.core.errors import UserError
 from atoll.core.rng import Stream
-from atoll.data import images, pictures
+from atoll.data import pictures
 from atoll.data.dataset import Dataset
 from atoll.data.public import PublicOptions, public
 from atoll.data.site import colours
+from atoll.data.sources import images
 from atoll.learning.augment import strongly, varied
 
 SMALL = data.load("synthetic-images", rows=20)

@@ -11,8 +11,9 @@ from atoll import data
 from atoll.core.errors import EXIT_USER, UserError
 from atoll.core.options import build, describe
 from atoll.core.rng import Stream
-from atoll.data import splits, tables
+from atoll.data import splits
 from atoll.data.dataset import Dataset
+from atoll.data.own import tables
 from atoll.data.splits import ScenarioOptions, own_sizes, scenario
 
 Array = np.ndarray[Any, Any]

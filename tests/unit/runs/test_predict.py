@@ -16,13 +16,13 @@ from safetensors.numpy import load_file
 
 import atoll
 from atoll.core.errors import UserError
-from atoll.data import sheets, tables
+from atoll.data.own import sheets, tables
 from atoll.engines.local import local_engine
-from atoll.runs import onnx
-from atoll.runs import predict as predict_module
 from atoll.runs.config import change, read, resolve
 from atoll.runs.execute import execute
-from atoll.runs.predict import Predicted, Predictor, numbers, predict
+from atoll.runs.predict import onnx
+from atoll.runs.predict import tables as predict_module
+from atoll.runs.predict.tables import Predicted, Predictor, numbers, predict
 from atoll.runs.result import Run
 
 Files = Callable[..., list[str]]

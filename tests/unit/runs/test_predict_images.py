@@ -19,7 +19,7 @@ from atoll.core.errors import UserError
 from atoll.engines.local import local_engine
 from atoll.runs.config import change, resolve
 from atoll.runs.execute import execute
-from atoll.runs.predict_images import PicturePredictor, predict_images
+from atoll.runs.predict.images import PicturePredictor, predict_images
 from atoll.runs.result import Run
 
 CLASSES = ("class 0", "class 1", "class 2", "class 3")

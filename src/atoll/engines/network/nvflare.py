@@ -40,7 +40,7 @@ from atoll.core.record import (
     read_events,
     write_whole,
 )
-from atoll.data.agree import (
+from atoll.data.own.agreement import (
     Agree,
     Agreed,
     Offer,
@@ -50,7 +50,7 @@ from atoll.data.agree import (
     elsewhere,
     planned,
 )
-from atoll.data.tables import TableOptions
+from atoll.data.own.tables import TableOptions
 from atoll.engines.network.faults import spoilt
 from atoll.engines.network.mirror import ENVIRONMENT as MIRROR
 from atoll.engines.network.mirror import Mirror

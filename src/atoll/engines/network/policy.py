@@ -32,10 +32,10 @@ from atoll.core.federation import SERVER, Moment, actions, answer
 from atoll.core.messages import Packet, Tensors, pack, unpack
 from atoll.core.options import build, nearest
 from atoll.core.record import FILES, Look, Record, disk_errors, write_whole
-from atoll.data.agree import Agree, Offer, OwnTable, Plan, UntoldError, only_here
 from atoll.data.dataset import file_fingerprint
+from atoll.data.own.agreement import Agree, Offer, OwnTable, Plan, UntoldError, only_here
+from atoll.data.own.tables import TableOptions
 from atoll.data.splits import scenario
-from atoll.data.tables import TableOptions
 from atoll.data.vectors import KINDS as VECTOR_KINDS
 from atoll.engines.network import ranges
 from atoll.engines.network.bounds import Bounds, too_few_rows

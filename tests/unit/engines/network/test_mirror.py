@@ -8,7 +8,7 @@ import pytest
 from atoll.core.errors import UserError
 from atoll.core.federation import Moment
 from atoll.core.messages import pack
-from atoll.data.agree import Offer
+from atoll.data.own.agreement import Offer
 from atoll.engines.network.egress import EgressLog
 from atoll.engines.network.mirror import End, Mirror, append_only
 

@@ -14,9 +14,9 @@ from atoll.core.errors import UserError
 from atoll.core.federation import Moment
 from atoll.core.messages import LARGEST_HEADER, Packet, Tensors, opened, pack, unpack
 from atoll.core.record import Look, Record, Score, read_checkpoint, read_events
-from atoll.data import agree
-from atoll.data.agree import Agree, Agreed, Offer, Offered, Plan, common, elsewhere, planned
-from atoll.data.tables import TableOptions
+from atoll.data.own import agreement
+from atoll.data.own.agreement import Agree, Agreed, Offer, Offered, Plan, common, elsewhere, planned
+from atoll.data.own.tables import TableOptions
 from atoll.engines.local import local_engine
 from atoll.engines.network.egress import lines
 from atoll.engines.network.policy import Finish, Gate, RefusedError, SiteFile
@@ -25,7 +25,7 @@ from atoll.runs.execute import execute
 from atoll.runs.facts import facts
 from atoll.runs.loop import go
 from atoll.runs.parts import Parts
-from atoll.runs.predict import Predictor, predict
+from atoll.runs.predict.tables import Predictor, predict
 
 SITES = ("basel", "bern", "geneva")
 
@@ -257,8 +257,8 @@ def test_levels_of_a_column_that_is_left_out_are_not_told_whatever_the_run_says(
     site = own(tmp_path)
     config_ = asked(keep=["name"], most_levels=1000)
     told = unpack(site.offer("run", config_, "a", pack(Offer("key"))), Offered, "a")
-    names = {name: agree._hash(name, "key") for name in ("name", "ward")}
-    assert told.columns[names["name"]] == agree.LEFT_OUT
+    names = {name: agreement._hash(name, "key") for name in ("name", "ward")}
+    assert told.columns[names["name"]] == agreement.LEFT_OUT
     with pytest.raises(RefusedError, match="does not tell so much"):
         site.agree(pack(Agree([*names.values()])))
     said = unpack(site.agree(pack(Agree([names["ward"]]))), Agreed, "a")
@@ -268,5 +268,5 @@ def test_levels_of_a_column_that_is_left_out_are_not_told_whatever_the_run_says(
 def test_a_site_may_tell_more_by_its_own_file(tmp_path: Path) -> None:
     site = own(tmp_path, keep=["name"], most_levels=100)
     site.offer("run", asked(), "a", pack(Offer("key")))
-    hashed = agree._hash("name", "key")
+    hashed = agreement._hash("name", "key")
     assert len(unpack(site.agree(pack(Agree([hashed]))), Agreed, "a").levels[hashed]) == 60

@@ -13,7 +13,7 @@ import pytest
 from atoll import data
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.record import Score, read_events
-from atoll.data import tables
+from atoll.data.own import tables
 from atoll.data.splits import ScenarioOptions, scenario
 from atoll.engines.local import local_engine
 from atoll.runs.config import resolve

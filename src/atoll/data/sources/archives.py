@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from atoll.data.fetch import reading, refused
-from atoll.data.imagefiles import ENDINGS, Shape, picture
+from atoll.data.own.images import ENDINGS, Shape, picture
+from atoll.data.sources.fetch import reading, refused
 
 __all__ = ["Pictures", "labelled", "pictures", "text"]
 

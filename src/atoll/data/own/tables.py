@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import AtLeastOne, build, nearest
 from atoll.data.dataset import Dataset, Layout, file_fingerprint
-from atoll.data.sheets import Sheet, batches, line_of, opened
-from atoll.data.values import LARGEST, Block, as_dates, as_numbers, encoded, offset
+from atoll.data.own.encoding import LARGEST, Block, as_dates, as_numbers, encoded, offset
+from atoll.data.own.sheets import Sheet, batches, line_of, opened
 
 __all__ = [
     "MISSING",

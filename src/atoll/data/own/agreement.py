@@ -16,11 +16,11 @@ import numpy as np
 
 from atoll.core.errors import UserError
 from atoll.core.options import build
-from atoll.data import tables
 from atoll.data.dataset import Dataset, Layout
+from atoll.data.own import tables
+from atoll.data.own.encoding import Block
+from atoll.data.own.sheets import batches, opened
 from atoll.data.scenario import Holding, Scenario
-from atoll.data.sheets import batches, opened
-from atoll.data.values import Block
 
 __all__ = [
     "Agree", "Agreed", "Common", "Offer", "Offered", "OwnTable", "Plan",

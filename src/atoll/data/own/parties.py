@@ -17,12 +17,12 @@ import pyarrow as pa
 
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import AtLeastOne, build, nearest
-from atoll.data import tables
-from atoll.data.align import SHOWN, assume_aligned, normalised
 from atoll.data.dataset import Dataset, Layout
-from atoll.data.sheets import Sheet, batches, opened
-from atoll.data.tables import MISSING, TableOptions, natural
-from atoll.data.values import Block, encoded
+from atoll.data.own import tables
+from atoll.data.own.alignment import SHOWN, assume_aligned, normalised
+from atoll.data.own.encoding import Block, encoded
+from atoll.data.own.sheets import Sheet, batches, opened
+from atoll.data.own.tables import MISSING, TableOptions, natural
 
 __all__ = ["PartyOptions", "load"]
 

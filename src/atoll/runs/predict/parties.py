@@ -20,16 +20,16 @@ import torch
 from atoll import methods
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import nearest
-from atoll.data.align import normalised, refuse_bad
 from atoll.data.dataset import Dataset, file_fingerprint
+from atoll.data.own.alignment import normalised, refuse_bad
+from atoll.data.own.encoding import Block, encoded
+from atoll.data.own.sheets import Sheet, batches, opened
 from atoll.data.scenario import Holding, Scenario
-from atoll.data.sheets import Sheet, batches, opened
 from atoll.data.site import filled
-from atoll.data.values import Block, encoded
 from atoll.learning.weights import without
 from atoll.runs.config import RunConfig
 from atoll.runs.parts import Parts
-from atoll.runs.predict import (
+from atoll.runs.predict.tables import (
     Array,
     Predicted,
     Predictor,

@@ -8,7 +8,7 @@ import pytest
 
 from atoll import cli
 from atoll.core.errors import UserError
-from atoll.data.align import Sent, align, assume_aligned, normalised, read_ids
+from atoll.data.own.alignment import Sent, align, assume_aligned, normalised, read_ids
 
 TABLES = {
     "bank": ["b-17", "a-03", "c-99", "secret-bank"],

@@ -12,8 +12,8 @@ import pytest
 
 from atoll import data
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
-from atoll.data import text
-from atoll.data.fetch import File
+from atoll.data.sources import text
+from atoll.data.sources.fetch import File
 from atoll.data.tokens import numbered, tokenised
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from atoll import data
 from atoll.core.errors import EXIT_DATA_MISSING, EXIT_USER, UserError
-from atoll.data import fetch, images, tabular, text
-from atoll.data.fetch import File
+from atoll.data.sources import fetch, images, tabular, text
+from atoll.data.sources.fetch import File
 
 CONTENT = b"rows of a table\n"
 HASH = hashlib.sha256(CONTENT).hexdigest()

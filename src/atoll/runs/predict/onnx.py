@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from atoll.core.errors import UserError
 from atoll.core.record import disk_errors
-from atoll.runs.predict import Array, Predictor
+from atoll.runs.predict.tables import Array, Predictor
 
 __all__ = ["columns", "write"]
 

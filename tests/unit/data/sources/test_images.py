@@ -16,8 +16,8 @@ from scipy.io import savemat  # type: ignore[import-untyped]
 
 from atoll import data
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
-from atoll.data import fetch, images
 from atoll.data.dataset import Dataset
+from atoll.data.sources import fetch, images
 
 Array = np.ndarray[Any, Any]
 

@@ -13,8 +13,8 @@ from PIL import Image
 
 from atoll import data
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
-from atoll.data.imagefiles import picture as picture_of
-from atoll.data.imagefiles import some_images, unlabelled
+from atoll.data.own.images import picture as picture_of
+from atoll.data.own.images import some_images, unlabelled
 from atoll.data.public import PublicOptions, public
 from atoll.engines.local import local_engine
 from atoll.runs.config import resolve

@@ -20,8 +20,8 @@ import pyarrow.parquet
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import AtLeastOne, nearest
 from atoll.data.dataset import Dataset
-from atoll.data.fetch import own
 from atoll.data.pictures import fitted
+from atoll.data.sources.fetch import own
 
 __all__ = ["ENDINGS", "Shape", "image_files", "picture", "some_images", "unlabelled"]
 

@@ -13,12 +13,12 @@ from atoll.core.errors import UserError
 from atoll.core.messages import Tensors
 from atoll.core.options import nearest
 from atoll.data.dataset import Dataset, array_fingerprint
-from atoll.data.imagefiles import some_images
+from atoll.data.own.images import some_images
 from atoll.data.scenario import Holding, Scenario
 from atoll.learning.weights import without
 from atoll.runs.config import RunConfig
 from atoll.runs.parts import Parts
-from atoll.runs.predict import (
+from atoll.runs.predict.tables import (
     Array,
     Predicted,
     Predictor,

@@ -26,10 +26,10 @@ from atoll.core.record import disk_errors, read_checkpoint, write_whole
 from atoll.core.rows import Rows
 from atoll.core.storage import temporary_name
 from atoll.data.dataset import Dataset, file_fingerprint
+from atoll.data.own.encoding import LARGEST, Block, as_dates, as_numbers, encoded
+from atoll.data.own.sheets import Sheet, batches, line_of, opened
 from atoll.data.scenario import Holding, Scenario
-from atoll.data.sheets import Sheet, batches, line_of, opened
 from atoll.data.site import filled
-from atoll.data.values import LARGEST, Block, as_dates, as_numbers, encoded
 from atoll.learning.weights import without
 from atoll.metrics import client_accuracy, primary
 from atoll.runs.config import RunConfig, resolve

@@ -13,7 +13,7 @@ import pytest
 
 from atoll import data
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
-from atoll.data import fetch, tabular
+from atoll.data.sources import fetch, tabular
 
 ADULT_DATA = """\
 39, State-gov, 77516, Bachelors, 13, Single, Clerk, Alone, White, Male, 2174, 0, 40, Cuba, <=50K

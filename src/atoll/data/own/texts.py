@@ -14,9 +14,9 @@ import pyarrow.parquet
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import AtLeastOne, nearest
 from atoll.data.dataset import Dataset
-from atoll.data.fetch import own
-from atoll.data.sheets import BLOCK, PARQUET, codec, uneven, written
-from atoll.data.tables import MISSING, natural, plain_labels
+from atoll.data.own.sheets import BLOCK, PARQUET, codec, uneven, written
+from atoll.data.own.tables import MISSING, natural, plain_labels
+from atoll.data.sources.fetch import own
 from atoll.data.tokens import numbered, tokenised
 
 __all__ = ["text_files"]

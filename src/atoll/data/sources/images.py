@@ -17,10 +17,10 @@ import numpy as np
 
 from atoll.core.options import AtLeastOne, NotNegative
 from atoll.core.rng import Stream
-from atoll.data import archives
 from atoll.data.dataset import Dataset
-from atoll.data.fetch import File, Group, obtain, reading, refused, trust
 from atoll.data.pictures import fitted, noisy, patches, rotated, thick
+from atoll.data.sources import archives
+from atoll.data.sources.fetch import File, Group, obtain, reading, refused, trust
 
 __all__ = [
     "cifar10",

@@ -13,7 +13,7 @@ import pytest
 
 from atoll import data
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
-from atoll.data import sheets, tables, values
+from atoll.data.own import encoding, sheets, tables
 from atoll.data.splits import ScenarioOptions, scenario
 
 HEAD = "age,sex,outcome"
@@ -316,7 +316,7 @@ def test_dates_of_another_form_are_refused_by_name() -> None:
 
 def test_days_are_counted_from_1970_and_no_day_is_made_up() -> None:
     text = pa.array(["1970-01-02", "1969-12-31T12:00:00Z", "2024-02-31", "9999-12-31", None])
-    assert values.as_dates(text).to_pylist() == [1.0, -0.5, None, 2932896.0, None]
+    assert encoding.as_dates(text).to_pylist() == [1.0, -0.5, None, 2932896.0, None]
 
 
 @pytest.mark.parametrize(
@@ -369,19 +369,19 @@ def test_numbers_far_from_0_that_hardly_differ_are_told_apart() -> None:
     write("a.csv", "seen,when,outcome", rows)
     made = data.load("", files=["a.csv"], label="outcome")
     assert made.x[:, 0].tolist() == [i % 60 for i in range(120)]
-    assert np.allclose(made.x[:, 1] * values.DAY, [i % 60 for i in range(120)], atol=1e-3)
+    assert np.allclose(made.x[:, 1] * encoding.DAY, [i % 60 for i in range(120)], atol=1e-3)
     assert made.layout is not None
     assert made.layout.recipe["blocks"][0]["offset"] == 1_700_000_000
-    block = values.Block.of(made.layout.recipe["blocks"][0])
-    again = values.encoded(block, pa.array(["1700000007", None]), comma=False)
+    block = encoding.Block.of(made.layout.recipe["blocks"][0])
+    again = encoding.encoded(block, pa.array(["1700000007", None]), comma=False)
     assert again[0, 0] == 7
     assert np.isnan(again[1, 0])
 
 
 def test_other_numbers_are_taken_as_they_are() -> None:
-    assert values.offset(2023, 2024) == 0
-    assert values.offset(5, 5) == 0
-    assert values.offset(-1e30, 1e30) == 0
+    assert encoding.offset(2023, 2024) == 0
+    assert encoding.offset(5, 5) == 0
+    assert encoding.offset(-1e30, 1e30) == 0
 
 
 def test_nested_parquet_is_refused_by_column() -> None:

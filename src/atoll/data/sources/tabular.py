@@ -14,7 +14,7 @@ import pyarrow.parquet
 from atoll.core.options import AtLeastOne, NotNegative
 from atoll.core.rng import Stream
 from atoll.data.dataset import Dataset
-from atoll.data.fetch import File, Group, obtain, reading, refused
+from atoll.data.sources.fetch import File, Group, obtain, reading, refused
 
 __all__ = [
     "adult",

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from atoll.core.errors import UserError
-from atoll.data.sheets import as_written, opened
+from atoll.data.own.sheets import as_written, opened
 
 __all__ = [
     "SHOWN",

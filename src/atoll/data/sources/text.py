@@ -19,7 +19,7 @@ from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import AtLeastOne
 from atoll.core.rng import Stream
 from atoll.data.dataset import Dataset
-from atoll.data.fetch import File, Group, obtain, reading, refused
+from atoll.data.sources.fetch import File, Group, obtain, reading, refused
 from atoll.data.tokens import PADDING, UNKNOWN, numbered, tokenised
 
 __all__ = ["docstrings", "reuters8", "subj", "synthetic_text", "tmn", "trec6", "trec50"]

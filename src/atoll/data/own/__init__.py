@@ -1,0 +1,1 @@
+"""The user's own files: tables, images, texts, parties; reading, encoding, agreeing on columns."""
