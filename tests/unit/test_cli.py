@@ -18,6 +18,9 @@ import torch
 from rich.console import Console
 
 from atoll import cli, data, methods
+from atoll.cli import command, terminal
+from atoll.cli import data as data_commands
+from atoll.cli.run import numbers as numbers_of
 from atoll.core.errors import UserError
 from atoll.data.dataset import Dataset
 from atoll.data.sources import tabular
@@ -651,7 +654,7 @@ def test_quiet_prints_the_table_alone(atoll: Command) -> None:
 
 def test_on_a_terminal_the_display_is_live(atoll: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
-    monkeypatch.setattr(cli, "err", Console(file=screen, force_terminal=True, width=120))
+    monkeypatch.setattr(terminal, "err", Console(file=screen, force_terminal=True, width=120))
     assert atoll("run", "fedavg", *TINY).code == 0
     assert "round 2/2" in screen.getvalue()
     assert "\x1b[" in screen.getvalue()
@@ -730,7 +733,7 @@ def test_show_prints_options_with_values_types_ranges_and_remarks(
 def test_doctor_says_what_is_there_and_what_mends_what_is_not(
     atoll: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "version", _without_pyarrow)
+    monkeypatch.setattr(data_commands, "version", _without_pyarrow)
     ended = atoll("doctor")
     assert ended.code == 0
     assert torch.__version__ in ended.out
@@ -760,13 +763,13 @@ def test_no_command_prints_the_help(atoll: Command) -> None:
     [("3", [3]), ("0,1,2", [0, 1, 2]), ("0..2, 7", [0, 1, 2, 7]), ("4..4", [4])],
 )
 def test_seeds_are_numbers_and_ranges(text: str, numbers: list[int]) -> None:
-    assert cli.numbers(text, "--seeds") == numbers
+    assert numbers_of(text, "--seeds") == numbers
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1-3", "1.5", "..", "1..2..3", "1 2", "9" * 30])
 def test_what_is_no_list_of_seeds_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="not a list of numbers"):
-        cli.numbers(text, "--seeds")
+        numbers_of(text, "--seeds")
 
 
 def test_inspect_shows_who_holds_what_and_trains_nothing(atoll: Command, here: Path) -> None:
@@ -806,5 +809,12 @@ def test_a_report_is_written_over_a_report_and_nothing_else(atoll: Command, here
 
 
 def test_an_error_of_the_network_is_not_taken_for_a_failed_print() -> None:
-    cli._unwritable(ssl.SSLError(116, "[X509: KEY_VALUES_MISMATCH] key values mismatch"))
-    cli._unwritable(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"))
+    command._unwritable(ssl.SSLError(116, "[X509: KEY_VALUES_MISMATCH] key values mismatch"))
+    command._unwritable(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"))
+
+
+@pytest.mark.parametrize("words", [["--version"], ["-h"], ["run", "-h"]])
+def test_version_and_help_have_their_usual_flags(atoll: Command, words: list[str]) -> None:
+    ended = atoll(*words)
+    assert ended.code == 0
+    assert ("atoll 0" if words == ["--version"] else "Usage: atoll") in ended.out

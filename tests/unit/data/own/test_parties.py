@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from atoll import cli, data
+from atoll import data
+from atoll.cli.data import align_command, inspect_command
 from atoll.core.errors import UserError
 from atoll.core.federation import SERVER
 from atoll.core.record import Score, read_events
@@ -56,7 +57,7 @@ OWN = {"parties": list(FILES), "label": "card", "id": "customer", "index": "alig
 def aligned(*files: str) -> None:
     pytest.importorskip("private_set_intersection", reason="the extra 'psi' is not installed")
     paths = [Path(file) for file in files or FILES]
-    cli.align_command(paths, hub=paths[0], column="customer", to=Path("aligned"))
+    align_command(paths, hub=paths[0], column="customer", to=Path("aligned"))
 
 
 def test_rows_that_all_share_stand_side_by_side_in_one_order(tables: Path) -> None:
@@ -287,7 +288,7 @@ def test_an_identifier_of_a_party_is_left_out_and_told(
     assert sum("plan=" in name for name in kept.columns) == 50
     data_line = ", ".join(f"{key} = {json.dumps(value)}" for key, value in OWN.items())
     Path("run.toml").write_text(f"method = 'vleto'\ndata = {{ {data_line} }}\n")
-    cli.inspect_command("run.toml")
+    inspect_command("run.toml")
     assert "looks like an identifier" in capsys.readouterr().out
     changed("phone.csv", "minutes", lambda row: "")
     with pytest.raises(UserError, match="no column of 1-phone can be learned from"):

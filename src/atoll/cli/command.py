@@ -1,0 +1,112 @@
+"""The command: registers its parts, runs, and turns every error into three lines."""
+
+import errno
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from atoll.cli import data, network, results, run
+from atoll.cli.terminal import complain, err, out, traceback_file
+from atoll.core import VERSION
+from atoll.core.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_OUR_FAULT,
+    EXIT_SITE_FAILED,
+    EXIT_USER,
+    BadMessageError,
+    ClientFailedError,
+    UserError,
+    memory_error,
+    out_of_memory,
+)
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"atoll {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Federated continual learning: sites learn together, keep their data, and do not forget."""
+
+
+run.register(app)
+data.register(app)
+results.register(app)
+network.register(app, out, err, run.print_result)
+
+# what a print may fail with; other errors of the system without a file are not of printing
+UNWRITABLE = (errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE)
+
+
+def main() -> None:
+    """Run the command; every error ends in at most three lines and an exit code."""
+    try:
+        if app(standalone_mode=False) == EXIT_INTERRUPTED:  # Ctrl-C where no run was going on
+            complain("interrupted", "atoll", "start it again", EXIT_INTERRUPTED)
+        sys.stdout.flush()
+    except UserError as error:
+        complain(error.what, error.where, error.remedy, error.exit_code)
+    except (ClientFailedError, BadMessageError) as error:
+        complain(str(error), _notes(error), _remedy(error), EXIT_SITE_FAILED)
+    except Exception as error:
+        _usage(error)
+        _unwritable(error)
+        if out_of_memory(error):
+            short = memory_error(_notes(error) or "atoll")
+            complain(short.what, short.where, short.remedy, short.exit_code)
+        what = f"a fault of atoll's own: {type(error).__name__}"
+        where = _notes(error) or traceback_file(error, None)
+        complain(what, where, "please report it with that file", EXIT_OUR_FAULT)
+
+
+def _remedy(error: Exception) -> str:
+    """What to do about a client that failed: a run goes on only with the config it has."""
+    if "not finite" in str(error):
+        return "training diverged: lower the rate, and start a new run in another folder"
+    return "mend what failed, then go on with --resume"
+
+
+def _usage(error: Exception) -> None:
+    """The command line's own complaints, in our form."""
+    message = getattr(error, "format_message", None)
+    if message is None:
+        return
+    lines = str(message()).splitlines()
+    if not lines:  # called without a command: the help has been printed
+        raise SystemExit(EXIT_USER)
+    complain(lines[0], "command line", "see atoll --help", EXIT_USER)
+
+
+def _unwritable(error: Exception) -> None:
+    """What was to be printed could not be; the rest is thrown away, so that Python ends quietly."""
+    if not isinstance(error, OSError) or error.filename or _notes(error):
+        return
+    if error.errno in UNWRITABLE:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        reason = f"cannot print: {str(error.strerror).lower()}"
+        complain(reason, "standard output", "send it to another place", EXIT_USER)
+
+
+def _notes(error: BaseException) -> str:
+    return " ".join(getattr(error, "__notes__", []))

@@ -1,0 +1,155 @@
+"""Commands on finished runs: report, watch, predict, export."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.cli.terminal import err, out
+from atoll.core.errors import UserError
+from atoll.data.own import alignment
+from atoll.runs.predict.images import PicturePredictor, predict_images, reads_images
+from atoll.runs.predict.onnx import write as write_onnx
+from atoll.runs.predict.parties import Lacking, predict_parties
+from atoll.runs.predict.tables import Predicted, Predictor, export, predict
+from atoll.runs.result import Run
+
+__all__ = ["register"]
+
+
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs", metavar="RUN...")],
+    to: Annotated[
+        Path | None, typer.Option("-o", "--out", help="the page; default report.html in the run")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="a folder for the figures as SVG files")
+    ] = None,
+) -> None:
+    """Write one HTML page about one or several runs."""
+    from atoll.report import page  # noqa: PLC0415 - matplotlib takes a second to import
+
+    home = runs[0] / "report.html" if len(runs) == 1 else Path("report.html")
+    out.print(f"the report is in {page.write(runs, to or home, figures)}", soft_wrap=True)
+
+
+def watch_command(
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs", metavar="RUN...")],
+    port: Annotated[int, typer.Option(help="of this machine; 0 for any that is free")] = 8200,
+) -> None:
+    """Serve the report of runs that go on, live, to this machine alone."""
+    from atoll.report import watch  # noqa: PLC0415 - matplotlib takes a second to import
+
+    def ready(address: str) -> None:
+        out.print(f"watching at {address} until Ctrl-C", soft_wrap=True)
+        sys.stdout.flush()
+
+    watch.serve(watch.Watch(runs), port, ready)
+
+
+def predict_command(
+    run: Annotated[Path, typer.Argument(help="the folder of a run", metavar="RUN")],
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="rows: CSV or Parquet; images: a folder, .npz or Parquet"),
+    ] = None,
+    site: Annotated[str, typer.Option(help="whose model")] = "",
+    to: Annotated[Path, typer.Option("-o", "--out", help="the predictions")] = Path(
+        "predictions.csv"
+    ),
+    model: Annotated[str, typer.Option(help="a variant; default the method's headline")] = "",
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="only the rows that the run kept for its tests")
+    ] = False,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="parties: the file of each, in their order or as PARTY=FILE"),
+    ] = None,
+    lacking: Annotated[
+        str, typer.Option(help="parties, an id that one lacks: drop it, or fill its columns")
+    ] = "drop",
+) -> None:
+    """Predict rows or images with the model of one site, or rows with a file of each party."""
+    if data:
+        done = _predict_parties(Predictor(run, site, model), file, data, lacking, to, held_out)
+    elif file is None or not site:
+        what = "no file" if file is None else "it is not said whose model"
+        remedy = "give FILE --site SITE; where parties hold columns, --data for each party"
+        raise UserError(what, "atoll predict", remedy)
+    elif reads_images(run):
+        done = predict_images(PicturePredictor(run, site, model), file, to, held_out)
+    else:
+        done = predict(Predictor(run, site, model), file, to, held_out)
+    _remark(done)
+    out.print(f"{done.rows:,} predictions in {to}{_share(done)}", soft_wrap=True)
+
+
+def _remark(done: Predicted) -> None:
+    """Say what was odd in a file."""
+    for name in done.absent:
+        err.print(f"the file has no column '{name}': taken as missing", soft_wrap=True)
+    for name, count in done.unseen.items():
+        err.print(f"{count} values of '{name}' were never seen: taken as unknown", soft_wrap=True)
+    if done.unlabelled:
+        err.print(f"{done.unlabelled:,} have no label: neither right nor wrong", soft_wrap=True)
+    if done.foreign:
+        why = "a label that is no class of the model: neither right nor wrong"
+        err.print(f"{done.foreign:,} have {why}", soft_wrap=True)
+
+
+def _share(done: Predicted) -> str:
+    """How many were right, of those whose label is known."""
+    if done.right is None:
+        return ""
+    whom = "them" if done.judged == done.rows else f"the {done.judged:,} with a known label"
+    return f", {done.right / done.judged:.4f} of {whom} right"
+
+
+def _predict_parties(
+    predictor: Predictor, file: Path | None, data: list[str], lacking: str, to: Path, held_out: bool
+) -> Predicted:
+    if file is not None or "parties" not in predictor.recipe:
+        remedy = "give FILE --site SITE; --data is for parties that hold columns of the same rows"
+        raise UserError("--data does not fit", str(file or predictor.folder), remedy)
+    if lacking not in ("drop", "fill"):
+        raise UserError(f"unknown way '{lacking}'", "--lacking", "use drop or fill")
+    how: Lacking = "fill" if lacking == "fill" else "drop"
+    done = predict_parties(predictor, data, to, how, held_out)
+    became = "left out" if how == "drop" else "its columns taken as missing"
+    for name, ids in done.lacking.items():
+        shown = ", ".join(ids[: alignment.SHOWN]) + (", ..." if len(ids) > alignment.SHOWN else "")
+        err.print(f"{len(ids):,} ids are not in {name}, {became}: {shown}", soft_wrap=True)
+    return done
+
+
+def export_command(
+    run: Annotated[Path, typer.Argument(help="the folder of a run", metavar="RUN")],
+    site: Annotated[str, typer.Option(help="whose model")],
+    to: Annotated[Path | None, typer.Option("-o", "--out", help="a folder")] = None,
+    model: Annotated[str, typer.Option(help="a variant; default the method's headline")] = "",
+    onnx: Annotated[bool, typer.Option("--onnx", help="as ONNX too; needs the extra onnx")] = False,
+) -> None:
+    """Write one site's model as safetensors with a card in JSON."""
+    from atoll.report.tables import departures  # noqa: PLC0415
+
+    if reads_images(run):
+        if onnx:
+            remedy = "leave --onnx out: the weights are written as safetensors"
+            raise UserError("networks for images are not written as ONNX", "--onnx", remedy)
+        shown: PicturePredictor | Predictor = PicturePredictor(run, site, model)
+    else:
+        shown = predictor = Predictor(run, site, model)
+    told = {one.client: one.sentence for one in departures(Run(run))}
+    found = export(shown, to or run / f"export-{site}", told.get(shown.site, "nothing"))
+    if onnx:
+        write_onnx(predictor, found / "model.onnx")
+    out.print(f"the model and its card are in {found}", soft_wrap=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the app."""
+    app.command("report")(report_command)
+    app.command("watch")(watch_command)
+    app.command("predict")(predict_command)
+    app.command("export")(export_command)
