@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from atoll import metrics
 from atoll.core.record import Look, Score
 from atoll.report.figures import COLOURS, INK, SIZE, Picture, grid, quiet, style, svg
-from atoll.report.page import Section
+from atoll.report.section import Section
 from atoll.report.tables import Cell, Group, Table
 from atoll.runs.result import Run
 

@@ -1,9 +1,8 @@
 """Records become one HTML page that needs nothing else: no network, no other file."""
 
-import importlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
@@ -13,32 +12,15 @@ from markupsafe import Markup
 from atoll import metrics
 from atoll.core.outputs import may_write
 from atoll.core.record import Stage, disk_errors, write_whole
-from atoll.report import attribution, figures, tables
+from atoll.report import attribution, domains, figures, tables, transfer, vertical
 from atoll.report.figures import BEGINNING, Picture
+from atoll.report.section import Section
 from atoll.report.tables import Group, Pair, Table
 
-__all__ = ["Section", "page", "pictures", "write"]
+__all__ = ["page", "pictures", "write"]
 
 TITLE = " · atoll</title>"  # by which a page is known to be a report
-SECTIONS: tuple[str, ...] = (  # modules of this package that say more of some methods
-    "domains",
-    "transfer",
-    "vertical",
-)
-
-
-@dataclass(frozen=True)
-class Section:
-    """What is to be said of one group of runs because of the method that they ran.
-
-    A module of SECTIONS has `section(group, number)`, which returns one or None; `number` makes
-    the names of pictures unique. It may have `overall(groups)`: pictures of several groups.
-    """
-
-    title: str
-    words: str
-    pictures: list[Picture] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
+SECTIONS = (domains.section, transfer.section, vertical.section)  # for groups of some methods
 
 
 @dataclass(frozen=True)
@@ -116,10 +98,7 @@ def _lead(groups: Sequence[Group], gained: dict[str, Pair]) -> list[Picture]:
     ]
     shared = figures.curves(groups, "curves")
     made += [shared] if shared else []
-    for name in SECTIONS:
-        overall = getattr(importlib.import_module(f"atoll.report.{name}"), "overall", None)
-        made += overall(groups) if overall else []
-    return made
+    return made + domains.overall(groups) + vertical.overall(groups)
 
 
 def _pictures(number: int, group: Group) -> list[Picture]:
@@ -151,11 +130,8 @@ def _unattributed(group: Group) -> str:
 
 
 def _sections(number: int, group: Group) -> list[Section]:
-    found = []
-    for name in SECTIONS:
-        made = importlib.import_module(f"atoll.report.{name}").section(group, number)
-        found += [made] if made else []
-    return found
+    made = [section(group, number) for section in SECTIONS]
+    return [section for section in made if section is not None]
 
 
 def _run(number: int, group: Group, gained: dict[str, Pair]) -> Run:

@@ -15,7 +15,7 @@ from matplotlib.patches import FancyArrowPatch
 
 from atoll.core.record import Look, Round, Score
 from atoll.report.figures import COLOURS, INK, SIZE, Picture, quiet, style, svg
-from atoll.report.page import Section
+from atoll.report.section import Section
 from atoll.report.tables import Cell, Group, Table
 
 __all__ = ["Link", "links", "section"]

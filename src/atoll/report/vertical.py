@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from atoll.core.record import Look, Round, Score
 from atoll.report.figures import COLOURS, INK, SIZE, Picture, grid, quiet, style, svg
-from atoll.report.page import Section
+from atoll.report.section import Section
 from atoll.report.tables import Cell, Group, Table
 
 __all__ = ["overall", "section"]

@@ -96,6 +96,7 @@ def test_runs_that_differ_in_one_number_are_drawn_over_it(tmp_path: Path) -> Non
     assert tasks.svg.count(">all<") == 2  # after each of two stages
     assert vertical.overall(groups[:1]) == []
     assert [made.title for made in vertical.overall(groups[:2])] == [tasks.title]
+    assert {tasks.name, picture.name} <= {one.name for one in page.pictures(groups)}
 
 
 def test_runs_that_differ_in_a_pair_of_numbers_are_drawn_over_the_pair(tmp_path: Path) -> None:
