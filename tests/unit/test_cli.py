@@ -239,6 +239,20 @@ MISTAKES: dict[str, tuple[list[str], str, str, str]] = {
         ["run", "splitnn", "--set", "data=wine", "--set", "widths=[4]"],
         "no widths", "model.widths", "leave it out",
     ),
+    "an option of the run as a flag": (
+        ["run", "fedavg", "--rounds", "5"], "--rounds", "command line", "--set rounds=VALUE",
+    ),
+    "an option of the run without a flag": (
+        ["run", "fedavg", "rounds=5"], "rounds=5", "command line", "--set rounds=5",
+    ),
+    "a flag of another command": (
+        ["inspect", "fedavg", "--label", "y"], "--label", "command line", "atoll inspect --help",
+    ),
+    "another library's name": (["run", "fedavg", "--set", "lr=1"], "'lr'", "--set", "'rate'"),
+    "an option of own tables": (
+        ["run", "fedavg", "--set", "categorical=a"], "'categorical'", "", "'data.categorical'",
+    ),
+    "no such config": (["run", "no.toml"], "no such file", "no.toml", "atoll init"),
     "a file as folder": (["run", "fedavg", *TINY, "--out", "file"], "file exists", "file", ""),
     "a folder below a file": (["run", "fedavg", *TINY, "--out", "file/a"], "", "file/a", ""),
     "a device as folder": (["run", "fedavg", *TINY, "--out", "/dev/full"], "", "/dev/full", ""),

@@ -2,7 +2,9 @@
 
 import errno
 import os
+import re
 import sys
+from dataclasses import fields
 from typing import Annotated
 
 import typer
@@ -21,6 +23,8 @@ from atoll.core.errors import (
     memory_error,
     out_of_memory,
 )
+from atoll.data.splits import ScenarioOptions
+from atoll.runs.config import RunConfig
 
 __all__ = ["app", "main"]
 
@@ -56,6 +60,8 @@ results.register(app)
 network.register(app, out, err, run.print_result)
 
 # what a print may fail with; other errors of the system without a file are not of printing
+TAKES_SET = ("run", "sweep", "inspect", "reproduce")  # commands that have --set
+SHORT = {"rate", "lr", "epochs", "batch", "mu", "widths"}  # options of methods that are asked for
 UNWRITABLE = (errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE)
 
 
@@ -95,7 +101,22 @@ def _usage(error: Exception) -> None:
     lines = str(message()).splitlines()
     if not lines:  # called without a command: the help has been printed
         raise SystemExit(EXIT_USER)
-    complain(lines[0], "command line", "see atoll --help", EXIT_USER)
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "atoll"
+    what, remedy = lines[0], f"see {path} --help"
+    if path.removeprefix("atoll ") in TAKES_SET and (option := _as_option(error, what)):
+        what, remedy = what.partition(" (Possible")[0], f"to set an option, write --set {option}"
+    complain(what, "command line", remedy, EXIT_USER)
+
+
+def _as_option(error: Exception, what: str) -> str:
+    """What --set would say, where an option of the run was given to the command; else nothing."""
+    flag = str(getattr(error, "option_name", "")).lstrip("-")
+    known = {field.name for kind in (RunConfig, ScenarioOptions) for field in fields(kind)}
+    if flag in known | SHORT:
+        return f"{flag}=VALUE"
+    extra = re.search(r"extra arguments?(?:\(s\))? \((\w[\w.]*=[^)]*)\)", what)
+    return extra.group(1) if extra else ""
 
 
 def _unwritable(error: Exception) -> None:

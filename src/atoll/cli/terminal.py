@@ -34,7 +34,6 @@ __all__ = [
     "print_grid",
     "print_pairs",
     "size",
-    "stopped",
     "traceback_file",
 ]
 
@@ -73,9 +72,9 @@ def guarded(folder: Path, work: Callable[[Callable[[], bool]], T]) -> T:
     try:
         return work(lambda: bool(asked))
     except KeyboardInterrupt as error:
-        raise stopped("interrupted, state of the last checkpoint kept", folder) from error
+        raise _stopped("interrupted, state of the last checkpoint kept", folder) from error
     except InterruptedRunError as error:
-        raise stopped("interrupted, state saved", folder) from error
+        raise _stopped("interrupted, state saved", folder) from error
     except UserError:
         raise
     except Exception as error:
@@ -85,7 +84,7 @@ def guarded(folder: Path, work: Callable[[Callable[[], bool]], T]) -> T:
         signal.signal(signal.SIGINT, before)
 
 
-def stopped(what: str, folder: Path) -> UserError:
+def _stopped(what: str, folder: Path) -> UserError:
     return UserError(what, str(folder), "go on with --resume", EXIT_INTERRUPTED)
 
 

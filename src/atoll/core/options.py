@@ -33,12 +33,22 @@ AtLeastOne = Annotated[int, Field(ge=1)]
 NotNegativeInt = Annotated[int, Field(ge=0)]
 
 T = TypeVar("T")
+SYNONYMS = {  # names that other libraries have for an option
+    "lr": "rate", "learning_rate": "rate", "batch_size": "batch", "optimizer": "optimiser",
+    "hidden": "widths", "hidden_sizes": "widths", "layers": "widths", "n_clients": "clients",
+    "num_clients": "clients", "n_rounds": "rounds", "num_rounds": "rounds",
+    "local_epochs": "epochs", "weight_decay": "decay",
+}  # fmt: skip
+CLOSE = 0.7  # similarity of two names from which one may be a misspelling of the other
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """What to do about an unknown name: the nearest known one, else the first of them all."""
     known = sorted(set(known))
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    lower = {one.lower(): one for one in known}
+    synonym = SYNONYMS.get(name.lower().replace("-", "_"), "")
+    matches = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=CLOSE)
+    close = [synonym] if synonym in known else [lower[match] for match in matches]
     if close:
         return f"did you mean '{close[0]}'?"
     more = ", ..." if len(known) > 30 else ""

@@ -24,6 +24,7 @@ from atoll.core.options import (
     nearest,
 )
 from atoll.core.record import disk_errors
+from atoll.data.own.tables import TableOptions
 from atoll.data.public import PublicOptions
 from atoll.data.site import Scale
 from atoll.data.splits import ScenarioOptions
@@ -141,6 +142,9 @@ def read(what: str) -> dict[str, Any]:
 
 
 def _parsed(path: Path) -> dict[str, Any]:
+    if path.parent.is_dir() and not path.exists():
+        remedy = "check the name; atoll init writes a config for your own tables"
+        raise UserError("no such file", str(path), remedy)
     with disk_errors(path):
         text = path.read_bytes()
     try:
@@ -168,6 +172,8 @@ def place(key: str, values: Mapping[str, Any]) -> str:
         raise UserError(f"'{key}' could be {both}", "--set", "write it in full")
     known = [*fields, *(f"{table}.{name}" for table, found in names.items() for name in found)]
     short = {name.split(".")[-1]: name for name in known}
+    if key in {field.name for field in dataclasses.fields(TableOptions)}:
+        raise UserError(f"unknown option '{key}'", "--set", f"did you mean 'data.{key}'?")
     raise UserError(f"unknown option '{key}'", "--set", nearest(key, {*short, *known}))
 
 

@@ -9,7 +9,7 @@ from atoll.core.storage import disk_errors
 from atoll.runs.config import RunConfig, resolve
 from atoll.runs.result import Run
 
-__all__ = ["fresh_folder", "last_folder", "recorded", "refuse_absent", "run_folder"]
+__all__ = ["absent_run", "fresh_folder", "last_folder", "recorded", "refuse_absent", "run_folder"]
 
 
 @contextmanager
@@ -88,3 +88,13 @@ def _folders(name: str) -> list[tuple[int, Path]]:
 def recorded(folder: Path) -> RunConfig:
     """The config that a run's folder was made with."""
     return resolve(Run(folder).config, str(folder / "config.toml"))
+
+
+def absent_run(folder: Path) -> UserError:
+    """The error for a folder that holds no run itself; the runs below it are named."""
+    with disk_errors(folder):
+        below = sorted(path.parent.name for path in folder.glob("*/config.toml"))
+    if below:
+        what = f"this folder holds {len(below)} runs: {', '.join(below[:5])}"
+        return UserError(what, str(folder), f"give one of them, for example {folder / below[0]}")
+    return UserError("no run in this folder", str(folder), "give the folder of a run")

@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +20,7 @@ from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import AtLeastOne, build, nearest
 from atoll.data.dataset import Dataset, Layout, file_fingerprint
 from atoll.data.own.encoding import LARGEST, Block, as_dates, as_numbers, encoded, offset
+from atoll.data.own.leaks import gives_label_away
 from atoll.data.own.sheets import Sheet, batches, line_of, opened
 
 __all__ = [
@@ -623,7 +623,9 @@ class ColumnPlan:
         if common and set(kinds.values()) == {"text"}:
             self._vocabulary(name, held)
         for site, profile in held.items():
-            if _leaks(profile, kinds[site]):
+            values, labels = zip(*profile.sample, strict=True) if profile.sample else ((), ())
+            numeric = kinds[site] == "number"
+            if kinds[site] != "date" and gives_label_away(values, labels, numeric):
                 what = f"'{name}' at {site} tells the label almost by itself"
                 done = "kept; if it is known only after the outcome, add it to ignore"
                 self.findings.append(Finding(what, done))
@@ -732,24 +734,6 @@ def _among(profile: Profile, site: str) -> str:
     sort = next((said for form, said in ODD_NUMBERS if form.match(text)), "a word")
     place = line_of(sheet, row).removeprefix(f"{sheet.path}, ")
     return f"has numbers elsewhere and {sort} at {site} ({sheet.path.name}, {place})"
-
-
-def _leaks(profile: Profile, kind: str) -> bool:
-    """Whether the label follows from this one column, in a sample of the site's rows."""
-    labels = Counter(label for _, label in profile.sample)
-    if len(profile.sample) < ENOUGH or len(labels) < 2 or min(labels.values()) < 3:
-        return False
-    if kind == "text":
-        by_level: dict[str, Counter[str]] = {}
-        for value, label in profile.sample:
-            by_level.setdefault(value, Counter())[label] += 1
-        right = sum(max(counts.values()) for counts in by_level.values())
-        return len(by_level) < len(profile.sample) / 3 and right >= 0.995 * len(profile.sample)
-    values = [v.replace(",", ".") for v, _ in profile.sample] if kind == "number" else []
-    pairs = [(natural(v), y) for v, (_, y) in zip(values, profile.sample, strict=False)]
-    pairs.sort()
-    changes = sum(a[1] != b[1] for a, b in pairwise(pairs))
-    return bool(pairs) and changes <= len(labels) - 1 + 0.005 * len(pairs)
 
 
 def load(name: str = "", **given: Any) -> Dataset:

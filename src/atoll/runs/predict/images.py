@@ -25,7 +25,7 @@ from atoll.runs.predict.tables import (
     ended_state,
     growing,
     header,
-    recorded,
+    recorded_on_cpu,
     refuse_other,
     refuse_taken,
     restored,
@@ -93,7 +93,7 @@ class PicturePredictor:
 
     def _client(self, x: Array) -> Any:
         """The client as the run left it, with these images in place of its own."""
-        config = recorded(self.folder)
+        config = recorded_on_cpu(self.folder)
         client = _with_images(config, self.recipe, x).client(self.site)
         restored(client, self.site, self._state[0], self.folder)
         return client
@@ -109,7 +109,7 @@ class PicturePredictor:
     @property
     def reads(self) -> dict[str, Any]:
         """How an image becomes what the network reads, for the card."""
-        config, sites = recorded(self.folder), list(self.recipe["sites"])
+        config, sites = recorded_on_cpu(self.folder), list(self.recipe["sites"])
         own = config.models[sites.index(self.site)] if config.models else ""
         return {
             "classes": self.recipe["classes"],

@@ -38,7 +38,7 @@ from atoll.runs.predict.tables import (
     header,
     labels,
     numbers,
-    recorded,
+    recorded_on_cpu,
     refuse_other,
     refuse_taken,
     restored,
@@ -63,7 +63,7 @@ class _Halves:
 
     @cached_property
     def config(self) -> RunConfig:
-        return recorded(self.folder)
+        return recorded_on_cpu(self.folder)
 
     @cached_property
     def parts(self) -> tuple[Any, dict[str, Any]]:

@@ -32,7 +32,8 @@ from atoll.data.scenario import Holding, Scenario
 from atoll.data.site import filled
 from atoll.learning.weights import without
 from atoll.metrics import client_accuracy, primary
-from atoll.runs.config import RunConfig, resolve
+from atoll.runs.config import RunConfig
+from atoll.runs.folders import absent_run, recorded
 from atoll.runs.parts import Parts
 from atoll.runs.result import Run, plain
 
@@ -48,7 +49,7 @@ __all__ = [
     "labels",
     "numbers",
     "predict",
-    "recorded",
+    "recorded_on_cpu",
     "refuse_other",
     "refuse_taken",
     "restored",
@@ -101,7 +102,7 @@ class Predictor:
     def recipe(self) -> dict[str, Any]:
         """How a file becomes what the model reads."""
         if not (self.folder / "config.toml").exists():
-            raise UserError("no run in this folder", str(self.folder), "give the folder of a run")
+            raise absent_run(self.folder)
         if self.run.recipe:
             return self.run.recipe
         if "vectors" in self.run.facts:  # runs on texts have these
@@ -164,8 +165,10 @@ class Predictor:
     @cached_property
     def _client(self) -> tuple[Any, Tensors]:
         """The client as the run left it, and the server's state."""
+        if "parties" not in self.recipe:
+            self._mine  # noqa: B018 - refuses a site that the run does not have
         state = ended_state(self.folder)
-        client = _bare(recorded(self.folder), self.recipe, self.site).client(self.site)
+        client = _bare(recorded_on_cpu(self.folder), self.recipe, self.site).client(self.site)
         restored(client, self.site, without(f"client/{self.site}", state), self.folder)
         return client, without("server", state)
 
@@ -275,9 +278,9 @@ def restored(client: Any, site: str, state: Tensors, folder: Path) -> None:
         )  # fmt: skip
 
 
-def recorded(folder: Path) -> RunConfig:
+def recorded_on_cpu(folder: Path) -> RunConfig:
     """The config of a run, for this machine's CPU."""
-    config = resolve(Run(folder).config, str(folder / "config.toml"))
+    config = recorded(folder)
     return dataclasses.replace(config, engine={**config.engine, "device": "cpu"})
 
 
