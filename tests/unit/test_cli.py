@@ -43,7 +43,7 @@ from atoll.core.federation import Clients, Moment
 from atoll.core.messages import Empty, Tensors
 from atoll.core.record import Score
 from atoll.data.site import Site
-from atoll.methods import Method
+from atoll.core.method import Method
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from atoll.core.federation import Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors
+from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, Positive
 from atoll.core.record import Score
 from atoll.core.rows import Rows
@@ -20,7 +21,6 @@ from atoll.jobs.train import Optimiser, Phase, TrainJob, hits, in_chunks
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import Architecture, skeleton
 from atoll.learning.weights import copied, prefixed, without
-from atoll.methods import Method
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,14 @@ class Client:
         self.weights = copied(without("weights", state))
         self.moments = copied(without("moments", state))
 
+    def final_model(self, shared: Tensors, variant: str) -> Tensors:
+        """The model of this client."""
+        return self.weights
+
+    def predict(self, model: Tensors, rows: Rows) -> Tensor:
+        """The logits of a final model."""
+        return logits(model, rows, **self.how)
+
 
 class Server:
     """Asks everybody to train; holds nothing."""
@@ -120,14 +128,4 @@ class Server:
         pass
 
 
-def kept(client: Client, shared: Tensors, variant: str) -> Tensors:
-    """The model that a client uses in the end."""
-    return client.weights
-
-
-def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
-    """The logits of a model that was kept."""
-    return logits(model, rows, **client.how)
-
-
-METHOD = Method(Options, Server, Client, split="columns", kept=kept, said=said, quorum=True)
+METHOD = Method(Options, Server, Client, split="columns", quorum=True)

@@ -23,6 +23,7 @@ from atoll.core.annotations import RowCount, SharedWeights, Update
 from atoll.core.errors import BadMessageError, UserError
 from atoll.core.federation import Clients, Moment, Working, possible, scores, shares
 from atoll.core.messages import Check, Checked, Empty, Tensors
+from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, NotNegative, Positive
 from atoll.core.record import Score
 from atoll.core.rows import Rows
@@ -31,7 +32,6 @@ from atoll.jobs.train import EvalJob, Optimiser, Phase, TrainJob, hits, in_chunk
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import MLP, draw_linear, linear, outputs
 from atoll.learning.weights import copied, mean, placed, prefixed, sent, without
-from atoll.methods import Method
 
 Variant = Literal["common", "local", "mu=0", "mu>0", "concat", "auto"]
 VARIANTS: tuple[Variant, ...] = ("common", "local", "mu=0", "mu>0", "concat", "auto")
@@ -429,6 +429,14 @@ class Client:
         found = {v: copied(without(f"best/{v}", state)) for v in reported(self.options)}
         self.best = {variant: model for variant, model in found.items() if model}
 
+    def final_model(self, shared: Tensors, variant: str) -> Tensors:
+        """The best model of a variant on this client's validation rows."""
+        return self.best[variant]
+
+    def predict(self, model: Tensors, rows: Rows) -> Tensor:
+        """The logits of a final model."""
+        return self._logits(model, rows)
+
 
 class Server:
     """Holds column one, and remembers which round was the best for which variant."""
@@ -511,22 +519,10 @@ class Server:
         self.idle, self.judged = memory["idle"], memory["judged"]
 
 
-def kept(client: Client, shared: Tensors, variant: str) -> Tensors:
-    """The model that a client uses in the end: the best of a variant on its validation rows."""
-    return client.best[variant]
-
-
-def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
-    """The logits of a model that was kept."""
-    return client._logits(model, rows)
-
-
 METHOD = Method(
     *(Options, Server, Client),
     split="columns",
     headline="auto",
-    kept=kept,
-    said=said,
     first=lambda server: {"shared": server.weights},
     quorum=True,
 )

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from atoll.core.federation import Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors, Weights
+from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Look, Score
 from atoll.core.rows import Rows
@@ -46,7 +47,6 @@ from atoll.families.distillation import (
 )
 from atoll.jobs.train import Optimiser
 from atoll.learning.distill import correlation, correlation_loss
-from atoll.methods import Method
 
 Unit = Annotated[float, Field(ge=0, le=1)]
 Ten = Annotated[float, Field(ge=0, le=10)]
@@ -186,6 +186,14 @@ class Client:
         self.learner.restore(state)
         self.m = state["seen/m"].clone()
 
+    def final_model(self, shared: Tensors, variant: str) -> Tensors:
+        """The model of now, or the one before any exchange."""
+        return self.learner.kept(variant)
+
+    def predict(self, model: Tensors, rows: Rows) -> Tensor:
+        """The logits of a final model."""
+        return self.learner.says(model, rows.x)
+
 
 def wanted(z: Tensor, given: Tensors) -> Tensor:
     """What logits are correlated with: the target, or that with the own share of last round's."""
@@ -273,21 +281,9 @@ class Server:
         pass
 
 
-def kept(client: Client, shared: Tensors, variant: str) -> Tensors:
-    """The model that a client uses in the end, or the one before any exchange."""
-    return client.learner.kept(variant)
-
-
-def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
-    """The logits of a model that was kept."""
-    return client.learner.says(model, rows.x)
-
-
 METHOD = Method(
     *(Options, Server, Client),
     split="domains",
     headline="fccl",
-    kept=kept,
-    said=said,
     quorum=True,
 )

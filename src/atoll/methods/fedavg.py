@@ -17,6 +17,7 @@ from atoll.core.annotations import RowCount, Update
 from atoll.core.federation import Clients, Moment, Working, scores, shares
 from atoll.core.late import late, mean_of
 from atoll.core.messages import Check, Checked, Tensors, Weights
+from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Score
 from atoll.core.rows import Rows
@@ -25,7 +26,6 @@ from atoll.jobs.train import Optimiser, Phase, TrainJob, hits, in_chunks
 from atoll.learning.losses import plain, proximal
 from atoll.learning.models import shared
 from atoll.learning.weights import copied, mean, only, placed, prefixed
-from atoll.methods import Method
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,14 @@ class Client:
     def restore(self, state: Tensors) -> None:
         pass
 
+    def final_model(self, shared: Tensors, variant: str) -> Tensors:
+        """The shared model."""
+        return shared
+
+    def predict(self, model: Tensors, rows: Rows) -> Tensor:
+        """The logits of a final model."""
+        return self.tested(model, rows.x)
+
 
 class Server:
     """Holds the shared model."""
@@ -136,20 +144,8 @@ class Server:
         self.weights = copied(state)
 
 
-def kept(client: Client, shared: Tensors, variant: str) -> Tensors:
-    """The model that a client uses in the end: the shared one."""
-    return shared
-
-
-def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
-    """The logits of a model that was kept."""
-    return client.tested(model, rows.x)
-
-
 METHOD = Method(
     *(Options, Server, Client),
-    kept=kept,
-    said=said,
     quorum=True,
     first=lambda server: {"shared": server.weights},
 )

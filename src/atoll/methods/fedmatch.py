@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from atoll.core.federation import Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors, Weights
+from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Look, Score
 from atoll.core.rows import Rows
@@ -40,7 +41,6 @@ from atoll.families.distillation import (
 )
 from atoll.jobs.train import Optimiser
 from atoll.learning.weights import copied, prefixed, without
-from atoll.methods import Method
 
 
 @dataclass(frozen=True)
@@ -172,6 +172,14 @@ class Client:
         self.learner.restore(state)
         self.psi, self.last_psi = (copied(without(n, state)) for n in ("psi", "last_psi"))
 
+    def final_model(self, shared: Tensors, variant: str) -> Tensors:
+        """The model of now, or the one before any exchange."""
+        return self.learner.kept(variant)
+
+    def predict(self, model: Tensors, rows: Rows) -> Tensor:
+        """The logits of a final model."""
+        return self.learner.says(model, rows.x)
+
 
 def plan(options: Options) -> Plan:
     """How public images are gone through: plain ones are answered for."""
@@ -246,21 +254,9 @@ class Server:
         self.helpers = {id: helpers for id, *helpers in named}
 
 
-def kept(client: Client, shared: Tensors, variant: str) -> Tensors:
-    """The model that a client uses in the end, or the one before any exchange."""
-    return client.learner.kept(variant)
-
-
-def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
-    """The logits of a model that was kept."""
-    return client.learner.says(model, rows.x)
-
-
 METHOD = Method(
     *(Options, Server, Client),
     split="domains",
     headline="fedmatch",
-    kept=kept,
-    said=said,
     quorum=True,
 )

@@ -19,6 +19,7 @@ from torch import Tensor
 from atoll.core.annotations import Bounded
 from atoll.core.federation import Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors, Weights
+from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, NotNegativeInt, Positive
 from atoll.core.record import Look, Score
 from atoll.core.rows import Rows
@@ -44,7 +45,6 @@ from atoll.families.distillation import (
 )
 from atoll.jobs.train import Optimiser
 from atoll.learning.distill import DISTANCES
-from atoll.methods import Method
 
 LEAST = 1e-3  # reliability that a class has at least
 
@@ -155,6 +155,14 @@ class Client:
     def restore(self, state: Tensors) -> None:
         self.learner.restore(state)
 
+    def final_model(self, shared: Tensors, variant: str) -> Tensors:
+        """The model of now, or the one before any exchange."""
+        return self.learner.kept(variant)
+
+    def predict(self, model: Tensors, rows: Rows) -> Tensor:
+        """The logits of a final model."""
+        return self.learner.says(model, rows.x)
+
 
 def distance(z: Tensor, again: Again, given: Tensors, *, kind: str, own: float) -> Tensor:
     """How far logits are from the target; with RCFL the own ones have a share in it (alpha)."""
@@ -221,21 +229,9 @@ class Server:
         pass
 
 
-def kept(client: Client, shared: Tensors, variant: str) -> Tensors:
-    """The model that a client uses in the end, or the one before any exchange."""
-    return client.learner.kept(variant)
-
-
-def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
-    """The logits of a model that was kept."""
-    return client.learner.says(model, rows.x)
-
-
 METHOD = Method(
     *(Options, Server, Client),
     split="domains",
     headline="fedmd",
-    kept=kept,
-    said=said,
     quorum=True,
 )

@@ -26,6 +26,7 @@ from atoll.core.annotations import Outputs, RowCount, SharedWeights, Update
 from atoll.core.errors import BadMessageError, UserError
 from atoll.core.federation import SERVER, Clients, Moment, Working, counted, scores, shares
 from atoll.core.messages import Check, Checked, Empty, Tensors
+from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, NotNegative, Positive
 from atoll.core.record import Look, Score
 from atoll.core.rng import Stream
@@ -48,7 +49,6 @@ from atoll.learning.image_nets import LeNet
 from atoll.learning.sparse import coded, decoded
 from atoll.learning.textcnn import KERNELS, TextCNN, document_means, normal
 from atoll.learning.weights import copied, mean, prefixed, without
-from atoll.methods import Method
 
 CONVS = tuple(f"conv{size}" for size in KERNELS)
 ALIGNS = tuple(f"align{size}" for size in KERNELS)

@@ -14,6 +14,7 @@ from torch import Tensor
 from atoll.core.annotations import SharedWeights, Update
 from atoll.core.federation import Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors, Weights
+from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, Fraction, NotNegativeInt, Positive
 from atoll.core.record import Look, Score
 from atoll.core.rows import Rows
@@ -31,7 +32,6 @@ from atoll.jobs.train import Optimiser, Phase, TrainJob
 from atoll.learning.distill import mutual_loss
 from atoll.learning.models import skeleton
 from atoll.learning.weights import copied, mean, prefixed, without
-from atoll.methods import Method
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,14 @@ class Client:
     def restore(self, state: Tensors) -> None:
         self.learner.restore(state)
 
+    def final_model(self, shared: Tensors, variant: str) -> Tensors:
+        """The model of now, or the one before any exchange."""
+        return self.learner.kept(variant)
+
+    def predict(self, model: Tensors, rows: Rows) -> Tensor:
+        """The logits of a final model."""
+        return self.learner.says(model, rows.x)
+
 
 class Server:
     """Holds the shared network."""
@@ -154,22 +162,10 @@ class Server:
         self.weights = copied(state)
 
 
-def kept(client: Client, shared: Tensors, variant: str) -> Tensors:
-    """The model that a client uses in the end, or the one before any exchange."""
-    return client.learner.kept(variant)
-
-
-def said(client: Client, model: Tensors, rows: Rows) -> Tensor:
-    """The logits of a model that was kept."""
-    return client.learner.says(model, rows.x)
-
-
 METHOD = Method(
     *(Options, Server, Client),
     split="domains",
     headline="fml",
-    kept=kept,
-    said=said,
     first=lambda server: {"meme": server.weights},
     quorum=True,
 )

@@ -20,6 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from atoll.core.federation import Clients, Moment
 from atoll.core.messages import Embed, Embedded, Empty, Learn, Tensors
+from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Score
 from atoll.core.rng import Stream
@@ -57,7 +58,6 @@ from atoll.learning.split import (
 )
 from atoll.learning.split_nets import NetName, bottom, top, widened
 from atoll.learning.weights import copied, prefixed, without
-from atoll.methods import Method
 
 TAU = 0.1  # temperature of PASS and FedSpace
 W_PA, W_KD = 10.0, 10.0  # PASS: weights of prototypes and of distillation

@@ -23,6 +23,7 @@ from atoll.core.annotations import Outputs, RowGradient
 from atoll.core.errors import UserError
 from atoll.core.federation import SERVER, Clients, Moment
 from atoll.core.messages import Embed, Embedded, Empty, Learn, Tensors
+from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Look, Score
 from atoll.core.rng import Stream
@@ -63,7 +64,6 @@ from atoll.learning.split import (
 )
 from atoll.learning.split_nets import NetName, bottom, top, widened
 from atoll.learning.weights import copied, prefixed, without
-from atoll.methods import Method
 
 AUDITED = 1000  # training rows on which a look measures what leaks
 FEWEST = 30  # rows without which it says nothing

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from atoll.core.federation import Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Tensors
+from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, Positive
 from atoll.core.record import Score
 from atoll.core.rows import Rows
@@ -17,7 +18,6 @@ from atoll.jobs.train import Optimiser, Phase, TrainJob, checked
 from atoll.learning.losses import plain
 from atoll.learning.models import Architecture, shared
 from atoll.learning.weights import copied, mean, prefixed
-from atoll.methods import Method
 
 
 @dataclass(frozen=True)

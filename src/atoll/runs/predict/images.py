@@ -101,10 +101,10 @@ class PicturePredictor:
     @cached_property
     def model(self) -> Tensors:
         """The weights of the network."""
-        assert self._base.method.kept is not None  # method has just refused that
+        self._base.method  # noqa: B018 - refuses a method without models
         blank = np.zeros((1, *self.shape), dtype=np.uint8)
-        kept: Tensors = self._base.method.kept(self._client(blank), self._state[1], self.chosen)
-        return kept
+        model: Tensors = self._client(blank).final_model(self._state[1], self.chosen)
+        return model
 
     @property
     def reads(self) -> dict[str, Any]:
@@ -122,11 +122,10 @@ class PicturePredictor:
     @torch.no_grad()
     def probabilities(self, x: Array) -> Array:
         """The probability of each class for images: (rows, channels, height, width) uint8."""
-        assert self._base.method.said is not None
         client = self._client(x)
-        rows, said = client.site.train(0), self._base.method.said
+        rows = client.site.train(0)
         pieces = [rows.at(slice(start, start + PIECE)) for start in range(0, len(x), PIECE)]
-        logits = torch.cat([said(client, self.model, piece) for piece in pieces])
+        logits = torch.cat([client.predict(self.model, piece) for piece in pieces])
         return np.asarray(torch.softmax(logits.double(), -1).numpy())
 
     def held_out(self, path: Path, x: Array) -> Array:

@@ -20,6 +20,7 @@ from safetensors.numpy import save
 from atoll import methods
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.messages import Tensors
+from atoll.core.method import Method
 from atoll.core.options import nearest
 from atoll.core.outputs import may_write
 from atoll.core.record import disk_errors, read_checkpoint, write_whole
@@ -151,11 +152,11 @@ class Predictor:
         return self.variant or self.run.headline
 
     @cached_property
-    def method(self) -> methods.Method:
+    def method(self) -> Method:
         """The method, if its sites have models to predict with."""
         name = str(self.run.config["method"]["name"])
         method = methods.load(name)
-        if method.kept is None or method.said is None:
+        if not hasattr(method.client, "predict"):
             raise UserError(
                 f"'{name}' has no model that a site could predict with", str(self.folder),
                 "use a run of chfl, fedavg, alone, or on images fccl, fedmd, fedmatch or fml",
@@ -175,10 +176,10 @@ class Predictor:
     @cached_property
     def model(self) -> Tensors:
         """The weights of the model."""
-        assert self.method.kept is not None  # method has just refused that
+        self.method  # noqa: B018 - refuses a method without models
         client, shared = self._client
-        kept: Tensors = self.method.kept(client, shared, self.chosen)
-        return kept
+        model: Tensors = client.final_model(shared, self.chosen)
+        return model
 
     @property
     def reads(self) -> dict[str, Any]:
@@ -199,7 +200,6 @@ class Predictor:
 
     def spoken(self, x: torch.Tensor) -> torch.Tensor:
         """The same for the columns that this site's model reads, ascending, as torch has it."""
-        assert self.method.said is not None
         common, own = self.recipe["common"], self._mine["own"]
         read, scaling = sorted([*common, *own]), self._mine["scaling"]
         inputs = x.to(getattr(torch, str(self.run.config["dtype"])))
@@ -211,7 +211,7 @@ class Predictor:
             for part, columns in (("common", common), ("own", own))
         ]
         rows = Rows(parts[0], parts[1], torch.zeros_like(inputs[:, 0], dtype=torch.int64))
-        logits = self.method.said(self._client[0], self.model, rows)
+        logits = self._client[0].predict(self.model, rows)
         return torch.softmax(logits.double(), -1)
 
     def held_out(self, sheet: Sheet) -> Array:

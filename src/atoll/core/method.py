@@ -1,0 +1,28 @@
+"""What a method's module offers: its options, its two halves, and what engines ask of it.
+
+A client may also have `final_model(shared, variant)`, the weights that it predicts with after a
+run (`shared` is the state of the server), and `predict(model, rows)`, their logits.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Method"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """What a method's module offers."""
+
+    options: type
+    server: Callable[[Any, Any], Any]  # (options, site) -> Server
+    client: Callable[[Any, Any], Any]  # (options, site) -> Client
+    split: str = "rows"  # the kind of scenario it is made for
+    headline: str = ""  # the variant that stands for the method where one number is wanted
+    # vertical: (server, clients, columns of each) -> logits of rows that nobody has a label of
+    answered: Callable[[Any, Any, Any], Any] | None = None
+    quorum: bool = False  # whether a round can do without some of the clients
+    # new server -> its shared weights before the first round, by the name of their mark: a site
+    # derives them too
+    first: Callable[[Any], Any] | None = None
