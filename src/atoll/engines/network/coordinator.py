@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +26,7 @@ from atoll.core.errors import (
 )
 from atoll.core.options import NotNegative, NotNegativeInt, Positive, build
 from atoll.core.record import disk_errors, write_whole
+from atoll.engines.network.addresses import taken
 from atoll.engines.network.job import write_job
 from atoll.engines.network.kits import ADMIN, COORDINATOR, Kit
 from atoll.engines.network.process import (
@@ -85,7 +85,9 @@ class _Serving:
     def __post_init__(self) -> None:
         self.control = self.kit.folder.resolve() / "work"
         self.host = Process("server", self.kit, environment(PYTHONUNBUFFERED="1"))
-        self.session = nvflare().Session(ADMIN, self.kit.folder.resolve() / "admin")
+        self.session = nvflare().Session(
+            ADMIN, self.kit.folder.resolve() / "admin", self.kit.server
+        )
         self.heard: dict[str, float] = {}
         self.lost = ""  # why the last job ended
 
@@ -327,15 +329,11 @@ def _settle(kit: Kit) -> None:
 
 def _free(kit: Kit) -> None:
     """Refuse a port that something else listens at."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", kit.port))
-        except OSError as error:
-            raise UserError(
-                f"port {kit.port} is taken by another program", str(kit.folder),
-                "stop that, or give the project another port and make its kits anew",
-            ) from error  # fmt: skip
+    if taken(kit.server, kit.port):
+        raise UserError(
+            f"port {kit.port} is taken by another program", str(kit.folder),
+            "stop that, or give the project another port and make its kits anew",
+        )  # fmt: skip
 
 
 def lines(what: str, views: Iterable[View]) -> list[str]:

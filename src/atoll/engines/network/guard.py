@@ -36,6 +36,7 @@ from nvflare.private.defs import CellMessageHeaderKeys, RequestHeader, TrainingT
 from nvflare.private.fed.client.admin import FedAdminAgent
 from nvflare.private.fed.server.fed_server import FederatedServer
 
+from atoll.engines.network import wire
 from atoll.engines.network.deny import (
     DATA,
     ERROR,
@@ -253,6 +254,7 @@ def main() -> None:
     if process not in PROCESSES:
         raise SystemExit(f"no process '{process}'")
     Guard(process).install()
+    wire.install()
     app = importlib.import_module(MODULES[process])
     if not process.endswith("job"):
         app.version_check()

@@ -1,7 +1,7 @@
 """The network engine: clients are processes at their sites, over mutual TLS, carried by NVFlare.
 
-Only this file and `guard` import nvflare. It has the two classes that a job names, one for the
-sites and one for the coordinator, and a few functions around NVFlare's own: certificates,
+Only this file, `guard` and `wire` import nvflare. It has the two classes that a job names, one for
+the sites and one for the coordinator, and a few functions around NVFlare's own: certificates,
 processes, jobs.
 """
 
@@ -52,6 +52,7 @@ from atoll.data.agree import (
 )
 from atoll.data.tables import TableOptions
 from atoll.engines.local import prepare
+from atoll.engines.network.addresses import spelled, way_in
 from atoll.engines.network.faults import spoilt
 from atoll.engines.network.mirror import ENVIRONMENT as MIRROR
 from atoll.engines.network.mirror import Mirror
@@ -66,6 +67,7 @@ from atoll.engines.network.policy import (
     told,
 )
 from atoll.engines.network.process import GUARD
+from atoll.engines.network.wire import connecting
 from atoll.learning.weights import without
 from atoll.runs.config import RunConfig, read, resolve, to_toml
 from atoll.runs.loop import Progress, facts, go
@@ -637,8 +639,10 @@ def command(kind: str, kit: Path, name: str) -> list[str]:
 class Session:
     """The coordinator's line to its own server: who is there, start a job, how does it stand."""
 
-    def __init__(self, admin: str, kit: Path) -> None:
+    def __init__(self, admin: str, kit: Path, server: str) -> None:
+        """`server`: the public name, as certificates have it; the line stays on this machine."""
         self.admin, self.kit = admin, kit
+        connecting({spelled(server): way_in(server)})
         self._session: Any = None
         logging.getLogger().addHandler(logging.NullHandler())  # it would print what it retries
         logging.getLogger().setLevel(logging.CRITICAL)

@@ -1,7 +1,6 @@
 """A site's end: keep NVFlare's process running, and show how the site stands."""
 
 import re
-import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from atoll.core.errors import UserError
 from atoll.core.record import disk_errors
+from atoll.engines.network.addresses import dialled, proxies, spelled
 from atoll.engines.network.egress import EgressLog
 from atoll.engines.network.kits import COORDINATOR, Kit
 from atoll.engines.network.limits import environment as limits_of
@@ -41,8 +41,8 @@ def reachable(kit: Kit) -> str:
         return f"this site's key and certificate cannot be used: {_alert(error)}"
     try:
         with (
-            socket.create_connection((kit.server, kit.port), timeout=5) as plain,
-            context.wrap_socket(plain, server_hostname=kit.server) as secure,
+            dialled([kit.server], kit.port, 5) as plain,
+            context.wrap_socket(plain, server_hostname=spelled(kit.server)) as secure,
         ):
             secure.settimeout(1.0)
             with suppress(TimeoutError):
@@ -54,7 +54,8 @@ def reachable(kit: Kit) -> str:
     except ConnectionResetError:
         return ""  # it hung up on a silent caller, after the greeting
     except OSError as error:
-        return f"waiting for the coordinator: {str(error.strerror or error).lower()}"
+        reason = f"waiting for the coordinator: {str(error.strerror or error).lower()}"
+        return f"{reason} ({proxies()} is set, but no proxy is used)" if proxies() else reason
     return ""
 
 
