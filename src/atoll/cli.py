@@ -36,6 +36,7 @@ from atoll.core.errors import (
     UserError,
     memory_error,
     out_of_memory,
+    printable,
 )
 from atoll.core.influence import RobustOptions
 from atoll.core.options import describe, nearest
@@ -424,7 +425,7 @@ def _print_result(runs: list[Run], folder: Path, as_json: bool) -> None:
         shown.add_row(*row)
     out.print(shown)
     for sentence in dict.fromkeys(line for run in runs for line in run.exclusions):
-        out.print(Text(sentence), soft_wrap=True)
+        out.print(Text(printable(sentence)), soft_wrap=True)
     metrics = [run.metrics[run.headline] for run in runs]
     moved = sum(m["bytes_up"] + m["bytes_down"] for m in metrics)
     line = f"{_size(moved)} moved between the sites and the server; the record is in {folder}"
@@ -609,7 +610,7 @@ def _notes(error: BaseException) -> str:
 def _complain(what: str, where: str, remedy: str, exit_code: int) -> None:
     """Three lines on what is wrong, where, and what to do; then the end."""
     for name, text in (("error", what), ("where", where), ("to do", remedy)):
-        print(f"{name}: {' '.join(text.splitlines())}", file=sys.stderr)
+        print(f"{name}: {printable(text)}", file=sys.stderr)
     raise SystemExit(exit_code)
 
 

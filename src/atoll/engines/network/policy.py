@@ -27,7 +27,7 @@ from safetensors.numpy import load_file, save
 from torch import Tensor
 
 from atoll import methods
-from atoll.core.errors import BadMessageError, UserError
+from atoll.core.errors import BadMessageError, UserError, printable
 from atoll.core.federation import SERVER, Moment, actions, answer
 from atoll.core.messages import Packet, Tensors, pack, unpack
 from atoll.core.options import build, nearest
@@ -186,7 +186,7 @@ class Gate:
             yield
         except UntoldError as error:
             self.egress.refused(self.run, action, error.what)
-            log.warning("%s: %s", action, error)
+            log.warning("%s", printable(f"{action}: {error}"))
             reason = "this site does not tell so much of a column; its own log says of which"
             raise RefusedError(reason) from error
 
@@ -214,7 +214,7 @@ class Gate:
         with self._alone("prepare"):
             made = self._begin(run, config)
             self._parts = _own_parts(made, client, clients, plan) if plan else parts(made)
-            dataset = self._parts.dataset
+            dataset, fingerprint = self._parts.dataset, self._parts.dataset.fingerprint
             self._affordable(made, math.prod(dataset.x.shape[1:]), len(dataset.classes))
             if client not in self._parts.scenario.clients:
                 raise RefusedError(f"no client '{client[:80]}' in this run")
@@ -230,7 +230,8 @@ class Gate:
             self.id = client
             self._client = self._parts.client(client)
             write_whole(self._home / "config.toml", config.encode())
-            return self._parts.dataset.fingerprint
+            self.egress.told(self.run, "prepare", "the fingerprint of its data", fingerprint)
+            return fingerprint
 
     def _refuse(self, action: str, reason: str) -> None:
         """Write a refusal down and raise it, where there is a reason."""
@@ -457,7 +458,7 @@ class Gate:
     def _alone(self, doing: str) -> Iterator[None]:
         """One thing after another, and the word for it where somebody looks."""
         with self._lock:
-            self.doing = doing[:80]
+            self.doing = printable(doing[:80])
             self._tell()
             try:
                 yield
@@ -537,7 +538,8 @@ def answered(gate: Gate, action: str, work: Callable[[Gate], dict[str, Any] | No
     try:
         return {"ok": True, **(work(gate) or {})}
     except Exception as error:
-        log.warning("%s: %s", action[:80], error, exc_info=not isinstance(error, UserError))
+        words = printable(f"{action[:80]}: {error}")
+        log.warning("%s", words, exc_info=not isinstance(error, UserError))
         kind, reason = told(error)
         return {"ok": False, "kind": kind, "reason": reason}
 
