@@ -22,6 +22,7 @@ MODULES = sorted(
 NEEDS_NVFLARE = (
     "atoll.engines.network.nvflare",
     "atoll.engines.network.guard",
+    "atoll.engines.network.standing",
     "atoll.engines.network.wire",
 )
 TINY: dict[str, Any] = {

@@ -30,6 +30,7 @@ from atoll.engines.network.addresses import taken
 from atoll.engines.network.job import write_job
 from atoll.engines.network.kits import ADMIN, COORDINATOR, Kit
 from atoll.engines.network.process import (
+    ENDS,
     Process,
     alone,
     end_former,
@@ -185,7 +186,8 @@ class _Serving:
         if not job:
             return {}
         self._watch(job, sites)
-        return read_json(self.control / "ended.json")
+        (self.control / "status.json").unlink(missing_ok=True)  # nobody works on anything now
+        return {**read_json(self.control / "ended.json"), "job": job}
 
     def _watch(self, job: str, sites: list[str]) -> None:
         """Until the job has ended, its server is gone, or it has gone quiet."""
@@ -242,6 +244,16 @@ class _Serving:
         away = [name for name in self.kit.sites if name not in sites]
         return any(now - self.heard.get(name, 0.0) < FRESH / 2 for name in away)
 
+    def _lost(self, ended: Mapping[str, Any]) -> str:
+        """Why a job was lost, with the name of whoever was gone first as far as that is known."""
+        if ended.get("site"):
+            return str(ended["what"])
+        ends = read_json(self.control / ENDS).get(str(ended.get("job", "")), [])
+        gone = sorted({site for site, code in ends if code != 0})  # who was told to stop says 0
+        if gone:
+            return f"the job's process at {' and '.join(gone)} ended"
+        return str(ended.get("what", "the coordinator's own end of the job is gone"))
+
     def _over(self, ended: Mapping[str, Any]) -> bool:
         """Whether that was the end; what cannot be helped by another job is raised."""
         how = ended.get("ended", "")
@@ -258,7 +270,7 @@ class _Serving:
             raise RuntimeError(str(ended["what"]))
         if how == "stopped" and self.stopping():
             raise InterruptedRunError
-        self.lost = str(ended.get("what", "the job ended without a word"))
+        self.lost = self._lost(ended)
         if how != "stopped":
             self.tell(f"{self.lost}; going on from the last checkpoint", self._views())
         return False

@@ -22,7 +22,7 @@ from atoll.engines.network.job import CLASSES
 from atoll.engines.network.process import nvflare
 from atoll.runs.config import RunConfig
 
-__all__ = ["ADMIN", "COORDINATOR", "Kit", "Project", "init", "read_project", "renew"]
+__all__ = ["ADMIN", "COORDINATOR", "Kit", "Project", "init", "read_project", "renew", "untimely"]
 
 COORDINATOR = "coordinator"
 ADMIN = "coordinator@atoll.local"
@@ -160,11 +160,11 @@ class Kit:
         from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
 
         certificate, where = self._certificate, str(self.folder)
-        if self.until <= datetime.now(UTC):
-            what = f"the certificate of {self.name} ended on {self.until:%Y-%m-%d}"
-            raise UserError(
-                what, where, f"ask the project's owner: atoll network renew {self.name}"
-            )
+        wrong = untimely(certificate.not_valid_before_utc, self.until)
+        if wrong:
+            remedy = "set this machine's clock; if it is right, ask the project's owner: atoll"
+            what = f"the certificate of {self.name} {wrong}"
+            raise UserError(what, where, f"{remedy} network renew {self.name}")
         common = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value
         wanted = spelled(self.server) if self.name == COORDINATOR else self.name
         if common != wanted:
@@ -182,6 +182,16 @@ class Kit:
             raise UserError(what, str(self._file(".key")), "use the kit as it was made")
         left = (self.until - datetime.now(UTC)).days
         return f"the certificate of {self.name} ends in {left} days" if left < WARN_DAYS else ""
+
+
+def untimely(begins: datetime, ends: datetime) -> str:
+    """How a certificate's time and this machine's clock do not fit; empty if they do."""
+    now = datetime.now(UTC)
+    if begins <= now < ends:
+        return ""
+    how = f"ended on {ends:%Y-%m-%d}" if ends <= now else f"is not valid before {begins:%Y-%m-%d}"
+    valid = f"it is valid from {begins:%Y-%m-%d %H:%M} to {ends:%Y-%m-%d %H:%M}"
+    return f"{how}: {valid}, and the clock here says {now:%Y-%m-%d %H:%M}, all in UTC"
 
 
 def init(path: Path, out: Path, run: RunConfig | None = None) -> dict[str, list[str]]:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import redirect_stderr, redirect_stdout, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -26,7 +26,13 @@ from pydantic import TypeAdapter
 
 from atoll import methods
 from atoll.core import VERSION
-from atoll.core.errors import BadMessageError, ClientFailedError, InterruptedRunError, UserError
+from atoll.core.errors import (
+    BadMessageError,
+    ClientFailedError,
+    InterruptedRunError,
+    UserError,
+    printable,
+)
 from atoll.core.federation import Moment, actions, kinds
 from atoll.core.integrity import damaged
 from atoll.core.messages import Packet, Tensors, opened, pack
@@ -193,7 +199,7 @@ class Outpost:
 
     def _closed(self, action: str) -> Reply:
         """Why there is no gate, in the fixed words that may leave; the rest is for the log here."""
-        log.warning("%s: %s", action[:80], self._fault)
+        log.warning("%s", printable(f"{action[:80]}: {self._fault}"))
         kind, reason = told(self._fault)
         return {"ok": False, "kind": kind, "reason": reason}
 
@@ -207,7 +213,8 @@ def _stranger(action: str) -> Reply:
     caller = getattr(collab.context, "caller", "")
     if caller == "server":
         return {}
-    log.warning("refused %s from %s: only the server asks", action[:80], str(caller)[:80])
+    words = printable(f"refused {action[:80]} from {str(caller)[:80]}: only the server asks")
+    log.warning("%s", words)
     return {"ok": False, "kind": "refused", "reason": "only the server asks"}
 
 
@@ -227,7 +234,7 @@ class Party:
     client: str  # its id in the run
     proxy: Any = None  # None where it is away
     doing: str = ""
-    seen: float = field(default_factory=time.time)
+    seen: float = 0.0  # when it gave the last sign of life; 0 for never
     sent: int = 0  # bytes to it
     received: int = 0  # bytes from it
     excluded: str = ""  # when and why its answers were left out last
@@ -426,6 +433,7 @@ class Coordinator:
     def __init__(self, control: str) -> None:
         self.control = Path(control)
         self._shown, self._done = 0.0, ""
+        self._names: dict[str, str] = {}  # of sites, by the client's id
 
     @collab.main  # type: ignore[untyped-decorator]
     def go(self) -> None:
@@ -439,7 +447,7 @@ class Coordinator:
                 self._run(plan, run, proxies)
             ended = {"ended": "done"}
         except Exception as error:
-            ended = _ended(error)
+            ended = _ended(error, self._names)
             log.warning("%s", error, exc_info=True)
         write_whole(self.control / "ended.json", json.dumps(ended).encode())
 
@@ -453,6 +461,7 @@ class Coordinator:
         made, record = (None, None) if own else prepare(config, folder, True, None, LOCK_PATIENCE)
         clients = made.scenario.clients if made else tuple(plan["sites"])
         parties = _parties(plan["sites"], clients, proxies)
+        self._names = {id: party.name for id, party in parties.items()}
         self._tell(parties, run["id"], always=True)
         engine = Remote(
             *(config, parties, plan["deadline"], plan["silence"]),
@@ -557,8 +566,8 @@ def _same_data(made: Parts, found: Mapping[str, str]) -> None:
             raise ClientFailedError(id, "prepare", f"it has other data named '{made.dataset.name}'")
 
 
-def _ended(error: Exception) -> dict[str, Any]:  # noqa: PLR0911 - one line for each kind
-    """How a job ended, for whoever started it."""
+def _ended(error: Exception, names: Mapping[str, str]) -> dict[str, Any]:  # noqa: PLR0911
+    """How a job ended, for whoever started it: one line for each kind, with names of sites."""
     if isinstance(error, SiteLostError):
         return {"ended": "lost", "site": error.site, "what": str(error)}
     if isinstance(error, InterruptedRunError):
@@ -567,10 +576,11 @@ def _ended(error: Exception) -> dict[str, Any]:  # noqa: PLR0911 - one line for 
         parts = {"what": error.what, "where": error.where, "remedy": error.remedy}
         return {"ended": "mistake", **parts, "exit_code": error.exit_code}
     if isinstance(error, ClientFailedError):
-        parts = {"client": error.client, "action": error.action, "reason": error.reason}
-        return {"ended": "failed", **parts}
+        parts = {"action": error.action, "reason": error.reason}
+        return {"ended": "failed", "client": names.get(error.client, error.client), **parts}
     if isinstance(error, BadMessageError):
-        return {"ended": "refused", "sender": error.sender, "reason": error.reason}
+        sender = names.get(error.sender, error.sender)
+        return {"ended": "refused", "sender": sender, "reason": error.reason}
     if type(error).__name__ == "RunAborted":
         return {"ended": "lost", "site": "", "what": "the job was ended from outside"}
     return {"ended": "fault", "what": f"{type(error).__name__}: {error}"}
