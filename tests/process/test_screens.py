@@ -62,7 +62,7 @@ def test_a_sites_own_words_cannot_command_the_coordinators_terminal() -> None:
     engine = nvflare.Remote(run, {"site-0": party}, 60.0, 60.0, lambda: None)
     for reply in ({"ok": False, "reason": "\x1b[2J\nall is well"}, {"version": "\x1b[2J"}):
         with pytest.raises(ClientFailedError) as caught:
-            engine._checked("site-0", "fit", reply)
+            engine._checked("site-0", "handle", "fit", reply)
         assert str(caught.value).isprintable()
 
 

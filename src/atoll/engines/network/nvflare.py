@@ -88,6 +88,7 @@ PING_SECONDS = 2.0  # between looks at sites that have not answered yet
 PING_TIMEOUT = 5.0
 LOCK_PATIENCE = 60.0  # seconds for the process of a job before this one to end
 TRIES = 3  # of one question to a site that is there
+MISFORMED = "its answer is not of the agreed form"
 
 
 class SiteLostError(Exception):
@@ -284,7 +285,10 @@ class Remote:
         }  # fmt: skip
         self._run = run
         replies = self._ask("prepare", {id: {**about, "client": id} for id in self.present})
-        return {id: str(reply["data"]) for id, reply in replies.items()}
+        for id, reply in replies.items():
+            if not isinstance(reply.get("data"), str):
+                raise BadMessageError(id, MISFORMED)
+        return {id: reply["data"] for id, reply in replies.items()}
 
     @property
     def present(self) -> list[str]:
@@ -376,7 +380,7 @@ class Remote:
             done, _ = wait(waiting, PING_SECONDS, FIRST_COMPLETED)
             for one in done:
                 id = waiting.pop(one)
-                replies[id] = self._checked(id, doing or what, one.result())
+                replies[id] = self._checked(id, what, doing or what, one.result())
             if waiting and time.monotonic() - looked > PING_SECONDS:
                 self._look_after(waiting.values(), doing or what, time.monotonic() - began)
                 looked = time.monotonic()
@@ -410,12 +414,14 @@ class Remote:
                 raise SiteLostError(party.name, f"no answer to {doing} in {self.deadline:.0f} s")
         self.tell()
 
-    def _checked(self, id: str, doing: str, reply: Any) -> dict[str, Any]:
+    def _checked(self, id: str, what: str, doing: str, reply: Any) -> dict[str, Any]:
         party = self.parties[id]
         party.doing, party.seen = "", time.time()
         self.tell()
         if not isinstance(reply, dict):
-            raise BadMessageError(id, "its answer is not of the agreed form")
+            if what == "handle":
+                return {}  # as an answer that cannot be read: whoever asked refuses it
+            raise BadMessageError(id, MISFORMED)
         version = str(reply.get("version", VERSION))[:40]
         if version != VERSION:
             reason = f"it has atoll {version} and the coordinator {VERSION}; install the same"

@@ -65,6 +65,7 @@ __all__ = [
     "told",
 ]
 
+MOST_AT_ONCE = 4  # questions: one is answered, and asked again up to three times if it takes long
 KEPT = 2  # checkpoints that a site keeps: the server may have died before it wrote its own
 MOST_CONFIG = 1 << 20  # bytes of a run's config
 log = logging.getLogger("atoll.site")
@@ -151,6 +152,7 @@ class Gate:
         self._key = ""
         self._method = ""
         self._lock = threading.Lock()  # a question that was given up goes on: the next one waits
+        self._places = threading.BoundedSemaphore(MOST_AT_ONCE)
         self._last: tuple[int, str, Packet] | None = None  # number, its digest, the answer
 
     def offer(self, run: str, config: str, client: str, packet: Packet) -> Packet:
@@ -456,15 +458,20 @@ class Gate:
 
     @contextmanager
     def _alone(self, doing: str) -> Iterator[None]:
-        """One thing after another, and the word for it where somebody looks."""
-        with self._lock:
-            self.doing = printable(doing[:80])
-            self._tell()
-            try:
-                yield
-            finally:
-                self.doing = ""
+        """One thing after another, and the word for it where somebody looks; few may wait."""
+        if not self._places.acquire(blocking=False):
+            raise RefusedError("too many questions at once")
+        try:
+            with self._lock:
+                self.doing = printable(doing[:80])
                 self._tell()
+                try:
+                    yield
+                finally:
+                    self.doing = ""
+                    self._tell()
+        finally:
+            self._places.release()
 
     def _tell(self) -> None:
         """Where this site stands, for whoever watches it here."""

@@ -3,6 +3,8 @@
 import dataclasses
 import hashlib
 import json
+import threading
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -339,3 +341,25 @@ def test_a_mistake_in_a_sites_file_is_said(text: str, words: str, tmp_path: Path
     path.write_text(text)
     with pytest.raises(UserError, match=words):
         read_site(path)
+
+
+def test_more_than_four_questions_do_not_wait_at_once(tmp_path: Path) -> None:
+    """Each of them is within the contract and has its memory; what is refused has none."""
+    made, replies = gate(tmp_path), list[Any]()
+
+    def ask(number: int) -> None:
+        replies.append(handled(made, number, "check", [0, 0, 2], pack(Empty()), made.run))
+
+    with made._lock:  # as a question that takes long
+        waiting = [threading.Thread(target=ask, args=(number,)) for number in range(1, 10)]
+        for thread in waiting:
+            thread.start()
+        for _ in range(200):
+            if len(replies) == 5:
+                break
+            time.sleep(0.05)
+        assert [reply["reason"] for reply in replies] == ["too many questions at once"] * 5
+    for thread in waiting:
+        thread.join()
+    assert sum("at once" in str(reply.get("reason")) for reply in replies) == 5
+    made.handle(99, "fit", FIRST, pack(Empty()))  # and then it is free again
