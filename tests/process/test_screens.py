@@ -181,4 +181,6 @@ def test_a_site_that_is_revoked_is_connected_at_neither_end(tmp_path: Path) -> N
         wait_for("it is shown there", lambda: any("basel revoked" in line for line in there))
         wait_for("it is told here", lambda: "connected" not in here[-1], 60)
         assert here[-1].startswith("basel  "), here
-        serving.kill()
+        for process in (serving, basel):  # before their pipes are closed under the readers
+            process.terminate()
+            process.wait(60)
