@@ -164,7 +164,7 @@ def exchanges(folder: Path, soak: int, quick: bool) -> dict[str, Any]:
     host = process.Process(
         "server", kit, process.environment(PYTHONPATH=str(folder / "parts"), OMP_NUM_THREADS="1")
     )
-    session = nvflare.Session(kits.ADMIN, kit.folder.resolve() / "admin")
+    session = nvflare.Session(kits.ADMIN, kit.folder.resolve() / "admin", kit.server)
     try:
         while len(session.sites() or {}) < len(SITES):
             host.ensure()

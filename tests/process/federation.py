@@ -60,9 +60,10 @@ class Federation:
     joined: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def init(self, sites: Sequence[str] = SITES) -> None:
+    def init(self, sites: Sequence[str] = SITES, server: str = "localhost") -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         lines = ['name = "alps"', f"port = {free_port()}", f"sites = {json.dumps(list(sites))}"]
+        lines.append(f"server = {json.dumps(server)}")
         (self.folder / "project.toml").write_text("\n".join(lines) + "\n")
         assert self.call("network", "init", "project.toml").returncode == 0
 
@@ -154,9 +155,11 @@ JOBS = ("client_job", "server_job")
 
 
 @contextmanager
-def federation(folder: Path, sites: Sequence[str] = SITES) -> Iterator[Federation]:
+def federation(
+    folder: Path, sites: Sequence[str] = SITES, server: str = "localhost"
+) -> Iterator[Federation]:
     made = Federation(folder)
-    made.init(sites)
+    made.init(sites, server)
     try:
         yield made
     finally:

@@ -93,7 +93,7 @@ def test_a_sites_job_process_that_is_killed_costs_no_round(alps: Federation) -> 
     serving = begun(alps, "job")
     os.kill(alps.job_process("basel"), signal.SIGKILL)
     said = ended_well(alps, "job", serving)
-    assert "going on from the last checkpoint" in said
+    assert "the job's process at basel ended; going on from the last checkpoint" in said
 
 
 @pytest.mark.long
@@ -152,6 +152,8 @@ def test_a_site_that_stays_away_is_named_and_asked_again_when_it_is_back(
     assert {e.client for e in away} == {"site-2"}
     assert max(e.round for e in away) < ROUNDS - 1  # it was there again at the end
     assert "geneva away, not seen yet" in said
+    for line in said[: said.index("geneva connected")].splitlines():
+        assert "geneva" not in line or "geneva away, not seen yet" in line  # while others worked
 
 
 @pytest.mark.parametrize(

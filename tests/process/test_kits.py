@@ -197,6 +197,23 @@ def test_what_has_left_is_not_said_of_a_store_that_is_not_there(tmp_path: Path) 
     assert "no egress log here" in ended.stderr
 
 
+def test_what_has_left_is_said_of_an_empty_log_and_not_of_one_that_was_emptied(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "basel-store").mkdir()
+    log = EgressLog(tmp_path / "basel-store" / "egress.jsonl", Mirror.of_kit(tmp_path / "basel"))
+    log.path.touch()
+    ended = Federation(tmp_path).call("egress", "basel-store")
+    assert (ended.returncode, ended.stdout) == (0, "the log is empty: nothing has left this site\n")
+    log.refused("run-1", "\x1b[2J", "not in the contract")
+    ended = Federation(tmp_path).call("egress", "basel-store")
+    assert "run-1  refused '?[2J': not in the contract" in ended.stdout
+    log.path.write_bytes(b"")
+    ended = Federation(tmp_path).call("egress", "basel-store")
+    assert ended.returncode == 2
+    assert "the egress log has 0 lines and had 1" in ended.stderr
+
+
 def test_two_sites_cannot_use_the_same_store_at_once(tmp_path: Path) -> None:
     out = tmp_path / "kits"
     init(project(tmp_path, "basel", "bern"), out)

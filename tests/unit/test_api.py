@@ -19,7 +19,12 @@ SOURCE = Path(atoll.__file__).parent
 MODULES = sorted(
     module.name for module in pkgutil.walk_packages([str(SOURCE)], "atoll.")
 )  # fmt: skip
-NEEDS_NVFLARE = ("atoll.engines.network.nvflare", "atoll.engines.network.guard")
+NEEDS_NVFLARE = (
+    "atoll.engines.network.nvflare",
+    "atoll.engines.network.guard",
+    "atoll.engines.network.standing",
+    "atoll.engines.network.wire",
+)
 TINY: dict[str, Any] = {
     "data": "wine",
     "clients": 2,

@@ -279,3 +279,20 @@ def test_the_page_of_data_has_every_set_and_split() -> None:
     (split,) = (option for option in describe(ScenarioOptions) if option.name == "split")
     for name in re.findall(r"'(\w+)'", split.kind):
         assert f"| `{name}` |" in text
+
+
+def test_every_row_of_the_threat_model_names_a_test_that_exists() -> None:
+    text = (ROOT / "docs" / "network.md").read_text()
+    table = text.partition("| attack | by |")[2].partition("\n\n")[0].splitlines()[2:]
+    written = "".join(path.read_text() for path in sorted((ROOT / "tests").rglob("test_*.py")))
+    assert len(table) > 15
+    for row in table:
+        last = row.rstrip("| ").rpartition("|")[2]
+        names = re.findall(r"`(\w+)`", last)
+        files = re.findall(r"`(tests/[\w/]+\.py)`", last)
+        assert names or files, row
+        assert [name for name in names if f"def {name}(" not in written] == [], row
+        assert [file for file in files if not (ROOT / file).exists()] == [], row
+    about = text.partition("## Threat model")[2].partition("| attack | by |")[0]
+    for name in re.findall(r"`(test_\w+)`", about):
+        assert f"def {name}(" in written, name

@@ -20,6 +20,7 @@ from atoll.core.errors import (
     EXIT_SITE_FAILED,
     InterruptedRunError,
     UserError,
+    printable,
 )
 from atoll.engines.network import coordinator, egress, explain, rehearsal
 from atoll.engines.network import site as site_end
@@ -138,7 +139,10 @@ class _Commands:
                 for config in configs
             ]
             self._serve(kit, todo, terms, resume, quiet)
-            self.show([Run(folder) for _, folder in todo], todo[0][1], as_json)
+            runs = [Run(folder) for _, folder in todo]
+            self.show(runs, todo[0][1], as_json)
+            for line in [] if quiet else _called(Kit(kit), runs):
+                self.err.print(line, soft_wrap=True)
 
     def _serve(
         self,
@@ -220,20 +224,19 @@ class _Commands:
         run: Annotated[str, typer.Option(help="of one run alone")] = "",
     ) -> None:
         """Say what has left a site, after checking that the log is whole."""
-        path = store / "egress.jsonl" if store.is_dir() else store
-        if not path.exists():
-            what, remedy = "no egress log here", "give the site's store, as its site.toml names it"
-            raise UserError(what, str(path), remedy)
-        total, count, last = 0, 0, ""
-        for line in egress.lines(path):
-            last = line.hash
-            if not run or line.run == run:
-                self._say(f"{line.time}  {line.run}  {line.words}")
-                total, count = total + line.bytes, count + bool(line.bytes)
-        self._say(f"{count:,} answers, {total:,} bytes; the chain is whole and ends in {last}")
+        found = egress.audited(store)
+        asked = [line for line in found if not run or line.run == run]
+        for line in asked:
+            self._say(f"{line.time}  {line.run}  {line.words}")
+        total, count = sum(line.bytes for line in asked), sum(bool(line.bytes) for line in asked)
+        if not found:
+            self._say("the log is empty: nothing has left this site")
+        else:
+            end = f"the chain is whole and ends in {found[-1].hash}"
+            self._say(f"{count:,} answers, {total:,} bytes; {end}")
 
     def _say(self, text: str) -> None:
-        self.out.print(text, soft_wrap=True)
+        self.out.print(printable(text), soft_wrap=True)
 
     @contextmanager
     def _stoppable(self, words: str) -> Iterator[Callable[[], bool]]:
@@ -261,7 +264,8 @@ class _Commands:
         )
         shown: dict[str, Any] = {"what": "", "when": 0.0}
 
-        def tell(lines: list[str]) -> None:
+        def tell(told: list[str]) -> None:
+            lines = list(map(printable, told))
             if quiet:
                 return
             if live:
@@ -280,6 +284,17 @@ class _Commands:
         finally:
             if live:
                 live.stop()
+
+
+def _called(kit: Kit, runs: list[Run]) -> list[str]:
+    """Which site is which client of the records, where their names differ."""
+    found = dict[str, None]()
+    for run in runs:
+        pairs = zip(kit.sites, run.facts["clients"], strict=True)
+        named = [f"{site} is {client}" for site, client in pairs if site != client]
+        if named:
+            found[f"in the record {', '.join(named)}"] = None
+    return list(found)
 
 
 def _gist(lines: list[str]) -> list[str]:

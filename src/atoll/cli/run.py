@@ -24,6 +24,7 @@ from atoll.core.errors import (
     BadMessageError,
     ClientFailedError,
     UserError,
+    printable,
 )
 from atoll.core.record import disk_errors, write_whole
 from atoll.engines.local import LocalEngine, local_engine
@@ -272,7 +273,7 @@ def print_result(runs: list[Run], folder: Path, as_json: bool) -> None:
         shown.add_row(*row)
     out.print(shown)
     for sentence in dict.fromkeys(line for run in runs for line in run.exclusions):
-        out.print(Text(sentence), soft_wrap=True)
+        out.print(Text(printable(sentence)), soft_wrap=True)
     metrics = [run.metrics[run.headline] for run in runs]
     moved = sum(m["bytes_up"] + m["bytes_down"] for m in metrics)
     line = f"{size(moved)} moved between the sites and the server; the record is in {folder}"

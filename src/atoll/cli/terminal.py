@@ -18,6 +18,7 @@ from atoll.core.errors import (
     EXIT_INTERRUPTED,
     InterruptedRunError,
     UserError,
+    printable,
 )
 from atoll.core.record import Message, Round, Score
 from atoll.runs.config import RunConfig
@@ -175,7 +176,7 @@ def print_pairs(pairs: list[tuple[str, str]], title: str | None = None) -> None:
 def complain(what: str, where: str, remedy: str, exit_code: int) -> None:
     """Three lines on what is wrong, where, and what to do; then the end."""
     for name, text in (("error", what), ("where", where), ("to do", remedy)):
-        print(f"{name}: {' '.join(text.splitlines())}", file=sys.stderr)
+        print(f"{name}: {printable(text)}", file=sys.stderr)
     raise SystemExit(exit_code)
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "UserError",
     "memory_error",
     "out_of_memory",
+    "printable",
 ]
 
 EXIT_DONE: Final = 0
@@ -23,6 +24,12 @@ EXIT_USER: Final = 2
 EXIT_DATA_MISSING: Final = 3
 EXIT_SITE_FAILED: Final = 4
 EXIT_INTERRUPTED: Final = 130
+
+
+def printable(words: str) -> str:
+    """Words of somebody else, in one line and without letters that command a terminal."""
+    line = "".join(" " if letter.isspace() else letter for letter in words)
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
 class UserError(Exception):
@@ -37,16 +44,17 @@ class BadMessageError(Exception):
     """A packet that is refused: who sent it and why."""
 
     def __init__(self, sender: str, reason: str) -> None:
-        super().__init__(f"message from {sender} refused: {reason}")
-        self.sender, self.reason = sender, reason
+        self.sender, self.reason = printable(sender), printable(reason)
+        super().__init__(f"message from {self.sender} refused: {self.reason}")
 
 
 class ClientFailedError(Exception):
     """A client that did not answer: who, doing what, and why."""
 
     def __init__(self, client: str, action: str, reason: str) -> None:
-        super().__init__(f"client {client} failed in {action}: {reason}")
-        self.client, self.action, self.reason = client, action, reason
+        self.client, self.action = printable(client), printable(action)
+        self.reason = printable(reason)
+        super().__init__(f"client {self.client} failed in {self.action}: {self.reason}")
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -337,7 +337,7 @@ class Clients:
                 raise error
         for id, error in errors.items():
             what = (self.moment.stage, self.moment.round, id, action.__name__)
-            self.excluded[Exclusion(*what, _shown(error.reason))] = None
+            self.excluded[Exclusion(*what, error.reason[:300])] = None
 
     def whole(self, work: Any) -> Any:
         """Many exchanges as one piece of work; None where the engine cannot: then ask step by step.
@@ -449,11 +449,6 @@ def _opened(
         else:
             replies[id] = reply
     return replies, errors
-
-
-def _shown(reason: str) -> str:
-    """A reason in which a sender's own words cannot command a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in reason)[:300]
 
 
 def _summed(amounts: Sequence[tuple[int, int, int]]) -> list[int]:

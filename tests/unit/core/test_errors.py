@@ -45,3 +45,14 @@ def test_exit_codes_are_those_of_the_documents_and_differ() -> None:
 @pytest.mark.parametrize("kind", [BadMessageError, ClientFailedError, InterruptedRunError])
 def test_only_a_users_mistake_is_a_users_error(kind: type[Exception]) -> None:
     assert not issubclass(kind, UserError)
+
+
+def test_words_of_others_are_one_line_without_commands_for_a_terminal() -> None:
+    words = "\x1b[2Jall is\r\nwell\x07\u202e \x9b31m caf\u00e9  ok"
+    assert errors.printable(words) == "?[2Jall is  well?? ?31m caf\u00e9  ok"
+    for error in (
+        BadMessageError("site\x1b[1m", words),
+        ClientFailedError("site\x1b[1m", "fit\x1b[1m", words),
+    ):
+        assert str(error).isprintable()
+        assert error.reason == errors.printable(words)

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -27,9 +26,11 @@ from atoll.core.errors import (
 )
 from atoll.core.options import NotNegative, NotNegativeInt, Positive, build
 from atoll.core.record import disk_errors, write_whole
+from atoll.engines.network.addresses import taken
 from atoll.engines.network.job import write_job
 from atoll.engines.network.kits import ADMIN, COORDINATOR, Kit
 from atoll.engines.network.process import (
+    ENDS,
     Process,
     alone,
     end_former,
@@ -85,7 +86,9 @@ class _Serving:
     def __post_init__(self) -> None:
         self.control = self.kit.folder.resolve() / "work"
         self.host = Process("server", self.kit, environment(PYTHONUNBUFFERED="1"))
-        self.session = nvflare().Session(ADMIN, self.kit.folder.resolve() / "admin")
+        self.session = nvflare().Session(
+            ADMIN, self.kit.folder.resolve() / "admin", self.kit.server
+        )
         self.heard: dict[str, float] = {}
         self.lost = ""  # why the last job ended
 
@@ -183,7 +186,8 @@ class _Serving:
         if not job:
             return {}
         self._watch(job, sites)
-        return read_json(self.control / "ended.json")
+        (self.control / "status.json").unlink(missing_ok=True)  # nobody works on anything now
+        return {**read_json(self.control / "ended.json"), "job": job}
 
     def _watch(self, job: str, sites: list[str]) -> None:
         """Until the job has ended, its server is gone, or it has gone quiet."""
@@ -240,6 +244,16 @@ class _Serving:
         away = [name for name in self.kit.sites if name not in sites]
         return any(now - self.heard.get(name, 0.0) < FRESH / 2 for name in away)
 
+    def _lost(self, ended: Mapping[str, Any]) -> str:
+        """Why a job was lost, with the name of whoever was gone first as far as that is known."""
+        if ended.get("site"):
+            return str(ended["what"])
+        ends = read_json(self.control / ENDS).get(str(ended.get("job", "")), [])
+        gone = sorted({site for site, code in ends if code != 0})  # who was told to stop says 0
+        if gone:
+            return f"the job's process at {' and '.join(gone)} ended"
+        return str(ended.get("what", "the coordinator's own end of the job is gone"))
+
     def _over(self, ended: Mapping[str, Any]) -> bool:
         """Whether that was the end; what cannot be helped by another job is raised."""
         how = ended.get("ended", "")
@@ -256,7 +270,7 @@ class _Serving:
             raise RuntimeError(str(ended["what"]))
         if how == "stopped" and self.stopping():
             raise InterruptedRunError
-        self.lost = str(ended.get("what", "the job ended without a word"))
+        self.lost = self._lost(ended)
         if how != "stopped":
             self.tell(f"{self.lost}; going on from the last checkpoint", self._views())
         return False
@@ -327,15 +341,11 @@ def _settle(kit: Kit) -> None:
 
 def _free(kit: Kit) -> None:
     """Refuse a port that something else listens at."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", kit.port))
-        except OSError as error:
-            raise UserError(
-                f"port {kit.port} is taken by another program", str(kit.folder),
-                "stop that, or give the project another port and make its kits anew",
-            ) from error  # fmt: skip
+    if taken(kit.server, kit.port):
+        raise UserError(
+            f"port {kit.port} is taken by another program", str(kit.folder),
+            "stop that, or give the project another port and make its kits anew",
+        )  # fmt: skip
 
 
 def lines(what: str, views: Iterable[View]) -> list[str]:

@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, printable
 from atoll.core.federation import Moment
 from atoll.core.messages import Packet
 from atoll.core.record import disk_errors
 from atoll.engines.network.mirror import End, Mirror, append_only
 
-__all__ = ["Counted", "EgressLog", "Line", "Spent", "lines"]
+__all__ = ["Counted", "EgressLog", "Line", "Spent", "audited", "lines"]
 
 FIRST = "0" * 32
 LATER = ("data", "rounds", "epochs")  # fields that older logs do not have
@@ -73,6 +73,10 @@ def _hash(body: dict[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
 def lines(path: Path) -> Iterator[Line]:
     """The lines of a log; a chain that is broken is an error that says where."""
     before = FIRST
@@ -97,6 +101,24 @@ def _broken(path: Path, number: int) -> UserError:
     )
 
 
+def audited(store: Path) -> list[Line]:
+    """The lines of a store's log, or of a log, checked against the copy of its end if there is one.
+
+    A log that is not there, or has fewer lines than it had, is an error.
+    """
+    path = store / "egress.jsonl" if store.is_dir() else store
+    mirror = Mirror.of_store(path.parent)
+    end = mirror.read() if mirror else End()  # before the log, which a site may be writing now
+    if not path.exists() and not (mirror and end.lines):
+        remedy = "give the site's store, as its site.toml names it"
+        raise UserError("no egress log here", str(path), remedy)
+    found = list(lines(path))
+    if mirror:
+        there = found[end.lines - 1].hash if 0 < end.lines <= len(found) else ""
+        mirror.check(path, len(found), there, end)
+    return found
+
+
 class EgressLog:
     """A site's log, open for writing; its end is copied to a mirror where there is one."""
 
@@ -113,7 +135,7 @@ class EgressLog:
             there = line.hash if self.count == known.lines else there
         self._size = self._length()
         if mirror:
-            mirror.check(path, self.count, there)
+            mirror.check(path, self.count, there, known)
             mirror.write(self.end)
 
     @property
@@ -153,12 +175,19 @@ class EgressLog:
         """Write down an answer; it leaves only when this has been written."""
         place = f"at stage {moment.stage + 1}, round {moment.round + 1}"
         words = f"answered '{action}' {place}: {packet.size:,} bytes, {_contents(packet)}"
-        digest = hashlib.blake2b(packet.header + packet.block, digest_size=16).hexdigest()
+        digest = _digest(packet.header + packet.block)
         self._add(run, words, action, packet.size, digest, counted)
 
     def refused(self, run: str, action: str, reason: str) -> None:
         """Write down a question that was not answered, and why."""
-        self._add(run, f"refused '{action[:80]}': {reason}", action[:80], 0, "")
+        self._add(
+            run, printable(f"refused '{action[:80]}': {reason}"), printable(action[:80]), 0, ""
+        )
+
+    def told(self, run: str, action: str, what: str, content: str) -> None:
+        """Write down a few words that leave as the answer to a question of no method."""
+        size, digest = len(content.encode()), _digest(content.encode())
+        self._add(run, f"answered '{action}': {size:,} bytes, {what}", action, size, digest)
 
     def _add(
         self,

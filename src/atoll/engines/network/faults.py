@@ -34,14 +34,14 @@ def _copied(packet: Packet, folder: Path) -> None:
 def spoilt(packet: Packet) -> Packet:
     """The packet as it is; or spoilt where this site was asked to rehearse that."""
     how, amount = _said()
-    if not how:
-        return packet
     if how == "slow":
         time.sleep(float(amount))
-        return packet
     if how == "copy":
         _copied(packet, Path(amount))
+    if how in ("", "slow", "copy"):
         return packet
+    if how == "unreadable":
+        return dataclasses.replace(packet, block=b"these are no tensors")
     tensors = load(packet.block)
     name = min((n for n, tensor in tensors.items() if tensor.is_floating_point()), default="")
     if not name:
@@ -52,6 +52,7 @@ def spoilt(packet: Packet) -> Packet:
     one = tensors[name]
     changes = {
         "nan": {name: torch.full_like(one, float("nan"))},
+        "value": {name: torch.full_like(one, float(amount or 0))},
         "shape": {name: one.flatten()[:1].repeat(3)},
         "large": {name: torch.cat([one] * 10)},
         "unknown": {"slipped in": torch.zeros(1)},

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 from nvflare.apis.fl_constant import FLContextKey
@@ -36,6 +37,7 @@ from nvflare.private.defs import CellMessageHeaderKeys, RequestHeader, TrainingT
 from nvflare.private.fed.client.admin import FedAdminAgent
 from nvflare.private.fed.server.fed_server import FederatedServer
 
+from atoll.engines.network import standing, wire
 from atoll.engines.network.deny import (
     DATA,
     ERROR,
@@ -49,6 +51,7 @@ from atoll.engines.network.deny import (
 )
 from atoll.engines.network.job import site_config
 from atoll.engines.network.limits import FRAME_BYTES, message_bytes
+from atoll.engines.network.process import ENDS, STANDING
 
 __all__ = ["main"]
 
@@ -253,11 +256,16 @@ def main() -> None:
     if process not in PROCESSES:
         raise SystemExit(f"no process '{process}'")
     Guard(process).install()
+    wire.install()
     app = importlib.import_module(MODULES[process])
     if not process.endswith("job"):
         app.version_check()
     arguments = app.parse_arguments()
     folder = arguments.workspace
+    if process == "client":
+        standing.watch_server(Path(folder) / STANDING)
+    if process == "server":
+        standing.watch_jobs(Path(folder) / "work" / ENDS)
     if process.endswith("job"):
         folder = os.path.join(folder, arguments.job_id)  # noqa: PTH118 - as NVFlare has it
     sys.exit(MainProcessMonitor.run(main_func=app.main, run_dir=folder, args=arguments))

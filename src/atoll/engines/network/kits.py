@@ -16,12 +16,13 @@ from typing import Any
 from atoll.core.errors import UserError
 from atoll.core.options import AtLeastOne, build
 from atoll.core.record import disk_errors, write_whole
+from atoll.engines.network.addresses import is_host, spelled
 from atoll.engines.network.drafts import drafted_file
 from atoll.engines.network.job import CLASSES
 from atoll.engines.network.process import nvflare
 from atoll.runs.config import RunConfig
 
-__all__ = ["ADMIN", "COORDINATOR", "Kit", "Project", "init", "read_project", "renew"]
+__all__ = ["ADMIN", "COORDINATOR", "Kit", "Project", "init", "read_project", "renew", "untimely"]
 
 COORDINATOR = "coordinator"
 ADMIN = "coordinator@atoll.local"
@@ -35,7 +36,7 @@ class Project:
     """A federation: who is in it and where its coordinator is."""
 
     name: str = "federation"  # letters, digits and -
-    server: str = "localhost"  # the host name by which the sites reach the coordinator
+    server: str = "localhost"  # the name or address by which the sites reach the coordinator
     port: AtLeastOne = 8102  # the one port that must be open, at the coordinator
     sites: tuple[str, ...] = ()  # letters, digits and -; a name that goes is revoked
     days: AtLeastOne = 3600  # that the authority is valid; certificates are for 360 at most
@@ -54,6 +55,9 @@ def read_project(path: Path) -> Project:
         if not NAME.fullmatch(name) or name in (COORDINATOR, "server"):
             remedy = "use a letter, then letters, digits and -; not 'server' or 'coordinator'"
             raise UserError(f"nothing can be called '{name}'", str(path), remedy)
+    if not is_host(found.server):
+        remedy = "write a name, or an address without port and brackets: fl.example.org, ::1"
+        raise UserError(f"'{found.server}' is not a host", f"{path}: server", remedy)
     if found.port > HIGHEST_PORT:
         what = f"port {found.port} may be taken by connections that go out"
         raise UserError(what, str(path), f"choose one up to {HIGHEST_PORT}")
@@ -156,13 +160,13 @@ class Kit:
         from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
 
         certificate, where = self._certificate, str(self.folder)
-        if self.until <= datetime.now(UTC):
-            what = f"the certificate of {self.name} ended on {self.until:%Y-%m-%d}"
-            raise UserError(
-                what, where, f"ask the project's owner: atoll network renew {self.name}"
-            )
+        wrong = untimely(certificate.not_valid_before_utc, self.until)
+        if wrong:
+            remedy = "set this machine's clock; if it is right, ask the project's owner: atoll"
+            what = f"the certificate of {self.name} {wrong}"
+            raise UserError(what, where, f"{remedy} network renew {self.name}")
         common = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value
-        wanted = self.server if self.name == COORDINATOR else self.name
+        wanted = spelled(self.server) if self.name == COORDINATOR else self.name
         if common != wanted:
             what = f"the kit is named {self.name}, but its certificate is of '{common}'"
             raise UserError(what, where, "use each kit under its own name")
@@ -178,6 +182,16 @@ class Kit:
             raise UserError(what, str(self._file(".key")), "use the kit as it was made")
         left = (self.until - datetime.now(UTC)).days
         return f"the certificate of {self.name} ends in {left} days" if left < WARN_DAYS else ""
+
+
+def untimely(begins: datetime, ends: datetime) -> str:
+    """How a certificate's time and this machine's clock do not fit; empty if they do."""
+    now = datetime.now(UTC)
+    if begins <= now < ends:
+        return ""
+    how = f"ended on {ends:%Y-%m-%d}" if ends <= now else f"is not valid before {begins:%Y-%m-%d}"
+    valid = f"it is valid from {begins:%Y-%m-%d %H:%M} to {ends:%Y-%m-%d %H:%M}"
+    return f"{how}: {valid}, and the clock here says {now:%Y-%m-%d %H:%M}, all in UTC"
 
 
 def init(path: Path, out: Path, run: RunConfig | None = None) -> dict[str, list[str]]:
@@ -221,12 +235,12 @@ def _authority(project: Project, out: Path) -> Any:
     folder = out / "authority"
     with disk_errors(folder):
         folder.mkdir(mode=0o700, exist_ok=True)
-    server, port = project.server, project.port
+    server, port = spelled(project.server), project.port
     return nvflare().Authority(folder.resolve(), project.name, server, port, project.days)
 
 
 def _called(project: Project, name: str) -> str:
-    return project.server if name == COORDINATOR else name
+    return spelled(project.server) if name == COORDINATOR else name
 
 
 def _issue(project: Project, out: Path, names: Sequence[str], run: RunConfig | None) -> None:

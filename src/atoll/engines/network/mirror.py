@@ -44,6 +44,13 @@ class Mirror:
         home = folder.resolve()
         return cls(home.with_name(f"{home.name}-egress.json"))
 
+    @classmethod
+    def of_store(cls, store: Path) -> "Mirror | None":
+        """The copy for a store beside its kit, as `atoll network init` names both; else None."""
+        home = store.resolve()
+        path = home.with_name(f"{home.name.removesuffix('-store')}-egress.json")
+        return cls(path) if home.name.endswith("-store") and path.exists() else None
+
     def read(self) -> End:
         """What was written last; an empty end where nothing was."""
         with disk_errors(self.path):
@@ -65,9 +72,8 @@ class Mirror:
             part.write_text(json.dumps(vars(end)))
             part.replace(self.path)
 
-    def check(self, log: Path, lines: int, hash_there: str) -> None:
+    def check(self, log: Path, lines: int, hash_there: str, end: End) -> None:
         """Refuse a log that ends before the copy does, or that is another one."""
-        end = self.read()
         if lines < end.lines:
             what = f"the egress log has {lines:,} lines and had {end.lines:,}"
             raise UserError(what, str(log), self.remedy)

@@ -1,7 +1,7 @@
 """The network engine: clients are processes at their sites, over mutual TLS, carried by NVFlare.
 
-Only this file and `guard` import nvflare. It has the two classes that a job names, one for the
-sites and one for the coordinator, and a few functions around NVFlare's own: certificates,
+Only this file, `guard` and `wire` import nvflare. It has the two classes that a job names, one for
+the sites and one for the coordinator, and a few functions around NVFlare's own: certificates,
 processes, jobs.
 """
 
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import redirect_stderr, redirect_stdout, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -26,7 +26,13 @@ from pydantic import TypeAdapter
 
 from atoll import methods
 from atoll.core import VERSION
-from atoll.core.errors import BadMessageError, ClientFailedError, InterruptedRunError, UserError
+from atoll.core.errors import (
+    BadMessageError,
+    ClientFailedError,
+    InterruptedRunError,
+    UserError,
+    printable,
+)
 from atoll.core.federation import Moment, actions, kinds
 from atoll.core.integrity import damaged
 from atoll.core.messages import Packet, Tensors, opened, pack
@@ -51,6 +57,7 @@ from atoll.data.own.agreement import (
     planned,
 )
 from atoll.data.own.tables import TableOptions
+from atoll.engines.network.addresses import spelled, way_in
 from atoll.engines.network.faults import spoilt
 from atoll.engines.network.mirror import ENVIRONMENT as MIRROR
 from atoll.engines.network.mirror import Mirror
@@ -65,6 +72,7 @@ from atoll.engines.network.policy import (
     told,
 )
 from atoll.engines.network.process import GUARD
+from atoll.engines.network.wire import connecting
 from atoll.learning.weights import without
 from atoll.runs.config import RunConfig, read, resolve, to_toml
 from atoll.runs.execute import prepare
@@ -81,6 +89,7 @@ PING_SECONDS = 2.0  # between looks at sites that have not answered yet
 PING_TIMEOUT = 5.0
 LOCK_PATIENCE = 60.0  # seconds for the process of a job before this one to end
 TRIES = 3  # of one question to a site that is there
+MISFORMED = "its answer is not of the agreed form"
 
 
 class SiteLostError(Exception):
@@ -192,7 +201,7 @@ class Outpost:
 
     def _closed(self, action: str) -> Reply:
         """Why there is no gate, in the fixed words that may leave; the rest is for the log here."""
-        log.warning("%s: %s", action[:80], self._fault)
+        log.warning("%s", printable(f"{action[:80]}: {self._fault}"))
         kind, reason = told(self._fault)
         return {"ok": False, "kind": kind, "reason": reason}
 
@@ -206,7 +215,8 @@ def _stranger(action: str) -> Reply:
     caller = getattr(collab.context, "caller", "")
     if caller == "server":
         return {}
-    log.warning("refused %s from %s: only the server asks", action[:80], str(caller)[:80])
+    words = printable(f"refused {action[:80]} from {str(caller)[:80]}: only the server asks")
+    log.warning("%s", words)
     return {"ok": False, "kind": "refused", "reason": "only the server asks"}
 
 
@@ -226,7 +236,7 @@ class Party:
     client: str  # its id in the run
     proxy: Any = None  # None where it is away
     doing: str = ""
-    seen: float = field(default_factory=time.time)
+    seen: float = 0.0  # when it gave the last sign of life; 0 for never
     sent: int = 0  # bytes to it
     received: int = 0  # bytes from it
     excluded: str = ""  # when and why its answers were left out last
@@ -276,7 +286,10 @@ class Remote:
         }  # fmt: skip
         self._run = run
         replies = self._ask("prepare", {id: {**about, "client": id} for id in self.present})
-        return {id: str(reply["data"]) for id, reply in replies.items()}
+        for id, reply in replies.items():
+            if not isinstance(reply.get("data"), str):
+                raise BadMessageError(id, MISFORMED)
+        return {id: reply["data"] for id, reply in replies.items()}
 
     @property
     def present(self) -> list[str]:
@@ -368,7 +381,7 @@ class Remote:
             done, _ = wait(waiting, PING_SECONDS, FIRST_COMPLETED)
             for one in done:
                 id = waiting.pop(one)
-                replies[id] = self._checked(id, doing or what, one.result())
+                replies[id] = self._checked(id, what, doing or what, one.result())
             if waiting and time.monotonic() - looked > PING_SECONDS:
                 self._look_after(waiting.values(), doing or what, time.monotonic() - began)
                 looked = time.monotonic()
@@ -402,12 +415,14 @@ class Remote:
                 raise SiteLostError(party.name, f"no answer to {doing} in {self.deadline:.0f} s")
         self.tell()
 
-    def _checked(self, id: str, doing: str, reply: Any) -> dict[str, Any]:
+    def _checked(self, id: str, what: str, doing: str, reply: Any) -> dict[str, Any]:
         party = self.parties[id]
         party.doing, party.seen = "", time.time()
         self.tell()
         if not isinstance(reply, dict):
-            raise BadMessageError(id, "its answer is not of the agreed form")
+            if what == "handle":
+                return {}  # as an answer that cannot be read: whoever asked refuses it
+            raise BadMessageError(id, MISFORMED)
         version = str(reply.get("version", VERSION))[:40]
         if version != VERSION:
             reason = f"it has atoll {version} and the coordinator {VERSION}; install the same"
@@ -425,6 +440,7 @@ class Coordinator:
     def __init__(self, control: str) -> None:
         self.control = Path(control)
         self._shown, self._done = 0.0, ""
+        self._names: dict[str, str] = {}  # of sites, by the client's id
 
     @collab.main  # type: ignore[untyped-decorator]
     def go(self) -> None:
@@ -438,7 +454,7 @@ class Coordinator:
                 self._run(plan, run, proxies)
             ended = {"ended": "done"}
         except Exception as error:
-            ended = _ended(error)
+            ended = _ended(error, self._names)
             log.warning("%s", error, exc_info=True)
         write_whole(self.control / "ended.json", json.dumps(ended).encode())
 
@@ -452,6 +468,7 @@ class Coordinator:
         made, record = (None, None) if own else prepare(config, folder, True, None, LOCK_PATIENCE)
         clients = made.scenario.clients if made else tuple(plan["sites"])
         parties = _parties(plan["sites"], clients, proxies)
+        self._names = {id: party.name for id, party in parties.items()}
         self._tell(parties, run["id"], always=True)
         engine = Remote(
             *(config, parties, plan["deadline"], plan["silence"]),
@@ -556,8 +573,8 @@ def _same_data(made: Parts, found: Mapping[str, str]) -> None:
             raise ClientFailedError(id, "prepare", f"it has other data named '{made.dataset.name}'")
 
 
-def _ended(error: Exception) -> dict[str, Any]:  # noqa: PLR0911 - one line for each kind
-    """How a job ended, for whoever started it."""
+def _ended(error: Exception, names: Mapping[str, str]) -> dict[str, Any]:  # noqa: PLR0911
+    """How a job ended, for whoever started it: one line for each kind, with names of sites."""
     if isinstance(error, SiteLostError):
         return {"ended": "lost", "site": error.site, "what": str(error)}
     if isinstance(error, InterruptedRunError):
@@ -566,10 +583,11 @@ def _ended(error: Exception) -> dict[str, Any]:  # noqa: PLR0911 - one line for 
         parts = {"what": error.what, "where": error.where, "remedy": error.remedy}
         return {"ended": "mistake", **parts, "exit_code": error.exit_code}
     if isinstance(error, ClientFailedError):
-        parts = {"client": error.client, "action": error.action, "reason": error.reason}
-        return {"ended": "failed", **parts}
+        parts = {"action": error.action, "reason": error.reason}
+        return {"ended": "failed", "client": names.get(error.client, error.client), **parts}
     if isinstance(error, BadMessageError):
-        return {"ended": "refused", "sender": error.sender, "reason": error.reason}
+        sender = names.get(error.sender, error.sender)
+        return {"ended": "refused", "sender": sender, "reason": error.reason}
     if type(error).__name__ == "RunAborted":
         return {"ended": "lost", "site": "", "what": "the job was ended from outside"}
     return {"ended": "fault", "what": f"{type(error).__name__}: {error}"}
@@ -638,8 +656,10 @@ def command(kind: str, kit: Path, name: str) -> list[str]:
 class Session:
     """The coordinator's line to its own server: who is there, start a job, how does it stand."""
 
-    def __init__(self, admin: str, kit: Path) -> None:
+    def __init__(self, admin: str, kit: Path, server: str) -> None:
+        """`server`: the public name, as certificates have it; the line stays on this machine."""
         self.admin, self.kit = admin, kit
+        connecting({spelled(server): way_in(server)})
         self._session: Any = None
         logging.getLogger().addHandler(logging.NullHandler())  # it would print what it retries
         logging.getLogger().setLevel(logging.CRITICAL)

@@ -27,7 +27,7 @@ from safetensors.numpy import load_file, save
 from torch import Tensor
 
 from atoll import methods
-from atoll.core.errors import BadMessageError, UserError
+from atoll.core.errors import BadMessageError, UserError, printable
 from atoll.core.federation import SERVER, Moment, actions, answer
 from atoll.core.messages import Packet, Tensors, pack, unpack
 from atoll.core.options import build, nearest
@@ -65,6 +65,7 @@ __all__ = [
     "told",
 ]
 
+MOST_AT_ONCE = 4  # questions: one is answered, and asked again up to three times if it takes long
 KEPT = 2  # checkpoints that a site keeps: the server may have died before it wrote its own
 MOST_CONFIG = 1 << 20  # bytes of a run's config
 log = logging.getLogger("atoll.site")
@@ -151,6 +152,7 @@ class Gate:
         self._key = ""
         self._method = ""
         self._lock = threading.Lock()  # a question that was given up goes on: the next one waits
+        self._places = threading.BoundedSemaphore(MOST_AT_ONCE)
         self._last: tuple[int, str, Packet] | None = None  # number, its digest, the answer
 
     def offer(self, run: str, config: str, client: str, packet: Packet) -> Packet:
@@ -186,7 +188,7 @@ class Gate:
             yield
         except UntoldError as error:
             self.egress.refused(self.run, action, error.what)
-            log.warning("%s: %s", action, error)
+            log.warning("%s", printable(f"{action}: {error}"))
             reason = "this site does not tell so much of a column; its own log says of which"
             raise RefusedError(reason) from error
 
@@ -214,7 +216,7 @@ class Gate:
         with self._alone("prepare"):
             made = self._begin(run, config)
             self._parts = _own_parts(made, client, clients, plan) if plan else parts(made)
-            dataset = self._parts.dataset
+            dataset, fingerprint = self._parts.dataset, self._parts.dataset.fingerprint
             self._affordable(made, math.prod(dataset.x.shape[1:]), len(dataset.classes))
             if client not in self._parts.scenario.clients:
                 raise RefusedError(f"no client '{client[:80]}' in this run")
@@ -230,7 +232,8 @@ class Gate:
             self.id = client
             self._client = self._parts.client(client)
             write_whole(self._home / "config.toml", config.encode())
-            return self._parts.dataset.fingerprint
+            self.egress.told(self.run, "prepare", "the fingerprint of its data", fingerprint)
+            return fingerprint
 
     def _refuse(self, action: str, reason: str) -> None:
         """Write a refusal down and raise it, where there is a reason."""
@@ -455,15 +458,20 @@ class Gate:
 
     @contextmanager
     def _alone(self, doing: str) -> Iterator[None]:
-        """One thing after another, and the word for it where somebody looks."""
-        with self._lock:
-            self.doing = doing[:80]
-            self._tell()
-            try:
-                yield
-            finally:
-                self.doing = ""
+        """One thing after another, and the word for it where somebody looks; few may wait."""
+        if not self._places.acquire(blocking=False):
+            raise RefusedError("too many questions at once")
+        try:
+            with self._lock:
+                self.doing = printable(doing[:80])
                 self._tell()
+                try:
+                    yield
+                finally:
+                    self.doing = ""
+                    self._tell()
+        finally:
+            self._places.release()
 
     def _tell(self) -> None:
         """Where this site stands, for whoever watches it here."""
@@ -537,7 +545,8 @@ def answered(gate: Gate, action: str, work: Callable[[Gate], dict[str, Any] | No
     try:
         return {"ok": True, **(work(gate) or {})}
     except Exception as error:
-        log.warning("%s: %s", action[:80], error, exc_info=not isinstance(error, UserError))
+        words = printable(f"{action[:80]}: {error}")
+        log.warning("%s", words, exc_info=not isinstance(error, UserError))
         kind, reason = told(error)
         return {"ok": False, "kind": kind, "reason": reason}
 

@@ -15,11 +15,13 @@ from atoll.core.errors import UserError
 from atoll.core.record import disk_errors
 
 __all__ = [
-    "GUARD", "Process", "alone", "end_former", "environment", "nvflare", "own_store", "read_json",
-    "running",
+    "ENDS", "GUARD", "STANDING", "Process", "alone", "end_former", "environment", "nvflare",
+    "own_store", "read_json", "running",
 ]  # fmt: skip
 
 GUARD = "atoll.engines.network.guard"  # the module that starts NVFlare behind its filter
+STANDING = "standing.json"  # in a site's kit: what the server has answered last
+ENDS = "ends.json"  # in the coordinator's folder of work: whose end of a job was over first
 
 
 class KitFolder(Protocol):

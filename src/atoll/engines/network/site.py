@@ -1,7 +1,6 @@
 """A site's end: keep NVFlare's process running, and show how the site stands."""
 
 import re
-import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -11,13 +10,15 @@ from pathlib import Path
 
 from atoll.core.errors import UserError
 from atoll.core.record import disk_errors
+from atoll.engines.network.addresses import dialled, proxies, spelled
 from atoll.engines.network.egress import EgressLog
-from atoll.engines.network.kits import COORDINATOR, Kit
+from atoll.engines.network.kits import COORDINATOR, Kit, untimely
 from atoll.engines.network.limits import environment as limits_of
 from atoll.engines.network.mirror import ENVIRONMENT as MIRROR
 from atoll.engines.network.mirror import End, Mirror, append_only
 from atoll.engines.network.policy import read_site
 from atoll.engines.network.process import (
+    STANDING,
     Process,
     alone,
     end_former,
@@ -29,6 +30,7 @@ from atoll.engines.network.process import (
 __all__ = ["join", "reachable"]
 
 CALM_SECONDS = 15.0  # between looks at a coordinator that could be reached
+FRESH_SECONDS = 45.0  # in which the coordinator's server has heard of a site that is connected
 
 
 def reachable(kit: Kit) -> str:
@@ -41,20 +43,38 @@ def reachable(kit: Kit) -> str:
         return f"this site's key and certificate cannot be used: {_alert(error)}"
     try:
         with (
-            socket.create_connection((kit.server, kit.port), timeout=5) as plain,
-            context.wrap_socket(plain, server_hostname=kit.server) as secure,
+            dialled([kit.server], kit.port, 5) as plain,
+            context.wrap_socket(plain, server_hostname=spelled(kit.server)) as secure,
         ):
             secure.settimeout(1.0)
             with suppress(TimeoutError):
                 secure.recv(1)  # a certificate that is not wanted is refused only now
     except ssl.SSLCertVerificationError as error:
-        return f"the coordinator's certificate is not trusted here: {error.verify_message}"
+        said = error.verify_message + _timed(kit, context)
+        return f"the coordinator's certificate is not trusted here: {said}"
     except ssl.SSLError as error:
         return f"the coordinator refuses this site's certificate: {_alert(error)}"
     except ConnectionResetError:
         return ""  # it hung up on a silent caller, after the greeting
     except OSError as error:
-        return f"waiting for the coordinator: {str(error.strerror or error).lower()}"
+        reason = f"waiting for the coordinator: {str(error.strerror or error).lower()}"
+        return f"{reason} ({proxies()} is set, but no proxy is used)" if proxies() else reason
+    return ""
+
+
+def _timed(kit: Kit, context: ssl.SSLContext) -> str:
+    """How the time of the coordinator's certificate and the clock here differ, if they do."""
+    from cryptography import x509  # noqa: PLC0415 - comes with NVFlare
+
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only to read it
+    with (
+        suppress(OSError, ValueError),
+        dialled([kit.server], kit.port, 5) as plain,
+        context.wrap_socket(plain) as secure,
+    ):
+        found = x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b"")
+        wrong = untimely(found.not_valid_before_utc, found.not_valid_after_utc)
+        return f"; it {wrong}" if wrong else ""
     return ""
 
 
@@ -133,6 +153,7 @@ class _Joined:
 def _joined(here: _Joined, tell: Callable[[str], None], stopping: Callable[[], bool]) -> None:
     kit, status = here.kit, here.log.with_name("status.json")
     status.unlink(missing_ok=True)
+    (kit.folder / STANDING).unlink(missing_ok=True)
     process = here.process()
     refused, reason, good = 0, "", -CALM_SECONDS
     try:
@@ -143,15 +164,34 @@ def _joined(here: _Joined, tell: Callable[[str], None], stopping: Callable[[], b
                 good = -CALM_SECONDS if reason else time.monotonic()
                 refused = refused + 1 if "certificate" in reason else 0
             if refused >= 3:
-                raise UserError(reason, str(kit.folder), "ask the project's owner for a new kit")
+                raise UserError(reason, str(kit.folder), _remedy(reason))
             if not reason:
                 process.ensure()
-            tell(_site_line(kit, status, reason))
+            tell(_site_line(kit, status, reason or _standing_of(kit)))
             end = time.monotonic() + 3
             while time.monotonic() < end and not stopping():
                 time.sleep(0.2)
     finally:
         process.stop()
+
+
+def _remedy(reason: str) -> str:
+    """What to do about a certificate that is refused; a wrong clock needs no new kit."""
+    if any(words in reason for words in ("expired", "not yet valid")):
+        remedy = "check the clocks here and at the coordinator"
+        return f"{remedy}; if they are right, ask the project's owner for a new kit"
+    return "ask the project's owner for a new kit"
+
+
+def _standing_of(kit: Kit) -> str:
+    """Why this site is not connected though TLS is; empty if the server has admitted it."""
+    told = read_json(kit.folder / STANDING)
+    if time.time() - float(told.get("time", 0.0)) > FRESH_SECONDS:
+        return f"reaches {kit.server}:{kit.port}, not admitted yet"
+    reason = str(told.get("refused", ""))
+    if "is disabled" in reason:
+        return "the coordinator has revoked this site"
+    return f"the coordinator does not admit this site: {reason}" if reason else ""
 
 
 def _site_line(kit: Kit, status: Path, reason: str) -> str:

@@ -43,7 +43,9 @@ def gate(folder: Path, run: str = "run-1", method: str = "fedavg", **terms: Any)
 
 
 def log(folder: Path) -> list[egress.Line]:
-    return list(egress.lines(folder / "store" / "egress.jsonl"))
+    """What was written down of a method's questions, and what was refused."""
+    found = egress.lines(folder / "store" / "egress.jsonl")
+    return [line for line in found if line.action != "prepare" or not line.bytes]
 
 
 def first(made: Gate) -> Tensors:
@@ -354,7 +356,7 @@ def test_counts_are_in_the_chain_and_cannot_be_changed_unseen(tmp_path: Path) ->
     assert (line.data, line.rounds, line.epochs) == ("wine", 1, 2)
     path = tmp_path / "store" / "egress.jsonl"
     path.write_text(path.read_text().replace('"rounds":1,', ""))
-    with pytest.raises(UserError, match="broken at line 1"):
+    with pytest.raises(UserError, match="broken at line 2"):
         log(tmp_path)
 
 

@@ -9,7 +9,7 @@ from atoll.core.errors import UserError
 from atoll.core.federation import Moment
 from atoll.core.messages import pack
 from atoll.data.own.agreement import Offer
-from atoll.engines.network.egress import EgressLog
+from atoll.engines.network.egress import EgressLog, audited
 from atoll.engines.network.mirror import End, Mirror, append_only
 
 MOMENT = Moment(0, 0, 1)
@@ -112,3 +112,33 @@ def test_a_log_that_can_only_be_appended_to(kit: Path) -> None:
         assert log(kit).count == 4
     finally:
         append_only(made.path, False)
+
+
+def test_an_audit_of_a_store_compares_the_log_with_the_copy_of_its_end(kit: Path) -> None:
+    made, store = filled(kit), kit.with_name("basel-store")
+    for place in (store, made.path):
+        assert [line.hash for line in audited(place)][-1] == made.last
+    whole = made.path.read_bytes()
+    made.path.write_bytes(b"".join(whole.splitlines(keepends=True)[:1]))
+    with pytest.raises(UserError, match="the egress log has 1 lines and had 3"):
+        audited(store)
+    made.path.write_bytes(b"")
+    with pytest.raises(UserError, match="the egress log has 0 lines and had 3"):
+        audited(store)
+    made.path.unlink()
+    with pytest.raises(UserError, match="the egress log has 0 lines and had 3"):
+        audited(store)
+    Mirror.of_kit(kit).path.unlink()
+    with pytest.raises(UserError, match="no egress log here"):
+        audited(store)
+    with pytest.raises(UserError, match="no egress log here"):
+        audited(kit.with_name("nowhere"))
+
+
+def test_an_audit_of_a_store_elsewhere_knows_no_copy(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    made = EgressLog(tmp_path / "other" / "egress.jsonl")
+    made.refused("run-1", "fit", "something")
+    assert len(audited(tmp_path / "other")) == 1
+    made.path.write_bytes(b"")
+    assert audited(tmp_path / "other") == []

@@ -1,7 +1,10 @@
 """The gate of a site: what is answered, what is refused, what is written down, what is kept."""
 
 import dataclasses
+import hashlib
 import json
+import threading
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,14 @@ from atoll.core.federation import Moment
 from atoll.core.messages import Check, Empty, Packet, Weights, pack
 from atoll.engines.local import LocalEngine
 from atoll.engines.network import egress
-from atoll.engines.network.policy import Gate, RefusedError, SiteFile, read_site, told
+from atoll.engines.network.policy import (
+    Gate,
+    RefusedError,
+    SiteFile,
+    handled,
+    read_site,
+    told,
+)
 from atoll.runs.config import change, resolve, to_toml
 from atoll.runs.parts import parts
 
@@ -37,7 +47,9 @@ def gate(folder: Path, method: str = "alone", **terms: Any) -> Gate:
 
 
 def log(folder: Path) -> list[egress.Line]:
-    return list(egress.lines(folder / "store" / "egress.jsonl"))
+    """What was written down of a method's questions, and what was refused."""
+    found = egress.lines(folder / "store" / "egress.jsonl")
+    return [line for line in found if line.action != "prepare" or not line.bytes]
 
 
 def test_a_gate_answers_as_the_local_engine_does(tmp_path: Path) -> None:
@@ -100,6 +112,31 @@ def test_what_is_not_in_the_contract_is_refused_and_written_down(
     assert line.words.startswith(f"refused '{action}': ")
     assert words in line.words
     assert line.bytes == 0
+
+
+def test_the_fingerprint_that_prepare_tells_is_written_down_before_it_leaves(
+    tmp_path: Path,
+) -> None:
+    made = Gate(SiteFile(store=str(tmp_path / "store"), contract=TERMS))
+    told = made.prepare("run-1", config(), "site-1")
+    (line,) = egress.lines(tmp_path / "store" / "egress.jsonl")
+    size = len(told.encode())
+    assert line.words == f"answered 'prepare': {size} bytes, the fingerprint of its data"
+    assert (line.run, line.action, line.bytes) == ("run-1", "prepare", size)
+    assert line.digest == hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
+
+
+def test_words_of_the_coordinator_cannot_command_a_terminal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, seen = gate(tmp_path), list[str]()
+    made._tell = lambda: seen.append(made.doing)  # type: ignore[method-assign]
+    reply = handled(made, 1, "\x1b[2J\nfit", [0, 0, 2], pack(Empty()), made.run)
+    assert reply["kind"] == "refused"
+    (line,) = log(tmp_path)
+    assert line.words == "refused '?[2J fit': the action '?[2J fit' is not in the contract"
+    assert seen[0] == "?[2J fit"
+    assert caplog.messages == ["?[2J fit: the action '?[2J fit' is not in the contract"]
 
 
 def test_stages_beyond_the_contract_are_refused(tmp_path: Path) -> None:
@@ -198,8 +235,9 @@ def _toml(value: Any) -> str:
 
 def test_all_runs_together_have_a_limit_too(tmp_path: Path) -> None:
     made = gate(tmp_path)
-    size = made.handle(1, "fit", FIRST, pack(Empty())).size
-    made = Gate(SiteFile(store=str(tmp_path / "store"), contract={**TERMS, "in_all": 2 * size}))
+    made.handle(1, "fit", FIRST, pack(Empty()))
+    terms = {**TERMS, "in_all": 2 * made.egress.total()}  # the fingerprint and an answer, twice
+    made = Gate(SiteFile(store=str(tmp_path / "store"), contract=terms))
     made.prepare("run-2", config(), "site-1")
     made.handle(1, "fit", FIRST, pack(Empty()))
     made.prepare("run-3", config(), "site-1")
@@ -303,3 +341,25 @@ def test_a_mistake_in_a_sites_file_is_said(text: str, words: str, tmp_path: Path
     path.write_text(text)
     with pytest.raises(UserError, match=words):
         read_site(path)
+
+
+def test_more_than_four_questions_do_not_wait_at_once(tmp_path: Path) -> None:
+    """Each of them is within the contract and has its memory; what is refused has none."""
+    made, replies = gate(tmp_path), list[Any]()
+
+    def ask(number: int) -> None:
+        replies.append(handled(made, number, "check", [0, 0, 2], pack(Empty()), made.run))
+
+    with made._lock:  # as a question that takes long
+        waiting = [threading.Thread(target=ask, args=(number,)) for number in range(1, 10)]
+        for thread in waiting:
+            thread.start()
+        for _ in range(200):
+            if len(replies) == 5:
+                break
+            time.sleep(0.05)
+        assert [reply["reason"] for reply in replies] == ["too many questions at once"] * 5
+    for thread in waiting:
+        thread.join()
+    assert sum("at once" in str(reply.get("reason")) for reply in replies) == 5
+    made.handle(99, "fit", FIRST, pack(Empty()))  # and then it is free again
