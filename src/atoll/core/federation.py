@@ -79,12 +79,13 @@ class Moment:
 
 
 class Client(Protocol):
-    """One site's half of a method; any other public method is an action: (request, moment).
+    """One site's half of a method; a public method that takes (request, moment) is an action.
 
-    It may also have `look(moment) -> list[Look]`: what the site sees of itself at the end of a
-    stage, for pictures. It is no action, nobody can ask for it, and it stays where it was made.
-    A server may have the same. `lend(moment, work)` and `take(done, moment)` are for an engine that
-    holds all parts and does many exchanges at once (`Clients.whole`); they are no actions either.
+    It may also have `final_model(shared, variant) -> Tensors` and `predict(model, rows) -> logits`
+    for predictions after a run, and `look(moment) -> list[Look]` for pictures: what the site sees
+    of itself at the end of a stage, which stays where it was made. A server may have `look` too.
+    `lend(moment, work)` and `take(done, moment)` are for an engine that holds all parts and does
+    many exchanges at once (`Clients.whole`). No server can ask for any of these.
     """
 
     def state(self) -> Tensors:
@@ -127,17 +128,21 @@ class Transport(Protocol):
 
 
 def actions(kind: Any) -> dict[str, Callable[..., Any]]:
-    """The actions of a class of clients by name: its public methods but for the engine's own."""
+    """The actions of a class of clients by name: what a server can ask for."""
     return _actions(cast(Hashable, kind))
 
 
 @cache
 def _actions(kind: Any) -> dict[str, Callable[..., Any]]:
-    return {
-        name: value
-        for name, value in vars(kind).items()
-        if inspect.isfunction(value) and not name.startswith("_") and name not in OWN
-    }
+    return {name: value for name, value in vars(kind).items() if _is_action(name, value)}
+
+
+def _is_action(name: str, value: Any) -> bool:
+    """Whether a server can ask for it: a public method that takes (request, moment)."""
+    if not inspect.isfunction(value) or name.startswith("_") or name in OWN:
+        return False
+    parameters = list(inspect.signature(value).parameters)
+    return len(parameters) == 3 and parameters[2] == "moment"
 
 
 class Observer(Protocol):

@@ -93,16 +93,31 @@ def test_a_moment_knows_the_first_and_the_last_round_of_its_stage() -> None:
     assert Moment(0, 0, 1).last
 
 
-def test_actions_are_the_public_methods_but_for_state_and_restore() -> None:
-    assert set(actions(Counter)) == {
-        "fit",
-        "widen",
-        "rename",
-        "spoil",
-        "check",
-        "confuse",
-        "size",
-    }
+def test_actions_are_the_public_methods_that_take_a_request_and_a_moment() -> None:
+    assert set(actions(Counter)) == {"fit", "widen", "rename", "spoil", "check", "confuse"}
+
+
+class Predicting:
+    """A client with methods that no server can ask for."""
+
+    def fit(self, request: Weights, moment: Moment) -> Weights:
+        return request
+
+    def predict(self, model: Weights, rows: Weights) -> Weights:
+        return model
+
+    def final_model(self, shared: Weights, variant: str) -> Weights:
+        return shared
+
+    def look(self, moment: Moment) -> list[str]:
+        return []
+
+
+def test_only_methods_that_take_a_request_and_a_moment_are_actions() -> None:
+    assert set(actions(Predicting)) == {"fit"}
+    for name in ("predict", "final_model", "look"):
+        with pytest.raises(BadMessageError, match="not an action"):
+            answer(Predicting(), name, NOW, pack(weights(a=1)))
 
 
 @pytest.mark.parametrize("packing", [True, False])
