@@ -1,6 +1,7 @@
 """The filter's own parts, on messages that no process has sent: sizes, tokens, lines of the log."""
 
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ def guard(monkeypatch: pytest.MonkeyPatch) -> Any:
     from atoll.engines.network.guard import Guard  # noqa: PLC0415
 
     monkeypatch.setattr(RxTask, "rx_task_map", {})
-    return Guard("client_job", limit=100)
+    return Guard("client_job", Path("kit"), limit=100)
 
 
 class Task:
@@ -89,7 +90,7 @@ def test_the_server_knows_a_sites_token_or_refuses_it() -> None:
 
     clients = {"token-1": SimpleNamespace(name="basel")}
     server = SimpleNamespace(client_manager=SimpleNamespace(clients=clients))
-    guard = Guard("server", server=server)
+    guard = Guard("server", Path("kit"), server=server)
 
     def stranger(site: str, token: str, key: tuple[str, str] = ("task", "quit")) -> str:
         route: Any = SimpleNamespace(certificate=site, key=key)

@@ -19,7 +19,10 @@ SOURCE = Path(atoll.__file__).parent
 MODULES = sorted(
     module.name for module in pkgutil.walk_packages([str(SOURCE)], "atoll.")
 )  # fmt: skip
-NEEDS_NVFLARE = ("atoll.engines.network.nvflare", "atoll.engines.network.guard")
+NEEDS_NVFLARE = tuple(
+    f"atoll.engines.network.{name}"
+    for name in ("nvflare", "guard", "presence", "provision", "certificates")
+)
 TINY: dict[str, Any] = {
     "data": "wine",
     "clients": 2,
