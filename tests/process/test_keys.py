@@ -171,6 +171,11 @@ def test_the_coordinators_certificate_is_taken_for_no_site(scene: Scene) -> None
     assert "purpose" in line
 
 
+def test_a_connection_that_says_nothing_holds_up_nobody(scene: Scene) -> None:
+    with socket.create_connection(("localhost", scene.port)):
+        assert reachable(Kit(scene.made.kit("bern"))) == ""
+
+
 def listen(server: socket.socket, startup: Path, got: list[bytes]) -> None:
     """Speak TLS with a site's certificate, as a coordinator does; keep what is said."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -104,6 +104,7 @@ class Guard:
         """Put the filter in front of everything that takes messages."""
         net_utils.get_ssl_context = checked(net_utils.ssl_required, self._say)
         tcp_driver.get_ssl_context = net_utils.get_ssl_context
+        self._wrap(tcp_driver.TcpStreamServer, "handle_error", _no_traceback)
         identity_utils.load_private_key_file = _read_key_file
         self._wrap(CredentialManager, "get_local_key", lambda original, own: _open(own.local_key))
         if self.process == "server":
@@ -278,6 +279,11 @@ def _route(cell: Any, endpoint: Any, connection: Any, message: Message) -> Route
         claimed=_text(message, CellMessageHeaderKeys.CLIENT_NAME),
         local=isinstance(connection, NullConnection),
     )
+
+
+def _no_traceback(original: Any, server: Any, request: Any, address: Any) -> None:
+    """A connection that failed has its line in the log already."""
+    log.debug("a connection ended with an error", exc_info=True)
 
 
 def _open(content: bytes) -> Any:

@@ -23,7 +23,32 @@ def passphrase() -> str:
 
 
 class _Socket(ssl.SSLSocket):
-    """A connection that ends where the other side's certificate is not for what it does."""
+    """A connection that ends where the other side's certificate is not for what it does.
+
+    A server greets when a connection is first used, by the thread that looks after it: somebody who
+    connects and says nothing holds up nobody else.
+    """
+
+    greeted = False
+
+    def read(self, len: int = 1024, buffer: Any = None) -> Any:
+        """Read, once it is clear who is there."""
+        self._greet()
+        return super().read(len, buffer)
+
+    def write(self, data: Any) -> int:
+        """Write, once it is clear who is there."""
+        self._greet()
+        return super().write(data)
+
+    def getpeercert(self, binary_form: bool = False) -> Any:
+        """The certificate of the other side."""
+        self._greet()
+        return super().getpeercert(binary_form)
+
+    def _greet(self) -> None:
+        if not self.greeted:
+            self.do_handshake()
 
     def do_handshake(self, block: bool = False) -> None:
         """Greet, within some seconds, then look at what the certificate is for."""
@@ -33,7 +58,8 @@ class _Socket(ssl.SSLSocket):
             self.settimeout(HANDSHAKE_SECONDS)
             super().do_handshake(block)
             self.settimeout(before)
-            _look(self.getpeercert(binary_form=True), own.wanted)
+            _look(super().getpeercert(binary_form=True), own.wanted)
+            self.greeted = True
         except OSError as error:
             words = getattr(error, "verify_message", "") or getattr(error, "reason", "")
             own.tell(f"refused a TLS connection with {_address(self)}: {words or error}")
@@ -52,6 +78,8 @@ class _Context(ssl.SSLContext):
     ) -> Any:
         """A connection to the one host that this is for; NVFlare does not say which."""
         named["server_hostname"] = None if server_side else self.host
+        if server_side:
+            named["do_handshake_on_connect"] = False
         return super().wrap_socket(sock, server_side, *rest, **named)
 
 
