@@ -92,8 +92,9 @@ class _Commands:
             self._say("nothing to do: every party has its kit")
         if any(name != "coordinator" for name in made["new"]):
             self._say("the private keys of sites were made here: use --by-request if they may not")
+            self._say("give each site its own kit alone")
         self._say(f"authority {Kit(to / 'coordinator').authority}")
-        self._say(f"keep {to / 'authority'} to yourself; give each site its own kit alone")
+        self._say(f"keep {to / 'authority'} to yourself")
 
     def request(
         self,
