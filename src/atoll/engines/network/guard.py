@@ -72,6 +72,7 @@ WITHOUT_TOKEN = {("task", "challenge"), ("task", "register"), ("task", "heart_be
                  ("cellnet.channel", "bye")}  # fmt: skip
 SECOND_HEADER = "atoll_second"  # of a reply: from where somebody else came under a site's name
 HEART_BEAT = ("task", "heart_beat")
+ENTRANCE = {("task", "challenge"), ("task", "register"), HEART_BEAT}  # all else needs a token
 AGAIN_SECONDS = 1.0  # after which the same refusal is logged again
 MOST_LINES = 1000  # different refusals that are remembered for that
 log = logging.getLogger("atoll.guard")
@@ -167,7 +168,7 @@ class Guard:
             line = f"the coordinator refused a second connection under this site's name: {other}"
             self._say(line)
             self.notices.write("second", line)
-        if route.channel == "task" and error.startswith("refused: "):
+        if route.key in ENTRANCE and error.startswith("refused: "):
             self._outside = readable(error.removeprefix("refused: "))
             self._say(f"the coordinator refuses this site: {self._outside}")
             self.notices.write("refused", self._outside)
