@@ -1,6 +1,8 @@
 """The filter's own parts, on messages that no process has sent: sizes, tokens, lines of the log."""
 
 import logging
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 pytest.importorskip("nvflare", reason="needs the extra nvflare")
 pytestmark = pytest.mark.process
 
+SECOND = "a site of this name is connected already"
 JOB = "9ed80a6e-fb83-4a5d-b303-0e6b87c52e97"
 
 
@@ -19,7 +22,7 @@ def guard(monkeypatch: pytest.MonkeyPatch) -> Any:
     from atoll.engines.network.guard import Guard  # noqa: PLC0415
 
     monkeypatch.setattr(RxTask, "rx_task_map", {})
-    return Guard("client_job", limit=100)
+    return Guard("client_job", Path("kit"), limit=100)
 
 
 class Task:
@@ -89,7 +92,7 @@ def test_the_server_knows_a_sites_token_or_refuses_it() -> None:
 
     clients = {"token-1": SimpleNamespace(name="basel")}
     server = SimpleNamespace(client_manager=SimpleNamespace(clients=clients))
-    guard = Guard("server", server=server)
+    guard = Guard("server", Path("kit"), server=server)
 
     def stranger(site: str, token: str, key: tuple[str, str] = ("task", "quit")) -> str:
         route: Any = SimpleNamespace(certificate=site, key=key)
@@ -110,3 +113,89 @@ def test_a_refusal_is_one_line_of_the_log_whatever_the_sender_writes(
     assert [record.getMessage() for record in caplog.records] == [
         "refused x from oslo\\nrefused \\x1b[2Jy"
     ]
+
+
+def greeted(presence: Any, manager: Any, name: str, certificate: str, active: float) -> Any:
+    """A connection that has said its name; `active` is when it was heard last."""
+    properties = {"peer_cn": certificate, "peer_addr": "10.0.0.7:4000"}
+    connection = SimpleNamespace(get_conn_properties=lambda: properties, closing=False)
+    wrapped = SimpleNamespace(conn=connection, last_activity=active, sfm_endpoint=None)
+
+    def take(manager: Any, wrapped: Any, data: dict[str, Any]) -> None:
+        manager.sfm_endpoints[data["endpoint_name"]] = SimpleNamespace(connections=[wrapped])
+
+    presence.greeted(take, manager, wrapped, {"endpoint_name": name})
+    return wrapped
+
+
+@pytest.fixture
+def presence(tmp_path: Path) -> Any:
+    from atoll.engines.network.listed import Listed  # noqa: PLC0415
+    from atoll.engines.network.notices import Notices  # noqa: PLC0415
+    from atoll.engines.network.presence import Presence  # noqa: PLC0415
+
+    (tmp_path / "sites.json").write_text('{"sites": ["basel", "bern"]}')
+    return Presence(Listed(tmp_path / "sites.json"), Notices(tmp_path))
+
+
+def held(manager: Any, name: str = "bern") -> Any:
+    """The connection that has a name."""
+    return manager.sfm_endpoints[name].connections[0]
+
+
+def test_a_second_connection_takes_nothing_from_the_first(presence: Any) -> None:
+    manager, route = SimpleNamespace(sfm_endpoints={}), bern()
+    first = greeted(presence, manager, "bern", "bern", time.time())
+    second = greeted(presence, manager, "bern", "bern", time.time())
+    assert held(manager) is first
+    assert second.sfm_endpoint.connections == []
+    assert presence.refusal(route, first.conn, False) == ""
+    assert presence.refusal(route, second.conn, False) == SECOND
+    assert presence.second("bern") == "10.0.0.7"
+    assert presence.second("bern") == "", "it is told once"
+    assert [notice.words for notice in presence.notices.new()] == [
+        "refused a second connection of bern from 10.0.0.7"
+    ]
+
+
+def test_a_site_on_a_new_line_takes_the_place_of_its_old_one(presence: Any) -> None:
+    """It has its token; the server has not noticed yet that the old line is dead."""
+    manager = SimpleNamespace(sfm_endpoints={})
+    greeted(presence, manager, "bern", "bern", time.time())
+    second = greeted(presence, manager, "bern", "bern", time.time())
+    assert presence.refusal(bern(), second.conn, True) == ""
+    assert held(manager) is second
+    assert presence.refusal(bern(), second.conn, False) == ""
+
+
+def test_a_silent_or_closed_connection_holds_no_name(presence: Any) -> None:
+    for ago, closing in ((60.0, False), (0.0, True)):
+        manager = SimpleNamespace(sfm_endpoints={})
+        first = greeted(presence, manager, "bern", "bern", time.time() - ago)
+        first.conn.closing = closing
+        second = greeted(presence, manager, "bern", "bern", time.time())
+        assert held(manager) is second
+    waits = greeted(presence, manager, "bern", "bern", time.time())
+    assert presence.refusal(bern(), waits.conn, False) == SECOND
+    second.last_activity -= 60
+    assert presence.refusal(bern(), waits.conn, False) == "", "it waited long enough"
+    assert held(manager) is waits
+
+
+def test_jobs_have_names_of_their_own_and_only_listed_sites_are_heard(presence: Any) -> None:
+    manager = SimpleNamespace(sfm_endpoints={})
+    greeted(presence, manager, "bern", "bern", time.time())
+    job = greeted(presence, manager, f"bern.{JOB}", "bern", time.time())
+    assert held(manager, f"bern.{JOB}") is job
+    again = greeted(presence, manager, f"bern.{JOB}", "bern", time.time())
+    assert held(manager, f"bern.{JOB}") is job
+    assert presence.refusal(bern(f"bern.{JOB}"), again.conn, False) == SECOND
+    assert presence.second("bern") == "", "a job's second line is told to the coordinator alone"
+    zug = greeted(presence, manager, "zug", "zug", time.time())
+    words = "'zug' is not in the list of sites"
+    assert presence.refusal(bern("zug", "zug"), zug.conn, True) == words
+    assert presence.refusal(bern("_admin_1", "coordinator@atoll.local"), None, False) == ""
+
+
+def bern(peer: str = "bern", certificate: str = "bern") -> Any:
+    return SimpleNamespace(peer=peer, certificate=certificate)

@@ -40,7 +40,11 @@ def test_adding_renewing_and_revoking_touch_nobody_else(tmp_path: Path) -> None:
     out = tmp_path / "kits"
     assert init(project(tmp_path, "basel", "bern"), out)["new"] == [COORDINATOR, "basel", "bern"]
     before = {name: content(out / name) for name in (COORDINATOR, "basel", "bern")}
-    assert init(project(tmp_path, "basel", "bern"), out) == {"new": [], "revoked": []}
+    assert init(project(tmp_path, "basel", "bern"), out) == {
+        "new": [],
+        "awaited": [],
+        "revoked": [],
+    }
 
     assert init(project(tmp_path, "basel", "bern", "zug"), out)["new"] == ["zug"]
     assert content(out / "basel") == before["basel"]
@@ -184,7 +188,7 @@ def test_a_site_whose_log_has_vanished_or_was_cut_is_stopped(tmp_path: Path) -> 
     whole = log.read_bytes()
     with pytest.raises(UserError, match="vanished or become shorter while the site had joined"):
         join(kit, site, deleted, lambda: False, told.append)
-    assert f"in 1 lines, which end in {filled.last}" in told[1]
+    assert f"in 1 lines, which end in {filled.last}" in told[2]
     with pytest.raises(UserError, match="the egress log has 0 lines and had 1"):
         join(kit, site, stays_away, lambda: False)
     log.write_bytes(whole)

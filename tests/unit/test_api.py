@@ -19,11 +19,9 @@ SOURCE = Path(atoll.__file__).parent
 MODULES = sorted(
     module.name for module in pkgutil.walk_packages([str(SOURCE)], "atoll.")
 )  # fmt: skip
-NEEDS_NVFLARE = (
-    "atoll.engines.network.nvflare",
-    "atoll.engines.network.guard",
-    "atoll.engines.network.standing",
-    "atoll.engines.network.wire",
+NEEDS_NVFLARE = tuple(
+    f"atoll.engines.network.{name}"
+    for name in ("certificates", "guard", "nvflare", "presence", "provision", "standing", "wire")
 )
 TINY: dict[str, Any] = {
     "data": "wine",

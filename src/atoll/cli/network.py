@@ -1,5 +1,6 @@
 """The commands of a federation between real sites: parse, call, print."""
 
+import os
 import re
 import signal
 import tempfile
@@ -22,10 +23,11 @@ from atoll.core.errors import (
     UserError,
     printable,
 )
-from atoll.engines.network import coordinator, egress, explain, rehearsal
+from atoll.engines.network import coordinator, egress, explain, rehearsal, signing
 from atoll.engines.network import site as site_end
 from atoll.engines.network.kits import Kit, init, renew
 from atoll.engines.network.policy import read_site
+from atoll.engines.network.tls import PASSPHRASE
 from atoll.runs.config import RunConfig, read, resolve
 from atoll.runs.folders import recorded, refuse_absent, run_folder
 from atoll.runs.result import Run
@@ -33,6 +35,9 @@ from atoll.runs.result import Run
 __all__ = ["register"]
 
 Show = Callable[[list[Run], Path, bool], None]
+Passphrase = Annotated[
+    bool, typer.Option("--passphrase", help=f"ask for the private key's; or set {PASSPHRASE}")
+]
 AGAIN_SECONDS = 10.0  # after which an unchanged line is printed again in a log
 
 
@@ -41,6 +46,9 @@ def register(app: typer.Typer, out: Console, err: Console, show: Show) -> None:
     commands = _Commands(out, err, show)
     own = typer.Typer(no_args_is_help=True, help="Make and look after the kits of a federation.")
     own.command("init")(commands.init)
+    own.command("request")(commands.request)
+    own.command("sign")(commands.sign)
+    own.command("install")(commands.install)
     own.command("renew")(commands.renew)
     own.command("show")(commands.show_kits)
     app.add_typer(own, name="network")
@@ -66,18 +74,75 @@ class _Commands:
         run: Annotated[
             str, typer.Option("--run", help="a run: its actions go into the sites' contracts")
         ] = "",
+        by_request: Annotated[
+            bool, typer.Option("--by-request", help="sites make their own keys: network request")
+        ] = False,
     ) -> None:
         """Make a kit for every party that has none; the others' kits are not touched."""
         config = resolve(read(run), run) if run else None
-        made = init(project, to, config)
+        made = init(project, to, config, by_request)
         for name in made["new"]:
-            until = Kit(to / name).until
-            self._say(f"made {to / name}, certificate until {until:%Y-%m-%d}")
+            kit = Kit(to / name)
+            self._say(f"made {to / name}, certificate until {kit.until:%Y-%m-%d}")
+            self._say(f"  key {kit.fingerprint}")
+        for name in made["awaited"]:
+            self._say(f"waiting for the request of {name}: atoll network request {name}, there")
         for name in made["revoked"]:
-            self._say(f"revoked {name}: it is given no more work; its certificate still ends")
-        if not made["new"] and not made["revoked"]:
+            self._say(f"revoked {name}: the server hears no more of it")
+        if not made["new"] and not made["revoked"] and not made["awaited"]:
             self._say("nothing to do: every party has its kit")
-        self._say(f"keep {to / 'authority'} to yourself; give each site its own kit alone")
+        if any(name != "coordinator" for name in made["new"]):
+            self._say("the private keys of sites were made here: use --by-request if they may not")
+            self._say("give each site its own kit alone")
+        self._say(f"authority {Kit(to / 'coordinator').authority}")
+        self._say(f"keep {to / 'authority'} to yourself")
+
+    def request(
+        self,
+        name: Annotated[str, typer.Argument(help="this site's name in the project")],
+        to: Annotated[Path | None, typer.Option("--out", help="the kit; default NAME")] = None,
+        passphrase: Passphrase = False,
+    ) -> None:
+        """Make this site's private key, and a request that the project's owner signs."""
+        _ask(passphrase, confirm=True)
+        folder = to or Path(name)
+        asked, fingerprint = signing.request(name, folder)
+        self._say(f"made {folder} with a private key, which stays here")
+        self._say(f"send {asked} to the project's owner, and read this out by telephone:")
+        self._say(f"  key {fingerprint}")
+
+    def sign(
+        self,
+        project: Annotated[Path, typer.Argument(help="the project's file, .toml")],
+        asked: Annotated[Path, typer.Argument(help="a site's request, .csr", metavar="REQUEST")],
+        to: Annotated[Path, typer.Option("--out", help="the folder of the kits")] = Path("kits"),
+        replace: Annotated[
+            bool, typer.Option("--replace", help="let a site have another key than before")
+        ] = False,
+    ) -> None:
+        """Sign a site's request, at the project's owner."""
+        path, key, own = signing.sign(project, asked, to, replace)
+        self._say(f"signed {asked}; send {path} back if the site reads out the same key:")
+        self._say(f"  key {key}")
+        self._say(f"  authority {own}")
+
+    def install(
+        self,
+        kit: Annotated[Path, typer.Argument(help="the folder that network request made")],
+        signed: Annotated[Path, typer.Argument(help="the owner's answer, .signed.json")],
+        run: Annotated[
+            str, typer.Option("--run", help="a run: its actions go into the contract")
+        ] = "",
+        passphrase: Passphrase = False,
+    ) -> None:
+        """Complete this site's kit with what the project's owner has signed."""
+        _ask(passphrase)
+        config = resolve(read(run), run) if run else None
+        made = signing.install(kit, signed, config)
+        self._say(f"{made.name}: certificate until {made.until:%Y-%m-%d}, for {made.server}")
+        self._say(f"  key {made.fingerprint}")
+        self._say(f"  authority {made.authority}")
+        self._say("the owner reads out the same authority? then read site.toml, and atoll join")
 
     def renew(
         self,
@@ -102,6 +167,8 @@ class _Commands:
             except UserError as error:
                 wrong = error.what
             self._say(f"{kit.name}: until {kit.until:%Y-%m-%d}, {wrong}")
+            self._say(f"  key {kit.fingerprint}")
+            self._say(f"  authority {kit.authority}")
 
     def serve(
         self,
@@ -162,6 +229,7 @@ class _Commands:
                 coordinator.serve(
                     Kit(kit), todo, terms,
                     lambda said, views: tell(coordinator.lines(said, views)), stopping,
+                    self._note(quiet),
                 )  # fmt: skip
             except InterruptedRunError as error:
                 where = str(todo[0][1])
@@ -173,19 +241,17 @@ class _Commands:
         self,
         kit: Annotated[Path, typer.Argument(help="this site's kit")],
         site: Annotated[Path, typer.Argument(help="this site's own file, .toml")],
+        passphrase: Passphrase = False,
         quiet: Annotated[bool, typer.Option("--quiet", help="print mistakes only")] = False,
     ) -> None:
         """Take part with this site's data until stopped with Ctrl-C."""
+        _ask(passphrase)
         warning = Kit(kit).check()
         if warning:
             self.err.print(warning, soft_wrap=True)
 
-        def note(line: str) -> None:
-            if not quiet:
-                self.err.print(line, soft_wrap=True)
-
         with self._stoppable("leaving") as stopping, self._lines(quiet) as tell:
-            site_end.join(Kit(kit), site, lambda line: tell([line]), stopping, note)
+            site_end.join(Kit(kit), site, lambda line: tell([line]), stopping, self._note(quiet))
 
     def rehearse(
         self,
@@ -234,6 +300,15 @@ class _Commands:
         else:
             end = f"the chain is whole and ends in {found[-1].hash}"
             self._say(f"{count:,} answers, {total:,} bytes; {end}")
+
+    def _note(self, quiet: bool) -> Callable[[str], None]:
+        """How a line is shown that stays on the screen."""
+
+        def note(line: str) -> None:
+            if not quiet:
+                self.err.print(Text(line), soft_wrap=True)
+
+        return note
 
     def _say(self, text: str) -> None:
         self.out.print(printable(text), soft_wrap=True)
@@ -295,6 +370,13 @@ def _called(kit: Kit, runs: list[Run]) -> list[str]:
         if named:
             found[f"in the record {', '.join(named)}"] = None
     return list(found)
+
+
+def _ask(wanted: bool, confirm: bool = False) -> None:
+    """Ask for a passphrase; NVFlare's processes have it from the environment."""
+    if wanted:
+        typed = typer.prompt("passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
+        os.environ[PASSPHRASE] = typed
 
 
 def _gist(lines: list[str]) -> list[str]:

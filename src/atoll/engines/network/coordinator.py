@@ -29,6 +29,7 @@ from atoll.core.record import disk_errors, write_whole
 from atoll.engines.network.addresses import taken
 from atoll.engines.network.job import write_job
 from atoll.engines.network.kits import ADMIN, COORDINATOR, Kit
+from atoll.engines.network.notices import Notices
 from atoll.engines.network.process import (
     ENDS,
     Process,
@@ -81,6 +82,7 @@ class _Serving:
     terms: Terms
     tell: Callable[[str, list[View]], None]  # what is going on, and the parties
     stopping: Callable[[], bool]
+    note: Callable[[str], None]  # what is not of every day
     control: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,6 +92,8 @@ class _Serving:
             ADMIN, self.kit.folder.resolve() / "admin", self.kit.server
         )
         self.heard: dict[str, float] = {}
+        self.notices = Notices(self.kit.folder)
+        self.notices.clear()
         self.lost = ""  # why the last job ended
 
     @property
@@ -126,11 +130,11 @@ class _Serving:
 
     def _wait(self) -> list[str]:
         """Until enough sites are there."""
-        began, all_sites = time.monotonic(), self.kit.sites
+        began = time.monotonic()
         while True:
             if self.stopping():
                 raise InterruptedRunError
-            here = self._here()
+            here, all_sites = self._here(), self.kit.sites  # who is revoked is not waited for
             waited = time.monotonic() - began
             enough = len(here) >= self.quorum and waited > self.terms.patience
             if len(here) == len(all_sites) or enough:
@@ -143,6 +147,8 @@ class _Serving:
         """The sites that NVFlare has heard of a moment ago; the server is started where need be."""
         if self.host.ensure() and self.host.starts > 1:
             self.session.close()
+        for notice in self.notices.new():
+            self.note(notice.words)
         found = self.session.sites()
         if found is not None:
             self.heard |= found
@@ -288,8 +294,12 @@ def serve(
     terms: Terms,
     tell: Callable[[str, list[View]], None],
     stopping: Callable[[], bool],
+    note: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Coordinate some runs to their end; runs that were cut go on."""
+    """Coordinate some runs to their end; runs that were cut go on.
+
+    `note` is told which keys the parties have, and who was refused.
+    """
     build(Terms, vars(terms), "atoll serve")
     for name in sorted({str(config.method["name"]) for config, _ in todo}):
         if terms.at_least and not methods.load(name).quorum:
@@ -308,7 +318,8 @@ def serve(
         _settle(kit)
         for config, folder in todo:
             _register(kit, config, folder)
-        _Serving(kit, todo, terms, tell, stopping).go()
+        note(f"{kit.name}: the key {kit.fingerprint}; the authority {kit.authority}")
+        _Serving(kit, todo, terms, tell, stopping, note).go()
 
 
 def _register(kit: Kit, config: RunConfig, folder: Path) -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "HANDLERS",
     "PROCESSES",
     "REFUSED_HANDLERS",
+    "REPLIES",
     "SERVER_TOPICS",
     "STREAM",
     "Process",

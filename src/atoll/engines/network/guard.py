@@ -20,15 +20,15 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.job_launcher_spec import JobProcessArgs
 from nvflare.app_common.job_launcher.process_launcher import ProcessJobLauncher
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.cellnet.credential_manager import CredentialManager
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey as Header
 from nvflare.fuel.f3.cellnet.defs import MessageType, ReturnCode, ReturnReason
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.comm_error import CommError
-from nvflare.fuel.f3.drivers import socket_conn
-from nvflare.fuel.f3.drivers.driver_params import DriverParams
+from nvflare.fuel.f3.drivers import net_utils, socket_conn, tcp_driver
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.mpm import MainProcessMonitor
-from nvflare.fuel.f3.sfm.conn_manager import NullConnection
+from nvflare.fuel.f3.sfm.conn_manager import ConnManager, NullConnection
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_const import StreamDataType, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamError
@@ -36,12 +36,15 @@ from nvflare.private.admin_defs import error_reply
 from nvflare.private.defs import CellMessageHeaderKeys, RequestHeader, TrainingTopic
 from nvflare.private.fed.client.admin import FedAdminAgent
 from nvflare.private.fed.server.fed_server import FederatedServer
+from nvflare.private.fed.utils import identity_utils
 
 from atoll.engines.network import standing, wire
+from atoll.engines.network.certificates import read_key
 from atoll.engines.network.deny import (
     DATA,
     ERROR,
     PROCESSES,
+    REPLIES,
     STREAM,
     Process,
     Route,
@@ -51,7 +54,11 @@ from atoll.engines.network.deny import (
 )
 from atoll.engines.network.job import site_config
 from atoll.engines.network.limits import FRAME_BYTES, message_bytes
+from atoll.engines.network.listed import Listed
+from atoll.engines.network.notices import Notices, readable
+from atoll.engines.network.presence import Presence, answer_beside, certificate_name
 from atoll.engines.network.process import ENDS, STANDING
+from atoll.engines.network.tls import checked, passphrase
 
 __all__ = ["main"]
 
@@ -65,6 +72,9 @@ MODULES = {
 # A site that the server does not know yet, or not any more, can send these with any signed token.
 WITHOUT_TOKEN = {("task", "challenge"), ("task", "register"), ("task", "heart_beat"),
                  ("cellnet.channel", "bye")}  # fmt: skip
+SECOND_HEADER = "atoll_second"  # of a reply: from where somebody else came under a site's name
+HEART_BEAT = ("task", "heart_beat")
+ENTRANCE = {("task", "challenge"), ("task", "register"), HEART_BEAT}  # all else needs a token
 AGAIN_SECONDS = 1.0  # after which the same refusal is logged again
 MOST_LINES = 1000  # different refusals that are remembered for that
 log = logging.getLogger("atoll.guard")
@@ -80,13 +90,29 @@ class Guard:
     """The filter of one process."""
 
     process: Process
+    folder: Path  # the kit
     limit: int = field(default_factory=message_bytes)  # bytes of one message
     server: Any = None  # NVFlare's server, where this is its process
+    presence: Presence = field(init=False)
+    notices: Notices = field(init=False)
+    _outside: str = ""  # why the server does not take this site, where it does not
     _lines: dict[str, float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def __post_init__(self) -> None:
+        self.notices = Notices(self.folder)
+        self.presence = Presence(Listed(self.folder / "sites.json"), self.notices)
+
     def install(self) -> None:
         """Put the filter in front of everything that takes messages."""
+        net_utils.get_ssl_context = checked(net_utils.ssl_required, self._say)
+        tcp_driver.get_ssl_context = net_utils.get_ssl_context
+        self._wrap(tcp_driver.TcpStreamServer, "handle_error", _no_traceback)
+        identity_utils.load_private_key_file = _read_key_file
+        self._wrap(CredentialManager, "get_local_key", lambda original, own: _open(own.local_key))
+        if self.process == "server":
+            self._wrap(ConnManager, "update_endpoint", self.presence.greeted)
+            self._wrap(FederatedServer, "client_heartbeat", self._heart_beat)
         self._wrap(CoreCell, "process_message", self._process_message)
         self._wrap(FedAdminAgent, "_dispatch_request", self._dispatch)
         self._wrap(FederatedServer, "__init__", self._remember_server)
@@ -111,19 +137,60 @@ class Guard:
         """Take a message off a connection, or refuse it before anything of it is decoded."""
         try:
             route = _route(cell, endpoint, connection, message)
-            reason = refusal(self.process, route) or self._stranger(route, message)
-            reason = reason or self._oversize(route, message)
+            reason = refusal(self.process, route) or self._absent(route, connection, message)
+            reason = reason or self._stranger(route, message) or self._oversize(route, message)
         except Exception as error:  # headers are the sender's: whatever they are made of
             log.warning("refused a message: %s", type(error).__name__)
             return
         message.remove_header(Header.CONN_URL)  # an invitation to connect elsewhere
         message.remove_header(StreamHeaderKey.ERROR_TYPE)  # one kind ends the server's job
         if not reason:
+            self._hear(route, message)
             original(cell, endpoint, connection, app_id, message)
             return
         self._say(f"refused {route.words} from {route.origin[:80]}: {reason}")
         if route.kind == MessageType.REQ and (self.process != "server" or route.honest):
-            _answer(cell, endpoint, route, message, reason)
+            _answer(cell, endpoint, connection, route, message, reason)
+
+    def _absent(self, route: Route, connection: Any, message: Message) -> str:
+        """Why the server does not hear a site: it is on no list, or somebody has its name."""
+        if self.process != "server" or route.local:
+            return ""
+        reason = self.presence.refusal(route, connection, self._known(route, message))
+        if not reason and route.certificate and "@" not in route.certificate:
+            self.presence.seen(route, connection)
+        return reason
+
+    def _hear(self, route: Route, message: Message) -> None:
+        """What the server's replies say of this site itself, for whoever looks after it."""
+        if self.process != "client" or route.kind not in REPLIES or route.origin != "server":
+            return
+        error, other = _text(message, Header.ERROR), _text(message, SECOND_HEADER)
+        if other:
+            line = f"the coordinator refused a second connection under this site's name: {other}"
+            self._say(line)
+            self.notices.write("second", line)
+        if route.key in ENTRANCE and error.startswith("refused: "):
+            self._outside = readable(error.removeprefix("refused: "))
+            self._say(f"the coordinator refuses this site: {self._outside}")
+            self.notices.write("refused", self._outside)
+        elif route.key == HEART_BEAT and not error and self._outside != "taken":
+            self._outside = "taken"
+            self.notices.write("taken", "the coordinator takes this site")
+
+    def _heart_beat(self, original: Any, server: Any, request: Message) -> Message:
+        """NVFlare's reply to a sign of life, with what the site should know."""
+        reply = cast("Message", original(server, request))
+        other = self.presence.second(_text(request, CellMessageHeaderKeys.CLIENT_NAME))
+        if other and reply is not None:
+            reply.set_header(SECOND_HEADER, other)
+        return reply
+
+    def _known(self, route: Route, message: Message) -> bool:
+        """Whether a message has the token of the site whose certificate it came with."""
+        token = message.get_header(CellMessageHeaderKeys.TOKEN)
+        client = self.server.client_manager.clients.get(token) if self.server else None
+        return client is not None and client.name == route.certificate
 
     def _stranger(self, route: Route, message: Message) -> str:
         """Why the server does not take a site's token: nobody who is registered has it."""
@@ -131,10 +198,7 @@ class Guard:
             return ""
         if self.server is None or route.key in WITHOUT_TOKEN:
             return ""
-        token = message.get_header(CellMessageHeaderKeys.TOKEN)
-        client = self.server.client_manager.clients.get(token)
-        known = client is not None and client.name == route.certificate
-        return "" if known else "its token is unknown"
+        return "" if self._known(route, message) else "its token is unknown"
 
     def _oversize(self, route: Route, message: Message) -> str:
         if route.topic != DATA:
@@ -205,12 +269,10 @@ class Guard:
 
 
 def _route(cell: Any, endpoint: Any, connection: Any, message: Message) -> Route:
-    properties = connection.get_conn_properties() if connection else {}
-    name = properties.get(DriverParams.PEER_CN.value)
     return Route(
         own=cell.my_info.fqcn,
         peer=endpoint.name,
-        certificate="" if name in (None, "N/A") else str(name),
+        certificate=certificate_name(connection),
         kind=_text(message, Header.MSG_TYPE),
         channel=_text(message, Header.CHANNEL),
         topic=_text(message, Header.TOPIC),
@@ -222,10 +284,26 @@ def _route(cell: Any, endpoint: Any, connection: Any, message: Message) -> Route
     )
 
 
-def _answer(cell: Any, endpoint: Any, route: Route, message: Message, reason: str) -> None:
+def _no_traceback(original: Any, server: Any, request: Any, address: Any) -> None:
+    """A connection that failed has its line in the log already."""
+    log.debug("a connection ended with an error", exc_info=True)
+
+
+def _open(content: bytes) -> Any:
+    return read_key(content, "the private key", passphrase())
+
+
+def _read_key_file(path: str) -> Any:
+    """A private key for NVFlare's signatures; NVFlare itself knows no passphrases."""
+    return _open(Path(path).read_bytes())
+
+
+def _answer(
+    cell: Any, endpoint: Any, connection: Any, route: Route, message: Message, reason: str
+) -> None:
     """Tell the sender of a refused request, where it waits for an answer."""
     words = f"refused: {reason}"
-    if (route.channel, route.topic) == (STREAM, DATA):
+    if (route.channel, route.topic) == (STREAM, DATA) and not hasattr(connection, "atoll_beside"):
         headers = {
             StreamHeaderKey.STREAM_ID: message.get_header(StreamHeaderKey.STREAM_ID),
             StreamHeaderKey.DATA_TYPE: StreamDataType.ERROR,
@@ -240,6 +318,7 @@ def _answer(cell: Any, endpoint: Any, route: Route, message: Message, reason: st
     elif message.get_header(Header.REPLY_EXPECTED):
         reply = make_reply(ReturnCode.AUTHENTICATION_ERROR, error=words)
         reply.add_headers({
+            Header.CHANNEL: route.channel, Header.TOPIC: route.topic,
             Header.ORIGINAL_HEADERS: message.headers, Header.FROM_CELL: cell.my_info.fqcn,
             Header.TO_CELL: endpoint.name, Header.ORIGIN: cell.my_info.fqcn,
             Header.DESTINATION: route.origin, Header.MSG_TYPE: MessageType.RETURN,
@@ -247,7 +326,8 @@ def _answer(cell: Any, endpoint: Any, route: Route, message: Message, reason: st
             Header.ROUTE: [(cell.my_info.fqcn, time.time())],
             Header.RETURN_REASON: ReturnReason.INTERCEPT,
         })  # fmt: skip
-        cell._send_reply(reply, endpoint)
+        if not answer_beside(connection, reply):
+            cell._send_reply(reply, endpoint)
 
 
 def main() -> None:
@@ -255,13 +335,13 @@ def main() -> None:
     process = cast("Process", sys.argv.pop(1))
     if process not in PROCESSES:
         raise SystemExit(f"no process '{process}'")
-    Guard(process).install()
-    wire.install()
     app = importlib.import_module(MODULES[process])
     if not process.endswith("job"):
         app.version_check()
     arguments = app.parse_arguments()
     folder = arguments.workspace
+    Guard(process, Path(folder)).install()
+    wire.install()
     if process == "client":
         standing.watch_server(Path(folder) / STANDING)
     if process == "server":

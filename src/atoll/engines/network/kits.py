@@ -19,10 +19,14 @@ from atoll.core.record import disk_errors, write_whole
 from atoll.engines.network.addresses import is_host, spelled
 from atoll.engines.network.drafts import drafted_file
 from atoll.engines.network.job import CLASSES
-from atoll.engines.network.process import nvflare
+from atoll.engines.network.process import certificates, provision
+from atoll.engines.network.tls import passphrase
 from atoll.runs.config import RunConfig
 
-__all__ = ["ADMIN", "COORDINATOR", "Kit", "Project", "init", "read_project", "renew", "untimely"]
+__all__ = [
+    "ADMIN", "COORDINATOR", "NAME", "Kit", "Project", "authority", "fill", "init", "read_project",
+    "renew", "signed_file", "untimely",
+]  # fmt: skip
 
 COORDINATOR = "coordinator"
 ADMIN = "coordinator@atoll.local"
@@ -118,15 +122,12 @@ class Kit:
 
     @property
     def _certificate(self) -> Any:
-        from cryptography import x509  # noqa: PLC0415 - comes with NVFlare
+        return self._read(self._file(".crt"))
 
-        path = self._file(".crt")
+    def _read(self, path: Path) -> Any:
         with disk_errors(path):
             content = path.read_bytes()
-        try:
-            return x509.load_pem_x509_certificate(content)
-        except ValueError as error:
-            raise UserError("not a certificate", str(path), "ask for a new kit") from error
+        return certificates().read_certificate(content, str(path))
 
     def _file(self, suffix: str) -> Path:
         name = "server" if self.name == COORDINATOR else "client"
@@ -134,19 +135,22 @@ class Kit:
 
     def _fits(self) -> bool:
         """Whether the kit's key is that of its certificate."""
-        from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
-        from cryptography.hazmat.primitives.serialization import (  # noqa: PLC0415
-            load_pem_private_key,
-        )
-
         path = self._file(".key")
         with disk_errors(path):
             content = path.read_bytes()
-        try:
-            key = load_pem_private_key(content, None)
-        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-            raise UserError("not a private key", str(path), "ask for a new kit") from error
+        key = certificates().read_key(content, str(path), passphrase())
         return bool(key.public_key() == self._certificate.public_key())
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the party's key."""
+        return str(certificates().fingerprint(self._certificate.public_key()))
+
+    @property
+    def authority(self) -> str:
+        """The fingerprint of the authority's key."""
+        root = self._read(self.folder / "startup" / "rootCA.pem")
+        return str(certificates().fingerprint(root.public_key()))
 
     @property
     def until(self) -> datetime:
@@ -156,32 +160,49 @@ class Kit:
 
     def check(self) -> str:
         """Refuse a kit that cannot work; a warning where its certificate ends soon."""
-        from cryptography import x509  # noqa: PLC0415
-        from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
+        from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - comes with NVFlare
 
         certificate, where = self._certificate, str(self.folder)
         wrong = untimely(certificate.not_valid_before_utc, self.until)
         if wrong:
             remedy = "set this machine's clock; if it is right, ask the project's owner: atoll"
             what = f"the certificate of {self.name} {wrong}"
-            raise UserError(what, where, f"{remedy} network renew {self.name}")
-        common = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value
+            raise UserError(what, where, f"{remedy} network renew project.toml {self.name}")
+        common = certificates().common_name(certificate)
         wanted = spelled(self.server) if self.name == COORDINATOR else self.name
         if common != wanted:
             what = f"the kit is named {self.name}, but its certificate is of '{common}'"
             raise UserError(what, where, "use each kit under its own name")
-        with disk_errors(self.folder):
-            content = (self.folder / "startup" / "rootCA.pem").read_bytes()
         try:
-            certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(content))
+            root = self._read(self.folder / "startup" / "rootCA.pem")
+            certificate.verify_directly_issued_by(root)
         except (ValueError, TypeError, InvalidSignature) as error:
             what = f"the certificate of {self.name} is not from this project's authority"
             raise UserError(what, where, "use the kit as it was made") from error
+        self._check_purpose()
         if not self._fits():
             what = f"the key does not fit the certificate of {self.name}"
             raise UserError(what, str(self._file(".key")), "use the kit as it was made")
         left = (self.until - datetime.now(UTC)).days
         return f"the certificate of {self.name} ends in {left} days" if left < WARN_DAYS else ""
+
+    @property
+    def _renewal(self) -> str:
+        return f"ask the project's owner: atoll network renew project.toml {self.name}"
+
+    def _check_purpose(self) -> None:
+        """Refuse certificates that the other side would refuse: they say for what they are."""
+        pairs = [(self._file(".crt"), "server" if self.name == COORDINATOR else "client")]
+        if self.name == COORDINATOR:
+            pairs.append((self.folder / "admin" / "startup" / "client.crt", "client"))
+        for path, wanted in pairs:
+            if wanted not in certificates().made_for(self._read(path)):
+                what = f"the certificate of {self.name} does not say that it is for a {wanted}"
+                raise UserError(what, str(path), self._renewal)
+        named = certificates().for_host(self._certificate, spelled(self.server))
+        if self.name == COORDINATOR and not named:
+            what = f"the certificate of {self.name} does not name the host {self.server}"
+            raise UserError(what, str(self._file(".crt")), self._renewal)
 
 
 def untimely(begins: datetime, ends: datetime) -> str:
@@ -194,15 +215,28 @@ def untimely(begins: datetime, ends: datetime) -> str:
     return f"{how}: {valid}, and the clock here says {now:%Y-%m-%d %H:%M}, all in UTC"
 
 
-def init(path: Path, out: Path, run: RunConfig | None = None) -> dict[str, list[str]]:
-    """Make the folders of all parties that have none yet; who is new, and who is revoked."""
+def init(
+    path: Path, out: Path, run: RunConfig | None = None, by_request: bool = False
+) -> dict[str, list[str]]:
+    """Make the folders of all parties that have none yet; who is new, and who is revoked.
+
+    With `by_request` sites make their own keys, now and whenever this is called again.
+    """
     project, made = read_project(path), dict[str, list[str]]()
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
-    there = [name for name in (COORDINATOR, *project.sites) if (out / name).exists()]
-    made["new"] = [name for name in (COORDINATOR, *project.sites) if name not in there]
+        authority(project, out)
+        mark = out / "authority" / "by-request"
+        if by_request:
+            mark.touch()
+    ours = (COORDINATOR,) if mark.exists() else (COORDINATOR, *project.sites)
+    there = [name for name in ours if (out / name).exists() or signed_file(out, name).exists()]
+    made["new"] = [name for name in ours if name not in there]
     if made["new"]:
         _issue(project, out, made["new"], run)
+    made["awaited"] = [
+        name for name in project.sites if name not in ours and not signed_file(out, name).exists()
+    ]
     known = Kit(out / COORDINATOR)
     before = known.sites if (known.folder / "sites.json").exists() else []
     made["revoked"] = [name for name in before if name not in project.sites]
@@ -211,13 +245,20 @@ def init(path: Path, out: Path, run: RunConfig | None = None) -> dict[str, list[
     return made
 
 
+def signed_file(out: Path, name: str) -> Path:
+    """Where the owner keeps what it has signed for a site that made its own key."""
+    return out / f"{name}.signed.json"
+
+
 def renew(path: Path, out: Path, name: str) -> Path:
     """A new certificate for one party; its other files and all other parties stay as they are."""
     project = read_project(path)
+    if name in project.sites and signed_file(out, name).exists():
+        what, remedy = f"site {name} has made its own key", f"atoll network sign {path} {name}.csr"
+        raise UserError(what, str(signed_file(out, name)), f"sign its request again: {remedy}")
     if name not in (COORDINATOR, *project.sites) or not (out / name).exists():
         raise UserError(f"no party '{name}'", str(out), "see the project's sites")
-    issued = _authority(project, out)
-    folder = issued.issue(project.sites, ADMIN)
+    folder = authority(project, out).issue(project.sites, ADMIN, _wanted(project, [name]))
     try:
         pairs = [(folder / _called(project, name), out / name)]
         if name == COORDINATOR:
@@ -227,46 +268,46 @@ def renew(path: Path, out: Path, name: str) -> Path:
                 if file.suffix in (".crt", ".key", ".pem"):
                     shutil.copy2(file, target / "startup" / file.name)
     finally:
-        _clean(issued, folder)
+        shutil.rmtree(folder, ignore_errors=True)
     return out / name
 
 
-def _authority(project: Project, out: Path) -> Any:
+def authority(project: Project, out: Path) -> Any:
+    """The part of a project that signs, with its folder."""
     folder = out / "authority"
     with disk_errors(folder):
         folder.mkdir(mode=0o700, exist_ok=True)
     server, port = spelled(project.server), project.port
-    return nvflare().Authority(folder.resolve(), project.name, server, port, project.days)
+    return provision().Authority(folder.resolve(), project.name, server, port, project.days)
 
 
 def _called(project: Project, name: str) -> str:
     return spelled(project.server) if name == COORDINATOR else name
 
 
+def _wanted(project: Project, names: Sequence[str]) -> list[str]:
+    """Who gets a new key, as NVFlare calls them."""
+    admin = [ADMIN] if COORDINATOR in names else []
+    return [*(_called(project, name) for name in names), *admin]
+
+
 def _issue(project: Project, out: Path, names: Sequence[str], run: RunConfig | None) -> None:
-    issued = _authority(project, out)
-    folder = issued.issue(project.sites, ADMIN)
+    issued = authority(project, out).issue(project.sites, ADMIN, _wanted(project, names))
     try:
         for name in names:
             part = out / f".{name}.part"
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(mode=0o700)
-            _fill(part, folder, project, name)
+            fill(part, issued, project, name)
             if name != COORDINATOR:
                 text = drafted_file(run, f"../{name}-store")
                 (part / "site.toml").write_text(text, encoding="utf-8")
             part.replace(out / name)
     finally:
-        _clean(issued, folder)
+        shutil.rmtree(issued, ignore_errors=True)
 
 
-def _clean(issued: Any, folder: Path) -> None:
-    """Leave no private key but the authority's own behind."""
-    shutil.rmtree(folder, ignore_errors=True)
-    issued.forget_all()
-
-
-def _fill(part: Path, issued: Path, project: Project, name: str) -> None:
+def fill(part: Path, issued: Path, project: Project, name: str) -> None:
     """One party's folder out of what NVFlare has made, with our policies in place of its own."""
     source = issued / _called(project, name)
     _take(source, part)

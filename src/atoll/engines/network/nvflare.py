@@ -1,8 +1,8 @@
 """The network engine: clients are processes at their sites, over mutual TLS, carried by NVFlare.
 
-Only this file, `guard` and `wire` import nvflare. It has the two classes that a job names, one for
-the sites and one for the coordinator, and a few functions around NVFlare's own: certificates,
-processes, jobs.
+Only this file, `guard`, `presence`, `provision`, `standing` and `wire` import nvflare. It has the
+two classes that a job names, one for the sites and one for the coordinator, and a few functions
+around NVFlare's own: processes, jobs.
 """
 
 import json
@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from io import StringIO
@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 from nvflare.collab import CollabCallError, collab
+from nvflare.fuel.f3.drivers import tcp_driver
+from nvflare.fuel.f3.drivers.net_utils import ssl_required
 from pydantic import TypeAdapter
 
 from atoll import methods
@@ -72,6 +74,7 @@ from atoll.engines.network.policy import (
     told,
 )
 from atoll.engines.network.process import GUARD
+from atoll.engines.network.tls import checked
 from atoll.engines.network.wire import connecting
 from atoll.learning.weights import without
 from atoll.runs.config import RunConfig, read, resolve, to_toml
@@ -593,55 +596,7 @@ def _ended(error: Exception, names: Mapping[str, str]) -> dict[str, Any]:  # noq
     return {"ended": "fault", "what": f"{type(error).__name__}: {error}"}
 
 
-# Around NVFlare: certificates, processes, jobs
-
-
-@dataclass(frozen=True)
-class Authority:
-    """The part of a project that signs: makes the folders of all parties."""
-
-    folder: Path  # keeps the authority's own key
-    project: str
-    server: str  # the name by which sites reach the coordinator
-    port: int
-    days: int
-
-    def issue(self, sites: Iterable[str], admin: str) -> Path:
-        """Make a folder for every party; certificates that are there already stay the same."""
-        from nvflare.lighter import entity, provisioner, utils  # noqa: PLC0415
-        from nvflare.lighter.impl import cert, signature, static_file, workspace  # noqa: PLC0415
-
-        party: dict[str, Any] = {"org": "atoll"}
-        server = {**party, "name": self.server, "type": "server", "fed_learn_port": self.port}
-        people = {**party, "name": admin, "type": "admin", "role": "project_admin"}
-        clients = [{**party, "name": name, "type": "client"} for name in sites]
-        members = [entity.participant_from_dict(one) for one in (server, people, *clients)]
-        builders = [
-            workspace.WorkspaceBuilder(),
-            static_file.StaticFileBuilder(config_folder="config", scheme="tcp"),
-            cert.CertBuilder(root_valid_days=self.days),
-            signature.SignatureBuilder(),
-        ]
-        maker = provisioner.Provisioner(str(self.folder), builders)
-        template = Path(utils.__file__).parent / "templates" / "master_template.yml"
-        maker.add_template(utils.load_yaml(str(template)))
-        quiet = StringIO()
-        with redirect_stdout(quiet), redirect_stderr(quiet):
-            made = maker.provision(entity.Project(self.project, "made by atoll", members))
-        if made.get("build_error") or not made.get("current_prod_dir"):
-            words = quiet.getvalue().strip().splitlines()
-            raise UserError(
-                "no certificates could be made", str(self.folder), words[-1] if words else "look"
-            )
-        return Path(str(made["current_prod_dir"]))
-
-    def forget_all(self) -> None:
-        """Keep only the authority's own key: private keys of parties are in their folders alone."""
-        path = self.folder / self.project / "state" / "cert.json"
-        found = json.loads(path.read_text())
-        kept = {name: found[name] for name in ("root_cert", "root_pri_key")}
-        write_whole(path, json.dumps(kept).encode())
-        path.chmod(0o600)
+# Around NVFlare: processes, jobs
 
 
 def command(kind: str, kit: Path, name: str) -> list[str]:
@@ -661,6 +616,7 @@ class Session:
         self.admin, self.kit = admin, kit
         connecting({spelled(server): way_in(server)})
         self._session: Any = None
+        tcp_driver.get_ssl_context = checked(ssl_required, log.warning)
         logging.getLogger().addHandler(logging.NullHandler())  # it would print what it retries
         logging.getLogger().setLevel(logging.CRITICAL)
 

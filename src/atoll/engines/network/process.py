@@ -15,8 +15,8 @@ from atoll.core.errors import UserError
 from atoll.core.record import disk_errors
 
 __all__ = [
-    "ENDS", "GUARD", "STANDING", "Process", "alone", "end_former", "environment", "nvflare",
-    "own_store", "read_json", "running",
+    "ENDS", "GUARD", "STANDING", "Process", "alone", "certificates", "end_former", "environment",
+    "nvflare", "own_store", "provision", "read_json", "running",
 ]  # fmt: skip
 
 GUARD = "atoll.engines.network.guard"  # the module that starts NVFlare behind its filter
@@ -40,13 +40,33 @@ class KitFolder(Protocol):
 
 def nvflare() -> Any:
     """The engine's own module, or how to install what it needs."""
-    try:
+    with _installed():
         from atoll.engines.network import nvflare as found  # noqa: PLC0415 - only where it is needed
+    return found
+
+
+def provision() -> Any:
+    """The module that makes settings of NVFlare."""
+    with _installed():
+        from atoll.engines.network import provision as found  # noqa: PLC0415
+    return found
+
+
+def certificates() -> Any:
+    """The module that makes and reads certificates, with a package that comes with NVFlare."""
+    with _installed():
+        from atoll.engines.network import certificates as found  # noqa: PLC0415
+    return found
+
+
+@contextmanager
+def _installed() -> Iterator[None]:
+    try:
+        yield
     except ImportError as error:
         raise UserError(
             "NVFlare is not installed", str(error), "pip install 'atoll[nvflare]'"
         ) from error
-    return found
 
 
 def environment(**further: str) -> dict[str, str]:

@@ -24,7 +24,14 @@ from typing import Any
 from atoll.core.errors import UserError
 from atoll.core.record import Exclusion, read_events
 from atoll.engines.local import local_engine
-from atoll.engines.network.kits import COORDINATOR, Kit, Project, init, read_project
+from atoll.engines.network.kits import (
+    COORDINATOR,
+    Kit,
+    Project,
+    init,
+    read_project,
+    signed_file,
+)
 from atoll.engines.network.process import running
 from atoll.engines.network.site import reachable
 from atoll.runs.config import RunConfig, to_toml
@@ -121,7 +128,7 @@ def rehearse(
 ) -> list[Item]:
     """Try everything; what came of it, in order."""
     about, folder = read_project(project), folder.resolve()
-    found = [_checked(kits / name) for name in (COORDINATOR, *about.sites)]
+    found = [_checked(kits / name, name in about.sites) for name in (COORDINATOR, *about.sites)]
     for item in found:
         tell(_line(item))
     if not all(item.passed for item in found):
@@ -141,7 +148,9 @@ def _line(item: Item) -> str:
     return f"{'go   ' if item.passed else 'NO GO'}  {item.what}: {item.words}"
 
 
-def _checked(folder: Path) -> Item:
+def _checked(folder: Path, site: bool) -> Item:
+    if site and not folder.exists() and signed_file(folder.parent, folder.name).exists():
+        return Item(f"the kit of {folder.name}", True, "not here: the site has made its own key")
     kit = Kit(folder)
     try:
         warning = kit.check()
@@ -155,10 +164,11 @@ def _checked(folder: Path) -> Item:
 def _staged(
     about: Project, kits: Path, config: RunConfig, folder: Path
 ) -> Iterator[tuple[_Stage, str]]:
-    """Copies of the real kits; new ones for localhost where the coordinator is elsewhere."""
+    """Copies of the real kits; new ones for localhost where not all of them can be used here."""
     folder.mkdir(parents=True)
-    here, copied = folder / "kits", _is_here(about.server)
-    names = (COORDINATOR, *about.sites)
+    here, names = folder / "kits", (COORDINATOR, *about.sites)
+    whole = all((kits / name).exists() for name in names)
+    copied = whole and _is_here(about.server)
     if copied:
         for name in names:
             ignored = shutil.ignore_patterns("store", "work", "*.log", "*.txt", "*-*-*-*-*")
@@ -169,9 +179,10 @@ def _staged(
         values = {"name": about.name, "port": about.port, "sites": list(about.sites)}
         own.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
         init(own, here, config)
-        for name in about.sites:
+        for name in (name for name in about.sites if (kits / name).exists()):
             shutil.copy(kits / name / "site.toml", here / name / "site.toml")
-        words = f"made for localhost, since {about.server} is not this machine"
+        reason = f"{about.server} is not this machine" if whole else "sites have their own keys"
+        words = f"made for localhost, since {reason}"
         authority = here / "authority"
     (folder / "run.toml").write_text(to_toml(config))
     state = authority / about.name / "state"

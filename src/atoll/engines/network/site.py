@@ -16,6 +16,7 @@ from atoll.engines.network.kits import COORDINATOR, Kit, untimely
 from atoll.engines.network.limits import environment as limits_of
 from atoll.engines.network.mirror import ENVIRONMENT as MIRROR
 from atoll.engines.network.mirror import End, Mirror, append_only
+from atoll.engines.network.notices import Notice, Notices
 from atoll.engines.network.policy import read_site
 from atoll.engines.network.process import (
     STANDING,
@@ -26,19 +27,23 @@ from atoll.engines.network.process import (
     own_store,
     read_json,
 )
+from atoll.engines.network.tls import client_context, passphrase
 
 __all__ = ["join", "reachable"]
 
 CALM_SECONDS = 15.0  # between looks at a coordinator that could be reached
 FRESH_SECONDS = 45.0  # in which the coordinator's server has heard of a site that is connected
+OUTSIDE_SECONDS = 40.0  # after which a site that the coordinator does not take gives up
 
 
 def reachable(kit: Kit) -> str:
     """Why the coordinator cannot be reached with this kit; empty where it can."""
     startup = kit.folder / "startup"
     try:
-        context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
-        context.load_cert_chain(str(startup / "client.crt"), str(startup / "client.key"))
+        pair = (str(startup / "client.crt"), str(startup / "client.key"))
+        context = client_context(
+            str(startup / "rootCA.pem"), pair, spelled(kit.server), lambda line: None, passphrase()
+        )
     except OSError as error:  # and every ssl.SSLError; they may be in the midst of a renewal
         return f"this site's key and certificate cannot be used: {_alert(error)}"
     try:
@@ -119,7 +124,8 @@ def join(
 ) -> None:
     """Take part until stopped: keep NVFlare's process at it, and say how it stands.
 
-    `note` is told once, at the start, what has left the site so far.
+    `note` is told once, at the start, what has left the site so far, and later what is not of
+    every day: that the coordinator does not take this site, or that somebody else has its name.
     """
     if kit.name == COORDINATOR:
         raise UserError("this is the coordinator's kit", str(kit.folder), "use atoll serve")
@@ -131,7 +137,8 @@ def join(
         end = EgressLog(log, mirror).end  # a log that is broken or shorter is found out here
         with _appended(log) as appended:
             note(_standing(kit, end, appended))
-            _joined(_Joined(kit, site, log, mirror), tell, stopping)
+            note(f"{kit.name}: the key {kit.fingerprint}; the authority {kit.authority}")
+            _joined(_Joined(kit, site, log, mirror, note), tell, stopping)
 
 
 @dataclass(frozen=True)
@@ -142,6 +149,7 @@ class _Joined:
     site: Path
     log: Path
     mirror: Mirror
+    note: Callable[[str], None]
 
     def process(self) -> Process:
         """NVFlare's process, told where things are here and how much it may take."""
@@ -150,15 +158,47 @@ class _Joined:
         return Process("client", self.kit, environment(**own, **limits))
 
 
+class _Outside:
+    """Whether the coordinator takes this site, by what NVFlare's process has heard."""
+
+    def __init__(self, kit: Kit, note: Callable[[str], None]) -> None:
+        self.kit, self.note, self.notices = kit, note, Notices(kit.folder)
+        self.words, self._since = "", 0.0
+        self.notices.clear()
+
+    def look(self) -> None:
+        """Pass on what is new; an end to it where the coordinator goes on refusing."""
+        for notice in self.notices.new():
+            self._take(notice)
+        if self.words and time.monotonic() - self._since > OUTSIDE_SECONDS:
+            remedy = "stop the other one, or ask the project's owner: the kit may have been copied"
+            if "connected already" not in self.words:
+                remedy = "ask the project's owner whether this site still takes part"
+            raise UserError(self.words, str(self.kit.folder), remedy)
+
+    def _take(self, notice: Notice) -> None:
+        if notice.kind == "refused" and not self.words:
+            self._since = time.monotonic()
+        if notice.kind in ("refused", "taken"):
+            refused = notice.kind == "refused"
+            words = f"the coordinator refuses this site: {notice.words}" if refused else ""
+            if words and words != self.words:
+                self.note(f"{self.kit.name}: {words}")
+            self.words = words
+        else:
+            self.note(f"{self.kit.name}: {notice.words}")
+
+
 def _joined(here: _Joined, tell: Callable[[str], None], stopping: Callable[[], bool]) -> None:
     kit, status = here.kit, here.log.with_name("status.json")
     status.unlink(missing_ok=True)
     (kit.folder / STANDING).unlink(missing_ok=True)
-    process = here.process()
+    process, outside = here.process(), _Outside(kit, here.note)
     refused, reason, good = 0, "", -CALM_SECONDS
     try:
         while not stopping():
             here.mirror.watch(here.log)
+            outside.look()
             if time.monotonic() - good > CALM_SECONDS:
                 reason = reachable(kit)
                 good = -CALM_SECONDS if reason else time.monotonic()
@@ -167,7 +207,7 @@ def _joined(here: _Joined, tell: Callable[[str], None], stopping: Callable[[], b
                 raise UserError(reason, str(kit.folder), _remedy(reason))
             if not reason:
                 process.ensure()
-            tell(_site_line(kit, status, reason or _standing_of(kit)))
+            tell(_site_line(kit, status, reason or outside.words or _standing_of(kit)))
             end = time.monotonic() + 3
             while time.monotonic() < end and not stopping():
                 time.sleep(0.2)

@@ -10,7 +10,6 @@ from typing import Any
 
 from nvflare.fuel.f3.drivers import tcp_driver
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
-from nvflare.fuel.f3.drivers.net_utils import get_ssl_context
 from nvflare.fuel.f3.drivers.socket_conn import SocketConnection
 from nvflare.private.fed.server import fed_server
 
@@ -41,7 +40,7 @@ def _secured(plain: socket.socket, params: dict[str, Any], name: str) -> tuple[A
     The name is the public one even where the address is another.
     """
     try:
-        context = get_ssl_context(params, ssl_server=False)
+        context = tcp_driver.get_ssl_context(params, ssl_server=False)  # by then our own
         return (
             (context.wrap_socket(plain, server_hostname=name), True) if context else (plain, False)
         )

@@ -1,0 +1,218 @@
+"""Keys, requests and certificates of a federation's parties, with the package cryptography.
+
+A certificate says what it is for: the coordinator's for servers, a site's and that of the command
+session for clients. None is taken for the other.
+"""
+
+import hashlib
+import ipaddress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from atoll.core.errors import UserError
+
+__all__ = [
+    "CLIENT", "SERVER", "Signer", "common_name", "fingerprint", "for_host", "key_pem", "made_for",
+    "new_key", "read_certificate", "read_key", "read_request", "request_pem",
+]  # fmt: skip
+
+CLIENT, SERVER = "client", "server"  # what a certificate is for
+PURPOSES = {CLIENT: ExtendedKeyUsageOID.CLIENT_AUTH, SERVER: ExtendedKeyUsageOID.SERVER_AUTH}
+DAYS = 360  # that a party's certificate is valid
+SLACK = timedelta(minutes=5)  # by which the clocks of parties may differ
+BITS = 2048  # of a key, at least
+
+
+def new_key() -> Any:
+    """A new private key; NVFlare signs with RSA."""
+    return rsa.generate_private_key(public_exponent=65537, key_size=BITS)
+
+
+def key_pem(key: Any, passphrase: str = "") -> bytes:
+    """A private key as a file has it, under a passphrase where there is one."""
+    if not passphrase:
+        how: Any = serialization.NoEncryption()
+    else:
+        how = serialization.BestAvailableEncryption(passphrase.encode())
+    found: bytes = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, how
+    )
+    return found
+
+
+def read_key(content: bytes, where: str, passphrase: str = "") -> Any:
+    """A private key out of a file; what is wrong with it or with its passphrase is said."""
+    remedy = "give --passphrase, or set ATOLL_PASSPHRASE"
+    locked = b"ENCRYPTED" in content
+    if locked and not passphrase:
+        raise UserError("the private key is under a passphrase", where, remedy)
+    try:
+        return serialization.load_pem_private_key(content, passphrase.encode() if locked else None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        if locked:
+            raise UserError(
+                "the passphrase does not open the private key", where, remedy
+            ) from error
+        raise UserError("not a private key", where, "ask for a new kit") from error
+
+
+def fingerprint(public_key: Any) -> str:
+    """SHA-256 of a public key in groups of four, for reading on the telephone."""
+    content = public_key.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    found = hashlib.sha256(content).hexdigest()
+    return " ".join(found[at : at + 4] for at in range(0, len(found), 4))
+
+
+def _name(common: str, organisation: str = "", role: str = "") -> x509.Name:
+    """A subject as NVFlare reads it: it looks for a command session's role in its name."""
+    pairs = [(NameOID.COMMON_NAME, common), (NameOID.ORGANIZATION_NAME, organisation),
+             (NameOID.UNSTRUCTURED_NAME, role)]  # fmt: skip
+    return x509.Name([x509.NameAttribute(kind, value) for kind, value in pairs if value])
+
+
+def common_name(signed: Any) -> str:
+    """The name in a certificate or a request; empty where there is none."""
+    found = signed.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(found[0].value) if found else ""
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def made_for(certificate: Any) -> set[str]:
+    """What a certificate is for; empty for one of before, which does not say it."""
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return set()
+    return {name for name, kind in PURPOSES.items() if kind in found}
+
+
+def for_host(certificate: Any, host: str) -> bool:
+    """Whether a certificate names a host."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return False
+    return _host(host) in list(names)
+
+
+def read_certificate(content: bytes, where: str) -> Any:
+    """A certificate out of a file."""
+    try:
+        return x509.load_pem_x509_certificate(content)
+    except ValueError as error:
+        raise UserError("not a certificate", where, "ask for a new kit") from error
+
+
+def request_pem(name: str, key: Any) -> bytes:
+    """A request to sign a key under a name; the key proves itself, and stays where it is."""
+    made = x509.CertificateSigningRequestBuilder().subject_name(_name(name, "atoll"))
+    found: bytes = made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    return found
+
+
+def read_request(content: bytes, where: str) -> Any:
+    """A request out of a file: one that its key has signed, with a key that NVFlare can use."""
+    remedy = "ask the site for the file that atoll network request made"
+    try:
+        found = x509.load_pem_x509_csr(content)
+        key = found.public_key()
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise UserError("not a certificate request", where, remedy) from error
+    if not found.is_signature_valid or not common_name(found):
+        raise UserError("the request is not signed by its own key", where, remedy)
+    if not isinstance(key, rsa.RSAPublicKey) or key.key_size < BITS:
+        raise UserError(f"the key is not RSA with {BITS:,} bits or more", where, remedy)
+    return found
+
+
+@dataclass(frozen=True)
+class Signer:
+    """A project's authority: its certificate and its private key."""
+
+    certificate: Any
+    key: Any
+
+    @staticmethod
+    def new(project: str, days: int) -> "Signer":
+        """An authority that signs itself."""
+        key, now = new_key(), datetime.now(UTC)
+        usage = _usage(key_cert_sign=True, crl_sign=True)
+        made = (
+            _begun(_name(project), _name(project), key.public_key(), key)
+            .not_valid_before(now)
+            .not_valid_after(now + timedelta(days=days))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .add_extension(usage, critical=True)
+        )
+        return Signer(made.sign(key, hashes.SHA256()), key)
+
+    @staticmethod
+    def read(certificate: str, key: str) -> "Signer":
+        """The authority out of what was kept of it."""
+        private = serialization.load_pem_private_key(key.encode(), None)
+        return Signer(x509.load_pem_x509_certificate(certificate.encode()), private)
+
+    @property
+    def pem(self) -> bytes:
+        """The authority's certificate as a file has it."""
+        found: bytes = self.certificate.public_bytes(serialization.Encoding.PEM)
+        return found
+
+    def sign(self, name: str, public_key: Any, host: str = "", role: str = "") -> bytes:
+        """A party's certificate: for a server where it has a host, else for a client."""
+        now, end = datetime.now(UTC), self.certificate.not_valid_after_utc
+        if end <= now:
+            what, remedy = f"the authority ended on {end:%Y-%m-%d}", "make all kits anew"
+            raise UserError(what, common_name(self.certificate), remedy)
+        subject = _name(name, "atoll", role)
+        purpose = PURPOSES[SERVER if host else CLIENT]
+        made = (
+            _begun(subject, self.certificate.subject, public_key, self.key)
+            .not_valid_before(max(now - SLACK, self.certificate.not_valid_before_utc))
+            .not_valid_after(min(end, now + timedelta(days=DAYS)))
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(key_encipherment=True), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=True)
+        )
+        if host:
+            made = made.add_extension(x509.SubjectAlternativeName([_host(host)]), critical=False)
+        signed = made.sign(self.key, hashes.SHA256())
+        found: bytes = signed.public_bytes(serialization.Encoding.PEM)
+        return found
+
+
+def _begun(subject: x509.Name, issuer: x509.Name, public_key: Any, signing: Any) -> Any:
+    own = x509.SubjectKeyIdentifier.from_public_key(public_key)
+    of = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key())
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .add_extension(own, critical=False)
+        .add_extension(of, critical=False)
+    )
+
+
+def _usage(**further: bool) -> x509.KeyUsage:
+    none = dict.fromkeys(
+        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+         "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"), False,
+    )  # fmt: skip
+    return x509.KeyUsage(digital_signature=True, **{**none, **further})

@@ -1,0 +1,62 @@
+"""What NVFlare's process has to tell the command that started it: a file of lines in the kit."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Notice", "Notices", "readable"]
+
+FILE = "notices.jsonl"
+MOST_BYTES = 1 << 20  # of the file; what would come after is in the log alone
+MOST_WORDS = 300  # letters of one notice
+
+
+def readable(words: str) -> str:
+    """Words that may come from elsewhere, as one line of plain letters."""
+    return words[:MOST_WORDS].encode("unicode_escape").decode()
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something that whoever looks after a party should see."""
+
+    kind: str  # key, second, refused, taken
+    words: str
+
+
+class Notices:
+    """The notices of one kit: one process writes them, one command reads them."""
+
+    def __init__(self, kit: Path) -> None:
+        self.path, self._read = kit / FILE, 0
+
+    def clear(self) -> None:
+        """Forget those of before."""
+        self.path.unlink(missing_ok=True)
+        self._read = 0
+
+    def write(self, kind: str, words: str) -> None:
+        """Add one; a full disk is no reason to stop."""
+        line = json.dumps({"time": time.time(), "kind": kind, "words": readable(words)})
+        with suppress(OSError):
+            if not self.path.exists() or self.path.stat().st_size < MOST_BYTES:
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(f"{line}\n")
+
+    def new(self) -> Iterator[Notice]:
+        """Those that came since the last look."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._read)
+                content = file.read()
+        except OSError:
+            return
+        whole = content[: content.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.splitlines():
+            with suppress(ValueError, TypeError, KeyError):
+                found = json.loads(line)
+                yield Notice(str(found["kind"]), str(found["words"]))

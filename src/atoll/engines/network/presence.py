@@ -1,0 +1,153 @@
+"""Who is connected to the coordinator's server: listed sites, and each of them once.
+
+NVFlare closes the first connection of a name when a second one comes, so a copied kit would throw
+its owner out. Here a second one waits beside the first, and what it says decides: a message with
+the token of the site that is registered is that site itself on a new line, and takes the place of
+the old line. Everything else is refused while the first is alive, and both are told.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cryptography import x509
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.cellnet.utils import encode_payload
+from nvflare.fuel.f3.drivers.driver_params import DriverParams
+from nvflare.fuel.f3.endpoint import Endpoint, EndpointState
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.sfm.constants import HandshakeKeys
+from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
+
+from atoll.engines.network.certificates import fingerprint
+from atoll.engines.network.deny import Route
+from atoll.engines.network.listed import Listed
+from atoll.engines.network.notices import Notices
+
+__all__ = ["SECOND", "Presence", "answer_beside", "certificate_name"]
+
+SECOND = "a site of this name is connected already"
+ALIVE_SECONDS = 25.0  # since the last sign of life; sites give one every ten seconds
+
+
+def certificate_name(connection: Any) -> str:
+    """The common name that TLS has proven at the other end; empty where there is none."""
+    properties = connection.get_conn_properties() if connection else {}
+    name = properties.get(DriverParams.PEER_CN.value)
+    return "" if name in (None, "N/A") else str(name)
+
+
+def _address(connection: Any) -> str:
+    properties = connection.get_conn_properties() if connection else {}
+    return str(properties.get(DriverParams.PEER_ADDR.value, "")).rpartition(":")[0][:60]
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """A second connection of a name: it waits, and takes no messages of the first."""
+
+    manager: Any
+    connection: Any  # NVFlare's wrapper of it
+    data: dict[str, Any]  # its greeting
+
+    @property
+    def first(self) -> Any:
+        """The connection whose name it has, while that is alive; None after."""
+        return _alive(self.manager, str(self.data[HandshakeKeys.ENDPOINT_NAME]), self.connection)
+
+
+def _alive(manager: Any, name: str, other: Any) -> Any:
+    found = manager.sfm_endpoints.get(name)
+    for one in list(found.connections) if found else []:
+        active = time.time() - one.last_activity < ALIVE_SECONDS
+        if one is not other and active and not getattr(one.conn, "closing", False):
+            return one
+    return None
+
+
+@dataclass
+class Presence:
+    """What the server knows of connections."""
+
+    listed: Listed
+    notices: Notices
+    _second: dict[str, str] = field(default_factory=dict)  # by site: an address to tell it of
+    _keys: set[tuple[str, str]] = field(default_factory=set)  # that were shown
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def greeted(
+        self, original: Callable[..., Any], manager: Any, connection: Any, data: dict[str, Any]
+    ) -> Any:
+        """Take a new connection, or put it beside the one that has its name."""
+        name = FQCN.normalize(str(data.get(HandshakeKeys.ENDPOINT_NAME, "")))
+        owner = name.partition(".")[0]
+        proven = certificate_name(connection.conn)
+        if proven != owner or _alive(manager, name, connection) is None:
+            return original(manager, connection, data)
+        endpoint = Endpoint(name)
+        endpoint.state = EndpointState.DISCONNECTED  # that it goes again is no news of the first
+        connection.conn.atoll_beside = _Beside(
+            manager, connection, {**data, HandshakeKeys.ENDPOINT_NAME: name}
+        )
+        connection.conn.atoll_original = original
+        connection.sfm_endpoint = SfmEndpoint(endpoint)
+        return None
+
+    def refusal(self, route: Route, connection: Any, known: bool) -> str:
+        """Why a message of a site is not heard; `known` says that it has the site's token."""
+        if not route.certificate or "@" in route.certificate:
+            return ""
+        reason = self.listed.refusal(route.certificate)
+        if reason:
+            self._note_once("refused", f"refused {route.certificate[:80]}: {reason}")
+            return reason
+        with self._lock:
+            beside = getattr(connection, "atoll_beside", None)
+            if beside is None:
+                return ""
+            if known or beside.first is None:
+                del connection.atoll_beside
+                connection.atoll_original(beside.manager, beside.connection, dict(beside.data))
+                return ""
+            if route.peer == route.certificate:
+                self._second[route.certificate] = _address(connection)
+        where = f"from {_address(connection)}"
+        self._note_once("second", f"refused a second connection of {route.certificate} {where}")
+        return SECOND
+
+    def seen(self, route: Route, connection: Any) -> None:
+        """Show the key with which a site is there, once."""
+        if route.peer != route.certificate or not hasattr(connection, "sock"):
+            return
+        content = connection.sock.getpeercert(True)
+        with self._lock:
+            if not content or (route.certificate, content) in self._keys:
+                return
+            self._keys.add((route.certificate, content))
+        key = fingerprint(x509.load_der_x509_certificate(content).public_key())
+        self.notices.write("key", f"{route.certificate} has the key {key}")
+
+    def second(self, name: str) -> str:
+        """From where a second connection of a site came that it has not been told of."""
+        with self._lock:
+            return self._second.pop(name, "")
+
+    def _note_once(self, kind: str, words: str) -> None:
+        with self._lock:
+            if (kind, words) in self._keys:
+                return
+            self._keys.add((kind, words))
+        self.notices.write(kind, words)
+
+
+def answer_beside(connection: Any, reply: Message) -> bool:
+    """Answer a connection that waits: by its own line, not by that of the first."""
+    beside = getattr(connection, "atoll_beside", None)
+    if beside is None:
+        return False
+    encode_payload(reply)
+    beside.connection.send_data(CoreCell.APP_ID, 1, reply.headers, reply.payload)
+    return True
