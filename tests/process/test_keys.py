@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.engines.local import local_engine
 from atoll.engines.network.kits import Kit
 from atoll.engines.network.site import reachable
 from atoll.runs.config import read, resolve
