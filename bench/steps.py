@@ -128,7 +128,7 @@ def measure(
     warm = replace(works[0], epochs=1)
     warm(), with_loader(warm, device)
     loader_seconds, _ = timed(lambda: [with_loader(w, device) for w in few], device)
-    loop_seconds, _ = timed(lambda: [w() for w in few], device)
+    loop_seconds, _ = timed(lambda: [w.run() for w in few], device)
     stack = Stack(works)
     first_seconds, _ = timed(lambda: stack(works), device)
     stack_seconds, _ = timed(lambda: stack(works), device)
@@ -140,7 +140,7 @@ def measure(
     auto_seconds, _ = timed(lambda: [auto.do(jobs) for _ in range(given.rounds)], device)
     (choice,) = auto.choices.values()
     exact = [double(replace(w, epochs=1, rows=w.rows.at(slice(0, 4 * BATCH)))) for w in works[:8]]
-    difference = max(map(largest_difference, [w() for w in exact], Stack(exact)(exact)))
+    difference = max(map(largest_difference, [w.run() for w in exact], Stack(exact)(exact)))
     memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     return {
         "clients": clients, "steps": steps, "loader": len(few) * steps / loader_seconds,

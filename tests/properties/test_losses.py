@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from atoll.compute import autotune, proof
-from atoll.compute.stacking import Stack, form, largest_difference, signature
+from atoll.compute.stacking import Stack, largest_difference, signature
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.jobs.train import Optimiser, Phase, TrainJob, TrainResult
@@ -318,7 +318,7 @@ def loop(world: World, program: Program) -> Rounds:
     starts, found = [start(world)] * world.members, []
     for number in range(ROUNDS):
         jobs = [job(world, program, number, m, weights) for m, weights in enumerate(starts)]
-        done = [one() for one in jobs]
+        done = [one.run() for one in jobs]
         found.append((jobs, done))
         starts = [{name: one.weights[name] for name in starts[0]} for one in done]
         if world.shared:
@@ -345,7 +345,7 @@ def accepted(jobs: Sequence[TrainJob], monkeypatch: pytest.MonkeyPatch) -> dict[
         return next((one for one in verdicts if one.holds), verdicts[-1])
 
     monkeypatch.setattr(proof, "_first_equal", each)
-    choice = autotune.proved(form(jobs[0]), jobs)
+    choice = autotune.proved(jobs[0].key(), jobs)
     assert choice.way == next((way for way in WAYS if holds[way]), "")
     assert choice.mode == ("stacked" if choice.way else "loop")
     return holds
@@ -383,7 +383,7 @@ def stable(rounds: Rounds) -> bool:
                 n: w + 1e-14 * torch.randn(w.shape, generator=generator, dtype=w.dtype)
                 for n, w in one.weights.items()
             }
-            if largest_difference(result, replace(one, weights=near)()) > TOLERANCE:
+            if largest_difference(result, replace(one, weights=near).run()) > TOLERANCE:
                 return False
     return True
 

@@ -68,7 +68,6 @@ __all__ = [
     "tried_captured",
     "tried_replicas",
     "what",
-    "without_rows",
 ]
 
 TRIAL = 3  # batches of a trial
@@ -156,7 +155,7 @@ def tried(key: Hashable, jobs: Sequence[Any]) -> Choice:
     if isinstance(jobs[0], EvalJob) or found.mode == "loop":
         return found
     short = [replace(j, rows=j.rows.at(slice(0, TRIAL * j.batch)), epochs=1) for j in jobs]
-    loop_seconds = _timed(lambda: [job() for job in short[:SAMPLE]])
+    loop_seconds = _timed(lambda: [job.run() for job in short[:SAMPLE]])
     loop_seconds *= len(short) / len(short[:SAMPLE])
     parts, stack_seconds = _fastest(short, found.way == "mapped")
     ratio = loop_seconds / stack_seconds
@@ -243,13 +242,6 @@ def proved_public(job: PublicJob) -> Choice:
     return _judged("public step", 1, prove_public(job), "captured", "equal")
 
 
-def without_rows(key: Any) -> tuple[Hashable, ...]:
-    """A likeness without the number of rows: how steps are best done does not hang on it."""
-    phases, shapes, *rest = key
-    kept = [(n, kind, shape[1:] if n.startswith("/") else shape) for n, kind, shape in shapes]
-    return phases, tuple(kept), *rest
-
-
 def proved_captured(jobs: Sequence[TrainJob]) -> Choice:
     """Steps in captured buffers, of one work or of replicas together, if they give the same."""
     if len(jobs) > 1:
@@ -283,7 +275,7 @@ def tried_captured(job: TrainJob) -> Choice:
     few = replace(job, rows=job.rows.at(slice(0, TRIAL * small)), batch=small, epochs=2)
     one = Captured([few])
     graphs.done([one], [[few]])  # makes buffers and captures
-    ratio = _timed(few) / _timed(lambda: graphs.done([one], [[few]]))
+    ratio = _timed(few.run) / _timed(lambda: graphs.done([one], [[few]]))
     if 1 / ratio > GAIN:
         return replace(found, mode="loop", reason="not faster", ratio=ratio)
     return replace(found, reason="equal and faster", ratio=ratio)

@@ -5,13 +5,13 @@ the host only replays graphs. It reads the flags of the epoch before last, so a 
 have all stopped ends.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from atoll.compute.stacking import Bundle, Stack, form, recorded
+from atoll.compute.stacking import Bundle, Stack, recorded
 from atoll.core.late import Arriving
 from atoll.core.rows import Bounds, Rows
 from atoll.jobs.early_stopping import (
@@ -23,18 +23,9 @@ from atoll.jobs.early_stopping import (
     stepped,
 )
 from atoll.jobs.probe import Probe
-from atoll.jobs.train import EvalJob
 from atoll.learning.textcnn import different, pieces
 
-__all__ = ["EarlyStoppedStack", "watched_form"]
-
-
-def watched_form(job: EarlyStoppedJob) -> Hashable:
-    """Jobs of equal form can be one stack."""
-    read = {name: job.work.weights[name] for name in job.reads}
-    validation = form(EvalJob(read, job.valid, job.function))
-    own = job.valid.own.shape[1]
-    return ("watched", form(job.first), validation, own, job.rule, len(job.streams))
+__all__ = ["EarlyStoppedStack"]
 
 
 class EarlyStoppedStack:

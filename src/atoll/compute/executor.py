@@ -37,12 +37,11 @@ from atoll.compute.autotune import (
     timings,
     too_few,
     what,
-    without_rows,
 )
 from atoll.compute.cache import UNRESOLVED, Key, cache_key
 from atoll.compute.deterministic import BY_TIMING, EQUAL, FIXED
-from atoll.compute.early_stopping import EarlyStoppedStack, watched_form
-from atoll.compute.graphs import Captured, Lane, NotCapturableError, likeness
+from atoll.compute.early_stopping import EarlyStoppedStack
+from atoll.compute.graphs import Captured, Lane, step_key
 from atoll.compute.proof import (
     ACTUAL,
     Verdict,
@@ -55,9 +54,9 @@ from atoll.compute.proof import (
     prove_watch,
     sampled,
 )
-from atoll.compute.public_steps import CapturedStep, step_form, stepped
+from atoll.compute.public_steps import CapturedStep, capturable, stepped
 from atoll.compute.split_rounds import SplitStack, Way, split_signature, trial_key
-from atoll.compute.stacking import NotStackableError, Stack, form, signature, tally
+from atoll.compute.stacking import Stack, obstacle, signature, tally
 from atoll.compute.verify import STEPS, Verifier, Verify, disagreement, place_of, seen_of
 from atoll.core.errors import out_of_memory
 from atoll.core.federation import Moment
@@ -182,13 +181,10 @@ class Executor:
         for id, job in jobs.items():
             cuda = next(iter(job.weights.values())).is_cuda
             if self.mode == "captured" or (self.mode == "auto" and cuda):
-                try:
-                    form = step_form(job)
-                except NotCapturableError:
-                    continue
-                if self._public_proved(("public step", form), job):
-                    made[id] = self._captured_step(id, form, job)
-                    keys.setdefault(("public step", form), []).append(id)
+                key = job.key() if capturable(job) else None
+                if key is not None and self._public_proved(key, job):
+                    made[id] = self._captured_step(id, key, job)
+                    keys.setdefault(key, []).append(id)
         parts = [list(made)] if self.streams else [[id] for id in made]
         found: dict[str, Any] = {}
         for ids in parts:
@@ -198,7 +194,7 @@ class Executor:
             if not self._public_verified(key, {id: jobs[id] for id in ids}, found):
                 found = {id: one for id, one in found.items() if id not in ids}
                 self._steps = {id: one for id, one in self._steps.items() if id not in ids}
-        return {id: found[id] if id in found else job() for id, job in jobs.items()}
+        return {id: found[id] if id in found else job.run() for id, job in jobs.items()}
 
     def _public_verified(
         self, key: Hashable, jobs: Mapping[str, PublicJob], found: Mapping[str, Any]
@@ -244,15 +240,19 @@ class Executor:
     def _watched(self, jobs: Mapping[str, EarlyStoppedJob]) -> dict[str, EarlyStoppedResult]:
         """On a GPU all epochs of a stack are one computation; else epoch by epoch."""
         if self.mode == "loop":
-            return {id: job() for id, job in jobs.items()}
+            return {id: job.run() for id, job in jobs.items()}
         groups: dict[Hashable, list[str]] = {}
         for id, job in jobs.items():
-            if job.work.rows.y.is_cuda and not isinstance(self._form(id, job.first), str):
-                groups.setdefault(watched_form(job), []).append(id)
+            if (
+                job.work.rows.y.is_cuda
+                and not isinstance(self._form(id, job.first), str)
+                and job.key()
+            ):
+                groups.setdefault(job.key(), []).append(id)
         done: dict[str, EarlyStoppedResult] = {}
         for key, ids in groups.items():
             works = [jobs[id].first for id in ids]
-            choice = self._choice(form(works[0]), works)
+            choice = self._choice(works[0].key(), works)
             whole = choice.mode == "stacked" and choice.way == "batched"
             if whole and self._watch_proved(key, [jobs[id] for id in ids]):
                 found = self._watch(key, [jobs[id] for id in ids])
@@ -286,8 +286,8 @@ class Executor:
                 about, jobs, probe, partial(prove_watch, draws=ACTUAL)
             ):
                 return found
-            self._refute(form(jobs[0].first), self.choices[self._decided[about]].reason)
-            return [job() for job in jobs]
+            self._refute(jobs[0].first.key(), self.choices[self._decided[about]].reason)
+            return [job.run() for job in jobs]
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
@@ -334,7 +334,7 @@ class Executor:
         Those whose stack was `refused` are not tried together once more.
         """
         groups = self._replicas(jobs, refused)
-        keys = {tuple(ids): (tuple(ids), likeness(jobs[ids[0]])) for _, ids in groups}
+        keys = {tuple(ids): (tuple(ids), _layout(jobs[ids[0]])) for _, ids in groups}
         for old in self._captured.keys() - set(keys.values()):  # their memory is wanted
             del self._captured[old]
         for ids, key in keys.items():
@@ -355,7 +355,7 @@ class Executor:
         for wrong in self._captured_wrong(groups, works, probes):
             found = {id: one for id, one in found.items() if id not in wrong}
             self._captured = {k: c for k, c in self._captured.items() if wrong.isdisjoint(k[0])}
-        return {id: found[id] if id in found else job() for id, job in jobs.items()}
+        return {id: found[id] if id in found else job.run() for id, job in jobs.items()}
 
     def _captured_probes(
         self, groups: Sequence[tuple[Hashable, list[str]]]
@@ -390,21 +390,20 @@ class Executor:
 
         Each with what its choice is about.
         """
-        alike: dict[Hashable, list[str]] = {}
+        alike: dict[tuple[Hashable, int], list[str]] = {}
         for id, job in jobs.items():
             if isinstance(job, TrainJob) and self.mode != "loop" and len(job.rows):
-                try:
-                    alike.setdefault(likeness(job), []).append(id)
-                except NotCapturableError:
-                    continue
+                key = step_key(job)
+                if key is not None:
+                    alike.setdefault((key, len(job.rows)), []).append(id)
         found: list[tuple[Hashable, list[str]]] = []
-        for key, ids in alike.items():
+        for (key, _), ids in alike.items():
             works = [jobs[id] for id in ids]
             several = len(ids) > 1 and not any(id in refused for id in ids)
             if several and graphs.replicas(works) and self._as_replicas(key, works):
                 found.append((_replicas_key(key, works), ids))
             else:
-                single = ("captured", *without_rows(key))
+                single = ("captured", key)
                 found += [(single, [id]) for id in ids if self._to_capture(single, jobs[id])]
         return found
 
@@ -442,12 +441,11 @@ class Executor:
     def _form(self, id: str, job: Any) -> Hashable:
         if self.mode in ("loop", "captured"):
             return id
-        try:
-            return form(job)
-        except NotStackableError as reason:
-            choice = Choice(type(job).__name__, 1, "loop", str(reason))
-            self._chose(name_of(str(reason)), choice)
-            return id
+        reason = obstacle(job)
+        if not reason:
+            return cast("Hashable", job.key())
+        self._chose(name_of(reason), Choice(type(job).__name__, 1, "loop", reason))
+        return id
 
     def _choice(self, key: Hashable, jobs: Sequence[Any], rounds: int = 0) -> Choice:
         """How works of this form are done; tried once, whatever their number is later.
@@ -489,7 +487,7 @@ class Executor:
             find = lambda: remembered(clocked, lambda: timed_ways(key, jobs))  # noqa: E731
             self._decide(about, clocked, find)
             timing = self.choices[clocked.name]
-        named = cache_key((form(first_steps(jobs[0])), runs), device)
+        named = cache_key((first_steps(jobs[0]).key(), runs), device)
         self._decide(key, named, lambda: proved_passes(key, jobs, timing))
 
     def _decide(self, key: Hashable, named: Key, find: Callable[[], Choice]) -> None:
@@ -518,7 +516,7 @@ class Executor:
                     agrees = self._probed(key, part, probe, confirm, result)
                 found += results
             self._tell_convolutions()
-            return found if agrees else [job() for job in jobs]
+            return found if agrees else [job.run() for job in jobs]
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if size == 1 or not out_of_memory(error):
                 raise
@@ -615,9 +613,14 @@ class Executor:
             write_whole(self.folder / "engine.json", json.dumps(body, indent=1).encode() + b"\n")
 
 
+def _layout(job: TrainJob) -> Hashable:
+    """What the buffers of captured steps depend on."""
+    return step_key(job), len(job.rows)
+
+
 def _replicas_key(key: Any, jobs: Sequence[TrainJob]) -> Hashable:
     """What the choice to step replicas together is about."""
-    return ("replicas", without_rows(key), len(jobs))
+    return ("replicas", key, len(jobs))
 
 
 def _again(choice: Choice, jobs: Sequence[Any]) -> Verdict:

@@ -15,15 +15,16 @@ every replica has batch statistics, and running ones, of its own.
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from atoll.compute.identity import NoIdentityError, identity
 from atoll.core.rng import permutations
 from atoll.core.rows import Rows
+from atoll.jobs.identity import shapes
 from atoll.jobs.probe import Probe
 from atoll.jobs.train import Memory, TrainJob, TrainResult
 from atoll.learning.weights import copied, copied_at_once, into
@@ -32,35 +33,24 @@ __all__ = [
     "EAGER",
     "Captured",
     "Lane",
-    "NotCapturableError",
     "done",
-    "likeness",
     "replicas",
-    "told",
+    "step_key",
 ]
 
 END = object()
 EAGER = 3  # steps of one size before it is captured: libraries choose their kernels there
 
 
-class NotCapturableError(Exception):
-    """A piece of work whose steps cannot be told from others', and why."""
-
-
-def likeness(job: TrainJob) -> Hashable:
-    """Works that are alike in this differ in values alone, so one's buffers fit the other."""
-    phases = tuple((p.name, p.moves, told(p.loss), p.optimiser) for p in job.phases)
-    tensors = {**job.weights, "/x": job.rows.x, "/own": job.rows.own, "/y": job.rows.y}
-    shapes = tuple((n, str(t.dtype), tuple(t.shape)) for n, t in sorted(tensors.items()))
-    return phases, shapes, job.batch, str(job.rows.y.device), job.rows.share is None
-
-
-def told(loss: Callable[..., Any]) -> Hashable:
-    """What tells two losses apart: the function and what is bound to it."""
-    try:
-        return identity(loss)
-    except NoIdentityError as error:
-        raise NotCapturableError(str(error)) from error
+def step_key(job: TrainJob) -> Hashable | None:
+    """What a captured step depends on: its key and all sizes but the number of rows and epochs."""
+    key = replace(job, epochs=1).key()
+    if key is None:
+        return None
+    rates = tuple(phase.optimiser.rate for phase in job.phases)
+    own, y = job.rows.own, job.rows.y
+    rows = (own.shape[1:], own.dtype, y.shape[1:], y.dtype, job.rows.share is None)
+    return key, rates, shapes(job.weights), rows
 
 
 class Lane:

@@ -216,7 +216,7 @@ def prove_stack(jobs: Sequence[TrainJob], draws: Sequence[Draw] = DRAWS, way: st
     members = sampled(jobs)
     if draws is DRAWS:
         members = [members[place % len(members)] for place in range(max(FEWEST, len(members)))]
-    return prove(members, _member, TrainJob.__call__, several, draws)
+    return prove(members, _member, TrainJob.run, several, draws)
 
 
 def _in_stack(works: Sequence[TrainJob], mapped: bool = False) -> list[TrainResult]:
@@ -229,13 +229,13 @@ def prove_captured(jobs: Sequence[TrainJob], draws: Sequence[Draw] = DRAWS) -> V
     """Steps in buffers of their own, captured where there is a GPU; several jobs are replicas."""
     way = "replicas" if len(jobs) > 1 else "captured"
     run = Candidate(way, lambda works: graphs.done([Captured(works)], [works])[0])
-    return prove(jobs, _alike, TrainJob.__call__, [run], draws)
+    return prove(jobs, _alike, TrainJob.run, [run], draws)
 
 
 def prove_tally(jobs: Sequence[EvalJob], draws: Sequence[Draw] = DRAWS) -> Verdict:
     """Counts of many members in one pass, each with several draws: a count hides small changes."""
     run = Candidate("batched", tally)
-    return prove(sampled(jobs) * DRAWN, _counted, EvalJob.__call__, [run], draws)
+    return prove(sampled(jobs) * DRAWN, _counted, EvalJob.run, [run], draws)
 
 
 def prove_passes(
@@ -256,14 +256,14 @@ def prove_passes(
 def prove_watch(jobs: Sequence[EarlyStoppedJob], draws: Sequence[Draw] = DRAWS) -> Verdict:
     """Watched epochs of many members as one computation."""
     run = Candidate("batched", lambda works: EarlyStoppedStack(works)(works))
-    return prove(sampled(jobs), _watched, EarlyStoppedJob.__call__, [run], draws)
+    return prove(sampled(jobs), _watched, EarlyStoppedJob.run, [run], draws)
 
 
 def prove_public(job: PublicJob, draws: Sequence[Draw] = DRAWS) -> Verdict:
     """Steps on public images in buffers of their own; the job must have a batch to follow."""
 
     def alone(first: PublicJob) -> PublicResult:
-        return _in_a_row(first, PublicJob.__call__)
+        return _in_a_row(first, PublicJob.run)
 
     def in_buffers(works: Sequence[PublicJob]) -> list[PublicResult]:
         one = CapturedStep(works[0])

@@ -5,27 +5,24 @@ since all clients answer before any of them follows. Without a GPU the same halv
 tests compare them with the plain step on any machine.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from atoll.compute.graphs import EAGER, Lane, NotCapturableError, told
+from atoll.compute.graphs import EAGER, Lane
 from atoll.core.messages import Tensors
 from atoll.jobs.public_step import Place, PublicJob, PublicResult, gradients, zeros
 from atoll.jobs.train import descend
 from atoll.learning.weights import copied, copied_at_once, into
 
-__all__ = ["CapturedStep", "step_form", "stepped"]
+__all__ = ["CapturedStep", "capturable", "stepped"]
 
 
-def step_form(job: PublicJob) -> Hashable:
-    """Steps that are alike in this differ in values alone; one that cannot be captured says why."""
-    if not job.fresh or job.penalty is not None:
-        raise NotCapturableError("it has moments or a penalty")
-    shapes = tuple((n, str(w.dtype), tuple(w.shape)) for n, w in sorted(job.weights.items()))
-    return job.network, job.moves, told(job.loss), job.how, shapes
+def capturable(job: PublicJob) -> bool:
+    """Whether its steps can be captured: the buffers hold no moments and no penalty."""
+    return job.fresh and job.penalty is None
 
 
 class CapturedStep:

@@ -20,26 +20,12 @@ from atoll.jobs.split_round import Lent, SplitJob, SplitResult, Step, draws
 from atoll.learning.replay import distance_gradient, turned
 from atoll.learning.split import dropout, guarded, rounded
 
-__all__ = ["WAYS", "SplitStack", "Way", "split_form", "split_signature", "trial_key"]
+__all__ = ["WAYS", "SplitStack", "Way", "split_signature", "trial_key"]
 
 Way = Literal["each", "grouped", "unfolded"]  # how halves of one shape do their forward pass
 WAYS: tuple[Way, ...] = ("each", "grouped", "unfolded")
 EAGER = 2  # steps before a CUDA graph is captured
 CELLS = 1 << 14  # rows of all halves in one pass without gradient
-
-
-def split_form(job: SplitJob, function: Callable[[Any], Hashable]) -> Hashable:
-    """Passes of equal form can be one computation."""
-    shapes = tuple(
-        (name, tuple(t.shape), str(t.dtype))
-        for name, t in sorted(
-            {**job.weights, **{f"given {n}": t for n, t in job.given.items()}}.items()
-        )
-    )
-    halves = tuple(lent.form for lent in job.lent)
-    rows = (job.batches.rows, job.batches.size, job.steps, job.turns, job.summed)
-    how = (job.rate, job.agg, job.places, job.parties, job.clip, job.noise)
-    return ("passes", function(job.loss), shapes, halves, rows, how, str(job.y.device))
 
 
 def trial_key(job: SplitJob) -> Hashable:

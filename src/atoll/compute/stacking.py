@@ -17,26 +17,24 @@ import torch
 from torch import Tensor
 
 from atoll.compute.compare import difference
-from atoll.compute.identity import NoIdentityError, identity
-from atoll.compute.split_rounds import split_form
 from atoll.compute.vmapped import each, size
 from atoll.core.late import Arriving, Losses
 from atoll.core.messages import Part, Tensors, Wholes
 from atoll.core.rng import Stream, permutations
 from atoll.core.rows import Bounds, Rows
+from atoll.jobs.identity import no_identity, rowwise
 from atoll.jobs.probe import Probe
 from atoll.jobs.split_round import SplitJob
-from atoll.jobs.train import EvalJob, Optimiser, Phase, TrainJob, TrainResult, descend
+from atoll.jobs.train import EvalJob, Phase, TrainJob, TrainResult, descend
 from atoll.kernels import adam
 from atoll.learning.textcnn import different, pieces
 from atoll.learning.weights import sent
 
 __all__ = [
     "Bundle",
-    "NotStackableError",
     "Stack",
-    "form",
     "largest_difference",
+    "obstacle",
     "recorded",
     "signature",
     "tally",
@@ -48,65 +46,15 @@ CELLS = 1 << 17  # rows of all members in one pass without gradient
 MOST_DRAWN = 1 << 24  # rows of all batches of a member, which a stack draws at once
 
 
-class NotStackableError(Exception):
-    """A piece of work that must be done alone, and why."""
-
-
-def _function(loss: Callable[..., Any]) -> Hashable:
-    """What tells two losses apart; a network whose rows see each other cannot be stacked."""
-    bound = (*loss.args, *loss.keywords.values()) if isinstance(loss, partial) else ()
-    if not all(getattr(value, "rowwise", True) for value in bound):
-        raise NotStackableError("rows that fill up a batch would change its batch statistics")
-    try:
-        return identity(loss)
-    except NoIdentityError as error:
-        raise NotStackableError(str(error)) from error
-
-
-def _shapes(tensors: Mapping[str, Tensor], own: frozenset[str]) -> Hashable:
-    """Names, types and shapes, but for the axis that ends with own columns."""
-    if not own:
-        return tuple([(name, t.dtype, t.shape) for name, t in sorted(tensors.items())])
-    return tuple(
-        (name, t.dtype, t.shape[:-1] if name.split("/", 1)[-1] in own or name in own else t.shape)
-        for name, t in sorted(tensors.items())
-    )
-
-
-def _kind(how: Optimiser) -> tuple[str, float, float]:
-    """An optimiser but for its rate."""
-    return how.kind, how.decay, how.epsilon
-
-
-def form(job: Any) -> Hashable:
-    """Pieces of work of equal form can be one stack; one that cannot says why."""
-    if isinstance(job, TrainJob):
-        if _steps(job) * job.batch > MOST_DRAWN:
-            raise NotStackableError("its batches are too many to be drawn before the first")
-        phases = tuple((p.name, p.moves, _function(p.loss), _kind(p.optimiser)) for p in job.phases)
-        x = job.rows.x
-        return (
-            "work",
-            phases,
-            _shapes(job.weights, job.own),
-            tuple(x.shape[1:]),
-            str(x.dtype),
-            job.batch,
-            job.epochs,
-            str(x.device),
-        )
-    if isinstance(job, EvalJob):
-        shapes = _shapes(job.weights, job.own)
-        return (
-            "tally",
-            _function(job.function),
-            shapes,
-            tuple(job.rows.x.shape[1:]),
-            str(job.rows.x.device),
-        )
-    if isinstance(job, SplitJob):
-        return split_form(job, _function)
-    raise NotStackableError(f"{type(job).__name__} is no kind of work that stacks")
+def obstacle(job: Any) -> str:
+    """Why a job cannot be part of a stack; empty if it can."""
+    if not isinstance(job, TrainJob | EvalJob | SplitJob):
+        return f"no stacks of {type(job).__name__}"
+    if not rowwise(job.functions):
+        return "padding would change its batch statistics"
+    if isinstance(job, TrainJob) and job.steps * job.batch > MOST_DRAWN:
+        return "too many batches to be drawn before the first"
+    return no_identity(job.functions)
 
 
 def _padded(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -259,11 +207,11 @@ class Stack:
         epochs: int = 0,  # that all members begin together, where there are any
         fixed: bool = False,  # shapes are fixed without a graph too
     ) -> None:
-        steps = [_steps(job) for job in jobs]
+        steps = [job.steps for job in jobs]
         rates = [tuple(p.optimiser.rate for p in job.phases) for job in jobs]
         self.order = sorted(range(len(jobs)), key=lambda i: (-steps[i], rates[i]))
         jobs = [jobs[i] for i in self.order]
-        self.steps = [_steps(job) for job in jobs]
+        self.steps = [job.steps for job in jobs]
         self.rows = [len(job.rows) for job in jobs]
         self.held = [job.rows for job in jobs]  # so that no other rows come to lie where they are
         self.places = [_place(one) for one in self.held]
@@ -527,21 +475,9 @@ def _first_graph() -> torch.cuda.CUDAGraph:
     return _recorded(lambda: torch.zeros(1, device="cuda"))
 
 
-def _steps(job: TrainJob) -> int:
-    return job.epochs * -(-len(job.rows) // job.batch)
-
-
 def signature(jobs: Sequence[TrainJob]) -> Hashable:
-    """A stack fits works on as many rows, whatever their weights and rates are."""
-    return tuple(
-        (
-            len(job.rows),
-            job.rows.own.shape[-1],
-            job.epochs,
-            tuple([_kind(p.optimiser) for p in job.phases]),
-        )
-        for job in jobs
-    )
+    """A stack fits jobs of its key on as many rows, whatever their weights and rates are."""
+    return tuple([(len(job.rows), job.rows.own.shape[-1], job.epochs) for job in jobs])
 
 
 class _Optimiser:
@@ -584,7 +520,7 @@ class _Optimiser:
 
     def _group(self, jobs: Sequence[TrainJob]) -> bool:
         """Neighbours with one rate and one count of steps share a step; whether groups changed."""
-        keys = [(r, b, _steps(j)) for r, b, j in zip(self.rates, self.before, jobs, strict=True)]
+        keys = [(r, b, j.steps) for r, b, j in zip(self.rates, self.before, jobs, strict=True)]
         starts = [i for i in range(len(keys)) if i == 0 or keys[i] != keys[i - 1]]
         ends = [*starts[1:], len(keys)]
         groups = [(a, b, self.rates[a]) for a, b in zip(starts, ends, strict=True)]
@@ -651,7 +587,7 @@ class _Optimiser:
         """The moments of each member."""
         if not self.adaptive:
             return [{} for _ in jobs]
-        taken = [before + _steps(job) for before, job in zip(self.before, jobs, strict=True)]
+        taken = [before + job.steps for before, job in zip(self.before, jobs, strict=True)]
         if self.free:
             taken = [int(count) for count in self.taken.tolist()]
         columns: dict[str, list[Tensor]] = {

@@ -136,9 +136,9 @@ def _reference(job: Any) -> tuple[Tensors, Seen]:
     if isinstance(job, SplitJob):
         return _passes(job)
     if isinstance(job, EvalJob):
-        seen = seen_of(job, job())
+        seen = seen_of(job, job.run())
     elif isinstance(job, PublicJob):
-        seen = seen_of(job, replace(job, waiting=None)())
+        seen = seen_of(job, replace(job, waiting=None).run())
     else:
         return _work(job)
     assert seen is not None  # both kinds are seen whole

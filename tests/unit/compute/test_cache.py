@@ -108,7 +108,7 @@ def run(loss: Any, folder: Path) -> Executor:
     works, asked = Executor("auto", folder), jobs(loss)
     done = works.do(asked)
     for id, job in asked.items():
-        assert difference(job().weights, done[id].weights) < 1e-5
+        assert difference(job.run().weights, done[id].weights) < 1e-5
     return works
 
 
@@ -181,7 +181,7 @@ def test_a_loss_that_closes_over_something_is_not_stacked(
         scaled = Phase(phase.name, phase.moves, module.times(float(id)), phase.optimiser)
         asked[id] = TrainJob(job.weights, {}, (scaled,), job.rows, 8, 1, job.stream)
     done = Executor("stacked", tmp_path).do(asked)
-    assert all(difference(job().weights, done[id].weights) == 0 for id, job in asked.items())
+    assert all(difference(job.run().weights, done[id].weights) == 0 for id, job in asked.items())
     assert not proofs
     run(lambda weights, batch: 2 * module.loss(weights, batch), tmp_path / "lambda")
     assert not proofs

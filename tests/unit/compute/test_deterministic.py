@@ -180,7 +180,7 @@ def test_common_work_does_not_depend_on_who_else_works() -> None:
     together = Executor("auto", deterministic=True).do(jobs)
     for id, job in jobs.items():
         assert same(Executor("auto", deterministic=True).do({id: job})[id], together[id])
-        assert same(job(), together[id])
+        assert same(job.run(), together[id])
 
 
 def on_gpu(job: TrainJob) -> TrainJob:

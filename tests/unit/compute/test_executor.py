@@ -65,7 +65,7 @@ def test_a_stack_that_differs_is_refused_with_a_reason_and_the_loop_is_used(tmp_
     assert "mapped: RuntimeError" in choice.reason
     assert choice.difference > choice.tolerance > 0
     for id, job in asked.items():
-        assert largest_difference(job(), done[id]) == 0
+        assert largest_difference(job.run(), done[id]) == 0
 
 
 @pytest.mark.parametrize("loss", [honest, mixing])
@@ -78,7 +78,7 @@ def test_a_loss_for_one_client_alone_is_mapped_over_many(
     (choice,) = choices(tmp_path).values()
     assert (choice.mode, choice.way) == ("stacked", "batched" if loss is honest else "mapped")
     for id, job in asked.items():
-        assert largest_difference(job(), done[id]) < 1e-5
+        assert largest_difference(job.run(), done[id]) < 1e-5
 
 
 class Scarce(Stack):
@@ -99,7 +99,7 @@ def test_a_stack_without_memory_is_done_in_halves_and_the_record_says_so(
     for _ in range(2):
         done = executor.do(asked)
         for id, job in asked.items():
-            assert largest_difference(job(), done[id]) < 1e-5
+            assert largest_difference(job.run(), done[id]) < 1e-5
     (choice,) = choices(tmp_path).values()
     assert choice.parts == 4
     assert choice.reason.endswith("out of memory")
@@ -124,7 +124,7 @@ def test_members_are_dealt_to_stacks_that_fit_a_cache_where_that_is_faster(
     (choice,) = choices(tmp_path).values()
     assert (choice.mode, choice.parts) == ("stacked", parts)
     for id, job in asked.items():
-        assert largest_difference(job(), done[id]) < 1e-5
+        assert largest_difference(job.run(), done[id]) < 1e-5
 
 
 def test_the_way_of_a_convolution_is_kept_with_the_run_and_for_later_ones(
@@ -189,7 +189,7 @@ def test_a_stack_that_is_equal_is_judged_by_time_alone(tmp_path: Path) -> None:
     assert choice.reason in ("equal and faster", "the stack is not faster")
     assert choice.difference <= choice.tolerance
     for id, job in asked.items():
-        assert largest_difference(job(), done[id]) < 1e-5
+        assert largest_difference(job.run(), done[id]) < 1e-5
 
 
 @pytest.mark.parametrize(("rounds", "tried"), [(0, True), (1, False), (1000, True)])
@@ -203,7 +203,7 @@ def test_works_that_end_sooner_than_a_trial_are_done_one_by_one(
     if not tried:
         assert (choice.mode, choice.reason) == ("loop", "too little to try both ways")
     for id, job in asked.items():
-        assert largest_difference(job(), done[id]) < 1e-5
+        assert largest_difference(job.run(), done[id]) < 1e-5
 
 
 def test_a_choice_that_was_kept_is_not_made_again(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_work_that_cannot_be_stacked_is_done_alone_and_the_reason_is_told(tmp_pa
     assert {c.mode for c in choices(tmp_path).values()} == {"loop"}
     assert all("not a function of a module" in c.reason for c in choices(tmp_path).values())
     for id, job in asked.items():
-        assert largest_difference(job(), done[id]) == 0
+        assert largest_difference(job.run(), done[id]) == 0
 
 
 def test_a_damaged_file_of_choices_is_named(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_captured_steps_give_what_the_loop_gives_and_keep_their_buffers() -> Non
     for _ in range(2):
         done = executor.do(asked)
         for id, job in asked.items():
-            assert largest_difference(job(), done[id]) == 0.0
+            assert largest_difference(job.run(), done[id]) == 0.0
     buffers = dict(executor._captured)
     assert len(buffers) == 2
     executor.do({"site-0": asked["site-0"]})
@@ -251,7 +251,7 @@ def test_replicas_of_one_client_are_found_and_tried(tmp_path: Path) -> None:
     alike = {id: replace(j, phases=asked["site-0"].phases) for id, j in asked.items()}
     done = Executor("stacked", tmp_path)._alone(alike)
     for id, job in alike.items():
-        assert largest_difference(job(), done[id]) < 1e-5
+        assert largest_difference(job.run(), done[id]) < 1e-5
     executor = Executor("auto", tmp_path / "auto")
     (tmp_path / "auto").mkdir()
     executor._alone(alike)
@@ -263,7 +263,7 @@ def test_replicas_of_one_client_are_found_and_tried(tmp_path: Path) -> None:
 def test_streams_give_the_same() -> None:
     asked = jobs(honest, 3)
     done = Executor("captured", streams=True).do(asked)
-    assert all(largest_difference(job(), done[id]) == 0.0 for id, job in asked.items())
+    assert all(largest_difference(job.run(), done[id]) == 0.0 for id, job in asked.items())
 
 
 # What several runs have in common is done once
@@ -271,13 +271,13 @@ def test_streams_give_the_same() -> None:
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     done: list[int] = []
-    plain = TrainJob.__call__
+    plain = TrainJob.run
 
     def call(self: TrainJob) -> TrainResult:
         done.append(1)
         return plain(self)
 
-    monkeypatch.setattr(TrainJob, "__call__", call)
+    monkeypatch.setattr(TrainJob, "run", call)
     return done
 
 

@@ -98,7 +98,7 @@ def test_a_term_that_vanishes_in_the_first_round_cannot_hide_a_wrong_stack(
         later = {str(n): work(n, loss, kind, later=1.0) for n in range(4)}
         done = executor.do(later)
         for id, job in later.items():
-            assert difference(job().weights, done[id].weights) < 1e-5
+            assert difference(job.run().weights, done[id].weights) < 1e-5
 
 
 def gated(weights: Mapping[str, Tensor], batch: Rows) -> Tensor:
@@ -163,7 +163,7 @@ def test_a_loss_that_is_finite_at_the_start_alone_is_not_stacked(tmp_path: Path)
     (choice,) = choices(tmp_path).values()
     assert choice.mode == "loop"
     assert "perturbed values give numbers that are not finite" in choice.reason
-    assert all(difference(job().weights, done[id].weights) == 0 for id, job in asked.items())
+    assert all(difference(job.run().weights, done[id].weights) == 0 for id, job in asked.items())
 
 
 def test_moments_variances_and_whole_numbers_stay_what_they_must_be() -> None:
@@ -205,7 +205,7 @@ def test_counts_are_proved(function: Callable[..., Tensor], holds: bool, tmp_pat
     done = executor.do(tallies)
     (choice,) = choices(tmp_path).values()
     assert choice.mode == ("stacked" if holds else "loop")
-    assert all(torch.equal(job(), done[id]) for id, job in tallies.items())
+    assert all(torch.equal(job.run(), done[id]) for id, job in tallies.items())
 
 
 class Forgetful(Captured):

@@ -75,7 +75,7 @@ def trained(
 
 
 def by_loop(jobs: dict[str, TrainJob], moment: Moment) -> dict[str, Any]:
-    return {id: job() for id, job in jobs.items()}
+    return {id: job.run() for id, job in jobs.items()}
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
@@ -164,7 +164,7 @@ def test_counts_that_go_wrong_are_caught(tmp_path: Path) -> None:
             for id, job in works(number, weights).items()
         }
         done = executor.do(asked, Moment(0, number, ROUNDS))
-        assert all(torch.equal(job(), done[id]) for id, job in asked.items())
+        assert all(torch.equal(job.run(), done[id]) for id, job in asked.items())
     (choice,) = choices(tmp_path).values()
     assert choice.refuted.startswith("round 4")
 
@@ -200,12 +200,12 @@ def test_rounding_is_measured_in_the_proof_and_allowed_for() -> None:
         """Equal in double precision; in single precision every step is off by a thousandth."""
         found = []
         for job in several:
-            done, single = job(), job.weights["weight0"].dtype == torch.float32
+            done, single = job.run(), job.weights["weight0"].dtype == torch.float32
             moved = {n: w + single * 1e-3 * (w - job.weights[n]) for n, w in done.weights.items()}
             found.append(replace(done, found=moved))
         return found
 
-    verdict = proof.prove(jobs, proof._member, TrainJob.__call__, [Candidate("rough", rough)])
+    verdict = proof.prove(jobs, proof._member, TrainJob.run, [Candidate("rough", rough)])
     assert verdict.way == "rough"
     assert verdict.rounding == pytest.approx(1e-3, rel=1e-2)
 
