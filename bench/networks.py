@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from atoll.compute.graphs import Captured, done
+from atoll.compute.captured import Captured, done
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.jobs.train import Optimiser, Phase, TrainJob

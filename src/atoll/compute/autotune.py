@@ -19,9 +19,9 @@ from typing import Any, Literal, cast
 
 import torch
 
-from atoll.compute import graphs
+from atoll.compute import captured
 from atoll.compute.cache import Key
-from atoll.compute.graphs import Captured
+from atoll.compute.captured import Captured
 from atoll.compute.proof import (
     SAMPLE,
     TOLERANCE,
@@ -258,8 +258,8 @@ def tried_replicas(jobs: Sequence[TrainJob]) -> Choice:
     seconds = []
     for groups in ([few], [[job] for job in few]):
         made = [Captured(group) for group in groups]
-        graphs.done(made, groups)  # makes buffers and captures
-        seconds.append(_timed(partial(graphs.done, made, groups)))
+        captured.done(made, groups)  # makes buffers and captures
+        seconds.append(_timed(partial(captured.done, made, groups)))
     ratio = seconds[1] / seconds[0]
     if 1 / ratio > GAIN:
         return replace(found, mode="loop", reason="not faster", ratio=ratio)
@@ -274,8 +274,8 @@ def tried_captured(job: TrainJob) -> Choice:
     small = min(job.batch, SMALL)
     few = replace(job, rows=job.rows.at(slice(0, TRIAL * small)), batch=small, epochs=2)
     one = Captured([few])
-    graphs.done([one], [[few]])  # makes buffers and captures
-    ratio = _timed(few.run) / _timed(lambda: graphs.done([one], [[few]]))
+    captured.done([one], [[few]])  # makes buffers and captures
+    ratio = _timed(few.run) / _timed(lambda: captured.done([one], [[few]]))
     if 1 / ratio > GAIN:
         return replace(found, mode="loop", reason="not faster", ratio=ratio)
     return replace(found, reason="equal and faster", ratio=ratio)

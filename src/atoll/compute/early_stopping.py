@@ -11,7 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from atoll.compute.stacking import Bundle, Stack, recorded
+from atoll.compute.graphs import common_lane
+from atoll.compute.stacking import Bundle, Stack
 from atoll.core.late import Arriving
 from atoll.core.rows import Bounds, Rows
 from atoll.jobs.early_stopping import (
@@ -155,7 +156,7 @@ class EarlyStoppedStack:
         elif self.judgement is None:
             self._decide()
             self._loss()  # makes this thread's cuBLAS ready
-            self.judgement = recorded(self._decide)
+            self.judgement = common_lane().captured(self._decide)
         else:
             self.judgement.replay()
 

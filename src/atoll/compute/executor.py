@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, cast
 
 import torch
 
-from atoll.compute import graphs, shared_training
+from atoll.compute import captured, shared_training
 from atoll.compute.autotune import (
     CONVOLUTION,
     RUNS,
@@ -39,9 +39,10 @@ from atoll.compute.autotune import (
     what,
 )
 from atoll.compute.cache import UNRESOLVED, Key, cache_key
+from atoll.compute.captured import Captured, step_key
 from atoll.compute.deterministic import BY_TIMING, EQUAL, FIXED
 from atoll.compute.early_stopping import EarlyStoppedStack
-from atoll.compute.graphs import Captured, Lane, step_key
+from atoll.compute.graphs import Lane
 from atoll.compute.proof import (
     ACTUAL,
     Verdict,
@@ -346,7 +347,7 @@ class Executor:
         works = {ids: [jobs[id] for id in ids] for ids in made}
         probes = self._captured_probes(groups)
         looks = [probes.get(ids) for ids in made]
-        results = graphs.done(list(made.values()), list(works.values()), self.streams, looks)
+        results = captured.done(list(made.values()), list(works.values()), self.streams, looks)
         found = {
             id: one
             for ids, several in zip(made, results, strict=True)
@@ -400,7 +401,7 @@ class Executor:
         for (key, _), ids in alike.items():
             works = [jobs[id] for id in ids]
             several = len(ids) > 1 and not any(id in refused for id in ids)
-            if several and graphs.replicas(works) and self._as_replicas(key, works):
+            if several and captured.replicas(works) and self._as_replicas(key, works):
                 found.append((_replicas_key(key, works), ids))
             else:
                 single = ("captured", key)

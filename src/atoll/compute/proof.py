@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.compute import graphs
+from atoll.compute import captured
+from atoll.compute.captured import Captured
 from atoll.compute.compare import difference
 from atoll.compute.early_stopping import EarlyStoppedStack
-from atoll.compute.graphs import Captured
 from atoll.compute.public_steps import CapturedStep
 from atoll.compute.public_steps import stepped as steps_of
 from atoll.compute.split_rounds import SplitStack, Way
@@ -228,7 +228,7 @@ def _in_stack(works: Sequence[TrainJob], mapped: bool = False) -> list[TrainResu
 def prove_captured(jobs: Sequence[TrainJob], draws: Sequence[Draw] = DRAWS) -> Verdict:
     """Steps in buffers of their own, captured where there is a GPU; several jobs are replicas."""
     way = "replicas" if len(jobs) > 1 else "captured"
-    run = Candidate(way, lambda works: graphs.done([Captured(works)], [works])[0])
+    run = Candidate(way, lambda works: captured.done([Captured(works)], [works])[0])
     return prove(jobs, _alike, TrainJob.run, [run], draws)
 
 

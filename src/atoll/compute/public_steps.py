@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.compute.graphs import EAGER, Lane
+from atoll.compute.captured import EAGER
+from atoll.compute.graphs import Lane
 from atoll.core.messages import Tensors
 from atoll.jobs.public_step import Place, PublicJob, PublicResult, gradients, zeros
 from atoll.jobs.train import descend
@@ -108,8 +109,7 @@ class CapturedStep:
             return followed
         self._backward()
         self.taken += 1
-        if self.lane.cuda and self.taken >= EAGER:
-            # right after a step in the same thread: libraries have handles for threads
+        if self.lane.captures and self.taken >= EAGER:
             self.graphs = [self.lane.captured(half) for half in (self._forward, self._backward)]
             torch.cuda.empty_cache()  # what the steps before took beside the graphs' own memory
         return followed

@@ -8,11 +8,13 @@ numbers equal those of the exchange message by message up to rounding.
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from atoll.compute.graphs import Lane, available
 from atoll.core.messages import Tensors
 from atoll.core.rng import Stream, permutations
 from atoll.jobs.probe import Probe
@@ -199,9 +201,8 @@ class SplitStack:
         self.totals: Tensors = {}
         self.sums = torch.zeros((self.runs, one.summed, 0), device=self.device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self.capturing = graph and self.device.type == "cuda"
+        self.lane = Lane(self.device) if graph and available(self.device) else None
         self.eager: dict[int, int] = {}
-        self.pool: Any = None
 
     def _grouped(self, jobs: Sequence[SplitJob], way: Way) -> list[_Halves]:
         forms: dict[Hashable, list[int]] = {}
@@ -276,31 +277,16 @@ class SplitStack:
         """One step; on a GPU replayed once it has been done a few times."""
         if size in self.graphs:
             self.graphs[size].replay()
-        elif not self.capturing:
+        elif self.lane is None:
             self._step(size)
         else:
-            self._aside(size)
+            self.lane.open()
+            with self.lane.here():
+                self._step(size)
+            self.lane.close()
             self.eager[size] = self.eager.get(size, 0) + 1
-            if (
-                self.eager[size] >= EAGER
-            ):  # by the thread that has just done one: it has all it needs
-                self.graphs[size] = self._captured(size)
-
-    def _captured(self, size: int) -> torch.cuda.CUDAGraph:
-        """A step, recorded and not done; all of them share their scratch memory."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            self._step(size)
-        self.pool = graph.pool()
-        return graph
-
-    def _aside(self, size: int) -> None:
-        """A step on another stream, as it must be before a graph is captured."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self._step(size)
-        torch.cuda.current_stream().wait_stream(stream)
+            if self.eager[size] >= EAGER:
+                self.graphs[size] = self.lane.captured(partial(self._step, size))
 
     def _step(self, size: int) -> None:
         """One step of all halves, all of it on the device."""

@@ -10,13 +10,14 @@ fixed shapes, so for texts the stack knows how much room any batch of a round ne
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from atoll.compute.compare import difference
+from atoll.compute.graphs import available, common_lane
 from atoll.compute.vmapped import each, size
 from atoll.core.late import Arriving, Losses
 from atoll.core.messages import Part, Tensors, Wholes
@@ -35,7 +36,6 @@ __all__ = [
     "Stack",
     "largest_difference",
     "obstacle",
-    "recorded",
     "signature",
     "tally",
 ]
@@ -223,7 +223,7 @@ class Stack:
         device = self.data.y.device
         self.mapped, self.done = mapped, 0
         uneven = mapped and any(count % self.batch for count in self.rows)
-        self.graph = graph and device.type == "cuda" and not uneven
+        self.graph = graph and available(device) and not uneven
         self.optimisers = [
             _Optimiser(number, self.buffers, jobs) for number in range(len(self.phases))
         ]
@@ -376,7 +376,7 @@ class Stack:
     def _capture(self, active: int, step: Callable[[bool], None]) -> None:
         """Record a step; just before, one that moves nothing makes this thread's cuBLAS ready."""
         step(False)
-        self.captured[active] = recorded(partial(step, True))
+        self.captured[active] = common_lane().captured(partial(step, True))
 
     def _step_of(self, active: int) -> Callable[[bool], None]:
         """One step of the first members, all of it on the device; or the same without moving."""
@@ -437,42 +437,6 @@ class Stack:
             Part(wholes, place, {name: job.weights[name] for name in kept})
             for place, job in enumerate(jobs)
         ]
-
-
-def recorded(what: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """A graph of what is done here; nothing is done yet.
-
-    torch.cuda.graph would give all spare memory back to the device before each recording, and it
-    would have to be asked for again. All are recorded on one stream: torch keeps the memory of
-    every stream apart.
-    """
-    return _recorded(what, _first_graph().pool())
-
-
-def _recorded(what: Callable[[], object], *pool: Any) -> torch.cuda.CUDAGraph:
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(_side_stream()):
-        graph.capture_begin(*pool)
-        try:
-            what()
-        finally:
-            graph.capture_end()
-    return graph
-
-
-@cache
-def _side_stream() -> torch.cuda.Stream:
-    return torch.cuda.Stream()
-
-
-@cache
-def _first_graph() -> torch.cuda.CUDAGraph:
-    """A graph whose memory all others share: they never run at the same time.
-
-    It is kept for good, because torch gives a memory up when its last graph goes.
-    """
-    return _recorded(lambda: torch.zeros(1, device="cuda"))
 
 
 def signature(jobs: Sequence[TrainJob]) -> Hashable:

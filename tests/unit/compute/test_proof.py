@@ -10,9 +10,9 @@ from torch import Tensor
 
 from atoll.compute import proof
 from atoll.compute.autotune import choices
+from atoll.compute.captured import Captured
 from atoll.compute.compare import difference
 from atoll.compute.executor import Executor, Mode
-from atoll.compute.graphs import Captured
 from atoll.compute.proof import prove_captured, prove_stack, prove_tally
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows

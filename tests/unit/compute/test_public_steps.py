@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.compute import graphs, public_steps
+from atoll.compute import captured, public_steps
 from atoll.compute.executor import Executor
 from atoll.compute.proof import prove_public
 from atoll.compute.public_steps import CapturedStep, capturable, stepped
@@ -126,7 +126,7 @@ class Replay:
 class Taped:
     """A lane as on a GPU, without one."""
 
-    cuda = True
+    captures = True
 
     def __init__(self) -> None:
         self.graphs: list[Replay] = []
@@ -160,7 +160,7 @@ def test_once_captured_they_are_replayed(monkeypatch: pytest.MonkeyPatch) -> Non
         assert_same(expected, a_round(job, by(one)))
         job = replace(job, weights=expected[-1].weights, place=(0, 1, 8))
     assert len(lane.graphs) == 2  # one for each half, made once
-    assert one.taken == graphs.EAGER
+    assert one.taken == captured.EAGER
     assert lane.opened == 0
 
 
@@ -243,7 +243,7 @@ def test_whole_runs_are_the_same_and_buffers_are_made_once(
 ) -> None:
     plain = run(method, "loop", tmp_path / "loop")
     made: list[str] = []
-    for kind in (graphs.Captured, CapturedStep):
+    for kind in (captured.Captured, CapturedStep):
 
         def counted(*given: Any, kind: Any = kind) -> Any:
             made.append(kind.__name__)

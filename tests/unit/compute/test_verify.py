@@ -11,9 +11,9 @@ from torch import Tensor
 
 from atoll.compute import proof, verify
 from atoll.compute.autotune import choices
+from atoll.compute.captured import Captured
 from atoll.compute.compare import difference
 from atoll.compute.executor import Executor, Mode
-from atoll.compute.graphs import Captured
 from atoll.compute.proof import Candidate, Verdict
 from atoll.compute.verify import Verifier
 from atoll.core.federation import Moment
