@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
+from atoll.compute.compare import max_relative_error
 from atoll.compute.executor import Executor
-from atoll.compute.stacking import Stack, largest_difference
+from atoll.compute.stacking import Stack
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.jobs.train import Optimiser, Phase, TrainJob
@@ -140,7 +141,8 @@ def measure(
     auto_seconds, _ = timed(lambda: [auto.do(jobs) for _ in range(given.rounds)], device)
     (choice,) = auto.choices.values()
     exact = [double(replace(w, epochs=1, rows=w.rows.at(slice(0, 4 * BATCH)))) for w in works[:8]]
-    difference = max(map(largest_difference, [w.run() for w in exact], Stack(exact)(exact)))
+    pairs = zip([w.run() for w in exact], Stack(exact)(exact), strict=True)
+    difference = max(max_relative_error(one.weights, other.weights) for one, other in pairs)
     memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     return {
         "clients": clients, "steps": steps, "loader": len(few) * steps / loader_seconds,

@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from atoll.compute import autotune, proof
-from atoll.compute.stacking import Stack, largest_difference, signature
+from atoll.compute.compare import max_relative_error
+from atoll.compute.stacking import Stack, signature
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.jobs.train import Optimiser, Phase, TrainJob, TrainResult
@@ -328,7 +329,8 @@ def loop(world: World, program: Program) -> Rounds:
 
 
 def difference(wanted: Sequence[TrainResult], got: Sequence[TrainResult]) -> float:
-    return max(map(largest_difference, wanted, got))
+    pairs = zip(wanted, got, strict=True)
+    return max(max_relative_error(one.weights, other.weights) for one, other in pairs)
 
 
 def accepted(jobs: Sequence[TrainJob], monkeypatch: pytest.MonkeyPatch) -> dict[WayName, bool]:
@@ -383,7 +385,7 @@ def stable(rounds: Rounds) -> bool:
                 n: w + 1e-14 * torch.randn(w.shape, generator=generator, dtype=w.dtype)
                 for n, w in one.weights.items()
             }
-            if largest_difference(result, replace(one, weights=near).run()) > TOLERANCE:
+            if difference([result], [replace(one, weights=near).run()]) > TOLERANCE:
                 return False
     return True
 

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from atoll.compute.graphs import Lane
+from atoll.compute.probe import Probe
 from atoll.core.rng import permutations
 from atoll.core.rows import Rows
 from atoll.jobs.identity import shapes
-from atoll.jobs.probe import Probe
 from atoll.jobs.train import Memory, TrainJob, TrainResult
 from atoll.learning.weights import copied, copied_at_once, into
 

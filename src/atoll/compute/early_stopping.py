@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from atoll.compute.graphs import common_lane
+from atoll.compute.probe import Probe
 from atoll.compute.stacking import Bundle, Stack
 from atoll.core.late import Arriving
 from atoll.core.rows import Bounds, Rows
@@ -23,7 +24,6 @@ from atoll.jobs.early_stopping import (
     EarlyStoppedResult,
     stepped,
 )
-from atoll.jobs.probe import Probe
 from atoll.learning.textcnn import different, pieces
 
 __all__ = ["EarlyStoppedStack"]

@@ -43,6 +43,7 @@ from atoll.compute.captured import Captured, step_key
 from atoll.compute.deterministic import BY_TIMING, EQUAL, FIXED
 from atoll.compute.early_stopping import EarlyStoppedStack
 from atoll.compute.graphs import Lane
+from atoll.compute.probe import Probe, Seen
 from atoll.compute.proof import (
     ACTUAL,
     Verdict,
@@ -63,7 +64,6 @@ from atoll.core.errors import out_of_memory
 from atoll.core.federation import Moment
 from atoll.core.record import write_whole
 from atoll.jobs.early_stopping import EarlyStoppedJob, EarlyStoppedResult
-from atoll.jobs.probe import Probe, Seen
 from atoll.jobs.public_step import PublicJob
 from atoll.jobs.split_round import SplitJob
 from atoll.jobs.train import EvalJob, TrainJob

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from atoll.compute import captured
 from atoll.compute.captured import Captured
-from atoll.compute.compare import difference
+from atoll.compute.compare import max_relative_error, norm_errors
 from atoll.compute.early_stopping import EarlyStoppedStack
+from atoll.compute.probe import Seen
 from atoll.compute.public_steps import CapturedStep
 from atoll.compute.public_steps import stepped as steps_of
 from atoll.compute.split_rounds import SplitStack, Way
@@ -28,7 +29,6 @@ from atoll.core.messages import Tensors
 from atoll.core.rng import Stream, normals
 from atoll.core.rows import Rows
 from atoll.jobs.early_stopping import KEY, EarlyStoppedJob, EarlyStoppedResult
-from atoll.jobs.probe import Seen, distance
 from atoll.jobs.public_step import PublicJob, PublicResult
 from atoll.jobs.split_round import Lent, SplitJob, SplitResult
 from atoll.jobs.train import EvalJob, Optimiser, Phase, TrainJob, TrainResult
@@ -185,7 +185,7 @@ def _first_equal(cases: Sequence[Case], candidates: Sequence[Candidate]) -> Verd
 def _apart(candidate: Candidate, works: Sequence[Any], expected: Sequence[Any]) -> float:
     """How far a candidate is from the reference, in the worst of the works."""
     return max(
-        difference(values(one), values(other), start(work))
+        max_relative_error(values(one), values(other), start(work))
         for work, one, other in zip(works, expected, candidate.run(works), strict=True)
     )
 
@@ -196,7 +196,7 @@ def _rounding(works: Sequence[Any], reference: Callable[[Any], Any], candidate: 
     for work, other in zip(works, candidate.run(works), strict=True):
         before, one, two = start(work), values(reference(work)), values(other)
         expected, actual = (Seen({n: part[n] for n in before}, {}) for part in (one, two))
-        apart = max(apart, distance(before, expected, actual)[0])
+        apart = max(apart, norm_errors(before, expected, actual)[0])
     return apart
 
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from atoll.compute.graphs import Lane, available
+from atoll.compute.probe import Probe
 from atoll.core.messages import Tensors
 from atoll.core.rng import Stream, permutations
-from atoll.jobs.probe import Probe
 from atoll.jobs.split_round import Lent, SplitJob, SplitResult, Step, draws
 from atoll.learning.replay import distance_gradient, turned
 from atoll.learning.split import dropout, guarded, rounded

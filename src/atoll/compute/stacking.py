@@ -16,15 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.compute.compare import difference
 from atoll.compute.graphs import available, common_lane
+from atoll.compute.probe import Probe
 from atoll.compute.vmapped import each, size
 from atoll.core.late import Arriving, Losses
 from atoll.core.messages import Part, Tensors, Wholes
 from atoll.core.rng import Stream, permutations
 from atoll.core.rows import Bounds, Rows
 from atoll.jobs.identity import no_identity, rowwise
-from atoll.jobs.probe import Probe
 from atoll.jobs.split_round import SplitJob
 from atoll.jobs.train import EvalJob, Phase, TrainJob, TrainResult, descend
 from atoll.kernels import adam
@@ -34,7 +33,6 @@ from atoll.learning.weights import sent
 __all__ = [
     "Bundle",
     "Stack",
-    "largest_difference",
     "obstacle",
     "signature",
     "tally",
@@ -587,8 +585,3 @@ def tally(jobs: Sequence[EvalJob]) -> list[Tensor]:
         total = counts if total is None else total + counts
     assert total is not None
     return list(total.cpu())
-
-
-def largest_difference(one: TrainResult, other: TrainResult) -> float:
-    """The largest difference of two results' weights, relative to their size."""
-    return difference(one.weights, other.weights)

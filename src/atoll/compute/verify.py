@@ -1,7 +1,7 @@
 """Checks while a run goes on: one member's first steps by the loop, from the actual start values.
 
 The accelerated computation does the round as always and copies what the member's buffers hold
-after at most eight steps (jobs/probe.py). Nothing is computed twice on its side, so graphs,
+after at most eight steps (probe.py). Nothing is computed twice on its side, so graphs,
 buffers and random draws are those of a run without checks. The plain loop then does these steps for
 that member alone, in the run's own type. Both are compared within a tolerance that the proof has
 measured: how far two right ways are apart by rounding. What looks wrong is looked at once more in
@@ -19,12 +19,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from atoll.compute.compare import norm_errors
+from atoll.compute.probe import Probe, Seen
 from atoll.compute.proof import Verdict
 from atoll.compute.split_rounds import SplitStack
 from atoll.core.federation import Moment
 from atoll.core.messages import Tensors
 from atoll.jobs.early_stopping import EarlyStoppedJob
-from atoll.jobs.probe import Probe, Seen, distance
 from atoll.jobs.public_step import PublicJob, PublicResult
 from atoll.jobs.split_round import SplitJob
 from atoll.jobs.train import EvalJob, TrainJob
@@ -120,7 +121,7 @@ def disagreement(job: Any, actual: Seen, rounding: float, confirm: Callable[[], 
     start, expected = _reference(job)
     kind = _dtype(job)
     tolerance = max(FLOORS.get(kind, 1e-2), FACTOR * rounding)
-    weights, losses = distance(start, expected, actual)
+    weights, losses = norm_errors(start, expected, actual)
     if weights <= tolerance and losses <= LOSSES.get(kind, 1e-2):
         return ""
     if losses <= FAR and confirm().holds:

@@ -13,7 +13,7 @@ import torch
 
 from atoll.compute import autotune
 from atoll.compute.cache import UnresolvedError, cache_key, fingerprint
-from atoll.compute.compare import difference
+from atoll.compute.compare import max_relative_error
 from atoll.compute.executor import Executor
 from atoll.compute.proof import prove_stack
 from atoll.core.rng import Stream
@@ -108,7 +108,7 @@ def run(loss: Any, folder: Path) -> Executor:
     works, asked = Executor("auto", folder), jobs(loss)
     done = works.do(asked)
     for id, job in asked.items():
-        assert difference(job.run().weights, done[id].weights) < 1e-5
+        assert max_relative_error(job.run().weights, done[id].weights) < 1e-5
     return works
 
 
@@ -181,7 +181,9 @@ def test_a_loss_that_closes_over_something_is_not_stacked(
         scaled = Phase(phase.name, phase.moves, module.times(float(id)), phase.optimiser)
         asked[id] = TrainJob(job.weights, {}, (scaled,), job.rows, 8, 1, job.stream)
     done = Executor("stacked", tmp_path).do(asked)
-    assert all(difference(job.run().weights, done[id].weights) == 0 for id, job in asked.items())
+    assert all(
+        max_relative_error(job.run().weights, done[id].weights) == 0 for id, job in asked.items()
+    )
     assert not proofs
     run(lambda weights, batch: 2 * module.loss(weights, batch), tmp_path / "lambda")
     assert not proofs
@@ -223,7 +225,7 @@ def test_keys_are_the_same_in_another_process() -> None:
 
 
 def test_machine_and_precision_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    about = ("work", partial(difference, {}))
+    about = ("work", partial(max_relative_error, {}))
     keys = {cache_key(about, CPU).name}
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     keys.add(cache_key(about, CPU).name)

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from atoll.compute import shared_training
 from atoll.compute.autotune import choices
+from atoll.compute.compare import max_relative_error
 from atoll.compute.executor import Executor
-from atoll.compute.stacking import Stack, largest_difference
+from atoll.compute.stacking import Stack
 from atoll.core.errors import UserError
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
@@ -65,7 +66,7 @@ def test_a_stack_that_differs_is_refused_with_a_reason_and_the_loop_is_used(tmp_
     assert "mapped: RuntimeError" in choice.reason
     assert choice.difference > choice.tolerance > 0
     for id, job in asked.items():
-        assert largest_difference(job.run(), done[id]) == 0
+        assert max_relative_error(job.run().weights, done[id].weights) == 0
 
 
 @pytest.mark.parametrize("loss", [honest, mixing])
@@ -78,7 +79,7 @@ def test_a_loss_for_one_client_alone_is_mapped_over_many(
     (choice,) = choices(tmp_path).values()
     assert (choice.mode, choice.way) == ("stacked", "batched" if loss is honest else "mapped")
     for id, job in asked.items():
-        assert largest_difference(job.run(), done[id]) < 1e-5
+        assert max_relative_error(job.run().weights, done[id].weights) < 1e-5
 
 
 class Scarce(Stack):
@@ -99,7 +100,7 @@ def test_a_stack_without_memory_is_done_in_halves_and_the_record_says_so(
     for _ in range(2):
         done = executor.do(asked)
         for id, job in asked.items():
-            assert largest_difference(job.run(), done[id]) < 1e-5
+            assert max_relative_error(job.run().weights, done[id].weights) < 1e-5
     (choice,) = choices(tmp_path).values()
     assert choice.parts == 4
     assert choice.reason.endswith("out of memory")
@@ -124,7 +125,7 @@ def test_members_are_dealt_to_stacks_that_fit_a_cache_where_that_is_faster(
     (choice,) = choices(tmp_path).values()
     assert (choice.mode, choice.parts) == ("stacked", parts)
     for id, job in asked.items():
-        assert largest_difference(job.run(), done[id]) < 1e-5
+        assert max_relative_error(job.run().weights, done[id].weights) < 1e-5
 
 
 def test_the_way_of_a_convolution_is_kept_with_the_run_and_for_later_ones(
@@ -189,7 +190,7 @@ def test_a_stack_that_is_equal_is_judged_by_time_alone(tmp_path: Path) -> None:
     assert choice.reason in ("equal and faster", "the stack is not faster")
     assert choice.difference <= choice.tolerance
     for id, job in asked.items():
-        assert largest_difference(job.run(), done[id]) < 1e-5
+        assert max_relative_error(job.run().weights, done[id].weights) < 1e-5
 
 
 @pytest.mark.parametrize(("rounds", "tried"), [(0, True), (1, False), (1000, True)])
@@ -203,7 +204,7 @@ def test_works_that_end_sooner_than_a_trial_are_done_one_by_one(
     if not tried:
         assert (choice.mode, choice.reason) == ("loop", "too little to try both ways")
     for id, job in asked.items():
-        assert largest_difference(job.run(), done[id]) < 1e-5
+        assert max_relative_error(job.run().weights, done[id].weights) < 1e-5
 
 
 def test_a_choice_that_was_kept_is_not_made_again(tmp_path: Path) -> None:
@@ -225,7 +226,7 @@ def test_work_that_cannot_be_stacked_is_done_alone_and_the_reason_is_told(tmp_pa
     assert {c.mode for c in choices(tmp_path).values()} == {"loop"}
     assert all("not a function of a module" in c.reason for c in choices(tmp_path).values())
     for id, job in asked.items():
-        assert largest_difference(job.run(), done[id]) == 0
+        assert max_relative_error(job.run().weights, done[id].weights) == 0
 
 
 def test_a_damaged_file_of_choices_is_named(tmp_path: Path) -> None:
@@ -239,7 +240,7 @@ def test_captured_steps_give_what_the_loop_gives_and_keep_their_buffers() -> Non
     for _ in range(2):
         done = executor.do(asked)
         for id, job in asked.items():
-            assert largest_difference(job.run(), done[id]) == 0.0
+            assert max_relative_error(job.run().weights, done[id].weights) == 0.0
     buffers = dict(executor._captured)
     assert len(buffers) == 2
     executor.do({"site-0": asked["site-0"]})
@@ -251,7 +252,7 @@ def test_replicas_of_one_client_are_found_and_tried(tmp_path: Path) -> None:
     alike = {id: replace(j, phases=asked["site-0"].phases) for id, j in asked.items()}
     done = Executor("stacked", tmp_path)._alone(alike)
     for id, job in alike.items():
-        assert largest_difference(job.run(), done[id]) < 1e-5
+        assert max_relative_error(job.run().weights, done[id].weights) < 1e-5
     executor = Executor("auto", tmp_path / "auto")
     (tmp_path / "auto").mkdir()
     executor._alone(alike)
@@ -263,7 +264,9 @@ def test_replicas_of_one_client_are_found_and_tried(tmp_path: Path) -> None:
 def test_streams_give_the_same() -> None:
     asked = jobs(honest, 3)
     done = Executor("captured", streams=True).do(asked)
-    assert all(largest_difference(job.run(), done[id]) == 0.0 for id, job in asked.items())
+    assert all(
+        max_relative_error(job.run().weights, done[id].weights) == 0.0 for id, job in asked.items()
+    )
 
 
 # What several runs have in common is done once
@@ -290,7 +293,7 @@ def test_a_common_work_is_done_once_and_found_again(
     again = Executor("loop", keep=tmp_path).do(asked)
     assert len(calls) == 2
     for id in asked:
-        assert largest_difference(first[id], again[id]) == 0.0
+        assert max_relative_error(first[id].weights, again[id].weights) == 0.0
         assert first[id].losses == again[id].losses
         assert first[id].moments.keys() == again[id].moments.keys()
 
@@ -306,7 +309,9 @@ def test_who_wants_the_same_at_the_same_time_waits_for_it(
         )
     assert len(calls) == 2
     for other in found[1:]:
-        assert all(largest_difference(found[0][id], other[id]) == 0.0 for id in asked)
+        assert all(
+            max_relative_error(found[0][id].weights, other[id].weights) == 0.0 for id in asked
+        )
     assert len(list((tmp_path / "kept").iterdir())) == 2
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from atoll.compute import proof
 from atoll.compute.autotune import choices
 from atoll.compute.captured import Captured
-from atoll.compute.compare import difference
+from atoll.compute.compare import max_relative_error
 from atoll.compute.executor import Executor, Mode
 from atoll.compute.proof import prove_captured, prove_stack, prove_tally
 from atoll.core.rng import Stream
@@ -98,7 +98,7 @@ def test_a_term_that_vanishes_in_the_first_round_cannot_hide_a_wrong_stack(
         later = {str(n): work(n, loss, kind, later=1.0) for n in range(4)}
         done = executor.do(later)
         for id, job in later.items():
-            assert difference(job.run().weights, done[id].weights) < 1e-5
+            assert max_relative_error(job.run().weights, done[id].weights) < 1e-5
 
 
 def gated(weights: Mapping[str, Tensor], batch: Rows) -> Tensor:
@@ -163,7 +163,9 @@ def test_a_loss_that_is_finite_at_the_start_alone_is_not_stacked(tmp_path: Path)
     (choice,) = choices(tmp_path).values()
     assert choice.mode == "loop"
     assert "perturbed values give numbers that are not finite" in choice.reason
-    assert all(difference(job.run().weights, done[id].weights) == 0 for id, job in asked.items())
+    assert all(
+        max_relative_error(job.run().weights, done[id].weights) == 0 for id, job in asked.items()
+    )
 
 
 def test_moments_variances_and_whole_numbers_stay_what_they_must_be() -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from atoll.compute.compare import max_relative_error
 from atoll.compute.stacking import (
     Stack,
-    largest_difference,
     obstacle,
     signature,
     tally,
@@ -62,7 +62,7 @@ def same(jobs: list[TrainJob]) -> None:
     stack = Stack(jobs)
     for _ in range(2):
         for one, other in zip([job.run() for job in jobs], stack(jobs), strict=True):
-            assert largest_difference(one, other) < 1e-10
+            assert max_relative_error(one.weights, other.weights) < 1e-10
             assert one.losses["loss"] == pytest.approx(other.losses["loss"], abs=1e-12)
             assert one.moments.keys() == other.moments.keys()
             for name, moment in one.moments.items():
@@ -117,7 +117,7 @@ def test_a_stack_goes_on_with_what_it_gave_out_at_other_rates(kind: str) -> None
         )
         done, wanted = stack(jobs), [job.run() for job in alone]
         for one, other in zip(wanted, done, strict=True):
-            assert largest_difference(one, other) < 1e-10
+            assert max_relative_error(one.weights, other.weights) < 1e-10
         jobs, alone = (
             [
                 replace(j, weights=w.weights, moments=w.moments)
@@ -158,14 +158,14 @@ def test_a_loss_written_for_one_client_is_mapped_over_members_with_other_numbers
     stack = Stack(jobs, mapped=True)
     for _ in range(2):
         for one, other in zip([job.run() for job in jobs], stack(jobs), strict=True):
-            assert largest_difference(one, other) < 1e-10
+            assert max_relative_error(one.weights, other.weights) < 1e-10
             assert one.losses["loss"] == pytest.approx(other.losses["loss"], abs=1e-12)
 
 
 def test_a_result_that_is_no_number_is_infinitely_far_from_one_that_is() -> None:
     done = member(0).run()
     lost = replace(done, found={n: w * math.nan for n, w in done.weights.items()})
-    assert largest_difference(done, lost) == math.inf
+    assert max_relative_error(done.weights, lost.weights) == math.inf
 
 
 def test_weight_decay_is_part_of_the_key() -> None:

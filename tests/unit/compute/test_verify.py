@@ -12,14 +12,14 @@ from torch import Tensor
 from atoll.compute import proof, verify
 from atoll.compute.autotune import choices
 from atoll.compute.captured import Captured
-from atoll.compute.compare import difference
+from atoll.compute.compare import max_relative_error
 from atoll.compute.executor import Executor, Mode
+from atoll.compute.probe import Seen
 from atoll.compute.proof import Candidate, Verdict
 from atoll.compute.verify import Verifier
 from atoll.core.federation import Moment
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
-from atoll.jobs.probe import Seen
 from atoll.jobs.train import EvalJob, Optimiser, Phase, TrainJob, TrainResult
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import outputs
@@ -88,18 +88,18 @@ def test_a_loss_that_becomes_wrong_in_round_4_is_caught(
     if how == "sampled":  # elapsed time allows for a check in every round
         executor.verifier.began = -1e6
     found = trained(executor.do, kind)
-    assert difference(expected, found) < 1e-5
+    assert max_relative_error(expected, found) < 1e-5
     (choice,) = choices(tmp_path).values()
     assert (choice.mode, choice.way) == ("loop", "batched")
     assert choice.refuted.startswith("round 4 of stage 1: the first steps of a member differ")
     again = Executor("stacked", tmp_path, verify="off")  # resumed, it stays with the loop
-    assert difference(trained(by_loop, kind), trained(again.do, kind)) < 1e-5
+    assert max_relative_error(trained(by_loop, kind), trained(again.do, kind)) < 1e-5
 
 
 def test_without_checks_the_same_loss_goes_wrong(tmp_path: Path) -> None:
     """So the test above could fail."""
     found = trained(Executor("stacked", tmp_path, verify="off").do)
-    assert difference(trained(by_loop), found) > 1e-2
+    assert max_relative_error(trained(by_loop), found) > 1e-2
     (choice,) = choices(tmp_path).values()
     assert (choice.mode, choice.refuted) == ("stacked", "")
 
@@ -109,7 +109,7 @@ def test_later_runs_on_this_machine_know(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("atoll.compute.autotune.GAIN", 1e9)  # the stack is fast enough
     for how in ("always", "off"):
         found = trained(Executor("auto", verify=how).do)
-        assert difference(trained(by_loop), found) < 1e-5
+        assert max_relative_error(trained(by_loop), found) < 1e-5
 
 
 @pytest.mark.parametrize("mode", ["stacked", "captured"])
@@ -144,7 +144,7 @@ def test_captured_steps_that_go_wrong_are_caught(
 
     monkeypatch.setattr(Captured, "_load", stale)
     executor = Executor("captured", tmp_path, verify="always")
-    assert difference(trained(by_loop), trained(executor.do)) == 0
+    assert max_relative_error(trained(by_loop), trained(executor.do)) == 0
     assert not executor._captured
     assert any(c.refuted.startswith("round 4") for c in choices(tmp_path).values())
 
