@@ -76,6 +76,10 @@ class Captured:
         self.taken = dict.fromkeys(sizes, 0)  # eager steps of each size
         self.lane = lane or Lane(self.device)
 
+    def fits(self, jobs: Sequence[TrainJob]) -> bool:
+        """Whether as many replicas come on as many rows."""
+        return len(jobs) == self.replicas and len(jobs[0].rows) == self.count
+
     def _joined(self, tensors: Sequence[Tensor]) -> Tensor:
         """One tensor as it is, those of replicas with an axis in front."""
         several = [tensor.detach() for tensor in tensors]

@@ -11,9 +11,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from atoll.compute.buffers import Bundle
 from atoll.compute.graphs import common_lane
 from atoll.compute.probe import Probe
-from atoll.compute.stacking import Bundle, Stack
+from atoll.compute.stacking import Stack
 from atoll.core.late import Arriving
 from atoll.core.rows import Bounds, Rows
 from atoll.jobs.early_stopping import (
@@ -84,7 +85,7 @@ class EarlyStoppedStack:
             found.append(seat)
         return found
 
-    def __call__(
+    def run(
         self, jobs: Sequence[EarlyStoppedJob], probe: Probe | None = None
     ) -> list[EarlyStoppedResult]:
         """Train through a round; members that did not come stay as they are."""

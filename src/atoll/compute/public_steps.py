@@ -46,8 +46,9 @@ class CapturedStep:
         self.taken, self.graphs = 0, list[Any]()
         self.lane = lane or Lane(device)
 
-    def fits(self, job: PublicJob) -> bool:
+    def fits(self, jobs: Sequence[PublicJob]) -> bool:
         """Whether what comes with a step has the shapes of the buffers."""
+        (job,) = jobs
         if not self.given or not job.given:
             return True
         return [(n, t.shape) for n, t in self.given.items()] == [
@@ -70,7 +71,7 @@ class CapturedStep:
         mine = job.waiting is self and self.held is job.weights
         return mine and self.place == job.at(job.follow)
 
-    def __call__(self, job: PublicJob, before: Tensor | None, x: Tensor | None) -> PublicResult:
+    def step(self, job: PublicJob, before: Tensor | None, x: Tensor | None) -> PublicResult:
         """Do the step; the images are those of `inputs`."""
         followed, loss, weights = None, None, job.weights
         if before is not None or job.follow is None:
@@ -138,7 +139,7 @@ def stepped(steps: Sequence[CapturedStep], jobs: Sequence[PublicJob]) -> list[Pu
     found = []
     for one, job, images in zip(steps, jobs, inputs, strict=True):
         with one.lane.here():
-            found.append(one(job, *images))
+            found.append(one.step(job, *images))
     for one in steps:
         one.lane.close()
     return found

@@ -28,7 +28,7 @@ def named(jobs: Mapping[str, Any], folder: Path | None, how: str) -> dict[str, P
     """The files of those works that are common; none without a folder."""
     if folder is None:
         return {}
-    common = {id: job for id, job in jobs.items() if isinstance(job, TrainJob) and job.common}
+    common = {id: job for id, job in jobs.items() if getattr(job, "common", False)}
     hashes = {id: _hash(job, how) for id, job in common.items()}
     return {id: folder / f"{name}.safetensors" for id, name in hashes.items() if name}
 

@@ -187,6 +187,7 @@ class SplitStack:
         one = jobs[0]
         self.one, self.runs = one, len(jobs)
         self.device = one.y.device
+        self.signature = split_signature(jobs)
         self.held = list(jobs)  # so that nothing else comes to lie where their rows are
         self.y = torch.stack([job.y for job in jobs])
         self.groups = self._grouped(jobs, way)
@@ -213,7 +214,11 @@ class SplitStack:
             for places in forms.values()
         ]
 
-    def __call__(self, jobs: Sequence[SplitJob], probe: Probe | None = None) -> list[SplitResult]:
+    def fits(self, jobs: Sequence[SplitJob]) -> bool:
+        """Whether these are on the same rows with the same masks."""
+        return split_signature(jobs) == self.signature
+
+    def run(self, jobs: Sequence[SplitJob], probe: Probe | None = None) -> list[SplitResult]:
         """Do the steps of a round; a probe is shown its run after the first of them."""
         sizes = [size for size, count in self._sizes() for _ in range(count)]
         first = probe.steps if probe else 0

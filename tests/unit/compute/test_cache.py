@@ -15,7 +15,7 @@ from atoll.compute import autotune
 from atoll.compute.cache import UnresolvedError, cache_key, fingerprint
 from atoll.compute.compare import max_relative_error
 from atoll.compute.executor import Executor
-from atoll.compute.proof import prove_stack
+from atoll.compute.proof import prove
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.jobs.train import Optimiser, Phase, TrainJob
@@ -94,11 +94,11 @@ def proofs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is proved, as it happens."""
     found: list[str] = []
 
-    def counted(works: Any) -> Any:
+    def counted(*given: Any, **named: Any) -> Any:
         found.append("proof")
-        return prove_stack(works)
+        return prove(*given, **named)
 
-    monkeypatch.setattr(autotune, "prove_stack", counted)
+    monkeypatch.setattr(autotune, "prove", counted)
     return found
 
 

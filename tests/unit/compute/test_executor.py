@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from atoll.compute import shared_training
-from atoll.compute.autotune import choices
+from atoll.compute.choice import choices
 from atoll.compute.compare import max_relative_error
 from atoll.compute.executor import Executor
+from atoll.compute.kinds.train import TrainStacks
 from atoll.compute.stacking import Stack
 from atoll.core.errors import UserError
 from atoll.core.rng import Stream
@@ -94,8 +95,7 @@ class Scarce(Stack):
 def test_a_stack_without_memory_is_done_in_halves_and_the_record_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.compute.executor.Stack", Scarce)
-    monkeypatch.setattr("atoll.compute.autotune.TRIAL", 2)
+    monkeypatch.setattr(TrainStacks, "build", lambda self, jobs, way: Scarce(jobs))
     executor, asked = Executor("stacked", tmp_path), jobs(honest, 7)
     for _ in range(2):
         done = executor.do(asked)
@@ -118,8 +118,8 @@ def test_members_are_dealt_to_stacks_that_fit_a_cache_where_that_is_faster(
         return seconds[len(call.args[0])] if isinstance(call, partial) else 100.0  # the loop
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("atoll.compute.autotune.CACHE", 1)
-    monkeypatch.setattr("atoll.compute.autotune._timed", clock)
+    monkeypatch.setattr("atoll.compute.kinds.train.CACHE", 1)
+    monkeypatch.setattr("atoll.compute.autotune.timed", clock)
     executor, asked = Executor("auto", tmp_path), jobs(honest)
     done = executor.do(asked)
     (choice,) = choices(tmp_path).values()
@@ -178,7 +178,7 @@ def test_an_error_that_is_not_for_want_of_memory_is_raised(
 
     executor, asked = Executor("stacked", tmp_path), jobs(honest)
     executor.do(asked)
-    monkeypatch.setattr(Stack, "__call__", broken)
+    monkeypatch.setattr(Stack, "run", broken)
     with pytest.raises(RuntimeError, match="something else"):
         executor.do(asked)
 
@@ -250,12 +250,12 @@ def test_captured_steps_give_what_the_loop_gives_and_keep_their_buffers() -> Non
 def test_replicas_of_one_client_are_found_and_tried(tmp_path: Path) -> None:
     asked = jobs(mixing, 3)  # no stack may be made of these, but each has batches of its own
     alike = {id: replace(j, phases=asked["site-0"].phases) for id, j in asked.items()}
-    done = Executor("stacked", tmp_path)._alone(alike)
+    done = Executor("stacked", tmp_path)._capture(alike)
     for id, job in alike.items():
         assert max_relative_error(job.run().weights, done[id].weights) < 1e-5
     executor = Executor("auto", tmp_path / "auto")
     (tmp_path / "auto").mkdir()
-    executor._alone(alike)
+    executor._capture(alike)
     (choice,) = executor.choices.values()
     assert choice.work == "replicas"
     assert choice.difference <= choice.tolerance

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from atoll.compute import captured, public_steps
 from atoll.compute.executor import Executor
-from atoll.compute.proof import prove_public
+from atoll.compute.kinds.captured import CapturedPublic, CapturedTraining
+from atoll.compute.proof import prove
 from atoll.compute.public_steps import CapturedStep, capturable, stepped
 from atoll.core.federation import Moment
 from atoll.core.messages import Tensors
@@ -243,17 +244,17 @@ def test_whole_runs_are_the_same_and_buffers_are_made_once(
 ) -> None:
     plain = run(method, "loop", tmp_path / "loop")
     made: list[str] = []
-    for kind in (captured.Captured, CapturedStep):
+    for kind in (CapturedTraining, CapturedPublic):
 
-        def counted(*given: Any, kind: Any = kind) -> Any:
-            made.append(kind.__name__)
-            return kind(*given)
+        def counted(self: Any, *given: Any, build: Any = kind.build) -> Any:
+            made.append(type(self).__name__)
+            return build(self, *given)
 
-        monkeypatch.setattr(f"atoll.compute.executor.{kind.__name__}", counted)
+        monkeypatch.setattr(kind, "build", counted)
     assert run(method, "captured", tmp_path / "captured") == plain
     phases = 2 if method in ("fccl", "fedmatch", "fml") else 1  # FedMD trains alone as in rounds
-    assert made.count("Captured") == 2 * phases
-    assert made.count("CapturedStep") == (0 if method == "fml" else 2)
+    assert made.count("CapturedTraining") == 2 * phases
+    assert made.count("CapturedPublic") == (0 if method == "fml" else 2)
 
 
 @pytest.mark.gpu
@@ -278,7 +279,7 @@ def test_graphs_on_a_gpu_give_what_the_plain_steps_give_in_double_precision(loss
 @pytest.mark.parametrize("loss", LOSSES)
 def test_captured_steps_are_proved(loss: str) -> None:
     job = first("small-resnet", loss)
-    assert prove_public(following(job, job.run(), 1)).way == "captured"
+    assert prove(CapturedPublic(), [following(job, job.run(), 1)]).way == "captured"
 
 
 def test_buffers_that_keep_their_running_statistics_are_refused(
@@ -301,7 +302,7 @@ def test_buffers_that_keep_their_running_statistics_are_refused(
                 buffer.detach().fill_(float("var" in name))
 
     monkeypatch.setattr(CapturedStep, "__init__", fresh)
-    assert not prove_public(step).holds
+    assert not prove(CapturedPublic(), [step]).holds
 
 
 def test_a_step_that_is_not_proved_is_done_plainly(
@@ -333,4 +334,4 @@ def test_steps_that_go_wrong_are_caught_and_done_plainly(
     (choice,) = executor.choices.values()
     assert choice.mode == "loop"
     assert choice.refuted.startswith("round 4 of stage 1")
-    assert not executor._steps
+    assert not executor._captured

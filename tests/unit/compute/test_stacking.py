@@ -11,12 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from atoll.compute.compare import max_relative_error
+from atoll.compute.kinds.train import TrainStacks
 from atoll.compute.stacking import (
     Stack,
-    obstacle,
-    signature,
-    tally,
 )
+from atoll.compute.tallies import tally
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.jobs.train import EvalJob, Optimiser, Phase, TrainJob, descend
@@ -61,7 +60,7 @@ def same(jobs: list[TrainJob]) -> None:
     """Equal to 1e-10, in the order in which the jobs were given, and again when loaded anew."""
     stack = Stack(jobs)
     for _ in range(2):
-        for one, other in zip([job.run() for job in jobs], stack(jobs), strict=True):
+        for one, other in zip([job.run() for job in jobs], stack.run(jobs), strict=True):
             assert max_relative_error(one.weights, other.weights) < 1e-10
             assert one.losses["loss"] == pytest.approx(other.losses["loss"], abs=1e-12)
             assert one.moments.keys() == other.moments.keys()
@@ -115,7 +114,7 @@ def test_a_stack_goes_on_with_what_it_gave_out_at_other_rates(kind: str) -> None
             ]
             for some in (jobs, alone)
         )
-        done, wanted = stack(jobs), [job.run() for job in alone]
+        done, wanted = stack.run(jobs), [job.run() for job in alone]
         for one, other in zip(wanted, done, strict=True):
             assert max_relative_error(one.weights, other.weights) < 1e-10
         jobs, alone = (
@@ -134,8 +133,8 @@ def at_rate(phase: Phase, rate: float) -> Phase:
 def test_a_change_of_the_rate_asks_for_no_other_stack() -> None:
     one = member(0)
     slower = replace(one, phases=(at_rate(one.phases[0], 0.001),))
-    assert signature([one]) == signature([slower])
-    assert signature([one]) != signature([replace(one, epochs=3)])
+    assert Stack([one]).fits([slower])
+    assert not Stack([one]).fits([replace(one, epochs=3)])
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
@@ -157,7 +156,7 @@ def test_a_loss_written_for_one_client_is_mapped_over_members_with_other_numbers
         jobs.append(replace(job, phases=(replace(job.phases[0], loss=alone),)))
     stack = Stack(jobs, mapped=True)
     for _ in range(2):
-        for one, other in zip([job.run() for job in jobs], stack(jobs), strict=True):
+        for one, other in zip([job.run() for job in jobs], stack.run(jobs), strict=True):
             assert max_relative_error(one.weights, other.weights) < 1e-10
             assert one.losses["loss"] == pytest.approx(other.losses["loss"], abs=1e-12)
 
@@ -180,11 +179,11 @@ def test_a_loss_that_is_not_a_function_of_a_module_does_not_stack() -> None:
     closure = replace(phase, loss=lambda weights, batch: loss(weights, batch, depth=2))
     job = replace(member(0), phases=(closure,))
     assert job.key() is None
-    assert "lambda" in obstacle(job)
+    assert "lambda" in TrainStacks().obstacle(job)
 
 
 def test_work_of_very_many_batches_is_not_drawn_ahead() -> None:
-    assert "too many" in obstacle(replace(member(0), epochs=1_000_000))
+    assert "too many" in TrainStacks().obstacle(replace(member(0), epochs=1_000_000))
 
 
 def test_counts_of_a_stack_are_those_of_its_members() -> None:

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from atoll.compute import proof, verify
-from atoll.compute.autotune import choices
+from atoll.compute.accelerated import Candidate
 from atoll.compute.captured import Captured
+from atoll.compute.choice import choices
 from atoll.compute.compare import max_relative_error
 from atoll.compute.executor import Executor, Mode
+from atoll.compute.kinds.train import TrainStacks
 from atoll.compute.probe import Seen
-from atoll.compute.proof import Candidate, Verdict
+from atoll.compute.proof import Verdict
 from atoll.compute.verify import Verifier
 from atoll.core.federation import Moment
 from atoll.core.rng import Stream
@@ -192,7 +194,9 @@ def test_what_is_checked_when() -> None:
     assert Verifier("always").due("key", None, 3) == 0
 
 
-def test_rounding_is_measured_in_the_proof_and_allowed_for() -> None:
+def test_rounding_is_measured_in_the_proof_and_allowed_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     start = {"weight0": torch.full((3, 4), 0.1), "bias0": torch.zeros(3)}
     jobs = list(works(0, start).values())
 
@@ -205,7 +209,8 @@ def test_rounding_is_measured_in_the_proof_and_allowed_for() -> None:
             found.append(replace(done, found=moved))
         return found
 
-    verdict = proof.prove(jobs, proof._member, TrainJob.run, [Candidate("rough", rough)])
+    monkeypatch.setattr(TrainStacks, "candidates", lambda self, way: [Candidate("rough", rough)])
+    verdict = proof.prove(TrainStacks(), jobs)
     assert verdict.way == "rough"
     assert verdict.rounding == pytest.approx(1e-3, rel=1e-2)
 
@@ -214,7 +219,8 @@ def test_rounding_is_measured_in_the_proof_and_allowed_for() -> None:
         moved = {n: done.weights[n] + off * (done.weights[n] - start[n]) for n in MOVES}
         rows = torch.tensor(float(len(jobs[0].rows)))
         seen = Seen(moved, {n: rows * x for n, x in done.losses.items()})
-        return verify.disagreement(jobs[0], seen, rounding, lambda: Verdict("", 1.0, ""))
+        wrong = Verdict("", 1.0, "")
+        return verify.disagreement(TrainStacks(), jobs[0], seen, rounding, lambda: wrong)
 
     assert not checked(5e-3, verdict.rounding)
     assert checked(5e-3, 0.0)

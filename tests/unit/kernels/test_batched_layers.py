@@ -172,7 +172,7 @@ def test_networks_with_convolutions_stack(
     monkeypatch.setattr(batched_layers, "_way", lambda *given: way)
     jobs = [member(name, n, rows) for n, rows in enumerate((10, 7, 9))]
     assert len({job.key() for job in jobs}) == 1
-    for one, other in zip([job.run() for job in jobs], Stack(jobs)(jobs), strict=True):
+    for one, other in zip([job.run() for job in jobs], Stack(jobs).run(jobs), strict=True):
         assert max_relative_error(one.weights, other.weights) < 1e-10
         assert one.losses["loss"] == pytest.approx(other.losses["loss"], abs=1e-12)
 
@@ -187,9 +187,9 @@ def test_a_stack_takes_other_rows_of_the_same_number() -> None:
         first,
     ]  # fmt: skip
     stack = Stack(first)
-    stack(first)
+    stack.run(first)
     for jobs in others:
-        for one, other in zip([job.run() for job in jobs], stack(jobs), strict=True):
+        for one, other in zip([job.run() for job in jobs], stack.run(jobs), strict=True):
             assert max_relative_error(one.weights, other.weights) < 1e-10
 
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load
 from torch import nn
 
-from atoll.compute.stacking import obstacle
+from atoll.compute.kinds.train import TrainStacks
 from atoll.core.errors import UserError
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
@@ -192,8 +192,8 @@ def test_a_network_in_testing_is_another_function_and_leaves_its_buffers() -> No
 
 def test_batch_statistics_are_never_taken_over_rows_that_fill_up_a_batch() -> None:
     normed = work(build("cnn", (1, 8, 8), 3, Stream.of(0)), rows())
-    assert "batch statistics" in obstacle(normed)
-    assert not obstacle(work(build("cnn-plain", (1, 8, 8), 3, Stream.of(0)), rows()))
+    assert "batch statistics" in TrainStacks().obstacle(normed)
+    assert not TrainStacks().obstacle(work(build("cnn-plain", (1, 8, 8), 3, Stream.of(0)), rows()))
     assert Architecture(build("cnn", (1, 8, 8), 3, Stream.of(0)).eval()).rowwise
 
 
