@@ -128,9 +128,9 @@ class Bundle:
         )
 
     @property
-    def texts(self) -> bool:
-        """Whether rows are tokens."""
-        return not self.x.is_floating_point()
+    def sequences(self) -> bool:
+        """Whether rows are sequences of tokens."""
+        return Rows(self.x, self.own, self.y).sequences
 
 
 def place_of(rows: Rows) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from atoll.compute.graphs import common_lane
 from atoll.compute.probe import Probe
 from atoll.compute.stacking import Stack
 from atoll.core.late import Arriving
-from atoll.core.rows import Bounds, Rows
+from atoll.core.rows import Rows, room
 from atoll.jobs.early_stopping import (
     KEY,
     RATE,
@@ -25,7 +25,6 @@ from atoll.jobs.early_stopping import (
     EarlyStoppedResult,
     stepped,
 )
-from atoll.learning.textcnn import different, pieces
 
 __all__ = ["EarlyStoppedStack"]
 
@@ -64,10 +63,8 @@ class EarlyStoppedStack:
         real = place < torch.tensor([len(job.valid) for job in self.last], device=device)[:, None]
         first = torch.tensor(data.first, device=device)[:, None]
         batch = data.at(torch.where(real, place, 0) + first, real)
-        if data.texts and self.fixed:
-            words = different(batch.x, int(batch.x.amax()) + 1).sum(-1)
-            bounds = Bounds(int(pieces(batch.x).sum()), int(words.amax()))
-            batch = replace(batch, bounds=bounds)
+        if data.sequences and self.fixed:
+            batch = replace(batch, bounds=room(batch.x))
         return batch, real
 
     def fits(self, jobs: Sequence[EarlyStoppedJob]) -> bool:

@@ -4,8 +4,8 @@ Members of a stack have jobs of one key: the same losses, the same shapes (own c
 they are padded with zeros, which move nothing), the same batch size. Members are sorted by their
 number of steps, so the active ones are always the first; a batch that is not full is padded and
 masked. On a GPU the step is captured once as a CUDA graph and replayed; the stack keeps its
-buffers, so later rounds use the same graph. A graph has fixed shapes, so for texts the stack knows
-how much room any batch of a round needs.
+buffers, so later rounds use the same graph. A graph has fixed shapes, so for sequences the stack
+computes how much room any batch of a round needs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +23,8 @@ from atoll.compute.vmapped import each, size
 from atoll.core.late import Arriving, Losses
 from atoll.core.messages import Part, Tensors, Wholes
 from atoll.core.rng import Stream, permutations
-from atoll.core.rows import Bounds, Rows
+from atoll.core.rows import Bounds, Rows, distinct, pieces
 from atoll.jobs.train import Phase, TrainJob, TrainResult
-from atoll.learning.textcnn import different, pieces
 from atoll.learning.weights import sent
 
 __all__ = ["Stack"]
@@ -76,8 +75,8 @@ class Stack:
         self.optimisers = [
             StackedOptimiser(number, self.buffers, jobs) for number in range(len(self.phases))
         ]
-        self.bounds: dict[int, Bounds] = {}  # of texts, by the number of members not done
-        self.counts = pieces(self.data.x) if self.data.texts else self.data.y
+        self.bounds: dict[int, Bounds] = {}  # of sequences, by the number of active members
+        self.counts = pieces(self.data.x) if self.data.sequences else self.data.y
         self.fixed = self.graph or fixed
         self.captured: dict[int, torch.cuda.CUDAGraph] = {}
         self.eager: dict[int, int] = {}  # steps of so many members that were taken without a graph
@@ -135,7 +134,7 @@ class Stack:
         if fresh is not self.data:
             self.data = fresh
             self.captured.clear()
-        if self.data.texts:
+        if self.data.sequences:
             self.counts = pieces(self.data.x)
         self.held, self.places = rows, places
 
@@ -181,24 +180,24 @@ class Stack:
         self.now.zero_()
         self.losses.zero_()
         self.done = 0
-        if self.fixed and self.data.texts:
+        if self.fixed and self.data.sequences:
             self._make_room(len(streams[0]) if together else 1)
 
     def _make_room(self, epochs: int) -> None:
-        """How much room the texts of any step need; steps that had less are captured anew."""
+        """How much room the sequences of a step need; steps that had less are captured anew."""
         index = self.index.view(epochs, -1, len(self.rows), self.batch)
         known = int(self.data.x.amax()) + 1
         lengths = self.counts[index].sum(-1).cumsum(-1)
-        words = torch.stack([different(self.data.x[rows], known).sum(-1) for rows in index])
+        tokens = torch.stack([distinct(self.data.x[rows], known).sum(-1) for rows in index])
         begin, wanted = 0, []
         for active, count in self.blocks():
             steps = slice(begin, begin + count)
-            wanted += [lengths[:, steps, active - 1].amax(), words[:, steps, :active].amax()]
+            wanted += [lengths[:, steps, active - 1].amax(), tokens[:, steps, :active].amax()]
             begin += count
         most = torch.stack(wanted).tolist() if wanted else []
         for number, (active, _) in enumerate(self.blocks()):
             needed, had = most[2 * number : 2 * number + 2], self.bounds.get(active, Bounds(0, 0))
-            if needed[0] > had.pieces or needed[1] > had.words:
+            if needed[0] > had.pieces or needed[1] > had.tokens:
                 self.bounds[active] = Bounds(*(-(-17 * n // 16) for n in needed))  # and for later
                 self.captured.pop(active, None)
 

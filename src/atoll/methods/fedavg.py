@@ -151,5 +151,6 @@ METHOD = Method(
     kept=kept,
     said=said,
     quorum=True,
+    asked=lambda options, clients: min(options.cohort or clients, clients),
     first=lambda server: {"shared": server.weights},
 )
