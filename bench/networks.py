@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from atoll.compute.graphs import Captured, done
+from atoll.compute.captured import Captured, done
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.jobs.train import Optimiser, Phase, TrainJob
@@ -46,7 +46,7 @@ def timed(job: TrainJob, captured: Captured | None, steps: int) -> float:
     job, best = replace(job, epochs=steps), float("inf")
     for _ in range(4):  # the first one warms up
         began = time.perf_counter()
-        _ = job() if captured is None else done([captured], [[job]])
+        _ = job.run() if captured is None else done([captured], [[job]])
         if job.rows.x.is_cuda:
             torch.cuda.synchronize()
         best = min(best, (time.perf_counter() - began) / steps)

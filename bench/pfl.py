@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import jobs
 import numpy as np
 import torch
 
-from atoll.compute import executor
+from atoll.compute.kinds.train import TrainStacks
 from atoll.compute.stacking import Stack
 from atoll.data.dataset import Dataset
 from atoll.kernels import batched_layers
@@ -41,7 +40,7 @@ class Variant:
 class Idle(Stack):
     """A stack that takes no steps."""
 
-    def run(self, active: int, count: int) -> None:
+    def advance(self, active: int, count: int) -> None:
         """Nothing."""
 
 
@@ -80,16 +79,20 @@ def values(given: Any, variant: Variant) -> dict[str, Any]:
 @contextmanager
 def only(variant: Variant) -> Iterator[None]:
     """Let the engine do convolutions in one way, with or without a graph."""
-    ways, stack = batched_layers.WAYS, executor.Stack
+    ways, build = batched_layers.WAYS, TrainStacks.build
     batched_layers.CHOSEN.clear()
     if variant.way:
         batched_layers.WAYS = {variant.way: ways[variant.way]}  # type: ignore[index,dict-item]
-    kind = Idle if variant.idle else stack
-    executor.Stack = partial(kind, graph=variant.graph)  # type: ignore[assignment,misc]
+    kind = Idle if variant.idle else Stack
+
+    def built(self: TrainStacks, jobs: Any, way: str) -> Stack:
+        return kind(jobs, variant.graph, mapped=way == "mapped")
+
+    TrainStacks.build = built  # type: ignore[method-assign]
     try:
         yield
     finally:
-        batched_layers.WAYS, executor.Stack = ways, stack  # type: ignore[misc]
+        batched_layers.WAYS, TrainStacks.build = ways, build  # type: ignore[method-assign]
 
 
 def measure(given: Any, variant: Variant, dataset: Dataset) -> dict[str, Any]:

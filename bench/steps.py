@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
+from atoll.compute.compare import max_relative_error
 from atoll.compute.executor import Executor
-from atoll.compute.stacking import Stack, largest_difference
+from atoll.compute.stacking import Stack
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.jobs.train import Optimiser, Phase, TrainJob
@@ -128,10 +129,10 @@ def measure(
     warm = replace(works[0], epochs=1)
     warm(), with_loader(warm, device)
     loader_seconds, _ = timed(lambda: [with_loader(w, device) for w in few], device)
-    loop_seconds, _ = timed(lambda: [w() for w in few], device)
+    loop_seconds, _ = timed(lambda: [w.run() for w in few], device)
     stack = Stack(works)
-    first_seconds, _ = timed(lambda: stack(works), device)
-    stack_seconds, _ = timed(lambda: stack(works), device)
+    first_seconds, _ = timed(lambda: stack.run(works), device)
+    stack_seconds, _ = timed(lambda: stack.run(works), device)
     exactly = not torch.backends.cuda.matmul.allow_tf32
     auto = Executor("auto", tf32=not exactly, verify=given.verify)
     jobs = {str(n): work for n, work in enumerate(works)}
@@ -140,7 +141,8 @@ def measure(
     auto_seconds, _ = timed(lambda: [auto.do(jobs) for _ in range(given.rounds)], device)
     (choice,) = auto.choices.values()
     exact = [double(replace(w, epochs=1, rows=w.rows.at(slice(0, 4 * BATCH)))) for w in works[:8]]
-    difference = max(map(largest_difference, [w() for w in exact], Stack(exact)(exact)))
+    pairs = zip([w.run() for w in exact], Stack(exact).run(exact), strict=True)
+    difference = max(max_relative_error(one.weights, other.weights) for one, other in pairs)
     memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     return {
         "clients": clients, "steps": steps, "loader": len(few) * steps / loader_seconds,

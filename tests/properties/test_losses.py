@@ -22,7 +22,10 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from atoll.compute import autotune, proof
-from atoll.compute.stacking import Stack, form, largest_difference, signature
+from atoll.compute.accelerated import Candidate
+from atoll.compute.compare import max_relative_error
+from atoll.compute.kinds.train import TrainStacks
+from atoll.compute.stacking import Stack
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.jobs.train import Optimiser, Phase, TrainJob, TrainResult
@@ -318,7 +321,7 @@ def loop(world: World, program: Program) -> Rounds:
     starts, found = [start(world)] * world.members, []
     for number in range(ROUNDS):
         jobs = [job(world, program, number, m, weights) for m, weights in enumerate(starts)]
-        done = [one() for one in jobs]
+        done = [one.run() for one in jobs]
         found.append((jobs, done))
         starts = [{name: one.weights[name] for name in starts[0]} for one in done]
         if world.shared:
@@ -328,7 +331,8 @@ def loop(world: World, program: Program) -> Rounds:
 
 
 def difference(wanted: Sequence[TrainResult], got: Sequence[TrainResult]) -> float:
-    return max(map(largest_difference, wanted, got))
+    pairs = zip(wanted, got, strict=True)
+    return max(max_relative_error(one.weights, other.weights) for one, other in pairs)
 
 
 def accepted(jobs: Sequence[TrainJob], monkeypatch: pytest.MonkeyPatch) -> dict[WayName, bool]:
@@ -338,14 +342,14 @@ def accepted(jobs: Sequence[TrainJob], monkeypatch: pytest.MonkeyPatch) -> dict[
     """
     first_equal, holds = FIRST_EQUAL, dict.fromkeys(WAYS, False)
 
-    def each(cases: Any, candidates: Sequence[proof.Candidate]) -> proof.Verdict:
-        verdicts = [first_equal(cases, [one]) for one in candidates]
+    def each(kind: Any, cases: Any, candidates: Sequence[Candidate]) -> proof.Verdict:
+        verdicts = [first_equal(kind, cases, [one]) for one in candidates]
         for way in WAYS:
             holds[way] = any(verdict.way == way for verdict in verdicts)
         return next((one for one in verdicts if one.holds), verdicts[-1])
 
     monkeypatch.setattr(proof, "_first_equal", each)
-    choice = autotune.proved(form(jobs[0]), jobs)
+    choice = autotune.proved(TrainStacks(), "work", jobs)
     assert choice.way == next((way for way in WAYS if holds[way]), "")
     assert choice.mode == ("stacked" if choice.way else "loop")
     return holds
@@ -358,13 +362,12 @@ UNSTABLE = "unstable"  # the loop alone would differ
 
 def unproved(rounds: Rounds, way: WayName) -> str:
     """What a stack gives that nobody has proved, over all rounds of a run."""
-    equal, stacks = [], dict[Any, Stack]()
+    equal, stacks = [], list[Stack]()
     for jobs, wanted in rounds:
         try:
-            key = signature(jobs)
-            if key not in stacks:
-                stacks[key] = Stack(jobs, mapped=way == "mapped")
-            done = stacks[key](jobs)
+            if not any(stack.fits(jobs) for stack in stacks):
+                stacks.append(Stack(jobs, mapped=way == "mapped"))
+            done = next(stack for stack in stacks if stack.fits(jobs)).run(jobs)
         except Exception:  # a loss may fail in any way on what it was not written for
             return TRUTHS[0]
         equal.append(difference(wanted, done) <= TOLERANCE)
@@ -383,7 +386,7 @@ def stable(rounds: Rounds) -> bool:
                 n: w + 1e-14 * torch.randn(w.shape, generator=generator, dtype=w.dtype)
                 for n, w in one.weights.items()
             }
-            if largest_difference(result, replace(one, weights=near)()) > TOLERANCE:
+            if difference([result], [replace(one, weights=near).run()]) > TOLERANCE:
                 return False
     return True
 

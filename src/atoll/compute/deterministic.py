@@ -1,4 +1,4 @@
-"""Who decides between ways that are proved equal: a stopwatch, or a fixed rule.
+"""What decides between ways that are proved equal: a stopwatch, or a fixed rule.
 
 Ways that agree in double precision differ in the last bits of single precision. If the faster one
 is taken, the bits of a run depend on how busy the machine is. With `engine.deterministic` nothing
@@ -7,65 +7,29 @@ shapes, types, device and code. Torch is restricted to deterministic kernels for
 """
 
 import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from atoll.compute.autotune import (
-    Choice,
-    proved,
-    proved_captured,
-    stacks_that_fit,
-    tried,
-    tried_captured,
-    tried_replicas,
-)
-from atoll.jobs.train import TrainJob
+from atoll.compute.accelerated import Kind
+from atoll.compute.autotune import Rules, by_timing
+from atoll.compute.choice import Choice
 from atoll.kernels.batched_layers import fixed_ways
 
-__all__ = ["BY_TIMING", "EQUAL", "FIXED", "Rules", "deterministic_torch"]
+__all__ = ["BY_TIMING", "EQUAL", "FIXED", "deterministic_torch"]
 
 EQUAL = "equal; a fixed rule, nothing was timed"
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS reads it when a handle is created
 
 
-@dataclass(frozen=True)
-class Rules:
-    """How to choose for works of one form, for replicas, and for the steps of one client."""
-
-    name: str  # part of the cache key: choices of different rules are kept apart
-    works: Callable[[Hashable, Sequence[Any]], Choice]
-    replicas: Callable[[Sequence[TrainJob]], Choice]
-    captured: Callable[[TrainJob], Choice]
+def _fixed(kind: Kind, jobs: Sequence[Any], choice: Choice) -> Choice:
+    return kind.fixed(jobs, choice)
 
 
-def fixed_works(key: Hashable, jobs: Sequence[Any]) -> Choice:
-    """Stack works wherever the proof accepts it."""
-    choice = proved(key, jobs)
-    if not isinstance(jobs[0], TrainJob) or choice.mode == "loop":
-        return choice
-    return replace(choice, reason=EQUAL, parts=stacks_that_fit(jobs))
-
-
-def fixed_replicas(jobs: Sequence[TrainJob]) -> Choice:
-    """Replicas take each step together wherever the proof accepts it."""
-    return _equal(proved_captured(jobs))
-
-
-def fixed_captured(job: TrainJob) -> Choice:
-    """Capture the steps of a client wherever the proof accepts it."""
-    return _equal(proved_captured([job]))
-
-
-def _equal(choice: Choice) -> Choice:
-    return choice if choice.mode == "loop" else replace(choice, reason=EQUAL)
-
-
-BY_TIMING = Rules("", tried, tried_replicas, tried_captured)
-FIXED = Rules(", fixed rules", fixed_works, fixed_replicas, fixed_captured)
+BY_TIMING = Rules("", by_timing)
+FIXED = Rules(", fixed rules", _fixed)
 
 
 @contextmanager

@@ -5,15 +5,18 @@ the host only replays graphs. It reads the flags of the epoch before last, so a 
 have all stopped ends.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from atoll.compute.stacking import Bundle, Stack, form, recorded
+from atoll.compute.buffers import Bundle
+from atoll.compute.graphs import common_lane
+from atoll.compute.probe import Probe
+from atoll.compute.stacking import Stack
 from atoll.core.late import Arriving
-from atoll.core.rows import Bounds, Rows
+from atoll.core.rows import Rows, room
 from atoll.jobs.early_stopping import (
     KEY,
     RATE,
@@ -22,19 +25,8 @@ from atoll.jobs.early_stopping import (
     EarlyStoppedResult,
     stepped,
 )
-from atoll.jobs.probe import Probe
-from atoll.jobs.train import EvalJob
-from atoll.learning.textcnn import different, pieces
 
-__all__ = ["EarlyStoppedStack", "watched_form"]
-
-
-def watched_form(job: EarlyStoppedJob) -> Hashable:
-    """Jobs of equal form can be one stack."""
-    read = {name: job.work.weights[name] for name in job.reads}
-    validation = form(EvalJob(read, job.valid, job.function))
-    own = job.valid.own.shape[1]
-    return ("watched", form(job.first), validation, own, job.rule, len(job.streams))
+__all__ = ["EarlyStoppedStack"]
 
 
 class EarlyStoppedStack:
@@ -71,10 +63,8 @@ class EarlyStoppedStack:
         real = place < torch.tensor([len(job.valid) for job in self.last], device=device)[:, None]
         first = torch.tensor(data.first, device=device)[:, None]
         batch = data.at(torch.where(real, place, 0) + first, real)
-        if data.texts and self.fixed:
-            words = different(batch.x, int(batch.x.amax()) + 1).sum(-1)
-            bounds = Bounds(int(pieces(batch.x).sum()), int(words.amax()))
-            batch = replace(batch, bounds=bounds)
+        if data.sequences and self.fixed:
+            batch = replace(batch, bounds=room(batch.x))
         return batch, real
 
     def fits(self, jobs: Sequence[EarlyStoppedJob]) -> bool:
@@ -92,7 +82,7 @@ class EarlyStoppedStack:
             found.append(seat)
         return found
 
-    def __call__(
+    def run(
         self, jobs: Sequence[EarlyStoppedJob], probe: Probe | None = None
     ) -> list[EarlyStoppedResult]:
         """Train through a round; members that did not come stay as they are."""
@@ -164,7 +154,7 @@ class EarlyStoppedStack:
         elif self.judgement is None:
             self._decide()
             self._loss()  # makes this thread's cuBLAS ready
-            self.judgement = recorded(self._decide)
+            self.judgement = common_lane().captured(self._decide)
         else:
             self.judgement.replay()
 

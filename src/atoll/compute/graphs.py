@@ -1,275 +1,80 @@
-"""A client's training step, captured once as a CUDA graph and replayed; replicas in one step.
+"""CUDA graphs: the one place that captures them.
 
-A network whose rows see each other in training (batch norm) cannot be filled up and stacked, so
-each client has buffers of its own: weights, moments, rows, the numbers of a batch. A step reads and
-writes nothing else, so it can be captured: one graph for full batches, one for the last, smaller
-one. Running statistics and the counts of dropout are among the weights, so a graph moves them as
-the plain loop does. Graphs that run one after another share the memory of their activations (a
-lane); those that run side by side, a CUDA stream each, cannot. Without a GPU the same steps run as
-they are; so the loop can be held to them anywhere.
-
-Works that are alike, as those of one client under several seeds, can be replicas in one step: their
-weights and rows have one more axis and batches have the same size, so nothing is filled up and
-every replica has batch statistics, and running ones, of its own.
+A graph is captured and replayed on a lane: a stream and a pool of memory for activations. Graphs of
+one lane share this memory, so they must run one after another; graphs that run side by side need a
+lane each. Without a GPU nothing is captured, and the same steps run eagerly.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from atoll.compute.identity import NoIdentityError, identity
-from atoll.core.rng import permutations
-from atoll.core.rows import Rows
-from atoll.jobs.probe import Probe
-from atoll.jobs.train import Memory, TrainJob, TrainResult
-from atoll.learning.weights import copied, copied_at_once, into
-
-__all__ = [
-    "EAGER",
-    "Captured",
-    "Lane",
-    "NotCapturableError",
-    "done",
-    "likeness",
-    "replicas",
-    "told",
-]
-
-END = object()
-EAGER = 3  # steps of one size before it is captured: libraries choose their kernels there
+__all__ = ["Lane", "available", "common_lane"]
 
 
-class NotCapturableError(Exception):
-    """A piece of work whose steps cannot be told from others', and why."""
-
-
-def likeness(job: TrainJob) -> Hashable:
-    """Works that are alike in this differ in values alone, so one's buffers fit the other."""
-    phases = tuple((p.name, p.moves, told(p.loss), p.optimiser) for p in job.phases)
-    tensors = {**job.weights, "/x": job.rows.x, "/own": job.rows.own, "/y": job.rows.y}
-    shapes = tuple((n, str(t.dtype), tuple(t.shape)) for n, t in sorted(tensors.items()))
-    return phases, shapes, job.batch, str(job.rows.y.device), job.rows.share is None
-
-
-def told(loss: Callable[..., Any]) -> Hashable:
-    """What tells two losses apart: the function and what is bound to it."""
-    try:
-        return identity(loss)
-    except NoIdentityError as error:
-        raise NotCapturableError(str(error)) from error
+def available(device: torch.device) -> bool:
+    """Whether steps on this device can be captured."""
+    return device.type == "cuda"
 
 
 class Lane:
-    """A CUDA stream, and a memory for the graphs that are captured and replayed on it.
+    """A CUDA stream, and a memory pool for the graphs that are captured and replayed on it.
 
-    Graphs of one lane share the memory of their activations, so they must run one after another.
-    torch keeps what was allocated on different streams apart, also within one memory; and it gives
-    a memory up when its last graph goes, so a small graph is kept for it.
+    torch keeps memory of different streams apart, also within one pool. It releases a pool with its
+    last graph, so a lane holds a small graph as long as it lives.
     """
 
-    def __init__(self, device: torch.device, stream: Any = None) -> None:
-        """A lane on a stream of its own, or on one that other lanes have too."""
-        self.cuda, self.stream, self.pool = device.type == "cuda", stream, None
-        if self.cuda:
-            self.stream = stream or torch.cuda.Stream(device)
-            self._kept = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._kept, stream=self.stream):
-                torch.zeros(1, device=device)
-            self.pool = self._kept.pool()
+    def __init__(self, device: torch.device, stream: Any = None, release: bool = True) -> None:
+        """A lane on a stream of its own, or on one that it shares with other lanes.
 
-    def captured(self, step: Callable[[], None]) -> Any:
-        """A step as a graph; capturing runs nothing."""
+        `release`: give spare memory back to the device before each capture.
+        """
+        self.captures, self.release, self.stream = available(device), release, stream
+        self._pool: tuple[Any, ...] = ()
+        if self.captures:
+            self.stream = stream or torch.cuda.Stream(device)
+            self._first = self.captured(lambda: torch.zeros(1, device=device))
+            self._pool = (self._first.pool(),)
+
+    def captured(self, step: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        """A graph of a step; capturing runs nothing.
+
+        Capture right after an eager step in the same thread: libraries have handles for threads.
+        """
         graph = torch.cuda.CUDAGraph()
-        self.stream.synchronize()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
-            step()
+        torch.cuda.synchronize()
+        if self.release:
+            torch.cuda.empty_cache()
+        with self.here():
+            graph.capture_begin(*self._pool)
+            try:
+                step()
+            finally:
+                graph.capture_end()
         return graph
 
     def open(self) -> None:
         """Let what is sent here from now on wait for what the current stream does before."""
-        if self.cuda:
+        if self.captures:
             self.stream.wait_stream(torch.cuda.current_stream())
 
     def close(self) -> None:
         """Let the current stream wait for what was sent here."""
-        if self.cuda:
+        if self.captures:
             torch.cuda.current_stream().wait_stream(self.stream)
 
     def here(self) -> AbstractContextManager[Any]:
-        """What is done within is sent to this stream."""
-        return torch.cuda.stream(self.stream) if self.cuda else nullcontext()
+        """Send what happens within to this stream."""
+        return torch.cuda.stream(self.stream) if self.captures else nullcontext()
 
 
-class Captured:
-    """Buffers and graphs for works that are alike; made once, loaded and run each round.
+@cache
+def common_lane() -> Lane:
+    """The lane of all graphs that never run at the same time and replay on the current stream.
 
-    One work, or several replicas that take each step together.
+    Memory stays with it for good, so it need not be asked for again at every capture.
     """
-
-    def __init__(self, jobs: Sequence[TrainJob], lane: Lane | None = None) -> None:
-        """Make the buffers; without a lane it gets one of its own."""
-        job, self.replicas = jobs[0], len(jobs)
-        self.phases, self.batch, self.device = job.phases, job.batch, job.rows.y.device
-        self.count = len(job.rows)
-        joined = {n: self._joined([j.weights[n] for j in jobs]) for n in job.weights}
-        self.weights = copied_at_once(joined)
-        self.rows = self._end_to_end(jobs)
-        self.moved = [[self.weights[n].requires_grad_() for n in p.moves] for p in self.phases]
-        self.memory = [Memory(p, m, {}) for p, m in zip(self.phases, self.moved, strict=True)]
-        shape = (len(self.phases), self.replicas)
-        self.losses = torch.zeros(shape, dtype=torch.float64, device=self.device)
-        sizes = {min(self.batch, self.count), self.count % self.batch} - {0}
-        self.index = {
-            n: torch.zeros((self.replicas, n), dtype=torch.int64, device=self.device) for n in sizes
-        }
-        self.graphs: dict[int, Any] = {}
-        self.taken = dict.fromkeys(sizes, 0)  # eager steps of each size
-        self.lane = lane or Lane(self.device)
-
-    def _joined(self, tensors: Sequence[Tensor]) -> Tensor:
-        """One tensor as it is, those of replicas with an axis in front."""
-        several = [tensor.detach() for tensor in tensors]
-        return torch.stack(several) if self.replicas > 1 else several[0]
-
-    @staticmethod
-    def _end_to_end(jobs: Sequence[TrainJob]) -> Rows:
-        parts = [(job.rows.x, job.rows.own, job.rows.y) for job in jobs]
-        return Rows(*(torch.cat(same) for same in zip(*parts, strict=True)))
-
-    def steps(self, jobs: Sequence[TrainJob], probe: Probe | None = None) -> Iterator[None]:
-        """Do the works, and stop after each step so that others may go on."""
-        self._load(jobs)
-        yield
-        epochs = range(jobs[0].epochs)
-        keys = [job.stream.child("epoch", epoch).key for epoch in epochs for job in jobs]
-        orders = permutations(torch.tensor(keys, device=self.device), self.count)
-        first = torch.arange(self.replicas, device=self.device)[:, None] * self.count
-        shown = min(probe.steps, jobs[0].steps) if probe else 0
-        for order in orders.view(-1, self.replicas, self.count):
-            for part in (order + first).split(self.batch, 1):
-                self.index[part.shape[1]].copy_(part)
-                self._go(part.shape[1])
-                shown -= 1
-                if probe and not shown:
-                    self._show(probe)
-                yield
-
-    def _show(self, probe: Probe) -> None:
-        """Give a probe what a replica has now."""
-        several, names = self.replicas > 1, [phase.name for phase in self.phases]
-        moved = {name: self.weights[name] for phase in self.phases for name in phase.moves}
-        weights = {n: w[probe.member] if several else w for n, w in moved.items()}
-        losses = self.losses[:, probe.member].unbind()
-        probe.take(weights, dict(zip(names, losses, strict=True)))
-
-    def results(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
-        """What the works gave."""
-        rows = max(1, jobs[0].epochs * self.count)
-        names, losses = [p.name for p in self.phases], (self.losses / rows).T.tolist()
-        memory = {n: t for one in self.memory for n, t in copied_at_once(one.saved()).items()}
-        weights = copied_at_once(self.weights)
-        several = self.replicas > 1
-        found = []
-        for place, job in enumerate(jobs):
-            own = {n: w[place] if several else w for n, w in weights.items()}
-            kept = {n: t[place] if several and t.dim() else t for n, t in memory.items()}
-            means = dict(zip(names, losses[place], strict=True))
-            found.append(TrainResult(own, {**copied(job.moments), **kept}, means))
-        return found
-
-    @torch.no_grad()
-    def _load(self, jobs: Sequence[TrainJob]) -> None:
-        """Copy the works' values into the buffers."""
-        into(self.weights, {n: self._joined([j.weights[n] for j in jobs]) for n in self.weights})
-        rows = self._end_to_end(jobs)
-        for mine, given in ((self.rows.x, rows.x), (self.rows.own, rows.own)):
-            mine.copy_(given)
-        self.rows.y.copy_(rows.y)
-        moments = {n: self._joined([j.moments[n] for j in jobs]) for n in jobs[0].moments}
-        for memory in self.memory:
-            memory.load(moments)
-        self.losses.zero_()
-
-    def _go(self, size: int) -> None:
-        """One step, by its graph where there is one.
-
-        It is captured right after a step in the same thread: libraries have handles for threads.
-        """
-        if size in self.graphs:
-            self.graphs[size].replay()
-            return
-        self._step(size)
-        self.taken[size] += 1
-        if self.lane.cuda and self.taken[size] >= EAGER:
-            self.graphs[size] = self.lane.captured(partial(self._step, size))
-            torch.cuda.empty_cache()  # what the steps before took beside the graphs' own memory
-
-    def _step(self, size: int) -> None:
-        batch = self.rows.at(self.index[size].flatten())
-        for number, phase in enumerate(self.phases):
-            losses = self._losses(phase.loss, batch, size)
-            gradients = list(torch.autograd.grad(losses.sum(), self.moved[number]))
-            self.memory[number].descend(self.moved[number], gradients, phase.optimiser)
-            self.losses[number] += losses.detach() * size
-
-    def _losses(self, loss: Callable[..., Tensor], batch: Rows, size: int) -> Tensor:
-        """The loss of each replica on its own batch, by its own weights."""
-        if self.replicas == 1:
-            return loss(self.weights, batch).sum()[None]
-        x, own, y = (
-            t.view(self.replicas, size, *t.shape[1:]) for t in (batch.x, batch.own, batch.y)
-        )
-
-        def one(weights: dict[str, Tensor], x: Tensor, own: Tensor, y: Tensor) -> Tensor:
-            return loss(weights, Rows(x, own, y)).sum()
-
-        found: Tensor = torch.vmap(one)(self.weights, x, own, y)
-        return found
-
-
-def replicas(jobs: Sequence[TrainJob]) -> bool:
-    """Whether works that are alike can take each step together: as often, from equal counts."""
-    first = jobs[0]
-    counts = [{n: int(t) for n, t in j.moments.items() if n.startswith("steps/")} for j in jobs]
-    alike = [j.epochs == first.epochs and j.moments.keys() == first.moments.keys() for j in jobs]
-    return len(first.rows) > 0 and all(alike) and all(c == counts[0] for c in counts)
-
-
-def done(
-    captured: Sequence[Captured],
-    jobs: Sequence[Sequence[TrainJob]],
-    streams: bool = True,
-    probes: Sequence[Probe | None] = (),
-) -> list[list[TrainResult]]:
-    """Do works (each with its replicas): side by side, a step in turn, or one after another.
-
-    Side by side each has a lane of its own. The host waits for none before all are on their way.
-    """
-    pairs = list(zip(captured, jobs, strict=True))
-    looks = list(probes) or [None] * len(pairs)
-    places = range(len(pairs))
-    for several in [places] if streams else [[place] for place in places]:
-        _sent([pairs[i] for i in several], [looks[i] for i in several])
-    return [one.results(works) for one, works in pairs]
-
-
-def _sent(
-    pairs: Sequence[tuple[Captured, Sequence[TrainJob]]], probes: Sequence[Probe | None]
-) -> None:
-    for one, _ in pairs:
-        one.lane.open()
-    running = {
-        i: one.steps(works, probe)
-        for i, ((one, works), probe) in enumerate(zip(pairs, probes, strict=True))
-    }
-    while running:
-        for i in list(running):
-            with pairs[i][0].lane.here():
-                if next(running[i], END) is END:
-                    del running[i]
-    for one, _ in pairs:
-        one.lane.close()
+    return Lane(torch.device("cuda"), release=False)

@@ -5,27 +5,25 @@ since all clients answer before any of them follows. Without a GPU the same halv
 tests compare them with the plain step on any machine.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from atoll.compute.graphs import EAGER, Lane, NotCapturableError, told
+from atoll.compute.captured import EAGER
+from atoll.compute.graphs import Lane
 from atoll.core.messages import Tensors
 from atoll.jobs.public_step import Place, PublicJob, PublicResult, gradients, zeros
 from atoll.jobs.train import descend
 from atoll.learning.weights import copied, copied_at_once, into
 
-__all__ = ["CapturedStep", "step_form", "stepped"]
+__all__ = ["CapturedStep", "capturable", "stepped"]
 
 
-def step_form(job: PublicJob) -> Hashable:
-    """Steps that are alike in this differ in values alone; one that cannot be captured says why."""
-    if not job.fresh or job.penalty is not None:
-        raise NotCapturableError("it has moments or a penalty")
-    shapes = tuple((n, str(w.dtype), tuple(w.shape)) for n, w in sorted(job.weights.items()))
-    return job.network, job.moves, told(job.loss), job.how, shapes
+def capturable(job: PublicJob) -> bool:
+    """Whether its steps can be captured: the buffers hold no moments and no penalty."""
+    return job.fresh and job.penalty is None
 
 
 class CapturedStep:
@@ -48,8 +46,9 @@ class CapturedStep:
         self.taken, self.graphs = 0, list[Any]()
         self.lane = lane or Lane(device)
 
-    def fits(self, job: PublicJob) -> bool:
+    def fits(self, jobs: Sequence[PublicJob]) -> bool:
         """Whether what comes with a step has the shapes of the buffers."""
+        (job,) = jobs
         if not self.given or not job.given:
             return True
         return [(n, t.shape) for n, t in self.given.items()] == [
@@ -72,7 +71,7 @@ class CapturedStep:
         mine = job.waiting is self and self.held is job.weights
         return mine and self.place == job.at(job.follow)
 
-    def __call__(self, job: PublicJob, before: Tensor | None, x: Tensor | None) -> PublicResult:
+    def step(self, job: PublicJob, before: Tensor | None, x: Tensor | None) -> PublicResult:
         """Do the step; the images are those of `inputs`."""
         followed, loss, weights = None, None, job.weights
         if before is not None or job.follow is None:
@@ -111,8 +110,7 @@ class CapturedStep:
             return followed
         self._backward()
         self.taken += 1
-        if self.lane.cuda and self.taken >= EAGER:
-            # right after a step in the same thread: libraries have handles for threads
+        if self.lane.captures and self.taken >= EAGER:
             self.graphs = [self.lane.captured(half) for half in (self._forward, self._backward)]
             torch.cuda.empty_cache()  # what the steps before took beside the graphs' own memory
         return followed
@@ -141,7 +139,7 @@ def stepped(steps: Sequence[CapturedStep], jobs: Sequence[PublicJob]) -> list[Pu
     found = []
     for one, job, images in zip(steps, jobs, inputs, strict=True):
         with one.lane.here():
-            found.append(one(job, *images))
+            found.append(one.step(job, *images))
     for one in steps:
         one.lane.close()
     return found

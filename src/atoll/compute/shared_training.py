@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from atoll.compute.cache import cache_key
-from atoll.compute.graphs import likeness
+from atoll.compute.captured import step_key
 from atoll.core.record import locked, write_whole
 from atoll.jobs.train import TrainJob, TrainResult
 from atoll.learning.weights import prefixed, without
@@ -28,7 +28,7 @@ def named(jobs: Mapping[str, Any], folder: Path | None, how: str) -> dict[str, P
     """The files of those works that are common; none without a folder."""
     if folder is None:
         return {}
-    common = {id: job for id, job in jobs.items() if isinstance(job, TrainJob) and job.common}
+    common = {id: job for id, job in jobs.items() if getattr(job, "common", False)}
     hashes = {id: _hash(job, how) for id, job in common.items()}
     return {id: folder / f"{name}.safetensors" for id, name in hashes.items() if name}
 
@@ -47,7 +47,11 @@ def alone(names: Mapping[str, Path]) -> Iterator[None]:
 
 def _hash(job: TrainJob, how: str) -> str:
     """A hash of values, source and machine; empty where the source of a loss cannot be told."""
-    key = cache_key((likeness(job), job.epochs, job.stream.key, how), job.rows.y.device)
+    if job.key() is None:
+        return ""
+    key = cache_key(
+        (step_key(job), len(job.rows), job.epochs, job.stream.key, how), job.rows.y.device
+    )
     if not key.lasting:
         return ""
     digest = hashlib.sha256(key.name.encode())

@@ -8,38 +8,26 @@ numbers equal those of the exchange message by message up to rounding.
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from atoll.compute.graphs import Lane, available
+from atoll.compute.probe import Probe
 from atoll.core.messages import Tensors
 from atoll.core.rng import Stream, permutations
-from atoll.jobs.probe import Probe
 from atoll.jobs.split_round import Lent, SplitJob, SplitResult, Step, draws
 from atoll.learning.replay import distance_gradient, turned
 from atoll.learning.split import dropout, guarded, rounded
 
-__all__ = ["WAYS", "SplitStack", "Way", "split_form", "split_signature", "trial_key"]
+__all__ = ["WAYS", "SplitStack", "Way", "split_signature", "trial_key"]
 
 Way = Literal["each", "grouped", "unfolded"]  # how halves of one shape do their forward pass
 WAYS: tuple[Way, ...] = ("each", "grouped", "unfolded")
 EAGER = 2  # steps before a CUDA graph is captured
 CELLS = 1 << 14  # rows of all halves in one pass without gradient
-
-
-def split_form(job: SplitJob, function: Callable[[Any], Hashable]) -> Hashable:
-    """Passes of equal form can be one computation."""
-    shapes = tuple(
-        (name, tuple(t.shape), str(t.dtype))
-        for name, t in sorted(
-            {**job.weights, **{f"given {n}": t for n, t in job.given.items()}}.items()
-        )
-    )
-    halves = tuple(lent.form for lent in job.lent)
-    rows = (job.batches.rows, job.batches.size, job.steps, job.turns, job.summed)
-    how = (job.rate, job.agg, job.places, job.parties, job.clip, job.noise)
-    return ("passes", function(job.loss), shapes, halves, rows, how, str(job.y.device))
 
 
 def trial_key(job: SplitJob) -> Hashable:
@@ -199,6 +187,7 @@ class SplitStack:
         one = jobs[0]
         self.one, self.runs = one, len(jobs)
         self.device = one.y.device
+        self.signature = split_signature(jobs)
         self.held = list(jobs)  # so that nothing else comes to lie where their rows are
         self.y = torch.stack([job.y for job in jobs])
         self.groups = self._grouped(jobs, way)
@@ -213,9 +202,8 @@ class SplitStack:
         self.totals: Tensors = {}
         self.sums = torch.zeros((self.runs, one.summed, 0), device=self.device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self.capturing = graph and self.device.type == "cuda"
+        self.lane = Lane(self.device) if graph and available(self.device) else None
         self.eager: dict[int, int] = {}
-        self.pool: Any = None
 
     def _grouped(self, jobs: Sequence[SplitJob], way: Way) -> list[_Halves]:
         forms: dict[Hashable, list[int]] = {}
@@ -226,7 +214,11 @@ class SplitStack:
             for places in forms.values()
         ]
 
-    def __call__(self, jobs: Sequence[SplitJob], probe: Probe | None = None) -> list[SplitResult]:
+    def fits(self, jobs: Sequence[SplitJob]) -> bool:
+        """Whether these are on the same rows with the same masks."""
+        return split_signature(jobs) == self.signature
+
+    def run(self, jobs: Sequence[SplitJob], probe: Probe | None = None) -> list[SplitResult]:
         """Do the steps of a round; a probe is shown its run after the first of them."""
         sizes = [size for size, count in self._sizes() for _ in range(count)]
         first = probe.steps if probe else 0
@@ -290,31 +282,16 @@ class SplitStack:
         """One step; on a GPU replayed once it has been done a few times."""
         if size in self.graphs:
             self.graphs[size].replay()
-        elif not self.capturing:
+        elif self.lane is None:
             self._step(size)
         else:
-            self._aside(size)
+            self.lane.open()
+            with self.lane.here():
+                self._step(size)
+            self.lane.close()
             self.eager[size] = self.eager.get(size, 0) + 1
-            if (
-                self.eager[size] >= EAGER
-            ):  # by the thread that has just done one: it has all it needs
-                self.graphs[size] = self._captured(size)
-
-    def _captured(self, size: int) -> torch.cuda.CUDAGraph:
-        """A step, recorded and not done; all of them share their scratch memory."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            self._step(size)
-        self.pool = graph.pool()
-        return graph
-
-    def _aside(self, size: int) -> None:
-        """A step on another stream, as it must be before a graph is captured."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self._step(size)
-        torch.cuda.current_stream().wait_stream(stream)
+            if self.eager[size] >= EAGER:
+                self.graphs[size] = self.lane.captured(partial(self._step, size))
 
     def _step(self, size: int) -> None:
         """One step of all halves, all of it on the device."""

@@ -1,7 +1,7 @@
 """Checks while a run goes on: one member's first steps by the loop, from the actual start values.
 
 The accelerated computation does the round as always and copies what the member's buffers hold
-after at most eight steps (jobs/probe.py). Nothing is computed twice on its side, so graphs,
+after at most eight steps (probe.py). Nothing is computed twice on its side, so graphs,
 buffers and random draws are those of a run without checks. The plain loop then does these steps for
 that member alone, in the run's own type. Both are compared within a tolerance that the proof has
 measured: how far two right ways are apart by rounding. What looks wrong is looked at once more in
@@ -11,25 +11,21 @@ in any case.
 """
 
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from atoll.compute.accelerated import Kind
+from atoll.compute.compare import norm_errors
+from atoll.compute.probe import Seen
 from atoll.compute.proof import Verdict
-from atoll.compute.split_rounds import SplitStack
 from atoll.core.federation import Moment
-from atoll.core.messages import Tensors
-from atoll.jobs.early_stopping import EarlyStoppedJob
-from atoll.jobs.probe import Probe, Seen, distance
-from atoll.jobs.public_step import PublicJob, PublicResult
-from atoll.jobs.split_round import SplitJob
-from atoll.jobs.train import EvalJob, TrainJob
 
-__all__ = ["STEPS", "Verifier", "Verify", "disagreement", "place_of", "seen_of"]
+__all__ = ["STEPS", "Verifier", "Verify", "disagreement", "place_of"]
 
 Verify = Literal["sampled", "off", "always"]
 STEPS = 8  # of a member that are done once more
@@ -100,28 +96,19 @@ def place_of(moment: Moment | None) -> str:
     return "a round" if moment is None else f"round {moment.round + 1} of stage {moment.stage + 1}"
 
 
-def seen_of(job: Any, result: Any) -> Seen | None:
-    """What a check compares of a result that is seen whole; None: a probe has to look."""
-    if isinstance(job, EvalJob):
-        return Seen({}, {"count": result.double()})
-    if isinstance(job, PublicJob):
-        assert isinstance(result, PublicResult)
-        said = {"loss": result.loss, "followed": result.followed, "logits": result.logits}
-        known = {n: t for n, t in said.items() if t is not None}
-        return Seen({n: result.weights[n] for n in job.moves}, known)
-    return None
-
-
-def disagreement(job: Any, actual: Seen, rounding: float, confirm: Callable[[], Verdict]) -> str:
+def disagreement(
+    kind: Kind, job: Any, actual: Seen, rounding: float, confirm: Callable[[], Verdict]
+) -> str:
     """Why what a member was seen to have is not what the loop gives; empty where it is.
 
-    `confirm` holds the accelerated way to the loop in double precision, from the actual values.
+    `confirm` compares the accelerated way with the loop in double precision, from the actual
+    values.
     """
-    start, expected = _reference(job)
-    kind = _dtype(job)
-    tolerance = max(FLOORS.get(kind, 1e-2), FACTOR * rounding)
-    weights, losses = distance(start, expected, actual)
-    if weights <= tolerance and losses <= LOSSES.get(kind, 1e-2):
+    start, expected = kind.first_steps(job, STEPS)
+    dtype = _dtype(kind.weights(job))
+    tolerance = max(FLOORS.get(dtype, 1e-2), FACTOR * rounding)
+    weights, losses = norm_errors(start, expected, actual)
+    if weights <= tolerance and losses <= LOSSES.get(dtype, 1e-2):
         return ""
     if losses <= FAR and confirm().holds:
         return ""
@@ -129,42 +116,7 @@ def disagreement(job: Any, actual: Seen, rounding: float, confirm: Callable[[], 
     return f"the first steps of a member differ from the loop's: {apart}"
 
 
-def _reference(job: Any) -> tuple[Tensors, Seen]:
-    """The values that a job begins with, and what the plain loop makes of them."""
-    if isinstance(job, EarlyStoppedJob):
-        job = job.first
-    if isinstance(job, SplitJob):
-        return _passes(job)
-    if isinstance(job, EvalJob):
-        seen = seen_of(job, job())
-    elif isinstance(job, PublicJob):
-        seen = seen_of(job, replace(job, waiting=None)())
-    else:
-        return _work(job)
-    assert seen is not None  # both kinds are seen whole
-    return job.weights, seen
-
-
-def _work(job: TrainJob) -> tuple[Tensors, Seen]:
-    done = replace(job, ours=False).taken(STEPS)
-    moved = {name: done.weights[name] for phase in job.phases for name in phase.moves}
-    rows = max(1, job.epochs * len(job.rows))
-    device = job.rows.y.device
-    losses = {n: torch.tensor(rows * x, dtype=torch.float64) for n, x in done.losses.items()}
-    return job.weights, Seen(moved, {n: t.to(device) for n, t in losses.items()})
-
-
-def _passes(job: SplitJob) -> tuple[Tensors, Seen]:
-    alone, before, after = SplitStack([job], "each", graph=False), Probe(0, 0), Probe(0, STEPS)
-    alone.begin([job], before)
-    alone.begin([job], after)
-    assert before.seen is not None and after.seen is not None  # noqa: PT018 - begin() fills both
-    return dict(before.seen.weights), after.seen
-
-
-def _dtype(job: Any) -> torch.dtype:
+def _dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
     """The type in which a job computes."""
-    if isinstance(job, EarlyStoppedJob):
-        job = job.work
-    tensors: list[Tensor] = list(job.weights.values())
-    return next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
+    types = [t.dtype for t in tensors.values() if t.is_floating_point()]
+    return types[0] if types else torch.float32

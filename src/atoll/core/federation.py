@@ -47,12 +47,24 @@ __all__ = [
     "shares",
 ]
 
+
+class Job(Protocol):
+    """A piece of work that a client hands to the engine; running it changes nothing."""
+
+    def key(self) -> Hashable | None:
+        """Jobs with equal keys may run as one computation; None: nothing is known of it."""
+        ...
+
+    def run(self) -> Any:
+        """Run it: the reference, one client in plain PyTorch."""
+        ...
+
+
 ClientId = str
-Job = Callable[[], Any]  # a piece of work that does itself when called
 Q = TypeVar("Q")
 R = TypeVar("R")
 Admit = Callable[[ClientId, Any], None]  # raises BadMessageError for a reply that cannot be
-Working = Generator[Job, Any, R]  # what an action returns that leaves its work to the engine
+Working = Generator[Job, Any, R]  # what an action returns that hands jobs to the engine
 SERVER = "server"
 MOST_ROWS = 1 << 53  # from there on a float does not count one by one
 MOST_VARIANTS = 1000  # of a method, in one answer
@@ -180,14 +192,14 @@ def begin(
 def answer(
     client: Any, action: str, moment: Moment, packet: Packet, observer: Observer | None = None
 ) -> Packet:
-    """What a client replies to a packet, each piece of its work done as it comes."""
+    """What a client replies to a packet; its jobs run one by one."""
     steps = begin(client, action, moment, packet, observer)
     try:
         job = next(steps)
         while True:
             if observer:
                 observer.on_job(job)
-            job = steps.send(job())
+            job = steps.send(job.run())
     except StopIteration as end:
         if observer:
             observer.on_reply(end.value)

@@ -23,6 +23,8 @@ class Method:
     # vertical: (server, clients, columns of each) -> logits of rows that nobody has a label of
     answered: Callable[[Any, Any, Any], Any] | None = None
     quorum: bool = False  # whether a round can do without some of the clients
+    # (options, clients) -> how many of them a round asks at most; None: all
+    asked: Callable[[Any, int], int] | None = None
     # new server -> its shared weights before the first round, by the name of their mark: a site
     # derives them too
     first: Callable[[Any], Any] | None = None

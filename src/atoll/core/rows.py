@@ -1,20 +1,40 @@
 """Rows of data as training sees them; both the data and the learning layer speak of them."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-__all__ = ["Bounds", "Public", "Rows"]
+__all__ = ["PIECE", "Bounds", "Public", "Rows", "distinct", "pieces", "room"]
+
+PIECE: Final = 16  # entries of a sequence that are processed together
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """How much room the texts of a batch need, known before it is drawn: shapes can be fixed."""
+    """How much room the sequences of a batch need, known before it is drawn: shapes are fixed."""
 
-    pieces: int  # of the texts of all members, at most
-    words: int  # different ones of a member's texts, at most
+    pieces: int  # of the sequences of all members, at most
+    tokens: int  # distinct ones of a member's sequences, at most
+
+
+def pieces(x: Tensor) -> Tensor:
+    """How many pieces each sequence fills, 0 being padding: (..., rows, length) -> (..., rows)."""
+    place = torch.arange(1, x.shape[-1] + 1, device=x.device)
+    return torch.where(x != 0, place, 0).amax(-1) // PIECE + 1
+
+
+def distinct(x: Tensor, tokens: int) -> Tensor:
+    """Which of so many tokens occur in sequences: (..., rows, length) -> (..., tokens), 0 or 1."""
+    found = torch.zeros((*x.shape[:-2], tokens), dtype=torch.int32, device=x.device)
+    return found.scatter_(-1, x.flatten(-2).long(), 1)
+
+
+def room(x: Tensor) -> Bounds:
+    """The room that these sequences need: (members, rows, length)."""
+    tokens = distinct(x, int(x.amax()) + 1).sum(-1)
+    return Bounds(int(pieces(x).sum()), int(tokens.amax()))
 
 
 @dataclass(frozen=True)
@@ -28,11 +48,18 @@ class Rows:
     own: Tensor  # (rows, own columns)
     y: Tensor  # (rows,)
     share: Tensor | None = None  # (rows,) how much a row counts, where some stand in for none
-    bounds: Bounds | None = field(default=None, kw_only=True)  # of texts, where shapes are fixed
+    bounds: Bounds | None = field(
+        default=None, kw_only=True
+    )  # of sequences, where shapes are fixed
 
     def __len__(self) -> int:
         """The number of rows."""
         return self.y.shape[-1]
+
+    @property
+    def sequences(self) -> bool:
+        """Whether rows are sequences of tokens, padded with zeros at their end."""
+        return not self.x.is_floating_point()
 
     def at(self, index: Tensor | slice) -> "Rows":
         """The rows with these numbers, in this order."""

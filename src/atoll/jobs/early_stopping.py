@@ -4,7 +4,7 @@ The reference trains one client, epoch by epoch (`parts`). `compute/early_stoppi
 epochs of a round for many clients without the host.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,16 +78,31 @@ class EarlyStoppedJob:
     course: Tensor  # (4,) in double precision, on the CPU
     rule: Rule
 
-    def __call__(self) -> EarlyStoppedResult:
-        """Do it."""
+    def key(self) -> Hashable | None:
+        """The keys of training and of validation, and the rule."""
+        read = {name: self.work.weights[name] for name in self.reads}
+        validation = EvalJob(read, self.valid, self.function).key()
+        training = self.first.key()
+        if training is None or validation is None:
+            return None
+        own = self.valid.own.shape[1]
+        return ("watched", training, validation, own, self.rule, len(self.streams))
+
+    @property
+    def functions(self) -> tuple[Callable[..., Tensor], ...]:
+        """The loss of training, and the one of validation."""
+        return (*self.work.functions, self.function)
+
+    def run(self) -> EarlyStoppedResult:
+        """Train epoch by epoch."""
         parts = self.parts(alone=True)
         try:
             job = next(parts)
             while True:
-                job = parts.send(job())
+                job = parts.send(job.run())
         except StopIteration as end:
-            found: EarlyStoppedResult = end.value
-            return found
+            result: EarlyStoppedResult = end.value
+            return result
 
     def parts(self, alone: bool = False) -> Generator[TrainJob | EvalJob, Any, EarlyStoppedResult]:
         """Its works and counts, one after the other; alone, each goes on in the same memory."""

@@ -4,7 +4,7 @@ Between its answer and the target a client keeps the autograd graph of its forwa
 `compute/public_steps.py` captures both halves as CUDA graphs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.messages import Tensors
+from atoll.jobs.identity import identities, shapes
 from atoll.jobs.train import Optimiser, descend
 from atoll.learning.models import Architecture
 
@@ -63,7 +64,28 @@ class PublicJob:
     penalty: Callable[[Tensors], Tensor] | None = None  # what the parameters themselves cost
     waiting: Any = None  # the forward pass that the step before left
 
-    def __call__(self) -> PublicResult:
+    def key(self) -> Hashable | None:
+        """The network, the loss and shapes; steps with equal keys differ in values alone."""
+        loss = identities(self.functions)
+        if loss is None:
+            return None
+        memory = (self.fresh, self.penalty is None)
+        return (
+            "public step",
+            self.network,
+            self.moves,
+            loss,
+            self.how,
+            memory,
+            shapes(self.weights),
+        )
+
+    @property
+    def functions(self) -> tuple[StepLoss, ...]:
+        """The loss, as the only one."""
+        return (self.loss,)
+
+    def run(self) -> PublicResult:
         """Do the step."""
         weights, moments, followed, loss = self.weights, self.moments, None, None
         if self.follow is not None:

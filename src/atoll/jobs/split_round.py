@@ -15,6 +15,7 @@ from torch import Tensor
 
 from atoll.core.messages import Learn, Tensors
 from atoll.core.rng import Stream, hashes
+from atoll.jobs.identity import identities, shapes
 from atoll.learning.models import Architecture
 from atoll.learning.split import Agg, Batches, chunks
 
@@ -85,7 +86,23 @@ class SplitJob:
     summed: int = 0  # classes, where the embeddings of each class are wanted; else 0
     lent: tuple[Lent, ...] = ()  # by client
 
-    def __call__(self) -> None:
+    def key(self) -> Hashable | None:
+        """Halves, shapes and loss; rounds with equal keys can be one computation."""
+        loss = identities(self.functions)
+        if loss is None:
+            return None
+        tensors = {**self.weights, **{f"given {n}": t for n, t in self.given.items()}}
+        halves = tuple(lent.form for lent in self.lent)
+        rows = (self.batches.rows, self.batches.size, self.steps, self.turns, self.summed)
+        how = (self.rate, self.agg, self.places, self.parties, self.clip, self.noise)
+        return ("passes", loss, shapes(tensors), halves, rows, how, str(self.y.device))
+
+    @property
+    def functions(self) -> tuple[Loss, ...]:
+        """The loss, as the only one."""
+        return (self.loss,)
+
+    def run(self) -> None:
         """Alone, the exchange goes message by message: nothing is done here."""
 
 

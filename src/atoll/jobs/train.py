@@ -1,12 +1,12 @@
 """The one local training loop, and the counts of a test.
 
-A client describes its local work and yields it to the engine; called, a piece of work does itself.
-Losses are pure functions of weights and batch, so an engine may do the work of many clients in
-one computation (stacked.py) and hold it to what is done here one by one.
+A client describes its local work as a job and yields it to the engine. Losses are pure functions of
+weights and batch, so an engine may run the jobs of many clients as one computation
+(`compute/stacking.py`) and compare it with the reference here, which runs one client.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Literal
@@ -19,6 +19,7 @@ from torch.optim.sgd import sgd
 from atoll.core.messages import Checked, Part, Tensors
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
+from atoll.jobs.identity import identities, shapes
 from atoll.learning.losses import Loss
 from atoll.learning.models import Architecture
 from atoll.learning.weights import copied
@@ -89,8 +90,24 @@ class TrainJob:
     common: bool = False  # other runs do the very same, so its result may be kept for them
     ours: bool = False  # weights and moments are nobody else's and need not be copied
 
-    def __call__(self) -> TrainResult:
-        """Do the work."""
+    def key(self) -> Hashable | None:
+        """Losses, shapes and sizes; rates, values, own columns and numbers of rows may differ."""
+        losses = identities(self.functions)
+        if losses is None:
+            return None
+        how = tuple((p.name, p.moves, replace(p.optimiser, rate=0.0)) for p in self.phases)
+        x = self.rows.x
+        inputs = (tuple(x.shape[1:]), str(x.dtype), str(x.device))
+        weights = shapes(self.weights, self.own)
+        return ("work", losses, how, weights, inputs, self.batch, self.epochs)
+
+    @property
+    def functions(self) -> tuple[Callable[..., Tensor], ...]:
+        """The losses."""
+        return tuple(phase.loss for phase in self.phases)
+
+    def run(self) -> TrainResult:
+        """Train."""
         return self.taken(self.steps)
 
     @property
@@ -205,8 +222,21 @@ class EvalJob:
     function: Callable[[Mapping[str, Tensor], Rows], Tensor]  # -> (..., rows), rows the last axis
     own: frozenset[str] = frozenset()  # weights whose last axis ends with the own columns
 
+    def key(self) -> Hashable | None:
+        """The function and shapes; values, own columns and numbers of rows may differ."""
+        function = identities(self.functions)
+        x = self.rows.x
+        weights = shapes(self.weights, self.own)
+        key = ("tally", function, weights, tuple(x.shape[1:]), str(x.device))
+        return None if function is None else key
+
+    @property
+    def functions(self) -> tuple[Callable[..., Tensor], ...]:
+        """The function, as the only one."""
+        return (self.function,)
+
     @torch.no_grad()
-    def __call__(self) -> Tensor:
+    def run(self) -> Tensor:
         """The sums, on the CPU."""
         starts = range(0, max(1, len(self.rows)), CHUNK)
         parts = [
@@ -223,7 +253,7 @@ def train(
     weights = dict(model.state_dict())
     moves = tuple(name for name, _ in model.named_parameters())
     phase = Phase("loss", moves, lambda w, b: loss(network, w, b), Optimiser("sgd", rate))
-    done = TrainJob(weights, {}, (phase,), rows, batch, 1, stream)()
+    done = TrainJob(weights, {}, (phase,), rows, batch, 1, stream).run()
     model.load_state_dict(done.weights)
     return done.losses["loss"]
 

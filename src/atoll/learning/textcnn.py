@@ -18,23 +18,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from atoll.core.rng import Stream
-from atoll.core.rows import Bounds
+from atoll.core.rows import PIECE, Bounds, distinct, pieces
 from atoll.learning.models import draw_linear, linear
 
 __all__ = [
     "KERNELS",
     "TextCNN",
     "Words",
-    "different",
     "document_means",
     "extremes",
     "highest",
     "normal",
-    "pieces",
 ]
 
 KERNELS: Final = (3, 4, 5)  # words in a window
-PIECE: Final = 16  # windows that are looked at together
 REACH: Final = max(KERNELS)
 CELLS = {"cpu": 1 << 15, "cuda": 1 << 21}  # windows of one pass without gradient
 TRUNCATED: Final = 0.87962566103423978  # deviation of a normal draw cut at two deviations
@@ -64,18 +61,6 @@ class Words:
     def dimension(self) -> int:
         """Numbers in a vector."""
         return self.table.shape[1]
-
-
-def pieces(x: Tensor) -> Tensor:
-    """How many pieces the windows of each text are: (..., rows, length) -> (..., rows)."""
-    place = torch.arange(1, x.shape[-1] + 1, device=x.device)
-    return torch.where(x != 0, place, 0).amax(-1) // PIECE + 1
-
-
-def different(x: Tensor, words: int) -> Tensor:
-    """Which of so many words occur in texts: (..., rows, length) -> (..., words), 0 or 1."""
-    found = torch.zeros((*x.shape[:-2], words), dtype=torch.int32, device=x.device)
-    return found.scatter_(-1, x.flatten(-2).long(), 1)
 
 
 def _capturing(x: Tensor) -> bool:
@@ -120,9 +105,9 @@ def _cut(words: Words, x: Tensor, bounds: Bounds | None) -> _Texts:
 def _words(words: Words, x: Tensor, members: int, bounds: Bounds | None) -> tuple[Tensor, Tensor]:
     """The vectors of each member's different words, and where each token has its own among all."""
     by_member, known = x.unflatten(0, (members, -1)), len(words.table)
-    used = different(by_member, known)
+    used = distinct(by_member, known)
     if bounds is not None:
-        room = bounds.words
+        room = bounds.tokens
     elif _capturing(x):
         room = min(known, x.numel() // members)
     else:

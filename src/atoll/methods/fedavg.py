@@ -147,5 +147,6 @@ class Server:
 METHOD = Method(
     *(Options, Server, Client),
     quorum=True,
+    asked=lambda options, clients: min(options.cohort or clients, clients),
     first=lambda server: {"shared": server.weights},
 )

@@ -99,7 +99,7 @@ def plan(
     `again` builds the parts anew for each trial, so that a trial leaves nothing behind.
     """
     every = made.scenario.clients
-    asked = min(len(every), int(getattr(made.config.options(), "cohort", 0)) or len(every))
+    asked = made.asked
     vertical = made.scenario.labels_at_server
     if asked < max(fewest, MORE) or vertical or made.config.engine_options().mode == "loop":
         return None

@@ -126,6 +126,13 @@ class Parts:
         method = methods.load(self.config.method["name"])
         return method.client(self._options, self.site(id))
 
+    @property
+    def asked(self) -> int:
+        """How many clients a round asks at most."""
+        asked = methods.load(self.config.method["name"]).asked
+        every = len(self.scenario.clients)
+        return every if asked is None else asked(self._options, every)
+
     def server(self) -> Any:
         """A new server."""
         method = methods.load(self.config.method["name"])

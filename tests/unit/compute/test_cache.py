@@ -13,9 +13,9 @@ import torch
 
 from atoll.compute import autotune
 from atoll.compute.cache import UnresolvedError, cache_key, fingerprint
-from atoll.compute.compare import difference
+from atoll.compute.compare import max_relative_error
 from atoll.compute.executor import Executor
-from atoll.compute.proof import prove_stack
+from atoll.compute.proof import prove
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.jobs.train import Optimiser, Phase, TrainJob
@@ -94,11 +94,11 @@ def proofs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is proved, as it happens."""
     found: list[str] = []
 
-    def counted(works: Any) -> Any:
+    def counted(*given: Any, **named: Any) -> Any:
         found.append("proof")
-        return prove_stack(works)
+        return prove(*given, **named)
 
-    monkeypatch.setattr(autotune, "prove_stack", counted)
+    monkeypatch.setattr(autotune, "prove", counted)
     return found
 
 
@@ -108,7 +108,7 @@ def run(loss: Any, folder: Path) -> Executor:
     works, asked = Executor("auto", folder), jobs(loss)
     done = works.do(asked)
     for id, job in asked.items():
-        assert difference(job().weights, done[id].weights) < 1e-5
+        assert max_relative_error(job.run().weights, done[id].weights) < 1e-5
     return works
 
 
@@ -181,7 +181,9 @@ def test_a_loss_that_closes_over_something_is_not_stacked(
         scaled = Phase(phase.name, phase.moves, module.times(float(id)), phase.optimiser)
         asked[id] = TrainJob(job.weights, {}, (scaled,), job.rows, 8, 1, job.stream)
     done = Executor("stacked", tmp_path).do(asked)
-    assert all(difference(job().weights, done[id].weights) == 0 for id, job in asked.items())
+    assert all(
+        max_relative_error(job.run().weights, done[id].weights) == 0 for id, job in asked.items()
+    )
     assert not proofs
     run(lambda weights, batch: 2 * module.loss(weights, batch), tmp_path / "lambda")
     assert not proofs
@@ -223,7 +225,7 @@ def test_keys_are_the_same_in_another_process() -> None:
 
 
 def test_machine_and_precision_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    about = ("work", partial(difference, {}))
+    about = ("work", partial(max_relative_error, {}))
     keys = {cache_key(about, CPU).name}
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     keys.add(cache_key(about, CPU).name)

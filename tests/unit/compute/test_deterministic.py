@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import torch
 from safetensors.numpy import load_file
 
 from atoll.compute import autotune, deterministic
-from atoll.compute.autotune import choices
+from atoll.compute.choice import choices
 from atoll.compute.executor import Executor
+from atoll.compute.kinds.captured import CapturedTraining
+from atoll.compute.kinds.train import TrainStacks
 from atoll.compute.proof import Verdict
 from atoll.core.errors import UserError
 from atoll.core.record import Score
@@ -180,7 +183,7 @@ def test_common_work_does_not_depend_on_who_else_works() -> None:
     together = Executor("auto", deterministic=True).do(jobs)
     for id, job in jobs.items():
         assert same(Executor("auto", deterministic=True).do({id: job})[id], together[id])
-        assert same(job(), together[id])
+        assert same(job.run(), together[id])
 
 
 def on_gpu(job: TrainJob) -> TrainJob:
@@ -308,11 +311,12 @@ def test_split_networks_are_not_timed_either(tmp_path: Path) -> None:
 
 def test_what_differs_is_done_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [pretraining(0), pretraining(1)]
-    assert deterministic.fixed_captured(jobs[0]).mode == "captured"
-    assert deterministic.fixed_replicas(jobs).mode == "stacked"
+    tune = partial(autotune.tune, deterministic.FIXED, CapturedTraining(), "work")
+    assert [tune(some).mode for some in (jobs[:1], jobs)] == ["captured", "stacked"]
+    assert {tune(some).reason for some in (jobs[:1], jobs)} == {deterministic.EQUAL}
     refused = Verdict("", 2.0, "the result differs")
-    monkeypatch.setattr(autotune, "prove_captured", lambda given: refused)
-    for choice in (deterministic.fixed_captured(jobs[0]), deterministic.fixed_replicas(jobs)):
+    monkeypatch.setattr(autotune, "prove", lambda kind, jobs, way: refused)
+    for choice in (tune(jobs[:1]), tune(jobs)):
         assert (choice.mode, choice.reason) == ("loop", "the result differs")
 
 
@@ -328,6 +332,6 @@ def test_a_stack_that_is_not_proved_is_refused() -> None:
         TrainJob({"w": torch.full((2, 3), 1.0 + n)}, {}, (phase,), rows, 4, 1, Stream.of(n))
         for n, rows in enumerate([Rows(torch.rand(8, 3), torch.zeros(8, 0), torch.zeros(8))] * 2)
     ]
-    choice = deterministic.fixed_works(("work",), jobs)
+    choice = autotune.tune(deterministic.FIXED, TrainStacks(), "work", jobs)
     assert choice.mode == "loop"
     assert "differs" in choice.reason

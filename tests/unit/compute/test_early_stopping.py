@@ -1,15 +1,17 @@
 """Watched training: all epochs of a stack on the device give what they give one by one."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from atoll.compute.early_stopping import EarlyStoppedStack, watched_form
+from atoll.compute.early_stopping import EarlyStoppedStack
 from atoll.compute.executor import Executor
-from atoll.compute.proof import prove_watch
-from atoll.compute.stacking import Stack, form
+from atoll.compute.kinds.early_stopping import EarlyStoppedStacks
+from atoll.compute.proof import prove
+from atoll.compute.stacking import Stack
 from atoll.core.federation import Moment
 from atoll.core.messages import Empty
 from atoll.jobs import early_stopping
@@ -53,7 +55,7 @@ def jobs(stage: int = 1, **changes: Any) -> list[EarlyStoppedJob]:
             found.append(next(fit))
             if now < stage:
                 with pytest.raises(StopIteration):
-                    fit.send(found[-1]())
+                    fit.send(found[-1].run())
         for slot, client in enumerate(clients):
             code = client.share(Empty(), moment).adaptive
             shared |= {f"{slot}/{name}": tensor for name, tensor in code.items()}
@@ -88,13 +90,13 @@ def test_a_stack_gives_what_its_members_give_alone(changes: dict[str, Any], fixe
         course = torch.tensor([0.011, -1.0, 1, 0], dtype=torch.float64)
         members[0] = replace(members[0], course=course)
     watch = EarlyStoppedStack(members, fixed=fixed)
-    alone = [job() for job in members]
-    for one, other in zip(watch(members), alone, strict=True):
+    alone = [job.run() for job in members]
+    for one, other in zip(watch.run(members), alone, strict=True):
         same(one, other)
     if "method.least_rate" in changes:
         assert [float(one.course[STOPPED]) for one in alone] == [1, 0, 0, 0]
     again = [_next(job, one) for job, one in zip(members, alone, strict=True)]
-    for one, other in zip(watch(again), [job() for job in again], strict=True):
+    for one, other in zip(watch.run(again), [job.run() for job in again], strict=True):
         same(one, other)
 
 
@@ -111,21 +113,21 @@ def _next(job: EarlyStoppedJob, done: EarlyStoppedResult) -> EarlyStoppedJob:
 def test_members_that_do_not_come_stay_as_they_are() -> None:
     members = jobs()
     watch = EarlyStoppedStack(members)
-    done = watch(members)
+    done = watch.run(members)
     again = [_next(job, one) for job, one in zip(members, done, strict=True)]
     assert watch.fits([again[3], again[0], again[1]])
     assert not watch.fits(again[:2])  # so few are a stack of their own
     assert not watch.fits([again[0], again[0], again[1]])
     for few in ([again[3], again[0], again[1]], again):
-        for one, job in zip(watch(few), few, strict=True):
-            same(one, job())
+        for one, job in zip(watch.run(few), few, strict=True):
+            same(one, job.run())
 
 
 def test_without_validation_rows_the_training_loss_decides() -> None:
     members = jobs()
     members[1] = replace(members[1], valid=members[1].valid.at(slice(0, 0)))
-    for one, job in zip(EarlyStoppedStack(members, fixed=True)(members), members, strict=True):
-        same(one, job())
+    for one, job in zip(EarlyStoppedStack(members, fixed=True).run(members), members, strict=True):
+        same(one, job.run())
 
 
 def test_a_stack_whose_members_have_all_stopped_ends() -> None:
@@ -134,7 +136,7 @@ def test_a_stack_whose_members_have_all_stopped_ends() -> None:
         for job in jobs()
     ]
     watch = EarlyStoppedStack(members)
-    watch(members)
+    watch.run(members)
     assert int(watch.epoch) == 2  # the host asks after the epoch that follows
 
 
@@ -153,7 +155,7 @@ def test_an_executor_does_the_epochs_of_all_side_by_side() -> None:
     members = {f"site-{number}": job for number, job in enumerate(jobs())}
     found = Executor("stacked").do(members)
     for id, job in members.items():
-        same(found[id], job())
+        same(found[id], job.run())
 
 
 @pytest.mark.gpu
@@ -164,35 +166,41 @@ def test_on_a_gpu_a_stack_gives_what_its_members_give_alone(changes: dict[str, A
     how: dict[str, Any] = {**changes, "engine.device": "cuda", "method.epochs": 8}
     members = jobs(**how)
     watch = EarlyStoppedStack(members)
-    done = watch(members)
+    done = watch.run(members)
     for one, job in zip(done, members, strict=True):
-        same(one, job(), 1e-7)
+        same(one, job.run(), 1e-7)
     again = [_next(job, one) for job, one in zip(members, done, strict=True)]
-    for one, job in zip(watch(again[:3]), again[:3], strict=True):
-        same(one, job(), 1e-7)
+    for one, job in zip(watch.run(again[:3]), again[:3], strict=True):
+        same(one, job.run(), 1e-7)
     assert watch.judgement is not None
     assert watch.stack.captured
 
 
 def test_all_epochs_in_one_computation_are_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     members = jobs()
-    assert prove_watch(members).way == "batched"
+    assert prove(EarlyStoppedStacks(), members).way == "batched"
     load = Stack.load
 
     def forgetful(self: Any, works: Any) -> None:
         load(self, [replace(work, moments={}) for work in works])
 
     monkeypatch.setattr(Stack, "load", forgetful)  # nothing shows while moments are zero
-    assert not prove_watch(members).holds
+    assert not prove(EarlyStoppedStacks(), members).holds
 
 
-def test_a_round_that_goes_wrong_is_done_by_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    members = jobs()
-    executor, key = Executor("stacked", verify="always"), watched_form(members[0])
-    executor._choice(form(members[0].first), [job.first for job in members])
-    assert executor._watch_proved(key, members)
-    for one, other in zip(executor._watch(key, members), members, strict=True):
-        same(one, other())
+def test_a_round_that_goes_wrong_is_done_by_the_loop(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no other test reads the verdict
+    monkeypatch.setattr(EarlyStoppedStacks, "worth", lambda self, jobs: True)  # without a GPU too
+    members = {str(number): job for number, job in enumerate(jobs())}
+    executor = Executor("stacked", verify="always")
+    for id, result in executor.do(members).items():
+        same(result, members[id].run())
+    assert {choice.work: choice.mode for choice in executor.choices.values()} == {
+        "work": "stacked",
+        "watched": "stacked",
+    }
     load = Stack.load
 
     def moved(self: Any, works: Any) -> None:
@@ -200,7 +208,7 @@ def test_a_round_that_goes_wrong_is_done_by_the_loop(monkeypatch: pytest.MonkeyP
         self.weights[self.phases[0].moves[0]] += 1.0
 
     monkeypatch.setattr(Stack, "load", moved)
-    for one, other in zip(executor._watch(key, members), members, strict=True):
-        same(one, other(), apart=0.0)
-    assert not executor._watch_proved(key, members)
-    assert executor._choice(form(members[0].first), []).mode == "loop"
+    for id, result in executor.do(members).items():
+        same(result, members[id].run(), apart=0.0)
+    assert {choice.mode for choice in executor.choices.values()} == {"loop"}
+    assert all(choice.refuted for choice in executor.choices.values())

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from atoll.compute import shared_training
-from atoll.compute.autotune import choices
+from atoll.compute.choice import choices
+from atoll.compute.compare import max_relative_error
 from atoll.compute.executor import Executor
-from atoll.compute.stacking import Stack, largest_difference
+from atoll.compute.kinds.train import TrainStacks
+from atoll.compute.stacking import Stack
 from atoll.core.errors import UserError
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
@@ -65,7 +67,7 @@ def test_a_stack_that_differs_is_refused_with_a_reason_and_the_loop_is_used(tmp_
     assert "mapped: RuntimeError" in choice.reason
     assert choice.difference > choice.tolerance > 0
     for id, job in asked.items():
-        assert largest_difference(job(), done[id]) == 0
+        assert max_relative_error(job.run().weights, done[id].weights) == 0
 
 
 @pytest.mark.parametrize("loss", [honest, mixing])
@@ -78,7 +80,7 @@ def test_a_loss_for_one_client_alone_is_mapped_over_many(
     (choice,) = choices(tmp_path).values()
     assert (choice.mode, choice.way) == ("stacked", "batched" if loss is honest else "mapped")
     for id, job in asked.items():
-        assert largest_difference(job(), done[id]) < 1e-5
+        assert max_relative_error(job.run().weights, done[id].weights) < 1e-5
 
 
 class Scarce(Stack):
@@ -93,13 +95,12 @@ class Scarce(Stack):
 def test_a_stack_without_memory_is_done_in_halves_and_the_record_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.compute.executor.Stack", Scarce)
-    monkeypatch.setattr("atoll.compute.autotune.TRIAL", 2)
+    monkeypatch.setattr(TrainStacks, "build", lambda self, jobs, way: Scarce(jobs))
     executor, asked = Executor("stacked", tmp_path), jobs(honest, 7)
     for _ in range(2):
         done = executor.do(asked)
         for id, job in asked.items():
-            assert largest_difference(job(), done[id]) < 1e-5
+            assert max_relative_error(job.run().weights, done[id].weights) < 1e-5
     (choice,) = choices(tmp_path).values()
     assert choice.parts == 4
     assert choice.reason.endswith("out of memory")
@@ -117,14 +118,14 @@ def test_members_are_dealt_to_stacks_that_fit_a_cache_where_that_is_faster(
         return seconds[len(call.args[0])] if isinstance(call, partial) else 100.0  # the loop
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("atoll.compute.autotune.CACHE", 1)
-    monkeypatch.setattr("atoll.compute.autotune._timed", clock)
+    monkeypatch.setattr("atoll.compute.kinds.train.CACHE", 1)
+    monkeypatch.setattr("atoll.compute.autotune.timed", clock)
     executor, asked = Executor("auto", tmp_path), jobs(honest)
     done = executor.do(asked)
     (choice,) = choices(tmp_path).values()
     assert (choice.mode, choice.parts) == ("stacked", parts)
     for id, job in asked.items():
-        assert largest_difference(job(), done[id]) < 1e-5
+        assert max_relative_error(job.run().weights, done[id].weights) < 1e-5
 
 
 def test_the_way_of_a_convolution_is_kept_with_the_run_and_for_later_ones(
@@ -177,7 +178,7 @@ def test_an_error_that_is_not_for_want_of_memory_is_raised(
 
     executor, asked = Executor("stacked", tmp_path), jobs(honest)
     executor.do(asked)
-    monkeypatch.setattr(Stack, "__call__", broken)
+    monkeypatch.setattr(Stack, "run", broken)
     with pytest.raises(RuntimeError, match="something else"):
         executor.do(asked)
 
@@ -189,7 +190,7 @@ def test_a_stack_that_is_equal_is_judged_by_time_alone(tmp_path: Path) -> None:
     assert choice.reason in ("equal and faster", "the stack is not faster")
     assert choice.difference <= choice.tolerance
     for id, job in asked.items():
-        assert largest_difference(job(), done[id]) < 1e-5
+        assert max_relative_error(job.run().weights, done[id].weights) < 1e-5
 
 
 @pytest.mark.parametrize(("rounds", "tried"), [(0, True), (1, False), (1000, True)])
@@ -203,7 +204,7 @@ def test_works_that_end_sooner_than_a_trial_are_done_one_by_one(
     if not tried:
         assert (choice.mode, choice.reason) == ("loop", "too little to try both ways")
     for id, job in asked.items():
-        assert largest_difference(job(), done[id]) < 1e-5
+        assert max_relative_error(job.run().weights, done[id].weights) < 1e-5
 
 
 def test_a_choice_that_was_kept_is_not_made_again(tmp_path: Path) -> None:
@@ -225,7 +226,7 @@ def test_work_that_cannot_be_stacked_is_done_alone_and_the_reason_is_told(tmp_pa
     assert {c.mode for c in choices(tmp_path).values()} == {"loop"}
     assert all("not a function of a module" in c.reason for c in choices(tmp_path).values())
     for id, job in asked.items():
-        assert largest_difference(job(), done[id]) == 0
+        assert max_relative_error(job.run().weights, done[id].weights) == 0
 
 
 def test_a_damaged_file_of_choices_is_named(tmp_path: Path) -> None:
@@ -239,7 +240,7 @@ def test_captured_steps_give_what_the_loop_gives_and_keep_their_buffers() -> Non
     for _ in range(2):
         done = executor.do(asked)
         for id, job in asked.items():
-            assert largest_difference(job(), done[id]) == 0.0
+            assert max_relative_error(job.run().weights, done[id].weights) == 0.0
     buffers = dict(executor._captured)
     assert len(buffers) == 2
     executor.do({"site-0": asked["site-0"]})
@@ -249,12 +250,12 @@ def test_captured_steps_give_what_the_loop_gives_and_keep_their_buffers() -> Non
 def test_replicas_of_one_client_are_found_and_tried(tmp_path: Path) -> None:
     asked = jobs(mixing, 3)  # no stack may be made of these, but each has batches of its own
     alike = {id: replace(j, phases=asked["site-0"].phases) for id, j in asked.items()}
-    done = Executor("stacked", tmp_path)._alone(alike)
+    done = Executor("stacked", tmp_path)._capture(alike)
     for id, job in alike.items():
-        assert largest_difference(job(), done[id]) < 1e-5
+        assert max_relative_error(job.run().weights, done[id].weights) < 1e-5
     executor = Executor("auto", tmp_path / "auto")
     (tmp_path / "auto").mkdir()
-    executor._alone(alike)
+    executor._capture(alike)
     (choice,) = executor.choices.values()
     assert choice.work == "replicas"
     assert choice.difference <= choice.tolerance
@@ -263,7 +264,9 @@ def test_replicas_of_one_client_are_found_and_tried(tmp_path: Path) -> None:
 def test_streams_give_the_same() -> None:
     asked = jobs(honest, 3)
     done = Executor("captured", streams=True).do(asked)
-    assert all(largest_difference(job(), done[id]) == 0.0 for id, job in asked.items())
+    assert all(
+        max_relative_error(job.run().weights, done[id].weights) == 0.0 for id, job in asked.items()
+    )
 
 
 # What several runs have in common is done once
@@ -271,13 +274,13 @@ def test_streams_give_the_same() -> None:
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     done: list[int] = []
-    plain = TrainJob.__call__
+    plain = TrainJob.run
 
     def call(self: TrainJob) -> TrainResult:
         done.append(1)
         return plain(self)
 
-    monkeypatch.setattr(TrainJob, "__call__", call)
+    monkeypatch.setattr(TrainJob, "run", call)
     return done
 
 
@@ -290,7 +293,7 @@ def test_a_common_work_is_done_once_and_found_again(
     again = Executor("loop", keep=tmp_path).do(asked)
     assert len(calls) == 2
     for id in asked:
-        assert largest_difference(first[id], again[id]) == 0.0
+        assert max_relative_error(first[id].weights, again[id].weights) == 0.0
         assert first[id].losses == again[id].losses
         assert first[id].moments.keys() == again[id].moments.keys()
 
@@ -306,7 +309,9 @@ def test_who_wants_the_same_at_the_same_time_waits_for_it(
         )
     assert len(calls) == 2
     for other in found[1:]:
-        assert all(largest_difference(found[0][id], other[id]) == 0.0 for id in asked)
+        assert all(
+            max_relative_error(found[0][id].weights, other[id].weights) == 0.0 for id in asked
+        )
     assert len(list((tmp_path / "kept").iterdir())) == 2
 
 

@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 from atoll.compute import proof
-from atoll.compute.autotune import choices
-from atoll.compute.compare import difference
+from atoll.compute.captured import Captured
+from atoll.compute.choice import choices
+from atoll.compute.compare import max_relative_error
 from atoll.compute.executor import Executor, Mode
-from atoll.compute.graphs import Captured
-from atoll.compute.proof import prove_captured, prove_stack, prove_tally
+from atoll.compute.kinds.captured import CapturedTraining
+from atoll.compute.kinds.evaluate import Tallies
+from atoll.compute.kinds.train import TrainStacks, exact_member
+from atoll.compute.perturb import DRAWS
+from atoll.compute.proof import Verdict, prove
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.jobs.train import EvalJob, Optimiser, Phase, TrainJob
@@ -21,6 +25,10 @@ from atoll.learning.losses import cross_entropy
 from atoll.learning.models import outputs
 
 MOVES = ("weight0", "bias0")
+
+
+def prove_stack(jobs: Sequence[TrainJob]) -> Verdict:
+    return prove(TrainStacks(), jobs)
 
 
 def plain(weights: Mapping[str, Tensor], batch: Rows) -> Tensor:
@@ -98,7 +106,7 @@ def test_a_term_that_vanishes_in_the_first_round_cannot_hide_a_wrong_stack(
         later = {str(n): work(n, loss, kind, later=1.0) for n in range(4)}
         done = executor.do(later)
         for id, job in later.items():
-            assert difference(job().weights, done[id].weights) < 1e-5
+            assert max_relative_error(job.run().weights, done[id].weights) < 1e-5
 
 
 def gated(weights: Mapping[str, Tensor], batch: Rows) -> Tensor:
@@ -163,13 +171,15 @@ def test_a_loss_that_is_finite_at_the_start_alone_is_not_stacked(tmp_path: Path)
     (choice,) = choices(tmp_path).values()
     assert choice.mode == "loop"
     assert "perturbed values give numbers that are not finite" in choice.reason
-    assert all(difference(job().weights, done[id].weights) == 0 for id, job in asked.items())
+    assert all(
+        max_relative_error(job.run().weights, done[id].weights) == 0 for id, job in asked.items()
+    )
 
 
 def test_moments_variances_and_whole_numbers_stay_what_they_must_be() -> None:
     job = work(0, plain, "adam")
     job = replace(job, weights={**job.weights, "count": torch.tensor(3), "var": torch.ones(2)})
-    exact = proof._member(job, 0, proof.DRAWS[0])
+    exact = exact_member(job, 0, DRAWS[0])
     moments = exact.moments
     assert moments.keys() == {f"{k}/{n}" for k in ("first", "second") for n in MOVES} | {
         "steps/loss"
@@ -180,7 +190,7 @@ def test_moments_variances_and_whole_numbers_stay_what_they_must_be() -> None:
     assert bool((exact.weights["var"] > 0).all())
     assert {t.dtype for t in exact.weights.values()} == {torch.float64, torch.int64}
     assert bool((exact.weights["shift/bias0"] != 0).all())
-    other = proof._member(job, 1, proof.DRAWS[0])
+    other = exact_member(job, 1, DRAWS[0])
     assert not torch.equal(exact.weights["var"], other.weights["var"])
 
 
@@ -200,12 +210,12 @@ def test_counts_are_proved(function: Callable[..., Tensor], holds: bool, tmp_pat
         str(n): EvalJob(job.weights, job.rows, function)
         for n, job in ((n, work(n, plain)) for n in range(4))
     }
-    assert prove_tally(list(tallies.values())).holds is holds
+    assert prove(Tallies(), list(tallies.values())).holds is holds
     executor = Executor("stacked", tmp_path)
     done = executor.do(tallies)
     (choice,) = choices(tmp_path).values()
     assert choice.mode == ("stacked" if holds else "loop")
-    assert all(torch.equal(job(), done[id]) for id, job in tallies.items())
+    assert all(torch.equal(job.run(), done[id]) for id, job in tallies.items())
 
 
 class Forgetful(Captured):
@@ -220,9 +230,9 @@ def test_captured_steps_are_proved_with_moments(
     count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     jobs = [replace(work(0, plain, "adam"), stream=Stream.of(n)) for n in range(count)]
-    assert prove_captured(jobs).holds
-    monkeypatch.setattr(proof, "Captured", Forgetful)
-    assert not prove_captured(jobs).holds
+    assert prove(CapturedTraining(), jobs).holds
+    monkeypatch.setattr("atoll.compute.kinds.captured.Captured", Forgetful)
+    assert not prove(CapturedTraining(), jobs).holds
     executor = Executor("captured", tmp_path)
     executor.do({"a": jobs[0]})
     assert not executor._captured  # asked for, and not used

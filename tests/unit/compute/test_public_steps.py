@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.compute import graphs, public_steps
+from atoll.compute import captured, public_steps
 from atoll.compute.executor import Executor
-from atoll.compute.graphs import NotCapturableError
-from atoll.compute.proof import prove_public
-from atoll.compute.public_steps import CapturedStep, step_form, stepped
+from atoll.compute.kinds.captured import CapturedPublic, CapturedTraining
+from atoll.compute.proof import prove
+from atoll.compute.public_steps import CapturedStep, capturable, stepped
 from atoll.core.federation import Moment
 from atoll.core.messages import Tensors
 from atoll.core.record import read_events
@@ -112,7 +112,7 @@ def test_they_are_the_plain_ones_bit_for_bit_and_again_in_later_rounds(
     job = first(name, loss)
     one = CapturedStep(job)
     for _ in range(2):
-        expected = a_round(job, lambda job: job())
+        expected = a_round(job, lambda job: job.run())
         assert_same(expected, a_round(job, by(one)))
         job = replace(job, weights=expected[-1].weights, place=(0, 1, 8))
 
@@ -127,7 +127,7 @@ class Replay:
 class Taped:
     """A lane as on a GPU, without one."""
 
-    cuda = True
+    captures = True
 
     def __init__(self) -> None:
         self.graphs: list[Replay] = []
@@ -157,32 +157,32 @@ def test_once_captured_they_are_replayed(monkeypatch: pytest.MonkeyPatch) -> Non
     job, lane = first("small-resnet", "fedmatch"), Taped()
     lane.owner = one = CapturedStep(job, lane)  # type: ignore[arg-type]
     for _ in range(2):
-        expected = a_round(job, lambda job: job())
+        expected = a_round(job, lambda job: job.run())
         assert_same(expected, a_round(job, by(one)))
         job = replace(job, weights=expected[-1].weights, place=(0, 1, 8))
     assert len(lane.graphs) == 2  # one for each half, made once
-    assert one.taken == graphs.EAGER
+    assert one.taken == captured.EAGER
     assert lane.opened == 0
 
 
 def test_dropout_and_statistics_move_once_for_a_batch_and_given_weights_stay() -> None:
     job = first("efficientnet", "fccl")
     before = {n: w.clone() for n, w in job.weights.items()}
-    assert_same(a_round(job, lambda job: job()), a_round(job, by(CapturedStep(job))))
+    assert_same(a_round(job, lambda job: job.run()), a_round(job, by(CapturedStep(job))))
     assert all(torch.equal(w, job.weights[n]) for n, w in before.items())
 
 
 def test_a_pass_that_was_lost_is_done_again() -> None:
     """A client that was rebuilt, a question that is asked twice, another way of doing it."""
     job = first("small-resnet", "fccl")
-    expected, one = a_round(job, lambda job: job()), CapturedStep(job)
+    expected, one = a_round(job, lambda job: job.run()), CapturedStep(job)
     do = by(one)
     do(job)
     found = [do(job)]  # asked twice: running statistics have moved once
     for step in range(1, STEPS + 1):
         forgetful = replace(following(job, found[-1], step), waiting=None)
         rebuilt = {n: w.clone() for n, w in forgetful.weights.items()}
-        found.append((do, PublicJob.__call__)[step % 2](replace(forgetful, weights=rebuilt)))
+        found.append((do, PublicJob.run)[step % 2](replace(forgetful, weights=rebuilt)))
     assert_same(expected, found)
 
 
@@ -194,17 +194,16 @@ def test_clients_side_by_side_do_not_disturb_each_other() -> None:
         asked = [following(job, done, step) for job, done in zip(jobs, found[-1], strict=True)]
         found.append(stepped(made, asked))
     for place, job in enumerate(jobs):
-        assert_same(a_round(job, lambda job: job()), [several[place] for several in found])
+        assert_same(a_round(job, lambda job: job.run()), [several[place] for several in found])
 
 
 def test_moments_that_are_kept_and_penalties_are_not_captured() -> None:
     job = first("cnn", "fedmd")
-    step_form(job)
+    assert capturable(job)
     kept = replace(job, fresh=False)
     for other in (kept, replace(job, penalty=lambda w: w["head.bias"].sum())):
-        with pytest.raises(NotCapturableError):
-            step_form(other)
-    assert_same([kept()], [Executor("captured").do({"a": kept})["a"]])
+        assert not capturable(other)
+    assert_same([kept.run()], [Executor("captured").do({"a": kept})["a"]])
 
 
 def test_what_comes_with_a_step_may_change_its_shape() -> None:
@@ -220,7 +219,7 @@ def test_what_comes_with_a_step_may_change_its_shape() -> None:
     def plain(job: PublicJob) -> PublicResult:
         if job.follow == 3:
             job = replace(job, given={**job.given, "helpers": job.given["helpers"][:1]})
-        return job()
+        return job.run()
 
     assert_same(a_round(job, plain), a_round(job, do))
 
@@ -245,17 +244,17 @@ def test_whole_runs_are_the_same_and_buffers_are_made_once(
 ) -> None:
     plain = run(method, "loop", tmp_path / "loop")
     made: list[str] = []
-    for kind in (graphs.Captured, CapturedStep):
+    for kind in (CapturedTraining, CapturedPublic):
 
-        def counted(*given: Any, kind: Any = kind) -> Any:
-            made.append(kind.__name__)
-            return kind(*given)
+        def counted(self: Any, *given: Any, build: Any = kind.build) -> Any:
+            made.append(type(self).__name__)
+            return build(self, *given)
 
-        monkeypatch.setattr(f"atoll.compute.executor.{kind.__name__}", counted)
+        monkeypatch.setattr(kind, "build", counted)
     assert run(method, "captured", tmp_path / "captured") == plain
     phases = 2 if method in ("fccl", "fedmatch", "fml") else 1  # FedMD trains alone as in rounds
-    assert made.count("Captured") == 2 * phases
-    assert made.count("CapturedStep") == (0 if method == "fml" else 2)
+    assert made.count("CapturedTraining") == 2 * phases
+    assert made.count("CapturedPublic") == (0 if method == "fml" else 2)
 
 
 @pytest.mark.gpu
@@ -271,7 +270,7 @@ def test_graphs_on_a_gpu_give_what_the_plain_steps_give_in_double_precision(loss
         return lambda job: do(replace(job, given={n: double(t) for n, t in job.given.items()}))
 
     for _ in range(2):
-        expected = a_round(job, doubled(lambda job: job()))
+        expected = a_round(job, doubled(lambda job: job.run()))
         assert_same(expected, a_round(job, doubled(by(one))), 1e-6)
         job = replace(job, weights=expected[-1].weights, place=(0, 1, 8))
     assert len(one.graphs) == 2
@@ -280,7 +279,7 @@ def test_graphs_on_a_gpu_give_what_the_plain_steps_give_in_double_precision(loss
 @pytest.mark.parametrize("loss", LOSSES)
 def test_captured_steps_are_proved(loss: str) -> None:
     job = first("small-resnet", loss)
-    assert prove_public(following(job, job(), 1)).way == "captured"
+    assert prove(CapturedPublic(), [following(job, job.run(), 1)]).way == "captured"
 
 
 def test_buffers_that_keep_their_running_statistics_are_refused(
@@ -288,7 +287,7 @@ def test_buffers_that_keep_their_running_statistics_are_refused(
 ) -> None:
     """The statistics of a network that is not trained yet are all alike: nothing would show."""
     job = first("small-resnet", "fccl")
-    step = following(job, job(), 1)
+    step = following(job, job.run(), 1)
 
     def partly(buffers: Tensors, values: Tensors) -> None:
         into(buffers, {n: v for n, v in values.items() if "running" not in n})
@@ -303,7 +302,7 @@ def test_buffers_that_keep_their_running_statistics_are_refused(
                 buffer.detach().fill_(float("var" in name))
 
     monkeypatch.setattr(CapturedStep, "__init__", fresh)
-    assert not prove_public(step).holds
+    assert not prove(CapturedPublic(), [step]).holds
 
 
 def test_a_step_that_is_not_proved_is_done_plainly(
@@ -312,7 +311,7 @@ def test_a_step_that_is_not_proved_is_done_plainly(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # no other test reads the verdict
     monkeypatch.setattr(public_steps.CapturedStep, "_backward", lambda self: None)
     job, executor = first("cnn", "fedmd"), Executor("captured", tmp_path)
-    expected = a_round(job, lambda job: job())
+    expected = a_round(job, lambda job: job.run())
     assert_same(expected, a_round(job, lambda job: executor.do({"a": job})["a"]))
     (choice,) = executor.choices.values()
     assert (choice.work, choice.mode) == ("public step", "loop")
@@ -323,7 +322,7 @@ def test_steps_that_go_wrong_are_caught_and_done_plainly(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     job, executor = first("cnn", "fedmd"), Executor("captured", tmp_path, verify="always")
-    expected = a_round(job, lambda job: job())
+    expected = a_round(job, lambda job: job.run())
 
     def do(step: PublicJob) -> PublicResult:
         if step.follow == 3:
@@ -335,4 +334,4 @@ def test_steps_that_go_wrong_are_caught_and_done_plainly(
     (choice,) = executor.choices.values()
     assert choice.mode == "loop"
     assert choice.refuted.startswith("round 4 of stage 1")
-    assert not executor._steps
+    assert not executor._captured

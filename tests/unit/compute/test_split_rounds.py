@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load
 
 from atoll.compute import split_rounds
-from atoll.compute.autotune import choices
+from atoll.compute.choice import choices
 from atoll.compute.split_rounds import WAYS
 from atoll.core.record import Message, Round, Score, read_events
 from atoll.core.rng import Stream, below, normals, uniforms
@@ -234,7 +234,7 @@ def test_a_round_in_one_computation_that_goes_wrong_is_done_by_messages(
 ) -> None:
     """The second round that is checked has other embeddings than the clients would send."""
     rounds, wrong = [0], [False]
-    call, embed = split_rounds.SplitStack.__call__, split_rounds._Halves._embed
+    call, embed = split_rounds.SplitStack.run, split_rounds._Halves._embed
 
     def counted(self: Any, jobs: Any, probe: Any = None) -> Any:
         rounds[0] += probe is not None
@@ -247,7 +247,7 @@ def test_a_round_in_one_computation_that_goes_wrong_is_done_by_messages(
     def doubled(self: Any, weights: Any, x: Any) -> Any:
         return embed(self, weights, x) * (1 + wrong[0])
 
-    monkeypatch.setattr(split_rounds.SplitStack, "__call__", counted)
+    monkeypatch.setattr(split_rounds.SplitStack, "run", counted)
     monkeypatch.setattr(split_rounds._Halves, "_embed", doubled)
     for mode in ("loop", "stacked"):
         how = {"engine.mode": mode, "engine.verify": "always"}

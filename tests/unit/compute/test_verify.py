@@ -10,16 +10,18 @@ import torch
 from torch import Tensor
 
 from atoll.compute import proof, verify
-from atoll.compute.autotune import choices
-from atoll.compute.compare import difference
+from atoll.compute.accelerated import Candidate
+from atoll.compute.captured import Captured
+from atoll.compute.choice import choices
+from atoll.compute.compare import max_relative_error
 from atoll.compute.executor import Executor, Mode
-from atoll.compute.graphs import Captured
-from atoll.compute.proof import Candidate, Verdict
+from atoll.compute.kinds.train import TrainStacks
+from atoll.compute.probe import Seen
+from atoll.compute.proof import Verdict
 from atoll.compute.verify import Verifier
 from atoll.core.federation import Moment
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
-from atoll.jobs.probe import Seen
 from atoll.jobs.train import EvalJob, Optimiser, Phase, TrainJob, TrainResult
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import outputs
@@ -75,7 +77,7 @@ def trained(
 
 
 def by_loop(jobs: dict[str, TrainJob], moment: Moment) -> dict[str, Any]:
-    return {id: job() for id, job in jobs.items()}
+    return {id: job.run() for id, job in jobs.items()}
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
@@ -88,18 +90,18 @@ def test_a_loss_that_becomes_wrong_in_round_4_is_caught(
     if how == "sampled":  # elapsed time allows for a check in every round
         executor.verifier.began = -1e6
     found = trained(executor.do, kind)
-    assert difference(expected, found) < 1e-5
+    assert max_relative_error(expected, found) < 1e-5
     (choice,) = choices(tmp_path).values()
     assert (choice.mode, choice.way) == ("loop", "batched")
     assert choice.refuted.startswith("round 4 of stage 1: the first steps of a member differ")
     again = Executor("stacked", tmp_path, verify="off")  # resumed, it stays with the loop
-    assert difference(trained(by_loop, kind), trained(again.do, kind)) < 1e-5
+    assert max_relative_error(trained(by_loop, kind), trained(again.do, kind)) < 1e-5
 
 
 def test_without_checks_the_same_loss_goes_wrong(tmp_path: Path) -> None:
     """So the test above could fail."""
     found = trained(Executor("stacked", tmp_path, verify="off").do)
-    assert difference(trained(by_loop), found) > 1e-2
+    assert max_relative_error(trained(by_loop), found) > 1e-2
     (choice,) = choices(tmp_path).values()
     assert (choice.mode, choice.refuted) == ("stacked", "")
 
@@ -109,7 +111,7 @@ def test_later_runs_on_this_machine_know(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("atoll.compute.autotune.GAIN", 1e9)  # the stack is fast enough
     for how in ("always", "off"):
         found = trained(Executor("auto", verify=how).do)
-        assert difference(trained(by_loop), found) < 1e-5
+        assert max_relative_error(trained(by_loop), found) < 1e-5
 
 
 @pytest.mark.parametrize("mode", ["stacked", "captured"])
@@ -144,7 +146,7 @@ def test_captured_steps_that_go_wrong_are_caught(
 
     monkeypatch.setattr(Captured, "_load", stale)
     executor = Executor("captured", tmp_path, verify="always")
-    assert difference(trained(by_loop), trained(executor.do)) == 0
+    assert max_relative_error(trained(by_loop), trained(executor.do)) == 0
     assert not executor._captured
     assert any(c.refuted.startswith("round 4") for c in choices(tmp_path).values())
 
@@ -164,7 +166,7 @@ def test_counts_that_go_wrong_are_caught(tmp_path: Path) -> None:
             for id, job in works(number, weights).items()
         }
         done = executor.do(asked, Moment(0, number, ROUNDS))
-        assert all(torch.equal(job(), done[id]) for id, job in asked.items())
+        assert all(torch.equal(job.run(), done[id]) for id, job in asked.items())
     (choice,) = choices(tmp_path).values()
     assert choice.refuted.startswith("round 4")
 
@@ -192,7 +194,9 @@ def test_what_is_checked_when() -> None:
     assert Verifier("always").due("key", None, 3) == 0
 
 
-def test_rounding_is_measured_in_the_proof_and_allowed_for() -> None:
+def test_rounding_is_measured_in_the_proof_and_allowed_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     start = {"weight0": torch.full((3, 4), 0.1), "bias0": torch.zeros(3)}
     jobs = list(works(0, start).values())
 
@@ -200,12 +204,13 @@ def test_rounding_is_measured_in_the_proof_and_allowed_for() -> None:
         """Equal in double precision; in single precision every step is off by a thousandth."""
         found = []
         for job in several:
-            done, single = job(), job.weights["weight0"].dtype == torch.float32
+            done, single = job.run(), job.weights["weight0"].dtype == torch.float32
             moved = {n: w + single * 1e-3 * (w - job.weights[n]) for n, w in done.weights.items()}
             found.append(replace(done, found=moved))
         return found
 
-    verdict = proof.prove(jobs, proof._member, TrainJob.__call__, [Candidate("rough", rough)])
+    monkeypatch.setattr(TrainStacks, "candidates", lambda self, way: [Candidate("rough", rough)])
+    verdict = proof.prove(TrainStacks(), jobs)
     assert verdict.way == "rough"
     assert verdict.rounding == pytest.approx(1e-3, rel=1e-2)
 
@@ -214,7 +219,8 @@ def test_rounding_is_measured_in_the_proof_and_allowed_for() -> None:
         moved = {n: done.weights[n] + off * (done.weights[n] - start[n]) for n in MOVES}
         rows = torch.tensor(float(len(jobs[0].rows)))
         seen = Seen(moved, {n: rows * x for n, x in done.losses.items()})
-        return verify.disagreement(jobs[0], seen, rounding, lambda: Verdict("", 1.0, ""))
+        wrong = Verdict("", 1.0, "")
+        return verify.disagreement(TrainStacks(), jobs[0], seen, rounding, lambda: wrong)
 
     assert not checked(5e-3, verdict.rounding)
     assert checked(5e-3, 0.0)

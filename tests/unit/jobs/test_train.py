@@ -53,7 +53,7 @@ def test_fifty_steps_are_those_of_torchs_own_optimiser(
     kind: Literal["adam", "sgd"], make: Callable[..., torch.optim.Optimizer]
 ) -> None:
     model, data, losses = mlp(), rows(25), []
-    done = fit(model, Optimiser(kind, 0.05), data)()
+    done = fit(model, Optimiser(kind, 0.05), data).run()
     theirs = make(model.parameters(), lr=0.05)
     for epoch in range(10):
         order = STREAM.child("epoch", epoch).permutation(25)
@@ -73,9 +73,9 @@ def test_fifty_steps_are_those_of_torchs_own_optimiser(
 def test_work_in_two_parts_with_the_moments_handed_on_equals_work_in_one() -> None:
     data, how = rows(20), Optimiser("adam", 0.05)
     whole = fit(mlp(), how, data, batch=20, epochs=2)
-    first = fit(mlp(), how, data, batch=20, epochs=1)()
-    second = TrainJob(first.weights, first.moments, whole.phases, data, 20, 1, STREAM)()
-    done = whole()
+    first = fit(mlp(), how, data, batch=20, epochs=1).run()
+    second = TrainJob(first.weights, first.moments, whole.phases, data, 20, 1, STREAM).run()
+    done = whole.run()
     for name, weight in done.weights.items():  # one batch of all rows: their order is all the same
         torch.testing.assert_close(second.weights[name], weight, rtol=0, atol=1e-12)
     assert done.moments.keys() == second.moments.keys()
@@ -84,18 +84,18 @@ def test_work_in_two_parts_with_the_moments_handed_on_equals_work_in_one() -> No
 
 def test_moments_that_are_lost_are_missed() -> None:
     data, how = rows(20), Optimiser("adam", 0.05)
-    first = fit(mlp(), how, data, batch=20, epochs=1)()
+    first = fit(mlp(), how, data, batch=20, epochs=1).run()
     phases = fit(mlp(), how, data).phases
-    kept = TrainJob(first.weights, first.moments, phases, data, 20, 1, STREAM)()
-    lost = TrainJob(first.weights, {}, phases, data, 20, 1, STREAM)()
+    kept = TrainJob(first.weights, first.moments, phases, data, 20, 1, STREAM).run()
+    lost = TrainJob(first.weights, {}, phases, data, 20, 1, STREAM).run()
     assert not torch.allclose(kept.weights["weight0"], lost.weights["weight0"])
 
 
 def test_work_changes_nothing_that_it_was_given() -> None:
     job = fit(mlp(), Optimiser("adam", 0.1), rows())
     before = {name: weight.clone() for name, weight in job.weights.items()}
-    done = job()
-    again = job()
+    done = job.run()
+    again = job.run()
     assert job.moments == {}
     for name, weight in before.items():
         assert torch.equal(job.weights[name], weight)
@@ -117,7 +117,7 @@ def test_phases_come_in_their_order_and_each_moves_only_its_own_weights() -> Non
         Phase("first", ("a",), partial(squared, "a", "b"), how),
         Phase("second", ("b",), partial(squared, "b", "a"), how),
     )
-    done = TrainJob(weights, {}, phases, rows(4), 4, 1, STREAM)()
+    done = TrainJob(weights, {}, phases, rows(4), 4, 1, STREAM).run()
     assert {name: float(weight) for name, weight in done.weights.items()} == {
         "a": 4.0, "b": 2.0, "c": 3.0,
     }  # fmt: skip
@@ -132,13 +132,13 @@ def test_the_last_smaller_batch_is_kept_and_the_loss_is_the_mean_over_rows() -> 
     x = torch.tensor([[1.0], [2.0], [3.0], [4.0], [10.0]])
     data = Rows(x, x[:, :0], torch.zeros(5, dtype=torch.int64))
     phase = Phase("loss", ("w",), mean_input, Optimiser("sgd", 1.0))
-    done = TrainJob({"w": torch.tensor(0.0)}, {}, (phase,), data, 2, 3, STREAM)()
+    done = TrainJob({"w": torch.tensor(0.0)}, {}, (phase,), data, 2, 3, STREAM).run()
     assert done.losses["loss"] == pytest.approx(4.0)
 
 
 def test_train_moves_the_network_it_is_given() -> None:
     model, data = mlp(), rows(25)
-    expected = fit(model, Optimiser("sgd", 0.1), data, epochs=1)()
+    expected = fit(model, Optimiser("sgd", 0.1), data, epochs=1).run()
     loss = train(model, data, plain, rate=0.1, batch=5, stream=STREAM)
     assert loss == expected.losses["loss"]
     for name, weight in model.state_dict().items():
@@ -212,7 +212,7 @@ def each_column(weights: Mapping[str, Tensor], part: Rows) -> Tensor:
 def test_a_tally_is_the_sum_over_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "CHUNK", 4)
     data, scale = rows(10), torch.tensor(3.0, dtype=torch.float64)
-    found = EvalJob({"scale": scale}, data, each_column)()
+    found = EvalJob({"scale": scale}, data, each_column).run()
     torch.testing.assert_close(found, 3 * data.x.sum(0))
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from atoll.compute.stacking import Stack, form, largest_difference
+from atoll.compute.compare import max_relative_error
+from atoll.compute.stacking import Stack
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.jobs.train import Optimiser, Phase, TrainJob
@@ -170,9 +171,9 @@ def test_networks_with_convolutions_stack(
     """Strides, groups, no bias, shortcuts; batch norm as in testing, since it sees all rows."""
     monkeypatch.setattr(batched_layers, "_way", lambda *given: way)
     jobs = [member(name, n, rows) for n, rows in enumerate((10, 7, 9))]
-    assert len({form(job) for job in jobs}) == 1
-    for one, other in zip([job() for job in jobs], Stack(jobs)(jobs), strict=True):
-        assert largest_difference(one, other) < 1e-10
+    assert len({job.key() for job in jobs}) == 1
+    for one, other in zip([job.run() for job in jobs], Stack(jobs).run(jobs), strict=True):
+        assert max_relative_error(one.weights, other.weights) < 1e-10
         assert one.losses["loss"] == pytest.approx(other.losses["loss"], abs=1e-12)
 
 
@@ -186,10 +187,10 @@ def test_a_stack_takes_other_rows_of_the_same_number() -> None:
         first,
     ]  # fmt: skip
     stack = Stack(first)
-    stack(first)
+    stack.run(first)
     for jobs in others:
-        for one, other in zip([job() for job in jobs], stack(jobs), strict=True):
-            assert largest_difference(one, other) < 1e-10
+        for one, other in zip([job.run() for job in jobs], stack.run(jobs), strict=True):
+            assert max_relative_error(one.weights, other.weights) < 1e-10
 
 
 def test_layers_that_are_not_plain_are_left_to_torch() -> None:

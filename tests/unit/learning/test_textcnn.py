@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.rng import Stream
-from atoll.core.rows import Bounds
+from atoll.core.rows import Bounds, pieces
 from atoll.learning import textcnn
 from atoll.learning.textcnn import (
     KERNELS,
@@ -15,7 +15,6 @@ from atoll.learning.textcnn import (
     extremes,
     highest,
     normal,
-    pieces,
 )
 
 

@@ -78,7 +78,7 @@ def perform(steps: Any) -> Any:
     try:
         job = next(steps)
         while True:
-            job = steps.send(job())
+            job = steps.send(job.run())
     except StopIteration as end:
         return end.value
 
@@ -211,9 +211,9 @@ def test_i7_with_one_client_the_mean_is_that_client_and_training_is_central() ->
             Optimiser("adam", 0.001),
         )
         stream = site.stream("fit", Moment(0, number, 3))
-        weights = TrainJob(
-            weights, {}, (phase,), site.train(0), 16, 2, stream
-        )().weights  # a new Adam
+        weights = (
+            TrainJob(weights, {}, (phase,), site.train(0), 16, 2, stream).run().weights
+        )  # a new Adam
         assert equal(weights, found[number])
 
 

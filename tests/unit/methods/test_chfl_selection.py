@@ -97,7 +97,7 @@ class Clients:
             job = next(steps)
             while True:
                 told = isinstance(job, EvalJob)
-                job = steps.send(torch.tensor(self.script[id][self.judged]) if told else job())
+                job = steps.send(torch.tensor(self.script[id][self.judged]) if told else job.run())
         except StopIteration as end:
             return end.value
 

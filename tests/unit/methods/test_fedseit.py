@@ -318,7 +318,7 @@ def test_old_predictions_do_not_move_where_the_base_does_not() -> None:
         work = client._training(client._rows("train", 1), Moment(1, 0, ROUNDS)).first
         (phase,) = work.phases
         still = tuple(name for name in phase.moves if not name.startswith("base/"))
-        done = dataclasses.replace(work, phases=(dataclasses.replace(phase, moves=still),))()
+        done = dataclasses.replace(work, phases=(dataclasses.replace(phase, moves=still),)).run()
         client.weights |= {name: done.weights[name] for name in still}
     assert all(torch.equal(client.weights[f"base/{n}"], base[n]) for n in base)
     torch.testing.assert_close(

@@ -1,0 +1,138 @@
+"""Weights and rows of all members of a stack, one tensor for each name."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atoll.core.messages import Part, Tensors
+from atoll.core.rows import Bounds, Rows
+
+__all__ = ["Buffer", "Bundle", "by_member", "load", "place_of", "stacked"]
+
+
+def _padded(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors with the last axis of the longest, zeros at its end."""
+    widest = max(t.shape[-1] for t in tensors) if tensors[0].dim() else 0
+    return [
+        torch.nn.functional.pad(t, (0, widest - t.shape[-1]))
+        if t.dim() and t.shape[-1] < widest
+        else t
+        for t in tensors
+    ]
+
+
+def stacked(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack(_padded(tensors))
+
+
+class Buffer:
+    """One tensor of all members; those with a shorter last axis have zeros at its end."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.whole = torch.zeros_like(stacked(tensors))
+        widths = [t.shape[-1] if t.dim() else 0 for t in tensors]
+        self.widths = widths if len(set(widths)) > 1 else []
+        self.places = self.parts(self.whole)
+
+    def parts(self, whole: Tensor) -> list[Tensor]:
+        """Each member's part of such a tensor."""
+        found = whole.unbind(0)
+        if not self.widths:
+            return list(found)
+        return [part[..., :width] for part, width in zip(found, self.widths, strict=True)]
+
+    def copies(self) -> list[Tensor]:
+        """What each member has now, apart from what comes later."""
+        return self.parts(self.whole.clone())
+
+
+def load(
+    buffers: Mapping[str, Buffer],
+    brought: Sequence[Mapping[str, Tensor]],
+    given: Sequence[Mapping[str, Tensor]],
+) -> None:
+    """Copy what the members bring into the buffers, in few kernels; zeros for what is missing.
+
+    What the stack gave out last and comes back as the same objects is in the buffers already.
+    """
+    places, tensors = [], []
+    for name, buffer in buffers.items():
+        new = [one.get(name) for one in brought]
+        if given and all(n is g for n, g in zip(new, _given_before(given, name), strict=True)):
+            continue
+        shared = new[0]
+        if shared is not None and not buffer.widths and all(one is shared for one in new):
+            buffer.whole.copy_(shared)  # all members bring the very same tensor
+            continue
+        if any(one is None for one in new):
+            buffer.whole.zero_()
+        there = [(p, one) for p, one in zip(buffer.places, new, strict=True) if one is not None]
+        places += [place for place, _ in there]
+        tensors += [one for _, one in there]
+    if places:
+        torch._foreach_copy_(places, tensors)
+
+
+def _given_before(given: Sequence[Mapping[str, Tensor]], name: str) -> Sequence[Tensor | None]:
+    """The very tensors of a name that the members were given; none that nobody has wanted."""
+    first = given[0]
+    if not isinstance(first, Part):
+        return [one.get(name) for one in given]
+    if name in first.wholes.tensors:
+        return first.wholes.apart.get(name, [None] * len(given))
+    return [one.rest.get(name) if isinstance(one, Part) else None for one in given]
+
+
+def by_member(columns: Mapping[str, Sequence[Tensor]], count: int) -> list[Tensors]:
+    """By name each member's tensor -> for each member its tensors by name."""
+    rows = zip(*columns.values(), strict=True) if columns else ([()] * count)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The rows of all members end to end; members that share rows share them here."""
+
+    x: Tensor
+    own: Tensor
+    y: Tensor
+    first: tuple[int, ...]  # where each member's rows begin
+
+    @staticmethod
+    def of(rows: Sequence[Rows], into: "Bundle | None" = None) -> "Bundle":
+        """These rows; in the tensors of a bundle that is given, if they are laid out as there."""
+        places: dict[tuple[int, ...], int] = {}
+        first, kept, count = [], [], 0
+        for one in rows:
+            key = place_of(one)
+            if key not in places:
+                places[key], count = count, count + len(one)
+                kept.append(one)
+            first.append(places[key])
+        x, own, y = [r.x for r in kept], _padded([r.own for r in kept]), [r.y for r in kept]
+        shape = (count, *x[0].shape[1:]), (count, own[0].shape[-1])
+        if into is None or (into.first, into.x.shape, into.own.shape) != (tuple(first), *shape):
+            return Bundle(torch.cat(x), torch.cat(own), torch.cat(y), tuple(first))
+        for parts, whole in ((x, into.x), (own, into.own), (y, into.y)):
+            torch.cat(parts, out=whole)
+        return into
+
+    def at(self, index: Tensor, share: Tensor, bounds: Bounds | None = None) -> Rows:
+        """The rows with these numbers: (members, batch)."""
+        flat, lead = index.flatten(), index.shape
+        x, own, y = self.x[flat], self.own[flat], self.y[flat]
+        return Rows(
+            x.view(*lead, *x.shape[1:]), own.view(*lead, -1), y.view(lead), share, bounds=bounds
+        )
+
+    @property
+    def sequences(self) -> bool:
+        """Whether rows are sequences of tokens."""
+        return Rows(self.x, self.own, self.y).sequences
+
+
+def place_of(rows: Rows) -> tuple[int, ...]:
+    """Where rows lie in memory."""
+    return rows.x.data_ptr(), rows.own.data_ptr(), rows.y.data_ptr(), len(rows)
