@@ -1,9 +1,9 @@
-"""A round of a split network as one computation, where one process holds the halves of all parts.
+"""A round of split learning as one computation, where one process holds the halves of all parts.
 
-`SplitStack` does the steps of one run, or of several runs of one form, on the device: halves of one
-shape are stacked, with one more axis in front of weights and rows, and so are the runs. The output
-of a half that does not move is computed once. On a GPU a step is captured in a CUDA graph. The
-numbers equal those of the exchange message by message up to rounding.
+`SplitStack` runs the steps of one run, or of several runs of one form, on the device. It stacks
+halves of one shape, and runs, along a leading axis of weights and rows. It computes the output of a
+half whose weights are all frozen once. On a GPU it captures a step in a CUDA graph. The numbers
+equal those of the exchange message by message up to rounding.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -16,9 +16,17 @@ from torch import Tensor
 from atoll.core.messages import Tensors
 from atoll.core.rng import Stream, permutations
 from atoll.jobs.probe import Probe
-from atoll.jobs.split_round import Lent, SplitJob, SplitResult, Step, draws
-from atoll.learning.replay import distance_gradient, turned
-from atoll.learning.split import dropout, guarded, rounded
+from atoll.jobs.split_round import (
+    Lent,
+    SplitJob,
+    SplitResult,
+    Step,
+    View,
+    draws,
+    viewed,
+    viewed_labels,
+)
+from atoll.learning.split import distance_gradient, dropout, guarded, rounded
 
 __all__ = ["WAYS", "SplitStack", "Way", "split_form", "split_signature", "trial_key"]
 
@@ -29,7 +37,7 @@ CELLS = 1 << 14  # rows of all halves in one pass without gradient
 
 
 def split_form(job: SplitJob, function: Callable[[Any], Hashable]) -> Hashable:
-    """Passes of equal form can be one computation."""
+    """The grouping key: rounds of equal form can run as one computation."""
     shapes = tuple(
         (name, tuple(t.shape), str(t.dtype))
         for name, t in sorted(
@@ -37,20 +45,21 @@ def split_form(job: SplitJob, function: Callable[[Any], Hashable]) -> Hashable:
         )
     )
     halves = tuple(lent.form for lent in job.lent)
-    rows = (job.batches.rows, job.batches.size, job.steps, job.turns, job.summed)
+    views = tuple(function(view) for view in job.views)
+    rows = (job.batches.rows, job.batches.size, job.steps, views, job.sends_before, job.class_sums)
     how = (job.rate, job.agg, job.places, job.parties, job.clip, job.noise)
     return ("passes", function(job.loss), shapes, halves, rows, how, str(job.y.device))
 
 
 def trial_key(job: SplitJob) -> Hashable:
-    """What the choice of a way depends on: the halves that move, not how many rows there are."""
+    """The key of the fastest way: the halves that train, not how many rows there are."""
     moving = [lent for lent in job.lent if not lent.still]
     shapes = [(one.function, tuple(one.x.shape[1:]), str(one.x.dtype)) for one in moving]
-    return ("passes", tuple(shapes), job.batches.size * job.turns)
+    return ("passes", tuple(shapes), job.batches.size * (1 + len(job.views)))
 
 
 def split_signature(jobs: Sequence[SplitJob]) -> Hashable:
-    """What is made for passes of a round fits those on the same rows with the same masks."""
+    """Rounds on the same rows with the same masks can reuse one stack."""
     return tuple(
         (job.y.data_ptr(), *((lent.x.data_ptr(), _place(lent.frozen)) for lent in job.lent))
         for job in jobs
@@ -87,30 +96,30 @@ class _Halves:
         self.weights: Tensors = {}
         self.frozen = _stacked([one.frozen for one in lent if one.frozen is not None] or [{}])
         self.before: Tensors = {}
-        self.now: list[Tensor] = []  # what halves that are still say of all rows, turned ones too
-        self.past: list[Tensor] = []  # what the old halves say
+        self.now: list[Tensor] = []  # embeddings of all rows by frozen halves, one table per view
+        self.past: list[Tensor] = []  # the same by the reference weights
         self.keys = torch.zeros((0, len(lent)), dtype=torch.int64, device=self.x.device)
         self.members = torch.arange(len(lent), device=self.x.device)[:, None]
         self.leaves: Tensors = {}
         self.graph: tuple[Tensor, Tensor] | None = None  # embedding, and what is sent of it
 
-    def load(self, lent: Sequence[Lent], turns: int) -> None:
-        """The weights of a round."""
+    def load(self, lent: Sequence[Lent], views: Sequence[View]) -> None:
+        """Load the weights of a round."""
         if _copy(self.weights, _stacked([one.weights for one in lent])):
             if self.one.still:
-                self._tell(self.now, self.weights, turns)
+                self._fill(self.now, self.weights, views)
             self.leaves = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
         if self.one.before and _copy(self.before, _stacked([one.before for one in lent])):
-            self._tell(self.past, self.before, turns)
+            self._fill(self.past, self.before, views)
         if self.one.dropped:
             keys = torch.tensor([one.keys for one in lent], device=self.x.device).T
             self.keys = keys if not len(self.keys) else self.keys.copy_(keys)
 
     @torch.no_grad()
-    def _tell(self, tables: list[Tensor], weights: Tensors, turns: int) -> None:
-        """Fill tables with the embeddings of all rows, as they are and turned."""
+    def _fill(self, tables: list[Tensor], weights: Tensors, views: Sequence[View]) -> None:
+        """Fill tables with the embeddings of all rows, one table per view."""
         size = max(1, CELLS // len(self.x))
-        for number, x in enumerate([self.x, turned(self.x)][:turns]):
+        for number, x in enumerate([self.x, *(view(self.x) for view in views)]):
             parts = [self._embed(weights, part) for part in x.split(size, 1)]
             if number < len(tables):  # a captured graph reads them where they lie
                 tables[number].copy_(torch.cat(parts, 1))
@@ -127,14 +136,13 @@ class _Halves:
             return function(weights, x)
         return function.model.unfolded(weights, x)  # type: ignore[no-any-return, operator]
 
-    def forward(self, rows: Tensor, step: Tensor, turns: int) -> Tensor:
-        """What is sent for these rows, (runs, batch) -> (runs, clients, batch, width)."""
+    def forward(self, rows: Tensor, step: Tensor, views: Sequence[View]) -> Tensor:
+        """The embeddings that clients send: (runs, batch) -> (runs, clients, batch, width)."""
         taken = rows.repeat_interleave(self.count, 0)
         if self.one.still:
             embedding = torch.cat([table[self.members, taken] for table in self.now], 1)
         else:
-            x = self.x[self.members, taken]
-            x = torch.cat([x, turned(x)], 1) if turns == 2 else x
+            x = viewed(self.x[self.members, taken], views, 1)
             embedding = self._embed(self.leaves, x)
         if self.one.dropped:
             keys = self.keys.index_select(0, step.view(1))[0]
@@ -144,8 +152,8 @@ class _Halves:
         self.graph = (embedding, taken)
         return self._apart(rounded(embedding.detach(), self.one.digits))
 
-    def told(self, rows: Tensor) -> Tensor:
-        """What the old halves say of these rows, as it is sent."""
+    def reference(self, rows: Tensor) -> Tensor:
+        """The embeddings by the reference weights, as clients send them."""
         taken = rows.repeat_interleave(self.count, 0)
         parts = [table[self.members, taken] for table in self.past]
         return self._apart(rounded(torch.cat(parts, 1), self.one.digits))
@@ -154,15 +162,15 @@ class _Halves:
         return embedding.view(self.runs, self.count, *embedding.shape[1:])
 
     def descend(self, gradient: Tensor) -> None:
-        """One step by the gradient of what was sent: (runs, clients, batch, width)."""
+        """One step by the gradient of the embeddings: (runs, clients, batch, width)."""
         if self.one.still:
             return
         assert self.graph is not None  # forward() comes first
         embedding, taken = self.graph
         gradient = gradient.flatten(0, 1)
-        if self.one.pull and self.past:
+        if self.one.penalty and self.past:
             past = torch.cat([table[self.members, taken] for table in self.past], 1)
-            gradient = gradient + self.one.pull * distance_gradient(embedding.detach(), past)
+            gradient = gradient + self.one.penalty * distance_gradient(embedding.detach(), past)
         found = torch.autograd.grad(embedding, list(self.leaves.values()), gradient)
         with torch.no_grad():
             for (name, weight), by in zip(self.weights.items(), found, strict=True):
@@ -211,7 +219,7 @@ class SplitStack:
         self.keys = self.y.new_zeros((one.steps, self.runs))
         self.step, self.start = self.y.new_zeros(()), self.y.new_zeros(())
         self.totals: Tensors = {}
-        self.sums = torch.zeros((self.runs, one.summed, 0), device=self.device)
+        self.sums = torch.zeros((self.runs, one.class_sums, 0), device=self.device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.capturing = graph and self.device.type == "cuda"
         self.eager: dict[int, int] = {}
@@ -266,7 +274,7 @@ class SplitStack:
         _copy(self.given, _stacked([job.given for job in jobs]))
         for group in self.groups:
             places = group.places
-            group.load([job.lent[p] for job in jobs for p in places], self.one.turns)
+            group.load([job.lent[p] for job in jobs for p in places], self.one.views)
         keys = [
             Stream(j.batches.key).child("epoch", e).key for j in jobs for e in range(self.epochs)
         ]
@@ -321,10 +329,8 @@ class SplitStack:
         one = self.one
         places = self.start + torch.arange(size, device=self.device)
         rows = self.order.index_select(1, places)
-        y = self.y.gather(1, rows)
-        if one.turns == 2:
-            y = torch.cat([2 * y, 2 * y + 1], 1)
-        joint = self._joined([g.forward(rows, self.step, one.turns) for g in self.groups])
+        y = viewed_labels(self.y.gather(1, rows), one.views)
+        joint = self._joined([g.forward(rows, self.step, one.views) for g in self.groups])
         joint.requires_grad_()
         key = self.keys.index_select(0, self.step.view(1))[0]
         step = Step(joint, self._before(rows, joint), y, key)
@@ -366,10 +372,10 @@ class SplitStack:
         return torch.cat(pieces, -1)
 
     def _before(self, rows: Tensor, joint: Tensor) -> Tensor:
-        """The global embeddings by the old halves; no rows where they are not sent."""
-        if not self.groups[0].one.shows:
+        """The joined embeddings by the reference weights; no rows unless clients send them."""
+        if not self.one.sends_before:
             return joint.detach()[:, :0]
-        return self._joined([group.told(rows) for group in self.groups])
+        return self._joined([group.reference(rows) for group in self.groups])
 
     def _part(self, by_joint: Tensor, group: _Halves) -> Tensor:
         """The gradient by what each client of a group sent."""
@@ -385,9 +391,9 @@ class SplitStack:
             if name not in self.totals:
                 self.totals[name] = torch.zeros(self.runs, dtype=torch.float64, device=self.device)
             self.totals[name] += term.detach().double() * y.shape[1]
-        if self.one.summed:
+        if self.one.class_sums:
             if not self.sums.shape[2]:
-                shape = (self.runs, self.one.summed, joint.shape[2])
+                shape = (self.runs, self.one.class_sums, joint.shape[2])
                 self.sums = torch.zeros(shape, dtype=torch.float64, device=self.device)
             where = y[..., None].expand(-1, -1, joint.shape[2])
             self.sums.scatter_add_(1, where, joint.detach().double())

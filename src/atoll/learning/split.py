@@ -21,6 +21,7 @@ __all__ = [
     "Batches",
     "Half",
     "chunks",
+    "distance_gradient",
     "dropout",
     "finite",
     "fitting",
@@ -37,6 +38,7 @@ __all__ = [
 Agg = Literal["sum", "mean", "concat"]
 CHUNK = 1024  # rows of one pass without gradient
 MESSAGE = 2048  # rows of one message without gradient
+ROUNDING = 64  # a distance of fewer units of rounding error counts as 0
 
 
 def joined(embeddings: Sequence[Tensor], how: Agg) -> Tensor:
@@ -165,6 +167,20 @@ def guarded(gradient: Tensor, clip: float, noise: float, key: Tensor) -> Tensor:
     if noise:
         gradient = gradient + noise * normals(key, tuple(gradient.shape)).to(gradient.dtype)
     return gradient
+
+
+def distance_gradient(now: Tensor, before: Tensor) -> Tensor:
+    """The gradient of the distance |now - before| by now, over the last two axes.
+
+    At distance 0 the gradient is 0. Two computations of one embedding differ by rounding errors,
+    and dividing those by their norm would give a random direction of full length; so a distance
+    within rounding of 0 counts as 0.
+    """
+    difference = now - before
+    distance = difference.flatten(-2).norm(dim=-1)
+    rounding = ROUNDING * torch.finfo(now.dtype).eps * before.flatten(-2).norm(dim=-1)
+    divisor = torch.where(distance > rounding, distance, torch.inf)
+    return difference / divisor[..., None, None]
 
 
 def rounded(embedding: Tensor, digits: int) -> Tensor:

@@ -25,13 +25,12 @@ from atoll.core.record import Score
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.data.site import Site
-from atoll.jobs.split_round import Lent, SplitJob, Step, draws, would_be
+from atoll.jobs.split_round import Lent, SplitJob, Step, draws, viewed_labels, would_be
 from atoll.jobs.train import hits
 from atoll.learning.knowledge import class_means
 from atoll.learning.models import Architecture
 from atoll.learning.replay import (
     contrast,
-    distance_gradient,
     noisy,
     picked,
     radius,
@@ -43,6 +42,7 @@ from atoll.learning.split import (
     Batches,
     Half,
     chunks,
+    distance_gradient,
     dropout,
     finite,
     fitting,
@@ -156,7 +156,7 @@ class Client:
         return Lent(
             *(self.half.function, self.half.weights, self._shown[1], self.options.rate),
             before=self.before if self._pulls else {},
-            pull=W_KD if self._pulls else 0.0,
+            penalty=W_KD if self._pulls else 0.0,
             digits=self.options.digits,
             dropped=self._dropped,
             keys=tuple(keys),
@@ -319,7 +319,7 @@ class Server:
             agg=options.agg,
             clip=options.clip,
             noise=options.noise,
-            turns=self._turns(),
+            views=(turned,) if self._turns() == 2 else (),
         )
 
     def _loss(self, moment: Moment) -> partial[dict[str, Tensor]]:
@@ -348,8 +348,7 @@ class Server:
         replies = clients.ask(Client.learn, dict.fromkeys(ids, Learn(seed, 0, True, empty)))
         for step in range(work.steps):
             labels = y[work.batches.at(step, y.device)]
-            if work.turns == 2:
-                labels = torch.cat([2 * labels, 2 * labels + 1])
+            labels = viewed_labels(labels, work.views)
             loss, gradients = self._step(
                 {id: reply.embedding for id, reply in replies.items()}, labels, moment, step
             )

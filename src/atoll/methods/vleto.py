@@ -220,7 +220,6 @@ class Client:
             *(self.half.function, self.half.weights, self._shown[1], options.rate, mask),
             still=self._still(moment),
             before=self.before,
-            shows=bool(self.before),
             digits=options.digits,
             dropped=self._dropped,
             keys=tuple(keys),
@@ -394,7 +393,7 @@ class Server:
             totals, sums, self.weights = done.totals, done.sums, done.weights
             finite(totals["loss"], moment.stage, moment.round)
             self._note(clients, moment, work)
-        if work.summed:
+        if work.class_sums:
             self.arrived = torch.bincount(work.y, minlength=len(self.known))
             passed = (self.arrived * self.options.epochs).clamp(min=1)[:, None]
             self.received = (sums / passed).to(self.means)
@@ -421,7 +420,8 @@ class Server:
             agg=options.agg,
             clip=options.clip,
             noise=options.noise,
-            summed=len(self.known) if streaming else 0,
+            sends_before=self._shows(moment),
+            class_sums=len(self.known) if streaming else 0,
         )
 
     def _loss(self, moment: Moment) -> partial[dict[str, Tensor]]:
