@@ -5,18 +5,17 @@ implementation is the exchange message by message in `families/vertical.py`. Whe
 all halves, `compute/split_rounds.py` runs the round as one computation.
 """
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from atoll.core.messages import Learn, Tensors
+from atoll.core.messages import Tensors
 from atoll.core.rng import Stream, hashes
 from atoll.learning.models import Architecture
-from atoll.learning.split import Agg, Batches, chunks
+from atoll.learning.split import Agg, Batches
 
 __all__ = [
     "Lent",
@@ -28,7 +27,6 @@ __all__ = [
     "draws",
     "viewed",
     "viewed_labels",
-    "would_be",
 ]
 
 
@@ -121,21 +119,3 @@ class SplitResult:
     halves: tuple[Tensors, ...]  # weights of each client
     totals: dict[str, float]  # each term of the loss, summed over rows
     sums: Tensor  # (classes, width), joined embeddings summed by class; empty unless requested
-
-
-def would_be(work: SplitJob, width: int, dtype: torch.dtype) -> Iterator[tuple[Learn, Tensor, int]]:
-    """The requests of a round and the embeddings of their replies, without values: for a ledger.
-
-    Those of one size are given once, with how many there are.
-    """
-    sizes = chunks([len(work.y)] * (work.steps // len(work.batches)), work.batches.size)
-    sizes = [size * (1 + len(work.views)) for size in sizes]
-    forms = [
-        (last, now, len(str(step)), step < work.steps)
-        for step, (last, now) in enumerate(zip([0, *sizes], [*sizes, 0], strict=True))
-    ]
-    for (last, now, digits, more), count in Counter(forms).items():
-        gradient, embedding = (
-            torch.empty((rows, width), dtype=dtype, device="meta") for rows in (last, now)
-        )
-        yield Learn(work.batches.key, 10 ** (digits - 1), more, gradient), embedding, count
