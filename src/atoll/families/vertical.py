@@ -17,6 +17,7 @@ from typing import Annotated, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from atoll.core.annotations import Outputs, RowGradient
 from atoll.core.federation import Clients, Moment, kinds
@@ -345,17 +346,25 @@ class Head:
         """Which outputs belong to a class that some stage has had."""
         return self.seen[: self.classes].repeat_interleave(self.outputs)
 
+    def class_counts(self, moment: Moment) -> Tensor:
+        """The number of rows of each class at a stage."""
+        return torch.bincount(self.site.train(moment.stage).y, minlength=len(self.seen))
+
     def draws(self, name: str, moment: Moment) -> Stream:
         """The random stream of a round: from the run's seed, or secret to every client."""
         if self._secret is None:
             return self.site.stream(name, moment)
         return self._secret.child(name, moment.stage, moment.round)
 
+    @property
+    def alone(self) -> bool:
+        """Whether each client trains by itself, at the stage at which its columns come."""
+        return self.site.by_columns and self.settings.protocol == "P1"
+
     def learners(self, moment: Moment) -> list[str]:
         """The clients that train at a stage."""
         here = self.site.parties(moment.stage)
-        alone = self.site.by_columns and self.settings.protocol == "P1"
-        return here[-1:] if alone else here
+        return here[-1:] if self.alone else here
 
     def job(
         self,
@@ -506,22 +515,37 @@ class Head:
             start += size
         return {id: torch.cat(parts) for id, parts in pieces.items()}
 
+    def training_rows(self, clients: Clients, moment: Moment) -> tuple[Tensor, Tensor]:
+        """The joined embeddings of the stage's training rows, and their labels."""
+        parts = self.embedded(clients, self.learners(moment), "train", moment.stage)
+        return self.joined(parts), self.site.train(moment.stage).y
+
     def logits(self, joint: Tensor) -> Tensor:
         """The logits of the classes, those of the rows as they are where rows have views."""
         masked = self.settings.seen_mask
         logits = masked_logits(self.network, self.weights, joint, self.seen_outputs, masked)
         return logits[:, :: self.outputs]
 
+    def row_gradients(self, joint: Tensor, y: Tensor, batch: int = 1) -> Tensor:
+        """Each row's own gradient of its cross-entropy, divided by the size of a batch."""
+        joint = joint.detach().requires_grad_()
+        with torch.enable_grad():
+            loss = F.cross_entropy(self.logits(joint), y, reduction="sum") / batch
+        (gradient,) = torch.autograd.grad(loss, [joint])
+        return gradient
+
     def state(self) -> Tensors:
         """The weights of the top and the classes seen so far."""
         return prefixed("weights", self.weights) | {"seen": self.seen}
 
-    def restore(self, state: Tensors) -> None:
-        """Go on from a state whose tensors are on this device."""
-        self.weights = copied(without("weights", state))
+    def restore(self, state: Tensors) -> Tensors:
+        """Go on from a state; returns what else it holds, on this device."""
+        held = copied({name: tensor.to(self.site.device) for name, tensor in state.items()})
+        self.weights = without("weights", held)
         last = self.weights[f"bias{len(self.weights) // 2 - 1}"]
         self.classes = len(last) // self.outputs
-        self.seen = state["seen"].clone()
+        self.seen = held.pop("seen")
+        return {name: tensor for name, tensor in held.items() if not name.startswith("weights/")}
 
 
 def masked_logits(

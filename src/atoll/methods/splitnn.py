@@ -22,15 +22,7 @@ from atoll.core.messages import Empty, Tensors
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Score
 from atoll.data.site import Site
-from atoll.families.vertical import (
-    Embed,
-    Embedded,
-    Head,
-    Learn,
-    Learner,
-    masked_logits,
-    scores,
-)
+from atoll.families import vertical
 from atoll.jobs.split_round import Lent, SplitJob, Step, draws
 from atoll.learning.knowledge import class_means
 from atoll.learning.models import Architecture
@@ -43,6 +35,7 @@ TAU = 0.1  # temperature of PASS and FedSpace
 W_PA, W_KD = 10.0, 10.0  # PASS: weights of prototypes and of distillation
 W_SPACE = 0.01  # FedSpace: weight of prototypes, and of contrast
 NEW = 0.1  # FedSpace: weight of a new prototype in the running mean
+KEPT = ("means", "counts", "radius")  # the server's state beside its half
 
 
 @dataclass(frozen=True)
@@ -88,7 +81,7 @@ def losses(
     """Cross-entropy, plus the term of the chosen rehearsal (section h of the specification)."""
 
     def entropy(rows: Tensor, labels: Tensor) -> Tensor:
-        logits = masked_logits(how.network, weights, rows, given["seen"], how.masked)
+        logits = vertical.masked_logits(how.network, weights, rows, given["seen"], how.masked)
         return F.cross_entropy(logits / how.tau, labels)
 
     joint, y, means = step.joint, step.y, given["means"]
@@ -114,17 +107,17 @@ class Client:
         self.options, self.site = options, site
         images = len(site.inputs()) == 3
         views = (turned,) if options.replay == "pass" and options.rotate and images else ()
-        self.learner = Learner(options, site, views)
+        self.learner = vertical.Learner(options, site, views)
 
-    def embed(self, request: Embed, moment: Moment) -> Embedded:
+    def embed(self, request: vertical.Embed, moment: Moment) -> vertical.Embedded:
         """The embeddings of rows in the requested order."""
         return self.learner.embed(request)
 
-    def learn(self, request: Learn, moment: Moment) -> Embedded:
+    def learn(self, request: vertical.Learn, moment: Moment) -> vertical.Embedded:
         """Apply the gradient of the last step, then return the embeddings of the next."""
         if request.step == 0:
             self._begin(moment)
-        return Embedded(self.learner.learn(request, moment, penalty=self._penalty))
+        return vertical.Embedded(self.learner.learn(request, moment, penalty=self._penalty))
 
     def _begin(self, moment: Moment) -> None:
         if self.options.fresh and moment.first:
@@ -163,7 +156,7 @@ class Server:
         self.options, self.site = options, site
         images = all(len(site.shape_of(id)) == 3 for id in site.clients)
         views = (turned,) if options.replay == "pass" and options.rotate and images else ()
-        self.head = Head(options, site, Client, views)
+        self.head = vertical.Head(options, site, Client, views)
         like, classes = next(iter(self.head.weights.values())), len(site.classes)
         self.means = like.new_zeros((classes, self.head.width))  # mu_g
         self.counts = torch.zeros(classes, dtype=torch.int64, device=site.device)
@@ -173,27 +166,18 @@ class Server:
     def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
         """Some passes over the rows; at the end of a stage, prototypes."""
         if moment.first:
-            self._begin(moment)
+            self.head.begin(moment)
+            if self.options.fresh and moment.stage:
+                self.head.start(moment.stage)
         if self.options.replay == "fedprok" and moment.stage:
-            self.current, _ = class_means(*self._rows(clients, moment), len(self.counts))
+            rows, y = self.head.training_rows(clients, moment)
+            self.current, _ = class_means(rows, y, len(self.counts))
         job = self.head.job(moment, self._loss(moment), self._given(moment))
         total = self.head.train(clients, job).terms["loss"]
         if moment.last and self.options.replay != "none":
             self._keep(clients, moment)
             clients.ask(Client.settle, dict.fromkeys(self.head.learners(moment), Empty()))
         return {"loss": total / max(1, self.options.epochs * len(job.y) * self.head.outputs)}
-
-    def _begin(self, moment: Moment) -> None:
-        """The top of a stage: new, or with the classes that were not declared."""
-        self.head.begin(moment)
-        if self.options.fresh and moment.stage:
-            self.head.start(moment.stage)
-
-    def _rows(self, clients: Clients, moment: Moment) -> tuple[Tensor, Tensor]:
-        """The joined embeddings of the stage's training rows, and their labels."""
-        ids = self.head.learners(moment)
-        rows = self.head.embedded(clients, ids, "train", moment.stage)
-        return self.head.joined(rows), self.site.train(moment.stage).y
 
     def _loss(self, moment: Moment) -> partial[dict[str, Tensor]]:
         """The loss of a stage, as a pure function."""
@@ -205,7 +189,7 @@ class Server:
 
     def _given(self, moment: Moment) -> Tensors:
         """The constants of a round that the loss reads."""
-        here = (self._now(moment) > 0)[:, None]
+        here = (self.head.class_counts(moment) > 0)[:, None]
         return {
             "seen": self.head.seen_outputs,
             "means": self.means,
@@ -214,31 +198,26 @@ class Server:
             "radius": self.radius.to(self.means),
         }
 
-    def _now(self, moment: Moment) -> Tensor:
-        """The number of rows of each class at a stage."""
-        return torch.bincount(self.site.train(moment.stage).y, minlength=len(self.counts))
-
     def _old(self, moment: Moment) -> Tensor:
         """Classes with a prototype but without rows at the stage; if none, all with a prototype."""
         known = (self.counts > 0) & bool(moment.stage)
-        gone = known & (self._now(moment) == 0)
+        gone = known & (self.head.class_counts(moment) == 0)
         return torch.nonzero(gone if gone.any() else known).flatten()
 
     def _keep(self, clients: Clients, moment: Moment) -> None:
         """Update the prototypes at the end of a stage, by the rule of the rehearsal."""
-        rows, y = self._rows(clients, moment)
+        rows, y = self.head.training_rows(clients, moment)
         means, counts = class_means(rows, y, len(self.counts))
         if moment.stage == 0:
             self.radius = torch.tensor(radius(rows, y, means))
-        known, now = (self.counts > 0)[:, None], (counts > 0)[:, None]
+        mixed = self.means  # PASS never changes a prototype
         if self.options.replay == "fedprok":
             both = (self.counts + counts).clamp(min=1)[:, None]
             mixed = (self.counts[:, None] * self.means + counts[:, None] * means) / both
         elif self.options.replay == "fedspace":
-            mixed = torch.where(now, (1 - NEW) * self.means + NEW * means, self.means)
-        else:  # PASS never changes a prototype
-            mixed = self.means
-        self.means = torch.where(known, mixed, torch.where(now, means, self.means)).to(means)
+            running = (1 - NEW) * self.means + NEW * means
+            mixed = torch.where((counts > 0)[:, None], running, self.means)
+        self.means = torch.where((self.counts > 0)[:, None], mixed, means).to(means)
         self.counts = self.counts + counts
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
@@ -249,7 +228,7 @@ class Server:
             rows = self.head.embedded(clients, ids, "test", task)
             predictions[task] = (self.logits(rows), self.site.test(task).y)
         joint = self.head.by_classes and not self.options.fresh
-        return scores(moment, predictions, self.site.fresh if joint else None)
+        return vertical.scores(moment, predictions, self.site.fresh if joint else None)
 
     def answering(self, stage: int) -> list[str]:
         """The clients whose columns a prediction reads after a stage."""
@@ -263,17 +242,12 @@ class Server:
             return self.head.logits(self.head.joined(parts))
 
     def state(self) -> Tensors:
-        return self.head.state() | {
-            "means": self.means,
-            "counts": self.counts,
-            "radius": self.radius,
-        }
+        return self.head.state() | {name: getattr(self, name) for name in KEPT}
 
     def restore(self, state: Tensors) -> None:
-        state = {name: tensor.to(self.site.device) for name, tensor in state.items()}
-        self.head.restore(state)
-        self.means, self.radius = state["means"].clone(), state["radius"].clone()
-        self.counts = state["counts"].clone()
+        rest = self.head.restore(state)
+        for name in KEPT:
+            setattr(self, name, rest[name])
 
 
 def answered(server: Server, clients: Mapping[str, Client], rows: Tensors) -> Tensor:

@@ -25,31 +25,11 @@ from atoll.core.messages import Empty, Tensors
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Look, Score
 from atoll.data.site import Site
-from atoll.families.vertical import (
-    Embed,
-    Embedded,
-    Head,
-    Learn,
-    Learned,
-    Learner,
-    masked_logits,
-    ordered,
-    scores,
-)
+from atoll.families import vertical
+from atoll.families.vertical_looks import columns_look, embeddings_look, frozen_look, labels_look
 from atoll.jobs.split_round import Lent, SplitJob, Step, draws
-from atoll.learning.knowledge import (
-    LmoRule,
-    added,
-    class_means,
-    delta,
-    drift_scalar,
-    drift_vector,
-    evolved,
-    fisher,
-    frozen,
-    share,
-)
-from atoll.learning.leakage import AUDITED, columns_by_digits, labels_by_noise
+from atoll.learning import knowledge
+from atoll.learning.leakage import AUDITED
 from atoll.learning.models import Architecture
 from atoll.learning.replay import noisy
 from atoll.learning.split import Batches, guarded
@@ -57,6 +37,7 @@ from atoll.learning.split_nets import NetName
 from atoll.learning.weights import prefixed
 from atoll.methods import Method
 
+KEPT = ("known", "means", "received", "arrived")  # the server's state beside its half
 SHOWN = 120  # test rows of a task in a picture
 
 
@@ -80,7 +61,9 @@ class Options:
     prototype_noise: NotNegative = 0.01  # deviation of the noise on rehearsed prototypes
     k0: NotNegative = 15.0  # deviations below the mean, at which weights are held back
     alpha: NotNegative = 3.0  # further deviations for each unit of ln(task + 1)
-    lmo_rule: LmoRule = "paper"  # which weights are held back; paper and code: in effect all
+    lmo_rule: knowledge.LmoRule = (
+        "paper"  # which weights are held back; paper and code: in effect all
+    )
     rho: Fraction = 0.5  # share of weights held back, with lmo_rule = "quantile"
     fisher_rows: AtLeastOne = 1024  # training rows that Fisher diagonals are measured on
     protocol: Literal["P1", "P2"] = "P1"  # columns by stage: the new client alone, or all so far
@@ -109,7 +92,7 @@ class Measure:
 class Settled:
     """The stage has ended."""
 
-    frozen: float  # share of the client's weights that were held back in it
+    frozen: float  # share of the client's entries that were frozen in it
 
 
 class How(NamedTuple):
@@ -131,7 +114,7 @@ def terms(
     """
 
     def entropy(rows: Tensor, labels: Tensor) -> Tensor:
-        logits = masked_logits(how.network, weights, rows, given["seen"], how.masked)
+        logits = vertical.masked_logits(how.network, weights, rows, given["seen"], how.masked)
         return F.cross_entropy(logits, labels)
 
     y, found = step.y, {"ce": entropy(step.joint, step.y)}
@@ -149,25 +132,11 @@ def moved(means: Tensor, gamma: Tensor, drift: str, step: Step) -> Tensor:
     """mu_hat: prototypes that follow the drift of the batch's classes (eq. 3 and 4)."""
     if not drift or not len(step.before):
         return means
-    joint, before = step.joint.detach(), step.before
-    kinds = (step.y[:, None] == torch.arange(len(means), device=step.y.device)).to(joint.dtype)
-    counts = kinds.sum(0)
-    now, past = (kinds.T @ rows / counts.clamp(min=1)[:, None] for rows in (joint, before))
-    follow = drift_scalar if drift == "scalar" else drift_vector
+    follow = knowledge.drift_scalar if drift == "scalar" else knowledge.drift_vector
+    means_of = partial(knowledge.batch_means, y=step.y, classes=len(means))
+    now, counts = means_of(step.joint.detach())
+    past, _ = means_of(step.before)
     return means + gamma * follow(past, now, counts > 0)
-
-
-def combined(parts: list[Tensor], how: str, beta: float) -> Tensor:
-    """d.3 step 11: what the top reads at a test where each client was trained by itself.
-
-    mix: H_k = beta E_k + (1 - beta) H_(k-1), whose class means are the prototypes of eq. 5.
-    """
-    if how == "sum":
-        return torch.stack(parts).sum(0)
-    found = parts[0]
-    for part in parts[1:]:
-        found = beta * part + (1 - beta) * found
-    return parts[-1] if how == "current" else found
 
 
 class Client:
@@ -175,19 +144,19 @@ class Client:
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
-        self.learner = Learner(options, site)
+        self.learner = vertical.Learner(options, site)
         self.fisher: Tensors = {}  # F, summed over stages
         self.measured = -1  # the last stage whose Fisher diagonal was added
         self._mask: tuple[int, Tensors | None] = (-1, None)  # of a stage; follows from fisher
 
-    def embed(self, request: Embed, moment: Moment) -> Embedded:
+    def embed(self, request: vertical.Embed, moment: Moment) -> vertical.Embedded:
         """The embeddings of rows in the requested order."""
         return self.learner.embed(request)
 
-    def learn(self, request: Learn, moment: Moment) -> Learned:
+    def learn(self, request: vertical.Learn, moment: Moment) -> vertical.Learned:
         """Apply the gradient of the last step, then return the embeddings of the next."""
         embedding = self.learner.learn(request, moment, self._frozen(moment))
-        return Learned(embedding, self.learner.reference(request, moment))
+        return vertical.Learned(embedding, self.learner.reference(request, moment))
 
     def lend(self, moment: Moment, job: SplitJob) -> Lent:
         """Lend the client's half for a round in one computation."""
@@ -207,8 +176,8 @@ class Client:
             rule, rho = options.lmo_rule, options.rho
             if self.site.by_columns and rule != "quantile":
                 rule, rho = "quantile", 1.0
-            deviations = delta(moment.stage + 1, options.k0, options.alpha)
-            self._mask = (moment.stage, frozen(self.fisher, rule, deviations, rho))
+            deviations = knowledge.delta(moment.stage + 1, options.k0, options.alpha)
+            self._mask = (moment.stage, knowledge.frozen(self.fisher, rule, deviations, rho))
         return self._mask[1]
 
     def measure(self, request: Measure, moment: Moment) -> Empty:
@@ -219,8 +188,9 @@ class Client:
         order = Batches(len(x), len(x), request.seed).at(0, x.device)
         x = self.learner.scaled(x[order[: len(request.gradient)]])
         self._frozen(moment)  # the mask of this stage is that of the stages before
-        diagonal = fisher(half.network, half.weights, x, request.gradient.to(self.site.device))
-        self.fisher, self.measured = added(self.fisher, diagonal), moment.stage
+        gradient = request.gradient.to(self.site.device)
+        diagonal = knowledge.fisher(half.network, half.weights, x, gradient)
+        self.fisher, self.measured = knowledge.added(self.fisher, diagonal), moment.stage
         return Empty()
 
     def settle(self, request: Empty, moment: Moment) -> Settled:
@@ -228,26 +198,16 @@ class Client:
         if self.options.gamma and not self.site.by_columns:
             self.learner.settle()
         held = self._held(moment)
-        return Settled(share(held) if held else 0.0)
+        return Settled(knowledge.share(held) if held else 0.0)
 
     def _held(self, moment: Moment) -> Tensors | None:
         """The masks of a stage, where it has used some."""
         return self._mask[1] if self._mask[0] == moment.stage else None
 
     def look(self, moment: Moment) -> list[Look]:
-        """Which weights are frozen, and how well embeddings give this site's columns away."""
-        x, where = self.site.train(moment.stage).x[:AUDITED], (moment.stage, self.site.id)
-        embedding = self.learner.half.embed(self.learner.scaled(x))
-        guesses = columns_by_digits(embedding, x, self.options.digits)
-        if not guesses:  # the site has not joined yet, or has too few rows
-            return []
-        values = tuple((value,) for value in guesses.values())
-        name = "columns from embeddings"
-        looks = [Look(*where, name, tuple(guesses), ("explained",), values)]
-        if held := self._held(moment):
-            shares = tuple((share({n: mask}), float(mask.numel())) for n, mask in held.items())
-            looks.append(Look(*where, "held back", tuple(held), ("share", "weights"), shares))
-        return looks
+        """How well embeddings give this site's columns away, and which weights are frozen."""
+        looks, held = columns_look(self.learner, moment), self._held(moment)
+        return [*looks, frozen_look(self.site, moment, held)] if looks and held else looks
 
     def state(self) -> Tensors:
         learner, mask = self.learner.state(), self._mask[1] or {}
@@ -257,9 +217,9 @@ class Client:
     def restore(self, state: Tensors) -> None:
         self.learner.restore(state)
         like = self.learner.half.weights
-        self.fisher = ordered("fisher", state, like)
+        self.fisher = vertical.ordered("fisher", state, like)
         self.measured, stage = state["done"].tolist()[3:]
-        self._mask = (stage, ordered("mask", state, like) or None)
+        self._mask = (stage, vertical.ordered("mask", state, like) or None)
 
 
 class Server:
@@ -267,7 +227,7 @@ class Server:
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
-        self.head = Head(options, site, Client)
+        self.head = vertical.Head(options, site, Client)
         like, classes = next(iter(self.head.weights.values())), len(site.classes)
         self.known = torch.zeros_like(self.head.seen)  # which classes have a prototype
         self.means = like.new_zeros((classes, options.width))  # mu_g, the list L_g
@@ -300,14 +260,13 @@ class Server:
             means, counts = self.received, self.arrived
         else:
             means, counts = self._means(clients, moment)
-        return evolved(self.means, self.known, means, counts, self.options.beta)
+        return knowledge.evolved(self.means, self.known, means, counts, self.options.beta)
 
     def _means(self, clients: Clients, moment: Moment) -> tuple[Tensor, Tensor]:
         """Eq. 2: the class means of the stage's training rows."""
-        ids, y = self.head.learners(moment), self.site.train(moment.stage).y
-        joint = self.head.joined(self.head.embedded(clients, ids, "train", moment.stage))
+        joint, y = self.head.training_rows(clients, moment)
         self._learned = (joint[:AUDITED], y[:AUDITED])
-        return class_means(joint, y, len(self.known))
+        return knowledge.class_means(joint, y, len(self.known))
 
     def _train(self, clients: Clients, moment: Moment) -> dict[str, float]:
         """The steps of a round; the mean loss and its terms."""
@@ -353,16 +312,12 @@ class Server:
 
     def _old(self, moment: Moment) -> Tensor:
         """Classes with a prototype but without rows at the stage (O)."""
-        return torch.nonzero(self.known & ~self._present(moment)).flatten()
-
-    def _present(self, moment: Moment) -> Tensor:
-        y = self.site.train(moment.stage).y
-        return torch.bincount(y, minlength=len(self.known)) > 0
+        return torch.nonzero(self.known & (self.head.class_counts(moment) == 0)).flatten()
 
     def _end(self, clients: Clients, moment: Moment) -> dict[str, float]:
         """d.4: prototypes by eq. 5, Fisher diagonals, and the frozen share of each client."""
         means, counts = self._means(clients, moment)
-        evolution = evolved(self.means, self.known, means, counts, self.options.beta)
+        evolution = knowledge.evolved(self.means, self.known, means, counts, self.options.beta)
         moved = (evolution - self.means).norm(dim=-1)
         both = torch.nonzero(self.known & (counts > 0)).flatten().tolist()
         notes = {f"moved class {kind}": float(moved[kind]) for kind in both}
@@ -381,7 +336,7 @@ class Server:
         count, ids = min(options.fisher_rows, len(y)), self.head.learners(moment)
         parts = self.head.embedded(clients, ids, "train", moment.stage, (seed, count))
         labels = y[Batches(len(y), len(y), seed).at(0, y.device)[:count]]
-        gradient = self._gradients(self.head.joined(parts), labels)
+        gradient = self.head.row_gradients(self.head.joined(parts), labels)
         # it gives labels away like those of the steps, which are smaller by the batch
         key = torch.tensor(self.head.draws("fisher noise", moment).key, device=y.device)
         by = options.batch
@@ -389,21 +344,13 @@ class Server:
         request = Measure(seed, self.head.parts(gradient, ids)[ids[0]])
         clients.ask(Client.measure, dict.fromkeys(ids, request))
 
-    def _gradients(self, joint: Tensor, y: Tensor, rows: int = 1) -> Tensor:
-        """Each row's own gradient of its cross-entropy, as one of a batch of so many rows."""
-        joint = joint.detach().requires_grad_()
-        with torch.enable_grad():
-            loss = F.cross_entropy(self.head.logits(joint), y, reduction="sum") / rows
-        (gradient,) = torch.autograd.grad(loss, [joint])
-        return gradient
-
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """Every task so far, and all their classes together (variant `union`)."""
         self._tested = (self.means[:0], self.arrived[:0])
         predictions = {task: self._predicted(clients, moment, task) for task in clients.tasks}
         oracle = self.site.by_columns and self.options.fil_eval == "label_oracle"
         fresh = self.site.fresh if self.head.by_classes else None
-        return scores(moment, predictions, fresh, "label_oracle" if oracle else "")
+        return vertical.scores(moment, predictions, fresh, "label_oracle" if oracle else "")
 
     def _predicted(self, clients: Clients, moment: Moment, task: int) -> tuple[Tensor, Tensor]:
         y = self.site.test(task).y
@@ -421,19 +368,15 @@ class Server:
             return self.head.logits(joint), y
 
     @property
-    def _mixes_clients(self) -> bool:
-        """Whether each client was trained by itself."""
-        return self.site.by_columns and self.options.protocol == "P1"
-
-    @property
     def _oracle(self) -> bool:
-        return self._mixes_clients and self.options.fil_eval == "label_oracle"
+        return self.head.alone and self.options.fil_eval == "label_oracle"
 
     def _joint(self, parts: Mapping[str, Tensor]) -> Tensor:
         """The input of the top for rows without labels."""
-        if self._mixes_clients:
-            return combined(list(parts.values()), self.options.fil_eval, self.options.beta)
-        return self.head.joined(parts)
+        if not self.head.alone:
+            return self.head.joined(parts)
+        options = self.options
+        return knowledge.combined(list(parts.values()), options.fil_eval, options.beta)
 
     def logits(self, parts: Mapping[str, Tensor]) -> Tensor:
         """The logits of new rows, from their embeddings at each client."""
@@ -445,45 +388,23 @@ class Server:
 
     def look(self, moment: Moment) -> list[Look]:
         """Prototypes, some test embeddings, and how well gradients give labels away."""
-        names, where = self.site.classes, (moment.stage, SERVER)
-        columns = tuple(f"e{number}" for number in range(self.options.width))
-        known = [str(names[kind]) for kind in torch.nonzero(self.known).flatten().tolist()]
-        tested = tuple(str(names[kind]) for kind in self._tested[1].tolist())
+        known = torch.nonzero(self.known).flatten()
         looks = [
-            Look(*where, "prototypes", tuple(known), columns, _short(self.means[self.known])),
-            Look(*where, "embeddings", tested, columns, _short(self._tested[0])),
+            embeddings_look(self.site, moment, "prototypes", self.means[known], known),
+            embeddings_look(self.site, moment, "embeddings", *self._tested),
         ]
         if self._moved:
-            far = tuple((value,) for value in self._moved.values())
-            looks.append(Look(*where, "mixed", tuple(self._moved), ("moved",), far))
-        joint, y = self._learned
-        key = torch.tensor(self.site.stream("audit", moment).key, device=y.device)
-        gradients = self._gradients(joint, y, self.options.batch)
-        guesses = labels_by_noise(gradients, y, self.options.clip, self.options.noise, key)
-        if guesses:
-            shares = tuple((share, 1 / len(y.unique())) for share in guesses.values())
-            name, columns = "labels from gradients", ("guessed", "chance")
-            looks.append(Look(*where, name, tuple(guesses), columns, shares))
-        return looks
+            names, values = tuple(self._moved), tuple((value,) for value in self._moved.values())
+            looks.append(Look(moment.stage, SERVER, "mixed", names, ("moved",), values))
+        return looks + labels_look(self.head, moment, *self._learned)
 
     def state(self) -> Tensors:
-        return self.head.state() | {
-            "known": self.known,
-            "means": self.means,
-            "received": self.received,
-            "arrived": self.arrived,
-        }
+        return self.head.state() | {name: getattr(self, name) for name in KEPT}
 
     def restore(self, state: Tensors) -> None:
-        state = {name: tensor.to(self.site.device) for name, tensor in state.items()}
-        self.head.restore(state)
-        self.known, self.arrived = state["known"].clone(), state["arrived"].clone()
-        self.means, self.received = state["means"].clone(), state["received"].clone()
-
-
-def _short(rows: Tensor) -> tuple[tuple[float, ...], ...]:
-    """Rows as short numbers for a file."""
-    return tuple(tuple(float(f"{value:.4g}") for value in row) for row in rows.tolist())
+        rest = self.head.restore(state)
+        for name in KEPT:
+            setattr(self, name, rest[name])
 
 
 def answered(server: Server, clients: Mapping[str, Client], rows: Tensors) -> Tensor:

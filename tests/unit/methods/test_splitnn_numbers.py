@@ -309,7 +309,7 @@ def test_a_head_is_widened_to_the_highest_class_and_keeps_its_old_outputs() -> N
     server = made.server()
     before = {name: w.clone() for name, w in server.head.weights.items()}
     assert server.head.classes == len(before["bias1"]) == 3
-    server._begin(Moment(1, 0, 2))
+    server.head.begin(Moment(1, 0, 2))
     assert server.head.classes == len(server.head.weights["bias1"]) == 4
     torch.testing.assert_close(server.head.weights["weight1"][:3], before["weight1"])
     other = made.server()
@@ -366,7 +366,7 @@ def test_a_prototype_is_kept_or_mixed_by_the_rule_of_its_rehearsal(
     assert (how.tau, how.masked) == {
         "pass": (0.1, False), "fedspace": (0.1, True), "fedprok": (1.0, False),
     }[replay]  # fmt: skip
-    server.site = SimpleNamespace(
+    server.head.site = server.site = SimpleNamespace(
         train=lambda stage: SimpleNamespace(y=torch.tensor([2, 3])),
         parties=lambda stage: ["site-0"],
         by_columns=False,

@@ -17,7 +17,7 @@ from atoll.core.record import Message, Round, Score, read_events
 from atoll.engines.local import LocalEngine, local_engine
 from atoll.families.vertical import Learn, Learned
 from atoll.jobs.split_round import Step
-from atoll.learning.knowledge import class_means, delta, evolved, frozen
+from atoll.learning.knowledge import class_means, combined, delta, evolved, frozen
 from atoll.learning.split import Batches
 from atoll.methods import vleto
 from atoll.runs.config import RunConfig, change, resolve
@@ -257,13 +257,13 @@ def test_7_the_oracle_is_labelled_in_every_score(tmp_path: Path) -> None:
 def test_8_class_means_of_mixed_embeddings_are_mixed_prototypes() -> None:
     y, beta = torch.arange(60) % 3, 0.3
     parts_ = [torch.randn(60, 5, dtype=torch.float64) for _ in range(3)]
-    before = vleto.combined(parts_[:2], "mix", beta)
-    mixed = class_means(vleto.combined(parts_, "mix", beta), y, 3)[0]
+    before = combined(parts_[:2], "mix", beta)
+    mixed = class_means(combined(parts_, "mix", beta), y, 3)[0]
     known, counts = torch.ones(3, dtype=torch.bool), torch.full((3,), 20)
     old, new = class_means(before, y, 3)[0], class_means(parts_[2], y, 3)[0]
     assert (mixed - evolved(old, known, new, counts, beta)).abs().max() < 1e-12
-    assert torch.equal(vleto.combined(parts_, "current", beta), parts_[2])
-    torch.testing.assert_close(vleto.combined(parts_, "sum", beta), sum(parts_))
+    assert torch.equal(combined(parts_, "current", beta), parts_[2])
+    torch.testing.assert_close(combined(parts_, "sum", beta), sum(parts_))
 
 
 def test_10_prototypes_follow_the_drift_by_gamma_and_stay_without_it() -> None:

@@ -15,11 +15,10 @@ from atoll.core.messages import Tensors
 from atoll.engines.local import LocalEngine
 from atoll.families.vertical import Embed, Learn
 from atoll.jobs.split_round import draws
-from atoll.learning.knowledge import frozen
+from atoll.learning.knowledge import combined, frozen
 from atoll.learning.leakage import labels_from_gradients, reconstruction
 from atoll.learning.replay import noisy
 from atoll.learning.split import Batches
-from atoll.methods.vleto import combined
 from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.parts import Parts, parts
 
@@ -342,9 +341,11 @@ def test_the_oracle_answers_no_new_rows_and_other_tests_do() -> None:
 
 def test_a_class_with_a_single_row_is_there() -> None:
     server = parts(config()).server()
-    server.site = SimpleNamespace(train=lambda stage: SimpleNamespace(y=torch.tensor([3, 5, 5])))
+    server.head.site = SimpleNamespace(
+        train=lambda stage: SimpleNamespace(y=torch.tensor([3, 5, 5]))
+    )
     server.known[3] = server.known[4] = True
-    assert server._present(Moment(0, 0, 1)).nonzero().flatten().tolist() == [3, 5]
+    assert server.head.class_counts(Moment(0, 0, 1)).tolist() == [0, 0, 0, 1, 0, 2, 0, 0, 0, 0]
     assert server._old(Moment(1, 0, 1)).tolist() == [4]
 
 
