@@ -16,16 +16,7 @@ from torch import Tensor
 from atoll.core.messages import Tensors
 from atoll.core.rng import Stream, permutations
 from atoll.jobs.probe import Probe
-from atoll.jobs.split_round import (
-    Lent,
-    SplitJob,
-    SplitResult,
-    Step,
-    View,
-    draws,
-    viewed,
-    viewed_labels,
-)
+from atoll.jobs.split_round import Lent, SplitJob, SplitResult, Step, View, draws, viewed
 from atoll.learning.split import distance_gradient, dropout, guarded, rounded
 
 __all__ = ["WAYS", "SplitStack", "Way", "split_form", "split_signature", "trial_key"]
@@ -329,7 +320,7 @@ class SplitStack:
         one = self.one
         places = self.start + torch.arange(size, device=self.device)
         rows = self.order.index_select(1, places)
-        y = viewed_labels(self.y.gather(1, rows), one.views)
+        y = one.labels(self.y.gather(1, rows))
         joint = self._joined([g.forward(rows, self.step, one.views) for g in self.groups])
         joint.requires_grad_()
         key = self.keys.index_select(0, self.step.view(1))[0]

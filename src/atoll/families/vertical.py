@@ -13,7 +13,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,28 +26,11 @@ from atoll.core.record import Score
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.data.site import Site
-from atoll.jobs.split_round import Lent, Loss, SplitJob, Step, View, draws, viewed, viewed_labels
+from atoll.jobs.split_round import Lent, Loss, SplitJob, SplitResult, Step, View, draws, viewed
 from atoll.jobs.train import hits
+from atoll.learning import split
 from atoll.learning.knowledge import share
 from atoll.learning.models import Architecture
-from atoll.learning.split import (
-    Agg,
-    Batches,
-    Half,
-    chunks,
-    distance_gradient,
-    dropout,
-    finite,
-    fitting,
-    guarded,
-    joined,
-    not_declared,
-    parts_of,
-    pixels,
-    rounded,
-    stepped,
-    union,
-)
 from atoll.learning.split_nets import NetName, bottom, top, widened
 from atoll.learning.weights import copied, prefixed, without
 
@@ -60,13 +43,14 @@ __all__ = [
     "Learner",
     "Predictions",
     "Settings",
-    "Totals",
     "masked_logits",
     "ordered",
     "scores",
 ]
 
 Predictions = Mapping[int, tuple[Tensor, Tensor]]  # logits and labels of each task
+EmbedAction = Callable[[Any, "Embed", Moment], "Embedded"]
+LearnAction = Callable[[Any, "Learn", Moment], "Embedded | Learned"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +63,7 @@ class Settings:
     network: NetName
     width: int
     dropout: float
-    agg: Agg
+    agg: split.Agg
     protocol: Literal["P1", "P2"]
     seen_mask: bool
     declared: int
@@ -133,18 +117,6 @@ class Learned:
     before: Annotated[Tensor, Outputs(tails=True)]  # (rows, width), or no rows: no reference
 
 
-class Participant(Protocol):
-    """The actions that the server's half asks a client for."""
-
-    def embed(self, request: Embed, moment: Moment) -> Embedded:
-        """Return the embeddings of rows."""
-        ...
-
-    def learn(self, request: Learn, moment: Moment) -> Embedded | Learned:
-        """Apply a gradient and return the embeddings of the next batch."""
-        ...
-
-
 class Learner:
     """The client's half: embeds the rows of its columns and applies gradients."""
 
@@ -162,19 +134,19 @@ class Learner:
         names = ("bottom", stage) if stage else ("bottom",)
         network = bottom(settings.network, site.inputs(), settings.width, site.stream(*names))
         network = network.to(site.device, site.dtype)
-        self.half = Half(network, copied(network.state_dict()))
+        self.half = split.Half(network, copied(network.state_dict()))
 
     def embed(self, request: Embed) -> Embedded:
         """The embeddings of rows in the requested order."""
         rows = self.site.train if request.part == "train" else self.site.test
         x = rows(request.number).x
         if request.seed:
-            x = x[Batches(len(x), len(x), request.seed).at(0, x.device)]
+            x = x[split.Batches(len(x), len(x), request.seed).at(0, x.device)]
         return Embedded(self.embeddings(x[request.start : request.start + request.count]))
 
     def embeddings(self, x: Tensor) -> Tensor:
         """The embeddings of rows, rounded as they may leave the site."""
-        return rounded(self.half.embed(self.scaled(x)), self.settings.digits)
+        return split.rounded(self.half.embed(self.scaled(x)), self.settings.digits)
 
     def learn(
         self, request: Learn, moment: Moment, frozen: Tensors | None = None, penalty: float = 0.0
@@ -193,7 +165,7 @@ class Learner:
         else:
             key = (moment.stage, moment.round, request.step)
             embedding = self.half.forward(key, x, mask).detach()
-        return rounded(embedding, self.settings.digits)
+        return split.rounded(embedding, self.settings.digits)
 
     def _descend(
         self, request: Learn, moment: Moment, frozen: Tensors | None, penalty: float
@@ -205,7 +177,7 @@ class Learner:
         if penalty and self.before:
             x, _ = self._inputs(request.seed, step, moment)
             past = self.half.embed(x, self.before)
-            gradient = gradient + penalty * distance_gradient(embedding.detach(), past)
+            gradient = gradient + penalty * split.distance_gradient(embedding.detach(), past)
         self.half.descend(self.half.backward(gradient), self.settings.rate, frozen)
 
     def reference(self, request: Learn, moment: Moment) -> Tensor:
@@ -213,7 +185,7 @@ class Learner:
         if not request.more or not self.before:
             return request.gradient.new_zeros((0, self.settings.width))
         x, _ = self._inputs(request.seed, request.step, moment)
-        return rounded(self.half.embed(x, self.before), self.settings.digits)
+        return split.rounded(self.half.embed(x, self.before), self.settings.digits)
 
     def lend(
         self, moment: Moment, job: SplitJob, frozen: Tensors | None = None, penalty: float = 0.0
@@ -244,16 +216,16 @@ class Learner:
 
     def scaled(self, x: Tensor) -> Tensor:
         """Rows as the network reads them."""
-        return pixels(x, self.settings.pixel_mean, self.settings.pixel_std)
+        return split.pixels(x, self.settings.pixel_mean, self.settings.pixel_std)
 
     def _inputs(self, seed: int, step: int, moment: Moment) -> tuple[Tensor, Tensor | None]:
         """The rows of a step and its dropout mask."""
         settings, device = self.settings, self.site.device
         rows = self.site.lesson(moment)
-        index = Batches(len(rows), settings.batch, seed).at(step, device)
+        index = split.Batches(len(rows), settings.batch, seed).at(step, device)
         x = viewed(self.scaled(rows.x[index]), self.views)
         key = torch.tensor(self._key(moment, step), device=device)
-        return x, dropout(self._dropped, (len(x), settings.width), key, x)
+        return x, split.dropout(self._dropped, (len(x), settings.width), key, x)
 
     @property
     def _dropped(self) -> float:
@@ -270,7 +242,7 @@ class Learner:
     def restore(self, state: Tensors) -> None:
         """Go on from a state."""
         self.before = ordered("before", state, self.half.weights)
-        self.half = Half(self.half.network, ordered("weights", state, self.half.weights))
+        self.half = split.Half(self.half.network, ordered("weights", state, self.half.weights))
         stage, number, step = state["done"].tolist()[:3]
         self.done = (stage, number, step)
 
@@ -286,22 +258,20 @@ def _covers(frozen: Tensors | None) -> bool:
     return frozen is not None and share(frozen) == 1
 
 
-class Totals(NamedTuple):
-    """What the steps of a round add up to."""
-
-    terms: dict[str, float]  # each term of the loss, summed over rows
-    sums: Tensor  # (classes, width), joined embeddings summed by class; empty unless requested
-
-
 class Head:
     """The server's half: labels, the top network, and the steps of a round."""
 
     def __init__(
-        self, options: object, site: Site, client: type[Participant], views: tuple[View, ...] = ()
+        self,
+        options: object,
+        site: Site,
+        actions: tuple[EmbedAction, LearnAction],
+        views: tuple[View, ...] = (),
     ) -> None:
         """Draw the top network; with `views`, each view of a class has an output of its own."""
         self.settings = settings = Settings.of(options)
-        self.site, self.client, self.views = site, client, views
+        self.site, self.views = site, views
+        self._embed, self._learn = actions  # of the method's clients
         parties = len(site.clients) if settings.agg == "concat" else 1
         self.width = settings.width * parties  # of the joined embedding
         self.classes = settings.declared or len(site.classes)
@@ -334,7 +304,7 @@ class Head:
         highest = int(y.max()) + 1
         if highest > self.classes:
             if self.settings.undeclared == "refuse":
-                raise not_declared(self.site.classes[highest - 1], moment.stage, self.classes)
+                raise split.not_declared(self.site.classes[highest - 1], moment.stage, self.classes)
             stream = self.site.stream("widen", moment.stage)
             self.classes = highest
             self.weights = widened(self.weights, highest * self.outputs, stream)
@@ -378,7 +348,7 @@ class Head:
         """The steps of a round."""
         settings, every = self.settings, list(self.site.clients)
         ids, y = self.learners(moment), self.site.train(moment.stage).y
-        batches = Batches(len(y), settings.batch, self.site.stream("order", moment).key)
+        batches = split.Batches(len(y), settings.batch, self.site.stream("order", moment).key)
         return SplitJob(
             ids=tuple(ids),
             places=tuple(every.index(id) for id in ids),
@@ -399,36 +369,36 @@ class Head:
             class_sums=class_sums,
         )
 
-    def train(self, clients: Clients, job: SplitJob) -> Totals:
+    def train(self, clients: Clients, job: SplitJob) -> SplitResult:
         """Run the steps: as one computation where the engine can, else message by message."""
-        result = clients.whole(job)
+        result: SplitResult | None = clients.whole(job)
         if result is None:
             return self._by_messages(clients, job)
         self.weights = result.weights
-        finite(result.totals["loss"], clients.moment.stage, clients.moment.round)
+        split.finite(result.totals["loss"], clients.moment.stage, clients.moment.round)
         for request, reply, count in self._ledger(job):
-            clients.note(self.client.learn, job.ids, (request, reply), count)
-        return Totals(result.totals, result.sums)
+            clients.note(self._learn, job.ids, (request, reply), count)
+        return result
 
-    def _by_messages(self, clients: Clients, job: SplitJob) -> Totals:
-        terms: dict[str, float] = {}
+    def _by_messages(self, clients: Clients, job: SplitJob) -> SplitResult:
+        totals: dict[str, float] = {}
         like = next(iter(self.weights.values()))
         sums = like.new_zeros((job.class_sums, self.width), dtype=torch.float64)
         empty = like.new_zeros((0, self.settings.width))
         first = Learn(job.batches.key, 0, True, empty)
-        replies = clients.ask(self.client.learn, dict.fromkeys(job.ids, first))
+        replies = clients.ask(self._learn, dict.fromkeys(job.ids, first))
         for step in range(job.steps):
-            y = viewed_labels(job.y[job.batches.at(step, job.y.device)], job.views)
+            y = job.labels(job.y[job.batches.at(step, job.y.device)])
             joint, before = self._received(replies, len(y), job.sends_before)
             if job.class_sums:
                 sums.index_add_(0, y, joint.double())
             key = torch.tensor(job.stream.child(step).key, device=y.device)
             losses, gradient = self.step(job, Step(joint, before, y, key))
-            finite(losses["loss"], clients.moment.stage, clients.moment.round)
+            split.finite(losses["loss"], clients.moment.stage, clients.moment.round)
             for name, value in losses.items():
-                terms[name] = terms.get(name, 0.0) + value * len(y)
-            replies = clients.ask(self.client.learn, self._requests(job, step + 1, gradient))
-        return Totals(terms, sums)
+                totals[name] = totals.get(name, 0.0) + value * len(y)
+            replies = clients.ask(self._learn, self._requests(job, step + 1, gradient))
+        return SplitResult(self.weights, (), totals, sums)
 
     def _received(
         self, replies: Mapping[str, Embedded | Learned], rows: int, sends_before: bool
@@ -442,7 +412,7 @@ class Head:
         return self.joined(now), self.joined(before)
 
     def _fitting(self, embedding: Tensor, rows: int, id: str) -> Tensor:
-        return fitting(embedding, rows, self.settings.width, id).to(self.site.device)
+        return split.fitting(embedding, rows, self.settings.width, id).to(self.site.device)
 
     def step(self, job: SplitJob, step: Step) -> tuple[dict[str, float], Tensor]:
         """One step of the top: the terms of its loss, and the gradient of the joined embedding."""
@@ -453,8 +423,8 @@ class Head:
         losses = {name: float(term.detach()) for name, term in terms.items()}
         by_joint, *gradients = torch.autograd.grad(terms["loss"], [joint, *moving.values()])
         by_name = dict(zip(moving, gradients, strict=True))
-        self.weights = stepped(self.weights, by_name, job.rate, None)
-        return losses, guarded(by_joint, job.clip, job.noise, draws(step.key, 3))
+        self.weights = split.stepped(self.weights, by_name, job.rate, None)
+        return losses, split.guarded(by_joint, job.clip, job.noise, draws(step.key, 3))
 
     def _requests(self, job: SplitJob, step: int, gradient: Tensor) -> dict[str, Learn]:
         """The gradient for each client, and the request for the next batch."""
@@ -465,7 +435,7 @@ class Head:
 
     def _ledger(self, job: SplitJob) -> Iterator[tuple[Learn, Embedded | Learned, int]]:
         """Requests and replies of a round without values; those of one size once, with a count."""
-        sizes = chunks([len(job.y)] * (job.steps // len(job.batches)), job.batches.size)
+        sizes = split.chunks([len(job.y)] * (job.steps // len(job.batches)), job.batches.size)
         sizes = [size * self.outputs for size in sizes]
         shapes = [
             (last, now, len(str(step)), step < job.steps)
@@ -476,7 +446,7 @@ class Head:
             gradient = torch.empty((last, width), dtype=dtype, device="meta")
             embedding = torch.empty((now, width), dtype=dtype, device="meta")
             reply: Embedded | Learned = Embedded(embedding)
-            if kinds(self.client.learn)[1] is Learned:
+            if kinds(self._learn)[1] is Learned:
                 reply = Learned(embedding, embedding if job.sends_before else embedding[:0])
             yield Learn(job.batches.key, 10 ** (digits - 1), more, gradient), reply, count
 
@@ -484,16 +454,16 @@ class Head:
         """The joined embedding; in a concatenation an absent client contributes zeros."""
         if self.settings.agg == "concat":
             absent = torch.zeros_like(next(iter(parts.values())))
-            return joined([parts.get(id, absent) for id in self.site.clients], "concat")
-        return joined(list(parts.values()), self.settings.agg)
+            return split.joined([parts.get(id, absent) for id in self.site.clients], "concat")
+        return split.joined(list(parts.values()), self.settings.agg)
 
     def parts(self, gradient: Tensor, ids: Sequence[str]) -> Tensors:
         """The gradient of each client's embedding, from that of the joined one."""
         if self.settings.agg == "concat":
-            pieces = parts_of(gradient, len(self.site.clients), "concat")
+            pieces = split.parts_of(gradient, len(self.site.clients), "concat")
             every = dict(zip(self.site.clients, pieces, strict=True))
             return {id: every[id] for id in ids}
-        return dict(zip(ids, parts_of(gradient, len(ids), self.settings.agg), strict=True))
+        return dict(zip(ids, split.parts_of(gradient, len(ids), self.settings.agg), strict=True))
 
     def embedded(
         self,
@@ -508,9 +478,9 @@ class Head:
         rows = count or len((self.site.train if part == "train" else self.site.test)(number))
         pieces: dict[str, list[Tensor]] = {id: [] for id in ids}
         start = 0
-        for size in chunks([rows]):
+        for size in split.chunks([rows]):
             request = Embed(part, number, seed, start, size)
-            for id, reply in clients.ask(self.client.embed, dict.fromkeys(ids, request)).items():
+            for id, reply in clients.ask(self._embed, dict.fromkeys(ids, request)).items():
                 pieces[id].append(self._fitting(reply.embedding, size, id))
             start += size
         return {id: torch.cat(parts) for id, parts in pieces.items()}
@@ -565,7 +535,7 @@ def scores(
     """The score of each task and, given which rows are `fresh`, of all classes (`union`)."""
     tables = [(task, variant, *predictions[task]) for task in predictions]
     if fresh is not None:
-        tables.append((moment.stage, "union", *union(predictions, fresh)))
+        tables.append((moment.stage, "union", *split.union(predictions, fresh)))
     found = []
     for task, name, logits, y in tables:
         where = (moment.stage, moment.round, "server", task, name, "test")

@@ -9,9 +9,13 @@ from atoll.core.record import Look
 from atoll.data.site import Site
 from atoll.families.vertical import Head, Learner
 from atoll.learning.knowledge import share
-from atoll.learning.leakage import AUDITED, columns_by_digits, labels_by_noise
+from atoll.learning.leakage import labels_from_gradients, reconstruction
+from atoll.learning.split import guarded, rounded
 
 __all__ = ["columns_look", "embeddings_look", "frozen_look", "labels_look"]
+
+AUDITED = 1000  # training rows that an audit reads
+FEWEST = 30  # an audit of fewer rows reports nothing
 
 
 def embeddings_look(site: Site, moment: Moment, name: str, rows: Tensor, y: Tensor) -> Look:
@@ -22,18 +26,6 @@ def embeddings_look(site: Site, moment: Moment, name: str, rows: Tensor, y: Tens
     return Look(moment.stage, SERVER, name, classes, columns, values)
 
 
-def columns_look(learner: Learner, moment: Moment) -> list[Look]:
-    """How well a site's embeddings give its columns away; nothing for too few rows."""
-    x, site = learner.site.train(moment.stage).x[:AUDITED], learner.site
-    embeddings = learner.half.embed(learner.scaled(x))
-    guesses = columns_by_digits(embeddings, x, learner.settings.digits)
-    values = tuple((value,) for value in guesses.values())
-    look = Look(
-        moment.stage, site.id, "columns from embeddings", tuple(guesses), ("explained",), values
-    )
-    return [look] if guesses else []
-
-
 def frozen_look(site: Site, moment: Moment, masks: Tensors) -> Look:
     """The share of frozen entries of each weight, and its size."""
     values = tuple((share({name: mask}), float(mask.numel())) for name, mask in masks.items())
@@ -41,13 +33,31 @@ def frozen_look(site: Site, moment: Moment, masks: Tensors) -> Look:
     return Look(moment.stage, site.id, "held back", tuple(masks), columns, values)
 
 
+def columns_look(learner: Learner, moment: Moment) -> list[Look]:
+    """How well embeddings give a site's columns away to who knows two thirds of the rows."""
+    x, where = learner.site.train(moment.stage).x[:AUDITED], (moment.stage, learner.site.id)
+    if len(x) < FEWEST:  # the site has not joined yet, or has too few rows
+        return []
+    embeddings, known = learner.half.embed(learner.scaled(x)), len(x) * 2 // 3
+    digits = {"as set": learner.settings.digits, "digits = 1": 1}
+    sent = [rounded(embeddings, count) for count in digits.values()]
+    values = tuple((reconstruction(rows, x, known),) for rows in sent)
+    return [Look(*where, "columns from embeddings", tuple(digits), ("explained",), values)]
+
+
 def labels_look(head: Head, moment: Moment, joint: Tensor, y: Tensor) -> list[Look]:
-    """How well the gradients of these rows give labels away; nothing for too few rows."""
-    settings = head.settings
-    key = torch.tensor(head.site.stream("audit", moment).key, device=y.device)
+    """How well gradients give labels away to a client that knows three rows of each class."""
+    joint, y, settings = joint[:AUDITED], y[:AUDITED], head.settings
+    known = torch.cat([torch.nonzero(y == kind).flatten()[:3] for kind in y.unique()] or [y])
+    if len(y) < FEWEST or len(known) == len(y):
+        return []
     gradients = head.row_gradients(joint, y, settings.batch)
-    guesses = labels_by_noise(gradients, y, settings.clip, settings.noise, key)
-    values = tuple((guessed, 1 / len(y.unique())) for guessed in guesses.values())
-    columns = ("guessed", "chance")
-    look = Look(moment.stage, SERVER, "labels from gradients", tuple(guesses), columns, values)
-    return [look] if guesses else []
+    size = float(gradients.norm(dim=1).mean())
+    amounts = {"as set": (settings.clip, settings.noise),
+               "clip and noise 0.3": (size, 0.3 * size),
+               "clip and noise 1": (size, size)}  # fmt: skip
+    key = torch.tensor(head.site.stream("audit", moment).key, device=y.device)
+    sent = [guarded(gradients, clip, noise, key) for clip, noise in amounts.values()]
+    values = tuple((labels_from_gradients(g, y, known), 1 / len(y.unique())) for g in sent)
+    where, columns = (moment.stage, SERVER), ("guessed", "chance")
+    return [Look(*where, "labels from gradients", tuple(amounts), columns, values)]

@@ -26,7 +26,6 @@ __all__ = [
     "View",
     "draws",
     "viewed",
-    "viewed_labels",
 ]
 
 
@@ -47,12 +46,6 @@ View = Callable[[Tensor], Tensor]  # (..., rows, *shape) -> the same rows, augme
 def viewed(x: Tensor, views: Sequence[View], axis: int = 0) -> Tensor:
     """Rows followed by each further view of them."""
     return torch.cat([x, *(view(x) for view in views)], axis) if views else x
-
-
-def viewed_labels(y: Tensor, views: Sequence[View]) -> Tensor:
-    """Labels of viewed rows: view v of class y is the class `y * (1 + views) + v` of its own."""
-    count = 1 + len(views)
-    return torch.cat([count * y + view for view in range(count)], -1) if views else y
 
 
 def draws(key: Tensor, number: int) -> Tensor:
@@ -106,6 +99,11 @@ class SplitJob:
     sends_before: bool = False  # whether clients also send embeddings by their reference weights
     class_sums: int = 0  # classes to sum the joined embeddings over; 0: no sums
     lent: tuple[Lent, ...] = ()  # one half per client
+
+    def labels(self, y: Tensor) -> Tensor:
+        """Labels of viewed rows: view v of class y is the class `y * (1 + views) + v`."""
+        count = 1 + len(self.views)
+        return torch.cat([count * y + view for view in range(count)], -1) if self.views else y
 
     def __call__(self) -> None:
         """Compute nothing: without a stack, the family exchanges messages instead."""

@@ -7,18 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from atoll.learning.split import guarded, rounded
-
-__all__ = [
-    "AUDITED",
-    "columns_by_digits",
-    "labels_by_noise",
-    "labels_from_gradients",
-    "reconstruction",
-]
-
-AUDITED = 1000  # training rows that an audit reads
-FEWEST = 30  # an audit of fewer rows reports nothing
+__all__ = ["labels_from_gradients", "reconstruction"]
 
 
 def labels_from_gradients(gradients: Tensor, y: Tensor, known: Tensor) -> float:
@@ -48,38 +37,3 @@ def reconstruction(embeddings: Tensor, x: Tensor, fitted: int, ridge: float = 1e
     left = (wrong**2).sum()
     spread = ((x[fitted:] - x[:fitted].mean(0)) ** 2).sum()
     return float(1 - left / spread)
-
-
-def columns_by_digits(embeddings: Tensor, x: Tensor, digits: int) -> dict[str, float]:
-    """What `reconstruction` explains with these and with one decimal; empty for too few rows.
-
-    The attacker knows two thirds of the rows.
-    """
-    if len(x) < FEWEST:
-        return {}
-    known, decimals = len(x) * 2 // 3, {"as set": digits, "digits = 1": 1}
-    return {
-        how: reconstruction(rounded(embeddings, count), x, known) for how, count in decimals.items()
-    }
-
-
-def labels_by_noise(
-    gradients: Tensor, y: Tensor, clip: float, noise: float, key: Tensor
-) -> dict[str, float]:
-    """What `labels_from_gradients` guesses at this clip and noise and at larger ones.
-
-    The attacker knows three rows of each class. Empty for too few rows.
-    """
-    known = torch.cat([torch.nonzero(y == kind).flatten()[:3] for kind in y.unique()] or [y])
-    if len(y) < FEWEST or len(known) == len(y):
-        return {}
-    size = float(gradients.norm(dim=1).mean())
-    amounts = {
-        "as set": (clip, noise),
-        "clip and noise 0.3": (size, 0.3 * size),
-        "clip and noise 1": (size, size),
-    }
-    return {
-        how: labels_from_gradients(guarded(gradients, *amount, key), y, known)
-        for how, amount in amounts.items()
-    }

@@ -156,7 +156,7 @@ class Server:
         self.options, self.site = options, site
         images = all(len(site.shape_of(id)) == 3 for id in site.clients)
         views = (turned,) if options.replay == "pass" and options.rotate and images else ()
-        self.head = vertical.Head(options, site, Client, views)
+        self.head = vertical.Head(options, site, (Client.embed, Client.learn), views)
         like, classes = next(iter(self.head.weights.values())), len(site.classes)
         self.means = like.new_zeros((classes, self.head.width))  # mu_g
         self.counts = torch.zeros(classes, dtype=torch.int64, device=site.device)
@@ -173,7 +173,7 @@ class Server:
             rows, y = self.head.training_rows(clients, moment)
             self.current, _ = class_means(rows, y, len(self.counts))
         job = self.head.job(moment, self._loss(moment), self._given(moment))
-        total = self.head.train(clients, job).terms["loss"]
+        total = self.head.train(clients, job).totals["loss"]
         if moment.last and self.options.replay != "none":
             self._keep(clients, moment)
             clients.ask(Client.settle, dict.fromkeys(self.head.learners(moment), Empty()))

@@ -29,7 +29,6 @@ from atoll.families import vertical
 from atoll.families.vertical_looks import columns_look, embeddings_look, frozen_look, labels_look
 from atoll.jobs.split_round import Lent, SplitJob, Step, draws
 from atoll.learning import knowledge
-from atoll.learning.leakage import AUDITED
 from atoll.learning.models import Architecture
 from atoll.learning.replay import noisy
 from atoll.learning.split import Batches, guarded
@@ -227,7 +226,7 @@ class Server:
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
-        self.head = vertical.Head(options, site, Client)
+        self.head = vertical.Head(options, site, (Client.embed, Client.learn))
         like, classes = next(iter(self.head.weights.values())), len(site.classes)
         self.known = torch.zeros_like(self.head.seen)  # which classes have a prototype
         self.means = like.new_zeros((classes, options.width))  # mu_g, the list L_g
@@ -265,19 +264,19 @@ class Server:
     def _means(self, clients: Clients, moment: Moment) -> tuple[Tensor, Tensor]:
         """Eq. 2: the class means of the stage's training rows."""
         joint, y = self.head.training_rows(clients, moment)
-        self._learned = (joint[:AUDITED], y[:AUDITED])
+        self._learned = (joint, y)
         return knowledge.class_means(joint, y, len(self.known))
 
     def _train(self, clients: Clients, moment: Moment) -> dict[str, float]:
         """The steps of a round; the mean loss and its terms."""
         job = self._job(moment)
-        totals, sums = self.head.train(clients, job)
+        result = self.head.train(clients, job)
         if job.class_sums:
             self.arrived = torch.bincount(job.y, minlength=len(self.known))
             passed = (self.arrived * self.options.epochs).clamp(min=1)[:, None]
-            self.received = (sums / passed).to(self.means)
+            self.received = (result.sums / passed).to(self.means)
         rows = self.options.epochs * len(job.y)
-        return {name: value / rows for name, value in totals.items()}
+        return {name: value / rows for name, value in result.totals.items()}
 
     def _job(self, moment: Moment) -> SplitJob:
         """The steps of a round; with a drift, clients also send embeddings by old weights."""

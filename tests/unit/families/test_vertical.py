@@ -23,11 +23,10 @@ from atoll.families.vertical import (
     Learned,
     Learner,
     Settings,
-    Totals,
     masked_logits,
     scores,
 )
-from atoll.jobs.split_round import Lent, SplitJob, SplitResult, Step, draws, viewed_labels
+from atoll.jobs.split_round import Lent, SplitJob, SplitResult, Step, draws
 from atoll.learning.models import Architecture
 from atoll.learning.split import Agg
 from atoll.learning.split_nets import NetName
@@ -121,6 +120,9 @@ class Client:
         return self.learner.lend(moment, job, self._masks, self.options.penalty)
 
 
+ACTIONS = (Client.embed, Client.learn)
+
+
 class PlainClient:
     """A client whose replies hold no reference embeddings."""
 
@@ -175,7 +177,9 @@ def made(**scenario: Any) -> Parts:
 def trained(options: Options, together: bool, kind: Any = Client) -> tuple[Head, Engine, Any, Any]:
     found = made()
     engine = Engine({id: kind(options, found.site(id)) for id in found.scenario.clients}, together)
-    head = Head(options, found.site(SERVER), kind, (flipped,) if options.views else ())
+    head = Head(
+        options, found.site(SERVER), (kind.embed, kind.learn), (flipped,) if options.views else ()
+    )
     clients = Clients(found.scenario.clients, engine, MOMENT)
     head.begin(MOMENT)
     given = {"noise": torch.tensor(0.01, dtype=torch.float64)}
@@ -213,7 +217,7 @@ def test_one_computation_equals_the_exchange_message_by_message(name: str) -> No
         for key, weight in learner.half.weights.items():
             torch.testing.assert_close(twin.half.weights[key], weight, rtol=1e-10, atol=1e-10)
         assert twin.done == learner.done == (0, 0, fast.jobs[0].steps - 1)
-    assert results.terms == pytest.approx(totals.terms, rel=1e-10)
+    assert results.totals == pytest.approx(totals.totals, rel=1e-10)
     if totals.sums.numel():
         torch.testing.assert_close(results.sums, totals.sums, rtol=1e-10, atol=1e-10)
     assert ledger.traffic == clients.traffic
@@ -259,21 +263,22 @@ def test_class_sums_are_the_embeddings_summed_by_class() -> None:
 
 def test_a_concatenation_has_zeros_for_absent_clients_and_gradients_for_present_ones() -> None:
     found = made()
-    head = Head(Options(agg="concat"), found.site(SERVER), Client)
+    head = Head(Options(agg="concat"), found.site(SERVER), ACTIONS)
     part = torch.ones(3, 5, dtype=torch.float64)
     joint = head.joined({"site-1": part})
     assert joint.shape == (3, 10)
     assert torch.equal(joint[:, :5], 0 * part)
     assert torch.equal(joint[:, 5:], part)
     assert torch.equal(head.parts(2 * joint, ["site-1"])["site-1"], 2 * part)
-    mean = Head(Options(agg="mean"), found.site(SERVER), Client)
+    mean = Head(Options(agg="mean"), found.site(SERVER), ACTIONS)
     assert torch.equal(mean.parts(part, ["site-0", "site-1"])["site-1"], part / 2)
 
 
 def test_labels_of_views_are_classes_of_their_own() -> None:
-    y = torch.tensor([0, 3])
-    assert torch.equal(viewed_labels(y, ()), y)
-    assert viewed_labels(y, (flipped, flipped)).tolist() == [0, 9, 1, 10, 2, 11]
+    y, (_, engine, _, _) = torch.tensor([0, 3]), trained(Options(), together=True)
+    job = engine.jobs[0]
+    assert torch.equal(job.labels(y), y)
+    assert replace(job, views=(flipped, flipped)).labels(y).tolist() == [0, 9, 1, 10, 2, 11]
 
 
 def test_reference_embeddings_of_other_rows_name_their_sender() -> None:
@@ -281,7 +286,7 @@ def test_reference_embeddings_of_other_rows_name_their_sender() -> None:
     options = Options(drift=True)
     engine = Engine({id: Client(options, found.site(id)) for id in found.scenario.clients}, False)
     engine.clients["site-1"].learner.before = {}
-    head = Head(options, found.site(SERVER), Client)
+    head = Head(options, found.site(SERVER), ACTIONS)
     clients = Clients(found.scenario.clients, engine, MOMENT)
     given = {"noise": torch.tensor(0.0, dtype=torch.float64)}
     job = head.job(MOMENT, partial(squared, head.network), given, sends_before=True)
@@ -302,7 +307,7 @@ def test_a_learner_and_a_head_go_on_from_their_states() -> None:
     twin = Learner(options, found.site("site-0"))
     twin.restore(dict(sorted(client.learner.state().items())))
     assert list(twin.half.weights) == list(client.learner.half.weights)
-    other = Head(options, found.site(SERVER), Client)
+    other = Head(options, found.site(SERVER), ACTIONS)
     other.restore(head.state())
     for one, two in ((twin.state(), client.learner.state()), (other.state(), head.state())):
         assert one.keys() == two.keys()
@@ -331,4 +336,3 @@ def test_scores_are_of_each_task_and_of_the_union_of_fresh_rows() -> None:
 def test_settings_are_the_shared_options_of_a_method() -> None:
     settings = Settings.of(Options(rate=0.5, agg="mean"))
     assert (settings.rate, settings.agg, settings.width) == (0.5, "mean", 5)
-    assert Totals({}, torch.empty(0)).terms == {}
