@@ -62,7 +62,7 @@ def _place(tensors: Tensors | None) -> int:
 
 
 def _copy(buffers: Tensors, values: Mapping[str, Tensor]) -> bool:
-    """Load values into buffers that stay where they are; whether anything changed."""
+    """Copy values into persistent buffers; returns whether anything changed."""
     changed = False
     for name, value in values.items():
         if name not in buffers:
@@ -78,7 +78,7 @@ def _stacked(items: Sequence[Mapping[str, Tensor]]) -> Tensors:
 
 
 class _Halves:
-    """Clients of one form, of all runs: (runs x clients) in front of weights and rows."""
+    """Halves of one form in all runs; the leading axis of weights and rows is runs x clients."""
 
     def __init__(self, lent: Sequence[Lent], places: Sequence[int], runs: int, way: Way) -> None:
         self.one, self.places, self.runs, self.way = lent[0], list(places), runs, way
@@ -118,7 +118,7 @@ class _Halves:
                 tables.append(torch.cat(parts, 1))
 
     def _embed(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """(members, rows, ...) -> (members, rows, width), in the way that was chosen."""
+        """(members, rows, ...) -> (members, rows, width), by the chosen way."""
         function = self.one.function
         if self.way == "each" or len(x) == 1:
             parts = [function({n: w[i] for n, w in weights.items()}, x[i]) for i in range(len(x))]
@@ -162,9 +162,9 @@ class _Halves:
         if self.one.penalty and self.past:
             past = torch.cat([table[self.members, taken] for table in self.past], 1)
             gradient = gradient + self.one.penalty * distance_gradient(embedding.detach(), past)
-        found = torch.autograd.grad(embedding, list(self.leaves.values()), gradient)
+        gradients = torch.autograd.grad(embedding, list(self.leaves.values()), gradient)
         with torch.no_grad():
-            for (name, weight), by in zip(self.weights.items(), found, strict=True):
+            for (name, weight), by in zip(self.weights.items(), gradients, strict=True):
                 moved = weight - self.one.rate * by
                 kept = self.frozen.get(name)
                 weight.copy_(moved if kept is None else torch.where(kept, weight, moved))
@@ -173,7 +173,7 @@ class _Halves:
 
 @contextmanager
 def _exact_as_products(device: torch.device) -> Iterator[None]:
-    """On a GPU convolutions are rounded as products are, which torch lets differ."""
+    """On a GPU, give convolutions the TF32 setting of matrix products."""
     kept = torch.backends.cudnn.allow_tf32
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
@@ -185,14 +185,14 @@ def _exact_as_products(device: torch.device) -> Iterator[None]:
 
 
 def _first(value: Any) -> Any:
-    """Of tensors with an axis of runs in front, those of the first run."""
+    """The values of the first run; runs are the leading axis."""
     if isinstance(value, dict):
         return {name: tensor[0] for name, tensor in value.items()}
     return Step(*(tensor[0] for tensor in value)) if isinstance(value, Step) else value[0]
 
 
 class SplitStack:
-    """Passes of one form, done in step; made once for a stage, loaded and run each round."""
+    """Rounds of one form in lockstep; built once for a stage, loaded and run each round."""
 
     def __init__(self, jobs: Sequence[SplitJob], way: Way, graph: bool = True) -> None:
         one = jobs[0]
@@ -226,7 +226,7 @@ class SplitStack:
         ]
 
     def __call__(self, jobs: Sequence[SplitJob], probe: Probe | None = None) -> list[SplitResult]:
-        """Do the steps of a round; a probe is shown its run after the first of them."""
+        """Run the steps of a round; a probe sees its run after the first of them."""
         sizes = [size for size, count in self._sizes() for _ in range(count)]
         first = probe.steps if probe else 0
         with _exact_as_products(self.device):
@@ -240,7 +240,7 @@ class SplitStack:
         return self._unload(jobs)
 
     def begin(self, jobs: Sequence[SplitJob], probe: Probe) -> None:
-        """Do no more than the steps that a probe asks for."""
+        """Run only the steps that a probe asks for."""
         sizes = [size for size, count in self._sizes() for _ in range(count)]
         with _exact_as_products(self.device):
             self._load(jobs)
@@ -249,7 +249,7 @@ class SplitStack:
         self._show(probe)
 
     def _show(self, probe: Probe) -> None:
-        """Give a probe what a run has now: its top, and the halves of all clients."""
+        """Give a probe the weights of a run: its top, and the halves of all clients."""
         run = probe.member
         weights = {f"top/{n}": w[run] for n, w in self.weights.items()}
         for number, group in enumerate(self.groups):
@@ -258,7 +258,7 @@ class SplitStack:
         probe.take(weights, {n: total[run] for n, total in self.totals.items()})
 
     def _load(self, jobs: Sequence[SplitJob]) -> None:
-        """Copy what a round begins with into buffers that stay where they are."""
+        """Copy the inputs of a round into persistent buffers."""
         _copy(self.weights, _stacked([job.weights for job in jobs]))
         if not self.leaves:
             self.leaves = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
@@ -286,7 +286,7 @@ class SplitStack:
         return [part for part in epoch if part[1]] * self.epochs
 
     def _advance(self, size: int) -> None:
-        """One step; on a GPU replayed once it has been done a few times."""
+        """One step; on a GPU, a replay once it has run a few times."""
         if size in self.graphs:
             self.graphs[size].replay()
         elif not self.capturing:
@@ -294,13 +294,11 @@ class SplitStack:
         else:
             self._aside(size)
             self.eager[size] = self.eager.get(size, 0) + 1
-            if (
-                self.eager[size] >= EAGER
-            ):  # by the thread that has just done one: it has all it needs
+            if self.eager[size] >= EAGER:  # on the thread that has just run one
                 self.graphs[size] = self._captured(size)
 
     def _captured(self, size: int) -> torch.cuda.CUDAGraph:
-        """A step, recorded and not done; all of them share their scratch memory."""
+        """The CUDA graph of a step, captured without running it; all graphs share a memory pool."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
             self._step(size)
@@ -308,7 +306,7 @@ class SplitStack:
         return graph
 
     def _aside(self, size: int) -> None:
-        """A step on another stream, as it must be before a graph is captured."""
+        """A step on a side stream, which graph capture requires beforehand."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -316,7 +314,7 @@ class SplitStack:
         torch.cuda.current_stream().wait_stream(stream)
 
     def _step(self, size: int) -> None:
-        """One step of all halves, all of it on the device."""
+        """One step of all halves, entirely on the device."""
         one = self.one
         places = self.start + torch.arange(size, device=self.device)
         rows = self.order.index_select(1, places)
@@ -326,9 +324,10 @@ class SplitStack:
         key = self.keys.index_select(0, self.step.view(1))[0]
         step = Step(joint, self._before(rows, joint), y, key)
         terms = self._each(one.loss, self.leaves, self.given, step)
-        by_joint, *found = torch.autograd.grad(terms["loss"].sum(), [joint, *self.leaves.values()])
+        inputs = [joint, *self.leaves.values()]
+        by_joint, *gradients = torch.autograd.grad(terms["loss"].sum(), inputs)
         with torch.no_grad():
-            for weight, by in zip(self.weights.values(), found, strict=True):
+            for weight, by in zip(self.weights.values(), gradients, strict=True):
                 weight.sub_(one.rate * by)
             self._count(terms, joint, y)
             by_joint = self._each(
@@ -340,17 +339,17 @@ class SplitStack:
         self.start += size
 
     def _each(self, function: Callable[..., Any], *values: Any) -> Any:
-        """A function of one run, done for all."""
+        """Apply a function of one run to all runs."""
         if self.runs > 1:
             return torch.vmap(function)(*values)
         alone = [_first(value) for value in values]
-        found = function(*alone)
-        if isinstance(found, dict):
-            return {name: tensor[None] for name, tensor in found.items()}
-        return found[None]
+        result = function(*alone)
+        if isinstance(result, dict):
+            return {name: tensor[None] for name, tensor in result.items()}
+        return result[None]
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """The global embeddings: (runs, batch, width)."""
+        """The joined embeddings: (runs, batch, width)."""
         one = self.one
         if one.agg != "concat":
             total = torch.stack([part.sum(1) for part in parts]).sum(0)
@@ -369,7 +368,7 @@ class SplitStack:
         return self._joined([group.reference(rows) for group in self.groups])
 
     def _part(self, by_joint: Tensor, group: _Halves) -> Tensor:
-        """The gradient by what each client of a group sent."""
+        """The gradient of the embeddings of each client of a group."""
         one = self.one
         if one.agg == "concat":
             pieces = by_joint.chunk(one.parties, -1)
@@ -390,7 +389,7 @@ class SplitStack:
             self.sums.scatter_add_(1, where, joint.detach().double())
 
     def _unload(self, jobs: Sequence[SplitJob]) -> list[SplitResult]:
-        """What each run has now."""
+        """The result of each run."""
         halves: list[list[Tensors]] = [[{} for _ in self.one.ids] for _ in jobs]
         for group in self.groups:
             for run in range(self.runs):

@@ -536,8 +536,8 @@ def scores(
     tables = [(task, variant, *predictions[task]) for task in predictions]
     if fresh is not None:
         tables.append((moment.stage, "union", *split.union(predictions, fresh)))
-    found = []
-    for task, name, logits, y in tables:
-        where = (moment.stage, moment.round, "server", task, name, "test")
-        found.append(Score(*where, len(y), *hits(logits, y)))
-    return found
+    where = (moment.stage, moment.round, "server")
+    return [
+        Score(*where, task, name, "test", len(y), *hits(logits, y))
+        for task, name, logits, y in tables
+    ]

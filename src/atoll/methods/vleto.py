@@ -116,15 +116,15 @@ def terms(
         logits = vertical.masked_logits(how.network, weights, rows, given["seen"], how.masked)
         return F.cross_entropy(logits, labels)
 
-    y, found = step.y, {"ce": entropy(step.joint, step.y)}
+    y, parts = step.y, {"ce": entropy(step.joint, step.y)}
     if how.kept == "f":
-        found["f"] = entropy(given["mixed"][y], y)
+        parts["f"] = entropy(given["mixed"][y], y)
     elif how.kept == "a":
         labels = given["old"][:, None].expand(-1, len(y)).flatten()  # B copies of each
         rows = moved(given["means"], given["lambda_gamma"], how.drift, step)
-        found["a"] = entropy(noisy(rows[labels], how.noise, draws(step.key, 1)), labels)
-    total = torch.stack([given[f"lambda_{name}"] * term for name, term in found.items()]).sum()
-    return {"loss": total, **{f"loss_{name}": term for name, term in found.items()}}
+        parts["a"] = entropy(noisy(rows[labels], how.noise, draws(step.key, 1)), labels)
+    total = torch.stack([given[f"lambda_{name}"] * term for name, term in parts.items()]).sum()
+    return {"loss": total, **{f"loss_{name}": term for name, term in parts.items()}}
 
 
 def moved(means: Tensor, gamma: Tensor, drift: str, step: Step) -> Tensor:
