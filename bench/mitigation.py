@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from atoll.core.federation import SERVER, Moment
-from atoll.core.messages import Learn, Packet, unpack
+from atoll.core.messages import Packet, unpack
 from atoll.core.record import Record, Score, read_events, read_looks
 from atoll.engines.local import LocalEngine
+from atoll.families.vertical import Learn
 from atoll.learning.leakage import labels_from_gradients
 from atoll.learning.split import Batches
 from atoll.runs.config import change, read, resolve, to_toml

@@ -1,9 +1,9 @@
-"""A round of a split network as one computation, where one process holds the halves of all parts.
+"""A round of split learning as one computation, where one process holds the halves of all parts.
 
-`SplitStack` does the steps of one run, or of several runs of one form, on the device: halves of one
-shape are stacked, with one more axis in front of weights and rows, and so are the runs. The output
-of a half that does not move is computed once. On a GPU a step is captured in a CUDA graph. The
-numbers equal those of the exchange message by message up to rounding.
+`SplitStack` runs the steps of one run, or of several runs of one form, on the device. It stacks
+halves of one shape, and runs, along a leading axis of weights and rows. It computes the output of a
+half whose weights are all frozen once. On a GPU it captures a step in a CUDA graph. The numbers
+equal those of the exchange message by message up to rounding.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -18,9 +18,8 @@ from atoll.compute.graphs import Lane, available
 from atoll.compute.probe import Probe
 from atoll.core.messages import Tensors
 from atoll.core.rng import Stream, permutations
-from atoll.jobs.split_round import Lent, SplitJob, SplitResult, Step, draws
-from atoll.learning.replay import distance_gradient, turned
-from atoll.learning.split import dropout, guarded, rounded
+from atoll.jobs.split_round import Lent, SplitJob, SplitResult, Step, View, draws, viewed
+from atoll.learning.split import distance_gradient, dropout, guarded, rounded
 
 __all__ = ["WAYS", "SplitStack", "Way", "split_signature", "trial_key"]
 
@@ -31,14 +30,14 @@ CELLS = 1 << 14  # rows of all halves in one pass without gradient
 
 
 def trial_key(job: SplitJob) -> Hashable:
-    """What the choice of a way depends on: the halves that move, not how many rows there are."""
+    """The key of the fastest way: the halves that train, not how many rows there are."""
     moving = [lent for lent in job.lent if not lent.still]
     shapes = [(one.function, tuple(one.x.shape[1:]), str(one.x.dtype)) for one in moving]
-    return ("passes", tuple(shapes), job.batches.size * job.turns)
+    return ("passes", tuple(shapes), job.batches.size * (1 + len(job.views)))
 
 
 def split_signature(jobs: Sequence[SplitJob]) -> Hashable:
-    """What is made for passes of a round fits those on the same rows with the same masks."""
+    """Rounds on the same rows with the same masks can reuse one stack."""
     return tuple(
         (job.y.data_ptr(), *((lent.x.data_ptr(), _place(lent.frozen)) for lent in job.lent))
         for job in jobs
@@ -50,7 +49,7 @@ def _place(tensors: Tensors | None) -> int:
 
 
 def _copy(buffers: Tensors, values: Mapping[str, Tensor]) -> bool:
-    """Load values into buffers that stay where they are; whether anything changed."""
+    """Copy values into persistent buffers; returns whether anything changed."""
     changed = False
     for name, value in values.items():
         if name not in buffers:
@@ -66,7 +65,7 @@ def _stacked(items: Sequence[Mapping[str, Tensor]]) -> Tensors:
 
 
 class _Halves:
-    """Clients of one form, of all runs: (runs x clients) in front of weights and rows."""
+    """Halves of one form in all runs; the leading axis of weights and rows is runs x clients."""
 
     def __init__(self, lent: Sequence[Lent], places: Sequence[int], runs: int, way: Way) -> None:
         self.one, self.places, self.runs, self.way = lent[0], list(places), runs, way
@@ -75,30 +74,30 @@ class _Halves:
         self.weights: Tensors = {}
         self.frozen = _stacked([one.frozen for one in lent if one.frozen is not None] or [{}])
         self.before: Tensors = {}
-        self.now: list[Tensor] = []  # what halves that are still say of all rows, turned ones too
-        self.past: list[Tensor] = []  # what the old halves say
+        self.now: list[Tensor] = []  # embeddings of all rows by frozen halves, one table per view
+        self.past: list[Tensor] = []  # the same by the reference weights
         self.keys = torch.zeros((0, len(lent)), dtype=torch.int64, device=self.x.device)
         self.members = torch.arange(len(lent), device=self.x.device)[:, None]
         self.leaves: Tensors = {}
         self.graph: tuple[Tensor, Tensor] | None = None  # embedding, and what is sent of it
 
-    def load(self, lent: Sequence[Lent], turns: int) -> None:
-        """The weights of a round."""
+    def load(self, lent: Sequence[Lent], views: Sequence[View]) -> None:
+        """Load the weights of a round."""
         if _copy(self.weights, _stacked([one.weights for one in lent])):
             if self.one.still:
-                self._tell(self.now, self.weights, turns)
+                self._fill(self.now, self.weights, views)
             self.leaves = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
         if self.one.before and _copy(self.before, _stacked([one.before for one in lent])):
-            self._tell(self.past, self.before, turns)
+            self._fill(self.past, self.before, views)
         if self.one.dropped:
             keys = torch.tensor([one.keys for one in lent], device=self.x.device).T
             self.keys = keys if not len(self.keys) else self.keys.copy_(keys)
 
     @torch.no_grad()
-    def _tell(self, tables: list[Tensor], weights: Tensors, turns: int) -> None:
-        """Fill tables with the embeddings of all rows, as they are and turned."""
+    def _fill(self, tables: list[Tensor], weights: Tensors, views: Sequence[View]) -> None:
+        """Fill tables with the embeddings of all rows, one table per view."""
         size = max(1, CELLS // len(self.x))
-        for number, x in enumerate([self.x, turned(self.x)][:turns]):
+        for number, x in enumerate([self.x, *(view(self.x) for view in views)]):
             parts = [self._embed(weights, part) for part in x.split(size, 1)]
             if number < len(tables):  # a captured graph reads them where they lie
                 tables[number].copy_(torch.cat(parts, 1))
@@ -106,7 +105,7 @@ class _Halves:
                 tables.append(torch.cat(parts, 1))
 
     def _embed(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """(members, rows, ...) -> (members, rows, width), in the way that was chosen."""
+        """(members, rows, ...) -> (members, rows, width), by the chosen way."""
         function = self.one.function
         if self.way == "each" or len(x) == 1:
             parts = [function({n: w[i] for n, w in weights.items()}, x[i]) for i in range(len(x))]
@@ -115,14 +114,13 @@ class _Halves:
             return function(weights, x)
         return function.model.unfolded(weights, x)  # type: ignore[no-any-return, operator]
 
-    def forward(self, rows: Tensor, step: Tensor, turns: int) -> Tensor:
-        """What is sent for these rows, (runs, batch) -> (runs, clients, batch, width)."""
+    def forward(self, rows: Tensor, step: Tensor, views: Sequence[View]) -> Tensor:
+        """The embeddings that clients send: (runs, batch) -> (runs, clients, batch, width)."""
         taken = rows.repeat_interleave(self.count, 0)
         if self.one.still:
             embedding = torch.cat([table[self.members, taken] for table in self.now], 1)
         else:
-            x = self.x[self.members, taken]
-            x = torch.cat([x, turned(x)], 1) if turns == 2 else x
+            x = viewed(self.x[self.members, taken], views, 1)
             embedding = self._embed(self.leaves, x)
         if self.one.dropped:
             keys = self.keys.index_select(0, step.view(1))[0]
@@ -132,8 +130,8 @@ class _Halves:
         self.graph = (embedding, taken)
         return self._apart(rounded(embedding.detach(), self.one.digits))
 
-    def told(self, rows: Tensor) -> Tensor:
-        """What the old halves say of these rows, as it is sent."""
+    def reference(self, rows: Tensor) -> Tensor:
+        """The embeddings by the reference weights, as clients send them."""
         taken = rows.repeat_interleave(self.count, 0)
         parts = [table[self.members, taken] for table in self.past]
         return self._apart(rounded(torch.cat(parts, 1), self.one.digits))
@@ -142,18 +140,18 @@ class _Halves:
         return embedding.view(self.runs, self.count, *embedding.shape[1:])
 
     def descend(self, gradient: Tensor) -> None:
-        """One step by the gradient of what was sent: (runs, clients, batch, width)."""
+        """One step by the gradient of the embeddings: (runs, clients, batch, width)."""
         if self.one.still:
             return
         assert self.graph is not None  # forward() comes first
         embedding, taken = self.graph
         gradient = gradient.flatten(0, 1)
-        if self.one.pull and self.past:
+        if self.one.penalty and self.past:
             past = torch.cat([table[self.members, taken] for table in self.past], 1)
-            gradient = gradient + self.one.pull * distance_gradient(embedding.detach(), past)
-        found = torch.autograd.grad(embedding, list(self.leaves.values()), gradient)
+            gradient = gradient + self.one.penalty * distance_gradient(embedding.detach(), past)
+        gradients = torch.autograd.grad(embedding, list(self.leaves.values()), gradient)
         with torch.no_grad():
-            for (name, weight), by in zip(self.weights.items(), found, strict=True):
+            for (name, weight), by in zip(self.weights.items(), gradients, strict=True):
                 moved = weight - self.one.rate * by
                 kept = self.frozen.get(name)
                 weight.copy_(moved if kept is None else torch.where(kept, weight, moved))
@@ -162,7 +160,7 @@ class _Halves:
 
 @contextmanager
 def _exact_as_products(device: torch.device) -> Iterator[None]:
-    """On a GPU convolutions are rounded as products are, which torch lets differ."""
+    """On a GPU, give convolutions the TF32 setting of matrix products."""
     kept = torch.backends.cudnn.allow_tf32
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
@@ -174,14 +172,14 @@ def _exact_as_products(device: torch.device) -> Iterator[None]:
 
 
 def _first(value: Any) -> Any:
-    """Of tensors with an axis of runs in front, those of the first run."""
+    """The values of the first run; runs are the leading axis."""
     if isinstance(value, dict):
         return {name: tensor[0] for name, tensor in value.items()}
     return Step(*(tensor[0] for tensor in value)) if isinstance(value, Step) else value[0]
 
 
 class SplitStack:
-    """Passes of one form, done in step; made once for a stage, loaded and run each round."""
+    """Rounds of one form in lockstep; built once for a stage, loaded and run each round."""
 
     def __init__(self, jobs: Sequence[SplitJob], way: Way, graph: bool = True) -> None:
         one = jobs[0]
@@ -200,7 +198,7 @@ class SplitStack:
         self.keys = self.y.new_zeros((one.steps, self.runs))
         self.step, self.start = self.y.new_zeros(()), self.y.new_zeros(())
         self.totals: Tensors = {}
-        self.sums = torch.zeros((self.runs, one.summed, 0), device=self.device)
+        self.sums = torch.zeros((self.runs, one.class_sums, 0), device=self.device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.lane = Lane(self.device) if graph and available(self.device) else None
         self.eager: dict[int, int] = {}
@@ -219,7 +217,7 @@ class SplitStack:
         return split_signature(jobs) == self.signature
 
     def run(self, jobs: Sequence[SplitJob], probe: Probe | None = None) -> list[SplitResult]:
-        """Do the steps of a round; a probe is shown its run after the first of them."""
+        """Run the steps of a round; a probe sees its run after the first of them."""
         sizes = [size for size, count in self._sizes() for _ in range(count)]
         first = probe.steps if probe else 0
         with _exact_as_products(self.device):
@@ -233,7 +231,7 @@ class SplitStack:
         return self._unload(jobs)
 
     def begin(self, jobs: Sequence[SplitJob], probe: Probe) -> None:
-        """Do no more than the steps that a probe asks for."""
+        """Run only the steps that a probe asks for."""
         sizes = [size for size, count in self._sizes() for _ in range(count)]
         with _exact_as_products(self.device):
             self._load(jobs)
@@ -242,7 +240,7 @@ class SplitStack:
         self._show(probe)
 
     def _show(self, probe: Probe) -> None:
-        """Give a probe what a run has now: its top, and the halves of all clients."""
+        """Give a probe the weights of a run: its top, and the halves of all clients."""
         run = probe.member
         weights = {f"top/{n}": w[run] for n, w in self.weights.items()}
         for number, group in enumerate(self.groups):
@@ -251,14 +249,14 @@ class SplitStack:
         probe.take(weights, {n: total[run] for n, total in self.totals.items()})
 
     def _load(self, jobs: Sequence[SplitJob]) -> None:
-        """Copy what a round begins with into buffers that stay where they are."""
+        """Copy the inputs of a round into persistent buffers."""
         _copy(self.weights, _stacked([job.weights for job in jobs]))
         if not self.leaves:
             self.leaves = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
         _copy(self.given, _stacked([job.given for job in jobs]))
         for group in self.groups:
             places = group.places
-            group.load([job.lent[p] for job in jobs for p in places], self.one.turns)
+            group.load([job.lent[p] for job in jobs for p in places], self.one.views)
         keys = [
             Stream(j.batches.key).child("epoch", e).key for j in jobs for e in range(self.epochs)
         ]
@@ -279,7 +277,7 @@ class SplitStack:
         return [part for part in epoch if part[1]] * self.epochs
 
     def _advance(self, size: int) -> None:
-        """One step; on a GPU replayed once it has been done a few times."""
+        """One step; on a GPU, a replay once it has run a few times."""
         if size in self.graphs:
             self.graphs[size].replay()
         elif self.lane is None:
@@ -290,25 +288,24 @@ class SplitStack:
                 self._step(size)
             self.lane.close()
             self.eager[size] = self.eager.get(size, 0) + 1
-            if self.eager[size] >= EAGER:
+            if self.eager[size] >= EAGER:  # on the thread that has just run one
                 self.graphs[size] = self.lane.captured(partial(self._step, size))
 
     def _step(self, size: int) -> None:
-        """One step of all halves, all of it on the device."""
+        """One step of all halves, entirely on the device."""
         one = self.one
         places = self.start + torch.arange(size, device=self.device)
         rows = self.order.index_select(1, places)
-        y = self.y.gather(1, rows)
-        if one.turns == 2:
-            y = torch.cat([2 * y, 2 * y + 1], 1)
-        joint = self._joined([g.forward(rows, self.step, one.turns) for g in self.groups])
+        y = one.labels(self.y.gather(1, rows))
+        joint = self._joined([g.forward(rows, self.step, one.views) for g in self.groups])
         joint.requires_grad_()
         key = self.keys.index_select(0, self.step.view(1))[0]
         step = Step(joint, self._before(rows, joint), y, key)
         terms = self._each(one.loss, self.leaves, self.given, step)
-        by_joint, *found = torch.autograd.grad(terms["loss"].sum(), [joint, *self.leaves.values()])
+        inputs = [joint, *self.leaves.values()]
+        by_joint, *gradients = torch.autograd.grad(terms["loss"].sum(), inputs)
         with torch.no_grad():
-            for weight, by in zip(self.weights.values(), found, strict=True):
+            for weight, by in zip(self.weights.values(), gradients, strict=True):
                 weight.sub_(one.rate * by)
             self._count(terms, joint, y)
             by_joint = self._each(
@@ -320,17 +317,17 @@ class SplitStack:
         self.start += size
 
     def _each(self, function: Callable[..., Any], *values: Any) -> Any:
-        """A function of one run, done for all."""
+        """Apply a function of one run to all runs."""
         if self.runs > 1:
             return torch.vmap(function)(*values)
         alone = [_first(value) for value in values]
-        found = function(*alone)
-        if isinstance(found, dict):
-            return {name: tensor[None] for name, tensor in found.items()}
-        return found[None]
+        result = function(*alone)
+        if isinstance(result, dict):
+            return {name: tensor[None] for name, tensor in result.items()}
+        return result[None]
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """The global embeddings: (runs, batch, width)."""
+        """The joined embeddings: (runs, batch, width)."""
         one = self.one
         if one.agg != "concat":
             total = torch.stack([part.sum(1) for part in parts]).sum(0)
@@ -343,13 +340,13 @@ class SplitStack:
         return torch.cat(pieces, -1)
 
     def _before(self, rows: Tensor, joint: Tensor) -> Tensor:
-        """The global embeddings by the old halves; no rows where they are not sent."""
-        if not self.groups[0].one.shows:
+        """The joined embeddings by the reference weights; no rows unless clients send them."""
+        if not self.one.sends_before:
             return joint.detach()[:, :0]
-        return self._joined([group.told(rows) for group in self.groups])
+        return self._joined([group.reference(rows) for group in self.groups])
 
     def _part(self, by_joint: Tensor, group: _Halves) -> Tensor:
-        """The gradient by what each client of a group sent."""
+        """The gradient of the embeddings of each client of a group."""
         one = self.one
         if one.agg == "concat":
             pieces = by_joint.chunk(one.parties, -1)
@@ -362,15 +359,15 @@ class SplitStack:
             if name not in self.totals:
                 self.totals[name] = torch.zeros(self.runs, dtype=torch.float64, device=self.device)
             self.totals[name] += term.detach().double() * y.shape[1]
-        if self.one.summed:
+        if self.one.class_sums:
             if not self.sums.shape[2]:
-                shape = (self.runs, self.one.summed, joint.shape[2])
+                shape = (self.runs, self.one.class_sums, joint.shape[2])
                 self.sums = torch.zeros(shape, dtype=torch.float64, device=self.device)
             where = y[..., None].expand(-1, -1, joint.shape[2])
             self.sums.scatter_add_(1, where, joint.detach().double())
 
     def _unload(self, jobs: Sequence[SplitJob]) -> list[SplitResult]:
-        """What each run has now."""
+        """The result of each run."""
         halves: list[list[Tensors]] = [[{} for _ in self.one.ids] for _ in jobs]
         for group in self.groups:
             for run in range(self.runs):

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
-from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 import torch
 from pydantic import TypeAdapter
@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from atoll.core.annotations import Outputs, RowGradient, SharedWeights, Update, marked
+from atoll.core.annotations import SharedWeights, Update, marked
 from atoll.core.errors import BadMessageError
 from atoll.core.late import Arriving, Late, now
 
@@ -28,10 +28,7 @@ __all__ = [
     "Check",
     "Checked",
     "Doubt",
-    "Embed",
-    "Embedded",
     "Empty",
-    "Learn",
     "Packet",
     "Part",
     "Tensors",
@@ -140,34 +137,6 @@ class Checked:
     rows: int
     correct: dict[str, int]
     macro_f1: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Embed:
-    """Split networks: a request for the embeddings of rows, without gradient."""
-
-    part: Literal["train", "test"]
-    number: int  # the stage or task
-    seed: int  # of the order of rows; 0 for their own
-    start: int
-    count: int
-
-
-@dataclass(frozen=True)
-class Embedded:
-    """Split networks: embeddings, in the order of the rows that were asked for."""
-
-    embedding: Annotated[Tensor, Outputs(tails=True)]  # (rows, width)
-
-
-@dataclass(frozen=True)
-class Learn:
-    """Split networks: the gradient of the last step, and the step whose embeddings are wanted."""
-
-    seed: int  # of the order of rows in this round
-    step: int  # batches so far in this round
-    more: bool  # whether there is such a step; else the gradient is the last
-    gradient: Annotated[Tensor, RowGradient()]  # (rows, width), no rows before the first step
 
 
 @dataclass(frozen=True)

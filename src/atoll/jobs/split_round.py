@@ -1,90 +1,110 @@
-"""A round of a split network, described once for all parts.
+"""The description of one round of split learning.
 
-A server describes its steps (`SplitJob`), each client lends its half (`Lent`). The reference is the
-exchange message by message in the method itself; `compute/split_rounds.py` does a round as one
-computation where one process holds the halves of all parts.
+The server describes the steps (`SplitJob`), and each client lends its half (`Lent`). The reference
+implementation is the exchange message by message in `families/vertical.py`. Where one process holds
+all halves, `compute/split_rounds.py` runs the round as one computation.
 """
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from atoll.core.messages import Learn, Tensors
+from atoll.core.messages import Tensors
 from atoll.core.rng import Stream, hashes
 from atoll.jobs.identity import identities, shapes
 from atoll.learning.models import Architecture
-from atoll.learning.split import Agg, Batches, chunks
+from atoll.learning.split import Agg, Batches
 
-__all__ = ["Lent", "SplitJob", "SplitResult", "Step", "draws", "would_be"]
+__all__ = [
+    "Lent",
+    "Loss",
+    "SplitJob",
+    "SplitResult",
+    "Step",
+    "View",
+    "draws",
+    "viewed",
+]
 
 
 class Step(NamedTuple):
-    """What a step of the server's half reads, beside weights and what is given for the round."""
+    """The inputs of one step of the server's half."""
 
     joint: Tensor  # (rows, width), the joined embeddings
-    before: Tensor  # the same by the old halves; no rows where they are not sent
+    before: Tensor  # joined embeddings by the reference weights; no rows unless they are sent
     y: Tensor  # (rows,)
-    key: Tensor  # of the step's draws
+    key: Tensor  # seeds the random draws of this step
 
 
+# (weights, constants of the round, step) -> the terms of the loss by name
 Loss = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Step], dict[str, Tensor]]
+View = Callable[[Tensor], Tensor]  # (..., rows, *shape) -> the same rows, augmented
+
+
+def viewed(x: Tensor, views: Sequence[View], axis: int = 0) -> Tensor:
+    """Rows followed by each further view of them."""
+    return torch.cat([x, *(view(x) for view in views)], axis) if views else x
 
 
 def draws(key: Tensor, number: int) -> Tensor:
-    """A further key below this one."""
+    """A child key for the draw of this number."""
     return hashes(key, torch.full_like(key, number))
 
 
 @dataclass(frozen=True)
 class Lent:
-    """A client's half and its rows, for the steps of a round."""
+    """A client's half and its rows, for the steps of one round."""
 
     function: Architecture
     weights: Tensors
     x: Tensor  # (rows, ...)
     rate: float
-    frozen: Tensors | None = None  # entries that keep their value
-    still: bool = False  # whether these are all
-    before: Tensors = field(default_factory=dict)  # the weights at the end of the last stage
-    shows: bool = False  # whether the embeddings by those weights are sent
-    pull: float = 0.0  # weight of the distance to them
-    digits: int = 0  # of what is sent
-    dropped: float = 0.0  # share of the embedding
-    keys: tuple[int, ...] = ()  # of that dropout, one for each step
+    frozen: Tensors | None = None  # masks of entries that keep their value
+    still: bool = False  # whether the masks cover every entry
+    before: Tensors = field(default_factory=dict)  # reference weights; empty: none
+    penalty: float = 0.0  # weight of the distance to the embeddings by the reference weights
+    digits: int = 0  # decimals of the embeddings that are sent; 0: all
+    dropped: float = 0.0  # dropout rate of the embedding
+    keys: tuple[int, ...] = ()  # seeds of the dropout, one per step
 
     @property
     def form(self) -> Hashable:
         """Halves of equal form can be stacked."""
-        how = (self.rate, self.frozen is None, self.still, bool(self.before), self.shows)
+        how = (self.rate, self.frozen is None, self.still, bool(self.before))
         x = (tuple(self.x.shape), str(self.x.dtype))
-        return (self.function, x, *how, self.pull, self.digits, self.dropped)
+        return (self.function, x, *how, self.penalty, self.digits, self.dropped)
 
 
 @dataclass(frozen=True)
 class SplitJob:
-    """The steps of a round: the server's half, its loss, and which rows each step takes."""
+    """The steps of one round: the server's half, its loss, and the rows of each step."""
 
-    ids: tuple[str, ...]  # the clients that take part
-    places: tuple[int, ...]  # of each in a concatenation
+    ids: tuple[str, ...]  # participating clients
+    places: tuple[int, ...]  # position of each client in a concatenation
     parties: int  # pieces of a concatenation
-    y: Tensor  # the label of each row
+    y: Tensor  # label of each row
     batches: Batches
     steps: int
     weights: Tensors
-    given: Tensors
-    loss: Loss  # "loss" among what it gives is descended
-    stream: Stream  # of each step's draws
+    given: Tensors  # constants of the round that the loss reads
+    loss: Loss  # the term "loss" is minimised
+    stream: Stream  # random draws of the steps
     rate: float
     agg: Agg = "sum"
     clip: float = 0.0
     noise: float = 0.0
-    turns: int = 1  # 2: each row is also shown turned, as a class of its own
-    summed: int = 0  # classes, where the embeddings of each class are wanted; else 0
-    lent: tuple[Lent, ...] = ()  # by client
+    views: tuple[View, ...] = ()  # further views of each row, with labels of their own
+    sends_before: bool = False  # whether clients also send embeddings by their reference weights
+    class_sums: int = 0  # classes to sum the joined embeddings over; 0: no sums
+    lent: tuple[Lent, ...] = ()  # one half per client
+
+    def labels(self, y: Tensor) -> Tensor:
+        """Labels of viewed rows: view v of class y is the class `y * (1 + views) + v`."""
+        count = 1 + len(self.views)
+        return torch.cat([count * y + view for view in range(count)], -1) if self.views else y
 
     def key(self) -> Hashable | None:
         """Halves, shapes and loss; rounds with equal keys can be one computation."""
@@ -93,42 +113,30 @@ class SplitJob:
             return None
         tensors = {**self.weights, **{f"given {n}": t for n, t in self.given.items()}}
         halves = tuple(lent.form for lent in self.lent)
-        rows = (self.batches.rows, self.batches.size, self.steps, self.turns, self.summed)
+        rows = (
+            self.batches.rows,
+            self.batches.size,
+            self.steps,
+            self.sends_before,
+            self.class_sums,
+        )
         how = (self.rate, self.agg, self.places, self.parties, self.clip, self.noise)
         return ("passes", loss, shapes(tensors), halves, rows, how, str(self.y.device))
 
     @property
-    def functions(self) -> tuple[Loss, ...]:
-        """The loss, as the only one."""
-        return (self.loss,)
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        """The loss and the views."""
+        return (self.loss, *self.views)
 
     def run(self) -> None:
-        """Alone, the exchange goes message by message: nothing is done here."""
+        """Compute nothing: without a stack, the family exchanges messages instead."""
 
 
 @dataclass(frozen=True)
 class SplitResult:
-    """What the steps of a round gave."""
+    """The outcome of one round."""
 
     weights: Tensors
-    halves: tuple[Tensors, ...]  # by client
+    halves: tuple[Tensors, ...]  # weights of each client
     totals: dict[str, float]  # each term of the loss, summed over rows
-    sums: Tensor  # (classes, width) of the embeddings, where wanted
-
-
-def would_be(work: SplitJob, width: int, dtype: torch.dtype) -> Iterator[tuple[Learn, Tensor, int]]:
-    """The requests of a round and the embeddings of their replies, without values: for a ledger.
-
-    Those of one size are given once, with how many there are.
-    """
-    sizes = chunks([len(work.y)] * (work.steps // len(work.batches)), work.batches.size)
-    sizes = [size * work.turns for size in sizes]
-    forms = [
-        (last, now, len(str(step)), step < work.steps)
-        for step, (last, now) in enumerate(zip([0, *sizes], [*sizes, 0], strict=True))
-    ]
-    for (last, now, digits, more), count in Counter(forms).items():
-        gradient, embedding = (
-            torch.empty((rows, width), dtype=dtype, device="meta") for rows in (last, now)
-        )
-        yield Learn(work.batches.key, 10 ** (digits - 1), more, gradient), embedding, count
+    sums: Tensor  # (classes, width), joined embeddings summed by class; empty unless requested

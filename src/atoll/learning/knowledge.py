@@ -17,7 +17,9 @@ from atoll.learning.split_nets import Bottom
 __all__ = [
     "LmoRule",
     "added",
+    "batch_means",
     "class_means",
+    "combined",
     "delta",
     "drift_scalar",
     "drift_vector",
@@ -51,6 +53,13 @@ def evolved(old: Tensor, known: Tensor, new: Tensor, counts: Tensor, beta: float
     return torch.where((counts > 0)[:, None], found, old)
 
 
+def batch_means(embeddings: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """The mean embedding of each class in a batch, and its rows: a product, which vmap batches."""
+    kinds = (y[:, None] == torch.arange(classes, device=y.device)).to(embeddings.dtype)
+    counts = kinds.sum(0)
+    return kinds.T @ embeddings / counts.clamp(min=1)[:, None], counts
+
+
 def drift_scalar(before: Tensor, now: Tensor, here: Tensor) -> Tensor:
     """Eq. 3 and 4: the mean of the cosine between old and new means, over the classes `here`."""
     near = torch.nn.functional.cosine_similarity(before, now, dim=-1)
@@ -60,6 +69,19 @@ def drift_scalar(before: Tensor, now: Tensor, here: Tensor) -> Tensor:
 def drift_vector(before: Tensor, now: Tensor, here: Tensor) -> Tensor:
     """How far class means have moved, on average over the classes `here`: (width,)."""
     return torch.where(here[:, None], now - before, 0).sum(0) / here.sum()
+
+
+def combined(parts: list[Tensor], how: str, beta: float) -> Tensor:
+    """d.3 step 11: the input of the top at a test where each client was trained by itself.
+
+    mix: H_k = beta E_k + (1 - beta) H_(k-1), whose class means are the prototypes of eq. 5.
+    """
+    if how == "sum":
+        return torch.stack(parts).sum(0)
+    found = parts[0]
+    for part in parts[1:]:
+        found = beta * part + (1 - beta) * found
+    return parts[-1] if how == "current" else found
 
 
 def fisher(network: Bottom, weights: Mapping[str, Tensor], x: Tensor, g: Tensor) -> Tensors:

@@ -1,6 +1,6 @@
-"""What a curious part could find out from the messages that it sees anyway: two plain attacks.
+"""Two plain attacks on split learning by a participant that reads the messages it receives.
 
-They are lower bounds: somebody with more time does better.
+Their success is a lower bound: an attacker with more time does better.
 """
 
 import torch

@@ -9,9 +9,7 @@ from torch import Tensor
 
 from atoll.core.rng import below, normals
 
-__all__ = ["contrast", "distance_gradient", "noisy", "picked", "radius", "translated", "turned"]
-
-ROUNDING = 64  # a distance of fewer units of rounding error counts as 0
+__all__ = ["contrast", "noisy", "picked", "radius", "translated", "turned"]
 
 
 def noisy(prototypes: Tensor, size: float | Tensor, key: Tensor) -> Tensor:
@@ -29,20 +27,6 @@ def radius(embeddings: Tensor, y: Tensor, means: Tensor) -> float:
     spread, kinds = (embeddings - means[y]).double() ** 2, y.unique()
     within = [spread[y == kind].sum(1).mean() for kind in kinds]  # trace of the covariance
     return float((torch.stack(within).mean() / embeddings.shape[1]).sqrt())
-
-
-def distance_gradient(now: Tensor, before: Tensor) -> Tensor:
-    """PASS: the gradient of the distance |now - before| by now, over the last two axes.
-
-    At distance 0 the gradient is 0. Two computations of one embedding differ by rounding errors,
-    and dividing those by their norm would give a random direction of full length; so a distance
-    within rounding of 0 counts as 0.
-    """
-    difference = now - before
-    distance = difference.flatten(-2).norm(dim=-1)
-    rounding = ROUNDING * torch.finfo(now.dtype).eps * before.flatten(-2).norm(dim=-1)
-    divisor = torch.where(distance > rounding, distance, torch.inf)
-    return difference / divisor[..., None, None]
 
 
 def contrast(rows: Tensor, y: Tensor, current: int) -> Tensor:

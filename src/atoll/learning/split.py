@@ -1,4 +1,4 @@
-"""Split learning: what a client does with its half of a network, and how halves are joined."""
+"""Arithmetic of split learning: a client's half of a network, and how embeddings are joined."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +21,7 @@ __all__ = [
     "Batches",
     "Half",
     "chunks",
+    "distance_gradient",
     "dropout",
     "finite",
     "fitting",
@@ -37,10 +38,11 @@ __all__ = [
 Agg = Literal["sum", "mean", "concat"]
 CHUNK = 1024  # rows of one pass without gradient
 MESSAGE = 2048  # rows of one message without gradient
+ROUNDING = 64  # a distance of fewer units of rounding error counts as 0
 
 
 def joined(embeddings: Sequence[Tensor], how: Agg) -> Tensor:
-    """The global embedding of rows that several clients hold parts of."""
+    """The joint embedding of rows from those of each client."""
     if how == "concat":
         return torch.cat(list(embeddings), -1)
     total = torch.stack(list(embeddings)).sum(0)
@@ -48,7 +50,7 @@ def joined(embeddings: Sequence[Tensor], how: Agg) -> Tensor:
 
 
 def parts_of(gradient: Tensor, count: int, how: Agg) -> list[Tensor]:
-    """The gradient by each client's embedding, from that by the global one."""
+    """The gradient of each client's embedding, from that of the joint one."""
     if how == "concat":
         return list(gradient.chunk(count, -1))
     return [gradient if how == "sum" else gradient / count] * count
@@ -56,7 +58,7 @@ def parts_of(gradient: Tensor, count: int, how: Agg) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of several passes in a row, which both halves derive from one number."""
+    """The batches of several epochs, which both halves derive from one seed."""
 
     rows: int
     size: int
@@ -132,9 +134,9 @@ class Half:
         """The gradient by the weights, from that by the embeddings of the last batch."""
         assert self._kept is not None  # again() comes first
         _, moving, embedding = self._kept
-        found = torch.autograd.grad(embedding, list(moving.values()), gradient)
+        gradients = torch.autograd.grad(embedding, list(moving.values()), gradient)
         self._kept = None
-        return dict(zip(moving, found, strict=True))
+        return dict(zip(moving, gradients, strict=True))
 
     def descend(self, gradients: Tensors, rate: float, frozen: Tensors | None = None) -> None:
         """One plain gradient step; frozen entries get their value back exactly."""
@@ -143,10 +145,10 @@ class Half:
 
 def stepped(weights: Tensors, gradients: Tensors, rate: float, frozen: Tensors | None) -> Tensors:
     """Weights after one plain gradient step; frozen entries are written back as they were."""
-    found = {n: w - rate * gradients[n] if n in gradients else w for n, w in weights.items()}
+    after = {n: w - rate * gradients[n] if n in gradients else w for n, w in weights.items()}
     if frozen is not None:
-        found = {n: torch.where(frozen[n], weights[n], w) for n, w in found.items()}
-    return copied(found)
+        after = {n: torch.where(frozen[n], weights[n], w) for n, w in after.items()}
+    return copied(after)
 
 
 def fitting(embedding: Tensor, rows: int, width: int, sender: str) -> Tensor:
@@ -167,22 +169,36 @@ def guarded(gradient: Tensor, clip: float, noise: float, key: Tensor) -> Tensor:
     return gradient
 
 
+def distance_gradient(now: Tensor, before: Tensor) -> Tensor:
+    """The gradient of the distance |now - before| by now, over the last two axes.
+
+    At distance 0 the gradient is 0. Two computations of one embedding differ by rounding errors,
+    and dividing those by their norm would give a random direction of full length; so a distance
+    within rounding of 0 counts as 0.
+    """
+    difference = now - before
+    distance = difference.flatten(-2).norm(dim=-1)
+    rounding = ROUNDING * torch.finfo(now.dtype).eps * before.flatten(-2).norm(dim=-1)
+    divisor = torch.where(distance > rounding, distance, torch.inf)
+    return difference / divisor[..., None, None]
+
+
 def rounded(embedding: Tensor, digits: int) -> Tensor:
     """Embeddings with so many digits behind the point; 0 for all."""
     return torch.round(embedding, decimals=digits) if digits else embedding
 
 
 def union(
-    said: Mapping[int, tuple[Tensor, Tensor]], fresh: Callable[[int], Tensor]
+    predictions: Mapping[int, tuple[Tensor, Tensor]], fresh: Callable[[int], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Logits and labels of all tasks; `fresh` marks the rows that no earlier task has."""
-    parts = [tuple(part[fresh(task)] for part in said[task]) for task in sorted(said)]
+    parts = [tuple(part[fresh(task)] for part in predictions[task]) for task in sorted(predictions)]
     logits, labels = zip(*parts, strict=True)
     return torch.cat(logits), torch.cat(labels)
 
 
 def finite(loss: float, stage: int, number: int) -> None:
-    """Refuse a loss that is not a number."""
+    """Raise for a loss that is not finite."""
     if not math.isfinite(loss):
         raise UserError(
             f"the loss is no longer a number at stage {stage}, round {number}",
@@ -197,7 +213,7 @@ def chunks(rows: Sequence[int], size: int = MESSAGE) -> list[int]:
 
 
 def not_declared(name: str, stage: int, classes: int) -> UserError:
-    """A class has come that the head was not made for."""
+    """The error for a class beyond the outputs of the top network."""
     return UserError(
         f"class '{name}' of stage {stage} is not among the {classes} declared",
         "method.declared",

@@ -106,14 +106,14 @@ def test_pass_in_single_precision_is_not_led_by_rounding_errors(
     Whether two computations of one embedding differ in the last bit depends on the CPU, so here
     all of the stack's do.
     """
-    embed_all = split_rounds._Halves._tell
+    embed_all = split_rounds._Halves._fill
 
     def one_bit_off(halves: Any, tables: list[torch.Tensor], *rest: Any) -> None:
         embed_all(halves, tables, *rest)
         for table in tables:
             table.copy_(torch.nextafter(table, torch.full_like(table, torch.inf)))
 
-    monkeypatch.setattr(split_rounds._Halves, "_tell", one_bit_off)
+    monkeypatch.setattr(split_rounds._Halves, "_fill", one_bit_off)
     weights, losses = {}, {}
     for mode in ("loop", "stacked"):
         how = values(WAYS_TO_LEARN["pass"], **{"engine.mode": mode, "dtype": "float32"})

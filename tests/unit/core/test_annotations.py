@@ -5,7 +5,8 @@ import pytest
 from atoll import methods
 from atoll.core.annotations import RowGradient, SharedWeights, Update, marked
 from atoll.core.federation import actions, kinds
-from atoll.core.messages import Check, Empty, Learn, Tensors, Weights, _fields
+from atoll.core.messages import Check, Empty, Tensors, Weights, _fields
+from atoll.families.vertical import Learn
 from atoll.methods import chfl, fedavg, fedseit, fml
 
 

@@ -11,8 +11,9 @@ from atoll.core.annotations import Bounded, Outputs, RowCount, Update
 from atoll.core.errors import BadMessageError
 from atoll.core.federation import Clients, Moment
 from atoll.core.influence import Guard, RobustOptions, implausible_state
-from atoll.core.messages import Embedded, Empty, Packet, Tensors, Weights, pack
+from atoll.core.messages import Empty, Packet, Tensors, Weights, pack
 from atoll.core.record import Exclusion
+from atoll.families.vertical import Embedded
 
 NOW = Moment(0, 1, 3)
 

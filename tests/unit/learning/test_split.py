@@ -173,10 +173,10 @@ def test_embeddings_one_rounding_error_apart_are_not_pulled(dtype: torch.dtype) 
     before = torch.rand((3, 5, 4), dtype=dtype, generator=torch.Generator().manual_seed(0))
     now = torch.nextafter(before, torch.full_like(before, 2))
     assert (now != before).all()
-    assert not replay.distance_gradient(now, before).any()
-    assert not replay.distance_gradient(before, before).any()
+    assert not split.distance_gradient(now, before).any()
+    assert not split.distance_gradient(before, before).any()
     dark = torch.zeros_like(before)  # a network whose units are all off says 0
-    assert not replay.distance_gradient(dark, dark).any()
+    assert not split.distance_gradient(dark, dark).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -187,10 +187,10 @@ def test_embeddings_apart_by_a_step_of_training_are_pulled_with_length_one(
     now = before.clone()
     now[0] += 1e-4  # a small step; the second member does not move
     now[2, 1, 3] += 0.5
-    gradient = replay.distance_gradient(now, before)
+    gradient = split.distance_gradient(now, before)
     assert gradient.flatten(1).norm(dim=1).tolist() == pytest.approx([1, 0, 1], rel=1e-3)
     assert float(gradient[2, 1, 3]) == pytest.approx(1)
-    one = replay.distance_gradient(now[0], before[0])
+    one = split.distance_gradient(now[0], before[0])
     torch.testing.assert_close(one, gradient[0])  # one client, or many: the same
     wanted = now.double().requires_grad_()
     (wanted - before.double())[2].norm().backward()

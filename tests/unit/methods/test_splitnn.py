@@ -11,9 +11,10 @@ from torch.nn import functional as F  # noqa: N812
 
 from atoll.core.errors import BadMessageError, ClientFailedError, UserError
 from atoll.core.federation import SERVER, Clients, Moment
-from atoll.core.messages import Learn, Tensors
+from atoll.core.messages import Tensors
 from atoll.core.record import Message, Round, Score, read_events
 from atoll.engines.local import LocalEngine, local_engine
+from atoll.families.vertical import Learn
 from atoll.learning.split import Batches
 from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.execute import execute
@@ -58,9 +59,9 @@ def trained(made: Parts, rounds: int = 2) -> tuple[Any, dict[str, Any]]:
 def centralised(made: Parts, rounds: int, agg: str) -> tuple[Tensors, dict[str, Tensors]]:
     """One network that reads all columns, trained on the same batches by autograd alone."""
     server = made.server()
-    halves = {id: made.client(id).half for id in made.scenario.clients}
+    halves = {id: made.client(id).learner.half for id in made.scenario.clients}
     labels, options = server.site.train(0).y, made.config.options()
-    top = {n: w.clone().requires_grad_() for n, w in server.weights.items()}
+    top = {n: w.clone().requires_grad_() for n, w in server.head.weights.items()}
     below = {
         id: {n: w.clone().requires_grad_() for n, w in half.weights.items()}
         for id, half in halves.items()
@@ -78,7 +79,7 @@ def centralised(made: Parts, rounds: int, agg: str) -> tuple[Tensors, dict[str, 
             joint = torch.cat(parts_, 1) if agg == "concat" else sum(parts_)
             if agg == "mean":
                 joint = joint / len(parts_)
-            loss = F.cross_entropy(server.network(top, joint), labels[rows])
+            loss = F.cross_entropy(server.head.network(top, joint), labels[rows])
             for weight, gradient in zip(
                 everything, torch.autograd.grad(loss, everything), strict=True
             ):
@@ -95,12 +96,12 @@ def test_a_split_network_is_the_network_that_was_never_cut(
     server, clients = trained(made)
     top, below = centralised(made, 2, agg)
     for name, weight in top.items():
-        assert (server.weights[name] - weight).abs().max() < tolerance
+        assert (server.head.weights[name] - weight).abs().max() < tolerance
     for id, weights in below.items():
         for name, weight in weights.items():
-            assert (clients[id].half.weights[name] - weight).abs().max() < tolerance
-    first = made.client("site-0").half.weights
-    assert any(not torch.equal(first[n], clients["site-0"].half.weights[n]) for n in first)
+            assert (clients[id].learner.half.weights[name] - weight).abs().max() < tolerance
+    first = made.client("site-0").learner.half.weights
+    assert any(not torch.equal(first[n], clients["site-0"].learner.half.weights[n]) for n in first)
 
 
 def test_a_batch_costs_one_exchange_and_a_round_one_more(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_a_message_that_comes_twice_is_applied_once(replay: str) -> None:
     for number in range(2):
         moment = Moment(0, number, 2)
         server.round(Clients(made.scenario.clients, engine, moment), moment)
-    assert all(torch.equal(once.weights[n], server.weights[n]) for n in once.weights)
+    assert all(torch.equal(once.head.weights[n], server.head.weights[n]) for n in once.head.weights)
 
 
 @dataclasses.dataclass
@@ -186,7 +187,7 @@ def test_standalone_begins_anew_and_is_tested_on_its_own_task(tmp_path: Path) ->
     for stage, client in ((0, one), (2, two)):
         request = Learn(7, 0, True, torch.zeros(0, 12))
         client.learn(request, Moment(stage, 0, 2))
-    assert not torch.equal(one.half.weights["weight"], two.half.weights["weight"])
+    assert not torch.equal(one.learner.half.weights["weight"], two.learner.half.weights["weight"])
 
 
 def learners(found: list[Any], stage: int) -> set[str]:
@@ -246,12 +247,12 @@ def test_a_stage_with_one_class_is_learned(
 
 def test_pass_turns_images_and_doubles_the_outputs_but_not_those_of_tables() -> None:
     made = parts(config(replay="pass"))
-    assert len(made.server().weights["bias1"]) == 20
+    assert len(made.server().head.weights["bias1"]) == 20
     client = made.client("site-0")
     reply = client.learn(Learn(7, 0, True, torch.zeros(0, 12)), Moment(0, 0, 2))
     assert reply.embedding.shape == (64, 12)
     table = {"data": "digits-table", "scenario.cut": "contiguous"}
-    assert len(parts(config(replay="pass", **table)).server().weights["bias1"]) == 10
+    assert len(parts(config(replay="pass", **table)).server().head.weights["bias1"]) == 10
 
 
 def test_a_loss_that_is_no_number_is_an_error_with_a_remedy(tmp_path: Path) -> None:
@@ -268,7 +269,7 @@ def test_classes_that_no_stage_has_had_are_not_guessed_with_the_mask(tmp_path: P
     moment = Moment(0, 0, 1)
     clients = Clients(made.scenario.clients, engine, moment)
     server.round(clients, moment)
-    logits, _ = server._predicted(clients, list(made.scenario.clients), 0)
+    logits = server.logits(server.head.embedded(clients, made.scenario.clients, "test", 0))
     assert torch.isneginf(logits[:, 4:]).all()
     assert torch.isfinite(logits[:, :4]).all()
 

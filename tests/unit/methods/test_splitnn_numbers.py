@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from atoll.core.federation import SERVER, Clients, Moment
-from atoll.core.messages import Embed, Learn, Tensors
+from atoll.core.messages import Tensors
 from atoll.engines.local import LocalEngine
+from atoll.families.vertical import Embed, Learn
 from atoll.jobs.split_round import Step, draws
 from atoll.learning.replay import contrast, noisy, picked
 from atoll.learning.split import Batches
@@ -54,8 +55,8 @@ class Plain:
         server = self.made.server()
         self.options, self.site, self.network = self.made.config.options(), server.site, server
         self.turns = 2 if self.options.replay == "pass" else 1
-        self.top = server.weights
-        self.halves = {id: self.made.client(id).half for id in self.made.scenario.clients}
+        self.top = server.head.weights
+        self.halves = {id: self.made.client(id).learner.half for id in self.made.scenario.clients}
         self.below = {id: half.weights for id, half in self.halves.items()}
         self.before: dict[str, Tensors] = {}
         self.means = torch.zeros(10, WIDTH, dtype=torch.float64)
@@ -80,7 +81,7 @@ class Plain:
         return means, torch.bincount(y, minlength=10)
 
     def entropy(self, weights: Tensors, rows: Tensor, labels: Tensor, stage: int) -> Tensor:
-        logits = self.network.network(weights, rows)
+        logits = self.network.head.network(weights, rows)
         if self.options.replay == "fedspace":
             seen = {0, 1, 2} if stage == 0 else {0, 1, 2, 3}
             unseen = [kind for kind in range(10) if kind not in seen]
@@ -200,12 +201,12 @@ def test_two_stages_of_messages_are_those_of_a_plain_loop(how: dict[str, Any]) -
     made = parts(config(**how))
     plain, (server, engine, losses) = run_plain(made), run_split(made)
     assert losses == pytest.approx(plain.losses, rel=1e-7)  # the radius has single precision
-    close(plain.top, server.weights)
+    close(plain.top, server.head.weights)
     for id, weights in plain.below.items():
-        close(weights, engine._client(id).half.weights)
+        close(weights, engine._client(id).learner.half.weights)
     torch.testing.assert_close(server.means, plain.means, rtol=1e-6, atol=1e-7)
     assert float(server.radius) == pytest.approx(plain.radius, rel=1e-5)
-    assert server.seen.tolist() == [True] * 4 + [False] * 6
+    assert server.head.seen.tolist() == [True] * 4 + [False] * 6
     if how.get("replay", "none") != "none":
         assert server.counts.tolist() == plain.counts.tolist()
 
@@ -219,11 +220,11 @@ def test_the_test_counts_the_rows_whose_largest_logit_is_their_class(how: dict[s
     tables = []
     for task in (0, 1):
         rows = [
-            engine._client(id).half.embed(made.site(id).test(task).x)
+            engine._client(id).learner.half.embed(made.site(id).test(task).x)
             for id in made.scenario.clients
         ]
         joint = torch.cat(rows, 1) if how.get("agg") == "concat" else rows[0] + rows[1]
-        logits = server.network(server.weights, joint)[:, :: 2 if "replay" in how else 1]
+        logits = server.head.network(server.head.weights, joint)[:, :: 2 if "replay" in how else 1]
         tables.append(logits.argmax(1) == server.site.test(task).y)
     new = server.site.fresh(1)
     expected = [tables[0], tables[1], torch.cat([tables[0], tables[1][new]])]
@@ -243,17 +244,21 @@ def test_a_client_steps_down_the_gradient_of_the_batch_before_once() -> None:
     assert client.state()["done"].tolist() == [-1, -1, -1]
     x = client.site.train(0).x
     rows = Batches(len(x), 12, 7)
-    flat, weight = x[rows.at(0, x.device)].flatten(1), client.half.weights["weight"]
-    active = (flat @ weight.T + client.half.weights["bias"] > 0).double()
-    torch.testing.assert_close(first, torch.relu(flat @ weight.T + client.half.weights["bias"]))
+    flat, weight = x[rows.at(0, x.device)].flatten(1), client.learner.half.weights["weight"]
+    active = (flat @ weight.T + client.learner.half.weights["bias"] > 0).double()
+    torch.testing.assert_close(
+        first, torch.relu(flat @ weight.T + client.learner.half.weights["bias"])
+    )
     second = learn(client, 1, torch.ones_like(first))
     moved = weight - 0.02 * active.T @ flat
-    torch.testing.assert_close(client.half.weights["weight"], moved)
+    torch.testing.assert_close(client.learner.half.weights["weight"], moved)
     flat = x[rows.at(1, x.device)].flatten(1)
-    torch.testing.assert_close(second, torch.relu(flat @ moved.T + client.half.weights["bias"]))
+    torch.testing.assert_close(
+        second, torch.relu(flat @ moved.T + client.learner.half.weights["bias"])
+    )
     assert client.state()["done"].tolist() == [0, 0, 0]
     assert torch.equal(learn(client, 1, torch.ones_like(first)), second)  # it comes again
-    torch.testing.assert_close(client.half.weights["weight"], moved)
+    torch.testing.assert_close(client.learner.half.weights["weight"], moved)
     assert len(learn(client, 2, torch.ones_like(second), more=False)) == 0
     assert client.state()["done"].tolist() == [0, 0, 1]
 
@@ -271,7 +276,7 @@ def test_a_client_that_was_rebuilt_between_two_messages_makes_the_same_step() ->
 def test_rows_are_embedded_in_the_order_of_the_seed_and_without_one_as_they_lie() -> None:
     client = parts(config()).client("site-0")
     x, moment = client.site.train(0).x, Moment(0, 0, 1)
-    every = client.half.embed(x)
+    every = client.learner.half.embed(x)
     order = Batches(len(x), len(x), 5).at(0, x.device)
     plain = client.embed(Embed("train", 0, 0, 2, 3), moment).embedding
     drawn = client.embed(Embed("train", 0, 5, 2, 3), moment).embedding
@@ -281,17 +286,17 @@ def test_rows_are_embedded_in_the_order_of_the_seed_and_without_one_as_they_lie(
 
 def test_what_an_engine_has_done_for_a_client_is_not_done_again_by_a_message() -> None:
     client = parts(config()).client("site-0")
-    weights = {name: w + 1 for name, w in client.half.weights.items()}
+    weights = {name: w + 1 for name, w in client.learner.half.weights.items()}
     client.take(weights, Moment(0, 0, 1), 3)
     assert client.state()["done"].tolist() == [0, 0, 2]
     learn(client, 3, torch.ones(12, WIDTH).double(), more=False)
-    assert all(torch.equal(client.half.weights[name], w) for name, w in weights.items())
+    assert all(torch.equal(client.learner.half.weights[name], w) for name, w in weights.items())
 
 
 def test_a_secret_server_draws_what_no_client_can_draw() -> None:
     def keys(**how: Any) -> list[int]:
         made, moment = parts(config(**how)), Moment(1, 0, 2)
-        return [made.server()._draws("step", moment).key for _ in range(2)]
+        return [made.server().head.draws("step", moment).key for _ in range(2)]
 
     one, other = keys()
     assert one == other == parts(config()).site(SERVER).stream("step", Moment(1, 0, 2)).key
@@ -302,14 +307,14 @@ def test_a_secret_server_draws_what_no_client_can_draw() -> None:
 def test_a_head_is_widened_to_the_highest_class_and_keeps_its_old_outputs() -> None:
     made = parts(config(declared=3, undeclared="widen"))
     server = made.server()
-    before = {name: w.clone() for name, w in server.weights.items()}
-    assert server.classes == len(before["bias1"]) == 3
-    server._begin(Moment(1, 0, 2))
-    assert server.classes == len(server.weights["bias1"]) == 4
-    torch.testing.assert_close(server.weights["weight1"][:3], before["weight1"])
+    before = {name: w.clone() for name, w in server.head.weights.items()}
+    assert server.head.classes == len(before["bias1"]) == 3
+    server.head.begin(Moment(1, 0, 2))
+    assert server.head.classes == len(server.head.weights["bias1"]) == 4
+    torch.testing.assert_close(server.head.weights["weight1"][:3], before["weight1"])
     other = made.server()
     other.restore(server.state())
-    assert other.classes == 4
+    assert other.head.classes == 4
 
 
 def rehearsed(replay: str) -> tuple[float, Tensor, Tensor]:
@@ -361,12 +366,12 @@ def test_a_prototype_is_kept_or_mixed_by_the_rule_of_its_rehearsal(
     assert (how.tau, how.masked) == {
         "pass": (0.1, False), "fedspace": (0.1, True), "fedprok": (1.0, False),
     }[replay]  # fmt: skip
-    server.site = SimpleNamespace(
+    server.head.site = server.site = SimpleNamespace(
         train=lambda stage: SimpleNamespace(y=torch.tensor([2, 3])),
         parties=lambda stage: ["site-0"],
         by_columns=False,
     )
-    server._embedded = lambda *asked: {"site-0": torch.tensor([[8.0] * 3, [6.0] * 3]).double()}
+    server.head.embedded = lambda *asked: {"site-0": torch.tensor([[8.0] * 3, [6.0] * 3]).double()}
     server.means[1], server.means[2] = 7.0, 4.0
     server.counts[1], server.counts[2] = 5, 3
     server._keep(None, Moment(1, 1, 2))
@@ -376,7 +381,7 @@ def test_a_prototype_is_kept_or_mixed_by_the_rule_of_its_rehearsal(
 
 
 def test_a_pass_is_done_again_where_another_batch_was_kept() -> None:
-    half = parts(config()).client("site-0").half
+    half = parts(config()).client("site-0").learner.half
     one, other = torch.rand(2, 3, 1, 8, 4, dtype=torch.float64)
     half.forward("one", one, None)
     torch.testing.assert_close(half.again("other", lambda: (other, None)), half.embed(other))

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from atoll.core.federation import SERVER, Clients, Moment, answer
-from atoll.core.messages import Learn, Packet, unpack
+from atoll.core.messages import Packet, unpack
 from atoll.core.rng import Stream, normals
 from atoll.engines.local import LocalEngine
+from atoll.families.vertical import Learn, Learned
 from atoll.jobs.split_round import draws
 from atoll.learning.leakage import labels_from_gradients, reconstruction
 from atoll.learning.split import Batches
@@ -45,7 +46,7 @@ class Curious:
             request = unpack(packets["site-0"], Learn, SERVER)
             self.seed = request.seed
             self.gradients.append(request.gradient)
-            self.embeddings.append(unpack(answers["site-0"], vleto.Learned, "site-0").embedding)
+            self.embeddings.append(unpack(answers["site-0"], Learned, "site-0").embedding)
         if action == "measure":
             self.measured = unpack(packets["site-0"], vleto.Measure, SERVER)
         return answers
@@ -139,7 +140,7 @@ def test_prototypes_tell_the_mean_columns_of_a_class() -> None:
         server.round(Clients(made.scenario.clients, engine, moment), moment)
     y, ids = made.site(SERVER).train(0).y, made.scenario.clients
     rows = {id: made.site(id).train(0).x for id in ids}
-    joint = torch.stack([engine._client(id).half.embed(rows[id]) for id in ids]).sum(0)
+    joint = torch.stack([engine._client(id).learner.half.embed(rows[id]) for id in ids]).sum(0)
     x = torch.cat([rows[id].flatten(1) for id in ids], 1)
     means = torch.stack([x[y == kind].mean(0) for kind in range(10)])
     # the map is fitted on 400 rows that the attacker knows, and judged on the ten class means

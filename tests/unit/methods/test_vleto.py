@@ -12,11 +12,12 @@ from torch import Tensor
 
 from atoll.core.errors import InterruptedRunError
 from atoll.core.federation import SERVER, Clients, Moment, actions, answer, kinds
-from atoll.core.messages import Learn, Packet, Tensors, contents, unpack
+from atoll.core.messages import Packet, Tensors, contents, unpack
 from atoll.core.record import Message, Round, Score, read_events
 from atoll.engines.local import LocalEngine, local_engine
+from atoll.families.vertical import Learn, Learned
 from atoll.jobs.split_round import Step
-from atoll.learning.knowledge import class_means, delta, evolved, frozen
+from atoll.learning.knowledge import class_means, combined, delta, evolved, frozen
 from atoll.learning.split import Batches
 from atoll.methods import vleto
 from atoll.runs.config import RunConfig, change, resolve
@@ -85,7 +86,7 @@ def staged(made: Parts, engine: Any, stages: int, rounds: int = 2, server: Any =
 
 def weights_of(engine: LocalEngine) -> dict[str, Tensors]:
     return {
-        id: {n: w.clone() for n, w in engine._client(id).half.weights.items()}
+        id: {n: w.clone() for n, w in engine._client(id).learner.half.weights.items()}
         for id in engine._parts.scenario.clients
     }
 
@@ -256,13 +257,13 @@ def test_7_the_oracle_is_labelled_in_every_score(tmp_path: Path) -> None:
 def test_8_class_means_of_mixed_embeddings_are_mixed_prototypes() -> None:
     y, beta = torch.arange(60) % 3, 0.3
     parts_ = [torch.randn(60, 5, dtype=torch.float64) for _ in range(3)]
-    before = vleto.combined(parts_[:2], "mix", beta)
-    mixed = class_means(vleto.combined(parts_, "mix", beta), y, 3)[0]
+    before = combined(parts_[:2], "mix", beta)
+    mixed = class_means(combined(parts_, "mix", beta), y, 3)[0]
     known, counts = torch.ones(3, dtype=torch.bool), torch.full((3,), 20)
     old, new = class_means(before, y, 3)[0], class_means(parts_[2], y, 3)[0]
     assert (mixed - evolved(old, known, new, counts, beta)).abs().max() < 1e-12
-    assert torch.equal(vleto.combined(parts_, "current", beta), parts_[2])
-    torch.testing.assert_close(vleto.combined(parts_, "sum", beta), sum(parts_))
+    assert torch.equal(combined(parts_, "current", beta), parts_[2])
+    torch.testing.assert_close(combined(parts_, "sum", beta), sum(parts_))
 
 
 def test_10_prototypes_follow_the_drift_by_gamma_and_stay_without_it() -> None:
@@ -311,6 +312,13 @@ def test_12_a_stage_with_one_class_is_learned(tmp_path: Path) -> None:
     assert scores[1, 1] > 0.6
 
 
+def stepped(server: Any, joint: Tensor, y: Tensor, moment: Moment) -> Any:
+    """The first step of a round: its losses, and the gradient of the joined embedding."""
+    job = server._job(moment)
+    key = torch.tensor(job.stream.child(0).key)
+    return server.head.step(job, Step(joint, joint[:0], y, key))
+
+
 @pytest.mark.parametrize("agg", ["sum", "mean"])
 def test_13_and_14_gradients_are_those_of_the_cross_entropy_alone_and_equal_for_all(
     agg: str,
@@ -320,13 +328,13 @@ def test_13_and_14_gradients_are_those_of_the_cross_entropy_alone_and_equal_for_
     server = staged(made, spy, 1, rounds=1)
     moment = Moment(1, 0, 1)
     y = server.site.train(1).y[:16]
-    joint, none = torch.rand(16, 12), torch.zeros(0, 12)
-    kept = dict(server.weights)
-    terms, with_replay = server._step(joint, none, y, (moment, 0))
+    joint = torch.rand(16, 12)
+    kept = dict(server.head.weights)
+    terms, with_replay = stepped(server, joint, y, moment)
     assert "loss_a" in terms
-    server.weights = kept
+    server.head.weights = kept
     server.known = torch.zeros_like(server.known)  # no old class: no replay
-    terms, without = server._step(joint, none, y, (moment, 0))
+    terms, without = stepped(server, joint, y, moment)
     assert "loss_a" not in terms
     torch.testing.assert_close(with_replay, without)
     by_client: dict[int, list[Tensor]] = {}
@@ -337,9 +345,9 @@ def test_13_and_14_gradients_are_those_of_the_cross_entropy_alone_and_equal_for_
     (first,) = [m.gradient for s, r, m in spy.heard
                 if r == "site-0" and isinstance(m, Learn) and m.step == 1]  # fmt: skip
     fresh = made.server()
-    embedded = [m.embedding for s, _, m in spy.heard if isinstance(m, vleto.Learned)][:4]
+    embedded = [m.embedding for s, _, m in spy.heard if isinstance(m, Learned)][:4]
     joint = torch.stack(embedded).sum(0) / (4 if agg == "mean" else 1)
-    whole = fresh._step(joint, none, _labels(made, spy), (Moment(0, 0, 1), 0))[1]
+    whole = stepped(fresh, joint, _labels(made, spy), Moment(0, 0, 1))[1]
     torch.testing.assert_close(first, whole / (4 if agg == "mean" else 1))
 
 
@@ -430,7 +438,7 @@ def test_messages_that_come_twice_count_once() -> None:
     made = parts(config(lmo_rule="quantile", gamma=0.5))
     once, twice = LocalEngine(made), LocalEngine(made)
     one, two = staged(made, once, 2), staged(made, Repeating(twice), 2)
-    assert equal(one.weights, two.weights)
+    assert equal(one.head.weights, two.head.weights)
     for id in made.scenario.clients:
         assert equal(once._client(id).state(), twice._client(id).state())
 

@@ -11,14 +11,14 @@ from torch.nn import functional as F  # noqa: N812
 
 from atoll.core.errors import UserError
 from atoll.core.federation import SERVER, Clients, Moment
-from atoll.core.messages import Embed, Learn, Tensors
+from atoll.core.messages import Tensors
 from atoll.engines.local import LocalEngine
+from atoll.families.vertical import Embed, Learn
 from atoll.jobs.split_round import draws
-from atoll.learning.knowledge import frozen
+from atoll.learning.knowledge import combined, frozen
 from atoll.learning.leakage import labels_from_gradients, reconstruction
 from atoll.learning.replay import noisy
 from atoll.learning.split import Batches
-from atoll.methods.vleto import combined
 from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.parts import Parts, parts
 
@@ -61,8 +61,8 @@ class Plain:
         server = self.made.server()
         self.options, self.site, self.network = self.made.config.options(), server.site, server
         self.columns = self.site.by_columns
-        self.top = server.weights
-        self.halves = {id: self.made.client(id).half for id in self.made.scenario.clients}
+        self.top = server.head.weights
+        self.halves = {id: self.made.client(id).learner.half for id in self.made.scenario.clients}
         self.below = {id: half.weights for id, half in self.halves.items()}
         self.before: dict[str, Tensors] = {}
         self.masks: dict[str, Tensors] = {}
@@ -84,7 +84,7 @@ class Plain:
         return found
 
     def entropy(self, weights: Tensors, rows: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(self.network.network(weights, rows), y)
+        return F.cross_entropy(self.network.head.network(weights, rows), y)
 
     def mixed(self, new: Tensor, y: Tensor) -> Tensor:
         """Half of the new mean and half of the old one; one alone where there is no other."""
@@ -206,11 +206,11 @@ def test_two_stages_of_messages_are_those_of_a_plain_loop(how: dict[str, Any]) -
             assert notes == pytest.approx(plain.notes[-1], rel=1e-8, abs=1e-10)
         for id in plain.ids(stage):
             client = engine._client(id)
-            close(plain.below[id], client.half.weights)
+            close(plain.below[id], client.learner.half.weights)
             close(plain.fisher[id], client.fisher)
             if "rho" in how:
                 plain.masks[id] = frozen(client.fisher, "quantile", 0.0, 0.6)
-    close(plain.top, server.weights)
+    close(plain.top, server.head.weights)
     torch.testing.assert_close(server.means, plain.means, rtol=1e-8, atol=1e-10)
     assert server.known.nonzero().flatten().tolist() == sorted(plain.known)
 
@@ -234,13 +234,13 @@ def test_a_client_steps_down_the_gradient_of_the_batch_before_once() -> None:
     assert client.state()["done"].tolist() == [-1, -1, -1, -1, -1]
     reply = learn(client, 0, NONE)
     assert reply.before.shape == (0, WIDTH)
-    x, weight = client.site.train(0).x, client.half.weights["weight"]
+    x, weight = client.site.train(0).x, client.learner.half.weights["weight"]
     flat = x[Batches(len(x), BATCH, 7).at(0, x.device)].flatten(1)
-    active = (flat @ weight.T + client.half.weights["bias"] > 0).double()
+    active = (flat @ weight.T + client.learner.half.weights["bias"] > 0).double()
     for _ in range(2):  # it comes again
         learn(client, 1, torch.ones_like(reply.embedding))
         moved = weight - 0.1 * active.T @ flat
-        torch.testing.assert_close(client.half.weights["weight"], moved)
+        torch.testing.assert_close(client.learner.half.weights["weight"], moved)
     end = learn(client, 2, torch.zeros_like(reply.embedding), more=False)
     assert end.embedding.shape == end.before.shape == (0, WIDTH)
     assert client.state()["done"].tolist() == [0, 0, 1, -1, -1]
@@ -260,17 +260,17 @@ def test_a_client_that_was_rebuilt_between_two_messages_makes_the_same_step() ->
 
 def test_what_an_engine_has_done_for_a_client_is_not_done_again_by_a_message() -> None:
     client = parts(config()).client("site-0")
-    weights = {name: w + 1 for name, w in client.half.weights.items()}
+    weights = {name: w + 1 for name, w in client.learner.half.weights.items()}
     client.take(weights, Moment(0, 0, 1), 3)
     assert client.state()["done"].tolist() == [0, 0, 2, -1, -1]
     learn(client, 3, torch.ones(BATCH, WIDTH).double(), more=False)
-    assert all(torch.equal(client.half.weights[name], w) for name, w in weights.items())
+    assert all(torch.equal(client.learner.half.weights[name], w) for name, w in weights.items())
 
 
 def test_rows_are_embedded_in_the_order_of_the_seed_and_without_one_as_they_lie() -> None:
     client = parts(config()).client("site-0")
     x, moment = client.site.train(0).x, Moment(0, 0, 1)
-    every, order = client.half.embed(x), Batches(len(x), len(x), 5).at(0, x.device)
+    every, order = client.learner.half.embed(x), Batches(len(x), len(x), 5).at(0, x.device)
     plain = client.embed(Embed("train", 0, 0, 2, 3), moment).embedding
     drawn = client.embed(Embed("train", 0, 5, 2, 3), moment).embedding
     torch.testing.assert_close(plain, every[2:5])
@@ -280,7 +280,7 @@ def test_rows_are_embedded_in_the_order_of_the_seed_and_without_one_as_they_lie(
 def test_a_secret_server_draws_what_no_client_can_draw() -> None:
     def keys(**how: Any) -> list[int]:
         made, moment = parts(config(**how)), Moment(1, 0, 2)
-        return [made.server()._draws("step", moment).key for _ in range(2)]
+        return [made.server().head.draws("step", moment).key for _ in range(2)]
 
     one, other = keys()
     assert one == other == parts(config()).site(SERVER).stream("step", Moment(1, 0, 2)).key
@@ -303,7 +303,7 @@ def test_labels_are_guessed_from_gradients_by_who_knows_three_rows_of_each_class
     server._learned = (joint, y)
     (look,) = [one for one in server.look(Moment(0, 0, 1)) if "labels" in one.name]
     rows = joint.requires_grad_()
-    loss = F.cross_entropy(server.network(server.weights, rows), y, reduction="sum")
+    loss = F.cross_entropy(server.head.network(server.head.weights, rows), y, reduction="sum")
     (gradient,) = torch.autograd.grad(loss, [rows])
     known = torch.tensor([0, 3, 6, 1, 4, 7, 2, 5, 8])
     assert look.columns == ("guessed", "chance")
@@ -314,33 +314,38 @@ def test_labels_are_guessed_from_gradients_by_who_knows_three_rows_of_each_class
 def test_a_head_is_widened_to_the_highest_class_and_a_restored_server_has_it() -> None:
     made = parts(config(declared=3, undeclared="widen"))
     server = made.server()
-    before = server.weights["weight1"].clone()
-    assert server.classes == len(before) == 3
-    server._begin(Moment(1, 0, 2))
-    assert server.classes == len(server.weights["bias1"]) == 4
-    torch.testing.assert_close(server.weights["weight1"][:3], before)
+    before = server.head.weights["weight1"].clone()
+    assert server.head.classes == len(before) == 3
+    server.head.begin(Moment(1, 0, 2))
+    assert server.head.classes == len(server.head.weights["bias1"]) == 4
+    torch.testing.assert_close(server.head.weights["weight1"][:3], before)
     other = made.server()
     other.restore(server.state())
-    assert other.classes == 4
-    assert torch.equal(other.weights["weight1"], server.weights["weight1"])
-    assert other.seen.nonzero().flatten().tolist() == [2, 3]
+    assert other.head.classes == 4
+    assert torch.equal(other.head.weights["weight1"], server.head.weights["weight1"])
+    assert other.head.seen.nonzero().flatten().tolist() == [2, 3]
 
 
 def test_the_oracle_answers_no_new_rows_and_other_tests_do() -> None:
-    rows = [torch.ones(2, WIDTH).double()] * 2
+    rows = dict.fromkeys(("site-0", "site-1"), torch.ones(2, WIDTH).double())
     with pytest.raises(UserError, match="label_oracle reads labels"):
-        parts(config(**COLUMNS, fil_eval="label_oracle")).server().said(rows)
+        parts(config(**COLUMNS, fil_eval="label_oracle")).server().logits(rows)
     for how in (COLUMNS, {"fil_eval": "label_oracle"}, {**COLUMNS, "protocol": "P2"}):
         server = parts(config(**how)).server()
-        joint = rows[0] if how is COLUMNS else 2 * rows[0]  # the mean of equals, or their sum
-        torch.testing.assert_close(server.said(rows), server.network(server.weights, joint))
+        one = rows["site-0"]
+        joint = one if how is COLUMNS else 2 * one  # the mean of equals, or their sum
+        torch.testing.assert_close(
+            server.logits(rows), server.head.network(server.head.weights, joint)
+        )
 
 
 def test_a_class_with_a_single_row_is_there() -> None:
     server = parts(config()).server()
-    server.site = SimpleNamespace(train=lambda stage: SimpleNamespace(y=torch.tensor([3, 5, 5])))
+    server.head.site = SimpleNamespace(
+        train=lambda stage: SimpleNamespace(y=torch.tensor([3, 5, 5]))
+    )
     server.known[3] = server.known[4] = True
-    assert server._present(Moment(0, 0, 1)).nonzero().flatten().tolist() == [3, 5]
+    assert server.head.class_counts(Moment(0, 0, 1)).tolist() == [0, 0, 0, 1, 0, 2, 0, 0, 0, 0]
     assert server._old(Moment(1, 0, 1)).tolist() == [4]
 
 
@@ -370,7 +375,7 @@ def test_a_look_shows_each_embedding_of_the_last_test_beside_its_class() -> None
     shown = next(look for look in server.look(moment) if look.name == "embeddings")
     y = server.site.test(0).y[:120]
     assert list(shown.rows) == [str(server.site.classes[kind]) for kind in y.tolist()]
-    rows = sum(engine._client(id).half.embed(made.site(id).test(0).x) for id in clients.ids)
+    rows = sum(engine._client(id).learner.half.embed(made.site(id).test(0).x) for id in clients.ids)
     torch.testing.assert_close(torch.tensor(shown.values), rows[:120].float(), rtol=1e-3, atol=1e-3)
 
 
@@ -378,7 +383,7 @@ def test_a_client_shows_how_well_a_third_of_its_rows_is_guessed_from_the_others(
     client = parts(config(**{"scenario.train": 0.2})).client("site-0")
     x = client.site.train(0).x
     (look,) = client.look(Moment(0, 0, 1))
-    embedding = client.half.embed(x)
+    embedding = client.learner.half.embed(x)
     expected = [
         reconstruction(torch.round(embedding, decimals=1) if cut else embedding, x, len(x) * 2 // 3)
         for cut in (False, True)
@@ -389,7 +394,7 @@ def test_a_client_shows_how_well_a_third_of_its_rows_is_guessed_from_the_others(
 def test_a_mask_of_weights_outlives_a_rebuilt_client_with_its_stage() -> None:
     made = parts(config())
     one, other = made.client("site-0"), made.client("site-0")
-    one._mask = (1, {name: w > 0 for name, w in one.half.weights.items()})
+    one._mask = (1, {name: w > 0 for name, w in one.learner.half.weights.items()})
     other.restore(one.state())
     assert other._mask[0] == 1
-    assert all(torch.equal(other._mask[1][n], w > 0) for n, w in one.half.weights.items())
+    assert all(torch.equal(other._mask[1][n], w > 0) for n, w in one.learner.half.weights.items())

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from atoll.cli import app
 from atoll.core.errors import UserError
 from atoll.core.federation import Moment
-from atoll.core.messages import Check, Empty, Learn, Tensors, Weights, pack, unpack
+from atoll.core.messages import Check, Empty, Tensors, Weights, pack, unpack
 from atoll.engines.network import egress, ranges
 from atoll.engines.network.audit import shown_rows, singling_units, undone
 from atoll.engines.network.bounds import Trail
@@ -21,6 +21,7 @@ from atoll.engines.network.contract import Contract
 from atoll.engines.network.drafts import drafted_contract, drafted_file, written
 from atoll.engines.network.explain import explained, warnings
 from atoll.engines.network.policy import Gate, RefusedError, SiteFile
+from atoll.families.vertical import Learn
 from atoll.methods import chfl, fedavg
 from atoll.runs.config import RunConfig, change, resolve, to_toml
 
