@@ -10,11 +10,11 @@ of these differences alone and is paired with the same setting without it.
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import numpy as np
 
-from atoll import methods, metrics
+from atoll import metrics
 from atoll.core.record import Round, Score
 from atoll.reproduce.figures import course_figure
 from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
@@ -39,6 +39,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "FedWeIT-Dense": {"combine": "sum", "dense": True},
     "Local": {"combine": "none", "average": False},
 }
+FAULTS_OF = "atoll.reproduce.faults.fedseit"
 CLIENTS = 3
 STRENGTHS = ("1.0", "0.1")
 PROFILES = ("default", "released")
@@ -116,20 +117,18 @@ class Setting:
     def values(self) -> dict[str, Any]:
         """The run's values; a task of SUBJ has its two classes."""
         options = {**COLUMNS, **CONTROLS}[self.column]
-        options = {**options, "lambda2": float(self.strength), "profile": self.profile}
-        options |= {"faults": _faults(self.fault)} if self.fault else {}
         more = {f"method.{key}": value for key, value in options.items()}
+        more["method.lambda2"] = float(self.strength)
         classes = {"scenario.task_classes": 2} if self.row == "SUBJ" else {}
         scored = {"score_every": 1} if (self.row, self.strength) == DRAWN else {}
-        return change(read("fedseit"), {"data": DATA[self.row], **more, **classes, **scored})
+        faulty = {"replace": f"{FAULTS_OF}:{self.replacement}"} if self.replacement else {}
+        changes = {"data": DATA[self.row], **more, **classes, **scored, **faulty}
+        return change(read("fedseit"), changes)
 
-
-def _faults(name: str) -> list[str]:
-    """The faults of a study."""
-    if name != "all but tests":
-        return [name]
-    (known, _) = get_args(get_type_hints(methods.load("fedseit").options)["faults"])
-    return [one for one in get_args(known) if one != "tests"]
+    @property
+    def replacement(self) -> str:
+        """The faults of the authors' code that it has, by their name in the faults' module."""
+        return self.fault.replace(" ", "_") or self.profile.replace("default", "")
 
 
 SETTINGS = tuple(

@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
 
 from atoll.core.errors import UserError
-from atoll.methods.fedseit import Fault
 from atoll.reproduce import fedseit, papers
+from atoll.reproduce.faults.fedseit import REPLACEMENTS
 from atoll.reproduce.fedseit import PAPER, Plan, Setting
 from atoll.reproduce.ledger import as_markdown
 from atoll.reproduce.measured import Measurement
@@ -40,8 +39,9 @@ def test_settings_are_the_papers() -> None:
     values = Setting("SUBJ", "DLS, SIT K=5", "0.1", "released").values()
     assert values["method"] == {
         "name": "fedseit", "epochs": 50, "dls": True, "transfer": "sit", "keep": 5,
-        "lambda2": 0.1, "profile": "released",
+        "lambda2": 0.1,
     }  # fmt: skip
+    assert values["replace"] == "atoll.reproduce.faults.fedseit:released"
     assert values["scenario"]["task_classes"] == 2
     assert values["rounds"] == 10
     assert "task_classes" not in Setting("R8", "FedSeIT", "1.0").values()["scenario"]
@@ -129,12 +129,9 @@ def test_studies_have_one_fault_and_a_sweep_of_their_own() -> None:
     assert len(fedseit.FAULTY) == len({s.name for s in fedseit.FAULTY}) == 28
     study, plain = Setting("TMN", "FedWeIT", "1.0", fault="head"), Setting("TMN", "FedWeIT", "1.0")
     assert PAPER.select("TMN FedWeIT 1.0, fault head", "") == [study]
-    wanted = {**plain.values()["method"], "faults": ["head"]}
-    assert study.values() == {**plain.values(), "method": wanted}
-    assert "faults" not in plain.values()["method"]  # measurements from before count
-    most = Setting("TMN", "FedWeIT", "1.0", fault="all but tests").values()["method"]["faults"]
-    assert {*most, "tests"} == {*get_args(Fault)}
-    assert "tests" not in most
+    assert study.values() == {**plain.values(), "replace": f"{fedseit.FAULTS_OF}:head"}
+    assert {s.replacement for s in fedseit.STUDIES} - {""} <= set(REPLACEMENTS)
+    assert Setting("TMN", "FedWeIT", "1.0", fault="all but tests").replacement == "all_but_tests"
     beside = replace(plain, strength="0.1")
     assert PAPER.together([plain, study, beside]) == [[plain, beside], [study]]
     with pytest.raises(UserError, match="no setting") as error:
