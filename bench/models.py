@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from atoll.data.dataset import Dataset
-from atoll.reproduce.fccl import COMPARED, Plan, Setting, one
+from atoll.reproduce.fccl import COMPARED, Plan, Setting, measure_seed
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
     say = partial(print, file=sys.stderr, flush=True)
     began = time.monotonic()
     for method in asked.methods.split(","):
-        found = one(Setting("digits", method), asked.seed, plan, say, loaded)
+        found = measure_seed(Setting("digits", method), asked.seed, plan, say, loaded)
         line = {"method": method, "seconds": round(found["seconds"], 1)}
         line["rounds only"] = round(found["round_seconds"], 1)
         if asked.device == "cuda":

@@ -1,5 +1,7 @@
 """What a task is like, in a few vectors of which none stands for a single text."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import torch
 from sklearn.cluster import KMeans
@@ -7,8 +9,9 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-__all__ = ["centres", "similarity", "unit_mean"]
+__all__ = ["centres", "nearest_tasks", "normalised", "similarity", "unit_mean"]
 
+Task = tuple[int, str]  # stage and client
 SEED = 42  # of the first centres: the same in every run
 
 
@@ -76,3 +79,17 @@ def similarity(one: Tensor, other: Tensor, threshold: float | None = None) -> fl
         return 0.0
     cosines = F.normalize(real[0].double(), dim=1) @ F.normalize(real[1].double(), dim=1).T
     return float(torch.where(cosines > threshold, cosines, 0).mean())
+
+
+def nearest_tasks(scored: Mapping[Task, float], count: int) -> tuple[list[Task], list[float]]:
+    """The tasks with the highest scores; of equal ones the newer, then the lower client."""
+    order = sorted(scored, key=lambda task: (-scored[task], -task[0], task[1]))[:count]
+    return order, [scored[task] for task in order]
+
+
+def normalised(found: Sequence[float]) -> Tensor:
+    """Scores, none below zero, that sum to 1; equal ones where all are zero."""
+    clipped = torch.tensor(found, dtype=torch.float64).clamp(min=0)
+    total = float(clipped.sum())
+    shares = clipped / total if total > 0 else torch.full_like(clipped, 1 / max(1, len(clipped)))
+    return shares.float()

@@ -46,7 +46,6 @@ __all__ = [
     "pruned",
     "restored",
     "row_losses",
-    "row_objectives",
 ]
 
 Named = Mapping[str, Tensor]
@@ -378,9 +377,3 @@ def row_losses(weights: Named, batch: Rows, *, plan: Plan) -> Tensor:
     said = logits(weights, batch, plan)
     each = F.cross_entropy(said.flatten(0, -2), batch.y.flatten(), reduction="none")
     return each.view(said.shape[:-1])
-
-
-def row_objectives(weights: Named, batch: Rows, *, plan: Plan) -> Tensor:
-    """The same with the penalty added to every row."""
-    each = row_losses(weights, batch, plan=plan)
-    return each + penalty(weights, plan, each.dim() - 1).unsqueeze(-1)

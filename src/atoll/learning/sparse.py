@@ -1,12 +1,15 @@
 """Tensors that are mostly zero, in fewer bytes: whichever of two codings is the smaller."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.core.errors import BadMessageError
 from atoll.core.messages import Tensors
 
-__all__ = ["coded", "decoded"]
+__all__ = ["above_share", "coded", "decoded", "mean_of_sent", "trimmed", "widened"]
 
 
 def coded(flat: Tensor) -> Tensors:
@@ -38,3 +41,39 @@ def _set_bits(bits: Tensor, count: int) -> Tensor:
     if bits.dtype != torch.uint8 or len(bits) != -(-count // 8):
         raise ValueError(f"{len(bits)} bytes of {bits.dtype} for {count} places")
     return torch.from_numpy(np.flatnonzero(np.unpackbits(bits.cpu().numpy())))
+
+
+def above_share(sizes: Tensor, share: float) -> Tensor:
+    """Which sizes are above the quantile `share`.
+
+    The quantile is one of the sizes: one that lies between two of them may be rounded to the upper.
+    """
+    return sizes > torch.quantile(sizes, share, interpolation="lower")
+
+
+def trimmed(name: str, layer: Tensor, kept: Tensor) -> Tensors:
+    """The filters of a layer that are kept, and a bit for each filter."""
+    bits = np.packbits(kept.cpu().numpy())
+    return {f"{name}/values": layer[kept], f"{name}/bits": torch.from_numpy(bits)}
+
+
+def widened(name: str, channels: Tensors, like: Tensor, sender: str) -> Tensor:
+    """A layer with the filters that a client sent, and zeros for the others."""
+    count, wanted = len(like), like.shape[1:]
+    values, bits = channels.get(f"{name}/values"), channels.get(f"{name}/bits")
+    if values is None or bits is None or len(bits) != -(-count // 8):
+        raise BadMessageError(sender, f"filters of {name} without what says which they are")
+    kept = torch.from_numpy(np.unpackbits(bits.cpu().numpy())[:count].astype(bool))
+    if values.shape != (int(kept.sum()), *wanted) or values.dtype != like.dtype:
+        raise BadMessageError(sender, f"filters of {name} of shape {tuple(values.shape)}")
+    found = torch.zeros_like(like)
+    found[kept.to(like.device)] = values.to(like.device)
+    return found
+
+
+def mean_of_sent(layers: Sequence[Tensor]) -> Tensor:
+    """The mean over those clients that sent a filter; zero where none did."""
+    together = torch.stack(list(layers)).double()
+    sent = (together != 0).flatten(2).any(-1).sum(0).clamp(min=1)
+    total: Tensor = together.sum(0) / sent.view(-1, *[1] * (together.dim() - 2))
+    return total.to(layers[0].dtype)

@@ -28,10 +28,12 @@ __all__ = [
     "document_means",
     "extremes",
     "highest",
+    "known_words",
     "normal",
 ]
 
 KERNELS: Final = (3, 4, 5)  # words in a window
+UNKNOWN: Final = 1  # the token of a word that is not in the vocabulary
 REACH: Final = max(KERNELS)
 CELLS = {"cpu": 1 << 15, "cuda": 1 << 21}  # windows of one pass without gradient
 TRUNCATED: Final = 0.87962566103423978  # deviation of a normal draw cut at two deviations
@@ -240,6 +242,15 @@ def document_means(words: Words, x: Tensor) -> Tensor:
     known = words.known[x.long()].to(words.table.dtype)
     sums = F.embedding_bag(x.long(), words.table, mode="sum", per_sample_weights=known)
     return sums / known.sum(-1, keepdim=True).clamp(min=1)
+
+
+def known_words(x: Tensor, texts: Sequence[Tensor], words: int) -> Tensor:
+    """The tokens of x; those of words that are in none of these texts become the unknown one."""
+    known = torch.zeros(words, dtype=torch.bool, device=x.device)
+    known[: UNKNOWN + 1] = True  # padding and the unknown word
+    for text in texts:
+        known[text.long()] = True
+    return torch.where(known[x.long()], x, UNKNOWN)
 
 
 def normal(shape: Sequence[int], deviation: float, stream: Stream) -> Tensor:

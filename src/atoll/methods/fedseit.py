@@ -9,15 +9,15 @@ A layer's weights are B * sigmoid(m) + A. The base B is averaged; mask m and ada
 to one task of one client. When a task ends, what is left of A after pruning goes to the server,
 which gives it to others: the last task of every client, or with transfer = "sit" the `keep` tasks
 most like the one that begins. Letters and the numbers J1 to J24 are those of the specification.
+`Rules` holds the steps for which published code differs from the paper.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -34,46 +34,33 @@ from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.jobs.early_stopping import BEST, PATIENCE, RATE, STOPPED, EarlyStoppedJob, Rule
 from atoll.jobs.train import Optimiser, Phase, TrainJob, hits, in_chunks
-from atoll.learning.centres import centres, similarity, unit_mean
-from atoll.learning.decomposed import (
-    Plan,
-    foreign_features,
-    logits,
-    objective,
-    pruned,
-    restored,
-    row_losses,
-    row_objectives,
-)
+from atoll.learning.centres import centres, nearest_tasks, normalised, similarity, unit_mean
+from atoll.learning.decomposed import Plan, foreign_features, logits, objective, pruned, row_losses
 from atoll.learning.image_nets import LeNet
-from atoll.learning.sparse import coded, decoded
-from atoll.learning.textcnn import KERNELS, TextCNN, document_means, normal
+from atoll.learning.sparse import above_share, coded, mean_of_sent, trimmed, widened
+from atoll.learning.task_weights import (
+    Layout,
+    arranged,
+    begun,
+    foreign_parts,
+    renumbered,
+    retired,
+    weights_of_task,
+    with_base,
+)
+from atoll.learning.textcnn import KERNELS, TextCNN, Words, document_means, known_words, normal
 from atoll.learning.weights import copied, mean, prefixed, without
 
+__all__ = ["METHOD", "Client", "Options", "Rules", "Server"]
+
 CONVS = tuple(f"conv{size}" for size in KERNELS)
-ALIGNS = tuple(f"align{size}" for size in KERNELS)
-UNKNOWN = 1  # the token of a word that is not in the vocabulary
 EPSILON = 1e-7  # of Adam, as in Keras
 RECTIFIED = 0.7  # cosines below it count nothing where similarity = "rectified"
 LEFT_OUT = ("loss on validation rows", "accuracy on test rows")
 
 Task = tuple[int, str]  # stage and client
+Shape = tuple[int, ...]
 Share = Annotated[float, Field(ge=0, lt=1)]
-Fault = Literal[
-    "masks",  # J2: masks do not learn
-    "head",  # J3: nor does the head
-    "foreign",  # J4, banks: foreign filters are zeros, and alpha does not learn
-    "projections",  # J5, banks: of three private projections that align, one learns
-    "tests",  # J6: of the test rows by class, the first few count
-    "weighting",  # J7: the mean is weighted by rows
-    "past",  # J9: past masks move
-    "similarity",  # J11, sit: rectified
-    "dls",  # J12, dls: one layer on all that filters find, no projections that align
-    "sparse",  # J13, banks or dense: private projections are pulled to zero
-    "stop",  # J19: penalties count on validation rows, and Adam forgets at a cut
-    "draws",  # J20: equal shapes begin with equal values
-    "order",  # J23: the order of rows is drawn once for a task
-]
 
 
 @dataclass(frozen=True)
@@ -106,8 +93,6 @@ class Options:
     representation: Literal["centres", "mean_unit"] = "centres"  # sit: or one vector, same ranking
     similarity: Literal["mean", "rectified"] = "mean"  # sit: of all pairs, or of those above 0.7
     test_global: bool = False  # test with the mean base too, which is then sent for every test
-    profile: Literal["default", "released"] = "default"  # released: as the authors' code behaves
-    faults: tuple[Fault, ...] = ()  # single faults of that code, for studies; released has them all
 
 
 @dataclass(frozen=True)
@@ -160,67 +145,64 @@ class Shared:
     adaptive: Annotated[Tensors, Outputs()]
 
 
-def shapes(options: Options, model: TextCNN | LeNet, clients: int) -> dict[str, tuple[int, ...]]:
-    """The shape of every layer but the head."""
-    found = dict(model.layers)
-    width, filters = width_of(model), model.layers["conv3"][0] if options.combine != "sum" else 0
-    slots = slot_count(options, clients)
-    if options.dls and has(options, "dls"):
-        found["merge"] = (width, width * (1 + slots))
-    elif options.combine != "sum":
-        found |= dict.fromkeys(ALIGNS, (filters, filters * slots))
-        found["merge"] = (width, 2 * width)
-    elif options.dense:
-        found["merge"] = (width, width)
-    return found
+def layout_of(options: Options, model: TextCNN | LeNet, clients: int) -> Layout:
+    """The layers of a client, and a slot (n) for each foreign part that it is given."""
+    slots = options.keep if options.transfer == "sit" else clients
+    return arranged(model, slots, options.combine != "sum", options.dense, options.dls)
 
 
-def width_of(model: TextCNN | LeNet) -> int:
-    """How many numbers stand for a row before the head."""
-    outputs = [shape[0] for shape in model.layers.values()]
-    return sum(outputs) if isinstance(model, TextCNN) else outputs[-1]
+def moved_weights(names: Sequence[str], options: Options, task: int) -> tuple[str, ...]:
+    """The weights that training moves, of these names: the table in section d."""
+    still = ("now/alpha/",) if task == 0 or options.combine == "none" else ()
+    moving = ("base/", "now/", "past/adaptive/")
+    return tuple(n for n in sorted(names) if n.startswith(moving) and not n.startswith(still))
 
 
-def slot_count(options: Options, clients: int) -> int:
-    """How many foreign parts a client has room for (n)."""
-    return options.keep if options.transfer == "sit" else clients
+def all_rows(rows: Rows, valid: int, options: Options) -> Rows:
+    """The test rows that count: every one."""
+    return rows
 
 
-def decomposed(options: Options, layers: Sequence[str]) -> tuple[str, ...]:
-    """The layers with a base that is shared; the others are private."""
-    return tuple(n for n in layers if options.dls or not n.startswith(("align", "merge")))
+def own_stream(site: Site, task: int, name: str, shape: Shape) -> Stream:
+    """The stream that a tensor of a new task is drawn from: one for each of them."""
+    return site.stream("task", task, name)
 
 
-def has(options: Options, fault: Fault) -> bool:
-    """Whether a fault of the authors' code is brought back."""
-    return options.profile == "released" or fault in options.faults
+def epoch_order(site: Site, moment: Moment, epoch: int) -> Stream:
+    """The stream of the order of rows: another for each epoch."""
+    return site.stream("fit", moment, epoch)
 
 
-def released(options: Options) -> Options:
-    """Options with the choices that the faults `weighting` and `similarity` are."""
-    return replace(
-        options,
-        weighting="rows" if has(options, "weighting") else options.weighting,
-        similarity="rectified" if has(options, "similarity") else options.similarity,
-    )
+@dataclass(frozen=True)
+class Rules:
+    """Steps of the method as functions and values, so that a variant can swap one of them."""
+
+    layout: Callable[[Options, TextCNN | LeNet, int], Layout] = layout_of  # by count of clients
+    moves: Callable[[Sequence[str], Options, int], tuple[str, ...]] = moved_weights
+    features: Callable[[Words, Tensor, Sequence[Tensor]], Tensor] = foreign_features
+    tested: Callable[[Rows, int, Options], Rows] = all_rows  # rows, count of validation rows
+    stream: Callable[[Site, int, str, Shape], Stream] = own_stream
+    order: Callable[[Site, Moment, int], Stream] = epoch_order
+    valid_loss: Callable[..., Tensor] = row_losses  # of validation rows: decides on the rate
+    unread: tuple[str, ...] = ("past/", "lambda2")  # weights that it does not read
+    fresh_moments: bool = False  # whether Adam begins anew when the rate is cut
+    sparse_private: tuple[str, ...] = ()  # private projections that lambda1 pulls to zero
 
 
 def checked_options(options: Options) -> None:
-    """Refuse what cannot be had together."""
-    wrong = {
-        "dls needs projections that can be shared": options.dls and options.combine != "banks",
-        "dense is a layer of FedWeIT": options.dense and options.combine != "sum",
-        "rectified similarity needs all centres": released(options).similarity == "rectified"
-        and options.transfer == "sit"
-        and options.representation == "mean_unit",
-        "channel_sparse has no weighted mean": options.channel_sparse > 0
-        and released(options).weighting == "rows",
-    }
-    remedies = (
-        *("set combine = 'banks'", "set combine = 'sum'", "set representation = 'centres'"),
-        "set weighting = 'equal', without the profile 'released' or the fault 'weighting'",
-    )
-    for (what, holds), remedy in zip(wrong.items(), remedies, strict=True):
+    """Refuse options that contradict each other."""
+    rectified = options.transfer == "sit" and options.similarity == "rectified"
+    wrong = (
+        ("dls needs projections that can be shared", options.dls and options.combine != "banks",
+         "set combine = 'banks'"),
+        ("dense is a layer of FedWeIT", options.dense and options.combine != "sum",
+         "set combine = 'sum'"),
+        ("rectified similarity needs all centres",
+         rectified and options.representation == "mean_unit", "set representation = 'centres'"),
+        ("channel_sparse has no weighted mean",
+         options.channel_sparse > 0 and options.weighting == "rows", "set weighting = 'equal'"),
+    )  # fmt: skip
+    for what, holds, remedy in wrong:
         if holds:
             raise UserError(what, "[method]", remedy)
 
@@ -240,29 +222,15 @@ def network_of(options: Options, site: Site) -> TextCNN | LeNet:
     return model
 
 
-def renumbered(y: Tensor, labels: Tensor) -> Tensor:
-    """Classes as places among a task's own labels; one that is not among them is the last + 1.
-
-    A task without any row to learn from has a head of one output, for no class at all.
-    """
-    if not len(labels):
-        return torch.ones_like(y)
-    place = torch.searchsorted(labels, y).clamp(max=len(labels) - 1)
-    return torch.where(labels[place] == y, place, len(labels))
-
-
 class Client:
     """Keeps masks, adaptive parts, projections, heads and foreign parts of all its tasks."""
 
-    def __init__(self, options: Options, site: Site) -> None:
+    def __init__(self, options: Options, site: Site, rules: Rules | None = None) -> None:
         checked_options(options)
-        self.options, self.site, model = released(options), site, network_of(options, site)
+        model = network_of(options, site)
+        self.options, self.site, self.rules = options, site, rules or Rules()
         self.words = model.words if isinstance(model, TextCNN) else None
-        self.plain, self.width = tuple(model.layers), width_of(model)
-        self.shapes = shapes(options, model, len(site.clients))
-        self.layers = decomposed(options, list(self.shapes))
-        self.private = tuple(layer for layer in self.shapes if layer not in self.layers)
-        self.slots = slot_count(options, len(site.clients))
+        self.layout = self.rules.layout(options, model, len(site.clients))
         self.like = torch.zeros((), dtype=site.dtype, device=site.device)
         self.lambda2 = torch.full_like(self.like, options.lambda2)
         self.weights: Tensors = {}
@@ -282,20 +250,19 @@ class Client:
     def receive(self, request: Foreign, moment: Moment) -> Empty:
         """Take the foreign parts for the task that begins."""
         self._begin(moment.stage)
+        slots = self.layout.slots
         count = 1 + max((int(name.split("/")[0]) for name in request.adaptive), default=-1)
-        if count > self.slots or len(request.scores) not in (0, count):
-            raise BadMessageError(SERVER, f"{count} foreign parts for {self.slots} slots")
-        parts = [self._decoded(without(str(slot), request.adaptive)) for slot in range(count)]
-        for layer in self.layers:
-            shape, like = (self.slots, *self.shapes[layer]), self.weights[f"base/{layer}"]
-            foreign = torch.zeros(shape, dtype=like.dtype, device=like.device)
-            for slot, part in enumerate(parts):
-                foreign[slot] = part[layer]
-            self.weights[f"foreign/{layer}"] = foreign
-            if len(request.scores):
-                alpha = torch.zeros_like(self.weights[f"now/alpha/{layer}"])
-                alpha[:count] = request.scores.to(alpha)
-                self.weights[f"now/alpha/{layer}"] = alpha
+        if count > slots or len(request.scores) not in (0, count):
+            raise BadMessageError(SERVER, f"{count} foreign parts for {slots} slots")
+        codes = [without(str(slot), request.adaptive) for slot in range(count)]
+        try:
+            self.weights |= foreign_parts(codes, self.layout, self.like)
+        except (ValueError, KeyError) as error:
+            raise BadMessageError(SERVER, f"a foreign part is damaged: {error}") from error
+        for layer in self.layout.layers if len(request.scores) else ():
+            alpha = torch.zeros_like(self.weights[f"now/alpha/{layer}"])
+            alpha[:count] = request.scores.to(alpha)
+            self.weights[f"now/alpha/{layer}"] = alpha
         return Empty()
 
     def fit(self, request: Fit, moment: Moment) -> Working[Fitted]:
@@ -303,7 +270,8 @@ class Client:
         if self.task < 0:
             self.weights = prefixed("base", self._here(request.base))
         self._begin(moment.stage)
-        self._load(self._here(request.base))
+        if self.options.average:
+            self.weights = with_base(self.weights, self.layout.layers, self._here(request.base))
         self.site.witness("others", moment, self._checked, "own")
         self.course[BEST], self.course[PATIENCE] = math.inf, self.options.patience
         rows = self._rows("train", moment.stage)
@@ -321,19 +289,14 @@ class Client:
         """The same, but give the base of those filters alone whose masks are large (J7)."""
         done = yield from self.fit(request, moment)
         found: Tensors = {}
-        for layer in self.layers:
-            size = self.weights[f"now/mask/{layer}"].abs()
-            kept = above_share(size, self.options.channel_sparse)
-            bits = np.packbits(kept.cpu().numpy())
-            found |= {
-                f"{layer}/values": done.base[layer][kept],
-                f"{layer}/bits": torch.from_numpy(bits),
-            }
+        for layer in self.layout.layers:
+            kept = above_share(self.weights[f"now/mask/{layer}"].abs(), self.options.channel_sparse)
+            found |= trimmed(layer, done.base[layer], kept)
         return Trimmed(found, done.rate, done.stopped)
 
     def share(self, request: Empty, moment: Moment) -> Shared:
         """Give what is left of the task's adaptive part after pruning."""
-        parts = [self.weights[f"now/adaptive/{layer}"].flatten() for layer in self.layers]
+        parts = [self.weights[f"now/adaptive/{layer}"].flatten() for layer in self.layout.layers]
         if not len(self.site.train(moment.stage)):
             parts = [torch.zeros_like(part) for part in parts]  # nothing was learned
         return Shared(coded(pruned(torch.cat(parts), self.options.lambda1)))
@@ -343,7 +306,8 @@ class Client:
         return self._checked(request.task, request.weights)
 
     def _checked(self, task: int, mean_base: Tensors | None = None) -> Checked:
-        rows = self._tested(self._rows("test", task))
+        valid = len(self.site.valid(self.task))
+        rows = self.rules.tested(self._rows("test", task), valid, self.options)
         weights = self._weights_of(task)
         models = {"own": weights}
         if mean_base:
@@ -361,14 +325,15 @@ class Client:
 
     def look(self, moment: Moment) -> list[Look]:
         """How much this client attends to each foreign part, and what it loses without it."""
-        if moment.stage != self.task or f"foreign/{self.plain[0]}" not in self.weights:
+        if moment.stage != self.task or f"foreign/{self.layout.plain[0]}" not in self.weights:
             return []
-        slots = tuple(str(slot) for slot in range(self.slots))
-        attention = [tuple(self.weights[f"now/alpha/{n}"].tolist()) for n in self.layers]
-        found = [self._left_out(slot) for slot in (None, *range(self.slots))]
+        layers, count = self.layout.layers, self.layout.slots
+        slots = tuple(str(slot) for slot in range(count))
+        attention = [tuple(self.weights[f"now/alpha/{n}"].tolist()) for n in layers]
+        found = [self._left_out(slot) for slot in (None, *range(count))]
         values = tuple(zip(*found, strict=True))
         return [
-            Look(self.task, self.site.id, "attention", self.layers, slots, tuple(attention)),
+            Look(self.task, self.site.id, "attention", layers, slots, tuple(attention)),
             Look(self.task, self.site.id, "left out", LEFT_OUT, ("nothing", *slots), values),
         ]
 
@@ -390,7 +355,7 @@ class Client:
         if slot is None or self.options.combine == "sum":
             return rows
         own = rows.own.clone()
-        own[:, 1:].unflatten(1, (2 * len(KERNELS), self.slots, -1))[:, :, slot] = 0
+        own[:, 1:].unflatten(1, (2 * len(KERNELS), self.layout.slots, -1))[:, :, slot] = 0
         return replace(rows, own=own)
 
     def _here(self, tensors: Tensors) -> Tensors:
@@ -401,86 +366,12 @@ class Client:
         if task == self.task:
             return
         if self.task >= 0:
-            self._retire()
+            self.weights = retired(self.weights, self.layout.layers, self.task)
         self.task, self.moments = task, {}
         self.course = torch.tensor([self.options.rate, math.inf, 0, 0], dtype=torch.float64)
-        for layer in self.layers:
-            self.weights[f"now/adaptive/{layer}"] = (
-                self.options.start * self.weights[f"base/{layer}"]
-            )
-        for name, (shape, deviation) in self._draws().items():
-            self.weights[f"now/{name}"] = self._drawn(name, shape, deviation)
-        classes, width = max(1, len(self._labels(task))), self.width
-        bound = math.sqrt(6 / (classes + width))  # Glorot's
-        head = self._stream("head", (classes, width)).numpy().uniform(-1, 1, (classes, width))
-        self.weights["now/dense/head"] = torch.from_numpy(head * bound).to(self.like)
-        dense = [layer for layer in self.shapes if layer not in self.plain]
-        for layer, outputs in {**{n: self.shapes[n][0] for n in dense}, "head": classes}.items():
-            self.weights[f"now/bias/{layer}"] = torch.zeros(outputs).to(self.like)
-
-    def _draws(self) -> dict[str, tuple[tuple[int, ...], float]]:
-        """Names, shapes and deviations of the normal draws with which a task begins."""
-        found: dict[str, tuple[tuple[int, ...], float]] = {}
-        for layer in self.layers:
-            outputs = self.shapes[layer][0]
-            found[f"mask/{layer}"] = ((outputs,), 1 / math.sqrt(outputs))
-            found[f"alpha/{layer}"] = ((self.slots,), 1 / math.sqrt(self.slots))
-        for layer in self.plain:
-            filters = self.shapes[layer][0]
-            found[f"bias/{layer}"] = ((filters,), 1 / math.sqrt(filters))
-            if self.options.combine != "sum":
-                shape = (self.slots, filters)
-                found[f"foreign_bias/{layer}"] = (shape, 1 / math.sqrt(filters))
-        for layer in self.private:
-            found[f"dense/{layer}"] = (self.shapes[layer], 1 / math.sqrt(self.shapes[layer][1]))
-        return found
-
-    def _stream(self, name: str, shape: tuple[int, ...]) -> Stream:
-        if has(self.options, "draws"):
-            return Stream.of(0, "released", *shape)
-        return self.site.stream("task", self.task, name)
-
-    def _drawn(self, name: str, shape: tuple[int, ...], deviation: float) -> Tensor:
-        return normal(shape, deviation, self._stream(name, shape)).to(self.like)
-
-    def _retire(self) -> None:
-        """The end of a task: its weights as they are now, with our own base, are to be held."""
-        for layer in self.layers:
-            for kind in ("mask", "adaptive"):
-                name, now = f"past/{kind}/{layer}", self.weights.pop(f"now/{kind}/{layer}")
-                before = [self.weights[name]] if name in self.weights else []
-                self.weights[name] = torch.cat([*before, now.unsqueeze(0)])
-        self._hold()
-        for name in [n for n in self.weights if n.startswith(("now/", "foreign/"))]:
-            self.weights[f"kept/{self.task}/{name}"] = self.weights.pop(name)
-
-    def _hold(self) -> None:
-        """Every past task is held where it is now, before the next base comes (pitfall 3)."""
-        for layer in self.layers:
-            base = self.weights[f"base/{layer}"].unsqueeze(0)
-            mask, adaptive = (self.weights[f"past/{k}/{layer}"] for k in ("mask", "adaptive"))
-            self.weights[f"past/target/{layer}"] = restored(base, mask, adaptive)
-
-    def _load(self, base: Tensors) -> None:
-        """Take the mean base where it is not zero; without averaging ours stays."""
-        if not self.options.average:
-            return
-        for layer in self.layers:
-            ours, theirs = self.weights[f"base/{layer}"], base[layer]
-            self.weights[f"base/{layer}"] = torch.where(theirs != 0, theirs, ours)
-
-    def _decoded(self, code: Tensors) -> Tensors:
-        """A foreign part layer by layer."""
-        sizes = [math.prod(self.shapes[layer]) for layer in self.layers]
-        try:
-            flat = decoded(self._moved(code), sum(sizes))
-        except (ValueError, KeyError) as error:
-            raise BadMessageError(SERVER, f"a foreign part is damaged: {error}") from error
-        pieces = zip(self.layers, flat.split(sizes), strict=True)
-        return {layer: piece.view(self.shapes[layer]) for layer, piece in pieces}
-
-    def _moved(self, code: Tensors) -> Tensors:
-        return {name: tensor.to(self.site.device) for name, tensor in code.items()}
+        stream = partial(self.rules.stream, self.site, task)
+        classes = max(1, len(self._labels(task)))
+        self.weights = begun(self.weights, self.layout, self.options.start, classes, stream)
 
     def _labels(self, task: int) -> Tensor:
         """The classes of a task at this client, ascending."""
@@ -503,74 +394,39 @@ class Client:
         """Tokens; with a vocabulary of its own, words of none of its texts up to then unknown."""
         if self.options.vocabulary == "shared" or self.words is None:
             return x
-        known = torch.zeros(len(self.words.table), dtype=torch.bool, device=x.device)
-        known[:2] = True
-        for stage in range(task + 1):
-            known[self.site.train(stage).x.long()] = True
-        return torch.where(known[x.long()], x, UNKNOWN)
+        texts = [self.site.train(stage).x for stage in range(task + 1)]
+        return known_words(x, texts, len(self.words.table))
 
     def _features(self, x: Tensor, task: int) -> Tensor:
         start = "" if task == self.task else f"kept/{task}/"
         foreign = [self.weights.get(f"{start}foreign/{layer}") for layer in CONVS]
         banks = [bank for bank in foreign if bank is not None]
-        if not banks or has(self.options, "foreign"):
-            return torch.zeros((len(x), 2 * self.slots * self.width)).to(self.like)
+        if not banks:
+            return self.like.new_zeros((len(x), 2 * self.layout.slots * self.layout.width))
         assert self.words is not None  # banks are for texts
-        return foreign_features(self.words, x, banks)
-
-    def _tested(self, rows: Rows) -> Rows:
-        if not has(self.options, "tests"):
-            return rows
-        # rows by class, and only as many whole batches as the validation rows fill
-        count = -(-len(self.site.valid(self.task)) // self.options.batch) * self.options.batch
-        return rows.at(torch.argsort(rows.y, stable=True)[:count])
+        return self.rules.features(self.words, x, banks)
 
     def _weights_of(self, task: int) -> Tensors:
-        """The weights that stand for a task: its own, pruned, with the base as it is now."""
-        base = prefixed("base", without("base", self.weights))
-        if task == self.task:
-            found = {n: w for n, w in self.weights.items() if n.startswith(("now/", "foreign/"))}
-        else:
-            found = without(f"kept/{task}", self.weights)
-            for kind in ("mask", "adaptive"):
-                for layer in self.layers:
-                    found[f"now/{kind}/{layer}"] = self.weights[f"past/{kind}/{layer}"][task]
-        for layer in self.layers:
-            name = f"now/adaptive/{layer}"
-            found[name] = pruned(found[name], self.options.lambda1)
-        return base | found
+        layers, threshold = self.layout.layers, self.options.lambda1
+        return weights_of_task(self.weights, layers, task, self.task, threshold)
 
     def _plan(self) -> Plan:
         options = self.options
         return Plan(
             words=self.words,
-            layers=self.layers,
-            private=self.private,
+            layers=self.layout.layers,
+            private=self.layout.private,
             combine="sum" if options.combine == "sum" else "banks",
             dropout=options.dropout,
             lambda1=options.lambda1,
             lambda_m=options.lambda_m,
             decay=options.decay,
             first=self.task == 0,
-            sparse_private=("align3", "merge") if has(options, "sparse") else (),
+            sparse_private=self.rules.sparse_private,
         )
 
     def _moves(self) -> tuple[str, ...]:
-        """The weights that training moves: the table in section d."""
-        options, banks = self.options, self.options.combine == "banks"
-        fixed = ["now/alpha/"] if self.task == 0 or options.combine == "none" else []
-        fixed += ["now/mask/"] if has(options, "masks") else []
-        fixed += ["now/alpha/conv"] if banks and has(options, "foreign") else []
-        still = ["head"] if has(options, "head") else []
-        still += [n for n in ALIGNS[1:] if n in self.private and has(options, "projections")]
-        fixed += [f"now/{kind}/{layer}" for kind in ("dense", "bias") for layer in still]
-        past = ["past/adaptive/", *(["past/mask/"] if has(options, "past") else [])]
-        moving = ("base/", "now/", *past)
-        return tuple(
-            name
-            for name in sorted(self.weights)
-            if name.startswith(moving) and not name.startswith(tuple(fixed))
-        )
+        return self.rules.moves(list(self.weights), self.options, self.task)
 
     def _trained(self) -> Tensors:
         """The weights that the objective reads."""
@@ -585,25 +441,22 @@ class Client:
 
     def _training(self, rows: Rows, moment: Moment) -> EarlyStoppedJob:
         """The epochs of a round; after each the validation rows decide on the rate."""
-        plan, options = self._plan(), self.options
-        once, whole = has(options, "order"), has(options, "stop")
+        plan, options, rules = self._plan(), self.options, self.rules
         how = Optimiser("adam", options.rate, epsilon=EPSILON)
         phase = Phase("objective", self._moves(), partial(objective, plan=plan), how)
-        orders = [(moment.stage,) if once else (moment, epoch) for epoch in range(options.epochs)]
-        streams = tuple(self.site.stream("fit", *names) for names in orders)
+        streams = tuple(rules.order(self.site, moment, epoch) for epoch in range(options.epochs))
         noise = [self.site.stream("noise", moment, epoch) for epoch in range(options.epochs)]
         weights = self._trained()
-        # a loss without penalties has no use for these
-        unread = () if whole else ("past/", "lambda2")
+        rule = Rule(options.patience, options.rate_cut, options.least_rate, rules.fresh_moments)
         return EarlyStoppedJob(
             work=TrainJob(weights, self.moments, (phase,), rows, options.batch, 1, streams[0]),
             streams=streams,
             keys=tuple(stream.key for stream in noise),
             valid=self._rows("valid", moment.stage),
-            function=partial(row_objectives if whole else row_losses, plan=plan),
-            reads=tuple(name for name in weights if not name.startswith(unread)),
+            function=partial(rules.valid_loss, plan=plan),
+            reads=tuple(name for name in weights if not name.startswith(rules.unread)),
             course=self.course,
-            rule=Rule(options.patience, options.rate_cut, options.least_rate, whole),
+            rule=rule,
         )
 
     def state(self) -> Tensors:
@@ -620,18 +473,17 @@ class Client:
 class Server:
     """Holds the mean base, and what clients gave of their finished tasks."""
 
-    def __init__(self, options: Options, site: Site) -> None:
+    def __init__(self, options: Options, site: Site, rules: Rules | None = None) -> None:
         checked_options(options)
-        self.options, model = released(options), network_of(options, site)
+        self.options, model = options, network_of(options, site)
         self.ids = site.clients
-        layers = shapes(options, model, len(site.clients))
+        layout = (rules or Rules()).layout(options, model, len(site.clients))
         first = dict(model.state_dict())
-        for layer in decomposed(options, list(layers)):
-            if layer not in first:
-                deviation = 1 / math.sqrt(math.prod(layers[layer][1:]))
-                draw = normal(layers[layer], deviation, site.stream(layer))
-                first[layer] = draw.to(next(iter(first.values())))
-        self.base = copied({n: first[n] for n in decomposed(options, list(layers))})
+        for layer in [n for n in layout.layers if n not in first]:
+            shape = layout.shapes[layer]
+            draw = normal(shape, 1 / math.sqrt(math.prod(shape[1:])), site.stream(layer))
+            first[layer] = draw.to(next(iter(first.values())))
+        self.base = copied({layer: first[layer] for layer in layout.layers})
         self.bases: dict[str, Tensors] = {}  # the last base of each client
         self.rows: dict[str, int] = {}
         self.stopped: set[str] = set()  # clients that are done with the task
@@ -711,11 +563,8 @@ class Server:
         here, there = self.described[one], self.described[other]
         if self.options.representation == "mean_unit":
             return float((here.double() * there.double()).sum())
-        return similarity(here, there, RECTIFIED if self._rectified else None)
-
-    @property
-    def _rectified(self) -> bool:
-        return self.options.similarity == "rectified"
+        rectified = self.options.similarity == "rectified"
+        return similarity(here, there, RECTIFIED if rectified else None)
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """Every client's model on the test rows of its tasks so far."""
@@ -765,50 +614,6 @@ class Server:
         for name, tensor in without("described", state).items():
             stage, id = name.split("/")
             self.described[int(stage), id] = tensor
-
-
-def widened(layer: str, channels: Tensors, like: Tensor, sender: str) -> Tensor:
-    """A layer with the filters that a client sent, and zeros for the others."""
-    count, wanted = len(like), like.shape[1:]
-    values, bits = channels.get(f"{layer}/values"), channels.get(f"{layer}/bits")
-    if values is None or bits is None or len(bits) != -(-count // 8):
-        raise BadMessageError(sender, f"filters of {layer} without what says which they are")
-    kept = torch.from_numpy(np.unpackbits(bits.cpu().numpy())[:count].astype(bool))
-    if values.shape != (int(kept.sum()), *wanted) or values.dtype != like.dtype:
-        raise BadMessageError(sender, f"filters of {layer} of shape {tuple(values.shape)}")
-    found = torch.zeros_like(like)
-    found[kept.to(like.device)] = values.to(like.device)
-    return found
-
-
-def above_share(sizes: Tensor, share: float) -> Tensor:
-    """Which sizes are above the quantile `share`.
-
-    The quantile is one of the sizes: one that lies between two of them may be rounded to the upper.
-    """
-    return sizes > torch.quantile(sizes, share, interpolation="lower")
-
-
-def mean_of_sent(layers: Sequence[Tensor]) -> Tensor:
-    """The mean over those clients that sent a filter; zero where none did."""
-    together = torch.stack(list(layers)).double()
-    sent = (together != 0).flatten(2).any(-1).sum(0).clamp(min=1)
-    total: Tensor = together.sum(0) / sent.view(-1, *[1] * (together.dim() - 2))
-    return total.to(layers[0].dtype)
-
-
-def nearest_tasks(scored: Mapping[Task, float], count: int) -> tuple[list[Task], list[float]]:
-    """The tasks with the highest scores; of equal ones the newer, then the lower client."""
-    order = sorted(scored, key=lambda task: (-scored[task], -task[0], task[1]))[:count]
-    return order, [scored[task] for task in order]
-
-
-def normalised(found: Sequence[float]) -> Tensor:
-    """Scores, none below zero, that sum to 1; equal ones where all are zero."""
-    clipped = torch.tensor(found, dtype=torch.float64).clamp(min=0)
-    total = float(clipped.sum())
-    shares = clipped / total if total > 0 else torch.full_like(clipped, 1 / max(1, len(clipped)))
-    return shares.float()
 
 
 METHOD = Method(

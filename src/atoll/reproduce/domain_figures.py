@@ -1,11 +1,11 @@
 """Figures of reproductions with several domains, as SVG."""
 
-import io
 from collections.abc import Mapping, Sequence
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+
+from atoll.reproduce.figures import svg
 
 __all__ = ["bars", "matrices", "over_rounds"]
 
@@ -13,14 +13,6 @@ ACROSS = 4  # matrices beside each other
 KINDS = {"intra": "own domain", "inter": "other domains"}
 Lines = Mapping[str, Sequence[Mapping[int, Mapping[str, float]]]]  # method -> seeds -> round
 Cells = Mapping[str, Sequence[Sequence[Sequence[float]]]]  # method -> seeds -> client -> domain
-
-
-def _svg(figure: Figure) -> bytes:
-    """The same figure gives the same bytes."""
-    buffer = io.BytesIO()
-    with mpl.rc_context({"svg.hashsalt": "atoll"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight")
-    return buffer.getvalue()
 
 
 def over_rounds(lines: Lines) -> bytes:
@@ -45,7 +37,7 @@ def _with_legend(figure: Figure) -> bytes:
         handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.02), ncols=max(1, len(labels)),
         fontsize=8, frameon=False,
     )  # fmt: skip
-    return _svg(figure)
+    return svg(figure)
 
 
 def matrices(shown: Cells, domains: Sequence[str]) -> bytes:
@@ -70,7 +62,7 @@ def matrices(shown: Cells, domains: Sequence[str]) -> bytes:
     for first in panels[::columns]:
         first.set_ylabel("model of", fontsize=8)
     figure.tight_layout()
-    return _svg(figure)
+    return svg(figure)
 
 
 def bars(groups: Mapping[str, Mapping[tuple[str, str], Sequence[float]]]) -> bytes:

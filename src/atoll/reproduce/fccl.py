@@ -1,14 +1,13 @@
-"""FCCL's tables and figures: what to run, what the paper says, and what came out.
+"""FCCL's tables and figures: what to run, what the paper prints, and the verdicts.
 
-A setting is a method on a task with one public set; nothing is tuned: all values are the paper's or
-its code's (sections f and h of the specification). One run of one seed is one small file in the
-output folder and is not run again. SOLO is the model before any exchange, which every run reports
-and all runs of a seed share. Stand-ins: MNIST-M for SYN, Office-Caltech-10 for Office-Home; SVHN,
-MNIST-M and CIFAR-100 are parts.
+A setting is a method on a task with one public set. Nothing is tuned: all values are the paper's or
+its code's (sections f and h of the specification). Each seed of a setting is one file. SOLO is the
+model before any exchange, which every run reports and all runs of a seed share. Stand-ins: MNIST-M
+for SYN, Office-Caltech-10 for Office-Home; SVHN, MNIST-M and CIFAR-100 are parts.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,40 +15,21 @@ from typing import Any
 import numpy as np
 
 from atoll import metrics
-from atoll.core.errors import UserError
 from atoll.core.record import Round, Score
 from atoll.data.dataset import Dataset
 from atoll.engines.local import local_engine
 from atoll.reproduce.domain_figures import bars, matrices, over_rounds
 from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
-from atoll.reproduce.measured import (
-    CHECKPOINTS,
-    file_name,
-    fingerprint,
-    keep,
-    kept,
-    others,
-    workplace,
-)
+from atoll.reproduce.measured import CHECKPOINTS, FilePerSeed, Measurement, workplace, write
+from atoll.reproduce.paper import Measured, Missing, Paper, Say, facts_of, silent
 from atoll.runs.config import change, read, resolve
 from atoll.runs.execute import execute
 from atoll.runs.result import Run
 
 __all__ = [
-    "SETTINGS",
-    "STUDIES",
-    "Plan",
-    "Setting",
-    "after",
-    "chosen",
-    "figures",
-    "known",
-    "ledger",
-    "measure",
-    "one",
-    "partly",
-    "replaced",
-]
+    "COMPARED", "PAPER", "PRINTED", "SETTINGS", "STUDIES", "Plan", "Setting", "after",
+    "measure_seed",
+]  # fmt: skip
 
 # What a method changes in the preset.
 METHODS: dict[str, dict[str, Any]] = {
@@ -120,7 +100,7 @@ STUDIES = tuple(
 )
 
 # Tables 1 (inter), 2 (intra) and 3 (homogeneous), Figures 7 and 8, in percent by domain.
-PAPER: dict[tuple[str, bool, str], dict[str, tuple[float, ...]]] = {
+PRINTED: dict[tuple[str, bool, str], dict[str, tuple[float, ...]]] = {
     ("digits", False, "inter"): {
         "SOLO": (15.29, 13.91, 39.24, 34.30),
         "FedMD": (8.97, 12.61, 40.89, 43.03),
@@ -252,45 +232,51 @@ def _tiny(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def one(
+def measure_seed(
     setting: Setting,
     seed: int,
     plan: Plan,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = silent,
     loaded: dict[str, Dataset] | None = None,
-) -> dict[str, Any]:
-    """One run, or what was kept of it; `loaded` is filled with its data, for others."""
-    before = _kept(setting, seed, plan)
+) -> Measurement:
+    """One run, or what is stored of it; `loaded` is filled with its data, for other runs."""
+    config = PAPER.config(setting, plan)
+    before = STORAGE.run(setting.name, seed, plan, config)
     if before is not None and before["rounds"] == plan.rounds:
         return before
     values, began = plan.values(setting, seed), time.monotonic()
 
-    def kept_now(run: Run) -> dict[str, Any]:
-        found = {"config": _wanted(setting, plan), "tiny": plan.tiny, **_brief(run)}
-        found["seconds"] = max(time.monotonic() - began, run.seconds)  # more: it had been cut
-        keep(plan.folder, _file(setting, seed), found)
+    def store(run: Run) -> Measurement:
+        seconds = max(time.monotonic() - began, run.seconds)  # the latter, if it was resumed
+        found = {"config": config, "tiny": plan.tiny, **_brief(run), "seconds": seconds}
+        write(plan.folder, STORAGE.name(setting.name, seed), found)
         return found
 
     with workplace(plan.folder, values) as folder:
 
         def watch(progress: Any) -> None:
             if any(isinstance(event, Score) for event in progress.events):
-                say(f"{setting.name}, seed {seed}: round {progress.round + 1}, {_since(began)}")
-                kept_now(Run(folder))
+                since = f"{time.monotonic() - began:.0f} s"
+                say(f"{setting.name}, seed {seed}: round {progress.round + 1}, {since}")
+                store(Run(folder))
 
-        execute(
-            resolve(values, setting.name),
-            folder,
-            local_engine,
-            resume=True,
-            watch=watch,
-            loaded=loaded,
-        )
-        return kept_now(Run(folder))
+        made = resolve(values, setting.name)
+        execute(made, folder, local_engine, resume=True, watch=watch, loaded=loaded)
+        return store(Run(folder))
 
 
-def _since(began: float) -> str:
-    return f"{time.monotonic() - began:.0f} s"
+def _execute(
+    settings: Sequence[Setting], plan: Plan, say: Say
+) -> Iterator[tuple[Setting, Measurement]]:
+    for setting in settings:
+        loaded: dict[str, Dataset] = {}
+        runs = [measure_seed(setting, seed, plan, say, loaded) for seed in plan.seeds]
+        yield setting, {"runs": runs}
+
+
+def _asked(setting: Setting, plan: Plan) -> list[Any]:
+    """All but engine, precision and rounds: round 10 of 40 is round 10 of 10."""
+    return [setting.values(), plan.tiny]
 
 
 def _brief(run: Run) -> dict[str, Any]:
@@ -309,7 +295,7 @@ def _brief(run: Run) -> dict[str, Any]:
         },
         "notes": notes,
         "bytes_up": metrics.bytes_up(run.events),
-        "facts": {k: run.facts[k] for k in ("atoll", "packages", "device", "data", "public")},
+        "facts": facts_of(run, "public"),
         "engine": {k: v for k, v in run.config["engine"].items() if k != "keep"},
         "model": run.config["model"],
         "round_seconds": run.seconds,
@@ -340,69 +326,18 @@ def _by_domain(matrix: Sequence[Sequence[float]], kind: str) -> list[float]:
     return [float(value) for value in (own if kind == "intra" else others)]
 
 
-def measure(
-    setting: Setting, plan: Plan, say: Callable[[str], None] = lambda text: None
-) -> dict[str, Any]:
-    """All seeds of a setting; those that were run before are read."""
-    loaded: dict[str, Dataset] = {}
-    return _joined(setting, [one(setting, seed, plan, say, loaded) for seed in plan.seeds])
-
-
-def _joined(setting: Setting, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"setting": setting.name, "config": runs[0]["config"], "runs": runs}
-
-
-def known(setting: Setting, plan: Plan) -> dict[str, Any] | None:
-    """What was measured before of the same, if all seeds are there and went to their end."""
-    found = partly(setting, plan)
-    whole = [run for run in found["runs"] if run["rounds"] == plan.rounds] if found else []
-    return found if len(whole) == len(plan.seeds) else None
-
-
-def partly(setting: Setting, plan: Plan) -> dict[str, Any] | None:
-    """The seeds of a setting that went to their end; if none did, those that were begun."""
-    runs = [_kept(setting, seed, plan) for seed in plan.seeds]
-    there = [run for run in runs if run is not None]
-    whole = [run for run in there if run["rounds"] == plan.rounds]
-    return _joined(setting, whole or there) if there else None
-
-
-def _kept(setting: Setting, seed: int, plan: Plan) -> dict[str, Any] | None:
-    return kept(plan.folder, _file(setting, seed), _wanted(setting, plan))
-
-
-def replaced(setting: Setting, plan: Plan) -> list[Path]:
-    """The files of other measurements, or of more rounds, that measuring this would replace."""
-    wanted, names = _wanted(setting, plan), [_file(setting, seed) for seed in plan.seeds]
-    whole = {name: kept(plan.folder, name, wanted) for name in names}
-    longer = [name for name, found in whole.items() if found and found["rounds"] > plan.rounds]
-    return [*others(plan.folder, names, wanted), *(plan.folder / f"{n}.json" for n in longer)]
-
-
-def _wanted(setting: Setting, plan: Plan) -> str:
-    """A hash of what was asked for, engine and precision apart.
-
-    The number of rounds is apart too: no value depends on it, so round 10 of 40 is round 10 of 10.
-    """
-    return fingerprint([setting.values(), plan.tiny])
-
-
-def _file(setting: Setting, seed: int) -> str:
-    return file_name(f"{setting.name} seed {seed}")
-
-
-def after(*found: dict[str, Any]) -> str:
+def after(*found: Measurement) -> str:
     """The last round at which all runs were tested, so that they can be compared."""
     common = set.intersection(*(_tested(one) for one in found))
     return max(common, key=int) if common else "0"
 
 
-def _tested(found: dict[str, Any]) -> set[str]:
+def _tested(found: Measurement) -> set[str]:
     """The rounds after which all seeds of a setting were tested."""
     return set.intersection(*(set(run["matrix"]) for run in found["runs"]))
 
 
-def means(found: dict[str, Any], kind: str, variant: str = "", at: str = "") -> list[float]:
+def means(found: Measurement, kind: str, variant: str = "", at: str = "") -> list[float]:
     """The mean over domains of a setting's model, or of another one, seed by seed."""
     return [_means(_last(run, variant, at))[kind] for run in found["runs"]]
 
@@ -412,14 +347,14 @@ def _last(run: dict[str, Any], variant: str, at: str = "") -> list[list[float]]:
     return matrix
 
 
-def _domain(found: dict[str, Any], kind: str, place: int, variant: str, at: str) -> list[float]:
+def _domain(found: Measurement, kind: str, place: int, variant: str, at: str) -> list[float]:
     return [_by_domain(_last(run, variant, at), kind)[place] for run in found["runs"]]
 
 
-def ledger(measured: dict[str, dict[str, Any]], missing: dict[str, str]) -> Ledger:
+def _ledger(measured: Measured, missing: Missing) -> Ledger:
     """The cells of every table for which there is something to say."""
     cells: list[Cell] = []
-    for (task, homogeneous, kind), rows in PAPER.items():
+    for (task, homogeneous, kind), rows in PRINTED.items():
         number = 3 if homogeneous else {"inter": 1, "intra": 2}[kind]
         title = f"Table {number}, {kind}-domain, {task}"
         for method, theirs in rows.items():
@@ -435,8 +370,8 @@ def _row(
     setting: Setting,
     kind: str,
     theirs: Sequence[float],
-    measured: dict[str, dict[str, Any]],
-    missing: dict[str, str],
+    measured: Measured,
+    missing: Missing,
 ) -> list[Cell]:
     """A method's row: a cell for each domain and their mean."""
     solo = setting.method == "SOLO"
@@ -465,7 +400,7 @@ def _cell(
     place: tuple[str, str, str],
     printed: float,
     found_at: tuple[str, Sequence[float]],  # round, and a value for each seed
-    found: dict[str, Any],
+    found: Measurement,
     source: Setting,
 ) -> Cell:
     run, (at, ours) = found["runs"][0], found_at
@@ -484,7 +419,7 @@ def _cell(
     )
 
 
-def _with_solo(setting: Setting, measured: dict[str, dict[str, Any]]) -> Setting:
+def _with_solo(setting: Setting, measured: Measured) -> Setting:
     """A setting that has been run and reports SOLO too: the same model in all of a table."""
     several = [replace(setting, method=method) for method in ("FCCL", "FedAvg", *COMPARED[:-1])]
     there = [one for one in several if one.name in measured]
@@ -493,9 +428,9 @@ def _with_solo(setting: Setting, measured: dict[str, dict[str, Any]]) -> Setting
     )
 
 
-def _table_round(setting: Setting, measured: dict[str, dict[str, Any]]) -> str:
+def _table_round(setting: Setting, measured: Measured) -> str:
     """The round that a table is read at: the last one of the rows that went furthest."""
-    rows = PAPER[setting.task, setting.homogeneous, "inter"]
+    rows = PRINTED[setting.task, setting.homogeneous, "inter"]
     names = [replace(setting, method=method).name for method in rows]
     return max((after(measured[name]) for name in names if name in measured), key=int, default="0")
 
@@ -504,7 +439,7 @@ def _figure_names() -> list[str]:
     return [Setting("digits", m, public).name for public, rows in BY_PUBLIC.items() for m in rows]
 
 
-def _public_cells(measured: dict[str, dict[str, Any]], missing: dict[str, str]) -> list[Cell]:
+def _public_cells(measured: Measured, missing: Missing) -> list[Cell]:
     """Figures 7 and 8: FCCL, with and without its continual part, by public set."""
     cells = []
     for public, rows in BY_PUBLIC.items():
@@ -523,7 +458,7 @@ def _public_cells(measured: dict[str, dict[str, Any]], missing: dict[str, str]) 
     return cells
 
 
-def _claims(measured: dict[str, dict[str, Any]]) -> list[Claim]:
+def _claims(measured: Measured) -> list[Claim]:
     """The paper's claims, seed by seed."""
     found: list[Claim] = []
     for full in (one for one in SETTINGS if one.method == "FCCL"):
@@ -534,7 +469,7 @@ def _claims(measured: dict[str, dict[str, Any]]) -> list[Claim]:
     return found + (_diagonal(known) if known else [])
 
 
-def _above_others(full: Setting, measured: dict[str, dict[str, Any]]) -> list[Claim]:
+def _above_others(full: Setting, measured: Measured) -> list[Claim]:
     """FCCL against each method of its table; only that of CIFAR-100 has other methods."""
     if full.public != CIFAR:
         return []
@@ -551,7 +486,7 @@ def _above_others(full: Setting, measured: dict[str, dict[str, Any]]) -> list[Cl
     return found
 
 
-def _continual(full: Setting, measured: dict[str, dict[str, Any]]) -> list[Claim]:
+def _continual(full: Setting, measured: Measured) -> list[Claim]:
     """FCCL against FCCL without its continual part."""
     without = measured.get(replace(full, method="FCCL w/o CON").name)
     if not without:
@@ -566,7 +501,7 @@ def _continual(full: Setting, measured: dict[str, dict[str, Any]]) -> list[Claim
     ]  # fmt: skip
 
 
-Model = tuple[dict[str, Any], str]  # what was measured, and which of its models
+Model = tuple[Measurement, str]  # what was measured, and which of its models
 
 
 def _paired(text: str, one: Model, other: Model, kind: str) -> Claim:
@@ -581,7 +516,7 @@ def _paired(text: str, one: Model, other: Model, kind: str) -> Claim:
     return paired(text, *([each[seed] for seed in common] for each in values))
 
 
-def _diagonal(found: dict[str, Any]) -> list[Claim]:
+def _diagonal(found: Measurement) -> list[Claim]:
     """Claim 6: on public images the diagonal of M grows and the rest falls below 0."""
     first, last = ([run["notes"][i] for run in found["runs"]] for i in (0, -1))
     grown = [b["diagonal"] - a["diagonal"] for a, b in zip(first, last, strict=True)]
@@ -595,7 +530,7 @@ def _diagonal(found: dict[str, Any]) -> list[Claim]:
     ]
 
 
-def figures(measured: dict[str, dict[str, Any]]) -> dict[str, bytes]:
+def _figures(measured: Measured) -> dict[str, bytes]:
     """Figures 6, 7 and 8 and the domain x domain matrices, for what is there."""
     made: dict[str, bytes] = {}
     for task, names in DOMAINS.items():
@@ -628,22 +563,24 @@ def _by_round(run: dict[str, Any]) -> dict[int, dict[str, float]]:
     return {int(r): _means(found[run["headline"]]) for r, found in run["matrix"].items()}
 
 
-def chosen(only: str, table: str) -> list[Setting]:
-    """The settings that a command asks for."""
-    if only:
-        found = [s for s in (*SETTINGS, *STUDIES) if s.name == only]
-        if not found:
-            known = "; ".join(s.name for s in SETTINGS)
-            raise UserError(f"no setting '{only}'", "--only", f"known: {known}")
-        return found
-    plain = [s for s in SETTINGS if s.method in COMPARED and s.public == CIFAR]
-    tables = {
-        "1": [s for s in plain if not s.homogeneous],
-        "2": [s for s in plain if not s.homogeneous],
+STORAGE = FilePerSeed()
+PLAIN = [s for s in SETTINGS if s.method in COMPARED and s.public == CIFAR and not s.homogeneous]
+PAPER = Paper(
+    name="fccl",
+    settings=SETTINGS,
+    studies=STUDIES,
+    plan=Plan,
+    quick=Plan.quick,
+    tables={
+        "1": PLAIN,
+        "2": PLAIN,
         "3": [s for s in SETTINGS if s.homogeneous],
         "figure7": [s for s in SETTINGS if s.task == "digits" and s.method == "FCCL"],
         "figure8": [s for s in SETTINGS if s.task == "digits" and s.method.startswith("FCCL")],
-    }
-    if table and table not in tables:
-        raise UserError(f"no table '{table}'", "--table", f"use {', '.join(tables)}")
-    return tables[table] if table else list(SETTINGS)
+    },
+    asked=_asked,
+    execute=_execute,
+    ledger=_ledger,
+    figures=_figures,
+    storage=STORAGE,
+)

@@ -1,45 +1,29 @@
 """FedSeIT's tables: 5 data sets, 7 methods, 2 strengths of lambda2; profiles, controls, faults.
 
-Nothing is tuned here: all settings are the paper's. The seeds of a setting run as one stack, and
-with them other settings that were asked for whose networks have the same shapes: both strengths of
-lambda2, and FedSeIT with and without SIT where as many parts are given. A setting that has been
-run is a small file in the output folder and is not run again. The paper's figures stand beside the
-profile `default` and beside `released`, which behaves as the authors' code does;
-docs/methods/fedseit.md says where the two differ. A setting with a fault has
-one of these differences alone, and is paired with the same without it.
+Nothing is tuned: all settings are the paper's. Settings whose networks have the same shapes run as
+one sweep: both strengths of lambda2, and FedSeIT with and without SIT for equal numbers of foreign
+parts. The paper's figures stand beside the profile `default` and beside `released`, which behaves
+as the authors' code; docs/methods/fedseit.md lists the differences. A setting with a fault has one
+of these differences alone and is paired with the same setting without it.
 """
 
-import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import numpy as np
 
-from atoll import methods, metrics
-from atoll.core.errors import UserError
+from atoll import metrics
 from atoll.core.record import Round, Score
 from atoll.reproduce.figures import course_figure
 from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
-from atoll.reproduce.measured import CHECKPOINTS, fingerprint, keep, kept, others, swept_together
+from atoll.reproduce.measured import CHECKPOINTS, Measurement, swept_together
+from atoll.reproduce.paper import Measured, Missing, Paper, Say, Stopwatch, facts_of
 from atoll.runs.config import change, read
 from atoll.runs.result import Run
 
-__all__ = [
-    "SETTINGS",
-    "STUDIES",
-    "Plan",
-    "Setting",
-    "chosen",
-    "figures",
-    "known",
-    "ledger",
-    "measure",
-    "measure_together",
-    "replaced",
-    "together",
-]
+__all__ = ["FAULTY", "PAPER", "PRINTED", "SETTINGS", "STUDIES", "Plan", "Setting"]
 
 DATA = {"R8": "reuters8", "TMN": "tmn", "TREC6": "trec6", "TREC50": "trec50", "SUBJ": "subj"}
 COLUMNS: dict[str, dict[str, Any]] = {
@@ -55,6 +39,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "FedWeIT-Dense": {"combine": "sum", "dense": True},
     "Local": {"combine": "none", "average": False},
 }
+FAULTS_OF = "atoll.reproduce.faults.fedseit"
 CLIENTS = 3
 STRENGTHS = ("1.0", "0.1")
 PROFILES = ("default", "released")
@@ -71,7 +56,7 @@ FAULTS = {  # by fault the methods that have it
 }
 
 # TTA in %, mean and deviation as printed, in the order of COLUMNS.
-PAPER: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {
+PRINTED: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {
     "1.0": {
         "R8": ((79.1, 2.5), (90.5, 0.6), (90.5, 0.5), (90.6, 0.7), (83.1, 5.0), (82.3, 5.9),
                (82.4, 3.5)),
@@ -132,20 +117,18 @@ class Setting:
     def values(self) -> dict[str, Any]:
         """The run's values; a task of SUBJ has its two classes."""
         options = {**COLUMNS, **CONTROLS}[self.column]
-        options = {**options, "lambda2": float(self.strength), "profile": self.profile}
-        options |= {"faults": _faults(self.fault)} if self.fault else {}
         more = {f"method.{key}": value for key, value in options.items()}
+        more["method.lambda2"] = float(self.strength)
         classes = {"scenario.task_classes": 2} if self.row == "SUBJ" else {}
         scored = {"score_every": 1} if (self.row, self.strength) == DRAWN else {}
-        return change(read("fedseit"), {"data": DATA[self.row], **more, **classes, **scored})
+        faulty = {"replace": f"{FAULTS_OF}:{self.replacement}"} if self.replacement else {}
+        changes = {"data": DATA[self.row], **more, **classes, **scored, **faulty}
+        return change(read("fedseit"), changes)
 
-
-def _faults(name: str) -> list[str]:
-    """The faults of a study."""
-    if name != "all but tests":
-        return [name]
-    (known, _) = get_args(get_type_hints(methods.load("fedseit").options)["faults"])
-    return [one for one in get_args(known) if one != "tests"]
+    @property
+    def replacement(self) -> str:
+        """The faults of the authors' code that it has, by their name in the faults' module."""
+        return self.fault.replace(" ", "_") or self.profile.replace("default", "")
 
 
 SETTINGS = tuple(
@@ -192,80 +175,36 @@ class Plan:
         }  # fmt: skip
 
 
-def together(settings: Sequence[Setting]) -> list[list[Setting]]:
-    """Settings that are measured in one sweep: those of one form."""
-    found: dict[Hashable, list[Setting]] = {}
-    for setting in settings:
-        found.setdefault(setting.form, []).append(setting)
-    return list(found.values())
-
-
-def measure(
-    setting: Setting, plan: Plan, say: Callable[[str], None] = lambda text: None
-) -> dict[str, Any]:
-    """Run a setting, or read what was measured before with the same config."""
-    return measure_together([setting], plan, say)[setting.name]
-
-
-def measure_together(
-    settings: Sequence[Setting], plan: Plan, say: Callable[[str], None] = lambda text: None
-) -> dict[str, dict[str, Any]]:
-    """The same for several settings, as one sweep."""
-    found = {setting.name: known(setting, plan) for setting in settings}
-    fresh = [setting for setting in settings if found[setting.name] is None]
-    began = time.monotonic()
-    runs = _swept(fresh, plan, say) if fresh else []
-    cut = max((run.seconds for own in runs for run in own), default=0.0)  # with what was before
-    seconds = round(max(time.monotonic() - began, cut), 1)
-    for setting, own in zip(fresh, runs, strict=True):
-        facts = {k: own[0].facts[k] for k in ("atoll", "packages", "device", "data", "vectors")}
-        one = {
-            "setting": setting.name,
-            "config": _wanted(setting, plan),
-            "facts": facts,
-            "engine": own[0].config["engine"],
-            "seconds": seconds,
-            "together": [s.name for s in fresh],  # what these seconds are of
-            "runs": [_brief(run) for run in own],
-        }
-        keep(plan.folder, setting.name, one)
-        found[setting.name] = one
-    return {name: one for name, one in found.items() if one is not None}
-
-
-def _swept(settings: Sequence[Setting], plan: Plan, say: Callable[[str], None]) -> list[list[Run]]:
-    """The seeds of each setting, all in one sweep."""
+def _execute(
+    settings: Sequence[Setting], plan: Plan, say: Say
+) -> Iterator[tuple[Setting, Measurement]]:
+    """Run the seeds of all settings as one sweep."""
     how = {
         "engine.device": plan.device, "engine.packing": False, "engine.tf32": plan.tf32,
         "engine.mode": "stacked" if plan.device == "cuda" else "auto",
         "checkpoint_seconds": CHECKPOINTS, "looks": False,
     }  # fmt: skip
-    began, told = time.monotonic(), [-1]
-
-    def watch(progress: Any) -> None:
-        if progress.stage > told[0]:
-            told[0] = progress.stage
-            names = ", ".join(setting.name for setting in settings)
-            say(f"{names}: task {progress.stage + 1}, {time.monotonic() - began:.0f} s")
-
+    names = [setting.name for setting in settings]
+    watch = Stopwatch(say, ", ".join(names), lambda progress: (progress.stage,))
     several = [change(change(s.values(), plan.sizes()), how) for s in settings]
     runs, _ = swept_together(several, {"seed": plan.seeds}, plan.folder, watch)
-    return runs
+    before = max(run.seconds for own in runs for run in own)  # more, where a run was resumed
+    seconds = round(max(watch.seconds, before), 1)
+    for setting, own in zip(settings, runs, strict=True):
+        yield (
+            setting,
+            {
+                "facts": facts_of(own[0], "vectors"),
+                "engine": own[0].config["engine"],
+                "seconds": seconds,
+                "together": names,  # what these seconds are of
+                "runs": [_brief(run) for run in own],
+            },
+        )
 
 
-def _wanted(setting: Setting, plan: Plan) -> str:
-    """What a measurement must have been made of to count for this plan."""
-    return fingerprint([change(setting.values(), plan.sizes()), plan.seeds])
-
-
-def known(setting: Setting, plan: Plan) -> dict[str, Any] | None:
-    """What was measured before of the same."""
-    return kept(plan.folder, setting.name, _wanted(setting, plan))
-
-
-def replaced(setting: Setting, plan: Plan) -> list[Path]:
-    """The files of other measurements that measuring this would replace."""
-    return others(plan.folder, [setting.name], _wanted(setting, plan))
+def _asked(setting: Setting, plan: Plan) -> list[Any]:
+    return [change(setting.values(), plan.sizes()), plan.seeds]
 
 
 def _brief(run: Run) -> dict[str, Any]:
@@ -307,11 +246,11 @@ def _course(scores: list[Score]) -> list[list[float]]:
     return [[round(s.accuracy, 4) for s in own if s.task == task == s.stage] for task in tasks]
 
 
-def ledger(measured: dict[str, dict[str, Any]], missing: dict[str, str]) -> Ledger:
+def _ledger(measured: Measured, missing: Missing) -> Ledger:
     """Every cell of both tables in both profiles, and the controls and studies that were run."""
     cells = []
     for profile in PROFILES:
-        for strength, rows in PAPER.items():
+        for strength, rows in PRINTED.items():
             for row in rows:
                 cells += _row(row, strength, profile, measured, missing)
     for setting in FAULTY:
@@ -326,14 +265,14 @@ def _row(
     row: str,
     strength: str,
     profile: str,
-    measured: dict[str, dict[str, Any]],
-    missing: dict[str, str],
+    measured: Measured,
+    missing: Missing,
 ) -> list[Cell]:
     cells = []
     table = f"lambda2 = {strength}" + (", as released" if profile == "released" else "")
     for place, column in enumerate((*COLUMNS, *CONTROLS)):
         setting = Setting(row, column, strength, profile)
-        printed = PAPER[strength][row][place] if column in COLUMNS else None
+        printed = PRINTED[strength][row][place] if column in COLUMNS else None
         theirs, spread = [round(value / 100, 4) for value in printed] if printed else (None, None)
         if setting.name in measured:
             cells.append(_cell(setting, table, theirs, spread, measured))
@@ -349,7 +288,7 @@ def _cell(
     table: str,
     theirs: float | None,
     spread: float | None,
-    measured: dict[str, dict[str, Any]],
+    measured: Measured,
 ) -> Cell:
     """What was measured of a setting."""
     found = measured[setting.name]
@@ -364,11 +303,11 @@ def _command(setting: Setting) -> str:
     return f"atoll reproduce fedseit --only '{setting.name}'"
 
 
-def _values(found: dict[str, Any]) -> list[float]:
+def _values(found: Measurement) -> list[float]:
     return [run["accuracy"] for run in found["runs"]]
 
 
-def _ordered(setting: Setting, measured: dict[str, dict[str, Any]]) -> bool:
+def _ordered(setting: Setting, measured: Measured) -> bool:
     """Whether a method stands to FedWeIT as in the paper; FedWeIT: whether all others do."""
     baseline = replace(setting, column="FedWeIT")
     columns = list(COLUMNS)[1:] if setting == baseline else [setting.column]
@@ -376,14 +315,14 @@ def _ordered(setting: Setting, measured: dict[str, dict[str, Any]]) -> bool:
     there = {column: found for column, found in others.items() if found is not None}
     if baseline.name not in measured or not there:
         return False
-    theirs, ours = PAPER[setting.strength][setting.row], _mean(measured[baseline.name])
+    theirs, ours = PRINTED[setting.strength][setting.row], _mean(measured[baseline.name])
     return all(
         (_mean(found) > ours) == (theirs[list(COLUMNS).index(column)][0] > theirs[0][0])
         for column, found in there.items()
     )
 
 
-def _mean(found: dict[str, Any]) -> float:
+def _mean(found: Measurement) -> float:
     return float(np.mean(_values(found)))
 
 
@@ -396,7 +335,7 @@ PAIRS = (
 )
 
 
-def _claims(measured: dict[str, dict[str, Any]]) -> list[Claim]:
+def _claims(measured: Measured) -> list[Claim]:
     """The paper's claims on paired seeds, wherever both sides were run."""
     found = []
     for profile in PROFILES:
@@ -426,7 +365,7 @@ def _near(place: str, one: list[float], other: list[float]) -> Claim:
     return Claim(text, abs(difference) <= 0.01, f"{100 * difference:+.3f} points")
 
 
-def _effects(measured: dict[str, dict[str, Any]]) -> list[Claim]:
+def _effects(measured: Measured) -> list[Claim]:
     """What a fault alone does to a method, and where FedSeIT then stands to FedWeIT."""
     found = []
     for one in FAULTY:
@@ -442,7 +381,7 @@ def _effects(measured: dict[str, dict[str, Any]]) -> list[Claim]:
     return found
 
 
-def figures(measured: dict[str, dict[str, Any]]) -> dict[str, bytes]:
+def _figures(measured: Measured) -> dict[str, bytes]:
     """Figure 5: the accuracy of the last client's tasks after each round, where it was run."""
     row, strength = DRAWN
     found = {}
@@ -457,16 +396,16 @@ def figures(measured: dict[str, dict[str, Any]]) -> dict[str, bytes]:
     return found
 
 
-def chosen(only: str, table: str) -> list[Setting]:
-    """The settings that a command asks for."""
-    if only:
-        found = [s for s in (*SETTINGS, *STUDIES) if s.name == only]
-        if not found:
-            known = "; ".join(s.name for s in SETTINGS[:3])
-            known += f"; {FAULTY[0].name}"
-            remedy = f"a data set, a method, lambda2, perhaps released or a fault: {known}"
-            raise UserError(f"no setting '{only}'", "--only", remedy)
-        return found
-    if table and table not in STRENGTHS:
-        raise UserError(f"no table '{table}'", "--table", "use 1.0 or 0.1, the value of lambda2")
-    return [s for s in SETTINGS if not table or s.strength == table]
+PAPER = Paper(
+    name="fedseit",
+    settings=SETTINGS,
+    studies=STUDIES,
+    plan=Plan,
+    quick=Plan.quick,
+    tables={strength: [s for s in SETTINGS if s.strength == strength] for strength in STRENGTHS},
+    asked=_asked,
+    execute=_execute,
+    ledger=_ledger,
+    figures=_figures,
+    form=lambda setting: setting.form,
+)

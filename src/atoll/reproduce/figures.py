@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-__all__ = ["course_figure", "ratio_figure", "sensitivity_figure", "strength_figure"]
+__all__ = ["course_figure", "ratio_figure", "sensitivity_figure", "strength_figure", "svg"]
 
 LINES = {
     "common": "Common",
@@ -21,8 +21,8 @@ LINES = {
 }
 
 
-def _svg(figure: Figure) -> bytes:
-    """The same figure gives the same bytes."""
+def svg(figure: Figure) -> bytes:
+    """A figure as SVG; equal figures give equal bytes."""
     buffer = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "atoll"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight")
@@ -54,7 +54,7 @@ def ratio_figure(found: Sequence[tuple[int, dict[str, Any]]]) -> bytes:
     right.axhline(0, color="grey", linewidth=0.8)
     _labelled(right, "common columns, %", "paired gain")
     right.legend(fontsize=8)
-    return _svg(figure)
+    return svg(figure)
 
 
 def _error(gap: np.ndarray[Any, Any]) -> float:
@@ -84,7 +84,7 @@ def strength_figure(panels: Sequence[tuple[str, Sequence[tuple[str, dict[str, An
         below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": 2}
         axes.legend(fontsize=8, frameon=False, **below)  # there it hides nothing
     figure.tight_layout()
-    return _svg(figure)
+    return svg(figure)
 
 
 def sensitivity_figure(
@@ -102,7 +102,7 @@ def sensitivity_figure(
         _labelled(axes, title.split(" ", maxsplit=1)[0], "test accuracy")
         axes.legend(fontsize=8)
     figure.tight_layout()
-    return _svg(figure)
+    return svg(figure)
 
 
 def course_figure(lines: dict[str, list[list[list[float]]]]) -> bytes:
@@ -123,7 +123,7 @@ def course_figure(lines: dict[str, list[list[list[float]]]]) -> bytes:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     panels[0].legend(fontsize=8)
     figure.tight_layout()
-    return _svg(figure)
+    return svg(figure)
 
 
 def _labelled(axes: Axes, x: str, y: str) -> None:

@@ -1,4 +1,4 @@
-"""What was measured, kept as one small file each; shared by all papers."""
+"""Measurements as small files, and the sweeps that they are made of; shared by all papers."""
 
 import hashlib
 import json
@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from atoll.core.record import disk_errors, locked, write_whole
 from atoll.engines.local import LocalEngine
@@ -16,17 +16,41 @@ from atoll.runs.sweep import points, sweep
 
 __all__ = [
     "CHECKPOINTS",
+    "FilePerSeed",
+    "Measurement",
+    "OneFile",
+    "Plan",
+    "Storage",
     "file_name",
     "fingerprint",
-    "keep",
-    "kept",
-    "others",
     "swept",
     "swept_together",
     "workplace",
+    "write",
 ]
 
 CHECKPOINTS = 300.0  # seconds between them: a sweep of text writes some 240 MB a run each time
+Measurement = dict[str, Any]  # plain values: setting, config, facts, runs
+
+
+class Plan(Protocol):
+    """How much is run, and where."""
+
+    @property
+    def folder(self) -> Path:
+        """Where measurements are stored."""
+
+    @property
+    def device(self) -> str:
+        """The device of the runs."""
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds of each setting."""
+
+    @property
+    def rounds(self) -> int:
+        """The rounds of each run."""
 
 
 def fingerprint(asked: Any) -> str:
@@ -43,25 +67,113 @@ def file_name(name: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in name).strip("-").lower()
 
 
-def keep(folder: Path, name: str, found: Mapping[str, Any]) -> None:
-    """Write what was found."""
+def _path(folder: Path, name: str) -> Path:
+    return folder / f"{file_name(name)}.json"
+
+
+def write(folder: Path, name: str, measurement: Mapping[str, Any]) -> None:
+    """Write a measurement under the name of its setting."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / f"{file_name(name)}.json", json.dumps(found, indent=1).encode())
+    write_whole(_path(folder, name), json.dumps(measurement, indent=1).encode())
 
 
-def kept(folder: Path, name: str, config: str) -> dict[str, Any] | None:
-    """What was found before under this name, if the same was asked for."""
-    path = folder / f"{file_name(name)}.json"
+def _read(folder: Path, name: str) -> Measurement | None:
+    """The measurement under this name, whatever it was asked for."""
+    path = _path(folder, name)
     if not path.exists():
         return None
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found if found["config"] == config else None
+    found: Measurement = json.loads(path.read_text())
+    return found
 
 
-def others(folder: Path, names: Sequence[str], config: str) -> list[Path]:
-    """The files under these names that hold a measurement of something else."""
-    there = [path for name in names if (path := folder / f"{file_name(name)}.json").exists()]
-    return [path for path in there if json.loads(path.read_text())["config"] != config]
+def _same(folder: Path, name: str, config: str) -> Measurement | None:
+    """The measurement under this name, if it was asked for with this config."""
+    found = _read(folder, name)
+    return found if found and found["config"] == config else None
+
+
+def _others(folder: Path, names: Sequence[str], config: str) -> list[Path]:
+    """The files under these names that hold measurements with another config."""
+    found = {name: _read(folder, name) for name in names}
+    return [_path(folder, n) for n, one in found.items() if one and one["config"] != config]
+
+
+class Storage(Protocol):
+    """How the measurement of a setting lies in the plan's folder."""
+
+    @property
+    def pairs_seeds(self) -> bool:
+        """Whether measurements of different plans may stand in one ledger, paired by seed."""
+
+    def known(self, name: str, plan: Any, config: str) -> Measurement | None:
+        """The measurement of a setting, if it is complete."""
+
+    def partly(self, name: str, plan: Any, config: str) -> Measurement | None:
+        """The measurement of a setting, complete or not."""
+
+    def conflicts(self, name: str, plan: Any, config: str) -> list[Path]:
+        """The files that a new measurement of this setting would replace."""
+
+    def write(self, name: str, plan: Any, measurement: Measurement) -> None:
+        """Store a complete measurement."""
+
+
+class OneFile:
+    """A setting is one file, written when all of its runs have ended."""
+
+    pairs_seeds = False
+
+    def known(self, name: str, plan: Plan, config: str) -> Measurement | None:
+        """The measurement, if it was asked for with this config."""
+        return _same(plan.folder, name, config)
+
+    partly = known
+
+    def conflicts(self, name: str, plan: Plan, config: str) -> list[Path]:
+        """The file of this name, if it has another config."""
+        return _others(plan.folder, [name], config)
+
+    def write(self, name: str, plan: Plan, measurement: Measurement) -> None:
+        """Write the file."""
+        write(plan.folder, name, measurement)
+
+
+class FilePerSeed:
+    """Each seed is one file, written at every test; a run that is cut leaves what it has."""
+
+    pairs_seeds = True
+
+    @staticmethod
+    def name(setting: str, seed: int) -> str:
+        """The name of a seed's file."""
+        return f"{setting} seed {seed}"
+
+    def run(self, name: str, seed: int, plan: Plan, config: str) -> Measurement | None:
+        """What is stored of one seed."""
+        return _same(plan.folder, self.name(name, seed), config)
+
+    def known(self, name: str, plan: Plan, config: str) -> Measurement | None:
+        """All seeds, if each has as many rounds as the plan."""
+        found = self.partly(name, plan, config)
+        whole = [run for run in found["runs"] if run["rounds"] == plan.rounds] if found else []
+        return found if len(whole) == len(plan.seeds) else None
+
+    def partly(self, name: str, plan: Plan, config: str) -> Measurement | None:
+        """The seeds that have all rounds; where none has, those that were begun."""
+        runs = [self.run(name, seed, plan, config) for seed in plan.seeds]
+        there = [run for run in runs if run is not None]
+        whole = [run for run in there if run["rounds"] == plan.rounds]
+        return {"setting": name, "config": config, "runs": whole or there} if there else None
+
+    def conflicts(self, name: str, plan: Plan, config: str) -> list[Path]:
+        """Files with another config, or with more rounds than the plan."""
+        names = [self.name(name, seed) for seed in plan.seeds]
+        runs = {one: _same(plan.folder, one, config) for one in names}
+        longer = [one for one, run in runs.items() if run and run["rounds"] > plan.rounds]
+        return [*_others(plan.folder, names, config), *(_path(plan.folder, n) for n in longer)]
+
+    def write(self, name: str, plan: Plan, measurement: Measurement) -> None:
+        """Nothing is left to do: each run writes its own file."""
 
 
 @contextmanager
@@ -85,7 +197,7 @@ def workplace(folder: Path, asked: Any) -> Iterator[Path]:
 
 def swept(
     values: dict[str, Any],
-    axes: dict[str, Sequence[Any]],
+    axes: Mapping[str, Sequence[Any]],
     folder: Path,
     watch: Callable[[Progress], None] = lambda progress: None,
 ) -> list[Run]:
@@ -96,7 +208,7 @@ def swept(
 
 def swept_together(
     several: Sequence[dict[str, Any]],
-    axes: dict[str, Sequence[Any]],
+    axes: Mapping[str, Sequence[Any]],
     folder: Path,
     watch: Callable[[Progress], None] = lambda progress: None,
     accepted: Callable[[BaseException], bool] = lambda error: False,

@@ -1,22 +1,9 @@
-"""Which papers can be run again, and what a module must offer for it.
-
-A paper is a module of this package with: `SETTINGS` and `STUDIES`, what can be measured, each with
-a `name`; `Plan(folder, device, tf32=...)` and `Plan.quick(folder, device)`, how much is run;
-`chosen(only, table)`, the settings that a command asks for; `known(setting, plan)`, what was
-measured before; `replaced(setting, plan)`, the files of other measurements that would be lost;
-`measure(setting, plan, say)`, which measures and keeps it as one small file;
-`ledger(measured, missing)` and `figures(measured)`, what came out. It may offer `QUICK`, the
-settings of a miniature where all of them would take too long, and `partly(setting, plan)`: what
-there is of a measurement that is not whole yet, to be shown where nothing is run; and
-`together(settings)` with `measure_together(settings, plan, say)`: which settings are best measured
-at once, and how.
-"""
+"""`atoll reproduce PAPER`: plan what is run, measure what is missing, render what there is."""
 
 import importlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -24,16 +11,14 @@ from typing import Any
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import nearest
 from atoll.reproduce.ledger import Ledger
+from atoll.reproduce.measured import Measurement
+from atoll.reproduce.paper import Paper, Say, silent
 from atoll.runs.config import assignment
 
-__all__ = ["PAPERS", "Asked", "again"]
+__all__ = ["PAPERS", "Asked", "again", "load"]
 
-PAPERS = (
-    "chfl",
-    "fccl",
-    "fedseit",
-    "vleto",
-)
+PAPERS = ("chfl", "fccl", "fedseit", "vleto")
+AnyPaper = Paper[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -52,101 +37,87 @@ class Asked:
     plan: tuple[str, ...] = ()  # key=value: what is otherwise in the plan, e.g. seeds=[0]
 
 
-def again(
-    paper: str,
-    asked: Asked,
-    say: Callable[[str], None] = lambda text: None,
-    failed: list[Exception] | None = None,
-) -> tuple[Ledger, dict[str, bytes]]:
-    """The ledger of a paper and its figures by file name; measures what was not measured yet.
+def load(name: str) -> AnyPaper:
+    """The paper with this name."""
+    if name not in PAPERS:
+        raise UserError(f"no tables of '{name}'", "atoll reproduce", nearest(name, PAPERS))
+    paper: AnyPaper = importlib.import_module(f"atoll.reproduce.{name}").PAPER
+    return paper
 
-    What is measured is what was asked for; the ledger is made of all that is in the folder. An
-    error of a measurement ends measuring; it is put into `failed`, or raised where that is None.
+
+def again(
+    name: str, asked: Asked, say: Say = silent, failed: list[Exception] | None = None
+) -> tuple[Ledger, dict[str, bytes]]:
+    """Measure what was asked for; the ledger of all that is in the folder, and its figures.
+
+    An error ends measuring. It is appended to `failed`, or raised where that is None.
     """
-    if paper not in PAPERS:
-        raise UserError(f"no tables of '{paper}'", "atoll reproduce", nearest(paper, PAPERS))
+    paper = load(name)
     if asked.render and not asked.folder.is_dir():
         remedy = "leave --render out, or name the folder of measurements with --out"
         raise UserError("there is nothing to render", str(asked.folder), remedy)
-    module = importlib.import_module(f"atoll.reproduce.{paper}")
-    made, chosen = _plan(module, asked), _chosen(module, asked)
-    missing: dict[str, str] = {}  # by setting, why there is nothing
+    plan, selected = _plan(paper, asked), _select(paper, asked)
+    missing: dict[str, str] = {}  # by setting, why there is no measurement
     if not asked.render:
-        fresh = [s for s in chosen if module.known(s, made) is None]
-        _refuse_to_replace([path for s in fresh for path in module.replaced(s, made)])
+        fresh = [s for s in selected if paper.known(s, plan) is None]
+        _refuse_to_replace([path for s in fresh for path in paper.conflicts(s, plan)])
         try:
-            _measure(module, paper, asked, fresh, missing, say)
+            _measure(paper, asked, fresh, missing, say)
         except Exception as error:
             if failed is None:
                 raise
             failed.append(error)
-    return _shown(module, paper, asked, missing)
+    return _rendered(paper, asked, missing)
 
 
-def _shown(
-    module: Any, paper: str, asked: Asked, missing: dict[str, str]
+def _rendered(
+    paper: AnyPaper, asked: Asked, missing: dict[str, str]
 ) -> tuple[Ledger, dict[str, bytes]]:
     """The ledger and the figures of all that is in the folder."""
-    measured: dict[str, Any] = {}
-    made, chosen = _plan(module, asked), _chosen(module, asked)
-    usual = _plan(module, replace(asked, plan=()))
-    command = f"atoll reproduce {paper}{' --quick' if asked.quick else ''}"
-    for setting in (*module.SETTINGS, *module.STUDIES):
-        found = _there(module, setting, [made] if setting in chosen else [made, usual])
-        if found is not None:
-            measured[setting.name] = found
-        elif setting in chosen or setting in module.SETTINGS:
-            missing.setdefault(setting.name, _absence(module, command, setting, made))
-    return module.ledger(measured, missing), module.figures(measured)
+    measured: dict[str, Measurement] = {}
+    plan, selected = _plan(paper, asked), _select(paper, asked)
+    usual = _plan(paper, replace(asked, plan=()))
+    command = f"atoll reproduce {paper.name}{' --quick' if asked.quick else ''}"
+    for setting in (*paper.settings, *paper.studies):
+        plans = [plan] if setting in selected or not paper.storage.pairs_seeds else [plan, usual]
+        found = [one for each in plans if (one := paper.partly(setting, each))]
+        if found:
+            measured[setting.name] = max(found, key=lambda one: len(one["runs"]))
+        elif setting in selected or setting in paper.settings:
+            missing.setdefault(setting.name, _absence(paper, command, setting, plan))
+    return paper.ledger(measured, missing), paper.figures(measured)
 
 
-def _there(module: Any, setting: Any, plans: list[Any]) -> Any:
-    """What was measured of a setting, by the plan with the most runs; None if nothing was.
-
-    Runs of several plans stand in one ledger only where a paper pairs them seed by seed.
-    """
-    partly = getattr(module, "partly", None)
-    if partly is None:
-        return module.known(setting, plans[0])
-    found = [module.known(setting, plan) or partly(setting, plan) for plan in plans]
-    return max((one for one in found if one), key=lambda one: len(one["runs"]), default=None)
-
-
-def _absence(module: Any, command: str, setting: Any, plan: Any) -> str:
-    """Why there is nothing to show of a setting."""
-    other = module.replaced(setting, plan)
+def _absence(paper: AnyPaper, command: str, setting: Any, plan: Any) -> str:
+    """Why a setting has no measurement."""
+    other = paper.conflicts(setting, plan)
     if other:
         return f"measured with another config: {other[0].name}"
     return f"not run yet: {command} --only '{setting.name}'"
 
 
 def _measure(
-    module: Any,
-    paper: str,
-    asked: Asked,
-    settings: list[Any],
-    missing: dict[str, str],
-    say: Callable[[str], None],
+    paper: AnyPaper, asked: Asked, settings: list[Any], missing: dict[str, str], say: Say
 ) -> None:
-    """Measure settings; `missing` is filled with what those need whose data are not here."""
-    plan = _plan(module, asked)
-    _ahead(module, paper, asked, plan, settings, say)
-    for setting in settings:
+    """Measure settings, those of one form as one sweep; `missing` gets those without data."""
+    plan, groups = _plan(paper, asked), paper.together(settings)
+    if asked.jobs > 1:
+        _side_by_side(paper.name, asked, ["; ".join(s.name for s in group) for group in groups])
+    for group in groups:
         try:
-            if module.known(setting, plan) is None:
-                module.measure(setting, plan, say)
+            paper.measure(group, plan, say)
         except UserError as error:
             if error.exit_code != EXIT_DATA_MISSING:
                 raise
-            missing[setting.name] = f"not here: {error.remedy}"
+            missing |= {setting.name: f"not here: {error.remedy}" for setting in group}
 
 
-def _plan(module: Any, asked: Asked) -> Any:
-    """How much is run: what the paper asks for, or a miniature, but for what was set."""
+def _plan(paper: AnyPaper, asked: Asked) -> Any:
+    """The paper's plan or its miniature, with what `--set` changes."""
     made = (
-        module.Plan.quick(asked.folder, asked.device)
+        paper.quick(asked.folder, asked.device)
         if asked.quick
-        else module.Plan(asked.folder, asked.device, tf32=asked.tf32)
+        else paper.plan(asked.folder, asked.device, tf32=asked.tf32)
     )
     free = [f.name for f in fields(made) if f.name not in ("folder", "device", "tf32", "changes")]
     for text in asked.plan:
@@ -161,12 +132,13 @@ def _plan(module: Any, asked: Asked) -> Any:
     return made
 
 
-def _chosen(module: Any, asked: Asked) -> list[Any]:
-    names = [name.strip() for name in asked.only.split(";")]  # several are separated so
-    found = [setting for name in names for setting in module.chosen(name, asked.table)]
+def _select(paper: AnyPaper, asked: Asked) -> list[Any]:
+    """The settings that a command asks for, studies last."""
+    names = [name.strip() for name in asked.only.split(";")]  # "a; b" names two settings
+    found = [setting for name in names for setting in paper.select(name, asked.table)]
     if asked.quick and not (asked.only or asked.table):
-        found = list(getattr(module, "QUICK", found))
-    return [*found, *(s for s in (module.STUDIES if asked.studies else ()) if s not in found)]
+        found = list(paper.miniature or found)
+    return [*found, *(s for s in (paper.studies if asked.studies else ()) if s not in found)]
 
 
 def _refuse_to_replace(paths: list[Path]) -> None:
@@ -176,33 +148,10 @@ def _refuse_to_replace(paths: list[Path]) -> None:
         raise UserError(what, f"{paths[0]}{more}", "choose another --out, or move it away")
 
 
-def _ahead(
-    module: Any,
-    paper: str,
-    asked: Asked,
-    plan: Any,
-    settings: list[Any],
-    say: Callable[[str], None],
-) -> None:
-    """Measure what is best measured at once, or in several processes; the rest is left."""
-    together = getattr(module, "together", lambda settings: [[s] for s in settings])(settings)
-    if asked.jobs > 1:
-        _side_by_side(paper, asked, ["; ".join(s.name for s in part) for part in together])
-        return
-    for part in together:
-        try:
-            if len(part) > 1:
-                module.measure_together(part, plan, say)
-        except UserError as error:
-            if error.exit_code != EXIT_DATA_MISSING:
-                raise
-
-
 def _side_by_side(paper: str, asked: Asked, names: list[str]) -> None:
-    """Measure settings in processes, `jobs` at a time; each keeps what it found as a file.
+    """Measure groups of settings in processes, `jobs` at a time; each stores its measurements.
 
-    One process leaves a GPU idle while its Python works. What cannot be measured because data are
-    missing is left to the caller, who says so.
+    One process leaves a GPU idle while its Python works. Missing data are reported by the caller.
     """
     waiting, running = list(names), dict[str, subprocess.Popen[bytes]]()
     failed: dict[str, int] = {}

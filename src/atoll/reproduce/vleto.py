@@ -1,17 +1,14 @@
-"""V-LETO's tables and figures: what to run, what the paper says, and what came out.
+"""V-LETO's tables and figures: what to run, and what the paper prints.
 
 All methods have one setting (section f of the specification): plain gradient steps of 0.01, batches
-of 128, ten passes a stage, three seeds, all training rows, the official test rows. Nothing is
-chosen by test rows. A method whose loss stops being a number is run again with a smaller rate,
-the first of RATES at which it stays one, and the ledger says so. The seeds of a setting run as one
-stack, with those of other settings of one form. A setting that has been run is a small file in the
-output folder and is not run again.
+of 128, ten passes a stage, three seeds, all training rows, the official test rows. No test row
+chooses anything. A method whose loss stops being a number runs again with a smaller rate, the first
+of RATES at which it stays one, and the ledger names that rate. Settings of one form run as one
+sweep.
 """
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +17,29 @@ import numpy as np
 from atoll.core.errors import UserError
 from atoll.core.record import Round, Score
 from atoll.reproduce.figures import sensitivity_figure
-from atoll.reproduce.ledger import Cell, Claim, Ledger
-from atoll.reproduce.measured import fingerprint, keep, kept, others, swept_together
+from atoll.reproduce.ledger import Cell, Ledger
+from atoll.reproduce.measured import Measurement, swept_together
+from atoll.reproduce.paper import Measured, Missing, Paper, Say, Stopwatch, facts_of
+from atoll.reproduce.vleto_claims import after, average, by_stage, claims
+from atoll.reproduce.vleto_tables import (
+    ABLATED,
+    FINE,
+    HELD,
+    IMPOSSIBLE,
+    LAMBDAS,
+    PRINTED,
+    STAGES,
+    TABLE_3,
+    THRESHOLDS,
+    WEIGHED,
+    sweep_name,
+)
 from atoll.runs.config import change, read
 from atoll.runs.result import Run
 
-__all__ = [
-    "QUICK",
-    "SETTINGS",
-    "STUDIES",
-    "Plan",
-    "Setting",
-    "chosen",
-    "figures",
-    "known",
-    "ledger",
-    "measure",
-    "measure_together",
-    "replaced",
-    "together",
-]
+__all__ = ["PAPER", "SETTINGS", "STUDIES", "Plan", "Setting"]
 
 RATES = (0.01, 0.003, 0.001, 0.0003)  # tried in this order, until the loss stays a number
-STAGES = 4
 DATA = {"MNIST": "mnist", "FMNIST": "fashion-mnist", "CIFAR-10": "cifar10", "CINIC-10": "cinic10"}
 PIXELS: dict[str, tuple[list[float], list[float]]] = {
     "MNIST": ([0.1307], [0.3081]),
@@ -64,75 +61,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "V-LETO": {},
 }
 FOLLOWS: dict[str, Any] = {"gamma": 1.0, "drift": "vector"}  # prototypes move with the drift
-LAMBDAS = (0.2, 0.3, 0.5, 0.7, 0.8)
-THRESHOLDS = ((5, 1), (10, 2), (15, 3), (20, 4), (25, 5))
-
-# Table 1 as printed, in %: by data and method the four tasks, classes by stage and columns by stage
-PRINTED: dict[str, dict[str, tuple[tuple[float, ...], tuple[float, ...]]]] = {
-    "MNIST": {
-        "Standalone": ((99.15, 94.82, 96.66, 93.00), (32.11, 78.28, 79.33, 34.82)),
-        "PyVertical": ((99.21, 61.37, 45.42, 36.63), (32.01, 68.61, 77.54, 67.87)),
-        "Pass+VFL": ((72.69, 74.57, 69.73, 68.02), (21.97, 52.50, 55.83, 63.27)),
-        "FedSpace+VFL": ((74.70, 76.50, 70.80, 67.99), (21.98, 53.77, 67.24, 32.30)),
-        "FedProK+VFL": ((74.69, 75.52, 75.72, 69.95), (21.04, 21.95, 45.02, 44.37)),
-        "V-LETO": ((99.09, 94.52, 84.14, 71.04), (27.67, 93.33, 95.61, 96.79)),
-    },
-    "FMNIST": {
-        "Standalone": ((95.54, 86.96, 81.83, 90.66), (60.32, 73.55, 74.01, 61.63)),
-        "PyVertical": ((96.15, 57.10, 43.01, 37.43), (60.60, 64.57, 68.21, 67.91)),
-        "Pass+VFL": ((65.66, 65.56, 61.24, 58.48), (50.11, 62.54, 67.38, 66.30)),
-        "FedSpace+VFL": ((67.66, 67.58, 63.26, 61.42), (50.34, 59.07, 58.55, 40.52)),
-        "FedProK+VFL": ((74.69, 65.52, 63.72, 59.95), (50.67, 53.13, 21.63, 26.18)),
-        "V-LETO": ((94.38, 85.71, 64.04, 69.13), (60.93, 88.68, 95.06, 97.39)),
-    },
-    "CIFAR-10": {
-        "Standalone": ((78.73, 55.41, 44.55, 55.66), (53.40, 59.72, 60.90, 52.43)),
-        "PyVertical": ((69.66, 25.92, 20.37, 24.49), (52.19, 60.43, 61.82, 63.09)),
-        "Pass+VFL": ((51.43, 45.96, 31.95, 28.71), (50.88, 67.67, 71.69, 65.36)),
-        "FedSpace+VFL": ((51.45, 46.06, 31.99, 28.81), (50.40, 51.43, 58.78, 49.72)),
-        "FedProK+VFL": ((51.45, 44.30, 32.18, 30.51), (50.21, 46.64, 54.10, 47.24)),
-        "V-LETO": ((74.04, 54.29, 42.86, 33.86), (53.31, 85.12, 87.81, 88.34)),
-    },
-    "CINIC-10": {
-        "Standalone": ((80.08, 60.00, 68.35, 84.37), (43.61, 50.86, 50.84, 44.07)),
-        "PyVertical": ((79.84, 38.35, 36.20, 33.75), (43.36, 51.68, 53.95, 51.60)),
-        "Pass+VFL": ((58.59, 47.08, 31.05, 30.75), (36.35,)),
-        "FedSpace+VFL": ((61.32, 44.58, 28.98, 28.50), (46.57,)),
-        "FedProK+VFL": ((78.90, 41.66, 29.92, 26.72), (44.86, 42.89, 41.55, 39.51)),
-        "V-LETO": ((79.62, 54.50, 40.65, 34.37), (41.75, 82.93, 83.44, 84.97)),
-    },
-}
-# Tables 2, 4 and 5: after task 1; after 2: task 1, 2, all; after 3: ...; after 4: ...
-ABLATED = {
-    "w/o L_CE": "93.82 63.54 13.59 41.87 93.20 61.95 16.01 57.50 78.59 75.53 39.92 0.00 47.57",
-    "w/o L_A": "93.82 41.64 85.62 57.96 0.00 42.26 85.40 44.21 0.00 0.00 46.40 91.87 36.25",
-    "w/o LMO": "93.90 43.12 91.32 62.61 0.00 47.42 92.74 42.03 0.00 0.00 47.65 95.93 37.96",
-    "V-LETO": "94.38 83.73 83.92 85.71 48.82 62.18 81.17 64.04 46.50 45.70 64.37 86.87 69.13",
-}
-WEIGHED = {
-    0.2: "94.41 84.37 84.78 84.92 40.10 59.07 84.90 62.67 37.98 31.05 59.80 91.59 57.18",
-    0.3: "94.37 83.51 84.35 85.19 42.21 59.51 84.10 62.80 38.89 33.05 60.64 91.05 58.14",
-    0.5: ABLATED["V-LETO"],
-    0.7: "94.41 84.39 81.84 84.10 58.71 62.19 75.06 66.37 45.70 43.22 62.13 85.27 61.03",
-    0.8: "94.41 84.77 80.43 83.39 71.45 63.07 68.65 69.86 51.02 47.58 63.59 81.50 62.18",
-}
-HELD = {
-    5: "94.39 83.12 83.98 84.96 47.11 61.07 81.52 63.79 41.13 38.07 62.99 89.61 59.77",
-    10: "94.43 83.35 83.82 84.89 47.36 61.40 81.21 63.88 41.02 38.26 63.30 89.43 59.85",
-    15: ABLATED["V-LETO"],
-    20: "94.39 83.52 83.18 84.87 46.97 60.86 81.09 63.71 40.88 37.91 62.81 89.57 59.68",
-    25: "94.39 83.54 83.20 84.90 46.93 60.82 81.15 63.75 40.88 37.97 63.05 89.82 59.76",
-}
-TABLE_3 = {
-    "w/o L_CE": (60.90, 79.99, 89.97, 90.01),
-    "w/o L_F": (61.01, 74.83, 71.94, 60.70),
-    "w/o LMO": (60.17, 60.26, 64.32, 43.10),
-    "V-LETO": (60.93, 88.68, 95.06, 97.39),
-}
-FINE = [(None, 1)] + [
-    (task, stage) for stage in (2, 3, 4) for task in (*range(1, stage + 1), None)
-]  # columns of Table 2: a task after a stage, or all so far
-IMPOSSIBLE = 69.13  # printed for FMNIST; would need more than 100 % on two classes: about 60.4
 
 
 @dataclass(frozen=True)
@@ -212,7 +140,6 @@ SETTINGS: tuple[Setting, ...] = (
     *_of("CIFAR-10"),
     *_of("CINIC-10"),
 )
-QUICK: tuple[Setting, ...] = (*_of("FMNIST"), *_ablations("FMNIST"))  # of a miniature
 PRINTED_RATE = 0.001  # which the paper prints; its published code and the specification use 0.01
 SLOW = 0.0003  # at which PASS does not collapse to one class
 
@@ -280,86 +207,66 @@ def _values(setting: Setting, plan: Plan) -> dict[str, Any]:
     return change(setting.values(), {**dict(plan.changes), "rounds": plan.rounds})
 
 
-def together(settings: Sequence[Setting]) -> list[list[Setting]]:
-    """Settings that are measured in one sweep: those whose steps are mostly of one form."""
-    found: dict[Any, list[Setting]] = {}
-    for setting in settings:
-        changes = dict(setting.changes)
-        replay = "method.replay" in changes
-        key = setting.data, setting.name.split()[1], changes.get("method.name"), replay
-        found.setdefault(key, []).append(setting)
-    return list(found.values())
+def _form(setting: Setting) -> Hashable:
+    """Settings of equal form have steps that are mostly of one form."""
+    changes = dict(setting.changes)
+    kind, replay = setting.name.split()[1], "method.replay" in changes
+    return setting.data, kind, changes.get("method.name"), replay
 
 
-def measure(
-    setting: Setting, plan: Plan, say: Callable[[str], None] = lambda text: None
-) -> dict[str, Any]:
-    """Run a setting, or read what was measured before with the same config."""
-    return measure_together([setting], plan, say)[setting.name]
+def _asked(setting: Setting, plan: Plan) -> list[Any]:
+    return [_values(setting, plan), plan.seeds, plan.rates]
 
 
-def measure_together(
-    settings: Sequence[Setting], plan: Plan, say: Callable[[str], None] = lambda text: None
-) -> dict[str, dict[str, Any]]:
-    """Run settings as one sweep; each has the first rate at which no seed's loss is lost."""
-    found = {s.name: known(s, plan) for s in settings}
-    done = {name: one for name, one in found.items() if one is not None}
-    waiting = [s for s in settings if s.name not in done]
+def _execute(
+    settings: Sequence[Setting], plan: Plan, say: Say
+) -> Iterator[tuple[Setting, Measurement]]:
+    """Run settings as one sweep; each takes the first rate at which no seed diverges."""
+    waiting = list(settings)
     for rate in plan.rates:
-        waiting = _measured_at(rate, waiting, plan, done, say)
+        measured = _measured_at(rate, waiting, plan, say)
+        yield from (
+            (setting, measured[setting.name]) for setting in waiting if setting.name in measured
+        )
+        waiting = [setting for setting in waiting if setting.name not in measured]
         if not waiting:
-            return done
+            return
     what = f"the loss of {waiting[0].name} is no longer a number at rate {plan.rates[-1]:g}"
     raise UserError(what, "method.rate", "choose a smaller rate")
 
 
 def _measured_at(
-    rate: float,
-    settings: Sequence[Setting],
-    plan: Plan,
-    done: dict[str, dict[str, Any]],
-    say: Callable[[str], None],
-) -> list[Setting]:
-    """Measure settings at one rate; those whose loss is no number at it are given back."""
+    rate: float, settings: Sequence[Setting], plan: Plan, say: Say
+) -> dict[str, Measurement]:
+    """Measure settings at one rate; those whose loss is no number at it are left out."""
     how = {"engine.device": plan.device, "engine.packing": False, "engine.tf32": plan.tf32,
            "checkpoints": False, "looks": False, "method.rate": rate}  # fmt: skip
     own = [{k: v for k, v in s.changes if k == "method.rate"} for s in settings]
     several = [change(_values(s, plan), {**how, **o}) for s, o in zip(settings, own, strict=True)]
-    began, told = time.monotonic(), [(0, -1)]
-
-    def watch(progress: Any) -> None:
-        now = (progress.stage, progress.round)
-        if now > told[0] and progress.round % 5 == 0:
-            told[0] = now
-            seconds = time.monotonic() - began
-            say(f"{settings[0].name} and {len(settings) - 1} more: stage {progress.stage},"
-                f" round {progress.round}, {seconds:.0f} s")  # fmt: skip
-
+    name = f"{settings[0].name} and {len(settings) - 1} more"
+    watch = Stopwatch(say, name, lambda progress: (progress.stage, progress.round // 5))
     runs, lost = swept_together(several, {"seed": plan.seeds}, plan.folder, watch, _is_lost)
-    seconds = (time.monotonic() - began) / len(settings)
+    seconds = watch.seconds / len(settings)
+    for number in sorted(lost):
+        say(f"{settings[number].name}: the loss is no number at rate {rate:g}")
+    measured = {}
     for setting, made in zip(settings, runs, strict=True):
         if made:
-            one = _found(setting, plan, made) | {"seconds": seconds}
-            keep(plan.folder, setting.name, one)
-            done[setting.name] = one
-            say(f"{setting.name}: {seconds:.1f} s, rate {one['rate']:g}")
-    for number in lost:
-        say(f"{settings[number].name}: the loss is no number at rate {rate:g}")
-    return [settings[number] for number in sorted(lost)]
+            measured[setting.name] = {**_summary(plan, made), "seconds": seconds}
+            say(f"{setting.name}: {seconds:.1f} s, rate {measured[setting.name]['rate']:g}")
+    return measured
 
 
 def _is_lost(error: BaseException) -> bool:
     return isinstance(error, UserError) and "no longer a number" in str(error)
 
 
-def _found(setting: Setting, plan: Plan, runs: Sequence[Run]) -> dict[str, Any]:
+def _summary(plan: Plan, runs: Sequence[Run]) -> Measurement:
     return {
-        "setting": setting.name,
-        "config": _wanted(setting, plan),
         "rate": runs[0].config["method"]["rate"],
         "rates": list(plan.rates),
         "miniature": bool(plan.changes),
-        "facts": {k: runs[0].facts[k] for k in ("atoll", "packages", "device", "data")},
+        "facts": facts_of(runs[0]),
         "engine": runs[0].config["engine"],
         "runs": [_brief(run) for run in runs],
     }
@@ -380,54 +287,10 @@ def _brief(run: Run) -> dict[str, Any]:
     return {"seed": run.config["seed"], "tasks": tasks, "union": union, "frozen": frozen}
 
 
-def _wanted(setting: Setting, plan: Plan) -> str:
-    """What a measurement must have been made of to count for this plan."""
-    return fingerprint([_values(setting, plan), plan.seeds, plan.rates])
-
-
-def known(setting: Setting, plan: Plan) -> dict[str, Any] | None:
-    """What was measured before of the same."""
-    return kept(plan.folder, setting.name, _wanted(setting, plan))
-
-
-def replaced(setting: Setting, plan: Plan) -> list[Path]:
-    """The files of other measurements that measuring this would replace."""
-    return others(plan.folder, [setting.name], _wanted(setting, plan))
-
-
-# What a measurement says
-
-
-def after(found: dict[str, Any], task: int | None, stage: int) -> list[float]:
-    """For each seed the accuracy on a task after a stage, or on all classes so far (None)."""
-    return [_after(run, task, stage) for run in found["runs"]]
-
-
-def _after(run: dict[str, Any], task: int | None, stage: int) -> float:
-    if task is None and str(stage) in run["union"]:
-        return float(run["union"][str(stage)])
-    tasks = run["tasks"]
-    if task is None:  # columns by stage: one task; standalone: its own; joint: one stage
-        places = [f"{stage}|{stage}", f"1|{stage}", "1|1"]
-        return float(next(tasks[place] for place in places if place in tasks))
-    return float(tasks[f"{task}|{stage}"])
-
-
-def by_stage(found: dict[str, Any]) -> list[float]:
-    """The means over seeds, a number for each stage: the columns of Table 1."""
-    return [float(np.mean(after(found, None, stage))) for stage in range(1, STAGES + 1)]
-
-
-def average(found: dict[str, Any]) -> list[float]:
-    """For each seed the plain mean over stages."""
-    rows = [after(found, None, stage) for stage in range(1, STAGES + 1)]
-    return [float(v) for v in np.mean(rows, axis=0)]
-
-
 # The ledger
 
 
-def ledger(measured: dict[str, dict[str, Any]], missing: dict[str, str]) -> Ledger:
+def _ledger(measured: Measured, missing: Missing) -> Ledger:
     """The cells of every table for which there is something to say."""
     cells = [
         *_table_1(measured, missing),
@@ -438,18 +301,11 @@ def ledger(measured: dict[str, dict[str, Any]], missing: dict[str, str]) -> Ledg
         *_others(measured),
     ]  # fmt: skip
     facts = {name: found["facts"] for name, found in measured.items()}
-    return Ledger("V-LETO", facts, tuple(cells), tuple(_claims(measured)))
-
-
-def _place(option: str, value: float) -> str:
-    """The setting of a sweep; the middle of each sweep is V-LETO itself."""
-    middle = {"lambda_A": 0.5, "lambda_F": 0.5, "k0": 15}[option]
-    kind = "FIL" if option == "lambda_F" else "CIL"
-    return f"{kind} V-LETO" if value == middle else f"{kind} {option} {value}"
+    return Ledger("V-LETO", facts, tuple(cells), tuple(claims(measured)))
 
 
 def _placed(option: str, rows: dict[Any, str]) -> dict[str, str]:
-    return {_place(option, value): printed for value, printed in rows.items()}
+    return {sweep_name(option, value): printed for value, printed in rows.items()}
 
 
 def _cell(
@@ -457,7 +313,7 @@ def _cell(
     printed: float | None,
     ours: Sequence[float],
     name: str,
-    found: dict[str, Any],
+    found: Measurement,
 ) -> Cell:
     data, rate, first = found["facts"]["data"], found["rate"], found.get("rates", RATES)[0]
     notes = [f"partial: {data['partial']}"] if data["partial"] else []
@@ -476,7 +332,7 @@ def _cell(
     )  # fmt: skip
 
 
-def _table_1(measured: dict[str, dict[str, Any]], missing: dict[str, str]) -> Iterator[Cell]:
+def _table_1(measured: Measured, missing: Missing) -> Iterator[Cell]:
     for kind, place in (("CIL", 0), ("FIL", 1)):
         for data, printed in PRINTED.items():
             rows = {method: numbers[place] for method, numbers in printed.items()}
@@ -494,7 +350,7 @@ def _open(table: str, row: str, theirs: Sequence[float], note: str) -> Iterator[
 
 
 def _row_1(
-    table: str, name: str, row: str, theirs: Sequence[float], found: dict[str, Any]
+    table: str, name: str, row: str, theirs: Sequence[float], found: Measurement
 ) -> Iterator[Cell]:
     stages = 1 if row == "Joint" else STAGES
     for stage in range(1, stages + 1):
@@ -507,7 +363,7 @@ def _row_1(
         yield _cell((table, row, "AVG"), mean, average(found), name, found)
 
 
-def _fine(table: str, rows: dict[str, str], measured: dict[str, dict[str, Any]]) -> Iterator[Cell]:
+def _fine(table: str, rows: dict[str, str], measured: Measured) -> Iterator[Cell]:
     """Tables whose columns are each task after each stage, and all so far."""
     for name, printed in rows.items():
         full = f"FMNIST {name}"
@@ -519,7 +375,7 @@ def _fine(table: str, rows: dict[str, str], measured: dict[str, dict[str, Any]])
             yield _cell((table, row, column), value, after(found, task, stage), full, found)
 
 
-def _table_3(measured: dict[str, dict[str, Any]]) -> Iterator[Cell]:
+def _table_3(measured: Measured) -> Iterator[Cell]:
     """FIL ablations; what is printed as 'w/o LMO' is, by the code, the sum at the test."""
     table, summed = "Table 3 (FMNIST, FIL)", "sum at the test"
     for row, printed in TABLE_3.items():
@@ -532,11 +388,11 @@ def _table_3(measured: dict[str, dict[str, Any]]) -> Iterator[Cell]:
             yield _cell(where, value, after(found, None, stage), name, found)
 
 
-def _others(measured: dict[str, dict[str, Any]]) -> Iterator[Cell]:
+def _others(measured: Measured) -> Iterator[Cell]:
     """What the paper has no number for: Figure 4, the label-reading test, and our studies."""
     wanted = [s.name for s in STUDIES]
     wanted += [s.name for data in ("FMNIST", "MNIST") for s in _ablations(data)]
-    wanted += [f"FMNIST {_place('lambda_F', weight)}" for weight in LAMBDAS]
+    wanted += [f"FMNIST {sweep_name('lambda_F', weight)}" for weight in LAMBDAS]
     for name in wanted:
         if name in measured:
             table = (
@@ -547,191 +403,12 @@ def _others(measured: dict[str, dict[str, Any]]) -> Iterator[Cell]:
             yield from _row_1(table, name, name, (), measured[name])
 
 
-# The eleven expectations of the specification's section i
-
-
-def _claims(measured: dict[str, dict[str, Any]]) -> list[Claim]:
-    found: list[Claim] = []
-    for data in ("MNIST", "FMNIST"):
-        for check in (_c1, _c2, _c3, _c4, _c5, _c6, _c7, _c8, _c9, _c10, _c11, _oracle, _all_held):
-            try:
-                found += check(data, measured)
-            except KeyError as lacking:
-                words = (check.__doc__ or "").strip()
-                why = f"not run yet: atoll reproduce vleto --only {lacking}"
-                if data != "MNIST" or "FMNIST alone" not in words:
-                    found.append(Claim(f"{words} ({data})", None, why, open=True))
-    return found
-
-
-def _listed(values: Sequence[float]) -> str:
-    return ", ".join(f"{100 * value:.1f}" for value in values)
-
-
-def _c1(data: str, of: dict[str, Any]) -> Iterator[Claim]:
-    """1 CIL: PyVertical near 4/6, 4/8, 4/10 of the single task, at 0 on classes long unseen."""
-    one, alone = of[f"{data} CIL PyVertical"], of[f"{data} CIL Standalone"]
-    union, single = by_stage(one), by_stage(alone)
-    expected = [single[t] * 4 / (2 * t + 4) for t in (1, 2, 3)]
-    near = all(abs(u - e) < 0.05 for u, e in zip(union[1:], expected, strict=True))
-    gone = [float(np.mean(after(one, task, stage))) for task, stage in ((1, 3), (1, 4), (2, 4))]
-    yield Claim(
-        f"1 {data} CIL: PyVertical after tasks 2, 3, 4 is near 4/6, 4/8, 4/10 of the single task "
-        "(within 5 points), and at 0 on classes unseen for two tasks",
-        near and max(gone) < 0.05,
-        f"{_listed(union[1:])} (expected {_listed(expected)}); gone: {_listed(gone)}",
-    )
-
-
-def _c2(data: str, of: dict[str, Any]) -> Iterator[Claim]:
-    """2 CIL: V-LETO above PyVertical after every task but the first, AVG by 15 points."""
-    one, other = of[f"{data} CIL V-LETO"], of[f"{data} CIL PyVertical"]
-    gaps = [a - b for a, b in zip(by_stage(one), by_stage(other), strict=True)]
-    gain = np.array(average(one)) - np.array(average(other))
-    yield Claim(
-        f"2 {data} CIL: V-LETO above PyVertical after every task but the first, AVG by 15 points",
-        min(gaps[1:]) > 0 and float(gain.mean()) >= 0.15,
-        f"gaps {_listed(gaps)}; AVG {100 * gain.mean():+.1f}, by seed {_listed(gain.tolist())}",
-    )
-
-
-def _c3(data: str, of: dict[str, Any]) -> Iterator[Claim]:
-    """3 CIL: without L_A, and without LMO, it falls back to about PyVertical."""
-    base, full = (float(np.mean(average(of[f"{data} CIL {n}"]))) for n in ("PyVertical", "V-LETO"))
-    for name in ("w/o L_A", "w/o LMO"):
-        mean = float(np.mean(average(of[f"{data} CIL {name}"])))
-        text = f"3 {data} CIL: {name} falls back to about PyVertical (AVG within 5 points)"
-        evidence = f"{_listed([mean])}, PyVertical {_listed([base])}, V-LETO {_listed([full])}"
-        yield Claim(text, abs(mean - base) <= 0.05, evidence)
-
-
-def _c4(data: str, of: dict[str, Any]) -> Iterator[Claim]:
-    """4 CIL: raising lambda_A raises old tasks and lowers the current one; FMNIST alone."""
-    found = [of[f"{data} {_place('lambda_A', w)}"] for w in LAMBDAS]
-    old = [float(np.mean([after(one, t, 4) for t in (1, 2, 3)])) for one in found]
-    new = [float(np.mean(after(one, 4, 4))) for one in found]
-    yield Claim(
-        f"4 {data} CIL: raising lambda_A raises old tasks and lowers the current one, after task 4",
-        all(a < b for a, b in pairwise(old)) and all(a > b for a, b in pairwise(new)),
-        f"lambda_A {', '.join(map(str, LAMBDAS))}: old {_listed(old)}; current {_listed(new)}",
-    )
-
-
-def _c5(data: str, of: dict[str, Any]) -> Iterator[Claim]:
-    """5 CIL: k0 and alpha change nothing; FMNIST alone."""
-    found = {k: of[f"{data} {_place('k0', k)}"] for k, _ in THRESHOLDS}
-    exact = [bool(one["engine"].get("tf32")) for one in found.values()]
-    usual = exact.count(True) > exact.count(False)  # what was rounded otherwise cannot be equal
-    averages = {k: average(one) for k, one in found.items()}
-    same = [a for a, tf32 in zip(averages.values(), exact, strict=True) if tf32 == usual]
-    apart = max(abs(a - b) for other in same for a, b in zip(same[0], other, strict=True))
-    others = [str(k) for k, tf32 in zip(found, exact, strict=True) if tf32 != usual]
-    left = f"; k0 {', '.join(others)} was measured in another precision" if others else ""
-    yield Claim(
-        f"5 {data} CIL: k0 and alpha change nothing",
-        apart < 1e-9,
-        f"AVG {_listed([float(np.mean(a)) for a in averages.values()])};"
-        f" {len(same)} of them apart by {apart:.1e} at most{left}",
-    )
-
-
-def _c6(data: str, of: dict[str, Any]) -> Iterator[Claim]:
-    """6 CIL: Standalone above V-LETO."""
-    alone, full = by_stage(of[f"{data} CIL Standalone"]), by_stage(of[f"{data} CIL V-LETO"])
-    yield Claim(
-        f"6 {data} CIL: Standalone above V-LETO after every task but the first (AVG too)",
-        all(a > b for a, b in zip(alone[1:], full[1:], strict=True)),
-        f"Standalone {_listed(alone)}; V-LETO {_listed(full)}",
-    )
-
-
-def _c7(data: str, of: dict[str, Any]) -> Iterator[Claim]:
-    """7 FIL: the outer strips alone are weaker than the inner ones."""
-    alone = by_stage(of[f"{data} FIL Standalone"])
-    yield Claim(
-        f"7 {data} FIL: the outer strips alone are weaker than the inner ones",
-        max(alone[0], alone[3]) < min(alone[1:3]),
-        _listed(alone),
-    )
-
-
-def _c8(data: str, of: dict[str, Any]) -> Iterator[Claim]:
-    """8 FIL: PyVertical rises, then drops at the weak last strip."""
-    rows = by_stage(of[f"{data} FIL PyVertical"])
-    text = f"8 {data} FIL: PyVertical rises, then drops at the weak last strip"
-    yield Claim(text, rows[0] < rows[1] < rows[2] > rows[3], _listed(rows))
-
-
-def _c9(data: str, of: dict[str, Any]) -> Iterator[Claim]:
-    """9 FIL: V-LETO does not drop at the weak last strip and ends above PyVertical."""
-    full, base = by_stage(of[f"{data} FIL V-LETO"]), by_stage(of[f"{data} FIL PyVertical"])
-    yield Claim(
-        f"9 {data} FIL: V-LETO does not drop at the weak last strip and ends above PyVertical",
-        full[3] >= full[2] - 0.005 and full[3] > base[3],
-        f"V-LETO {_listed(full)}; PyVertical {_listed(base)}",
-    )
-
-
-def _c10(data: str, of: dict[str, Any]) -> Iterator[Claim]:
-    """10 FIL: P2 rises with every strip and comes near Joint."""
-    rows, joint = (
-        by_stage(of[f"{data} FIL P2"]),
-        float(np.mean(after(of[f"{data} FIL Joint"], None, 1))),
-    )
-    yield Claim(
-        f"10 {data} FIL: P2 rises with every strip and comes near Joint (within 5 points)",
-        all(a < b for a, b in pairwise(rows)) and joint - rows[3] < 0.05,
-        f"{_listed(rows)}; Joint {_listed([joint])}",
-    )
-
-
-def _c11(data: str, of: dict[str, Any]) -> Iterator[Claim]:
-    """11 FIL: no honest variant is above Joint (leakage alarm)."""
-    joint = float(np.mean(after(of[f"{data} FIL Joint"], None, 1)))
-    ends = {
-        name.removeprefix(f"{data} FIL "): by_stage(one)[3]
-        for name, one in of.items()
-        if name.startswith(f"{data} FIL ")
-        and not name.endswith(("Joint", "label_oracle", "Standalone"))
-    }
-    if not ends:
-        raise KeyError(f"{data} FIL P2")
-    best = max(ends, key=lambda name: ends[name])
-    yield Claim(
-        f"11 {data} FIL: no honest variant is above Joint by 2 points (leakage alarm)",
-        ends[best] <= joint + 0.02,
-        f"best of {len(ends)}: {best} {_listed([ends[best]])}; Joint {_listed([joint])}",
-    )
-
-
-def _oracle(data: str, of: dict[str, Any]) -> Iterator[Claim]:
-    """FIL: the published test, which reads labels, ends above a model with all columns."""
-    joint = float(np.mean(after(of[f"{data} FIL Joint"], None, 1)))
-    rows = by_stage(of[f"{data} FIL label_oracle"])
-    paper = [value / 100 for value in PRINTED[data]["V-LETO"][1]]
-    yield Claim(
-        f"{data} FIL: the published test, which reads labels, ends above a model with all columns",
-        rows[3] > joint,
-        f"{_listed(rows)}; Joint {_listed([joint])}; the paper {_listed(paper)}",
-    )
-
-
-def _all_held(data: str, of: dict[str, Any]) -> Iterator[Claim]:
-    """CIL: the published threshold holds back every weight from task 2 on."""
-    shares = [list(run["frozen"].values()) for run in of[f"{data} CIL V-LETO"]["runs"]]
-    yield Claim(
-        f"{data} CIL: the published threshold holds back every weight from task 2 on",
-        all(share[1:] == [1.0] * (STAGES - 1) for share in shares),
-        f"shares by stage: {_listed(shares[0])}",
-    )
-
-
-def figures(measured: dict[str, dict[str, Any]]) -> dict[str, bytes]:
+def _figures(measured: Measured) -> dict[str, bytes]:
     """Figure 4 and the sensitivity of Tables 4 and 5, for what is there."""
     axes = {
-        "lambda_A (CIL)": [(w, _place("lambda_A", w)) for w in LAMBDAS],
-        "k0 (CIL)": [(float(k), _place("k0", k)) for k, _ in THRESHOLDS],
-        "lambda_F (FIL)": [(w, _place("lambda_F", w)) for w in LAMBDAS],
+        "lambda_A (CIL)": [(w, sweep_name("lambda_A", w)) for w in LAMBDAS],
+        "k0 (CIL)": [(float(k), sweep_name("k0", k)) for k, _ in THRESHOLDS],
+        "lambda_F (FIL)": [(w, sweep_name("lambda_F", w)) for w in LAMBDAS],
     }
     panels = []
     for title, places in axes.items():
@@ -741,30 +418,29 @@ def figures(measured: dict[str, dict[str, Any]]) -> dict[str, bytes]:
     return {"figure4.svg": sensitivity_figure(panels)} if panels else {}
 
 
-def chosen(only: str, table: str) -> list[Setting]:
-    """The settings that a command asks for."""
-    if only:
-        found = [s for s in (*SETTINGS, *STUDIES) if s.name == only]
-        if not found:
-            some = "; ".join(s.name for s in SETTINGS[:6])
-            raise UserError(f"no setting '{only}'", "--only", f"for example: {some}")
-        return found
-    if table:
-        names = _tables()
-        if table not in names:
-            raise UserError(f"no table '{table}'", "--table", f"use {', '.join(names)}")
-        return [s for s in (*SETTINGS, *STUDIES) if s.name in names[table]]
-    return list(SETTINGS)
-
-
-def _tables() -> dict[str, list[str]]:
-    """What each table is made of."""
-    return {
-        "1": [s.name for data in DATA for s in _of(data)],
-        "2": [f"FMNIST CIL {row}" for row in ABLATED],
-        "3": ["FMNIST FIL V-LETO", "FMNIST FIL w/o L_CE", "FMNIST FIL w/o L_F",
-              "FMNIST FIL sum at the test"],
-        "4": [f"FMNIST {_place('lambda_A', w)}" for w in LAMBDAS],
-        "5": [f"FMNIST {_place('k0', k)}" for k, _ in THRESHOLDS],
-        "figure4": [f"FMNIST {_place('lambda_F', w)}" for w in LAMBDAS],
-    }  # fmt: skip
+TABLES = {
+    "1": [s.name for data in DATA for s in _of(data)],
+    "2": [f"FMNIST CIL {row}" for row in ABLATED],
+    "3": ["FMNIST FIL V-LETO", "FMNIST FIL w/o L_CE", "FMNIST FIL w/o L_F",
+          "FMNIST FIL sum at the test"],
+    "4": [f"FMNIST {sweep_name('lambda_A', w)}" for w in LAMBDAS],
+    "5": [f"FMNIST {sweep_name('k0', k)}" for k, _ in THRESHOLDS],
+    "figure4": [f"FMNIST {sweep_name('lambda_F', w)}" for w in LAMBDAS],
+}  # fmt: skip
+PAPER = Paper(
+    name="vleto",
+    settings=SETTINGS,
+    studies=STUDIES,
+    plan=Plan,
+    quick=Plan.quick,
+    tables={
+        table: [s for s in (*SETTINGS, *STUDIES) if s.name in names]
+        for table, names in TABLES.items()
+    },
+    asked=_asked,
+    execute=_execute,
+    ledger=_ledger,
+    figures=_figures,
+    form=_form,
+    miniature=(*_of("FMNIST"), *_ablations("FMNIST")),
+)

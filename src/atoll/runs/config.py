@@ -78,6 +78,7 @@ class RunConfig:
     models: tuple[str, ...] = ()  # a network for each client, in their order; empty: model for all
     public: dict[str, Any] = field(default_factory=dict)  # unlabeled images that all parts have
     method: dict[str, Any] = field(default_factory=dict)  # the method's name and options
+    replace: str = ""  # module:function that swaps parts of the method: faults of published code
     engine: dict[str, Any] = field(default_factory=dict)  # how the clients are run
     robust: dict[str, Any] = field(default_factory=dict)  # what is done about a site that lies
     dtype: Literal["float32", "float64"] = "float32"  # of weights and inputs
@@ -89,8 +90,14 @@ class RunConfig:
 
     def options(self) -> Any:
         """The method's options."""
+        name = self.method["name"]
         chosen = {key: value for key, value in self.method.items() if key != "name"}
-        return build(methods.load(self.method["name"]).options, chosen, "[method]")
+        for key in chosen.keys() & MOVED.get(name, {}).keys():
+            value = chosen.pop(key)
+            if value != MOVED[name][key][0]:  # records have options that nobody set
+                where, remedy = f"[method] {key}", MOVED[name][key][1]
+                raise UserError(f"'{name}' has no option '{key}' any more", where, remedy)
+        return build(methods.load(name).options, chosen, "[method]")
 
     def scenario_options(self) -> ScenarioOptions:
         """The scenario's options."""
@@ -117,6 +124,19 @@ class RunConfig:
         return build(RobustOptions, self.robust, "[robust]")
 
 
+# Options that became something else, by method: their old default, and what to write instead.
+MOVED: dict[str, dict[str, tuple[Any, str]]] = {
+    "fedseit": {
+        "profile": (
+            "default",
+            "write replace = 'atoll.reproduce.faults.fedseit:released' above all tables",
+        ),
+        "faults": (
+            [],
+            "write for example replace = 'atoll.reproduce.faults.fedseit:head' above all tables",
+        ),
+    },
+}
 TABLES = ("data", "scenario", "model", "public", "method", "engine", "robust")
 NAMED = ("data", "public", "method")  # tables that may be given by a name alone
 
@@ -165,6 +185,7 @@ def place(key: str, values: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     names = {table: [f.name for f in dataclasses.fields(kind)] for table, kind in tables}
     homes = [table for table, known in names.items() if key in known]
+    homes = homes or ["method"] * (key in MOVED.get(method, {}))  # its error has the remedy
     if len(homes) == 1:
         return f"{homes[0]}.{key}"
     if homes:

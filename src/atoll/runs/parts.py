@@ -11,6 +11,7 @@ import torch
 from atoll import data, methods
 from atoll.core.errors import UserError
 from atoll.core.federation import SERVER
+from atoll.core.method import Method
 from atoll.core.rng import Stream
 from atoll.core.rows import Public
 from atoll.data.dataset import Dataset
@@ -23,6 +24,7 @@ from atoll.data.vectors import load as load_vectors
 from atoll.learning.models import ModelOptions, network
 from atoll.learning.textcnn import TextCNN, Words
 from atoll.runs.config import RunConfig
+from atoll.runs.replacement import replaced
 
 __all__ = ["Parts", "device", "parts"]
 
@@ -78,6 +80,11 @@ class Parts:
         return {}
 
     @cached_property
+    def method(self) -> Method:
+        """The method, with the run's replacement applied."""
+        return replaced(str(self.config.method["name"]), self.config.replace)
+
+    @cached_property
     def _options(self) -> Any:
         return self.config.options()
 
@@ -123,8 +130,7 @@ class Parts:
 
     def client(self, id: str) -> Any:
         """A new client."""
-        method = methods.load(self.config.method["name"])
-        return method.client(self._options, self.site(id))
+        return self.method.client(self._options, self.site(id))
 
     @property
     def asked(self) -> int:
@@ -135,8 +141,7 @@ class Parts:
 
     def server(self) -> Any:
         """A new server."""
-        method = methods.load(self.config.method["name"])
-        return method.server(self.config.options(), self.site(SERVER))
+        return self.method.server(self.config.options(), self.site(SERVER))
 
 
 def parts(config: RunConfig, loaded: dict[str, Dataset] | None = None) -> Parts:

@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from atoll.data.scenario import Holding, Scenario
 from atoll.engines.local import local_engine
 from atoll.jobs.early_stopping import BEST, RATE, STOPPED, Rule, stepped
 from atoll.learning import decomposed
+from atoll.learning.centres import nearest_tasks, normalised
 from atoll.learning.decomposed import (
     Plan,
     composed,
@@ -33,16 +34,18 @@ from atoll.learning.decomposed import (
     restored,
 )
 from atoll.learning.image_nets import LeNet
-from atoll.learning.sparse import coded
-from atoll.learning.textcnn import KERNELS, Words, document_means
+from atoll.learning.sparse import above_share, coded, mean_of_sent, widened
+from atoll.learning.task_weights import renumbered, with_base
+from atoll.learning.textcnn import KERNELS, Words, document_means, normal
 from atoll.learning.weights import without
-from atoll.methods import fedseit
-from atoll.methods.fedseit import CONVS, Client, Fit, Foreign, Options, Server
+from atoll.methods.fedseit import CONVS, METHOD, Client, Fit, Foreign, Options, Server
+from atoll.reproduce.faults.fedseit import FAULTS, brought_back
 from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.execute import execute
 from atoll.runs.parts import Parts, parts
 
 ROUNDS = 2
+FAULTS_OF = "atoll.reproduce.faults.fedseit"
 SMALL: dict[str, Any] = {
     "name": "fedseit",
     "rounds": ROUNDS,
@@ -60,9 +63,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "FedWeIT": {"combine": "sum"},
     "FedWeIT-Dense": {"combine": "sum", "dense": True},
     "Local": {"combine": "none", "average": False},
-    "released": {"profile": "released"},
-    "released FedWeIT": {"profile": "released", "combine": "sum"},
-    "released DLS": {"profile": "released", "dls": True},
+    "released": {"replace": f"{FAULTS_OF}:released"},
+    "released FedWeIT": {"replace": f"{FAULTS_OF}:released", "combine": "sum"},
+    "released DLS": {"replace": f"{FAULTS_OF}:released", "dls": True},
 }
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -118,8 +121,12 @@ class Play:
         return self.server.evaluate(self.at(moment), moment)
 
 
-def play(stages: int = 0, **changes: Any) -> Play:
-    return Play(parts(config(**changes))).through(stages)
+def play(stages: int = 0, faults: Any = (), **changes: Any) -> Play:
+    """A run up to a stage, with faults of the authors' code beside those that the config names."""
+    made = parts(config(**changes))
+    if faults:
+        vars(made)["method"] = brought_back(METHOD, faults)
+    return Play(made).through(stages)
 
 
 def in_second_task(**changes: Any) -> tuple[Play, Client]:
@@ -127,6 +134,13 @@ def in_second_task(**changes: Any) -> tuple[Play, Client]:
     one = play(1, **changes)
     one.round(1, 0)
     return one, one.clients["site-0"]
+
+
+def drawn(client: Client, name: str, count: int) -> list[float]:
+    """The first values of a tensor of the client's task."""
+    stream = client.rules.stream(client.site, client.task, name, (count,))
+    found: list[float] = normal((count,), 1.0, stream).tolist()
+    return found
 
 
 def words_of(client: Client) -> Words:
@@ -160,7 +174,7 @@ def test_without_foreign_parts_the_local_branch_is_left() -> None:
     for size in KERNELS:
         for name in (f"now/foreign_bias/conv{size}", f"now/bias/align{size}"):
             weights[name] = torch.zeros_like(weights[name])
-    rows, width = client._rows("train", 0).at(slice(0, 9)), client.width
+    rows, width = client._rows("train", 0).at(slice(0, 9)), client.layout.width
     local = dict(weights)
     local["now/dense/merge"] = weights["now/dense/merge"].clone()
     local["now/dense/merge"][:, width:] = 7.0  # what would read the foreign branch
@@ -257,7 +271,8 @@ def test_past_weights_cost_nothing_at_first_and_something_once_the_base_has_move
     assert float(held(client._plan(), client._trained())) == 0
     client._begin(1)
     assert float(held(client._plan(), client._trained())) == 0
-    client._load({name: base + 0.1 for name, base in one.server.base.items()})
+    base = {name: base + 0.1 for name, base in one.server.base.items()}
+    client.weights = with_base(client.weights, client.layout.layers, base)
     assert float(held(client._plan(), client._trained())) > 0
 
 
@@ -356,7 +371,7 @@ def test_a_zero_in_the_mean_base_keeps_the_local_value() -> None:
     own = client.weights["base/conv3"].clone()
     theirs = {layer: torch.ones_like(client.weights[f"base/{layer}"]) for layer in CONVS}
     theirs["conv3"][0] = 0.0
-    client._load(theirs)
+    client.weights = with_base(client.weights, client.layout.layers, theirs)
     assert torch.equal(client.weights["base/conv3"][0], own[0])
     assert bool((client.weights["base/conv3"][1:] == 1).all())
 
@@ -420,12 +435,12 @@ def test_the_kept_extremes_give_what_the_convolution_gives() -> None:
 
 def test_the_nearest_tasks_are_chosen_and_ties_go_to_the_newer_then_the_lower_client() -> None:
     scored = {(0, "b"): 0.5, (1, "b"): 0.5, (1, "a"): 0.5, (0, "a"): 0.9, (0, "c"): -0.1}
-    order, found = fedseit.nearest_tasks(scored, 3)
+    order, found = nearest_tasks(scored, 3)
     assert order == [(0, "a"), (1, "a"), (1, "b")]
     assert found == [0.9, 0.5, 0.5]
     backwards = dict(reversed(scored.items()))
-    assert fedseit.nearest_tasks(backwards, 3)[0] == order
-    assert fedseit.nearest_tasks(scored, 99)[0] == [*order, (0, "b"), (0, "c")]
+    assert nearest_tasks(backwards, 3)[0] == order
+    assert nearest_tasks(scored, 99)[0] == [*order, (0, "b"), (0, "c")]
 
 
 @pytest.mark.parametrize("representation", ["centres", "mean_unit"])
@@ -480,9 +495,9 @@ def test_attention_begins_at_the_scores() -> None:
 
 
 def test_scores_that_are_not_above_zero_become_equal_shares() -> None:
-    assert fedseit.normalised([-0.2, 0.0]).tolist() == [0.5, 0.5]
-    assert fedseit.normalised([0.3, -0.2, 0.1]).tolist() == pytest.approx([0.75, 0, 0.25])
-    assert fedseit.normalised([]).tolist() == []
+    assert normalised([-0.2, 0.0]).tolist() == [0.5, 0.5]
+    assert normalised([0.3, -0.2, 0.1]).tolist() == pytest.approx([0.75, 0, 0.25])
+    assert normalised([]).tolist() == []
 
 
 # I12
@@ -564,7 +579,7 @@ def test_what_selection_sends_does_not_grow_with_tasks_or_clients() -> None:
     short = {**small, "scenario.stages": 2}
     every = {clients: foreign_bytes(**short, clients=clients)[1] for clients in (3, 8)}
     assert every[8] == pytest.approx(every[3] * 8 / 3, rel=0.1)
-    slots = [play(0, **how, clients=8).clients["site-0"].slots for how in (sit, short)]
+    slots = [play(0, **how, clients=8).clients["site-0"].layout.slots for how in (sit, short)]
     assert slots == [3, 8]
 
 
@@ -778,7 +793,7 @@ def test_a_task_ends_when_all_clients_are_done() -> None:
 
 
 def test_as_released_the_foreign_parts_and_the_head_do_nothing() -> None:
-    one = play(1, profile="released")
+    one = play(1, replace=f"{FAULTS_OF}:released")
     client = one.clients["site-0"]
     client._begin(1)
     head = client.weights["now/dense/head"].clone()
@@ -799,10 +814,10 @@ def test_as_released_dense_layer_sharing_is_one_layer_on_all_that_filters_find()
     """J12: no projections that align; the layer's own foreign parts are live (J4)."""
     one, client = in_second_task(**VARIANTS["released DLS"])
     width, slots = 3 * 6, 3
-    assert client.shapes["merge"] == (width, width * (1 + slots))
+    assert client.layout.shapes["merge"] == (width, width * (1 + slots))
     assert not [name for name in client.weights if "align" in name]
     assert set(one.server.base) == {*CONVS, "merge"}
-    assert client.private == ()
+    assert client.layout.private == ()
     before = said(client, client._trained())
     client.weights["foreign/merge"] = client.weights["foreign/merge"] + 5.0
     assert not torch.equal(said(client, client._trained()), before)
@@ -813,7 +828,7 @@ def test_as_released_dense_layer_sharing_is_one_layer_on_all_that_filters_find()
 
 
 def test_as_released_only_a_few_test_rows_count() -> None:
-    one = play(1, profile="released", **{"data.rows": 2000})
+    one = play(1, replace=f"{FAULTS_OF}:released", **{"data.rows": 2000})
     for score in one.scores(0):
         valid = len(one.parts.scenario.holdings[score.client][0].valid)
         tested = len(one.parts.scenario.tests[score.client][0])
@@ -824,7 +839,6 @@ def test_as_released_only_a_few_test_rows_count() -> None:
 # Single faults
 
 
-FAULTS = get_args(fedseit.Fault)
 STILL = {  # what stays as it was drawn
     "masks": tuple(f"now/mask/{layer}" for layer in CONVS),
     "head": ("now/dense/head", "now/bias/head"),
@@ -848,7 +862,7 @@ def shown(one: Play) -> set[str]:
     """The faults that the behaviour of a run in its second task shows."""
     client, moment = one.clients["site-0"], Moment(1, 1, ROUNDS)
     rows, moves = client._rows("train", 1), client._moves()
-    job, width = client._training(rows, moment), client.width
+    job, width = client._training(rows, moment), client.layout.width
     replies = [p for s, _, action, p in one.packets if action == "fit" and s != "server"]
     aligned = [size for size in KERNELS if f"now/dense/align{size}" in moves]
     found = {
@@ -859,11 +873,11 @@ def shown(one: Play) -> set[str]:
         "tests": client._checked(1).rows < len(client.site.test(1)),
         "weighting": any(json.loads(p.header)["values"]["rows"] for p in replies),
         "past": "past/mask/conv3" in moves,
-        "similarity": one.server._rectified,
-        "dls": client.shapes["merge"] != (width, 2 * width),
+        "similarity": one.server.options.similarity == "rectified",
+        "dls": client.layout.shapes["merge"] != (width, 2 * width),
         "sparse": bool(client._plan().sparse_private),
         "stop": job.rule.fresh and "past/target/conv3" in job.reads,
-        "draws": torch.equal(client._drawn("a", (9,), 1.0), client._drawn("b", (9,), 1.0)),
+        "draws": drawn(client, "a", 9) == drawn(client, "b", 9),
         "order": job.streams[0] == job.streams[1],
     }
     assert set(found) == set(FAULTS)
@@ -873,13 +887,13 @@ def shown(one: Play) -> set[str]:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_alone_is_that_fault_and_no_other(fault: str) -> None:
     how = {"transfer": "sit", "epochs": 2, "batch": 4, "dls": fault == "dls"}
-    assert shown(in_second_task(faults=[fault], **how)[0]) == {fault}
+    assert shown(in_second_task(replace=f"{FAULTS_OF}:{fault}", **how)[0]) == {fault}
     assert shown(in_second_task(**how)[0]) == set()
 
 
 @pytest.mark.parametrize("fault", [*STILL, "past"])
 def test_with_a_fault_its_weights_stay_or_move_and_all_others_as_ever(fault: str) -> None:
-    one = play(2, faults=[fault])
+    one = play(2, replace=f"{FAULTS_OF}:{fault}")
     client = one.clients["site-0"]
     client._begin(2)
     before = {name: tensor.clone() for name, tensor in client.weights.items()}
@@ -923,18 +937,22 @@ def test_fedweit_has_no_faults_of_banks() -> None:
 
 
 @pytest.mark.parametrize("variant", ["FedSeIT", "DLS and SIT", "FedWeIT", "FedWeIT-Dense"])
-def test_all_faults_together_are_the_profile_released(variant: str) -> None:
+def test_all_faults_together_are_released(variant: str) -> None:
     how = {**VARIANTS[variant], "epochs": 2, "patience": 1}
-    one, other = play(3, faults=list(FAULTS), **how), play(3, profile="released", **how)
+    one, other = play(3, list(FAULTS), **how), play(3, replace=f"{FAULTS_OF}:released", **how)
     assert same(one, other)
     assert one.scores(2) == other.scores(2)
     assert not same(one, play(3, **how))
 
 
-def test_an_unknown_fault_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(UserError, match=r"option 'faults' cannot be \[\"heads\"\]") as error:
-        config(faults=["heads"])
-    assert all(f"'{fault}'" in error.value.remedy for fault in FAULTS)
+def test_options_of_before_are_refused_with_what_to_write_now() -> None:
+    for key, value, name in (("profile", "released", "released"), ("faults", ["head"], "head")):
+        for spelled in (key, f"method.{key}"):
+            with pytest.raises(UserError, match=f"no option '{key}' any more") as error:
+                config(**{spelled: value})
+            assert f"replace = '{FAULTS_OF}:{name}'" in error.value.remedy
+    plain = config(**{"method.profile": "default", "method.faults": []})  # as records have them
+    assert plain == config()
 
 
 def test_the_page_has_every_fault() -> None:
@@ -947,12 +965,12 @@ def test_the_page_has_every_fault() -> None:
 
 def test_every_tensor_of_every_task_and_client_has_a_draw_of_its_own() -> None:
     one = play(2)
-    drawn = []
+    values = []
     for client in one.clients.values():
         for task in (0, 1):
             client.task = task
-            drawn += [client._drawn(name, (50,), 1.0) for name in ("mask/conv3", "bias/conv3")]
-    assert len({tuple(t.tolist()) for t in drawn}) == len(drawn)
+            values += [drawn(client, name, 50) for name in ("mask/conv3", "bias/conv3")]
+    assert len({tuple(one) for one in values}) == len(values)
 
 
 def test_first_weights_have_the_deviations_of_the_specification() -> None:
@@ -975,8 +993,8 @@ def test_first_weights_have_the_deviations_of_the_specification() -> None:
 
 def test_labels_are_renumbered_by_rising_class() -> None:
     labels = torch.tensor([1, 4, 7])
-    assert fedseit.renumbered(torch.tensor([7, 1, 4, 1]), labels).tolist() == [2, 0, 1, 0]
-    assert fedseit.renumbered(torch.tensor([5, 7, 9]), labels).tolist() == [3, 2, 3]
+    assert renumbered(torch.tensor([7, 1, 4, 1]), labels).tolist() == [2, 0, 1, 0]
+    assert renumbered(torch.tensor([5, 7, 9]), labels).tolist() == [3, 2, 3]
 
 
 def test_dropout_leaves_out_its_share_and_is_another_for_every_row_and_epoch() -> None:
@@ -1001,7 +1019,7 @@ def test_the_objective_is_cross_entropy_and_penalties() -> None:
         + 0.00005 * (weights[f"base/{n}"] ** 2).sum()
         for n in CONVS
     )
-    private_ = sum(0.00005 * (weights[f"now/dense/{n}"] ** 2).sum() for n in client.private)
+    private_ = sum(0.00005 * (weights[f"now/dense/{n}"] ** 2).sum() for n in client.layout.private)
     torch.testing.assert_close(penalty(weights, plan), by_hand + private_)
 
 
@@ -1034,8 +1052,8 @@ def test_the_mean_base_is_tested_too_where_that_is_asked_for() -> None:
         ({"dense": True}, "dense"),
         ({"transfer": "sit", "representation": "mean_unit", "similarity": "rectified"}, "centres"),
         ({"channel_sparse": 0.3, "weighting": "rows"}, "channel_sparse"),
-        ({"channel_sparse": 0.3, "profile": "released"}, "channel_sparse"),
-        ({"channel_sparse": 0.3, "faults": ["weighting"]}, "channel_sparse"),
+        ({"channel_sparse": 0.3, "replace": f"{FAULTS_OF}:released"}, "channel_sparse"),
+        ({"channel_sparse": 0.3, "replace": f"{FAULTS_OF}:weighting"}, "channel_sparse"),
         ({"data": "wine", "scenario.split": "rows", "stages": 1}, "texts"),
         ({"vectors": "nowhere"}, "no word vectors 'nowhere'"),
     ],
@@ -1082,15 +1100,15 @@ def test_with_channel_sparse_only_the_filters_with_large_masks_are_sent() -> Non
 @pytest.mark.numerics
 def test_filters_are_above_the_quantile_also_where_no_number_lies_between_two() -> None:
     sizes = 0.5 + torch.arange(10) / 2**24  # neighbours in single precision
-    assert fedseit.above_share(sizes, 0.3).tolist() == [False] * 3 + [True] * 7
-    assert fedseit.above_share(torch.ones(10), 0.3).sum() == 0
+    assert above_share(sizes, 0.3).tolist() == [False] * 3 + [True] * 7
+    assert above_share(torch.ones(10), 0.3).sum() == 0
 
 
 def test_a_filter_is_averaged_over_those_that_sent_it() -> None:
     layers = [torch.zeros(3, 2, 1) for _ in range(3)]
     layers[0][0], layers[1][0], layers[2][1] = 1.0, 4.0, 5.0
     wanted = torch.tensor([2.5, 5.0, 0.0]).view(3, 1, 1).expand(3, 2, 1)
-    assert torch.equal(fedseit.mean_of_sent(layers), wanted)  # a zero keeps the local value
+    assert torch.equal(mean_of_sent(layers), wanted)  # a zero keeps the local value
 
 
 @pytest.mark.parametrize(
@@ -1108,10 +1126,10 @@ def test_filters_that_do_not_fit_are_refused(changed: dict[str, Tensor | None]) 
         "conv3/bits": torch.tensor([128, 0], dtype=torch.uint8),
     }
     whole = {name: tensor for name, tensor in good.items() if tensor is not None}
-    assert float(fedseit.widened("conv3", whole, like, "site-0").sum()) == 12
+    assert float(widened("conv3", whole, like, "site-0").sum()) == 12
     bad = {name: tensor for name, tensor in {**good, **changed}.items() if tensor is not None}
     with pytest.raises(BadMessageError, match="site-0"):
-        fedseit.widened("conv3", bad, like, "site-0")
+        widened("conv3", bad, like, "site-0")
 
 
 def test_with_a_vocabulary_of_its_own_a_client_reads_words_of_its_own_texts_alone() -> None:
@@ -1137,17 +1155,17 @@ IMAGES: dict[str, Any] = {
 
 def test_on_images_the_network_is_a_lenet_of_base_mask_adaptive_and_foreign_parts() -> None:
     one, client = in_second_task(**IMAGES)
-    assert client.layers == ("conv1", "conv2", "full1", "full2")
-    assert set(one.server.base) == set(client.layers)
+    assert client.layout.layers == ("conv1", "conv2", "full1", "full2")
+    assert set(one.server.base) == set(client.layout.layers)
     weights, plan = client._trained(), client._plan()
     model = LeNet((1, 8, 8), len(weights["now/dense/head"]))
-    state = {f"{n}.weight": composed(weights, n, plan) for n in client.layers}
-    state |= {f"{n}.bias": weights[f"now/bias/{n}"] for n in (*client.layers, "head")}
+    state = {f"{n}.weight": composed(weights, n, plan) for n in client.layout.layers}
+    state |= {f"{n}.bias": weights[f"now/bias/{n}"] for n in (*client.layout.layers, "head")}
     model.load_state_dict({**state, "head.weight": weights["now/dense/head"]})
     rows = client._rows("train", 1)
     torch.testing.assert_close(logits(weights, rows, plan), model(rows.x))
     found = gradients(client)
-    for layer in client.layers:
+    for layer in client.layout.layers:
         for kind in ("base", "now/mask", "now/adaptive", "now/alpha", "now/bias"):
             assert bool(found[f"{kind}/{layer}"].any()), (kind, layer)
     before = said(client, weights)
@@ -1188,7 +1206,7 @@ def test_a_look_says_who_was_given_what_and_what_is_lost_without_it(variant: str
     assert slots.columns == ("site-0 task 0", "site-1 task 0", "site-2 task 0")
     notes = one.parts.scenario.clients
     assert slots.rows == notes == similar.rows
-    kept = one.clients["site-0"].slots
+    kept = one.clients["site-0"].layout.slots
     for row, scores in zip(slots.values, similar.values, strict=True):
         given = sorted(value for value in row if math.isfinite(value))
         assert given == [float(slot) for slot in range(min(kept, 3))]

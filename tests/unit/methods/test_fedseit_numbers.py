@@ -1,6 +1,7 @@
 """FedSeIT's shapes, first weights, what moves and what is left out; worked out by hand."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,21 +10,12 @@ import torch
 from atoll.core.errors import BadMessageError, UserError
 from atoll.core.federation import Moment
 from atoll.core.rng import Stream
-from atoll.learning.sparse import coded
+from atoll.learning.centres import nearest_tasks, normalised
+from atoll.learning.sparse import coded, mean_of_sent, widened
+from atoll.learning.task_weights import first_draws, renumbered, retired, with_base
 from atoll.learning.textcnn import normal
-from atoll.methods.fedseit import (
-    Client,
-    Foreign,
-    Options,
-    Server,
-    checked_options,
-    mean_of_sent,
-    nearest_tasks,
-    normalised,
-    released,
-    renumbered,
-    widened,
-)
+from atoll.methods.fedseit import METHOD, Client, Foreign, Options, Server, checked_options
+from atoll.reproduce.faults.fedseit import brought_back
 from atoll.runs.config import change, resolve
 from atoll.runs.parts import Parts, parts
 
@@ -41,11 +33,17 @@ def small() -> Parts:
     return parts(resolve(change(SMALL, {}), "test"))
 
 
-def begun(**options: Any) -> Client:
+def built(faults: Sequence[str] = (), **options: Any) -> tuple[Client, Server]:
+    """A client and the server, with faults of the authors' code."""
+    made, method = small(), brought_back(METHOD, faults)
+    chosen = Options(**options)
+    return method.client(chosen, made.site("site-0")), method.server(chosen, made.site("server"))
+
+
+def begun(faults: Sequence[str] = (), **options: Any) -> Client:
     """A client at the beginning of its first task; its base is that of the server."""
-    made = small()
-    client = Client(Options(**options), made.site("site-0"))
-    base = Server(Options(**options), made.site("server")).base
+    client, server = built(faults, **options)
+    base = server.base
     client.weights = {f"base/{name}": tensor for name, tensor in base.items()}
     client._begin(0)
     return client
@@ -70,15 +68,15 @@ def begun(**options: Any) -> Client:
 def test_layers_have_the_shapes_of_two_filters_by_window_and_a_slot_for_each_client(
     options: dict[str, Any], more: dict[str, tuple[int, int]], private: list[str]
 ) -> None:
-    client = Client(Options(**options), small().site("site-0"))
-    assert client.shapes == {**CONVS, **more}
-    assert list(client.private) == private
-    assert client.slots == options.get("keep", 2)
-    assert client.width == 6
+    client, _ = built(**options)
+    assert client.layout.shapes == {**CONVS, **more}
+    assert list(client.layout.private) == private
+    assert client.layout.slots == options.get("keep", 2)
+    assert client.layout.width == 6
 
 
 def test_first_weights_are_drawn_with_one_by_the_root_of_their_inputs() -> None:
-    half, found = 1 / math.sqrt(2), begun()._draws()
+    half, found = 1 / math.sqrt(2), first_draws(begun().layout)
     expected: dict[str, Any] = {}
     for layer in CONVS:
         expected[f"mask/{layer}"] = expected[f"alpha/{layer}"] = ((2,), half)
@@ -86,10 +84,10 @@ def test_first_weights_are_drawn_with_one_by_the_root_of_their_inputs() -> None:
     expected |= {f"dense/{layer}": ((2, 4), 1 / 2) for layer in NARROW}
     expected["dense/merge"] = ((6, 12), 1 / math.sqrt(12))
     assert found == expected
-    wide = begun(transfer="sit", keep=5)._draws()
+    wide = first_draws(begun(transfer="sit", keep=5).layout)
     assert wide["alpha/conv3"] == ((5,), 1 / math.sqrt(5))
     assert wide["foreign_bias/conv3"] == ((5, 2), half)
-    assert "foreign_bias/conv3" not in begun(combine="sum")._draws()
+    assert "foreign_bias/conv3" not in first_draws(begun(combine="sum").layout)
 
 
 def test_a_task_begins_with_its_rate_a_share_of_the_base_and_a_head_within_glorots_bound() -> None:
@@ -109,7 +107,9 @@ def test_a_task_begins_with_its_rate_a_share_of_the_base_and_a_head_within_gloro
 
 def test_the_released_code_draws_equal_shapes_alike() -> None:
     client = begun(faults=("draws",))
-    assert client._stream("a", (2, 3)).key == Stream.of(0, "released", 2, 3).key
+    assert (
+        client.rules.stream(client.site, 0, "a", (2, 3)).key == Stream.of(0, "released", 2, 3).key
+    )
     assert torch.equal(client.weights["now/mask/conv3"], client.weights["now/alpha/conv3"])
 
 
@@ -200,7 +200,7 @@ def test_past_masks_and_adaptive_parts_are_kept_in_the_order_of_tasks_and_held()
     masks = [client.weights["now/mask/conv3"]]
     client._begin(1)
     masks.append(client.weights["now/mask/conv3"])
-    client._retire()
+    client.weights = retired(client.weights, client.layout.layers, 1)
     assert torch.equal(client.weights["past/mask/conv3"], torch.stack(masks))
     base, adaptive = client.weights["base/conv3"], client.weights["past/adaptive/conv3"]
     held = base * torch.sigmoid(torch.stack(masks))[:, :, None, None] + adaptive
@@ -209,16 +209,14 @@ def test_past_masks_and_adaptive_parts_are_kept_in_the_order_of_tasks_and_held()
     assert "kept/1/now/alpha/conv3" in client.weights
 
 
-@pytest.mark.parametrize("average", [True, False])
-def test_the_mean_base_is_taken_where_it_is_not_zero(average: bool) -> None:
-    client = begun(average=average)
+def test_the_mean_base_is_taken_where_it_is_not_zero() -> None:
+    client = begun()
     ours = {name: client.weights[f"base/{name}"].clone() for name in CONVS}
     theirs = {name: torch.ones_like(base) for name, base in ours.items()}
     theirs["conv3"][0] = 0
-    client._load(theirs)
-    found = client.weights["base/conv3"]
+    found = with_base(client.weights, client.layout.layers, theirs)["base/conv3"]
     assert torch.equal(found[0], ours["conv3"][0])
-    assert torch.equal(found[1], theirs["conv3"][1] if average else ours["conv3"][1])
+    assert torch.equal(found[1], theirs["conv3"][1])
 
 
 def test_the_mean_of_filters_is_over_those_who_sent_them() -> None:
@@ -277,11 +275,15 @@ def test_options_that_cannot_be_had_together_are_refused() -> None:
         checked_options(Options(**right))
 
 
-def test_the_released_profile_weighs_by_rows_and_rectifies() -> None:
-    plain, old = released(Options()), released(Options(profile="released"))
-    assert (plain.weighting, plain.similarity) == ("equal", "mean")
-    assert (old.weighting, old.similarity) == ("rows", "rectified")
-    assert released(Options(faults=("weighting",))).similarity == "mean"
+def test_the_released_code_weighs_by_rows_and_rectifies() -> None:
+    def chosen(*faults: str) -> tuple[str, str]:
+        client, server = built(faults)
+        assert client.options == server.options
+        return client.options.weighting, client.options.similarity
+
+    assert chosen() == ("equal", "mean")
+    assert chosen("weighting", "similarity") == ("rows", "rectified")
+    assert chosen("weighting") == ("rows", "mean")
 
 
 def test_a_restored_server_knows_bases_rows_and_who_has_stopped() -> None:

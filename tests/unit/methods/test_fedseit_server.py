@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from atoll.core.messages import Tensors
-from atoll.methods.fedseit import Options, Server, renumbered
+from atoll.learning.task_weights import renumbered
+from atoll.methods.fedseit import Options, Server
 from atoll.runs.config import change, resolve
 from atoll.runs.parts import parts
 

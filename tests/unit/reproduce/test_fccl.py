@@ -10,9 +10,9 @@ import pytest
 
 from atoll.core.errors import UserError
 from atoll.reproduce import fccl
-from atoll.reproduce.fccl import PAPER, Plan, Setting
+from atoll.reproduce.fccl import PAPER, PRINTED, Plan, Setting
 from atoll.reproduce.ledger import as_json, as_markdown
-from atoll.reproduce.measured import file_name, fingerprint, keep
+from atoll.reproduce.measured import file_name, fingerprint, write
 from atoll.runs.config import resolve
 
 INTER = "Table 1, inter-domain, digits"
@@ -43,12 +43,12 @@ def found(*runs: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_papers_means_are_those_of_its_rows() -> None:
     """Invariant 12: the averages that the paper prints follow from its rows."""
-    inter = PAPER["digits", False, "inter"]
+    inter = PRINTED["digits", False, "inter"]
     printed = {"SOLO": 25.68, "FedMD": 26.38, "FML": 31.14, "RCFL": 28.28, "FCCL": 33.51}
     assert {m: round(float(np.mean(inter[m])), 2) for m in printed} == pytest.approx(
         printed, abs=0.011
     )
-    office = PAPER["office", False, "inter"]
+    office = PRINTED["office", False, "inter"]
     assert float(np.mean(office["FCCL"])) == pytest.approx(27.88, abs=0.011)
 
 
@@ -64,13 +64,13 @@ def test_every_setting_is_a_valid_run(setting: Setting, tmp_path: Path) -> None:
 def test_names_are_told_apart() -> None:
     names = [s.name for s in (*fccl.SETTINGS, *fccl.STUDIES)]
     assert len(set(names)) == len(names)
-    files = [fccl._file(s, 0) for s in (*fccl.SETTINGS, *fccl.STUDIES)]
+    files = [file_name(f"{s.name} seed 0") for s in (*fccl.SETTINGS, *fccl.STUDIES)]
     assert len(set(files)) == len(files)
 
 
 def test_a_cell_is_the_mean_over_clients_of_own_or_other_domains() -> None:
     name = Setting("digits", "FCCL").name
-    made = fccl.ledger({name: found(run(0, 0.8, 0.3), run(1, 0.9, 0.4))}, {})
+    made = PAPER.ledger({name: found(run(0, 0.8, 0.3), run(1, 0.9, 0.4))}, {})
     cells = {(c.table, c.row, c.column): c for c in made.cells}
     inter = cells["Table 1, inter-domain, digits", "FCCL", "AVG"]
     assert inter.ours == pytest.approx((0.3, 0.4))
@@ -90,7 +90,7 @@ def test_claims_compare_the_seeds_that_both_have() -> None:
         Setting("digits", "FedMD").name: found(run(1, 0.9, 0.3), run(2, 0.91, 0.3)),
         Setting("digits", "FCCL w/o CON").name: found(run(0, 0.7, 0.45), run(1, 0.7, 0.46)),
     }
-    claims = {c.text: c for c in fccl.ledger(measured, {}).claims}
+    claims = {c.text: c for c in PAPER.ledger(measured, {}).claims}
     assert claims["digits: FCCL above SOLO, inter-domain"].holds is True
     above = claims["digits: FCCL above FedMD, inter-domain"]
     assert above.holds is True
@@ -112,7 +112,7 @@ def test_claims_of_table_3_and_of_other_public_images_have_lines_of_their_own() 
         Setting("digits", "FCCL", "fashion-mnist").name: found(run(0, 0.8, 0.40), run(1, 0.8, 0.4)),
         Setting("digits", "FCCL w/o CON", "fashion-mnist").name: found(run(0, 0.7, 0.5)),
     }
-    claims = {c.text: c for c in fccl.ledger(measured, {}).claims}
+    claims = {c.text: c for c in PAPER.ledger(measured, {}).claims}
     assert claims["office, all ResNet-18: FCCL above FedAvg, intra-domain"].holds is True
     assert claims["office, all ResNet-18: FCCL above FedAvg, inter-domain"].holds is False
     fashion = "digits, fashion-mnist: the continual part adds to"
@@ -131,7 +131,7 @@ def test_a_row_that_was_cut_says_so_and_is_compared_at_the_last_round_that_both_
         Setting("digits", "FedMD").name: found(short),
         Setting("digits", "FML").name: found(other),  # never tested when the others were
     }
-    made = fccl.ledger(measured, {})
+    made = PAPER.ledger(measured, {})
     cells = {c.row: c for c in made.cells if (c.table, c.column) == (INTER, "AVG")}
     for row, value, rounds in (("FCCL", 0.6, 40), ("FedMD", 0.2, 10), ("FML", 0.2, 8)):
         assert cells[row].ours == pytest.approx((value,))
@@ -147,11 +147,11 @@ def test_seeds_that_were_cut_are_left_out_where_others_went_to_their_end(tmp_pat
     wanted = fingerprint([setting.values(), False])
     for seed, rounds in ((0, 40), (1, 10)):
         kept = {**run(seed, 0.5, 0.2), "config": wanted, "rounds": rounds}
-        keep(tmp_path, file_name(f"{setting.name} seed {seed}"), kept)
-    whole = fccl.partly(setting, plan)
+        write(tmp_path, f"{setting.name} seed {seed}", kept)
+    whole = PAPER.partly(setting, plan)
     assert whole is not None
     assert [one["seed"] for one in whole["runs"]] == [0]
-    begun = fccl.partly(setting, replace(plan, rounds=50))
+    begun = PAPER.partly(setting, replace(plan, rounds=50))
     assert begun is not None
     assert [one["seed"] for one in begun["runs"]] == [0, 1]
 
@@ -160,25 +160,25 @@ def test_figures_are_drawn_of_what_is_there() -> None:
     measured = {
         Setting("digits", m).name: found(run(0, 0.8, 0.4)) for m in ("FCCL", "FCCL w/o CON")
     }
-    drawn = fccl.figures(measured)
+    drawn = PAPER.figures(measured)
     assert set(drawn) == {"figure6-digits.svg", "matrix-digits.svg", "figure7-8.svg"}
     assert all(b"<svg" in picture for picture in drawn.values())
-    assert fccl.figures({}) == {}
+    assert PAPER.figures({}) == {}
 
 
 def test_a_run_is_kept_and_a_part_of_the_seeds_is_known_as_such(tmp_path: Path) -> None:
     setting, plan = Setting("digits", "FCCL"), replace(Plan.quick(tmp_path, "cpu"), rounds=1)
-    first = fccl.one(setting, 0, plan)
+    first = fccl.measure_seed(setting, 0, plan)
     assert np.asarray(first["matrix"]["1"]["fccl"]).shape == (4, 4)
     assert set(first["notes"][0]) >= {"diagonal", "off diagonal", "aligned", "loss", "prepared"}
-    assert fccl.one(setting, 0, plan) == first
-    assert fccl.known(setting, plan) == fccl.partly(setting, plan)
+    assert fccl.measure_seed(setting, 0, plan) == first
+    assert PAPER.known(setting, plan) == PAPER.partly(setting, plan)
     both = replace(plan, seeds=(0, 1))
-    assert fccl.known(setting, both) is None
-    part = fccl.partly(setting, both)
+    assert PAPER.known(setting, both) is None
+    part = PAPER.partly(setting, both)
     assert part is not None
     assert len(part["runs"]) == 1
-    assert fccl.known(setting, replace(plan, rounds=2)) is None
+    assert PAPER.known(setting, replace(plan, rounds=2)) is None
     assert not any((tmp_path / "runs").iterdir())
     assert len(list((tmp_path / "common").iterdir())) == 4  # trained alone, for other methods
 
@@ -195,25 +195,25 @@ def test_a_run_that_was_cut_goes_on_where_it_was(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fccl.one(setting, 0, plan, cut)
-    found = fccl.one(setting, 0, plan, told.append)
+        fccl.measure_seed(setting, 0, plan, cut)
+    found = fccl.measure_seed(setting, 0, plan, told.append)
     assert [text.split(": ")[1][:7] for text in told] == ["round 2"]
-    assert found["matrix"] == fccl.one(setting, 0, whole)["matrix"]
+    assert found["matrix"] == fccl.measure_seed(setting, 0, whole)["matrix"]
     assert not any((tmp_path / "cut" / "runs").iterdir())
 
 
 def test_unknown_tables_and_settings_are_named() -> None:
     with pytest.raises(UserError, match="no table '7'"):
-        fccl.chosen("", "7")
+        PAPER.select("", "7")
     with pytest.raises(UserError, match="no setting 'x'"):
-        fccl.chosen("x", "")
-    assert {s.task for s in fccl.chosen("", "3")} == {"office"}
-    assert len(fccl.chosen("", "1")) == 12
+        PAPER.select("x", "")
+    assert {s.task for s in PAPER.select("", "3")} == {"office"}
+    assert len(PAPER.select("", "1")) == 12
 
 
 def test_the_ledger_in_the_documents_is_that_of_its_files() -> None:
     plan = Plan(LEDGER)
-    found = {s.name: fccl.partly(s, plan) for s in fccl.SETTINGS}
+    found = {s.name: PAPER.partly(s, plan) for s in fccl.SETTINGS}
     measured = {name: one for name, one in found.items() if one is not None}
     seeds = {"FCCL": 3, "FedMD": 3, "FML": 3, "RCFL": 3, "FedDF": 3, "FedMatch": 3}
     wanted = {Setting("digits", m).name: n for m, n in {**seeds, "FCCL w/o CON": 3}.items()}
@@ -224,4 +224,4 @@ def test_the_ledger_in_the_documents_is_that_of_its_files() -> None:
         for name, one in found.items()
         if one is None
     }
-    assert as_markdown(fccl.ledger(measured, missing)) == (LEDGER / "ledger.md").read_text()
+    assert as_markdown(PAPER.ledger(measured, missing)) == (LEDGER / "ledger.md").read_text()

@@ -2,18 +2,23 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
 
 from atoll.core.errors import UserError
-from atoll.methods.fedseit import Fault
 from atoll.reproduce import fedseit, papers
-from atoll.reproduce.fedseit import Plan, Setting
+from atoll.reproduce.faults.fedseit import REPLACEMENTS
+from atoll.reproduce.fedseit import PAPER, Plan, Setting
 from atoll.reproduce.ledger import as_markdown
+from atoll.reproduce.measured import Measurement
+from atoll.reproduce.paper import Say, silent
 
 LEDGER = Path(__file__).parents[3] / "docs" / "reproduction" / "fedseit"
+
+
+def measure(setting: Setting, plan: Plan, say: Say = silent) -> Measurement:
+    return PAPER.measure([setting], plan, say)[setting.name]
 
 
 def small(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Plan:
@@ -23,10 +28,10 @@ def small(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Plan:
 
 def test_there_are_five_sets_seven_methods_and_two_strengths() -> None:
     assert len(fedseit.SETTINGS) == len({s.name for s in fedseit.SETTINGS}) == 70
-    assert all(len(row) == 7 for rows in fedseit.PAPER.values() for row in rows.values())
-    means = [np.mean([row[i][0] for row in fedseit.PAPER["1.0"].values()]) for i in range(7)]
+    assert all(len(row) == 7 for rows in fedseit.PRINTED.values() for row in rows.values())
+    means = [np.mean([row[i][0] for row in fedseit.PRINTED["1.0"].values()]) for i in range(7)]
     assert [round(float(mean), 1) for mean in means] == [82.6, 87.8, 87.9, 88.1, 84.3, 84.2, 83.6]
-    means = [np.mean([row[i][0] for row in fedseit.PAPER["0.1"].values()]) for i in range(7)]
+    means = [np.mean([row[i][0] for row in fedseit.PRINTED["0.1"].values()]) for i in range(7)]
     assert [round(float(mean), 1) for mean in means] == [77.6, 86.7, 86.6, 86.8, 73.9, 74.7, 73.3]
 
 
@@ -34,40 +39,41 @@ def test_settings_are_the_papers() -> None:
     values = Setting("SUBJ", "DLS, SIT K=5", "0.1", "released").values()
     assert values["method"] == {
         "name": "fedseit", "epochs": 50, "dls": True, "transfer": "sit", "keep": 5,
-        "lambda2": 0.1, "profile": "released",
+        "lambda2": 0.1,
     }  # fmt: skip
+    assert values["replace"] == "atoll.reproduce.faults.fedseit:released"
     assert values["scenario"]["task_classes"] == 2
     assert values["rounds"] == 10
     assert "task_classes" not in Setting("R8", "FedSeIT", "1.0").values()["scenario"]
     with pytest.raises(UserError, match="no setting 'R9'"):
-        fedseit.chosen("R9", "")
+        PAPER.select("R9", "")
     with pytest.raises(UserError, match="no table '3'"):
-        fedseit.chosen("", "3")
-    assert len(fedseit.chosen("", "0.1")) == 35
-    assert [s.name for s in fedseit.chosen("R8 Local 1.0", "")] == ["R8 Local 1.0"]
+        PAPER.select("", "3")
+    assert len(PAPER.select("", "0.1")) == 35
+    assert [s.name for s in PAPER.select("R8 Local 1.0", "")] == ["R8 Local 1.0"]
 
 
 def test_a_setting_is_measured_once_and_its_cell_is_the_mean_over_seeds_of_all_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, setting = small(monkeypatch, tmp_path), Setting("R8", "SIT K=3", "1.0")
-    found = fedseit.measure(setting, plan)
-    assert fedseit.measure(setting, plan, pytest.fail) == found  # not run again
-    assert fedseit.known(setting, replace(plan, epochs=2)) is None
+    found = measure(setting, plan)
+    assert PAPER.measure([setting], plan, pytest.fail)[setting.name] == found  # not run again
+    assert PAPER.known(setting, replace(plan, epochs=2)) is None
     assert not any((tmp_path / "runs").iterdir())
     for run in found["runs"]:
         assert [len(tasks) for tasks in run["tasks"].values()] == [2, 2, 2]
         assert run["accuracy"] == pytest.approx(np.mean(list(run["tasks"].values())))
         assert [len(course) for course in run["course"]] == [2, 2]
-    other = fedseit.measure(Setting("R8", "FedWeIT", "1.0"), plan)
+    other = measure(Setting("R8", "FedWeIT", "1.0"), plan)
     both = {setting.name: found, "R8 FedWeIT 1.0": other}
-    made = fedseit.ledger(both, {})
+    made = PAPER.ledger(both, {})
     cell = next(c for c in made.cells if c.column == "SIT K=3" and c.ours)
     assert cell.mean == pytest.approx(np.mean([run["accuracy"] for run in found["runs"]]))
     assert (cell.theirs, cell.their_spread) == (0.905, 0.005)
     assert any("SIT K=3 above FedWeIT" in claim.text for claim in made.claims)
-    assert fedseit.figures(both) == {}
-    assert list(fedseit.figures({**both, "R8 FedSeIT 1.0": found})) == ["figure5.svg"]
+    assert PAPER.figures(both) == {}
+    assert list(PAPER.figures({**both, "R8 FedSeIT 1.0": found})) == ["figure5.svg"]
 
 
 def test_a_measurement_that_was_cut_goes_on_where_it_was(
@@ -75,19 +81,19 @@ def test_a_measurement_that_was_cut_goes_on_where_it_was(
 ) -> None:
     monkeypatch.setattr(fedseit, "CHECKPOINTS", 0.0)
     setting = Setting("R8", "FedSeIT", "1.0")
-    whole = fedseit.measure(setting, small(monkeypatch, tmp_path / "whole"))
+    whole = measure(setting, small(monkeypatch, tmp_path / "whole"))
     plan = small(monkeypatch, tmp_path / "cut")
 
     def cut(text: str) -> None:
-        if "task 2" in text:
+        if "stage 2" in text:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fedseit.measure(setting, plan, cut)
+        measure(setting, plan, cut)
     told: list[str] = []
-    found = fedseit.measure(setting, plan, told.append)
+    found = measure(setting, plan, told.append)
     assert told
-    assert all("task 2" in text for text in told)  # the first task is not trained again
+    assert all("stage 2" in text for text in told)  # the first task is not trained again
     assert found["runs"] == whole["runs"]
     assert not any((tmp_path / "cut" / "runs").iterdir())
 
@@ -98,13 +104,13 @@ def test_settings_whose_networks_have_the_same_shapes_are_one_sweep(
     plan, setting = small(monkeypatch, tmp_path / "both"), Setting("R8", "FedSeIT", "1.0")
     beside = Setting("R8", "SIT K=3", "0.1")
     asked = [setting, beside, Setting("R8", "SIT K=5", "0.1"), Setting("TMN", "FedSeIT", "1.0")]
-    assert fedseit.together(asked) == [[setting, beside], [asked[2]], [asked[3]]]
-    both = fedseit.measure_together([setting, beside], plan)
-    found, other = both[setting.name], fedseit.known(beside, plan)
+    assert PAPER.together(asked) == [[setting, beside], [asked[2]], [asked[3]]]
+    both = PAPER.measure([setting, beside], plan)
+    found, other = both[setting.name], PAPER.known(beside, plan)
     assert found["together"] == [setting.name, beside.name]
     assert other is not None
     for one, name in ((found, setting), (other, beside)):
-        alone = fedseit.measure(name, replace(plan, folder=tmp_path / "alone"))
+        alone = measure(name, replace(plan, folder=tmp_path / "alone"))
         assert alone["together"] == [name.name]
         assert one["config"] == alone["config"]
         for here, there in zip(one["runs"], alone["runs"], strict=True):
@@ -122,17 +128,14 @@ def test_settings_of_one_form() -> None:
 def test_studies_have_one_fault_and_a_sweep_of_their_own() -> None:
     assert len(fedseit.FAULTY) == len({s.name for s in fedseit.FAULTY}) == 28
     study, plain = Setting("TMN", "FedWeIT", "1.0", fault="head"), Setting("TMN", "FedWeIT", "1.0")
-    assert fedseit.chosen("TMN FedWeIT 1.0, fault head", "") == [study]
-    wanted = {**plain.values()["method"], "faults": ["head"]}
-    assert study.values() == {**plain.values(), "method": wanted}
-    assert "faults" not in plain.values()["method"]  # measurements from before count
-    most = Setting("TMN", "FedWeIT", "1.0", fault="all but tests").values()["method"]["faults"]
-    assert {*most, "tests"} == {*get_args(Fault)}
-    assert "tests" not in most
+    assert PAPER.select("TMN FedWeIT 1.0, fault head", "") == [study]
+    assert study.values() == {**plain.values(), "replace": f"{fedseit.FAULTS_OF}:head"}
+    assert {s.replacement for s in fedseit.STUDIES} - {""} <= set(REPLACEMENTS)
+    assert Setting("TMN", "FedWeIT", "1.0", fault="all but tests").replacement == "all_but_tests"
     beside = replace(plain, strength="0.1")
-    assert fedseit.together([plain, study, beside]) == [[plain, beside], [study]]
+    assert PAPER.together([plain, study, beside]) == [[plain, beside], [study]]
     with pytest.raises(UserError, match="no setting") as error:
-        fedseit.chosen("TMN FedWeIT 1.0, fault heads", "")
+        PAPER.select("TMN FedWeIT 1.0, fault heads", "")
     assert "fault head" in error.value.remedy
 
 
@@ -143,8 +146,8 @@ def test_a_study_that_was_measured_is_in_the_ledger_beside_that_without_the_faul
     plain = [Setting("R8", column, "1.0") for column in ("FedWeIT", "FedSeIT")]
     head = [replace(setting, fault="head") for setting in plain]
     foreign = replace(plain[1], fault="foreign")
-    found = {s.name: fedseit.measure(s, plan) for s in (*plain, *head, foreign)}
-    made = fedseit.ledger(found, {})
+    found = {s.name: measure(s, plan) for s in (*plain, *head, foreign)}
+    made = PAPER.ledger(found, {})
     cells = [cell for cell in made.cells if "one fault" in cell.table]
     methods = ["FedWeIT with fault head", "FedSeIT with fault head", "FedSeIT with fault foreign"]
     assert [cell.column for cell in cells] == methods
@@ -163,7 +166,7 @@ def test_a_study_that_was_measured_is_in_the_ledger_beside_that_without_the_faul
     assert next(iter(claims.values())).evidence.endswith("of 2 runs")
     gap = claims["R8, lambda2 = 1.0: FedSeIT with fault head above FedWeIT with fault head"]
     assert gap.evidence.startswith(f"{values[1] - values[0]:+.4f}")
-    without = fedseit.ledger({s.name: found[s.name] for s in plain}, {})
+    without = PAPER.ledger({s.name: found[s.name] for s in plain}, {})
     assert "fault" not in as_markdown(without)  # nothing of what was not run
 
 

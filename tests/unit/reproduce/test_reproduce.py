@@ -14,10 +14,17 @@ from typer.testing import CliRunner
 from atoll.cli import app, main
 from atoll.core.errors import EXIT_SITE_FAILED, ClientFailedError, UserError
 from atoll.reproduce import chfl, papers
+from atoll.reproduce.chfl import PAPER
 from atoll.reproduce.ledger import Cell, Ledger, as_json, as_markdown, paired
+from atoll.reproduce.measured import Measurement
+from atoll.reproduce.paper import Say, silent
 from atoll.reproduce.papers import Asked, again
 
 LEDGER = Path(__file__).parents[3] / "docs" / "reproduction" / "chfl"
+
+
+def measure(setting: chfl.Setting, plan: chfl.Plan, say: Say = silent) -> Measurement:
+    return PAPER.measure([setting], plan, say)[setting.name]
 
 
 def test_a_verdict_follows_the_papers_spread_and_then_the_order() -> None:
@@ -51,16 +58,16 @@ def test_a_setting_is_tuned_on_validation_rows_measured_once_and_kept(tmp_path: 
     setting = chfl.Setting("covertype K=5 30%", "synthetic-table", 5, 0.3, small)
     plan = chfl.Plan(tmp_path, "cpu", (0, 1), (0,), (0,), 2, (1e-3, 1e-2))
     said: list[str] = []
-    found = chfl.measure(setting, plan, said.append)
+    found = measure(setting, plan, said.append)
     assert found["rate"] == float(max(found["tuned"], key=lambda r: found["tuned"][r]))
     assert [(r["feature_seed"], r["seed"]) for r in found["runs"]] == [(0, 0), (1, 0)]
     assert set(found["runs"][0]["accuracy"]) >= {*chfl.METHODS.values(), "auto", "mu=0.1"}
     assert not any((tmp_path / "runs").iterdir())
     said.clear()
-    assert chfl.measure(setting, plan, said.append) == found
+    assert measure(setting, plan, said.append) == found
     assert said == []  # nothing was run again
-    assert chfl.known(setting, replace(plan, rounds=3)) is None
-    made = chfl.ledger({setting.name: found}, {})
+    assert PAPER.known(setting, replace(plan, rounds=3)) is None
+    made = PAPER.ledger({setting.name: found}, {})
     cell = next(c for c in made.cells if c.column == "CHFL mu>0" and c.table == "Table II")
     assert cell.mean == pytest.approx(np.mean([r["accuracy"]["mu>0"] for r in found["runs"]]))
     assert json.loads(json.dumps(as_json(made)))["cells"]
@@ -78,8 +85,8 @@ def test_a_study_takes_the_rate_of_its_setting_and_is_paired_with_it(
     monkeypatch.setattr(chfl, "STUDIES", (study,))
     plan = chfl.Plan(tmp_path, "cpu", (0, 1), (0,), (0,), 2, (1e-3, 1e-2))
     said: list[str] = []
-    whole = chfl.measure(base, plan)
-    found = chfl.measure(study, plan, said.append)
+    whole = measure(base, plan)
+    found = measure(study, plan, said.append)
     assert found["rate"] == whole["rate"]
     assert not any("tuning" in text for text in said)
     assert "local" not in found["runs"][0]["accuracy"]
@@ -87,25 +94,25 @@ def test_a_study_takes_the_rate_of_its_setting_and_is_paired_with_it(
         r["accuracy"]["common"] for r in whole["runs"]
     ]  # column one does not know of it
     both = {base.name: whole, study.name: found}
-    claims = [c.text for c in chfl.ledger(both, {}).claims if c.text.startswith(study.name)]
+    claims = [c.text for c in PAPER.ledger(both, {}).claims if c.text.startswith(study.name)]
     assert claims == [f"{study.name}: {v} above that without" for v in ("mu=0", "mu>0", "auto")]
-    assert "studies.svg" in chfl.figures(both)
-    assert "studies.svg" not in chfl.figures({base.name: whole})
+    assert "studies.svg" in PAPER.figures(both)
+    assert "studies.svg" not in PAPER.figures({base.name: whole})
 
 
 def test_unknown_tables_and_settings_are_named() -> None:
     with pytest.raises(UserError, match="no table '7'"):
-        chfl.chosen("", "7")
+        PAPER.select("", "7")
     with pytest.raises(UserError, match="no setting 'x'"):
-        chfl.chosen("x", "")
-    assert [s.name for s in chfl.chosen("", "3")] == [
+        PAPER.select("x", "")
+    assert [s.name for s in PAPER.select("", "3")] == [
         "covertype K=5 30%", "covertype K=2 30%", "covertype K=10 30%",
     ]  # fmt: skip
 
 
 def test_the_committed_ledger_is_what_the_committed_measurements_say() -> None:
     plan = chfl.Plan(LEDGER)
-    found = {s.name: chfl.known(s, plan) for s in (*chfl.SETTINGS, *chfl.STUDIES)}
+    found = {s.name: PAPER.known(s, plan) for s in (*chfl.SETTINGS, *chfl.STUDIES)}
     measured = {name: one for name, one in found.items() if one is not None}
     assert len(measured) == 19
     missing = {
@@ -113,7 +120,7 @@ def test_the_committed_ledger_is_what_the_committed_measurements_say() -> None:
         for name, one in found.items()
         if one is None
     }
-    assert as_markdown(chfl.ledger(measured, missing)) == (LEDGER / "ledger.md").read_text()
+    assert as_markdown(PAPER.ledger(measured, missing)) == (LEDGER / "ledger.md").read_text()
 
 
 def test_processes_that_measure_leave_missing_data_to_be_told(tmp_path: Path) -> None:
@@ -136,15 +143,15 @@ def test_a_process_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_plan_can_be_set(tmp_path: Path) -> None:
     """Other seeds and rounds; processes are told too; a wrong name or kind is answered."""
     asked = Asked(tmp_path, plan=("seeds=[7]", "rounds=3"))
-    made = papers._plan(chfl, asked)
+    made = papers._plan(PAPER, asked)
     assert (made.seeds, made.rounds, made.rates) == ((7,), 3, chfl.RATES)
     command = papers._command("chfl", asked, "x")
     assert [command[i + 1] for i, part in enumerate(command) if part == "--set"] == [*asked.plan]
     with pytest.raises(UserError, match="the plan has no 'sedes'") as told:
-        papers._plan(chfl, Asked(tmp_path, plan=("sedes=[7]",)))
+        papers._plan(PAPER, Asked(tmp_path, plan=("sedes=[7]",)))
     assert "seeds" in told.value.remedy
     with pytest.raises(UserError, match="'many' is not of its kind"):
-        papers._plan(chfl, Asked(tmp_path, plan=("rounds=many",)))
+        papers._plan(PAPER, Asked(tmp_path, plan=("rounds=many",)))
 
 
 @pytest.mark.parametrize("changes", [{"quick": True}, {"plan": ("rounds=3",)}])
@@ -211,7 +218,7 @@ def test_a_ledger_has_the_other_seeds_of_what_was_not_asked_for(tmp_path: Path) 
 
 def test_studies_are_measured_beside_settings_that_are_named(tmp_path: Path) -> None:
     asked = Asked(tmp_path, only=f"covertype K=5 30%; {chfl.STUDIES[0].name}", studies=True)
-    names = [setting.name for setting in papers._chosen(chfl, asked)]
+    names = [setting.name for setting in papers._select(PAPER, asked)]
     assert names == ["covertype K=5 30%", *(s.name for s in chfl.STUDIES)]
 
 
@@ -220,10 +227,10 @@ def test_a_failed_setting_leaves_the_ledger_of_the_others(
 ) -> None:
     shutil.copy(LEDGER / "covertype-k-5-30.json", tmp_path)
 
-    def failing(*_: object) -> None:
+    def failing(*_: object) -> Any:
         raise ClientFailedError("a", "fit", "it rained")
 
-    monkeypatch.setattr(chfl, "measure", failing)
+    monkeypatch.setattr(chfl, "PAPER", replace(PAPER, execute=failing))
     monkeypatch.setattr(sys, "argv", ["atoll", "reproduce", "chfl", "--out", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -246,12 +253,12 @@ def test_where_nothing_was_measured_there_is_nothing_to_render(tmp_path: Path) -
 @pytest.mark.filterwarnings("error")
 def test_a_miniature_is_one_small_run_with_its_figures(tmp_path: Path) -> None:
     plan = chfl.Plan.quick(tmp_path, "cpu")
-    assert [s.name for s in papers._chosen(chfl, Asked(tmp_path, quick=True))] == [
+    assert [s.name for s in papers._select(PAPER, Asked(tmp_path, quick=True))] == [
         "covertype K=5 30%"
     ]
     small = (("model.widths", [8, 6, 4]),)
     setting = chfl.Setting("covertype K=5 30%", "synthetic-table", 5, 0.3, small)
-    found = chfl.measure(setting, replace(plan, rounds=1))
+    found = measure(setting, replace(plan, rounds=1))
     (run,) = found["runs"]
     assert {v for v in run["accuracy"] if v.startswith("mu=")} == {"mu=0", "mu=0.01", "mu=0.1"}
-    assert "mu.svg" in chfl.figures({setting.name: found})
+    assert "mu.svg" in PAPER.figures({setting.name: found})

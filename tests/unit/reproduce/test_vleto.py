@@ -8,12 +8,19 @@ from typing import Any
 import pytest
 
 from atoll.core.errors import UserError
-from atoll.reproduce import vleto
+from atoll.reproduce import vleto, vleto_tables
 from atoll.reproduce.ledger import as_json, as_markdown
+from atoll.reproduce.measured import Measurement
+from atoll.reproduce.paper import Say, silent
 from atoll.reproduce.papers import Asked, again
+from atoll.reproduce.vleto import PAPER
 from atoll.runs.config import change, resolve
 
 LEDGER = Path(__file__).parents[3] / "docs" / "reproduction" / "vleto"
+
+
+def measure(setting: vleto.Setting, plan: vleto.Plan, say: Say = silent) -> Measurement:
+    return PAPER.measure([setting], plan, say)[setting.name]
 
 
 def by_name(name: str) -> vleto.Setting:
@@ -58,19 +65,21 @@ def test_methods_differ_as_the_specification_says() -> None:
 def test_tables_name_settings_that_exist() -> None:
     names = {s.name for s in (*vleto.SETTINGS, *vleto.STUDIES)}
     for table in ("1", "2", "3", "4", "5", "figure4"):
-        chosen = vleto.chosen("", table)
+        chosen = PAPER.select("", table)
         assert chosen
         assert {s.name for s in chosen} <= names
-    assert len(vleto.chosen("", "2")) == 4
+    assert len(PAPER.select("", "2")) == 4
     with pytest.raises(UserError, match="no table '9'"):
-        vleto.chosen("", "9")
+        PAPER.select("", "9")
     with pytest.raises(UserError, match="no setting 'x'"):
-        vleto.chosen("x", "")
+        PAPER.select("x", "")
 
 
 def test_columns_of_the_fine_tables_fit_what_is_printed() -> None:
-    assert [len(row.split()) for row in (*vleto.ABLATED.values(), *vleto.HELD.values())] == [13] * 9
-    assert len(vleto.FINE) == 13
+    assert [
+        len(row.split()) for row in (*vleto_tables.ABLATED.values(), *vleto_tables.HELD.values())
+    ] == [13] * 9
+    assert len(vleto_tables.FINE) == 13
 
 
 def found(name: str, rows: list[list[float]], **more: Any) -> dict[str, Any]:
@@ -92,7 +101,7 @@ def found(name: str, rows: list[list[float]], **more: Any) -> dict[str, Any]:
 
 
 def claims(*measured: dict[str, Any]) -> dict[str, Any]:
-    made = vleto.ledger({one["setting"]: one for one in measured}, {})
+    made = PAPER.ledger({one["setting"]: one for one in measured}, {})
     return {claim.text.split(":")[0]: claim for claim in made.claims}
 
 
@@ -140,12 +149,12 @@ def test_a_miniature_runs_and_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
     plan = miniature(monkeypatch, tmp_path, seeds=(0, 1))
     setting = by_name("FMNIST CIL V-LETO")
     told: list[str] = []
-    first = vleto.measure(setting, plan, told.append)
-    assert vleto.known(setting, plan) == json.loads(json.dumps(first))
+    first = measure(setting, plan, told.append)
+    assert PAPER.known(setting, plan) == json.loads(json.dumps(first))
     assert [run["seed"] for run in first["runs"]] == [0, 1]
     assert set(first["runs"][0]["union"]) == set("1234")
     assert first["runs"][0]["frozen"]["4"] == 1.0
-    made = vleto.ledger({setting.name: first}, {})
+    made = PAPER.ledger({setting.name: first}, {})
     assert all("miniature" in cell.note for cell in made.cells)
     assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
 
@@ -155,7 +164,7 @@ def test_a_rate_at_which_the_loss_is_no_number_is_told_and_a_smaller_one_taken(
 ) -> None:
     plan = miniature(monkeypatch, tmp_path, rates=(1e6, 0.01))
     told: list[str] = []
-    found = vleto.measure(by_name("FMNIST CIL PyVertical"), plan, told.append)
+    found = measure(by_name("FMNIST CIL PyVertical"), plan, told.append)
     assert found["rate"] == 0.01
     assert any("no number at rate 1e+06" in text for text in told)
 
@@ -165,12 +174,12 @@ def test_settings_measured_together_give_what_each_gives_alone(
 ) -> None:
     names = ("FMNIST CIL V-LETO", "FMNIST CIL w/o L_A", "FMNIST CIL lambda_A 0.8")
     settings = [by_name(name) for name in names]
-    assert vleto.together(settings) == [settings]
+    assert PAPER.together(settings) == [settings]
     plan = miniature(monkeypatch, tmp_path / "one", seeds=(0, 1))
-    together = vleto.measure_together(settings, plan)
+    together = PAPER.measure(settings, plan)
     for setting in settings:
-        assert vleto.known(setting, plan) is not None
-        alone = vleto.measure(setting, replace(plan, folder=tmp_path / "other"))
+        assert PAPER.known(setting, plan) is not None
+        alone = measure(setting, replace(plan, folder=tmp_path / "other"))
         assert alone["runs"] == together[setting.name]["runs"]
 
 
@@ -186,7 +195,5 @@ def test_of_settings_measured_together_only_the_lost_one_takes_a_smaller_rate(
         return change(values(setting, plan), more)
 
     monkeypatch.setattr(vleto, "_values", wilder)
-    found: dict[str, Any] = {}
-    lost = vleto._measured_at(0.01, [steady, wild], plan, found, lambda text: None)
-    assert lost == [wild]
+    found = vleto._measured_at(0.01, [steady, wild], plan, silent)
     assert found.keys() == {steady.name}

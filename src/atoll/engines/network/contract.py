@@ -25,6 +25,7 @@ class Contract:
     total: AtLeastOne = 5_000_000_000  # bytes of all answers of a run
     in_all: AtLeastOne = 50_000_000_000  # bytes of all answers of all runs, ever
     networks: tuple[str, ...] = ()  # package.module:function that a run may name: code that is here
+    replacements: tuple[str, ...] = ()  # module:function that a run may swap parts of methods with
     question: AtLeastOne = 200_000_000  # bytes of one question that is read at all
     parameters: AtLeastOne = 50_000_000  # of the largest network that a run may build here
     rows: AtLeastOne = 8  # training rows behind an answer, at least

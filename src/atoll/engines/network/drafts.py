@@ -32,6 +32,7 @@ def drafted_contract(run: RunConfig) -> Contract:
         methods=(method,),
         actions=tuple(every),
         networks=tuple(sorted({one for one in used if ":" in one})),
+        replacements=(run.replace,) if run.replace else (),
         steps=max(1, min(Contract.steps, epochs)),
         step_rows=min(Contract.step_rows, int(run.method.get("batch", Contract.step_rows))),
         move=_move(run, epochs),

@@ -48,6 +48,7 @@ from atoll.learning.weights import copied, prefixed
 from atoll.runs.config import RunConfig, resolve
 from atoll.runs.parts import Parts, parts
 from atoll.runs.recipe import write_recipe
+from atoll.runs.replacement import check_replacement
 from atoll.runs.result import write_result
 
 __all__ = [
@@ -110,6 +111,8 @@ class SiteFile:
             if name not in known:
                 what = f"no method of the contract has an action '{name}'"
                 raise UserError(what, "[contract] actions", nearest(name, known))
+        for name in found.replacements:
+            check_replacement(name, "[contract] replacements")
         ranges.check_limits(found.options, found.methods)
         if not found.methods or not found.actions:
             raise UserError(
@@ -301,6 +304,9 @@ class Gate:
         for name in (model.get("name", ""), *values.get("models", ())):
             if ":" in str(name) and name not in self.terms.networks:
                 raise RefusedError("the run names code of this site's machine")
+        replacement = values.get("replace", "")
+        if replacement and replacement not in self.terms.replacements:
+            raise RefusedError("the run replaces parts of its method, which is not in the contract")
 
     def handle(
         self, number: int, action: str, moment: Moment, packet: Packet, run: str = ""

@@ -62,6 +62,9 @@ def test_a_draft_of_a_contract_names_what_its_run_asks_for() -> None:
     assert "networks = []" in drafted_file(run)
     foreign = dataclasses.replace(run, model={"name": "mine:net"})
     assert 'networks = ["mine:net"]' in drafted_file(foreign)
+    assert "replacements = []" in drafted_file(run)
+    faulty = dataclasses.replace(run, replace="atoll.reproduce.faults.fedseit:head")
+    assert f'replacements = ["{faulty.replace}"]' in drafted_file(faulty)
     own = resolve(change({"method": "fedavg", "data": {"files": ["a.csv"], "label": "y"}}, {}), "t")
     assert 'actions = ["check", "fit", "offer", "agree"]' in drafted_file(own)
 

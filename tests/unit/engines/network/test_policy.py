@@ -213,6 +213,9 @@ def test_a_site_goes_back_to_either_of_its_last_two_places(tmp_path: Path) -> No
         ({"engine": {"keep": "/home"}}, "names files"),
         ({"model": {"name": "webbrowser:open"}}, "names code"),
         ({"models": ["mlp", "os.path:join"]}, "names code"),
+        ({"replace": "atoll.reproduce.faults.fedseit:head"}, "replaces parts of its method"),
+        ({"replace": "os:system"}, "replaces parts of its method"),
+        ({"replace": ["os:system"]}, "replaces parts of its method"),
         ({"data": ["files"]}, "agreed form"),
         ({"models": "a:b"}, "agreed form"),
     ],
@@ -225,6 +228,20 @@ def test_a_run_names_no_file_and_no_code_of_this_machine(
     text = "\n".join(f"{key} = {_toml(value)}" for key, value in values.items())
     with pytest.raises(RefusedError, match=words):
         made.prepare("run-1", text, "site-1")
+
+
+def test_a_run_replaces_parts_of_its_method_only_as_the_contract_lists(tmp_path: Path) -> None:
+    """What is listed goes through to the method, which refuses that of another."""
+    head, released = (f"atoll.reproduce.faults.fedseit:{name}" for name in ("head", "released"))
+    terms = {**TERMS, "replacements": [head]}
+    made = Gate(SiteFile(store=str(tmp_path / "store"), contract=terms))
+    with pytest.raises(RefusedError, match="replaces parts of its method"):
+        made.prepare("run-1", config().replace('replace = ""', f'replace = "{released}"'), "site-1")
+    with pytest.raises(UserError, match="replaces parts of 'fedseit', not of"):
+        made.prepare("run-1", config().replace('replace = ""', f'replace = "{head}"'), "site-1")
+    with pytest.raises(UserError, match="'os:system' is no replacement") as error:
+        SiteFile(contract={**TERMS, "replacements": ["os:system"]}).terms()
+    assert error.value.where == "[contract] replacements"
 
 
 def _toml(value: Any) -> str:

@@ -1,0 +1,190 @@
+"""The decomposed weights of a client's tasks: how one begins, ends, and is put together again.
+
+Names of weights are those of `decomposed`. What a finished task leaves has the prefix kept/TASK,
+but for its mask and adaptive part, which join those of earlier tasks under past/.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atoll.core.messages import Tensors
+from atoll.core.rng import Stream
+from atoll.learning.decomposed import pruned, restored
+from atoll.learning.image_nets import LeNet
+from atoll.learning.sparse import decoded
+from atoll.learning.textcnn import KERNELS, TextCNN, normal
+from atoll.learning.weights import prefixed, without
+
+__all__ = [
+    "ALIGNS",
+    "Layout",
+    "arranged",
+    "begun",
+    "first_draws",
+    "foreign_parts",
+    "renumbered",
+    "retired",
+    "weights_of_task",
+    "with_base",
+]
+
+Shape = tuple[int, ...]
+ALIGNS = tuple(f"align{size}" for size in KERNELS)  # projections of foreign banks
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layers of a client's network, head aside, and its room for foreign parts."""
+
+    shapes: Mapping[str, Shape]  # by layer
+    plain: tuple[str, ...]  # layers of the network itself; the others are projections
+    layers: tuple[str, ...]  # layers with base, mask and adaptive part
+    width: int  # numbers that stand for a row before the head
+    slots: int  # foreign parts (n)
+    banks: bool  # foreign filters are banks of their own, not added to ours
+
+    @property
+    def private(self) -> tuple[str, ...]:
+        """The layers that a client has for itself."""
+        return tuple(layer for layer in self.shapes if layer not in self.layers)
+
+
+def arranged(model: TextCNN | LeNet, slots: int, banks: bool, dense: bool, shared: bool) -> Layout:
+    """The layers of a network with its projections, which may be shared as its own layers are.
+
+    Banks of foreign filters need projections that align them and one that merges; without banks
+    there may be one dense layer before the head.
+    """
+    outputs = [shape[0] for shape in model.layers.values()]
+    width = sum(outputs) if isinstance(model, TextCNN) else outputs[-1]
+    projections: dict[str, Shape] = {}
+    if banks:
+        filters = model.layers["conv3"][0]
+        projections = dict.fromkeys(ALIGNS, (filters, filters * slots))
+        projections["merge"] = (width, 2 * width)
+    elif dense:
+        projections["merge"] = (width, width)
+    plain = tuple(model.layers)
+    layers = (*plain, *(projections if shared else ()))
+    return Layout({**model.layers, **projections}, plain, layers, width, slots, banks)
+
+
+def first_draws(layout: Layout) -> dict[str, tuple[Shape, float]]:
+    """Names, shapes and deviations of the normal draws with which a task begins."""
+    found: dict[str, tuple[Shape, float]] = {}
+    for layer in layout.layers:
+        outputs = layout.shapes[layer][0]
+        found[f"mask/{layer}"] = ((outputs,), 1 / math.sqrt(outputs))
+        found[f"alpha/{layer}"] = ((layout.slots,), 1 / math.sqrt(layout.slots))
+    for layer in layout.plain:
+        filters = layout.shapes[layer][0]
+        found[f"bias/{layer}"] = ((filters,), 1 / math.sqrt(filters))
+        if layout.banks:
+            found[f"foreign_bias/{layer}"] = ((layout.slots, filters), 1 / math.sqrt(filters))
+    for layer in layout.private:
+        shape = layout.shapes[layer]
+        found[f"dense/{layer}"] = (shape, 1 / math.sqrt(shape[1]))
+    return found
+
+
+def begun(
+    weights: Tensors,
+    layout: Layout,
+    start: float,  # share of the base that an adaptive part begins as
+    classes: int,
+    stream: Callable[[str, Shape], Stream],
+) -> Tensors:
+    """The weights with those of a new task; a head is drawn within Glorot's bound."""
+    like = weights[f"base/{layout.layers[0]}"]
+    found = dict(weights)
+    for layer in layout.layers:
+        found[f"now/adaptive/{layer}"] = start * weights[f"base/{layer}"]
+    for name, (drawn, deviation) in first_draws(layout).items():
+        found[f"now/{name}"] = normal(drawn, deviation, stream(name, drawn)).to(like)
+    outputs = {n: shape[0] for n, shape in layout.shapes.items() if n not in layout.plain}
+    shape = (classes, layout.width)
+    bound = math.sqrt(6 / sum(shape))
+    head = stream("head", shape).numpy().uniform(-1, 1, shape)
+    found["now/dense/head"] = torch.from_numpy(head * bound).to(like)
+    for layer, count in {**outputs, "head": classes}.items():
+        found[f"now/bias/{layer}"] = torch.zeros(count).to(like)
+    return found
+
+
+def retired(weights: Tensors, layers: Sequence[str], task: int) -> Tensors:
+    """The weights at the end of a task: every past task is held where it is now.
+
+    This happens with the client's own base, before the next mean base arrives (pitfall 3).
+    """
+    found = dict(weights)
+    for layer in layers:
+        for kind in ("mask", "adaptive"):
+            name, now = f"past/{kind}/{layer}", found.pop(f"now/{kind}/{layer}")
+            before = [found[name]] if name in found else []
+            found[name] = torch.cat([*before, now.unsqueeze(0)])
+    for layer in layers:
+        mask, adaptive = (found[f"past/{kind}/{layer}"] for kind in ("mask", "adaptive"))
+        base = found[f"base/{layer}"].unsqueeze(0)
+        found[f"past/target/{layer}"] = restored(base, mask, adaptive)
+    for name in [n for n in found if n.startswith(("now/", "foreign/"))]:
+        found[f"kept/{task}/{name}"] = found.pop(name)
+    return found
+
+
+def with_base(weights: Tensors, layers: Sequence[str], base: Tensors) -> Tensors:
+    """The weights with the mean base where it is not zero."""
+    found = dict(weights)
+    for layer in layers:
+        ours, theirs = weights[f"base/{layer}"], base[layer]
+        found[f"base/{layer}"] = torch.where(theirs != 0, theirs, ours)
+    return found
+
+
+def weights_of_task(
+    weights: Tensors, layers: Sequence[str], task: int, current: int, threshold: float
+) -> Tensors:
+    """The weights that stand for a task: its own, pruned, with the base as it is now."""
+    base = prefixed("base", without("base", weights))
+    if task == current:
+        found = {n: w for n, w in weights.items() if n.startswith(("now/", "foreign/"))}
+    else:
+        found = without(f"kept/{task}", weights)
+        for kind in ("mask", "adaptive"):
+            for layer in layers:
+                found[f"now/{kind}/{layer}"] = weights[f"past/{kind}/{layer}"][task]
+    for layer in layers:
+        name = f"now/adaptive/{layer}"
+        found[name] = pruned(found[name], threshold)
+    return base | found
+
+
+def foreign_parts(codes: Sequence[Tensors], layout: Layout, like: Tensor) -> Tensors:
+    """The foreign weights of sparse codes, one for each slot; empty slots are zero.
+
+    A code that does not fit the layers is a ValueError or a KeyError.
+    """
+    sizes = [math.prod(layout.shapes[layer]) for layer in layout.layers]
+    found = {}
+    for layer in layout.layers:
+        found[f"foreign/{layer}"] = like.new_zeros((layout.slots, *layout.shapes[layer]))
+    for slot, code in enumerate(codes):
+        here = {name: tensor.to(like.device) for name, tensor in code.items()}
+        pieces = decoded(here, sum(sizes)).split(sizes)
+        for layer, piece in zip(layout.layers, pieces, strict=True):
+            found[f"foreign/{layer}"][slot] = piece.view(layout.shapes[layer])
+    return found
+
+
+def renumbered(y: Tensor, labels: Tensor) -> Tensor:
+    """Classes as places among a task's own labels; one that is not among them is the last + 1.
+
+    A task without any row to learn from has a head of one output, for no class at all.
+    """
+    if not len(labels):
+        return torch.ones_like(y)
+    place = torch.searchsorted(labels, y).clamp(max=len(labels) - 1)
+    return torch.where(labels[place] == y, place, len(labels))

@@ -1,0 +1,48 @@
+"""Replacements: a run may name an installed function that swaps parts of its method.
+
+`replace = "atoll.reproduce.faults.fedseit:released"` runs FedSeIT as the authors' code behaves. The
+name is part of the config, and so of the record, of a resumed run and of a sweep. It is imported
+only from `atoll.reproduce.faults`; a site runs it only if its contract lists it.
+"""
+
+import importlib
+import importlib.util
+import re
+
+from atoll import methods
+from atoll.core.errors import UserError
+from atoll.core.method import Method
+from atoll.core.options import nearest
+
+__all__ = ["PACKAGE", "check_replacement", "replaced"]
+
+PACKAGE = "atoll.reproduce.faults"  # the only package that is imported from
+SPELLING = re.compile(rf"{re.escape(PACKAGE)}\.[a-z_]+:[a-z_]+")
+REMEDY = f"name a function of {PACKAGE}, as in {PACKAGE}.fedseit:released"
+
+
+def check_replacement(name: str, where: str = "replace") -> None:
+    """Refuse a name that is not spelled as an installed replacement; import nothing."""
+    if not SPELLING.fullmatch(name):
+        raise UserError(f"'{name}' is no replacement", where, REMEDY)
+
+
+def replaced(name: str, replacement: str) -> Method:
+    """The method with this name, with its parts swapped by the replacement if there is one."""
+    method = methods.load(name)
+    if not replacement:
+        return method
+    check_replacement(replacement)
+    path, _, function = replacement.partition(":")
+    if importlib.util.find_spec(path) is None:
+        raise UserError(f"no module '{path}'", "replace", REMEDY)
+    module = importlib.import_module(path)
+    if function not in module.REPLACEMENTS:
+        remedy = nearest(function, module.REPLACEMENTS)
+        raise UserError(f"no replacement '{function}' in {path}", "replace", remedy)
+    if name != module.METHOD:
+        what = f"'{replacement}' replaces parts of '{module.METHOD}', not of '{name}'"
+        raise UserError(what, "replace", f"set method.name = '{module.METHOD}', or leave it out")
+    changed = module.REPLACEMENTS[function](method)
+    assert isinstance(changed, Method)
+    return changed
