@@ -105,9 +105,10 @@ class Client:
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
-        images = len(site.inputs()) == 3
-        views = (turned,) if options.replay == "pass" and options.rotate and images else ()
+        images, distils = len(site.inputs()) == 3, options.replay == "pass"
+        views = (turned,) if distils and options.rotate and images else ()
         self.learner = vertical.Learner(options, site, views)
+        self._penalty = W_KD if distils else 0.0  # weight of the distance to old embeddings
 
     def embed(self, request: vertical.Embed, moment: Moment) -> vertical.Embedded:
         """The embeddings of rows in the requested order."""
@@ -122,11 +123,6 @@ class Client:
     def _begin(self, moment: Moment) -> None:
         if self.options.fresh and moment.first:
             self.learner.start(moment.stage)
-
-    @property
-    def _penalty(self) -> float:
-        """PASS: the weight of the distance to the embeddings by the old network."""
-        return W_KD if self.options.replay == "pass" else 0.0
 
     def settle(self, request: Empty, moment: Moment) -> Empty:
         """Keep the weights with which the stage ends, for distillation."""
