@@ -128,7 +128,7 @@ class Tuner:
         If their `steps` in all rounds are so few that a trial takes longer than it could gain, they
         run one by one.
         """
-        if key in self:
+        if key in self:  # names for the cache take time
             return self[key]
         size = len(jobs).bit_length()  # a choice for 60 members will do for 50
         few = steps is not None and self.rounds and self.rounds * steps < 2 * _trial(len(jobs))
@@ -147,6 +147,8 @@ class Tuner:
         work: str,
     ) -> Choice:
         """Decide by a proof alone where the mode asks for it, else by the rules."""
+        if about in self:
+            return self[about]
         named = self.key(cached, device)
         if self.mode == kind.mode(jobs):
             return self.decide(about, named, lambda: proved(kind, work, jobs))

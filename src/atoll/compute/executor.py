@@ -40,6 +40,7 @@ from atoll.compute.proof import prove, sampled
 from atoll.compute.verify import STEPS, Verifier, Verify, disagreement, place_of
 from atoll.core.errors import out_of_memory
 from atoll.core.federation import Moment
+from atoll.jobs.identity import no_identity
 from atoll.kernels import batched_layers
 
 __all__ = ["Executor", "JobExecutor", "Mode"]
@@ -170,7 +171,7 @@ class Executor:
         """The results of those that are stacked, and who is in a group that is not."""
         results: Results = {}
         refused: set[str] = set()
-        for (kind, key), ids in self._groups(jobs).items():
+        for (kind, key, _), ids in self._groups(jobs).items():
             works = [jobs[id] for id in ids]
             about = kind.about(key, works)
             if kind.worth(works) and kind.choose(self.tuner, about, works).mode == "stacked":
@@ -180,21 +181,22 @@ class Executor:
                 refused |= {*ids}
         return results, frozenset(refused)
 
-    def _groups(self, jobs: Jobs) -> dict[tuple[StackKind, Hashable], list[str]]:
+    def _groups(self, jobs: Jobs) -> dict[tuple[StackKind, Hashable, str], list[str]]:
         """Who may be in one stack; who may not is in the record, with the reason."""
-        groups: dict[tuple[StackKind, Hashable], list[str]] = {}
+        groups: dict[tuple[StackKind, Hashable, str], list[str]] = {}
         for id, job in jobs.items():
             kind = STACKED.get(type(job))
             if kind is None and type(job) not in CAPTURED:
                 self.tuner.refuse(job, f"nothing is known of a {type(job).__name__}")
             if kind is None or self.mode not in kind.modes:
                 continue
-            reason = kind.obstacle(job)
+            key = job.key()
+            reason = no_identity(job.functions) if key is None else kind.obstacle(job)
             if reason:
                 self.tuner.refuse(job, reason)
                 continue
-            key = job.key() if self.mode != "captured" else (job.key(), id)
-            groups.setdefault((kind, key), []).append(id)
+            alone = id if self.mode == "captured" else ""
+            groups.setdefault((kind, key, alone), []).append(id)
         return groups
 
     def _in_parts(self, kind: StackKind, about: Hashable, jobs: Sequence[Any]) -> list[Any] | None:
@@ -238,7 +240,7 @@ class Executor:
         for known, buffers in pool:
             if known == about and buffers.fits(jobs):
                 return buffers
-        del pool[: len(pool) + 1 - max(kind.kept, choice.parts)]
+        del pool[: max(0, len(pool) + 1 - max(kind.kept, choice.parts))]
         built = kind.build(jobs, choice.way)
         pool.append((about, built))
         return built

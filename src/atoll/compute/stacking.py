@@ -72,21 +72,22 @@ class Stack:
         self.mapped, self.done = mapped, 0
         uneven = mapped and any(count % self.batch for count in self.rows)
         self.graph = graph and available(device) and not uneven
-        self.optimisers = [
-            StackedOptimiser(number, self.buffers, jobs) for number in range(len(self.phases))
-        ]
+        places = range(len(self.phases))
+        self.optimisers = [StackedOptimiser(n, self.buffers, jobs) for n in places]
         self.bounds: dict[int, Bounds] = {}  # of sequences, by the number of active members
         self.counts = pieces(self.data.x) if self.data.sequences else self.data.y
         self.fixed = self.graph or fixed
         self.captured: dict[int, torch.cuda.CUDAGraph] = {}
         self.eager: dict[int, int] = {}  # steps of so many members that were taken without a graph
-        longest, members = max(self.steps, default=0) * max(1, epochs), len(jobs)
-        self.index = torch.zeros((longest, members, self.batch), dtype=torch.int64, device=device)
-        self.share = torch.zeros(
-            (longest, members, self.batch),
-            dtype=self.data.x.dtype if self.data.x.is_floating_point() else torch.float32,
-            device=device,
-        )
+        self._allocate_schedule(max(1, epochs))
+
+    def _allocate_schedule(self, epochs: int) -> None:
+        """Which rows each member takes at each step, the sums of losses, and the step itself."""
+        device, members = self.data.y.device, len(self.rows)
+        shape = (max(self.steps, default=0) * epochs, members, self.batch)
+        dtype = torch.float32 if self.data.sequences else self.data.x.dtype
+        self.index = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.share = torch.zeros(shape, dtype=dtype, device=device)
         self.now = torch.zeros((), dtype=torch.int64, device=device)
         self.losses = torch.zeros((len(self.phases), members), dtype=torch.float64, device=device)
         self.lots = self._lots()

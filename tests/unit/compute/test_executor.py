@@ -170,6 +170,19 @@ def picture(number: int) -> TrainJob:
     return TrainJob(weights, {}, (phase,), rows, 4, 1, Stream.of(number))
 
 
+def test_stacks_keep_their_buffers_until_there_are_too_many() -> None:
+    executor, asked = Executor("stacked"), jobs(honest, 2)
+    counts = []
+    for rows in range(24, 14, -1):
+        executor.do({id: replace(j, rows=j.rows.at(slice(0, rows))) for id, j in asked.items()})
+        (pool,) = executor._stacks.values()
+        counts.append(len(pool))
+    assert counts == [1, 2, 3, 4, 5, 6, 7, 8, 8, 8]
+    newest = pool[-1]
+    executor.do({id: replace(j, rows=j.rows.at(slice(0, 15))) for id, j in asked.items()})
+    assert pool[-1] is newest
+
+
 def test_an_error_that_is_not_for_want_of_memory_is_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

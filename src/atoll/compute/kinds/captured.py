@@ -176,16 +176,21 @@ class CapturedPublic:
         """Each job whose steps are proved; until there is a batch to follow they are not."""
         found = []
         for id, job in jobs.items():
-            device = _device(job)
-            wanted = tuner.mode == "captured" or (tuner.mode == "auto" and available(device))
+            gpu = available(_device(job))
+            wanted = tuner.mode == "captured" or (tuner.mode == "auto" and gpu)
             key = job.key() if wanted and capturable(job) else None
-            if key is None or (key not in tuner and job.follow is None):
-                continue
-            name = cache_key(key, device)
-            find = partial(remembered, name, partial(proved, self, "public step", [job]))
-            if tuner.decide(key, name, find).mode == "captured":
+            if key is not None and self._proved(tuner, key, job):
                 found.append(Capture(key, (id,), key))
         return found
+
+    def _proved(self, tuner: Tuner, key: Hashable, job: PublicJob) -> bool:
+        if key not in tuner:
+            if job.follow is None:
+                return False
+            name = cache_key(key, _device(job))
+            find = partial(remembered, name, partial(proved, self, "public step", [job]))
+            tuner.decide(key, name, find)
+        return tuner[key].mode == "captured"
 
     def lane(self, capture: Capture, streams: bool) -> str:
         """Each client's own: all answer before any of them follows."""

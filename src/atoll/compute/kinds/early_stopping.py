@@ -23,7 +23,6 @@ from atoll.compute.perturb import Draw, named, tiled, typed_rows
 from atoll.compute.probe import Seen
 from atoll.compute.proof import SAMPLE, sampled
 from atoll.jobs.early_stopping import KEY, EarlyStoppedJob, EarlyStoppedResult
-from atoll.jobs.identity import no_identity
 
 __all__ = ["EarlyStoppedStacks"]
 
@@ -43,7 +42,7 @@ class EarlyStoppedStacks:
 
     def obstacle(self, job: EarlyStoppedJob) -> str:
         """Why a job cannot be part of a stack; empty if it can."""
-        return self.training.obstacle(job.first) or no_identity(job.functions)
+        return self.training.obstacle(job.work)
 
     def worth(self, jobs: Sequence[EarlyStoppedJob]) -> bool:
         """On a GPU; a CPU gains nothing from a host that does not wait."""
@@ -63,9 +62,11 @@ class EarlyStoppedStacks:
         choice = tuner.stack(self.training, epochs[0].key(), epochs, device)
         if choice.mode != "stacked" or choice.way != "batched":
             return replace(choice, mode="loop")
-        named = cache_key(about, device)
-        find = lambda: remembered(named, lambda: proved(self, "watched", jobs))  # noqa: E731
-        return tuner.decide(about, named, find)
+        if about in tuner:
+            return tuner[about]
+        name = cache_key(about, device)
+        find = lambda: remembered(name, lambda: proved(self, "watched", jobs))  # noqa: E731
+        return tuner.decide(about, name, find)
 
     def build(self, jobs: Sequence[EarlyStoppedJob], way: str) -> EarlyStoppedStack:
         """One computation for these jobs."""

@@ -13,7 +13,7 @@ from atoll.compute.perturb import Draw, perturbed, stream_of, tiled, typed_rows
 from atoll.compute.probe import Seen
 from atoll.compute.proof import SAMPLE, sampled
 from atoll.compute.tallies import Tally, tally
-from atoll.jobs.identity import no_identity, rowwise
+from atoll.jobs.identity import rowwise
 from atoll.jobs.train import EvalJob
 
 __all__ = ["COUNTED", "Tallies"]
@@ -33,9 +33,7 @@ class Tallies:
 
     def obstacle(self, job: EvalJob) -> str:
         """Why a job cannot be part of a stack; empty if it can."""
-        if not rowwise(job.functions):
-            return "padding would change its batch statistics"
-        return no_identity(job.functions)
+        return "" if rowwise(job.functions) else "padding would change its batch statistics"
 
     def worth(self, jobs: Sequence[EvalJob]) -> bool:
         """Several, or one on a GPU."""

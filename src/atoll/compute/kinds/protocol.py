@@ -31,7 +31,7 @@ class StackKind(Kind, Protocol):
         ...
 
     def obstacle(self, job: Any) -> str:
-        """Why a job cannot be part of a stack; empty if it can."""
+        """Why a job with a key cannot be part of a stack; empty if it can."""
         ...
 
     def worth(self, jobs: Sequence[Any]) -> bool:

@@ -18,7 +18,7 @@ from atoll.compute.perturb import Draw, named, perturbed, stream_of, typed
 from atoll.compute.probe import Probe, Seen
 from atoll.compute.split_rounds import WAYS, SplitStack, Way, trial_key
 from atoll.core.rng import Stream
-from atoll.jobs.identity import no_identity, rowwise
+from atoll.jobs.identity import rowwise
 from atoll.jobs.split_round import Lent, SplitJob, SplitResult
 
 __all__ = ["SplitRounds", "first_rows"]
@@ -44,9 +44,7 @@ class SplitRounds:
 
     def obstacle(self, job: SplitJob) -> str:
         """Why a job cannot be part of a stack; empty if it can."""
-        if not rowwise(job.functions):
-            return "padding would change its batch statistics"
-        return no_identity(job.functions)
+        return "" if rowwise(job.functions) else "padding would change its batch statistics"
 
     def worth(self, jobs: Sequence[SplitJob]) -> bool:
         """Always: each has several clients in it."""
