@@ -9,7 +9,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-__all__ = ["centres", "nearest_tasks", "normalised", "similarity", "unit_mean"]
+__all__ = ["Task", "centres", "nearest_tasks", "normalised", "product", "similarity", "unit_mean"]
 
 Task = tuple[int, str]  # stage and client
 SEED = 42  # of the first centres: the same in every run
@@ -70,10 +70,15 @@ def unit_mean(found: Tensor) -> Tensor:
     return F.normalize(real.double(), dim=1).mean(0, keepdim=True).to(found.dtype)
 
 
+def product(one: Tensor, other: Tensor) -> float:
+    """The dot product of two unit means, in double precision."""
+    return float((one.double() * other.double()).sum())
+
+
 def similarity(one: Tensor, other: Tensor, threshold: float | None = None) -> float:
     """The mean cosine over all pairs; with a threshold those below it count as zero."""
     if threshold is None:
-        return float((unit_mean(one).double() * unit_mean(other).double()).sum())
+        return product(unit_mean(one), unit_mean(other))
     real = [part[part.abs().sum(1) > 0] for part in (one, other)]
     if not (len(real[0]) and len(real[1])):
         return 0.0

@@ -6,13 +6,14 @@ but for its mask and adaptive part, which join those of earlier tasks under past
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from atoll.core.messages import Tensors
 from atoll.core.rng import Stream
+from atoll.core.rows import Rows
 from atoll.learning.decomposed import pruned, restored
 from atoll.learning.image_nets import LeNet
 from atoll.learning.sparse import decoded
@@ -22,14 +23,20 @@ from atoll.learning.weights import prefixed, without
 __all__ = [
     "ALIGNS",
     "Layout",
+    "Shape",
     "arranged",
+    "attention",
     "begun",
+    "first_base",
     "first_draws",
     "foreign_parts",
+    "read",
     "renumbered",
     "retired",
+    "silenced",
     "weights_of_task",
     "with_base",
+    "without_slot",
 ]
 
 Shape = tuple[int, ...]
@@ -71,6 +78,22 @@ def arranged(model: TextCNN | LeNet, slots: int, banks: bool, dense: bool, share
     plain = tuple(model.layers)
     layers = (*plain, *(projections if shared else ()))
     return Layout({**model.layers, **projections}, plain, layers, width, slots, banks)
+
+
+def first_base(
+    layout: Layout, network: Mapping[str, Tensor], stream: Callable[[str], Stream]
+) -> Tensors:
+    """The base before the first round: the network's own layers, and projections that are drawn."""
+    found = {}
+    like = next(iter(network.values()))
+    for layer in layout.layers:
+        shape = layout.shapes[layer]
+        if layer in network:
+            found[layer] = network[layer].clone()
+        else:
+            draw = normal(shape, 1 / math.sqrt(math.prod(shape[1:])), stream(layer))
+            found[layer] = draw.to(like)
+    return found
 
 
 def first_draws(layout: Layout) -> dict[str, tuple[Shape, float]]:
@@ -177,6 +200,36 @@ def foreign_parts(codes: Sequence[Tensors], layout: Layout, like: Tensor) -> Ten
         for layer, piece in zip(layout.layers, pieces, strict=True):
             found[f"foreign/{layer}"][slot] = piece.view(layout.shapes[layer])
     return found
+
+
+def attention(scores: Tensor, layout: Layout, like: Tensor) -> Tensors:
+    """The attention to foreign parts that begins with their scores; empty slots have none."""
+    alpha = like.new_zeros(layout.slots)
+    alpha[: len(scores)] = scores.to(alpha)
+    return {f"now/alpha/{layer}": alpha.clone() for layer in layout.layers}
+
+
+def read(weights: Tensors, unread: Sequence[str]) -> Tensors:
+    """The weights that an objective reads, without the foreign parts of the layers `unread`."""
+    start = ("base/", "now/", "past/", "foreign/")
+    left = {f"foreign/{layer}" for layer in unread}
+    return {n: w for n, w in weights.items() if n.startswith(start) and n not in left}
+
+
+def without_slot(weights: Tensors, slot: int) -> Tensors:
+    """The weights with the foreign part of a slot zero."""
+    found = dict(weights)
+    for name in [name for name in weights if name.startswith("foreign/")]:
+        found[name] = weights[name].clone()
+        found[name][slot] = 0
+    return found
+
+
+def silenced(rows: Rows, slot: int, slots: int) -> Rows:
+    """Rows in which the foreign filters of a slot find nothing; the first of `own` is a number."""
+    own = rows.own.clone()
+    own[:, 1:].unflatten(1, (2 * len(KERNELS), slots, -1))[:, :, slot] = 0
+    return replace(rows, own=own)
 
 
 def renumbered(y: Tensor, labels: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
 """FedSeIT: clients with streams of text tasks share a base, and take of others' tasks what helps.
 
 Chaudhary, Rai, Schubert, Schütze, Gupta, Federated Continual Learning for Text Classification via
-Selective Inter-client Transfer, 2022. With combine = "sum" this is FedWeIT: Yoon, Jeong, Lee,
-Yang, Hwang, Federated Continual Learning with Weighted Inter-client Transfer, 2021; that one
-learns from images too, with the network `lenet`.
+Selective Inter-client Transfer, 2022. With combine = "sum" this is FedWeIT: Yoon, Jeong, Lee, Yang,
+Hwang, Federated Continual Learning with Weighted Inter-client Transfer, 2021, also for images.
 
 A layer's weights are B * sigmoid(m) + A. The base B is averaged; mask m and adaptive part A belong
 to one task of one client. When a task ends, what is left of A after pruning goes to the server,
@@ -14,7 +13,7 @@ most like the one that begins. Letters and the numbers J1 to J24 are those of th
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
@@ -34,21 +33,14 @@ from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.jobs.early_stopping import BEST, PATIENCE, RATE, STOPPED, EarlyStoppedJob, Rule
 from atoll.jobs.train import Optimiser, Phase, TrainJob, hits, in_chunks
-from atoll.learning.centres import centres, nearest_tasks, normalised, similarity, unit_mean
+from atoll.learning import task_weights
+from atoll.learning.centres import centres, normalised, product, similarity, unit_mean
 from atoll.learning.decomposed import Plan, foreign_features, logits, objective, pruned, row_losses
 from atoll.learning.image_nets import LeNet
 from atoll.learning.sparse import above_share, coded, mean_of_sent, trimmed, widened
-from atoll.learning.task_weights import (
-    Layout,
-    arranged,
-    begun,
-    foreign_parts,
-    renumbered,
-    retired,
-    weights_of_task,
-    with_base,
-)
-from atoll.learning.textcnn import KERNELS, TextCNN, Words, document_means, known_words, normal
+from atoll.learning.task_index import TaskIndex
+from atoll.learning.task_weights import Layout, Shape
+from atoll.learning.textcnn import KERNELS, TextCNN, Words, document_means, known_words
 from atoll.learning.weights import copied, mean, prefixed, without
 
 __all__ = ["METHOD", "Client", "Options", "Rules", "Server"]
@@ -57,9 +49,6 @@ CONVS = tuple(f"conv{size}" for size in KERNELS)
 EPSILON = 1e-7  # of Adam, as in Keras
 RECTIFIED = 0.7  # cosines below it count nothing where similarity = "rectified"
 LEFT_OUT = ("loss on validation rows", "accuracy on test rows")
-
-Task = tuple[int, str]  # stage and client
-Shape = tuple[int, ...]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -131,9 +120,7 @@ class Fitted:
 class Trimmed:
     """The same, with those filters of the base alone that the client's masks weigh most."""
 
-    channels: Annotated[
-        Tensors, Outputs()
-    ]  # LAYER/values (kept, ...), and LAYER/bits that say which
+    channels: Annotated[Tensors, Outputs()]  # LAYER/values (kept, ...), and LAYER/bits: which
     rate: float
     stopped: bool
 
@@ -148,7 +135,7 @@ class Shared:
 def layout_of(options: Options, model: TextCNN | LeNet, clients: int) -> Layout:
     """The layers of a client, and a slot (n) for each foreign part that it is given."""
     slots = options.keep if options.transfer == "sit" else clients
-    return arranged(model, slots, options.combine != "sum", options.dense, options.dls)
+    return task_weights.arranged(model, slots, options.combine != "sum", options.dense, options.dls)
 
 
 def moved_weights(names: Sequence[str], options: Options, task: int) -> tuple[str, ...]:
@@ -192,17 +179,17 @@ class Rules:
 def checked_options(options: Options) -> None:
     """Refuse options that contradict each other."""
     rectified = options.transfer == "sit" and options.similarity == "rectified"
+    unit, weighted = options.representation == "mean_unit", options.weighting == "rows"
+    private, plain = options.combine != "banks", options.combine != "sum"
     wrong = (
-        ("dls needs projections that can be shared", options.dls and options.combine != "banks",
-         "set combine = 'banks'"),
-        ("dense is a layer of FedWeIT", options.dense and options.combine != "sum",
-         "set combine = 'sum'"),
-        ("rectified similarity needs all centres",
-         rectified and options.representation == "mean_unit", "set representation = 'centres'"),
-        ("channel_sparse has no weighted mean",
-         options.channel_sparse > 0 and options.weighting == "rows", "set weighting = 'equal'"),
+        (options.dls and private, "dls needs projections to share", "set combine = 'banks'"),
+        (options.dense and plain, "dense is a layer of FedWeIT", "set combine = 'sum'"),
+        (rectified and unit, "rectified similarity needs all centres",
+         "set representation = 'centres'"),
+        (options.channel_sparse > 0 and weighted, "channel_sparse has no weighted mean",
+         "set weighting = 'equal'"),
     )  # fmt: skip
-    for what, holds, remedy in wrong:
+    for holds, what, remedy in wrong:
         if holds:
             raise UserError(what, "[method]", remedy)
 
@@ -243,8 +230,7 @@ class Client:
         """Say what the task that begins is like."""
         options, x = self.options, self._read(self.site.train(moment.stage).x, moment.stage)
         assert self.words is not None  # images are not described
-        vectors = document_means(self.words, x)
-        found = centres(vectors, options.centres, options.least_cluster)
+        found = centres(document_means(self.words, x), options.centres, options.least_cluster)
         return Described(unit_mean(found) if options.representation == "mean_unit" else found)
 
     def receive(self, request: Foreign, moment: Moment) -> Empty:
@@ -256,13 +242,11 @@ class Client:
             raise BadMessageError(SERVER, f"{count} foreign parts for {slots} slots")
         codes = [without(str(slot), request.adaptive) for slot in range(count)]
         try:
-            self.weights |= foreign_parts(codes, self.layout, self.like)
+            self.weights |= task_weights.foreign_parts(codes, self.layout, self.like)
         except (ValueError, KeyError) as error:
             raise BadMessageError(SERVER, f"a foreign part is damaged: {error}") from error
-        for layer in self.layout.layers if len(request.scores) else ():
-            alpha = torch.zeros_like(self.weights[f"now/alpha/{layer}"])
-            alpha[:count] = request.scores.to(alpha)
-            self.weights[f"now/alpha/{layer}"] = alpha
+        if len(request.scores):
+            self.weights |= task_weights.attention(request.scores, self.layout, self.like)
         return Empty()
 
     def fit(self, request: Fit, moment: Moment) -> Working[Fitted]:
@@ -271,7 +255,9 @@ class Client:
             self.weights = prefixed("base", self._here(request.base))
         self._begin(moment.stage)
         if self.options.average:
-            self.weights = with_base(self.weights, self.layout.layers, self._here(request.base))
+            self.weights = task_weights.with_base(
+                self.weights, self.layout.layers, self._here(request.base)
+            )
         self.site.witness("others", moment, self._checked, "own")
         self.course[BEST], self.course[PATIENCE] = math.inf, self.options.patience
         rows = self._rows("train", moment.stage)
@@ -308,10 +294,9 @@ class Client:
     def _checked(self, task: int, mean_base: Tensors | None = None) -> Checked:
         valid = len(self.site.valid(self.task))
         rows = self.rules.tested(self._rows("test", task), valid, self.options)
-        weights = self._weights_of(task)
-        models = {"own": weights}
+        models = {"own": self._weights_of(task)}
         if mean_base:
-            models["global"] = weights | prefixed("base", self._here(mean_base))
+            models["global"] = models["own"] | prefixed("base", self._here(mean_base))
         correct, f1 = {}, {}
         for name, model in models.items():
             correct[name], f1[name] = self._hits(model, rows, task)
@@ -330,8 +315,7 @@ class Client:
         layers, count = self.layout.layers, self.layout.slots
         slots = tuple(str(slot) for slot in range(count))
         attention = [tuple(self.weights[f"now/alpha/{n}"].tolist()) for n in layers]
-        found = [self._left_out(slot) for slot in (None, *range(count))]
-        values = tuple(zip(*found, strict=True))
+        values = tuple(zip(*map(self._left_out, (None, *range(count))), strict=True))
         return [
             Look(self.task, self.site.id, "attention", layers, slots, tuple(attention)),
             Look(self.task, self.site.id, "left out", LEFT_OUT, ("nothing", *slots), values),
@@ -341,22 +325,15 @@ class Client:
     def _left_out(self, slot: int | None) -> tuple[float, float]:
         """Loss on validation rows and accuracy on test rows where a slot's filters are zero."""
         weights, loss = self._weights_of(self.task), math.nan
-        valid, test = (self._without(self._rows(p, self.task), slot) for p in ("valid", "test"))
-        for name in [n for n in weights if n.startswith("foreign/") and slot is not None]:
-            weights[name] = weights[name].clone()
-            weights[name][slot] = 0
+        valid, test = (self._rows(part, self.task) for part in ("valid", "test"))
+        if slot is not None:
+            weights = task_weights.without_slot(weights, slot)
+        if slot is not None and self.layout.banks:
+            valid, test = (task_weights.silenced(r, slot, self.layout.slots) for r in (valid, test))
         if len(valid):
             loss = float(row_losses(weights, valid, plan=self._plan()).mean())
         correct, _ = self._hits(weights, test, self.task)
         return loss, correct / len(test) if len(test) else math.nan
-
-    def _without(self, rows: Rows, slot: int | None) -> Rows:
-        """Rows in which the filters of a slot found nothing."""
-        if slot is None or self.options.combine == "sum":
-            return rows
-        own = rows.own.clone()
-        own[:, 1:].unflatten(1, (2 * len(KERNELS), self.layout.slots, -1))[:, :, slot] = 0
-        return replace(rows, own=own)
 
     def _here(self, tensors: Tensors) -> Tensors:
         return {n: t.to(self.site.device, self.site.dtype) for n, t in tensors.items()}
@@ -366,12 +343,12 @@ class Client:
         if task == self.task:
             return
         if self.task >= 0:
-            self.weights = retired(self.weights, self.layout.layers, self.task)
+            self.weights = task_weights.retired(self.weights, self.layout.layers, self.task)
         self.task, self.moments = task, {}
         self.course = torch.tensor([self.options.rate, math.inf, 0, 0], dtype=torch.float64)
-        stream = partial(self.rules.stream, self.site, task)
+        stream, start = partial(self.rules.stream, self.site, task), self.options.start
         classes = max(1, len(self._labels(task)))
-        self.weights = begun(self.weights, self.layout, self.options.start, classes, stream)
+        self.weights = task_weights.begun(self.weights, self.layout, start, classes, stream)
 
     def _labels(self, task: int) -> Tensor:
         """The classes of a task at this client, ascending."""
@@ -386,7 +363,7 @@ class Client:
             x = self._read(rows.x, task)
             if self.options.combine != "sum":
                 own = torch.cat([own, self._features(x, task)], 1)
-            labels = renumbered(rows.y, self._labels(task))
+            labels = task_weights.renumbered(rows.y, self._labels(task))
             self._cache[part, task] = Rows(x, own, labels)
         return self._cache[part, task]
 
@@ -408,7 +385,7 @@ class Client:
 
     def _weights_of(self, task: int) -> Tensors:
         layers, threshold = self.layout.layers, self.options.lambda1
-        return weights_of_task(self.weights, layers, task, self.task, threshold)
+        return task_weights.weights_of_task(self.weights, layers, task, self.task, threshold)
 
     def _plan(self) -> Plan:
         options = self.options
@@ -430,14 +407,8 @@ class Client:
 
     def _trained(self) -> Tensors:
         """The weights that the objective reads."""
-        start = ("base/", "now/", "past/", "foreign/")
-        unread = tuple(f"foreign/{layer}" for layer in CONVS)
-        found = {
-            name: weight
-            for name, weight in self.weights.items()
-            if name.startswith(start) and (self.options.combine == "sum" or name not in unread)
-        }
-        return {**found, "lambda2": self.lambda2}
+        unread = () if self.options.combine == "sum" else CONVS  # banks are read into the rows
+        return {**task_weights.read(self.weights, unread), "lambda2": self.lambda2}
 
     def _training(self, rows: Rows, moment: Moment) -> EarlyStoppedJob:
         """The epochs of a round; after each the validation rows decide on the rate."""
@@ -445,13 +416,13 @@ class Client:
         how = Optimiser("adam", options.rate, epsilon=EPSILON)
         phase = Phase("objective", self._moves(), partial(objective, plan=plan), how)
         streams = tuple(rules.order(self.site, moment, epoch) for epoch in range(options.epochs))
-        noise = [self.site.stream("noise", moment, epoch) for epoch in range(options.epochs)]
+        noise = [self.site.stream("noise", moment, epoch).key for epoch in range(options.epochs)]
         weights = self._trained()
         rule = Rule(options.patience, options.rate_cut, options.least_rate, rules.fresh_moments)
         return EarlyStoppedJob(
             work=TrainJob(weights, self.moments, (phase,), rows, options.batch, 1, streams[0]),
             streams=streams,
-            keys=tuple(stream.key for stream in noise),
+            keys=tuple(noise),
             valid=self._rows("valid", moment.stage),
             function=partial(rules.valid_loss, plan=plan),
             reads=tuple(name for name in weights if not name.startswith(rules.unread)),
@@ -478,17 +449,14 @@ class Server:
         self.options, model = options, network_of(options, site)
         self.ids = site.clients
         layout = (rules or Rules()).layout(options, model, len(site.clients))
-        first = dict(model.state_dict())
-        for layer in [n for n in layout.layers if n not in first]:
-            shape = layout.shapes[layer]
-            draw = normal(shape, 1 / math.sqrt(math.prod(shape[1:])), site.stream(layer))
-            first[layer] = draw.to(next(iter(first.values())))
-        self.base = copied({layer: first[layer] for layer in layout.layers})
+        self.base = task_weights.first_base(layout, model.state_dict(), site.stream)
         self.bases: dict[str, Tensors] = {}  # the last base of each client
         self.rows: dict[str, int] = {}
         self.stopped: set[str] = set()  # clients that are done with the task
-        self.adaptive: dict[Task, Tensors] = {}
-        self.described: dict[Task, Tensor] = {}
+        threshold = RECTIFIED if options.similarity == "rectified" else None
+        centred = partial(similarity, threshold=threshold)
+        compare = product if options.representation == "mean_unit" else centred
+        self.index = TaskIndex(options.keep, compare if options.transfer == "sit" else None)
 
     def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
         """Give foreign parts at the beginning of a task, average the base, collect at the end."""
@@ -506,7 +474,7 @@ class Server:
         done = len(self.stopped) == len(clients.ids)
         if self.options.combine != "none" and (moment.last or done):
             for id, shared in clients.ask_all(Client.share, Empty()).items():
-                self.adaptive[moment.stage, id] = shared.adaptive
+                self.index.adaptive[moment.stage, id] = shared.adaptive
                 notes[f"nonzero {id}"] = float(len(shared.adaptive["values"]))
         return {**notes, "finished": float(done)}
 
@@ -515,9 +483,8 @@ class Server:
         requests = dict.fromkeys(asked, Fit(self.base))
         if not self.options.channel_sparse:
             return clients.ask(Client.fit, requests)
-        replies = clients.ask(Client.fit_channels, requests)
         found = {}
-        for id, reply in replies.items():
+        for id, reply in clients.ask(Client.fit_channels, requests).items():
             base = {n: widened(n, reply.channels, like, id) for n, like in self.base.items()}
             found[id] = Fitted(base, 0, reply.rate, reply.stopped)
         return found
@@ -537,57 +504,29 @@ class Server:
             return {}
         if self.options.transfer == "sit":
             for id, reply in clients.ask_all(Client.describe, Empty()).items():
-                self.described[moment.stage, id] = reply.centres
+                self.index.described[moment.stage, id] = reply.centres
         if moment.stage == 0:
             return {}
         requests, notes = {}, {}
         for id in clients.ids:
-            chosen, scored = self._chosen(clients.ids, id, moment.stage)
-            codes = [prefixed(str(slot), self.adaptive[task]) for slot, task in enumerate(chosen)]
-            together = {name: tensor for code in codes for name, tensor in code.items()}
-            requests[id] = Foreign(together, normalised(scored))
+            chosen, scored = self.index.chosen(clients.ids, id, moment.stage)
+            requests[id] = Foreign(self.index.parts(chosen), normalised(scored))
             for (stage, other), score in zip(chosen, scored, strict=False):
                 notes[f"{id} takes {other} task {stage}"] = score
         clients.ask(Client.receive, requests)
         return notes
 
-    def _chosen(self, ids: Sequence[str], id: str, stage: int) -> tuple[list[Task], list[float]]:
-        """The tasks whose parts a client is given, and their scores where they were compared."""
-        if self.options.transfer == "previous":
-            return [(stage - 1, other) for other in ids], []
-        candidates = [task for task in self.adaptive if task[0] < stage]
-        scored = {task: self._score((stage, id), task) for task in candidates}
-        return nearest_tasks(scored, self.options.keep)
-
-    def _score(self, one: Task, other: Task) -> float:
-        here, there = self.described[one], self.described[other]
-        if self.options.representation == "mean_unit":
-            return float((here.double() * there.double()).sum())
-        rectified = self.options.similarity == "rectified"
-        return similarity(here, there, RECTIFIED if rectified else None)
-
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """Every client's model on the test rows of its tasks so far."""
-        weights = self.base if self.options.test_global else {}
-        return scores(clients, Client.check, weights, moment)
+        return scores(clients, Client.check, self.base if self.options.test_global else {}, moment)
 
     def look(self, moment: Moment) -> list[Look]:
         """Who was given whose task in which slot, and how like the two tasks were found."""
         if moment.stage == 0 or self.options.combine == "none":
             return []
-        past = sorted(task for task in self.adaptive if task[0] < moment.stage)
-        slots, similar = [], []
-        for id in self.ids:
-            chosen, scored = self._chosen(self.ids, id, moment.stage)
-            place = {task: float(slot) for slot, task in enumerate(chosen)}
-            score = dict(zip(chosen, scored, strict=False))
-            slots.append(tuple(place.get(task, math.nan) for task in past))
-            similar.append(tuple(score.get(task, math.nan) for task in past))
-        names = tuple(f"{other} task {stage}" for stage, other in past)
-        return [
-            Look(moment.stage, SERVER, "slot", self.ids, names, tuple(slots)),
-            Look(moment.stage, SERVER, "similarity", self.ids, names, tuple(similar)),
-        ]
+        stage, (names, *tables) = moment.stage, self.index.tables(self.ids, moment.stage)
+        pairs = zip(("slot", "similarity"), tables, strict=True)
+        return [Look(stage, SERVER, kind, self.ids, names, table) for kind, table in pairs]
 
     def state(self) -> Tensors:
         found = prefixed("base", self.base)
@@ -595,11 +534,7 @@ class Server:
             found |= prefixed(f"bases/{id}", base)
             found[f"rows/{id}"] = torch.tensor(self.rows[id])
             found[f"stopped/{id}"] = torch.tensor(id in self.stopped)
-        for (stage, id), code in self.adaptive.items():
-            found |= prefixed(f"adaptive/{stage}/{id}", code)
-        for (stage, id), vectors in self.described.items():
-            found[f"described/{stage}/{id}"] = vectors
-        return found
+        return found | self.index.state()
 
     def restore(self, state: Tensors) -> None:
         state = copied(state)
@@ -607,18 +542,9 @@ class Server:
         self.rows = {id: int(count) for id, count in without("rows", state).items()}
         self.bases = {id: without(f"bases/{id}", state) for id in self.rows}
         self.stopped = {id for id, done in without("stopped", state).items() if done}
-        self.adaptive, self.described = {}, {}
-        for name, tensor in without("adaptive", state).items():
-            stage, id, kind = name.split("/")
-            self.adaptive.setdefault((int(stage), id), {})[kind] = tensor
-        for name, tensor in without("described", state).items():
-            stage, id = name.split("/")
-            self.described[int(stage), id] = tensor
+        self.index.restore(state)
 
 
 METHOD = Method(
-    *(Options, Server, Client),
-    split="tasks",
-    headline="own",
-    first=lambda server: {"shared": server.base},
+    Options, Server, Client, split="tasks", headline="own", first=lambda s: {"shared": s.base}
 )

@@ -357,9 +357,9 @@ def test_what_is_shared_exceeds_the_threshold_and_falls_with_lambda1() -> None:
     counts = []
     for lambda1 in (0.0001, 0.01):
         one = play(1, lambda1=lambda1)
-        for code in one.server.adaptive.values():
+        for code in one.server.index.adaptive.values():
             assert float(code["values"].abs().min()) > lambda1
-        counts.append(sum(len(code["values"]) for code in one.server.adaptive.values()))
+        counts.append(sum(len(code["values"]) for code in one.server.index.adaptive.values()))
     assert counts[1] < counts[0]
 
 
@@ -450,12 +450,12 @@ def test_a_task_is_given_the_tasks_that_are_most_like_it(representation: str) ->
         play().parts.site("server"),
     )
     east, north = torch.tensor([[1.0, 0.1]]), torch.tensor([[0.1, 1.0]])
-    server.described = {(0, "a"): north, (0, "b"): east, (1, "a"): east, (1, "b"): north}
-    server.described |= {(2, "a"): torch.tensor([[1.0, 0.0]]), (2, "b"): north}
-    server.adaptive = {task: {} for task in server.described if task[0] < 2}
-    chosen, found = server._chosen(("a", "b"), "a", 2)
+    server.index.described = {(0, "a"): north, (0, "b"): east, (1, "a"): east, (1, "b"): north}
+    server.index.described |= {(2, "a"): torch.tensor([[1.0, 0.0]]), (2, "b"): north}
+    server.index.adaptive = {task: {} for task in server.index.described if task[0] < 2}
+    chosen, found = server.index.chosen(("a", "b"), "a", 2)
     assert chosen == [(1, "a"), (0, "b")]
-    assert server._chosen(("a", "b"), "b", 2)[0] == [(1, "b"), (0, "a")]
+    assert server.index.chosen(("a", "b"), "b", 2)[0] == [(1, "b"), (0, "a")]
     assert found[0] > 0.9
 
 
@@ -472,7 +472,7 @@ def test_no_current_or_future_task_is_chosen_and_as_many_as_there_are() -> None:
         assert float(message.scores.sum()) == pytest.approx(1)
     for id in one.clients:
         for stage in (1, 2):
-            chosen, _ = one.server._chosen(list(one.clients), id, stage)
+            chosen, _ = one.server.index.chosen(list(one.clients), id, stage)
             assert all(task < stage for task, _ in chosen)
 
 
@@ -480,14 +480,14 @@ def test_at_the_second_task_selection_takes_what_all_are_given_without_it() -> N
     one = play(1, transfer="sit", keep=3)
     one.round(1, 0)
     for id in one.clients:
-        chosen, _ = one.server._chosen(list(one.clients), id, 1)
+        chosen, _ = one.server.index.chosen(list(one.clients), id, 1)
         assert sorted(chosen) == [(0, other) for other in sorted(one.clients)]
 
 
 def test_attention_begins_at_the_scores() -> None:
     one = play(1, transfer="sit", keep=4)
     client = one.clients["site-0"]
-    part = one.server.adaptive[0, "site-0"]
+    part = one.server.index.adaptive[0, "site-0"]
     codes = {f"{slot}/{name}": tensor for slot in (0, 1) for name, tensor in part.items()}
     client.receive(Foreign(codes, torch.tensor([0.75, 0.25])), Moment(1, 0, ROUNDS))
     assert client.weights["now/alpha/conv3"].tolist() == [0.75, 0.25, 0, 0]
@@ -549,7 +549,7 @@ def test_the_ranking_by_one_vector_is_that_by_all_centres() -> None:
     chosen = {}
     for how in ("centres", "mean_unit"):
         one = play(3, transfer="sit", keep=4, representation=how)
-        chosen[how] = [one.server._chosen(list(one.clients), id, 2)[0] for id in one.clients]
+        chosen[how] = [one.server.index.chosen(list(one.clients), id, 2)[0] for id in one.clients]
     assert chosen["centres"] == chosen["mean_unit"]
 
 
@@ -786,7 +786,7 @@ def test_a_task_ends_when_all_clients_are_done() -> None:
         if notes["finished"]:
             break
     assert notes["finished"] == 1
-    assert set(one.server.adaptive) == {(0, id) for id in one.clients}
+    assert set(one.server.index.adaptive) == {(0, id) for id in one.clients}
 
 
 # I17
@@ -1301,9 +1301,9 @@ def test_a_task_of_one_row_is_learned_and_nothing_is_said_of_its_text() -> None:
 
 def test_a_client_without_rows_for_a_stage_sends_its_base_as_it_came_and_no_part() -> None:
     one = by_hand([list(range(20)), [], list(range(20, 40))], [[21, 22], [21, 22], [1, 2]])
-    assert [len(one.server.adaptive[stage, "site-0"]["values"]) > 0 for stage in range(3)] == (
-        [True, False, True]
-    )
+    assert [
+        len(one.server.index.adaptive[stage, "site-0"]["values"]) > 0 for stage in range(3)
+    ] == ([True, False, True])
     assert [score.rows for score in one.scores(2)] == [2, 2, 2]
     assert one.scores(2)[1].correct == 0
 

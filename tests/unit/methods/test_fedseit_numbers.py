@@ -12,7 +12,7 @@ from atoll.core.federation import Moment
 from atoll.core.rng import Stream
 from atoll.learning.centres import nearest_tasks, normalised
 from atoll.learning.sparse import coded, mean_of_sent, widened
-from atoll.learning.task_weights import first_draws, renumbered, retired, with_base
+from atoll.learning.task_weights import first_draws, renumbered, retired, silenced, with_base
 from atoll.learning.textcnn import normal
 from atoll.methods.fedseit import METHOD, Client, Foreign, Options, Server, checked_options
 from atoll.reproduce.faults.fedseit import brought_back
@@ -189,10 +189,8 @@ def test_a_slot_that_is_left_out_finds_nothing_and_the_others_find_what_they_did
     assert (found != 0).any(0).all()
     found = found.clone()
     found[:, :, :, 1] = 0
-    left = client._without(rows, 1).own
+    left = silenced(rows, 1, 2).own
     assert torch.equal(left, torch.cat([rows.own[:, :1], found.flatten(1)], 1))
-    assert client._without(rows, None) is rows
-    assert begun(combine="sum")._without(rows, 1) is rows
 
 
 def test_past_masks_and_adaptive_parts_are_kept_in_the_order_of_tasks_and_held() -> None:
@@ -291,11 +289,11 @@ def test_a_restored_server_knows_bases_rows_and_who_has_stopped() -> None:
     one, other = (Server(Options(), made.site("server")) for _ in range(2))
     one.bases = {"site-0": {"conv3": torch.ones(1)}, "site-1": {"conv3": torch.zeros(1)}}
     one.rows, one.stopped = {"site-0": 3, "site-1": 0}, {"site-1"}
-    one.adaptive = {(0, "site-0"): {"values": torch.ones(2)}}
-    one.described = {(1, "site-1"): torch.ones(1, 2)}
+    one.index.adaptive = {(0, "site-0"): {"values": torch.ones(2)}}
+    one.index.described = {(1, "site-1"): torch.ones(1, 2)}
     other.restore(one.state())
     assert (other.rows, other.stopped) == (one.rows, {"site-1"})
     assert other.bases["site-0"]["conv3"].tolist() == [1]
-    assert other.adaptive[0, "site-0"]["values"].tolist() == [1, 1]
-    assert other.described[1, "site-1"].tolist() == [[1, 1]]
+    assert other.index.adaptive[0, "site-0"]["values"].tolist() == [1, 1]
+    assert other.index.described[1, "site-1"].tolist() == [[1, 1]]
     assert list(other.ids) == ["site-0", "site-1"]

@@ -57,10 +57,12 @@ def test_a_filter_that_was_not_sent_does_not_count_in_its_mean() -> None:
 def test_tasks_are_as_like_as_their_centres(similarity: str, scores: tuple[float, float]) -> None:
     found = server(transfer="sit", similarity=similarity)
     east = torch.tensor([[1.0, 0.0]])
-    found.described = {(1, "a"): east, (0, "a"): torch.tensor([[2.0, 0.0], [0.0, 2.0]])}
-    found.described[0, "b"] = torch.tensor([[0.6, 0.8]])  # below 0.7
-    assert found._score((1, "a"), (0, "a")) == pytest.approx(scores[0])
-    assert found._score((1, "a"), (0, "b")) == pytest.approx(scores[1])
+    compare = found.index.compare
+    assert compare is not None
+    found.index.described = {(1, "a"): east, (0, "a"): torch.tensor([[2.0, 0.0], [0.0, 2.0]])}
+    found.index.described[0, "b"] = torch.tensor([[0.6, 0.8]])  # below 0.7
+    assert compare(east, found.index.described[0, "a"]) == pytest.approx(scores[0])
+    assert compare(east, found.index.described[0, "b"]) == pytest.approx(scores[1])
 
 
 def test_without_a_class_to_learn_every_label_is_beyond_the_head() -> None:
