@@ -1,4 +1,4 @@
-"""The name under which a choice is cached: the form of the work, and the source it depends on.
+"""The name under which a choice is cached: the key of the job, and the source it depends on.
 
 Source is all of this package, and every module that is not installed and that a loss reaches: by
 its globals, closures, defaults, what is bound to it, and the modules these import. Values that are
@@ -47,7 +47,7 @@ class Key:
 
 
 def cache_key(about: Hashable, device: torch.device) -> Key:
-    """The key of a choice `about` a form of work, which holds the functions that it calls."""
+    """The key of a choice `about` a job's key, which holds the functions that it calls."""
     where = machine(device)
     try:
         return Key(_digest(f"{fingerprint(about)} on {where}"), True)

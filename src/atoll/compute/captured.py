@@ -51,9 +51,9 @@ def step_key(job: TrainJob) -> Hashable | None:
 
 
 class Captured:
-    """Buffers and graphs for works that are alike; made once, loaded and run each round.
+    """Buffers and graphs for jobs that differ in values alone; built once, run each round.
 
-    One work, or several replicas that take each step together.
+    One job, or several replicas that take each step together.
     """
 
     def __init__(self, jobs: Sequence[TrainJob], lane: Lane | None = None) -> None:
@@ -91,7 +91,7 @@ class Captured:
         return Rows(*(torch.cat(same) for same in zip(*parts, strict=True)))
 
     def steps(self, jobs: Sequence[TrainJob], probe: Probe | None = None) -> Iterator[None]:
-        """Do the works, and stop after each step so that others may go on."""
+        """Run the jobs, and pause after each step so that others can continue."""
         self._load(jobs)
         yield
         epochs = range(jobs[0].epochs)
@@ -117,7 +117,7 @@ class Captured:
         probe.take(weights, dict(zip(names, losses, strict=True)))
 
     def results(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
-        """What the works gave."""
+        """The results of the jobs."""
         rows = max(1, jobs[0].epochs * self.count)
         names, losses = [p.name for p in self.phases], (self.losses / rows).T.tolist()
         memory = {n: t for one in self.memory for n, t in copied_at_once(one.saved()).items()}
@@ -133,7 +133,7 @@ class Captured:
 
     @torch.no_grad()
     def _load(self, jobs: Sequence[TrainJob]) -> None:
-        """Copy the works' values into the buffers."""
+        """Copy the jobs' values into the buffers."""
         into(self.weights, {n: self._joined([j.weights[n] for j in jobs]) for n in self.weights})
         rows = self._end_to_end(jobs)
         for mine, given in ((self.rows.x, rows.x), (self.rows.own, rows.own)):
@@ -179,7 +179,7 @@ class Captured:
 
 
 def replicas(jobs: Sequence[TrainJob]) -> bool:
-    """Whether works that are alike can take each step together: as often, from equal counts."""
+    """Whether such jobs can take each step together: as many steps, from equal counts."""
     first = jobs[0]
     counts = [{n: int(t) for n, t in j.moments.items() if n.startswith("steps/")} for j in jobs]
     alike = [j.epochs == first.epochs and j.moments.keys() == first.moments.keys() for j in jobs]
@@ -192,7 +192,7 @@ def done(
     streams: bool = True,
     probes: Sequence[Probe | None] = (),
 ) -> list[list[TrainResult]]:
-    """Do works (each with its replicas): side by side, a step in turn, or one after another.
+    """Run jobs (each with its replicas): side by side, a step in turn, or one after another.
 
     Side by side each has a lane of its own. The host waits for none before all are on their way.
     """

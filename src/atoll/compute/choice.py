@@ -34,7 +34,7 @@ CONVOLUTION = "convolution "
 
 @dataclass(frozen=True)
 class Choice:
-    """How works of one form are done, and why."""
+    """How jobs of one key run, and why."""
 
     work: str  # what it is, in short
     members: int
@@ -105,9 +105,9 @@ def remembered(key: Key, find: Callable[[], Choice]) -> Choice:
     try:
         return Choice(**json.loads((_cache() / f"{key.name}.json").read_text()))
     except (OSError, ValueError, TypeError):
-        found = find()
-    remember(key.name, found)
-    return found
+        choice = find()
+    remember(key.name, choice)
+    return choice
 
 
 def remember(name: str, choice: Choice) -> None:

@@ -30,7 +30,7 @@ __all__ = ["EarlyStoppedStack"]
 
 
 class EarlyStoppedStack:
-    """Watched works of one form, all epochs of a round without the host; made once for a task."""
+    """Jobs of one key, all epochs of a round without the host; built once for a task."""
 
     def __init__(
         self, jobs: Sequence[EarlyStoppedJob], graph: bool = True, fixed: bool = False
@@ -55,7 +55,7 @@ class EarlyStoppedStack:
         self.judgement: torch.cuda.CUDAGraph | None = None
 
     def _validation(self) -> tuple[Rows, Tensor]:
-        """The rows by which members are judged, and which of them are no filling."""
+        """The rows by which members are judged, and which of them are no padding."""
         rows = [job.valid if len(job.valid) else job.work.rows.at(slice(0, 1)) for job in self.last]
         data, longest = Bundle.of(rows), max(map(len, rows))
         device = data.y.device
@@ -127,8 +127,8 @@ class EarlyStoppedStack:
     def _loss(self) -> Tensor:
         """The loss by which each member is judged."""
         read = {name: self.stack.weights[name] for name in self.reads}
-        said = self.function(read, self.valid)
-        total = torch.where(self.real, said, 0).sum(-1).double()
+        losses = self.function(read, self.valid)
+        total = torch.where(self.real, losses, 0).sum(-1).double()
         seen = total / self.sizes.clamp(min=1)
         return torch.where(self.sizes > 0, seen, self.stack.losses[0] / self.rows)
 

@@ -187,7 +187,7 @@ class Executor:
         for id, job in jobs.items():
             kind = STACKED.get(type(job))
             if kind is None and type(job) not in CAPTURED:
-                self.tuner.refuse(job, f"nothing is known of a {type(job).__name__}")
+                self.tuner.refuse(job, f"no acceleration for {type(job).__name__}")
             if kind is None or self.mode not in kind.modes:
                 continue
             key = job.key()

@@ -1,9 +1,8 @@
-"""Training that several runs have in common is done once and kept as a file.
+"""Training that several runs have in common runs once and is kept as a file.
 
-Methods that are compared begin with the same model, trained alone. Such a work says that it is
-`common`; its name is a hash of all that it is made of, so a file is used only by the very same
-work on the same kind of machine. Of several processes that want the same at the same time one does
-it and the others wait.
+Methods that are compared begin with the same model, trained alone. Such a job is `common`; its name
+is a hash of all its values, so a file is used only for the very same job on the same kind of
+machine. Of several processes that want the same at the same time one runs it and the others wait.
 """
 
 import hashlib
@@ -25,7 +24,7 @@ __all__ = ["alone", "load", "named", "save_as"]
 
 
 def named(jobs: Mapping[str, Any], folder: Path | None, how: str) -> dict[str, Path]:
-    """The files of those works that are common; none without a folder."""
+    """The files of those jobs that are common; none without a folder."""
     if folder is None:
         return {}
     common = {id: job for id, job in jobs.items() if getattr(job, "common", False)}
@@ -62,20 +61,20 @@ def _hash(job: TrainJob, how: str) -> str:
     return digest.hexdigest()[:32]
 
 
-def save_as(path: Path, done: TrainResult) -> None:
-    """Keep what a work gave."""
-    losses = {name: torch.tensor(loss, dtype=torch.float64) for name, loss in done.losses.items()}
-    parts = {"weights": done.weights, "moments": done.moments, "losses": losses}
+def save_as(path: Path, result: TrainResult) -> None:
+    """Keep the result of a job."""
+    losses = {name: torch.tensor(loss, dtype=torch.float64) for name, loss in result.losses.items()}
+    parts = {"weights": result.weights, "moments": result.moments, "losses": losses}
     tensors = {n: t for part, named in parts.items() for n, t in prefixed(part, named).items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, save({name: t.cpu().contiguous() for name, t in tensors.items()}))
 
 
 def load(path: Path, job: TrainJob) -> TrainResult:
-    """What a work gave before."""
-    found = load_file(str(path), str(job.rows.y.device))
+    """The result that a job gave before."""
+    tensors = load_file(str(path), str(job.rows.y.device))
     moments = {
-        n: t.cpu() if n.startswith("steps/") else t for n, t in without("moments", found).items()
+        n: t.cpu() if n.startswith("steps/") else t for n, t in without("moments", tensors).items()
     }
-    losses = {name: float(loss) for name, loss in without("losses", found).items()}
-    return TrainResult(without("weights", found), moments, losses)
+    losses = {name: float(loss) for name, loss in without("losses", tensors).items()}
+    return TrainResult(without("weights", tensors), moments, losses)

@@ -29,7 +29,7 @@ class Tally:
 
 @torch.no_grad()
 def tally(jobs: Sequence[EvalJob]) -> list[Tensor]:
-    """The counts of many members in one pass; rows that fill up count nothing."""
+    """The counts of many members in one pass; padding is masked."""
     weights = {name: stacked([job.weights[name] for job in jobs]) for name in jobs[0].weights}
     data = Bundle.of([job.rows for job in jobs])
     device, longest = data.y.device, max(len(job.rows) for job in jobs)
@@ -41,10 +41,10 @@ def tally(jobs: Sequence[EvalJob]) -> list[Tensor]:
         )
         real = place < sizes[:, None]
         batch = data.at(torch.where(real, place + first[:, None], 0), real.to(torch.float32))
-        said = jobs[0].function(weights, batch)
-        while real.dim() < said.dim():
+        values = jobs[0].function(weights, batch)
+        while real.dim() < values.dim():
             real = real.unsqueeze(-2)
-        counts = (said * real).sum(-1)
+        counts = (values * real).sum(-1)
         total = counts if total is None else total + counts
     assert total is not None
     return list(total.cpu())

@@ -29,7 +29,7 @@ __all__ = ["STEPS", "Verifier", "Verify", "disagreement", "place_of"]
 
 Verify = Literal["sampled", "off", "always"]
 STEPS = 8  # of a member that are done once more
-ALWAYS = 2  # rounds of a form of work, from its first, that are checked in any case
+ALWAYS = 2  # first rounds of a key that are checked in any case
 SHARE = 0.01  # of the elapsed time that later checks may take
 FACTOR = 10  # between what rounding was seen to do and what is allowed
 FLOORS = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the tolerance; of others 1e-2
@@ -39,7 +39,7 @@ FAR = 0.05  # losses that are further apart are no rounding
 
 @dataclass
 class _State:
-    """What is known of the checks of one form of work."""
+    """The checks of one key so far."""
 
     checks: int = 0
     place: tuple[int, int] | None = None  # stage and round of the last one
@@ -48,7 +48,7 @@ class _State:
 
 
 class Verifier:
-    """Says when a form of work is checked, and which member."""
+    """Decides when jobs of a key are checked, and which member."""
 
     def __init__(self, how: Verify, clock: Callable[[], float] = time.perf_counter) -> None:
         self.how, self.clock = how, clock

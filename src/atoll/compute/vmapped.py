@@ -1,7 +1,7 @@
 """The losses of many members by torch.func: for a loss that was written for one client alone.
 
-Such a loss knows nothing of rows that fill up a batch and count nothing, so members whose batches
-have the same number of rows are mapped together, with exactly those rows.
+Such a loss knows nothing of padding, so members whose batches have the same number of rows are
+mapped together, with exactly those rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence

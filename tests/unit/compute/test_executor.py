@@ -242,6 +242,22 @@ def test_work_that_cannot_be_stacked_is_done_alone_and_the_reason_is_told(tmp_pa
         assert max_relative_error(job.run().weights, done[id].weights) == 0
 
 
+class Other:
+    """A job that a plug-in brings along."""
+
+    def key(self) -> str:
+        return "other"
+
+    def run(self) -> int:
+        return 7
+
+
+def test_a_job_of_an_unknown_type_runs_and_the_record_says_so(tmp_path: Path) -> None:
+    assert Executor("auto", tmp_path).do({"a": Other(), "b": Other()}) == {"a": 7, "b": 7}
+    (choice,) = choices(tmp_path).values()
+    assert (choice.mode, choice.reason) == ("loop", "no acceleration for Other")
+
+
 def test_a_damaged_file_of_choices_is_named(tmp_path: Path) -> None:
     (tmp_path / "engine.json").write_text("{")
     with pytest.raises(UserError, match=r"engine\.json"):
