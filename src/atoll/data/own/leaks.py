@@ -4,6 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+import pyarrow as pa
+
+from atoll.data.own.encoding import as_numbers
 
 __all__ = ["gives_label_away"]
 
@@ -42,7 +45,8 @@ def _level_errors(values: Sequence[str], labels: Sequence[str]) -> int:
 def _tree_errors(values: Sequence[str], labels: Sequence[str]) -> int:
     from sklearn.tree import DecisionTreeClassifier  # noqa: PLC0415 - takes a second to import
 
-    x = np.array([float(value.replace(",", ".")) for value in values])[:, None]
+    numbers = as_numbers(pa.array(values), comma=True).to_numpy(zero_copy_only=False)
+    x = np.nan_to_num(numbers, nan=0.0)[:, None]  # a cell that is no number tells nothing by itself
     y = np.array(labels)
     fold = np.empty(len(y), dtype=int)  # rows of each class in turn, so that folds are stratified
     for label in np.unique(y):

@@ -155,10 +155,14 @@ def _loose_terms(terms: Contract) -> Iterator[str]:
         ("rows", terms.rows < USUAL.rows),
         ("step_rows", terms.step_rows < USUAL.step_rows),
         ("gradient", not terms.gradient or terms.gradient > USUAL.gradient),
+        ("networks", bool(terms.networks)),
+        ("replacements", bool(terms.replacements)),
     )
     for name, loose in checks:
         if loose:
-            yield f"{name} = {getattr(terms, name)}: {LOOSE_TERMS[name]}"
+            value = getattr(terms, name)
+            shown = ", ".join(value) if isinstance(value, tuple) else value
+            yield f"{name} = {shown}: {LOOSE_TERMS[name]}"
 
 
 LOOSE_TERMS = {
@@ -172,6 +176,8 @@ LOOSE_TERMS = {
     "rows": "fewer rows stand behind an answer.",
     "step_rows": "fewer rows stand behind a step.",
     "gradient": "vertical networks can be steered faster towards showing rows.",
+    "networks": "a run may use this code as its network, and no bound looks into it.",
+    "replacements": "a run may put these functions in the place of parts of a method.",
 }
 LOOSE = {
     "method.optimiser": "an update is a plain sum of gradients: with low biases, which a"

@@ -46,3 +46,16 @@ def test_a_decimal_comma_is_a_number() -> None:
 def test_few_rows_and_rare_classes_are_not_judged() -> None:
     assert not gives_label_away(["0", "1"] * 9, ["a", "b"] * 9, True)
     assert not gives_label_away(["0"] * 38 + ["1"] * 2, ["a"] * 38 + ["b"] * 2, True)
+
+
+@pytest.mark.parametrize("names", [("True", "False"), ("true", "false")])
+def test_truth_values_are_numbers(names: tuple[str, str]) -> None:
+    truth = labels(60)
+    values = [names[label == "ill"] for label in truth]
+    assert gives_label_away(values, truth, True)
+    assert not gives_label_away([names[row % 2] for row in range(60)], truth, True)
+
+
+def test_very_large_and_odd_numbers_are_taken_as_they_are() -> None:
+    values = ["1e308", "-1e308", "+3", "0"] * 15
+    assert not gives_label_away(values, labels(60), True)
