@@ -163,7 +163,7 @@ class LyingEngine(LocalEngine):
 
 
 @dataclasses.dataclass(frozen=True)
-class EarlyStoppedResult:
+class Outcome:
     """How a run ended."""
 
     folder: Path
@@ -195,7 +195,7 @@ class EarlyStoppedResult:
 
 def run(
     chosen: RunConfig, folder: Path, lie: Lie | None = None, since: int = 0, made: Any = None
-) -> EarlyStoppedResult:
+) -> Outcome:
     """A run with a site that lies; an error that names a site is part of the outcome."""
     made = made or parts(chosen)
     engine = LyingEngine(made, lie, since)
@@ -215,7 +215,7 @@ def run(
             loop.go(made, engine, record, lambda progress: None, lambda: False)
     except BadMessageError as caught:
         error = caught
-    return EarlyStoppedResult(folder, engine.liar, guards[0].ratios if guards else {}, error)
+    return Outcome(folder, engine.liar, guards[0].ratios if guards else {}, error)
 
 
 def flipped(chosen: RunConfig) -> Parts:

@@ -27,7 +27,7 @@ from types import ModuleType
 import hypothesis
 import pytest
 
-__all__ = ["EarlyStoppedResult", "module_name", "run", "warm"]
+__all__ = ["Outcome", "module_name", "run", "warm"]
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "atoll"
@@ -46,7 +46,7 @@ LAZY = (
 
 
 @dataclass(frozen=True)
-class EarlyStoppedResult:
+class Outcome:
     """What the tests said of a mutant."""
 
     status: str  # killed, survived, timeout
@@ -161,7 +161,7 @@ def _forget(module: str) -> None:
         del sys.modules[name]
 
 
-def run(file: str, source: str, tests: Sequence[str], limit: float) -> EarlyStoppedResult:
+def run(file: str, source: str, tests: Sequence[str], limit: float) -> Outcome:
     """Run tests in order against a module with a fault, until one fails or time is up."""
     folder, start = Path(tempfile.mkdtemp(prefix="atoll-mutant-")), time.monotonic()
     child = os.fork()
@@ -182,12 +182,12 @@ def run(file: str, source: str, tests: Sequence[str], limit: float) -> EarlyStop
     shutil.rmtree(folder, ignore_errors=True)
     seconds = round(time.monotonic() - start, 2)
     if not ended:
-        return EarlyStoppedResult("timeout", "", seconds)
+        return Outcome("timeout", "", seconds)
     if status and not killer:  # a crash of the interpreter is the fault's doing, all else is ours
         if not os.WIFSIGNALED(status):
             raise RuntimeError(f"no test failed, yet the run did:\n{text[-3000:]}")
         killer = f"signal {os.WTERMSIG(status)}"
-    return EarlyStoppedResult("killed" if killer else "survived", killer, seconds)
+    return Outcome("killed" if killer else "survived", killer, seconds)
 
 
 def _child(file: str, source: str, tests: Sequence[str], folder: Path) -> None:

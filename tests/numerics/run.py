@@ -32,7 +32,7 @@ SHOWN = 20  # failing tests that are named for each setting
 
 
 @dataclass(frozen=True)
-class EarlyStoppedResult:
+class Outcome:
     """What the tests gave under one setting."""
 
     passed: int
@@ -52,21 +52,19 @@ def cpu() -> tuple[str, frozenset[str]]:
     return model[1] if model else platform.machine(), frozenset(flags[1].split() if flags else ())
 
 
-def counted(path: Path, seconds: float, digest: str) -> EarlyStoppedResult:
+def counted(path: Path, seconds: float, digest: str) -> Outcome:
     """The counts of a JUnit file; a run that left none counts as one failure."""
     if not path.exists():
-        return EarlyStoppedResult(
-            0, 1, 0, seconds, digest, ("pytest ended before it wrote its results",)
-        )
+        return Outcome(0, 1, 0, seconds, digest, ("pytest ended before it wrote its results",))
     cases = list(ElementTree.parse(path).getroot().iter("testcase"))
     wrong = [case for case in cases if {"failure", "error"} & {part.tag for part in case}]
     skipped = [case for case in cases if {part.tag for part in case} == {"skipped"}]
     names = tuple(f"{case.get('classname')}::{case.get('name')}" for case in wrong)
     passed = len(cases) - len(wrong) - len(skipped)
-    return EarlyStoppedResult(passed, len(wrong), len(skipped), seconds, digest, names)
+    return Outcome(passed, len(wrong), len(skipped), seconds, digest, names)
 
 
-def measure(own: dict[str, str], arguments: list[str]) -> EarlyStoppedResult:
+def measure(own: dict[str, str], arguments: list[str]) -> Outcome:
     """Run pytest in a process with this environment."""
     probe = subprocess.run(
         [sys.executable, str(PROBE)], env=own, cwd=ROOT, capture_output=True, text=True, check=True
@@ -87,9 +85,7 @@ def measure(own: dict[str, str], arguments: list[str]) -> EarlyStoppedResult:
     if done.returncode not in (0, 1) or outcome.failed:
         print(done.stdout[-6000:], done.stderr[-2000:], sep="\n")
     if done.returncode and not outcome.failed:
-        return EarlyStoppedResult(
-            0, 1, 0, outcome.seconds, digest, (f"pytest ended with {done.returncode}",)
-        )
+        return Outcome(0, 1, 0, outcome.seconds, digest, (f"pytest ended with {done.returncode}",))
     return outcome
 
 
@@ -99,15 +95,15 @@ def arguments_of(options: argparse.Namespace) -> list[str]:
     return ["-n", str(options.workers), *chosen, *options.tests]
 
 
-def line(name: str, outcome: EarlyStoppedResult) -> str:
+def line(name: str, outcome: Outcome) -> str:
     """One setting in one line."""
     counts = f"{outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped"
     return f"{name:<13} {counts}, {outcome.seconds:.0f} s, arithmetic {outcome.digest}"
 
 
-def run(names: Iterable[str], arguments: list[str]) -> dict[str, EarlyStoppedResult]:
+def run(names: Iterable[str], arguments: list[str]) -> dict[str, Outcome]:
     """Measure settings one after another and print each as it ends."""
-    outcomes: dict[str, EarlyStoppedResult] = {}
+    outcomes: dict[str, Outcome] = {}
     flags = cpu()[1]
     with tempfile.TemporaryDirectory(prefix="atoll-vendor-") as folder:
         for name in names:
@@ -126,7 +122,7 @@ def run(names: Iterable[str], arguments: list[str]) -> dict[str, EarlyStoppedRes
     return outcomes
 
 
-def table(text: str, scope: str, outcomes: dict[str, EarlyStoppedResult], where: str) -> str:
+def table(text: str, scope: str, outcomes: dict[str, Outcome], where: str) -> str:
     """The page with the rows of these settings in the table of a scope replaced, or added."""
     begin, end = f"<!-- {scope}: begin -->\n", f"<!-- {scope}: end -->"
     head, rest = text.split(begin)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from . import run
-from .run import EarlyStoppedResult, counted, table
+from .run import Outcome, counted, table
 from .settings import QUICK, SETTINGS, Setting, environment, obstacle, vendor_library
 
 PAGE = """<!-- marked: begin -->
@@ -25,7 +25,7 @@ PAGE = """<!-- marked: begin -->
 
 
 def test_rows_of_a_table_are_replaced_and_others_left() -> None:
-    found = table(PAGE, "marked", {"one": EarlyStoppedResult(7, 1, 2, 3.6, "")}, "here")
+    found = table(PAGE, "marked", {"one": Outcome(7, 1, 2, 3.6, "")}, "here")
     marked, suite = found.split("<!-- marked: end -->")
     assert marked.splitlines()[1:] == [
         "| setting | passed |",
@@ -77,7 +77,7 @@ def test_every_setting_stands_on_the_page() -> None:
     text = run.PAGE.read_text()
     for name in SETTINGS:
         assert f"| `{name}` |" in text
-    assert table(text, "suite", {"x": EarlyStoppedResult(1, 0, 0, 1.0, "")}, "") != text
+    assert table(text, "suite", {"x": Outcome(1, 0, 0, 1.0, "")}, "") != text
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")

@@ -63,7 +63,7 @@ def hashed(weights: Tensors) -> str:
 
 
 @dataclass
-class EarlyStoppedJob:
+class Watched:
     """A transport that keeps every packet; some answers may be spoiled on the way."""
 
     parts: Parts
@@ -91,7 +91,7 @@ class EarlyStoppedJob:
         return answers
 
 
-def rounds(made: Parts, transport: EarlyStoppedJob, count: int = 2) -> list[Mapping[str, float]]:
+def rounds(made: Parts, transport: Watched, count: int = 2) -> list[Mapping[str, float]]:
     server = made.server()
     found: list[Mapping[str, float]] = []
     for number in range(count):
@@ -102,15 +102,15 @@ def rounds(made: Parts, transport: EarlyStoppedJob, count: int = 2) -> list[Mapp
 
 
 @cache
-def two_rounds() -> tuple[EarlyStoppedJob, list[Mapping[str, float]]]:
+def two_rounds() -> tuple[Watched, list[Mapping[str, float]]]:
     made = parts(config())
-    watched = EarlyStoppedJob(made)
+    watched = Watched(made)
     return watched, rounds(made, watched)
 
 
 def weights_after(name: str = "fccl", **changes: Any) -> dict[str, Tensors]:
     made = parts(config(name, **changes))
-    watched = EarlyStoppedJob(made)
+    watched = Watched(made)
     rounds(made, watched)
     return {id: dict(client.learner.weights) for id, client in watched.clients.items()}
 
@@ -152,7 +152,7 @@ def test_a_step_is_one_exchange() -> None:
 def test_the_first_teacher_never_changes_and_the_second_is_the_last_rounds_model() -> None:
     """Invariant 9, buffers of batch norm included."""
     made = parts(config())
-    watched, server = EarlyStoppedJob(made), made.server()
+    watched, server = Watched(made), made.server()
     solo: dict[str, str] = {}
     last: dict[str, str] = {}
     for number in range(3):
@@ -178,7 +178,7 @@ def test_teachers_that_answer_leave_no_trace() -> None:
 def test_in_the_first_round_both_teachers_say_the_same() -> None:
     """Invariant 7; and a student in testing that has not moved yet is not pulled at all."""
     made = parts(config())
-    watched = EarlyStoppedJob(made)
+    watched = Watched(made)
     clients = Clients(made.scenario.clients, watched, FIRST, (0, 1))
     made.server()._begin(Roll(clients, 0))
     client = watched.clients["site-0"]
@@ -239,7 +239,7 @@ def test_every_option_changes_the_models(changes: dict[str, Any]) -> None:
 
 def test_one_exchange_a_round_carries_all_logits_once() -> None:
     made = parts(config(exchange="round"))
-    watched = EarlyStoppedJob(made)
+    watched = Watched(made)
     rounds(made, watched, 1)
     shapes = [t[2] for p in watched.packets if p[2] == "align" for t in p[3].tensors]
     assert sorted(set(shapes)) == [(0,), (ROWS, CLASSES)]
@@ -264,7 +264,7 @@ def test_a_gradient_does_not_depend_on_who_moved_first() -> None:
     made = parts(config())
     found = []
     for order in (1, -1):
-        transport = EarlyStoppedJob(made)
+        transport = Watched(made)
         clients = Clients(made.scenario.clients[::order], transport, FIRST, (0, 1))
         made.server().round(clients, FIRST)
         found.append({id: dict(c.learner.weights) for id, c in transport.clients.items()})
@@ -297,7 +297,7 @@ def test_equal_clients_have_no_distance_to_their_mean(loss: str) -> None:
 
 def test_the_homogeneous_mode_averages_weights_and_buffers_before_training() -> None:
     made = parts(config(models=[], average=True, **{"model.name": "cnn"}))
-    watched = EarlyStoppedJob(made)
+    watched = Watched(made)
     rounds(made, watched, 1)
     shared = [unpack(p[3], Weights, "x") for p in watched.packets if p[0] != "server"
               and p[2] == "share"]  # fmt: skip
@@ -316,7 +316,7 @@ def test_rcfl_weighs_each_class_by_who_is_reliable() -> None:
     target = fedmd.by_class(trust, answers)
     torch.testing.assert_close(target["a"], torch.tensor([[2.0, 7.0]]))
     made = parts(config("fedmd", **{"method.loss": "rcfl"}))
-    watched = EarlyStoppedJob(made)
+    watched = Watched(made)
     notes = rounds(made, watched, 1)
     assert notes[0]["aligned"] > 0
     rated = [p[3] for p in watched.packets if p[2] == "rate" and p[0] != "server"]
@@ -329,7 +329,7 @@ def test_helpers_are_the_nearest_and_their_logits_come_down() -> None:
     assert fedmatch.nearest(z, 1) == {"a": ["c"], "b": ["c"], "c": ["a"]}
     assert fedmatch.nearest(z, 2)["b"] == ["c", "a"]
     made = parts(config("fedmatch", data={**IMAGES, "domains": 3}, models=["cnn"] * 3, helpers=2))
-    watched = EarlyStoppedJob(made)
+    watched = Watched(made)
     server = made.server()
     server.round(Clients(made.scenario.clients, watched, FIRST, (0, 1, 2)), FIRST)
     down = {p[3].tensors[0][2] for p in watched.packets if p[2] == "align" and p[0] == "server"}
@@ -374,7 +374,7 @@ def test_with_disjoint_weights_labels_leave_psi_and_public_images_leave_sigma() 
 
 def test_fml_sends_the_shared_network_and_never_the_own() -> None:
     made = parts(config("fml", **{"model.name": "cnn-plain"}))
-    watched = EarlyStoppedJob(made)
+    watched = Watched(made)
     rounds(made, watched, 1)
     shared = {f"weights/{n}" for n in made.server().weights}
     for *_, action, packet in watched.packets:
@@ -389,7 +389,7 @@ def test_fml_sends_the_shared_network_and_never_the_own() -> None:
 
 def test_a_client_with_nan_logits_is_named_and_left_out_of_the_round() -> None:
     made = parts(config(data={**IMAGES, "domains": 3}, models=["cnn"] * 3, absent=1))
-    watched = EarlyStoppedJob(made, {("site-1", "align"): "nan"})
+    watched = Watched(made, {("site-1", "align"): "nan"})
     server = made.server()
     notes = server.round(Clients(made.scenario.clients, watched, FIRST, (0, 1, 2)), FIRST)
     assert notes["excluded site-1"] == 1.0
@@ -402,7 +402,7 @@ def test_a_client_with_nan_logits_is_named_and_left_out_of_the_round() -> None:
 
 def test_the_mean_is_taken_over_those_who_are_left() -> None:
     made = parts(config(data={**IMAGES, "domains": 3}, models=["cnn"] * 3, absent=1))
-    watched = EarlyStoppedJob(made, {("site-1", "align"): "fails"})
+    watched = Watched(made, {("site-1", "align"): "fails"})
     made.server().round(Clients(made.scenario.clients, watched, FIRST, (0, 1, 2)), FIRST)
     said = [unpack(p[3], Aligned, "x").logits for p in watched.packets
             if p[2] == "align" and p[0] != "server"][:2]  # fmt: skip
@@ -415,23 +415,23 @@ def test_the_mean_is_taken_over_those_who_are_left() -> None:
 
 def test_without_leave_a_bad_client_stops_the_run_and_is_named() -> None:
     made = parts(config())
-    watched = EarlyStoppedJob(made, {("site-1", "align"): "nan"})
+    watched = Watched(made, {("site-1", "align"): "nan"})
     with pytest.raises(BadMessageError, match=r"site-1.*not finite"):
         made.server().round(Clients(made.scenario.clients, watched, FIRST, (0, 1)), FIRST)
     with pytest.raises(ClientFailedError, match=r"site-0.*machine is gone"):
-        rounds(made, EarlyStoppedJob(made, {("site-0", "fit"): "fails"}), 1)
+        rounds(made, Watched(made, {("site-0", "fit"): "fails"}), 1)
 
 
 def test_more_failures_than_allowed_stop_the_run() -> None:
     made = parts(config(data={**IMAGES, "domains": 3}, models=["cnn"] * 3, absent=1))
     spoil = {("site-0", "align"): "nan", ("site-2", "fit"): "fails"}
     with pytest.raises(ClientFailedError, match="site-2"):
-        rounds(made, EarlyStoppedJob(made, spoil), 1)
+        rounds(made, Watched(made, spoil), 1)
 
 
 def test_a_client_that_was_left_out_takes_part_again() -> None:
     made = parts(config(data={**IMAGES, "domains": 3}, models=["cnn"] * 3, absent=1))
-    watched, server = EarlyStoppedJob(made, {("site-1", "fit"): "fails"}), made.server()
+    watched, server = Watched(made, {("site-1", "fit"): "fails"}), made.server()
     first = server.round(Clients(made.scenario.clients, watched, FIRST, (0, 1, 2)), FIRST)
     watched.spoil.clear()
     second = Moment(0, 1, 2)
@@ -447,7 +447,7 @@ def test_a_client_that_fails_is_left_out_by_every_method(name: str) -> None:
     if name == "fml":
         changes["model.name"] = "cnn-plain"
     made = parts(config(name, **changes))
-    watched, server = EarlyStoppedJob(made, {("site-1", "fit"): "fails"}), made.server()
+    watched, server = Watched(made, {("site-1", "fit"): "fails"}), made.server()
     first = server.round(Clients(made.scenario.clients, watched, FIRST, (0, 1, 2)), FIRST)
     assert first["excluded site-1"] == 1.0
     watched.spoil.clear()
@@ -461,7 +461,7 @@ def test_a_client_that_fails_is_left_out_by_every_method(name: str) -> None:
 def test_a_helper_that_fails_is_replaced_by_the_next_nearest() -> None:
     changes: dict[str, Any] = {"data": {**IMAGES, "domains": 3}, "models": ["cnn"] * 3}
     made = parts(config("fedmatch", **changes, helpers=2, absent=1))
-    watched, server = EarlyStoppedJob(made), made.server()
+    watched, server = Watched(made), made.server()
     server.round(Clients(made.scenario.clients, watched, FIRST, (0, 1, 2)), FIRST)
     assert {len(helpers) for helpers in server.helpers.values()} == {2}
     watched.spoil[("site-1", "align")] = "fails"
@@ -474,7 +474,7 @@ def test_a_helper_that_fails_is_replaced_by_the_next_nearest() -> None:
 def test_constant_logits_poison_nobody() -> None:
     """A network that says the same of every image correlates 0 with all, and nothing is NaN."""
     made = parts(config())
-    watched = EarlyStoppedJob(made)
+    watched = Watched(made)
     learner = watched.clients["site-0"].learner
     learner.weights = {n: w * 0 if n.startswith("head") else w for n, w in learner.weights.items()}
     learner.last = learner.weights
@@ -501,7 +501,7 @@ def test_a_client_with_other_public_data_or_classes_is_refused(
     changes: dict[str, Any], told: str
 ) -> None:
     made, foreign = parts(config()), parts(config(**changes))
-    watched = EarlyStoppedJob(made)
+    watched = Watched(made)
     watched.clients["site-1"] = foreign.client("site-1")
     with pytest.raises(ClientFailedError, match=f"site-1 failed in join: .*{told}"):
         rounds(made, watched, 1)
@@ -518,7 +518,7 @@ def test_a_client_refuses_public_data_that_are_not_its_own() -> None:
 
 def test_logits_of_the_wrong_width_are_refused() -> None:
     made, foreign = parts(config()), parts(config(data={**IMAGES, "classes": 5}))
-    watched = EarlyStoppedJob(made)
+    watched = Watched(made)
     watched.clients["site-1"].learner = foreign.client("site-1").learner
     with pytest.raises(BadMessageError, match=r"site-1.*logits of shape"):
         rounds(made, watched, 1)
