@@ -182,10 +182,9 @@ def test_a_private_key_never_travels(
     assert kit.check() == ""
     assert fingerprint == seen == kit.fingerprint
     assert authority == kit.authority == Kit(owner / "kits" / "coordinator").authority
-    key = serialization.load_pem_private_key(
-        (site / "startup" / "client.key").read_bytes(), secret.encode() or None
-    )
-    number = key.private_numbers().d  # type: ignore[union-attr]
+    content = (site / "startup" / "client.key").read_bytes()
+    key: Any = serialization.load_pem_private_key(content, secret.encode() or None)
+    number = key.private_numbers().d
     forms = [number.to_bytes(256, "big"), b"PRIVATE KEY", str(number).encode()]
     for place in (post, owner):
         for path in (one for one in place.rglob("*") if one.is_file()):
