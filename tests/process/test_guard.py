@@ -68,6 +68,33 @@ def test_a_stream_that_announces_less_than_it_sends_is_cut(
     assert f"refused collab:call from server.{JOB}: more than 100 bytes" in caplog.text
 
 
+@pytest.mark.parametrize("topic", ["sm__ACK", "sm__ERROR"])
+def test_only_the_receiver_of_a_stream_acknowledges_or_ends_it(topic: str) -> None:
+    """NVFlare finds a stream by its number, which any site can guess."""
+    from nvflare.fuel.f3.message import Message  # noqa: PLC0415
+    from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer  # noqa: PLC0415
+    from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey  # noqa: PLC0415
+
+    from atoll.engines.network.deny import Route  # noqa: PLC0415
+    from atoll.engines.network.guard import _foreign_stream  # noqa: PLC0415
+
+    own, number = f"server.{JOB}", 4711
+
+    def refused(origin: str, asked: Any = number) -> str:
+        route = Route(own, "server", "", "req", "sm__STREAM", topic, origin, own)
+        return str(_foreign_stream(route, Message({StreamHeaderKey.STREAM_ID: asked})))
+
+    ByteStreamer.tx_task_map[number] = SimpleNamespace(target=f"bern.{JOB}")
+    try:
+        assert refused(f"basel.{JOB}") == "the stream goes to somebody else"
+        assert refused(f"bern.{JOB}") == ""
+        assert bool(refused("server")) == (topic == "sm__ACK")  # it says who cannot be reached
+        assert refused(f"basel.{JOB}", number + 1) == ""  # of no stream that there is
+        assert refused(f"basel.{JOB}", ["a list"]) == ""
+    finally:
+        del ByteStreamer.tx_task_map[number]
+
+
 def test_many_streams_together_hold_no_more_than_two_messages(guard: Any) -> None:
     open_tasks = [Task(tasks()) for _ in range(5)]
     assert [received(guard, task, 50) for task in open_tasks] == [True] * 4 + [False]

@@ -81,6 +81,8 @@ class _Commands:
         """Make a kit for every party that has none; the others' kits are not touched."""
         config = resolve(read(run), run) if run else None
         made = init(project, to, config, by_request)
+        if run and by_request:
+            self._say("sites draft their contracts themselves: atoll network install ... --run RUN")
         for name in made["new"]:
             kit = Kit(to / name)
             self._say(f"made {to / name}, certificate until {kit.until:%Y-%m-%d}")
@@ -138,10 +140,15 @@ class _Commands:
         """Complete this site's kit with what the project's owner has signed."""
         _ask(passphrase)
         config = resolve(read(run), run) if run else None
+        drafted = not (kit / "site.toml").exists()
         made = signing.install(kit, signed, config)
         self._say(f"{made.name}: certificate until {made.until:%Y-%m-%d}, for {made.server}")
         self._say(f"  key {made.fingerprint}")
         self._say(f"  authority {made.authority}")
+        if run and not drafted:
+            self._say("site.toml was there and stays as it is: --run was not used")
+        if drafted and not run:
+            self._say("the contract in site.toml allows nothing yet: name methods and actions")
         self._say("the owner reads out the same authority? then read site.toml, and atoll join")
 
     def renew(
@@ -291,6 +298,8 @@ class _Commands:
     ) -> None:
         """Say what has left a site, after checking that the log is whole."""
         found = egress.audited(store)
+        if not egress.mirrored(store):
+            self._say("no copy of the log's end is here: a log that was cut would not be noticed")
         asked = [line for line in found if not run or line.run == run]
         for line in asked:
             self._say(f"{line.time}  {line.run}  {line.words}")

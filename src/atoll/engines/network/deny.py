@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 __all__ = [
+    "ACK",
     "CHILD_TOPICS",
     "DATA",
     "ERROR",
@@ -247,6 +248,8 @@ def _unproven_at_server(route: Route) -> str:
         return "" if trusted else f"'{proven[:80]}' gives no commands"
     if _root(route.origin) != proven or _root(name) != proven:
         return f"'{proven[:80]}' claims to be '{route.origin[:80]}'"
+    if name not in (route.origin, proven):  # only a site's own process speaks for its jobs
+        return f"'{name[:80]}' claims to be '{route.origin[:80]}'"
     if route.claimed and route.claimed != proven:
         return f"'{proven[:80]}' has a token of '{route.claimed[:80]}'"
     return ""

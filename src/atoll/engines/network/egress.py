@@ -20,7 +20,7 @@ from atoll.core.messages import Packet
 from atoll.core.record import disk_errors
 from atoll.engines.network.mirror import End, Mirror, append_only
 
-__all__ = ["Counted", "EgressLog", "Line", "Spent", "audited", "lines"]
+__all__ = ["Counted", "EgressLog", "Line", "Spent", "audited", "lines", "mirrored"]
 
 FIRST = "0" * 32
 LATER = ("data", "rounds", "epochs")  # fields that older logs do not have
@@ -117,6 +117,12 @@ def audited(store: Path) -> list[Line]:
         there = found[end.lines - 1].hash if 0 < end.lines <= len(found) else ""
         mirror.check(path, len(found), there, end)
     return found
+
+
+def mirrored(store: Path) -> bool:
+    """Whether there is a copy of the log's end to compare a store's log with."""
+    mirror = Mirror.of_store(store if store.is_dir() else store.parent)
+    return mirror is not None and mirror.path.exists()
 
 
 class EgressLog:

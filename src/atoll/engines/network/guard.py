@@ -30,6 +30,7 @@ from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.mpm import MainProcessMonitor
 from nvflare.fuel.f3.sfm.conn_manager import ConnManager, NullConnection
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
+from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer
 from nvflare.fuel.f3.streaming.stream_const import StreamDataType, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamError
 from nvflare.private.admin_defs import error_reply
@@ -41,6 +42,7 @@ from nvflare.private.fed.utils import identity_utils
 from atoll.engines.network import standing, wire
 from atoll.engines.network.certificates import read_key
 from atoll.engines.network.deny import (
+    ACK,
     DATA,
     ERROR,
     PROCESSES,
@@ -139,6 +141,7 @@ class Guard:
             route = _route(cell, endpoint, connection, message)
             reason = refusal(self.process, route) or self._absent(route, connection, message)
             reason = reason or self._stranger(route, message) or self._oversize(route, message)
+            reason = reason or _foreign_stream(route, message)
         except Exception as error:  # headers are the sender's: whatever they are made of
             log.warning("refused a message: %s", type(error).__name__)
             return
@@ -296,6 +299,24 @@ def _open(content: bytes) -> Any:
 def _read_key_file(path: str) -> Any:
     """A private key for NVFlare's signatures; NVFlare itself knows no passphrases."""
     return _open(Path(path).read_bytes())
+
+
+def _foreign_stream(route: Route, message: Message) -> str:
+    """Why word on a stream that leaves here is refused: it goes to somebody else.
+
+    NVFlare finds a stream by its number alone, and numbers can be guessed. Only the receiver of a
+    stream may acknowledge or end it; the server itself may say that a receiver cannot be reached.
+    """
+    if route.channel != STREAM or route.topic not in (ACK, ERROR) or route.destination != route.own:
+        return ""
+    if route.topic == ERROR and route.origin == "server":
+        return ""
+    number = message.get_header(StreamHeaderKey.STREAM_ID)
+    with ByteStreamer.map_lock:
+        task = ByteStreamer.tx_task_map.get(number) if isinstance(number, int) else None
+    if task is None or task.target == route.origin:
+        return ""
+    return "the stream goes to somebody else"
 
 
 def _answer(

@@ -30,6 +30,7 @@ from atoll.engines.network.notices import Notices
 __all__ = ["SECOND", "Presence", "answer_beside", "certificate_name"]
 
 SECOND = "a site of this name is connected already"
+AGAIN_SECONDS = 60.0  # after which the same notice is written again
 ALIVE_SECONDS = 25.0  # since the last sign of life; sites give one every ten seconds
 
 
@@ -75,7 +76,8 @@ class Presence:
     listed: Listed
     notices: Notices
     _second: dict[str, str] = field(default_factory=dict)  # by site: an address to tell it of
-    _keys: set[tuple[str, str]] = field(default_factory=set)  # that were shown
+    _keys: set[tuple[str, bytes]] = field(default_factory=set)  # that were shown
+    _noted: dict[tuple[str, str], float] = field(default_factory=dict)  # when a notice was written
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def greeted(
@@ -102,7 +104,7 @@ class Presence:
             return ""
         reason = self.listed.refusal(route.certificate)
         if reason:
-            self._note_once("refused", f"refused {route.certificate[:80]}: {reason}")
+            self._note("refused", f"refused {route.certificate[:80]}: {reason}")
             return reason
         with self._lock:
             beside = getattr(connection, "atoll_beside", None)
@@ -115,7 +117,7 @@ class Presence:
             if route.peer == route.certificate:
                 self._second[route.certificate] = _address(connection)
         where = f"from {_address(connection)}"
-        self._note_once("second", f"refused a second connection of {route.certificate} {where}")
+        self._note("second", f"refused a second connection of {route.certificate} {where}")
         return SECOND
 
     def seen(self, route: Route, connection: Any) -> None:
@@ -135,11 +137,13 @@ class Presence:
         with self._lock:
             return self._second.pop(name, "")
 
-    def _note_once(self, kind: str, words: str) -> None:
+    def _note(self, kind: str, words: str) -> None:
+        """Write a notice, unless the same one was written a moment ago."""
+        now = time.monotonic()
         with self._lock:
-            if (kind, words) in self._keys:
+            if now - self._noted.get((kind, words), -AGAIN_SECONDS) < AGAIN_SECONDS:
                 return
-            self._keys.add((kind, words))
+            self._noted[kind, words] = now
         self.notices.write(kind, words)
 
 

@@ -72,6 +72,8 @@ NEEDED: list[tuple[Process, Route]] = [
         )
     ),
     ("server", route("server", f"basel.{JOB}", "req cellnet.channel bye", certificate="basel")),
+    ("server", route("server", "basel", "req stream/server_command get_task", f"basel.{JOB}",
+                     "basel", destination=f"server.{JOB}")),
     *(
         ("server", route("server", f"server.{JOB}", what, destination=f"basel.{JOB}"))
         for what in ("req stream/collab call", "req stream/aux_communication __end_run__",
@@ -147,6 +149,14 @@ ATTACKS: list[tuple[str, Process, Route, str]] = [
            destination=f"server.{JOB}"), "nothing is forwarded"),
     ("a forged origin", "server",
      route("server", "oslo", "req task heart_beat", "bern", "oslo"), "'oslo' claims to be 'bern'"),
+    ("a second line that speaks for the site", "server",
+     route("server", f"oslo.{JOB}", "req task register", "oslo", "oslo"),
+     f"'oslo.{JOB}' claims to be 'oslo'"),
+    ("a second line that speaks for another job", "server",
+     route("server", f"oslo.{JOB}", "req sm__STREAM sm__ACK", f"oslo.{OTHER}", "oslo",
+           destination=f"server.{OTHER}"), "claims to be"),
+    ("a second line that registers", "server",
+     route("server", f"oslo.{JOB}", "req task register", certificate="oslo"), "may not send it"),
     ("a token of another", "server",
      route("server", "oslo", "req task heart_beat", certificate="oslo", claimed="bern"),
      "'oslo' has a token of 'bern'"),
