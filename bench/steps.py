@@ -127,7 +127,7 @@ def measure(
     steps = epochs * -(-rows // BATCH)
     few = works[:loops]
     warm = replace(works[0], epochs=1)
-    warm(), with_loader(warm, device)
+    warm.run(), with_loader(warm, device)
     loader_seconds, _ = timed(lambda: [with_loader(w, device) for w in few], device)
     loop_seconds, _ = timed(lambda: [w.run() for w in few], device)
     stack = Stack(works)

@@ -188,6 +188,28 @@ def test_all_epochs_in_one_computation_are_proved(monkeypatch: pytest.MonkeyPatc
     assert not prove(EarlyStoppedStacks(), members).holds
 
 
+def test_members_that_stop_leave_the_others_in_their_stack(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(EarlyStoppedStacks, "worth", lambda self, jobs: True)  # without a GPU too
+    members = {str(number): job for number, job in enumerate(jobs())}
+    executor, built = Executor("stacked"), []
+    make = EarlyStoppedStack.__init__
+
+    def counted(self: Any, *given: Any, **named: Any) -> None:
+        built.append(len(given[0]))
+        make(self, *given, **named)
+
+    monkeypatch.setattr(EarlyStoppedStack, "__init__", counted)
+    executor.do(members)
+    before, fewer = len(built), dict(list(members.items())[:3])
+    assert 2 * len(fewer) > len(members) > 3
+    for id, result in executor.do(fewer).items():
+        same(result, fewer[id].run())
+    assert len(built) == before
+
+
 def test_a_round_that_goes_wrong_is_done_by_the_loop(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -49,8 +49,8 @@ class EarlyStoppedStacks:
         return jobs[0].work.rows.y.is_cuda
 
     def about(self, key: Hashable, jobs: Sequence[EarlyStoppedJob]) -> Hashable:
-        """What the choice for these jobs is about."""
-        return ("watch", key, len(jobs).bit_length())
+        """The key alone: members that stop leave the others in their stack."""
+        return ("watch", key)
 
     def rests_on(self, job: EarlyStoppedJob) -> Sequence[Hashable]:
         """The choice for its epochs."""
@@ -64,7 +64,7 @@ class EarlyStoppedStacks:
             return replace(choice, mode="loop")
         if about in tuner:
             return tuner[about]
-        name = cache_key(about, device)
+        name = cache_key((about, len(jobs).bit_length()), device)
         find = lambda: remembered(name, lambda: proved(self, "watched", jobs))  # noqa: E731
         return tuner.decide(about, name, find)
 
