@@ -242,6 +242,9 @@ MISTAKES: dict[str, tuple[list[str], str, str, str]] = {
     "an option of the run as a flag": (
         ["run", "fedavg", "--rounds", "5"], "--rounds", "command line", "--set rounds=VALUE",
     ),
+    "another library's flag": (
+        ["run", "fedavg", "--lr", "1"], "--lr", "command line", "--set rate=VALUE",
+    ),
     "an option of the run without a flag": (
         ["run", "fedavg", "rounds=5"], "rounds=5", "command line", "--set rounds=5",
     ),

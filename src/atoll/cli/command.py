@@ -23,6 +23,7 @@ from atoll.core.errors import (
     memory_error,
     out_of_memory,
 )
+from atoll.core.options import SYNONYMS
 from atoll.data.splits import ScenarioOptions
 from atoll.runs.config import RunConfig
 
@@ -59,9 +60,9 @@ data.register(app)
 results.register(app)
 network.register(app, out, err, run.print_result)
 
-# what a print may fail with; other errors of the system without a file are not of printing
 TAKES_SET = ("run", "sweep", "inspect", "reproduce")  # commands that have --set
-SHORT = {"rate", "lr", "epochs", "batch", "mu", "widths"}  # options of methods that are asked for
+METHOD_OPTIONS = {"rate", "epochs", "batch", "mu", "widths"}  # that people look for as flags
+# what a print may fail with; other errors of the system without a file are not of printing
 UNWRITABLE = (errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE)
 
 
@@ -111,10 +112,11 @@ def _usage(error: Exception) -> None:
 
 def _as_option(error: Exception, what: str) -> str:
     """What --set would say, where an option of the run was given to the command; else nothing."""
-    flag = str(getattr(error, "option_name", "")).lstrip("-")
+    flag = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
+    option = SYNONYMS.get(flag, flag)
     known = {field.name for kind in (RunConfig, ScenarioOptions) for field in fields(kind)}
-    if flag in known | SHORT:
-        return f"{flag}=VALUE"
+    if option in known | METHOD_OPTIONS:
+        return f"{option}=VALUE"
     extra = re.search(r"extra arguments?(?:\(s\))? \((\w[\w.]*=[^)]*)\)", what)
     return extra.group(1) if extra else ""
 

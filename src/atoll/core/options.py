@@ -15,6 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from atoll.core.errors import UserError
 
 __all__ = [
+    "SYNONYMS",
     "AtLeastOne",
     "Fraction",
     "NotNegative",

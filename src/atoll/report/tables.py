@@ -390,17 +390,12 @@ def _told_before(run: Run) -> str:
         return ""
     names = list(dict.fromkeys(block["column"] for block in common))
     texts = list(dict.fromkeys(block["column"] for block in common if block["levels"]))
-    levels = f", and each level (value) of the text columns {_some(texts)}" if texts else ""
+    levels = f", and each level (value) of the text columns {_names(texts)}" if texts else ""
     return (
         f" Before training, so that the tables agree, sites tell each other the names and types of "
-        f"the common columns ({_some(names)}), the names of the {len(run.recipe['classes'])} "
+        f"the common columns ({_names(names)}), the names of the {len(run.recipe['classes'])} "
         f"classes{levels}."
     )
-
-
-def _some(names: Sequence[str], most: int = 12) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def _departed(client: str, ledger: Sequence[Message]) -> str:
