@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow.parquet
 
 from atoll.data.sources.fetch import folder as data_folder
-from atoll.runs.predict.tables import Predictor, predict
+from atoll.runs.predict.model import Predictor
+from atoll.runs.predict.tables import predict
 
 COMMON = ("age", "education-num", "hours-per-week", "sex", "marital-status", "income")
 SITES = {

@@ -90,8 +90,8 @@ def run(
         how: Any = {"tf32": options.tf32, "rounds": rounds, "verify": options.verify, "clock": now}
         bench: Any = Executor(options.mode, home, **how)
         clock = Clock(bench, wait=pause)
-        ahead = options.device == "cuda" and not inside
-        engine = LocalEngine(made, clock if inside else bench, ahead)
+        deferred = options.device == "cuda" and not inside
+        engine = LocalEngine(made, clock if inside else bench, deferred)
         pause()
         began = now()
         server = _go(made, engine, record)

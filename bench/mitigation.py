@@ -5,7 +5,7 @@
 The demo `demo-vertical` on the CPU with embeddings so wide, and the gradients that one client was
 really sent in the first stage written down. Clip and noise are in parts of the mean length of a
 row's gradient in the first round of the run without either. Attacks are those of
-atoll.learning.leakage: with three known rows of each class the labels of all others are guessed,
+atoll.audits.leakage: with three known rows of each class the labels of all others are guessed,
 from the first round alone and from all ten; a linear map from embeddings to columns is fitted on
 two thirds of the rows. And a stronger one: half of the labels are known, and a linear map from the
 gradients of all rounds to labels is fitted on them. docs/methods/vleto.md has the table that this
@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atoll.audits.leakage import labels_from_gradients
 from atoll.core.federation import SERVER, Moment
 from atoll.core.messages import Packet, unpack
-from atoll.core.record import Record, Score, read_events, read_looks
+from atoll.core.record import Record, Score, read_events, read_snapshots
 from atoll.engines.local import LocalEngine
 from atoll.families.vertical import Learn
-from atoll.learning.leakage import labels_from_gradients
 from atoll.learning.split import Batches
 from atoll.runs.config import change, read, resolve, to_toml
 from atoll.runs.facts import facts
@@ -97,9 +97,9 @@ def measured(seed: int, **options: Any) -> dict[str, float]:
         folder = Path(home) / "run"
         rounds, y = sent(seed, folder, **options)
         scores = [e for e in read_events(folder) if isinstance(e, Score) and e.variant == "union"]
-        looks = [look for look in read_looks(folder) if look.stage == scores[-1].stage]
-    columns = [look.values[0][0] for look in looks if look.name == "columns from embeddings"]
-    (labels,) = [look.values[0][0] for look in looks if look.name == "labels from gradients"]
+        last = [one for one in read_snapshots(folder) if one.stage == scores[-1].stage]
+    columns = [one.values[0][0] for one in last if one.name == "columns from embeddings"]
+    (labels,) = [one.values[0][0] for one in last if one.name == "labels from gradients"]
     return {
         "first round": guessed(rounds[0], y),
         "all rounds": guessed(torch.cat(rounds, 1), y),

@@ -146,7 +146,7 @@ def vleto(folder: Path, rounds: int) -> dict[str, float]:
 def exchanges(folder: Path, soak: int, quick: bool) -> dict[str, Any]:
     """A job that only carries bytes, with NVFlare's processes started as ours are."""
     from atoll.engines.network import job as jobs  # noqa: PLC0415
-    from atoll.engines.network import kits, nvflare, process  # noqa: PLC0415
+    from atoll.engines.network import kits, process, session  # noqa: PLC0415
 
     kit = kits.Kit(folder / "kits" / "coordinator")
     out, times = folder / "found.json", (20, 5, 2) if quick else (200, 40, 10)
@@ -164,22 +164,22 @@ def exchanges(folder: Path, soak: int, quick: bool) -> dict[str, Any]:
     host = process.Process(
         "server", kit, process.environment(PYTHONPATH=str(folder / "parts"), OMP_NUM_THREADS="1")
     )
-    session = nvflare.Session(kits.ADMIN, kit.folder.resolve() / "admin", kit.server)
+    server = session.Session(kits.ADMIN, kit.folder.resolve() / "admin", kit.server)
     try:
-        while len(session.sites() or {}) < len(SITES):
+        while len(server.sites() or {}) < len(SITES):
             host.ensure()
             time.sleep(0.5)
         number = ""
         while not number:  # a busy server may be late for the first try
-            number = session.submit(job)
+            number = server.submit(job)
         while not out.exists():
             time.sleep(0.5)
-            state = session.state(number) or ""
+            state = server.state(number) or ""
             if state.startswith("FINISHED") and not out.exists():
                 raise RuntimeError(f"the job ended: {state}")
         return dict(json.loads(out.read_text()))
     finally:
-        session.close()
+        server.close()
         host.stop()
 
 

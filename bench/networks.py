@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from atoll.compute.captured import Captured, done
+from atoll.compute.captured import Captured, run_captured
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.jobs.train import Optimiser, Phase, TrainJob
-from atoll.learning.distill import taught_loss
+from atoll.learning.distill import distillation_loss
 from atoll.learning.models import ModelOptions, network, skeleton
 
 CLASSES = 10
@@ -33,7 +33,7 @@ def work(options: ModelOptions, batch: int, device: torch.device) -> TrainJob:
     draws = stream.child("data").numpy()
     x = torch.from_numpy(draws.standard_normal((batch, 3, 32, 32), dtype="float32")).to(device)
     y = torch.from_numpy(draws.integers(0, CLASSES, batch)).to(device)
-    loss = partial(taught_loss, network=skeleton(model, True))
+    loss = partial(distillation_loss, network=skeleton(model, True))
     moves = tuple(name for name, _ in model.named_parameters())
     phase = Phase("loss", moves, loss, Optimiser("adam", 1e-3))
     weights = {name: weight.to(device) for name, weight in model.state_dict().items()}
@@ -46,7 +46,7 @@ def timed(job: TrainJob, captured: Captured | None, steps: int) -> float:
     job, best = replace(job, epochs=steps), float("inf")
     for _ in range(4):  # the first one warms up
         began = time.perf_counter()
-        _ = job.run() if captured is None else done([captured], [[job]])
+        _ = job.run() if captured is None else run_captured([captured], [[job]])
         if job.rows.x.is_cuda:
             torch.cuda.synchronize()
         best = min(best, (time.perf_counter() - began) / steps)

@@ -19,9 +19,11 @@ import jobs
 import numpy as np
 import torch
 
-from atoll.compute.kinds.train import TrainStacks
+from atoll.compute.kinds import STACKED
+from atoll.compute.kinds.train import TRAIN_STACKS
 from atoll.compute.stacking import Stack
 from atoll.data.dataset import Dataset
+from atoll.jobs.train import TrainJob
 from atoll.kernels import batched_layers
 
 
@@ -79,20 +81,20 @@ def values(given: Any, variant: Variant) -> dict[str, Any]:
 @contextmanager
 def only(variant: Variant) -> Iterator[None]:
     """Let the engine do convolutions in one way, with or without a graph."""
-    ways, build = batched_layers.WAYS, TrainStacks.build
+    ways = batched_layers.WAYS
     batched_layers.CHOSEN.clear()
     if variant.way:
         batched_layers.WAYS = {variant.way: ways[variant.way]}  # type: ignore[index,dict-item]
     kind = Idle if variant.idle else Stack
 
-    def built(self: TrainStacks, jobs: Any, way: str) -> Stack:
+    def build(jobs: Any, way: str) -> Stack:
         return kind(jobs, variant.graph, mapped=way == "mapped")
 
-    TrainStacks.build = built  # type: ignore[method-assign]
+    STACKED[TrainJob] = replace(TRAIN_STACKS, build=build)
     try:
         yield
     finally:
-        batched_layers.WAYS, TrainStacks.build = ways, build  # type: ignore[method-assign]
+        batched_layers.WAYS, STACKED[TrainJob] = ways, TRAIN_STACKS
 
 
 def measure(given: Any, variant: Variant, dataset: Dataset) -> dict[str, Any]:

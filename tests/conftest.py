@@ -13,6 +13,7 @@ import torch
 from hypothesis import settings
 
 torch.set_num_threads(int(os.environ.get("ATOLL_TEST_THREADS", "1")))
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and the command honours it
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="atoll-tests-")
 
 # The same examples on every machine; ATOLL_EXAMPLES=new looks for others.

@@ -19,7 +19,7 @@ def run(what: str, out: str | Path | None = None, **changes: Any) -> "Run":
     A key is an option's name (`clients=5`, `rate=0.01`) or a name of the run (`data="wine"`);
     where two tables have it, pass a dictionary: `method={"name": "chfl", "rate": 0.01}`.
     """
-    from atoll.engines.local import local_engine  # noqa: PLC0415
+    from atoll import engines  # noqa: PLC0415
     from atoll.runs.config import change, read, resolve  # noqa: PLC0415
     from atoll.runs.execute import execute  # noqa: PLC0415
     from atoll.runs.folders import fresh_folder  # noqa: PLC0415
@@ -28,5 +28,5 @@ def run(what: str, out: str | Path | None = None, **changes: Any) -> "Run":
     config = resolve(change(read(what), changes), what)
     place = nullcontext(Path(out)) if out is not None else fresh_folder(config.name)
     with place as folder:
-        execute(config, folder, local_engine)
+        execute(config, folder, engines.load(config.engine_options().name))
     return Run(folder)

@@ -231,6 +231,8 @@ def honest_runs() -> dict[str, RunConfig]:
     """Runs in which nobody lies: demos, attack targets, uneven and non-IID splits, few rows."""
     found = {name: resolve(read(name), name) for name in presets() if name.startswith("demo")}
     found |= {f"target {name}": config(name) for name in METHODS}
+    for name in ("fedmd", "fccl", "fedmatch"):
+        found[f"{name} untrained"] = config(name, seed=1, **{"method.pretrain_epochs": 0})
     for alpha in (0.05, 0.5):
         for name, clients in (("fedavg", 8), ("chfl", 4)):
             uneven = {"split": "columns", "clients": clients, "rows": "dirichlet", "alpha": alpha}

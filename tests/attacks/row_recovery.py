@@ -21,7 +21,8 @@ from atoll.core.messages import Check, Checked, Packet, Tensors, Weights, pack, 
 from atoll.core.options import build
 from atoll.data.own.agreement import Agree, Agreed, Offer, Offered, common, planned
 from atoll.data.own.tables import TableOptions
-from atoll.engines.network.policy import Gate, RefusedError, read_site
+from atoll.engines.network.contract import RefusedError, read_site
+from atoll.engines.network.policy import Gate
 from atoll.methods import chfl, fedavg
 from atoll.runs.config import RunConfig, change, resolve, to_toml
 

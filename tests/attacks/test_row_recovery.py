@@ -37,6 +37,8 @@ from .row_recovery import (
     trap,
 )
 
+ONCE = {**HONEST, "epochs": 1}  # one step in a round: a batch holds all rows
+STEP: dict[str, Any] = {"steps": 1}
 SGD = {**HONEST, "optimiser": "sgd", "rate": 0.1}
 EMPTY = Contract(methods=("chfl", "fedavg"), actions=("fit", "check", "settle", "offer", "agree"))
 ANY: dict[str, Any] = {"initial_weights": "any", "move": 0.0, "drift": 0.0}
@@ -107,9 +109,16 @@ def test_a_loosened_contract_gives_rows_away_and_explain_names_why(
 def test_a_drafted_contract_for_an_honest_run_needs_no_warning() -> None:
     for method in ("fedavg", "chfl"):
         assert warnings(drafted_contract(run_config(HONEST, method))) == []
-    (only,) = warnings(drafted_contract(run_config({**HONEST, "epochs": 1})))
+    assert warnings(drafted_contract(run_config(ONCE))) == []
+    (only,) = warnings(replace(drafted_contract(run_config(ONCE)), **STEP))
     assert only.startswith("steps = 1: ")
     assert warnings(EMPTY) == []
+
+
+def test_an_update_of_a_single_step_is_refused_under_a_drafted_contract(tmp_path: Path) -> None:
+    coordinator, _ = opened(tmp_path, "drafted", ONCE)
+    assert coordinator.fit(coordinator.first) is None
+    assert "1 steps behind an answer" in str(coordinator.refusals)
 
 
 def test_check_gives_test_rows_away_where_any_weights_may_come(tmp_path: Path) -> None:
@@ -216,15 +225,20 @@ GOALS: dict[str, Callable[[Tensors], Tensors]] = {
     "biases": trap,
     "small head": quiet_trap,
 }
-ONCE = {**HONEST, "epochs": 1}
 
 
-@pytest.mark.parametrize("changes", [HONEST, ONCE, SGD], ids=["adam", "one step", "sgd"])
+@pytest.mark.parametrize(
+    ("changes", "loosened"),
+    [(HONEST, {}), (ONCE, STEP), (SGD, {})],
+    ids=["adam", "one step", "sgd"],
+)
 @pytest.mark.parametrize("goal", GOALS)
 def test_nothing_in_small_moves_over_many_rounds(
-    changes: dict[str, Any], goal: str, tmp_path: Path
+    changes: dict[str, Any], loosened: dict[str, Any], goal: str, tmp_path: Path
 ) -> None:
-    coordinator, _ = opened(tmp_path, "drafted", changes)
+    config = run_config(changes)
+    coordinator = attacked(tmp_path, replace(drafted_contract(config), **loosened))
+    assert coordinator.open("attack", config)
     creep(coordinator, GOALS[goal](coordinator.first), 0.45, 40)
     assert len(coordinator.pairs) > 2
     nothing_found(coordinator)
@@ -239,7 +253,7 @@ def test_either_look_for_single_rows_stops_small_moves(
     tmp_path: Path,
 ) -> None:
     config = run_config(changes)
-    coordinator = attacked(tmp_path, replace(drafted_contract(config), **loosened))
+    coordinator = attacked(tmp_path, replace(drafted_contract(config), **STEP, **loosened))
     assert coordinator.open("attack", config)
     creep(coordinator, goal(coordinator.first), 0.45, 40)
     nothing_found(coordinator)
@@ -247,7 +261,7 @@ def test_either_look_for_single_rows_stops_small_moves(
 
 @pytest.mark.parametrize(
     ("changes", "goal", "loosened"),
-    [(SGD, trap, SHOWN), (ONCE, quiet_trap, SHOWN)],
+    [(SGD, trap, SHOWN), (ONCE, quiet_trap, {**SHOWN, **STEP})],
     ids=["biases", "small head"],
 )
 def test_small_moves_find_rows_where_units_may_single_them_out(

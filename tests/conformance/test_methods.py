@@ -1,8 +1,10 @@
 """What every method must keep to; a new method is taken up by its name alone."""
 
 import dataclasses
+import importlib.util
 import json
 import random
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,19 +14,27 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from atoll import methods, metrics
+from atoll import methods
 from atoll.core.errors import ClientFailedError, InterruptedRunError
-from atoll.core.federation import Moment, actions, answer, kinds
+from atoll.core.federation import SERVER, Moment, actions, answer, kinds
 from atoll.core.messages import Empty, Packet, Tensors, contents, pack, unpack
 from atoll.core.options import build, describe
-from atoll.core.record import Look, Message, Record, Score, read_events
+from atoll.core.record import Message, Record, Score, Snapshot, read_events
+from atoll.data import splits
 from atoll.data.site import Site
 from atoll.engines.local import LocalEngine, local_engine
+from atoll.jobs.train import hits, in_chunks
+from atoll.metrics import scores as metrics
 from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.execute import execute
 from atoll.runs.facts import facts
 from atoll.runs.loop import go
 from atoll.runs.parts import Parts, parts
+from atoll.runs.predict import onnx
+from atoll.runs.predict.export import export
+from atoll.runs.predict.model import Predictor
+from atoll.runs.predict.parties import Halves
+from atoll.runs.result import Run
 
 DATA = {"tasks": "synthetic-text", "domains": "synthetic-images"}
 ROUNDS = 3
@@ -91,7 +101,7 @@ class Spy:
     def restore(self, states: Mapping[str, Tensors], place: str) -> None:
         raise AssertionError("these runs are not resumed")
 
-    def looks(self, moment: Moment) -> list[Look]:
+    def snapshots(self, moment: Moment) -> list[Snapshot]:
         return []
 
 
@@ -377,8 +387,46 @@ def test_a_method_runs_through_the_local_engine_with_only_the_actions_it_declare
             engine.carry(action, Moment(0, 0, 1), {id: pack(Empty())})
 
 
-# Methods whose clients are never stacked, and why.
-ONE_BY_ONE = {"fedmedian": "the method of docs/method.md trains in its action and yields no work"}
+def predicted(folder: Path, made: Parts, score: Score) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits of the final model on the test rows of a score, and the labels."""
+    task = made.scenario.tasks[score.task]
+    tested = {id: made.site(id).test(score.task) for id in [*made.scenario.clients, score.client]}
+    if score.client == SERVER:
+        labels = tested.pop(SERVER).y
+        return Halves(folder, score.variant).logits(tested), labels
+    predictor = Predictor(folder, score.client, score.variant, task)
+    with torch.no_grad():
+        return in_chunks(predictor.outputs, tested[score.client]), tested[score.client].y
+
+
+@every_method
+def test_final_models_predict_the_recorded_scores_and_are_exported(
+    name: str, tmp_path: Path
+) -> None:
+    """Exported are weights and a card; ONNX too where it is installed."""
+    client, folder = methods.load(name).client, tmp_path / "run"
+    module = sys.modules[client.__module__]
+    built_in = Path(str(module.__file__)).parent == Path(str(methods.__file__)).parent
+    if not built_in and not hasattr(client, "predict"):
+        pytest.skip("a method of somebody else need not predict")
+    config = small(name, **({"stages": 2} if methods.load(name).split == "tasks" else {}))
+    run(config, folder)
+    made, scores = parts(config), Run(folder).scores
+    end = [s for s in scores if (s.stage, s.round) == (scores[-1].stage, scores[-1].round)]
+    assert {score.client for score in end} >= {*made.scenario.clients} or end[0].client == SERVER
+    for score in end:
+        logits, labels = predicted(folder, made, score)
+        assert (len(labels), *hits(logits, labels)) == (score.rows, score.correct, score.macro_f1)
+    for id in {made.scenario.clients[0], end[0].client}:
+        predictor = Predictor(folder, id)
+        home = export(predictor, tmp_path / id, "nothing")
+        weights = load((home / "model.safetensors").read_bytes())
+        assert weights.keys() == predictor.model.keys()
+        assert all(torch.equal(weights[n], predictor.model[n]) for n in weights)
+        card = json.loads((home / "card.json").read_text())
+        assert (card["site"], card["classes"]) == (id, list(made.dataset.classes))
+        if all(importlib.util.find_spec(package) for package in onnx.NEEDED):
+            onnx.write(predictor, home / "model.onnx")  # refuses a graph with other outputs
 
 
 def stacked(folder: Path) -> bool:
@@ -395,8 +443,10 @@ def test_clients_in_one_stack_give_what_they_give_one_by_one(
     name: str, ragged: bool, tmp_path: Path
 ) -> None:
     """To 1e-10 in double precision; ragged: other numbers of rows, batches that are not full."""
-    uneven = {"scenario.rows": "dirichlet", "scenario.alpha": 1.0} if ragged else {}
-    how = {"dtype": "float64", "clients": 4, "batch": 16} | uneven
+    dealt = {"clients": 4} | ({"rows": "dirichlet", "alpha": 1.0} if ragged else {})
+    known = splits.option_names(methods.load(name).split)
+    scenario = {f"scenario.{key}": value for key, value in dealt.items() if key in known}
+    how = {"dtype": "float64", "batch": 16} | scenario
     states = {}
     for mode in ("loop", "stacked"):
         execute(small(name, **{**how, "engine.mode": mode}), tmp_path / mode, local_engine)
@@ -404,6 +454,6 @@ def test_clients_in_one_stack_give_what_they_give_one_by_one(
     assert states["loop"].keys() == states["stacked"].keys()
     for key, tensor in states["loop"].items():
         torch.testing.assert_close(states["stacked"][key], tensor, rtol=1e-10, atol=1e-10)
-    assert stacked(tmp_path / "stacked") is (name not in ONE_BY_ONE)
+    assert stacked(tmp_path / "stacked")
     one, other = (read_events(tmp_path / mode) for mode in ("loop", "stacked"))
     assert [e for e in one if isinstance(e, Score)] == [e for e in other if isinstance(e, Score)]

@@ -23,7 +23,8 @@ except ImportError:
 with watched:
     from atoll.core.errors import BadMessageError
     from atoll.core.messages import Check, Packet, Weights, opened, pack
-    from atoll.engines.network.policy import Gate, SiteFile, handled
+    from atoll.engines.network.contract import SiteFile
+    from atoll.engines.network.policy import Gate, handled
 from atoll.methods.fedavg import Fitted
 from atoll.runs.config import change, resolve, to_toml
 

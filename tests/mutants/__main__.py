@@ -1,15 +1,18 @@
 """`make mutants`: which small faults do the tests notice?
 
-Tries all mutants of the named functions and a seeded sample of each module, each in a process of
-its own, until the budget is spent; the next call goes on from there. Then writes docs/mutants.md.
+Tries all mutants of the named functions and then a seeded sample of each module, each in a process
+of its own, until the budget is spent; the next call goes on from there. Then writes
+docs/mutants.md. All that is known is in the folder .mutants, which may move between machines.
 """
 
 import argparse
 import json
+import multiprocessing
 import os
+import subprocess
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,10 +21,11 @@ from .choice import (
     CACHE,
     ROOT,
     MeasuredTest,
+    Reach,
     all_mutants,
     chosen,
     digest_of,
-    measured,
+    machine,
     sample,
 )
 from .forks import run, warm
@@ -55,12 +59,10 @@ class Results:
         return entry if entry["tests"] == _digest(tests) else None
 
     def add(self, mutant: Mutant, tests: Sequence[MeasuredTest], entry: Entry) -> None:
-        """Keep an outcome, and that an earlier one was a survivor."""
-        before = self.entries.get(mutant.digest, {})
-        late = before.get("survived before") or before.get("status") in {"survived", "unreached"}
+        """Keep an outcome, with a hash of the tests that it depends on."""
         single = entry["status"] == "killed" and "::" in entry["killer"]
         seen = digest_of(entry["killer"]) if single else _digest(tests)
-        self.write(mutant.digest, {**entry, "tests": seen, "survived before": late})
+        self.write(mutant.digest, {**entry, "tests": seen})
 
     def write(self, key: str, entry: Entry) -> None:
         """Add a line to the cache."""
@@ -75,23 +77,20 @@ def _digest(tests: Sequence[MeasuredTest]) -> str:
     return sha256(text.encode()).hexdigest()[:16]
 
 
-def attempt(mutant: Mutant, tests: Sequence[MeasuredTest]) -> Entry:
-    """Run the tests against a mutant."""
+def attempt(mutant: Mutant, tests: Sequence[MeasuredTest], end: float) -> Entry | None:
+    """Run the tests against a mutant; None where the budget is spent before they end."""
     if not tests:
         return {"status": "unreached", "killer": "", "seconds": 0.0}
     limit = 20 + 4 * sum(test.seconds for test in tests)
-    return vars(run(mutant.file, mutant.source, [test.id for test in tests], limit)).copy()
+    outcome = run(mutant.file, mutant.source, [test.id for test in tests], limit, end)
+    return None if outcome is None else vars(outcome).copy()
 
 
-def control(mutant: Mutant, tests: Sequence[MeasuredTest], results: Results) -> None:
-    """The same tests pass on the module without the fault; tried once for each state of it."""
-    source = (ROOT / "src" / "atoll" / mutant.file).read_text()
-    key = f"control {mutant.file} {sha256(source.encode()).hexdigest()[:16]}"
-    if tests and key not in results.entries:
-        outcome = run(mutant.file, source, [test.id for test in tests], 600)
-        if outcome.status != "survived":
-            raise SystemExit(f"{mutant.file} fails without any fault: {outcome}")
-        results.write(key, vars(outcome))
+def commit() -> str:
+    """The commit that is checked out, and whether files differ from it."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
 
 
 def arguments() -> argparse.Namespace:
@@ -101,6 +100,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1, help="processes at once")
     parser.add_argument("--part", choices=("named", "sample", "all"), default="all")
     parser.add_argument("--only", default="", help="mutants whose key contains this")
+    parser.add_argument("--commit", default="", help="of this code, where git cannot tell")
     parser.add_argument("--no-page", action="store_true", help="leave docs/mutants.md alone")
     return parser.parse_args()
 
@@ -108,6 +108,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Try mutants until the budget is spent."""
     asked = arguments()
+    end = time.monotonic() + 60 * asked.budget
     targets = tomllib.loads((HERE / "targets.toml").read_text())
     named_in: dict[str, list[str]] = targets["named"]
     population = all_mutants(sorted({*targets["modules"], *named_in}))
@@ -115,15 +116,19 @@ def main() -> None:
     named = [m for file, names in named_in.items() for m in population[file] if m.function in names]
     parts = {"named": named, "sample": drawn, "all": [*named, *drawn]}
     wanted = {m.key: m for m in parts[asked.part] if asked.only in m.key}
-    tests, results = measured(targets["tests"]), Results(RESULTS)
     is_named = {mutant.key for mutant in named}
-    plan = {k: chosen(m, tests, NAMED if k in is_named else USUAL) for k, m in wanted.items()}
-    todo = [m for k, m in wanted.items() if results.known(m, plan[k]) is None]
-    print(f"{len(wanted)} mutants, {len(todo)} to try", flush=True)
     if asked.budget:
-        try_all(todo, plan, results, asked.budget, asked.workers)
-    results = Results(RESULTS)  # with what other workers found
+        reach, results = Reach(targets["tests"], asked.workers), Results(RESULTS)
+        tests = reach.tests({m.file for m in wanted.values()})
+        plan = {k: chosen(m, tests, NAMED if k in is_named else USUAL) for k, m in wanted.items()}
+        passing = reach.passing([test for tests in plan.values() for test in tests])
+        plan = {k: [test for test in tests if test.id in passing] for k, tests in plan.items()}
+        todo = [m for k, m in wanted.items() if results.known(m, plan[k]) is None]
+        print(f"{len(wanted)} mutants, {len(todo)} to try", flush=True)
+        results.write(f"commit {asked.commit or commit()}", {"machine": machine()})
+        try_all(todo, plan, results, end, asked.workers)
     if not asked.no_page:
+        results = Results(RESULTS)  # with what all workers found
         is_drawn = {mutant.key for mutant in drawn}
         found = [
             Result(m, results.entries.get(m.digest), k in is_named, k in is_drawn)
@@ -131,37 +136,56 @@ def main() -> None:
         ]
         sizes = {file: len(population[file]) for file in population}
         reasons = tomllib.loads((HERE / "justified.toml").read_text())
-        (ROOT / "docs" / "mutants.md").write_text(page(found, sizes, reasons))
+        entries = results.entries.items()
+        where = {k[7:]: e["machine"] for k, e in entries if k.startswith("commit ")}
+        (ROOT / "docs" / "mutants.md").write_text(page(found, sizes, reasons, where))
 
 
-def try_all(
-    todo: Sequence[Mutant], plan: Plan, results: Results, budget: float, workers: int = 1
-) -> None:
+class Queue:
+    """Numbers from 0 on, each given to one of several processes, until the moment `end`."""
+
+    def __init__(self, count: int, end: float) -> None:
+        self.count, self.end = count, end
+        self.next = multiprocessing.Value("i", 0)
+
+    def __iter__(self) -> Iterator[int]:
+        """The numbers that this process takes."""
+        while time.monotonic() < self.end:
+            with self.next.get_lock():
+                number = self.next.value
+                self.next.value += 1
+            if number >= self.count:
+                return
+            yield number
+
+
+def try_all(todo: Sequence[Mutant], plan: Plan, results: Results, end: float, workers: int) -> None:
     """Try mutants until the budget is spent, by as many processes as there are workers."""
-    end, others = time.monotonic() + 60 * budget, []
+    queue, others = Queue(len(todo), end), []
     if todo:
         warm()
-    for number in range(1, workers):
+    for _ in range(1, workers):
         others.append(os.fork())
         if not others[-1]:
-            work(todo[number::workers], plan, results, end)
+            work(queue, todo, plan, results)
             os._exit(0)
-    work(todo[::workers], plan, results, end)
+    work(queue, todo, plan, results)
     for worker in others:
         _, status = os.waitpid(worker, 0)
         if status:
             raise SystemExit("a worker failed: see above")
+    left = len({m.digest for m in todo} - Results(RESULTS).entries.keys())
+    print(f"{left} mutants have not been tried yet", flush=True)
 
 
-def work(todo: Sequence[Mutant], plan: Plan, results: Results, end: float) -> None:
-    """Try mutants one after another; says at the end how many were not tried."""
-    for number, mutant in enumerate(todo):
-        if time.monotonic() > end:
-            print(f"the budget is spent: {len(todo) - number} mutants were not tried")
-            return
+def work(queue: Queue, todo: Sequence[Mutant], plan: Plan, results: Results) -> None:
+    """Try mutants one after another."""
+    for number in queue:
+        mutant = todo[number]
         tests = plan[mutant.key]
-        control(mutant, tests, results)
-        entry = attempt(mutant, tests)
+        entry = attempt(mutant, tests, queue.end)
+        if entry is None:
+            return
         results.add(mutant, tests, entry)
         status = f"{entry['seconds']:5.1f} s {entry['status']:9}"
         print(f"{number + 1}/{len(todo)} {status} {mutant.key}", flush=True)

@@ -2,32 +2,36 @@
 
 import ast
 import functools
+import gzip
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+import platform
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from .operators import Mutant, mutants
+from .reach import measure, passing
 
 __all__ = [
     "CACHE",
     "ROOT",
     "MeasuredTest",
+    "Reach",
     "all_mutants",
     "chosen",
     "digest_of",
-    "measured",
+    "machine",
     "sample",
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "atoll"
 CACHE = ROOT / ".mutants"
+REACH = CACHE / "reach.json.gz"
 SIZE, LEAST = 610, 4  # mutants in the sample, and of a module at least
 MOST_TESTS = 40  # against one mutant
 CHEAP = 0.2  # seconds
@@ -41,6 +45,7 @@ class MeasuredTest:
     id: str
     seconds: float  # while traced, so more than it takes otherwise
     lines: Mapping[str, frozenset[int]]
+    place: str = ""  # with which it was measured
 
     @property
     def file(self) -> str:
@@ -95,41 +100,90 @@ def chosen(mutant: Mutant, tests: Sequence[MeasuredTest], limit: float) -> list[
 
 
 def reaches(test: MeasuredTest, mutant: Mutant) -> bool:
-    """Whether a test runs what is changed; a class's fields are run by whoever runs its module."""
+    """Whether a test runs what is changed.
+
+    The fields of a class and constants are run by whoever runs the module, and read by a test that
+    has the module's name for a parameter: one of its documented options, say.
+    """
     lines = test.lines.get(mutant.file, frozenset())
-    return not lines.isdisjoint(mutant.lines) if mutant.inside else bool(lines)
+    if mutant.inside:
+        return not lines.isdisjoint(mutant.lines)
+    return bool(lines) or test.id.endswith(f"[{Path(mutant.file).stem}]")
 
 
-def measured(places: Iterable[str]) -> list[MeasuredTest]:
-    """The reach of all tests; where a file of tests or what it runs was edited, measured anew.
+class Reach:
+    """What is known of the tests of some places, kept in one file.
 
     A place is a folder, a file or a single test.
     """
-    files: list[str] = []
-    for place in places:
-        folder = ROOT / place
-        several = sorted(folder.rglob("test_*.py")) if folder.is_dir() else []
-        files += [str(path.relative_to(ROOT)) for path in several] or [place]
-    stale = [file for file in files if not _fresh(file)]
-    if stale:
-        _measure(stale)
-    tests = []
-    for file in files:
-        for id, entry in json.loads(_kept(file).read_text())["tests"].items():
-            lines = {name: frozenset(numbers) for name, numbers in entry["lines"].items()}
-            tests.append(MeasuredTest(id, entry["seconds"], lines))
-    return tests
+
+    def __init__(self, places: Iterable[str], workers: int) -> None:
+        self.workers = workers
+        self.files: list[str] = []
+        for place in places:
+            folder = ROOT / place
+            several = sorted(folder.rglob("test_*.py")) if folder.is_dir() else []
+            self.files += [str(path.relative_to(ROOT)) for path in several] or [place]
+        self.kept: dict[str, Any] = {}
+        if REACH.exists():
+            self.kept = json.loads(gzip.decompress(REACH.read_bytes()))
+
+    def tests(self, modules: Iterable[str]) -> list[MeasuredTest]:
+        """All tests; where a file or one of the modules that it runs was edited, measured anew."""
+        sources = {f"src/atoll/{module}" for module in modules}
+        stale = [file for file in self.files if _stale(self.kept.get(file), sources)]
+        before = {file: _seconds(self.kept.get(file), file) for file in stale}
+        for file, tests in measure(before, self.workers).items():
+            run = {f"src/atoll/{name}" for entry in tests.values() for name in entry["lines"]}
+            paths = sorted({file.split("::")[0], *run})
+            digests = {path: _digest(ROOT / path) for path in paths}
+            passed = {machine(): dict.fromkeys(tests, True)}
+            self.kept[file] = {"digests": digests, "tests": tests, "passed": passed}
+        if stale:
+            self._write()
+        found = []
+        for file in self.files:
+            for id, entry in self.kept.get(file, {"tests": {}})["tests"].items():
+                lines = {name: frozenset(numbers) for name, numbers in entry["lines"].items()}
+                found.append(MeasuredTest(id, entry["seconds"], lines, file))
+        return found
+
+    def passing(self, tests: Iterable[MeasuredTest]) -> set[str]:
+        """Which tests pass on this machine; those measured on another one are run here first."""
+        here = {f: e["passed"].setdefault(machine(), {}) for f, e in self.kept.items()}
+        every = {test.id: test for test in tests}
+        unsure = {id: test.seconds for id, test in every.items() if id not in here[test.place]}
+        right = passing(unsure, self.workers)
+        for id in unsure:
+            here[every[id].place][id] = id in right
+        if unsure:
+            self._write()
+        return {id for id, test in every.items() if here[test.place][id]}
+
+    def _write(self) -> None:
+        CACHE.mkdir(exist_ok=True)
+        REACH.write_bytes(gzip.compress(json.dumps(self.kept).encode()))
 
 
-def _kept(file: str) -> Path:
-    return CACHE / "reach" / f"{file.replace('/', '-').replace('::', '-')}.json"
+@functools.cache
+def machine() -> str:
+    """What a test's outcome may depend on, besides the code."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    processor = names[0] if names else platform.processor()
+    versions = f"Python {platform.python_version()}, torch {version('torch')}"
+    return f"{processor}, {os.cpu_count()} cores, {versions}"
 
 
-def _fresh(file: str) -> bool:
-    if not _kept(file).exists():
-        return False
-    digests: dict[str, str] = json.loads(_kept(file).read_text())["digests"]
-    return all(_digest(ROOT / path) == known for path, known in digests.items())
+def _stale(entry: Mapping[str, Any] | None, sources: Set[str]) -> bool:
+    """Whether a file of tests runs one of the sources and must be measured, again or at all."""
+    if entry is None:
+        return True
+    digests: dict[str, str] = entry["digests"]
+    edited = any(_digest(ROOT / path) != known for path, known in digests.items())
+    own = any(_digest(ROOT / p) != known for p, known in digests.items() if p.startswith("tests/"))
+    return own or (edited and not sources.isdisjoint(digests))
 
 
 @functools.cache
@@ -137,31 +191,26 @@ def _digest(path: Path) -> str:
     return sha256(path.read_bytes() if path.exists() else b"").hexdigest()[:16]
 
 
-def _measure(files: Sequence[str]) -> None:
-    raw = CACHE / "reach.json"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutants.reach", *files]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, "ATOLL_REACH": str(raw)}, check=False)
-    split(json.loads(raw.read_text()), files)
-
-
-def split(raw: Mapping[str, Any], files: Sequence[str]) -> None:
-    """Keep the reach of each file of tests by itself, without tests that failed or were skipped."""
-    (CACHE / "reach").mkdir(parents=True, exist_ok=True)
-    for file in files:
-        mine = {
-            id: e for id, e in raw.items() if id == file or id.startswith((f"{file}::", f"{file}["))
-        }
-        own = {id: entry for id, entry in mine.items() if "failed" not in entry}
-        sources = {f"src/atoll/{name}" for entry in own.values() for name in entry["lines"]}
-        paths = sorted({file.split("::")[0], *sources})
-        digests = {path: _digest(ROOT / path) for path in paths}
-        _kept(file).write_text(json.dumps({"digests": digests, "tests": own}))
+def _seconds(entry: Mapping[str, Any] | None, place: str) -> float:
+    """What a place took before; where it was never run, a guess: golden tests are whole runs."""
+    if entry is None:
+        return (
+            60
+            if place.startswith("tests/golden")
+            else (ROOT / place.partition("::")[0]).stat().st_size / 1000
+        )
+    return float(sum(test["seconds"] for test in entry["tests"].values()))
 
 
 @functools.cache
 def _functions(file: str) -> dict[str, str]:
-    tree = ast.parse((ROOT / file).read_text()) if (ROOT / file).exists() else ast.Module([], [])
-    return {n.name: ast.unparse(n) for n in tree.body if isinstance(n, ast.FunctionDef)}
+    text = (ROOT / file).read_text() if (ROOT / file).exists() else ""
+    found = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef):
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            found[node.name] = "\n".join(text.splitlines()[first - 1 : node.end_lineno])
+    return found
 
 
 def digest_of(test: str) -> str:

@@ -5,11 +5,14 @@ the fault and all that import it, and imports them anew: nothing holds a copy of
 """
 
 import ast
+import contextlib
 import functools
 import gc
 import importlib
 import importlib.abc
 import importlib.util
+import json
+import math
 import os
 import resource
 import shutil
@@ -18,21 +21,23 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import hypothesis
 import pytest
 
-__all__ = ["Outcome", "module_name", "run", "warm"]
+__all__ = ["ROOT", "SOURCE", "Outcome", "Task", "all_at_once", "module_name", "run", "warm"]
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "atoll"
-MEMORY = 16 * 2**30  # bytes of addresses that a child may use: a fault may ask for any size
-FLAGS = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=no"]
+MEMORY = 16 * 2**30  # bytes of addresses that a child may add: a fault may ask for any size
+PATIENCE = 300  # seconds for one task: tests that hang on this machine are of no use here
+FLAGS = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=no"]
 FLAGS += ["--assert=plain"]  # nobody reads why an assertion fails
 FLAGS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # imported by the parent
 
@@ -43,6 +48,16 @@ LAZY = (
     *("sklearn.manifold", "sklearn.preprocessing", "matplotlib.pyplot", "pyarrow.parquet"),
     *("numpy.testing", "sympy", "torch._dynamo", "torch.distributed", "torch.func", "torch.onnx"),
 )
+
+
+@dataclass(frozen=True)
+class Task:
+    """Tests for one process, with a plugin; `result` is written to `path` as JSON at the end."""
+
+    tests: Sequence[str]
+    plugin: object
+    path: Path
+    result: Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -119,11 +134,13 @@ def module_name(file: str) -> str:
 
 
 def warm() -> None:
-    """Import what the tests import."""
-    sys.path[:0] = [str(ROOT)]
+    """Import what the tests import; they use the CPU, and one thread each."""
+    os.environ.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
     sys.dont_write_bytecode = False  # else every child would compile what it imports
     for name in (*LAZY, *_imports()):
-        if name != "atoll.engines.nvflare":  # not everybody has NVFlare
+        with contextlib.suppress(ImportError):  # not everybody has NVFlare or an optional package
             importlib.import_module(name)
     gc.freeze()  # else every child would look through all that torch holds
 
@@ -161,20 +178,65 @@ def _forget(module: str) -> None:
         del sys.modules[name]
 
 
-def run(file: str, source: str, tests: Sequence[str], limit: float) -> Outcome:
-    """Run tests in order against a module with a fault, until one fails or time is up."""
+def all_at_once(tasks: Sequence[Task], workers: int) -> Sequence[Task]:
+    """Run each task in a forked process, as many at once as there are workers."""
+    if tasks:
+        warm()
+    running = set[int]()
+    for task in tasks:
+        if len(running) == workers:
+            running.remove(os.wait()[0])
+        if not (child := os.fork()):
+            _become(task)
+        running.add(child)
+    for child in running:
+        os.waitpid(child, 0)
+    return tasks
+
+
+def _become(task: Task) -> None:
+    """Become the test run of a task; never return."""
+    try:
+        os.chdir(ROOT)
+        signal.alarm(PATIENCE)
+        _redirect(task.path.with_suffix(".txt"))
+        base = task.path.with_suffix("")
+        os.environ["TMPDIR"] = tempfile.tempdir = str(task.path.parent)
+        flags = [*FLAGS, "--continue-on-collection-errors", f"--basetemp={base}"]
+        pytest.main([*flags, *task.tests], [task.plugin])
+        task.path.write_text(json.dumps(task.result()))
+    finally:
+        os._exit(0)
+
+
+def _redirect(path: Path) -> None:
+    """Write what this process prints to a file."""
+    output = os.open(path, os.O_RDWR | os.O_CREAT)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+
+
+def run(
+    file: str, source: str, tests: Sequence[str], limit: float, end: float = math.inf
+) -> Outcome | None:
+    """Run tests in order against a module with a fault, until one fails or time is up.
+
+    None where the moment `end` came first: nothing is known of the mutant then.
+    """
     folder, start = Path(tempfile.mkdtemp(prefix="atoll-mutant-")), time.monotonic()
     child = os.fork()
     if not child:
         _child(file, source, tests, folder)
     status, ended = 0, False
-    while not ended and time.monotonic() - start < limit:
+    while not ended and time.monotonic() < min(start + limit, end):
         pid, status = os.waitpid(child, os.WNOHANG)
         ended = pid == child
         if not ended:
             time.sleep(0.02)
     if not ended:
-        os.killpg(child, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has not begun a group of its own yet
+            os.killpg(child, signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     verdict, output = folder / "killer", folder / "output"
     killer = verdict.read_text() if verdict.exists() else ""
@@ -182,12 +244,17 @@ def run(file: str, source: str, tests: Sequence[str], limit: float) -> Outcome:
     shutil.rmtree(folder, ignore_errors=True)
     seconds = round(time.monotonic() - start, 2)
     if not ended:
-        return Outcome("timeout", "", seconds)
+        return Outcome("timeout", "", seconds) if start + limit <= end else None
     if status and not killer:  # a crash of the interpreter is the fault's doing, all else is ours
         if not os.WIFSIGNALED(status):
             raise RuntimeError(f"no test failed, yet the run did:\n{text[-3000:]}")
         killer = f"signal {os.WTERMSIG(status)}"
     return Outcome("killed" if killer else "survived", killer, seconds)
+
+
+def _addresses() -> int:
+    """Bytes of addresses that this process has mapped; torch for GPUs alone maps many."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def _child(file: str, source: str, tests: Sequence[str], folder: Path) -> None:
@@ -196,15 +263,14 @@ def _child(file: str, source: str, tests: Sequence[str], folder: Path) -> None:
     try:
         os.setsid()
         os.chdir(ROOT)
-        output = os.open(folder / "output", os.O_RDWR | os.O_CREAT)
-        for stream in (1, 2):
-            os.dup2(output, stream)
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        _redirect(folder / "output")
+        most = MEMORY + _addresses()
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
         os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
         _forget(module_name(file))
         sys.meta_path.insert(0, Finder(file, source))
         verdict = Verdict()
-        code = int(pytest.main([*FLAGS, f"--basetemp={folder}/base", *tests], [verdict]))
+        code = int(pytest.main(["-x", *FLAGS, f"--basetemp={folder}/base", *tests], [verdict]))
         (folder / "killer").write_text(verdict.killer)
     except BaseException:
         traceback.print_exc()

@@ -53,6 +53,7 @@ class Mutant:
     number: int  # among those of this operator in this function
     lines: range  # of the statement that holds it
     inside: bool  # within a function, so that its lines tell which tests run it
+    original: str  # the module's source
     tree: ast.Module
     statement: ast.stmt
     old: ast.AST
@@ -80,9 +81,12 @@ class Mutant:
 
     @functools.cached_property
     def digest(self) -> str:
-        """A hash of the fault and of the definition around it."""
-        around = next(n for n in self.tree.body if self._holds(n))
-        text = ast.unparse(self._with_fault(around))
+        """A hash of the fault and of the function around it, or of the field or constant."""
+        around: ast.stmt = next(n for n in self.tree.body if self._holds(n))
+        if isinstance(around, ast.ClassDef):
+            around = next((n for n in around.body if self._holds(n)), around)
+        lines = self.original.splitlines()[around.lineno - 1 : around.end_lineno]
+        text = "\n".join(lines)  # unlike a tree written out, the same in every version of Python
         return hashlib.sha256(f"{self.key}\n{text}".encode()).hexdigest()[:16]
 
     def _holds(self, node: ast.stmt) -> bool:
@@ -213,7 +217,7 @@ def mutants(file: str, source: str) -> list[Mutant]:
                 count = seen[place.function, name]
                 seen[place.function, name] += 1
                 where = (file, place.function, name, count, lines, place.inside)
-                found.append(Mutant(*where, tree, place.statement, node, new))
+                found.append(Mutant(*where, source, tree, place.statement, node, new))
     return found
 
 

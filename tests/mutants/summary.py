@@ -73,21 +73,26 @@ def survivors(results: Sequence[Result], reasons: Mapping[str, str]) -> list[str
     return lines or ["None."]
 
 
-def killed_since(results: Sequence[Result]) -> list[str]:
-    """A line for each mutant that survived an earlier run and is killed now."""
-    lines = []
-    for result in sorted(results, key=lambda r: r.mutant.key):
-        entry = result.entry or {}
-        if entry.get("survived before") and not result.survives:
-            test = str(entry["killer"]).split("::")[-1] or "a timeout"
-            lines.append(
-                f"- {result.mutant.key}: {result.mutant.change}. Killed since by `{test}`."
-            )
-    return lines or ["None."]
+def headline(results: Sequence[Result], reasons: Mapping[str, str]) -> str:
+    """The score in a sentence, and how many survivors are justified."""
+    tried = [r for r in results if r.entry]
+    alive = [r for r in tried if r.survives]
+    low, high = wilson(len(tried) - len(alive), len(tried))
+    share = (len(tried) - len(alive)) / max(1, len(tried))
+    known = [reasons[r.mutant.key] for r in alive if r.mutant.key in reasons]
+    equivalent = sum(reason.startswith("Equivalent") for reason in known)
+    text = f"{len(tried)} tried, {100 * share:.1f} % noticed ({100 * low:.1f} to {100 * high:.1f})."
+    kinds = f"{equivalent} equivalent, {len(known) - equivalent} justified, "
+    return f"{text} Of {len(alive)} survivors: {kinds}{len(alive) - len(known)} open."
 
 
-def page(results: Sequence[Result], sizes: Mapping[str, int], reasons: Mapping[str, str]) -> str:
-    """The whole page."""
+def page(
+    results: Sequence[Result],
+    sizes: Mapping[str, int],
+    reasons: Mapping[str, str],
+    where: Mapping[str, str],
+) -> str:
+    """The whole page; `where`: the commits of the measurement, and the machine of each."""
     drawn, named = [r for r in results if r.drawn], [r for r in results if r.named]
     guarded = [r for r in results if r.named or r.mutant.file.startswith("methods/")]
     others = [r for r in results if r not in guarded]
@@ -100,27 +105,31 @@ def page(results: Sequence[Result], sizes: Mapping[str, int], reasons: Mapping[s
             "against each: a fault that no test notices is a survivor. `tests/mutants` has the",
             "operators, the modules and the named functions. Timeouts count as killed. Against one",
             "mutant only the cheapest tests that run its lines are run, so the whole suite may",
-            "kill more. This page is written by the command.",
+            "kill more. A survivor is equivalent if no test can notice it. A result is kept while",
+            "the function and the test that noticed the fault are unchanged. The command writes",
+            "this page.",
+            "",
+            *(f"- Measured at commit {commit} on {machine}." for commit, machine in where.items()),
             "",
             f"Not tried: {waiting} of {len(results)}." if waiting else "All of them were tried.",
             "",
             "## The sample",
             "",
+            headline(drawn, reasons),
+            "",
             *table(
                 drawn, {f: n for f, n in sizes.items() if any(r.mutant.file == f for r in drawn)}
             ),
             "",
-            "## Selection, aggregation and masking: every mutant of the named functions",
+            "## Selection, aggregation, masking and comparison: all mutants of the named functions",
+            "",
+            headline(named, reasons),
             "",
             *table(named, None),
             "",
             "## Survivors in methods and in the named functions",
             "",
             *survivors(guarded, reasons),
-            "",
-            "## Killed since the first run",
-            "",
-            *killed_since(results),
             "",
             "## Other survivors of the sample",
             "",

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,17 @@ def test_a_key_names_the_function_and_outlives_an_edit_elsewhere() -> None:
     assert len({m.key for m in one}) == len(one)
 
 
+def test_every_function_and_test_that_is_named_exists() -> None:
+    """A function that moves must not leave the list behind."""
+    targets = tomllib.loads((ROOT / "tests/mutants/targets.toml").read_text())
+    for file, names in targets["named"].items():
+        every = mutants(file, (ROOT / "src/atoll" / file).read_text())
+        assert set(names) <= {mutant.function for mutant in every}, file
+    places = [place.partition("::")[0] for place in targets["tests"]]
+    places += [f"src/atoll/{file}" for file in targets["modules"]]
+    assert [place for place in places if not (ROOT / place).exists()] == []
+
+
 def some(count: int, file: str) -> list[Mutant]:
     text = "".join(f"def f{n}(a):\n    return a\n" for n in range(count))
     return mutants(file, text)
@@ -136,11 +148,18 @@ def test_the_page_counts_timeouts_as_killed_and_names_what_is_open() -> None:
         Result(other, {"status": "survived", "killer": ""}, True, True),
         Result(third, None, True, True),
     ]
-    text = page(results, {"m.py": 3}, {})
+    text = page(results, {"m.py": 3}, {}, {"abc": "a machine"})
+    assert "Measured at commit abc on a machine." in text
     assert "| m.py | 3 | 2 | 0 | 1 | 1 | 50.0 % |" in text
     assert "Not tried: 1 of 3." in text
+    assert (
+        "2 tried, 50.0 % noticed (9.5 to 90.5). Of 1 survivors: 0 equivalent, 0 justified, 1 open."
+        in text
+    )
     assert f"{other.key}: `return a` becomes `return None`. **open**" in text
-    assert "the same either way" in page(results, {"m.py": 3}, {other.key: "the same either way"})
+    assert "the same either way" in page(
+        results, {"m.py": 3}, {other.key: "the same either way"}, {}
+    )
 
 
 CHECK = """

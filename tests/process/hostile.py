@@ -16,7 +16,7 @@ INSIDE = Path(__file__).with_name("inside")
 # `atoll serve` with the server that NVFlare itself starts, as someone would who has changed atoll.
 UNGUARDED = """
 import sys
-from atoll.engines.network import nvflare
+from atoll.engines.network import session
 
 
 def command(kind, kit, name):
@@ -25,7 +25,7 @@ def command(kind, kit, name):
             "secure_train=true", "org=atoll", "config_folder=config"]
 
 
-nvflare.command = command
+session.command = command
 from atoll.cli import main
 
 main()

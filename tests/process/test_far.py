@@ -24,7 +24,7 @@ rounds = 3
 data = "wine"
 scenario = { clients = 3 }
 model = { widths = [8] }
-method = { name = "fedavg", epochs = 1 }
+method = { name = "fedavg", epochs = 2 }
 engine = { mode = "loop", threads = 1 }
 checkpoint_seconds = 0
 """

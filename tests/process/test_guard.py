@@ -86,7 +86,7 @@ def test_only_the_receiver_of_a_stream_acknowledges_or_ends_it(topic: str) -> No
 
     ByteStreamer.tx_task_map[number] = SimpleNamespace(target=f"bern.{JOB}")
     try:
-        assert refused(f"basel.{JOB}") == "the stream goes to somebody else"
+        assert refused(f"basel.{JOB}") == "the stream goes to another receiver"
         assert refused(f"bern.{JOB}") == ""
         assert bool(refused("server")) == (topic == "sm__ACK")  # it says who cannot be reached
         assert refused(f"basel.{JOB}", number + 1) == ""  # of no stream that there is

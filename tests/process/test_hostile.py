@@ -206,6 +206,16 @@ def test_a_site_is_given_no_answer_of_another(oslo: Scene) -> None:
     refused(oslo.made, "coordinator", "sm__STREAM/collab:call from oslo.")
 
 
+@pytest.mark.parametrize("topic", [deny.ACK, deny.ERROR])
+def test_a_site_acknowledges_and_ends_no_stream_to_another(oslo: Scene, topic: str) -> None:
+    """NVFlare finds a stream by its number alone, and numbers are consecutive."""
+    target = oslo.inside.name("server.job")
+    answer = oslo.inside.ask("oslo.job", "guess", target=target, topic=topic, seconds=8)
+    assert answer.get("sent", 0) > 100, answer
+    name = oslo.inside.name("oslo.job")
+    refused(oslo.made, "coordinator", f"{deny.STREAM}:{topic} from {name}: the stream goes to")
+
+
 @pytest.mark.parametrize(
     ("forge", "words"),
     [

@@ -151,7 +151,7 @@ def test_a_vertical_run_stops_names_the_party_and_resumes_unpoisoned(scene: Fede
 
 @pytest.mark.parametrize("reply", [None, [], "x", {}, {"ok": True}, {"ok": True, "header": 7}])
 def test_a_reply_of_no_form_at_all_is_one_that_cannot_be_read(reply: Any) -> None:
-    from atoll.engines.network import nvflare  # noqa: PLC0415 - only where it is installed
+    from atoll.engines.network import remote  # noqa: PLC0415 - only where it is installed
 
     class Site:
         """A site's end that answers what it likes."""
@@ -166,8 +166,8 @@ def test_a_reply_of_no_form_at_all_is_one_that_cannot_be_read(reply: Any) -> Non
             return self.handle()
 
     run = resolve(change({"method": "fedavg"}, {}), "test")
-    party = nvflare.Party("basel", "site-0", Site())
-    engine = nvflare.Remote(run, {"site-0": party}, 60.0, 60.0, lambda: None)
+    party = remote.Party("basel", "site-0", Site())
+    engine = remote.Remote(run, {"site-0": party}, 60.0, 60.0, lambda: None)
     answers = engine.carry("fit", Moment(0, 0, 1), {"site-0": pack(Empty())})
     assert (answers["site-0"].header, answers["site-0"].block) == (b"", b"")
     with pytest.raises(BadMessageError, match="message from site-0 refused: its answer is not of"):

@@ -30,6 +30,7 @@ from .hostile import refused, said
 pytest.importorskip("nvflare", reason="needs the extra nvflare")
 pytestmark = pytest.mark.process
 
+ROOT = Path(__file__).parents[2]
 SECRET = "correct horse battery staple"
 RUN = """\
 rounds = 2
@@ -140,6 +141,31 @@ def test_a_second_connection_under_one_name_is_refused_and_both_are_told(scene: 
     copy.terminate()
     copy.wait(30)
     assert scene.made.main_process("bern") == before, "the first one was thrown out"
+    assert "refuses this site" not in scene.shown("bern")
+
+
+JOB = "9ed80a6e-fb83-4a5d-b303-0e6b87c52e97"
+
+
+@pytest.mark.parametrize("origin", ["bern", f"bern.{JOB}"])
+def test_a_stolen_kit_registers_for_no_site_on_a_line_named_like_a_job(
+    scene: Scene, origin: str
+) -> None:
+    """Only the site's own connection registers; the site that is there stays."""
+    kit, before = scene.made.kit("bern"), scene.made.main_process("bern")
+    command = [sys.executable, "-m", "tests.process.impostor", str(kit), str(scene.port)]
+    ended = subprocess.run(
+        [*command, f"bern.{JOB}", origin],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "registered" not in ended.stdout, ended.stdout
+    assert "refused" in ended.stdout, ended.stdout + ended.stderr[-3000:]
+    refused(scene.made, "coordinator", f"task:challenge from {origin}: '")
+    assert scene.made.main_process("bern") == before
     assert "refuses this site" not in scene.shown("bern")
 
 

@@ -127,9 +127,9 @@ def test_the_command_interrupted_by_ctrl_c_saves_its_state_and_resumes(
     assert printed == ""
     assert complaint.splitlines() == [
         "stopping after this round; press Ctrl-C again to stop at once",
-        "error: interrupted, state saved",
+        "error: interrupted; the state is saved",
         f"where: {folder}",
-        "to do: go on with --resume",
+        "to do: continue with --resume",
     ]
     assert not (folder / "result.json").exists()
     finish(folder, "--resume")

@@ -151,7 +151,7 @@ def test_a_site_that_cannot_open_its_gate_says_so_when_it_is_asked(
     monkeypatch.setenv("ATOLL_SITE", str(site_file(kit, "store")))
     outpost = nvflare.Outpost()
     outpost.begin()
-    said = "something is to be mended there; the site's log says what"
+    said = "the site has to fix something; its log says what"
     closed = {"ok": False, "kind": "failed", "reason": said}
     told = outpost.prepare("run-1", "", "site-0", ["site-0"], "")
     assert told == {**closed, "version": VERSION}
@@ -273,7 +273,7 @@ def test_only_the_server_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyP
         lambda: outpost.finish(nothing, nothing),
         lambda: outpost.keep("0-0"),
         lambda: outpost.restore("0-0"),
-        lambda: outpost.look([0, 0, 1]),
+        lambda: outpost.snapshot([0, 0, 1]),
     )
     published = [name for name, one in vars(nvflare.Outpost).items() if is_publish(one)]
     try:
@@ -290,7 +290,7 @@ def test_only_the_server_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("ok", [True, False])
 def test_a_site_with_another_version_is_named(ok: bool) -> None:
-    from atoll.engines.network import nvflare  # noqa: PLC0415 - only where it is installed
+    from atoll.engines.network import remote  # noqa: PLC0415 - only where it is installed
 
     class Site:
         """A site's end that has another version."""
@@ -302,7 +302,7 @@ def test_a_site_with_another_version_is_named(ok: bool) -> None:
             return {"ok": ok, "data": "", "version": "0.0.1"}
 
     run = resolve(change({"method": "fedavg"}, {}), "test")
-    party = nvflare.Party("basel", "site-0", Site())
-    engine = nvflare.Remote(run, {"site-0": party}, 60.0, 60.0, lambda: None)
+    party = remote.Party("basel", "site-0", Site())
+    engine = remote.Remote(run, {"site-0": party}, 60.0, 60.0, lambda: None)
     with pytest.raises(ClientFailedError, match=r"basel failed in prepare: it has atoll 0\.0\.1"):
         engine.prepare("run-1", None)

@@ -67,3 +67,35 @@ def test_what_the_page_says_works_as_it_is_printed(reader: Federation) -> None:
 @pytest.mark.long
 def test_the_rehearsal_of_the_page_says_go(reader: Federation) -> None:
     assert read_out(reader, True) == {"network", "rehearse"}
+
+
+PROJECT = """\
+name = "alps"
+server = "localhost"
+port = {port}
+sites = ["basel", "bern"]
+"""
+RUN = """\
+rounds = 2
+data = "digits-table"
+scenario = { split = "rows", clients = 2 }
+model = { widths = [8] }
+method = { name = "fedavg", epochs = 1 }
+engine = { mode = "loop", threads = 1 }
+"""
+
+
+@pytest.mark.long
+def test_a_rehearsal_where_sites_made_their_own_keys_says_go(reader: Federation) -> None:
+    """The owner has no kits of the sites, so the rehearsal makes its own for localhost."""
+    reader.folder.joinpath("project.toml").write_text(PROJECT.format(port=free_port()))
+    reader.folder.joinpath("run.toml").write_text(RUN)
+    typed(reader, "atoll network init project.toml --by-request")
+    for site in ("basel", "bern"):
+        typed(reader, f"atoll network request {site}")
+        typed(reader, f"atoll network sign project.toml {site}/{site}.csr")
+    ended = reader.call("rehearse", "project.toml", "run.toml", seconds=900)
+    assert ended.stdout.rstrip().endswith("go"), ended.stdout + ended.stderr[-2000:]
+    assert "NO GO" not in ended.stdout
+    assert ended.stdout.count("the site has made its own key") == 2
+    assert "made for localhost, since sites have their own keys" in ended.stdout

@@ -54,12 +54,12 @@ def test_a_site_that_is_away_from_the_start_was_never_seen() -> None:
 
 
 def test_a_sites_own_words_cannot_command_the_coordinators_terminal() -> None:
-    from atoll.engines.network import nvflare  # noqa: PLC0415
+    from atoll.engines.network import remote  # noqa: PLC0415
     from atoll.runs.config import change, resolve  # noqa: PLC0415
 
     run = resolve(change({"method": "fedavg"}, {}), "test")
-    party = nvflare.Party("basel", "site-0", object())
-    engine = nvflare.Remote(run, {"site-0": party}, 60.0, 60.0, lambda: None)
+    party = remote.Party("basel", "site-0", object())
+    engine = remote.Remote(run, {"site-0": party}, 60.0, 60.0, lambda: None)
     for reply in ({"ok": False, "reason": "\x1b[2J\nall is well"}, {"version": "\x1b[2J"}):
         with pytest.raises(ClientFailedError) as caught:
             engine._checked("site-0", "handle", "fit", reply)

@@ -24,7 +24,7 @@ from torch.nn import functional as F  # noqa: N812
 from atoll.compute import autotune, proof
 from atoll.compute.accelerated import Candidate
 from atoll.compute.compare import max_relative_error
-from atoll.compute.kinds.train import TrainStacks
+from atoll.compute.kinds.train import TRAIN
 from atoll.compute.stacking import Stack
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
@@ -349,7 +349,7 @@ def accepted(jobs: Sequence[TrainJob], monkeypatch: pytest.MonkeyPatch) -> dict[
         return next((one for one in verdicts if one.holds), verdicts[-1])
 
     monkeypatch.setattr(proof, "_first_equal", each)
-    choice = autotune.proved(TrainStacks(), "work", jobs)
+    choice = autotune.proved(TRAIN, "work", jobs)
     assert choice.way == next((way for way in WAYS if holds[way]), "")
     assert choice.mode == ("stacked" if choice.way else "loop")
     return holds

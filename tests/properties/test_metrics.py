@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll import metrics
 from atoll.core.record import Score
+from atoll.metrics import scores as metrics
 
 CELLS = st.dictionaries(
     st.tuples(st.sampled_from("abcd"), st.integers(0, 3), st.integers(0, 4), st.integers(0, 2)),

@@ -14,7 +14,8 @@ from atoll.engines.local import local_engine
 from atoll.report import page
 from atoll.runs.config import resolve
 from atoll.runs.execute import execute
-from atoll.runs.predict.tables import Predictor, predict
+from atoll.runs.predict.model import Predictor
+from atoll.runs.predict.tables import predict
 
 ANY = st.characters(exclude_categories=["Cs"])  # all of Unicode but halves of pairs
 NAMES = st.text(ANY, max_size=8)

@@ -21,7 +21,10 @@ MODULES = sorted(
 )  # fmt: skip
 NEEDS_NVFLARE = tuple(
     f"atoll.engines.network.{name}"
-    for name in ("certificates", "guard", "nvflare", "presence", "provision", "standing", "wire")
+    for name in (
+        *("certificates", "guard", "nvflare", "presence", "provision"),
+        *("remote", "session", "standing", "wire"),
+    )
 )
 TINY: dict[str, Any] = {
     "data": "wine",

@@ -22,6 +22,7 @@ from atoll.cli import command, terminal
 from atoll.cli import data as data_commands
 from atoll.cli.run import numbers as numbers_of
 from atoll.core.errors import UserError
+from atoll.data import splits
 from atoll.data.dataset import Dataset
 from atoll.data.sources import tabular
 from atoll.methods import fedavg
@@ -160,7 +161,7 @@ def complaint(ended: Ended) -> tuple[str, str, str]:
 
 
 MISTAKES: dict[str, tuple[list[str], str, str, str]] = {
-    "malformed TOML": (["run", "bad.toml"], "not TOML", "bad.toml", "mend that line"),
+    "malformed TOML": (["run", "bad.toml"], "not TOML", "bad.toml", "fix that line"),
     "not text": (["run", "bytes.toml"], "not TOML", "bytes.toml", "mend"),
     "no method": (["run", "empty.toml"], "no method", "empty.toml", "method ="),
     "unknown key in a file": (["run", "key.toml"], "'ronds'", "key.toml", "'rounds'"),
@@ -448,7 +449,7 @@ def test_resuming_a_folder_that_is_not_there_is_an_error(
     ended = atoll("run", "fedavg", *TINY, "--out", "typo", "--resume", *more)
     what, where, remedy = complaint(ended)
     assert ended.code == 2
-    assert what == "no run to go on with in this folder"
+    assert what == "no run to continue in this folder"
     assert where.startswith("typo")
     assert "--resume" in remedy
     assert tree(here) == {}
@@ -582,9 +583,9 @@ def test_the_first_ctrl_c_ends_the_round_saves_and_resumes_to_the_same_record(
     assert ended.code == 130
     assert "press Ctrl-C again" in lines[0]
     assert lines[1:] == [
-        "error: interrupted, state saved",
+        "error: interrupted; the state is saved",
         "where: run",
-        "to do: go on with --resume",
+        "to do: continue with --resume",
     ]
     assert (here / "run" / "times.jsonl").read_text().count("\n") == 2
     assert atoll(*arguments, "--out", "run", "--resume").code == 0
@@ -600,9 +601,9 @@ def test_the_second_ctrl_c_stops_at_once_and_the_checkpoint_stays(
     assert ended.code == 130
     assert ended.out == ""
     assert ended.err.splitlines()[1:] == [
-        "error: interrupted, state of the last checkpoint kept",
+        "error: interrupted; the last checkpoint is kept",
         "where: run",
-        "to do: go on with --resume",
+        "to do: continue with --resume",
     ]
     assert (here / "run" / "checkpoint.safetensors").exists()
     assert not (here / "run" / "traceback.txt").exists()
@@ -725,6 +726,39 @@ def test_list_prints_every_preset_with_its_remark(atoll: Command) -> None:
     assert "The demo:" in found["demo"]
 
 
+def test_list_prints_every_run_with_its_accuracy_or_its_state(atoll: Command, here: Path) -> None:
+    assert atoll("list", "runs").out.strip() == ""
+    assert atoll("run", "fedavg", *TINY, "-q").code == 0
+    assert atoll("run", "fedavg", *TINY, "-q", "--seeds", "0..1").code == 0
+    (here / "runs" / "fedavg-1" / "facts.json").write_text("{")
+    (here / "runs" / "fedavg-2" / "seed-1" / "result.json").unlink()
+    lines = atoll("list", "runs").out.splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "runs/fedavg-1", "runs/fedavg-2/seed-0", "runs/fedavg-2/seed-1",
+    ]  # fmt: skip
+    assert "a file of the record is shorter than it was" in lines[0]
+    assert "fedavg on wine, accuracy 0." in lines[1]
+    assert lines[2].rstrip().endswith("fedavg on wine, not finished")
+
+
+def test_the_help_of_a_flag_names_no_type(atoll: Command) -> None:
+    ended = atoll("run", "--help")
+    assert "<bool>" not in ended.out
+    assert "-q, --quiet" in ended.out
+
+
+def test_types_are_shown_without_python_syntax(atoll: Command) -> None:
+    ended = atoll("show", "vleto")
+    assert "Union[" not in ended.out
+    assert "list of list of int | overlap4 | disjoint2" in ended.out
+
+
+def test_columns_set_the_width_of_what_is_piped(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert terminal._console(stderr=False).width == terminal.PLAIN_WIDTH
+    monkeypatch.setenv("COLUMNS", "72")
+    assert terminal._console(stderr=False).width == 72
+
+
 @pytest.mark.parametrize(
     ("what", "words"),
     [
@@ -835,3 +869,27 @@ def test_version_and_help_have_their_usual_flags(atoll: Command, words: list[str
     ended = atoll(*words)
     assert ended.code == 0
     assert ("atoll 0" if words == ["--version"] else "Usage: atoll") in ended.out
+
+
+def test_splits_are_listed_with_their_options(atoll: Command) -> None:
+    lines = atoll("list", "splits").out.splitlines()
+    assert [line.split()[0] for line in lines] == splits.names()
+    files = next(line for line in lines if line.startswith("files "))
+    assert files.rstrip().endswith("Options: train, valid.")
+
+
+def test_the_options_of_the_chosen_split_alone_are_shown(atoll: Command, tmp_path: Path) -> None:
+    """Own tables are counted, so that no number of clients is shown for them."""
+    files = [str(tmp_path / f"{name}.csv") for name in "abcd"]
+    (tmp_path / "own.toml").write_text(f'data = {{ files = {files}, label = "y" }}\n'
+                                       'method = "fedavg"\n')  # fmt: skip
+    shown = atoll("show", str(tmp_path / "own.toml")).out.partition("[scenario]")[2]
+    names = [line.split()[0] for line in shown.partition("[model]")[0].splitlines()[1:]]
+    assert names == ["option", "split", "train", "valid"]
+
+
+def test_clients_with_very_few_rows_are_warned_of(atoll: Command) -> None:
+    few = ["run", "fedavg", "--set", "rounds=1", "--set", "data=wine", "--set", "rows=even"]
+    warning = "warning: 30 of 30 clients train on fewer than 5 rows; ask for fewer clients"
+    assert warning in atoll(*few, "--set", "clients=30").err
+    assert "warning" not in atoll(*few, "--set", "clients=3").err

@@ -17,8 +17,9 @@ MARK = "<!-- from the source: make golden -->\n"
 MAKERS = {
     "UserError": (0, errors.EXIT_USER),
     "_wrong": (0, errors.EXIT_DATA_MISSING),
+    "unusable": (0, errors.EXIT_DATA_MISSING),
     "refused": (0, errors.EXIT_DATA_MISSING),
-    "_refusal": (0, errors.EXIT_USER),
+    "refusal": (0, errors.EXIT_USER),
     "_stopped": (0, errors.EXIT_INTERRUPTED),
 }
 
@@ -90,7 +91,7 @@ def test_every_message_of_the_source_is_found() -> None:
     assert len(made) > 80
     assert made["the file is empty"] == {errors.EXIT_DATA_MISSING}
     assert made["unknown option '…'"] == {errors.EXIT_USER}
-    assert made["interrupted, state saved"] == {errors.EXIT_INTERRUPTED}
+    assert made["interrupted; the state is saved"] == {errors.EXIT_INTERRUPTED}
 
 
 def test_the_page_has_a_line_for_each_message() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from atoll.cli import data, network, results, run
-from atoll.cli.terminal import complain, err, out, traceback_file
+from atoll.cli.terminal import complain, out, traceback_file
 from atoll.core import VERSION
 from atoll.core.errors import (
     EXIT_INTERRUPTED,
@@ -24,7 +24,7 @@ from atoll.core.errors import (
     out_of_memory,
 )
 from atoll.core.options import SYNONYMS
-from atoll.data.splits import ScenarioOptions
+from atoll.data import splits
 from atoll.runs.config import RunConfig
 
 __all__ = ["app", "main"]
@@ -33,6 +33,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,  # its help shows flags as options that take a bool
     pretty_exceptions_enable=False,
 )
 
@@ -58,7 +59,7 @@ def options(
 run.register(app)
 data.register(app)
 results.register(app)
-network.register(app, out, err, run.print_result)
+network.register(app)
 
 TAKES_SET = ("run", "sweep", "inspect", "reproduce")  # commands that have --set
 METHOD_OPTIONS = {"rate", "epochs", "batch", "mu", "widths"}  # that people look for as flags
@@ -88,10 +89,10 @@ def main() -> None:
 
 
 def _remedy(error: Exception) -> str:
-    """What to do about a client that failed: a run goes on only with the config it has."""
+    """What to do about a failed client; a run continues only with its own config."""
     if "not finite" in str(error):
         return "training diverged: lower the rate, and start a new run in another folder"
-    return "mend what failed, then go on with --resume"
+    return "fix what failed, then continue with --resume"
 
 
 def _usage(error: Exception) -> None:
@@ -100,7 +101,8 @@ def _usage(error: Exception) -> None:
     if message is None:
         return
     lines = str(message()).splitlines()
-    if not lines:  # called without a command: the help has been printed
+    if lines[0].startswith("Usage: "):  # called without a command: the message is the help
+        print("\n".join(lines))
         raise SystemExit(EXIT_USER)
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "atoll"
@@ -114,7 +116,7 @@ def _as_option(error: Exception, what: str) -> str:
     """What --set would say, where an option of the run was given to the command; else nothing."""
     flag = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
     option = SYNONYMS.get(flag, flag)
-    known = {field.name for kind in (RunConfig, ScenarioOptions) for field in fields(kind)}
+    known = {field.name for field in fields(RunConfig)} | splits.option_names()
     if option in known | METHOD_OPTIONS:
         return f"{option}=VALUE"
     extra = re.search(r"extra arguments?(?:\(s\))? \((\w[\w.]*=[^)]*)\)", what)

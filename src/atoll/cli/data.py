@@ -12,37 +12,44 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from atoll import __version__, data, methods
+from atoll.cli.arguments import Config, Set
 from atoll.cli.terminal import counted, out, print_grid, print_pairs, size
 from atoll.core.errors import UserError
 from atoll.core.influence import RobustOptions
 from atoll.core.options import describe, nearest
 from atoll.core.record import disk_errors, write_whole
+from atoll.data import splits
 from atoll.data.own import alignment, tables
 from atoll.data.sources import fetch
-from atoll.data.splits import ScenarioOptions, own_sizes
+from atoll.data.splits.files import own_sizes
 from atoll.learning.models import ModelOptions
 from atoll.runs.config import EngineOptions, RunConfig, assignment, change, presets, read, resolve
 from atoll.runs.draft import draft
 from atoll.runs.facts import holdings
 from atoll.runs.parts import parts
+from atoll.runs.result import Run, runs_in
 
 __all__ = ["align_command", "inspect_command", "register"]
 
 
 def list_command(
-    what: Annotated[str, typer.Argument(help="methods, data or presets")] = "methods",
+    what: Annotated[str, typer.Argument(help="methods, data, splits, presets or runs")] = "methods",
 ) -> None:
-    """List methods, data sets or presets."""
+    """List methods, data sets, splits, presets or runs."""
     kinds: dict[str, Callable[[], list[tuple[str, str]]]] = {
         "methods": lambda: [(name, _first_line(name)) for name in methods.names()],
         "data": lambda: [(name, _data_line(name)) for name in data.names()],
+        "splits": lambda: [(name, _split_line(name)) for name in splits.names()],
         "presets": lambda: [
             (name, path.read_text().splitlines()[0].lstrip("# "))
             for name, path in presets().items()
+        ],
+        "runs": lambda: [
+            (str(home), _run_line(Run(home)))
+            for folder in sorted(Path("runs").glob("*"))
+            for home in runs_in(folder)
         ],
     }
     if what not in kinds:
@@ -50,21 +57,38 @@ def list_command(
     print_pairs(kinds[what]())
 
 
+def _run_line(run: Run) -> str:
+    """Method, data and accuracy of a run, or what is wrong with its record."""
+    try:
+        line = f"{run.config['method']['name']} on {run.facts['data']['title']}"
+        ended = (run.folder / "result.json").exists()
+        return f"{line}, accuracy {run.accuracy:.4f}" if ended else f"{line}, not finished"
+    except UserError as error:
+        return error.what
+
+
 def _first_line(method: str) -> str:
     module = sys.modules[methods.load(method).client.__module__]
     return (module.__doc__ or "").splitlines()[0]
 
 
+def _split_line(name: str) -> str:
+    """What a split does, and its options."""
+    kind = splits.load(name).options
+    about = (sys.modules[kind.__module__].__doc__ or "").splitlines()[0]
+    return f"{about} Options: {', '.join(option.name for option in describe(kind))}."
+
+
 def show_command(
     what: Annotated[str, typer.Argument(help="a preset or a method", metavar="PRESET|METHOD")],
 ) -> None:
-    """Show every option of a preset or method: default, range, remark."""
+    """Show the options of a preset or method."""
     config = resolve(read(what), what)
     method = methods.load(config.method["name"])
     out.print(f"{what}: {_first_line(config.method['name'])}", soft_wrap=True)
     for title, kind, chosen in (
         ("run", RunConfig, vars(config)),
-        ("scenario", ScenarioOptions, config.scenario),
+        ("scenario", splits.load(config.split).options, config.scenario),
         ("model", ModelOptions, config.model),
         ("method", method.options, config.method),
         ("engine", EngineOptions, config.engine),
@@ -74,19 +98,20 @@ def show_command(
 
 
 def _print_options(title: str, kind: type, chosen: Mapping[str, Any]) -> None:
-    shown = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
-    for name in ("option", "value", "type", "range", "what it is"):
-        shown.add_column(name, overflow="fold")
+    rows = []
+    if "split" in chosen:
+        known = " | ".join(splits.names())
+        rows.append(["split", json.dumps(chosen["split"]), known, "", "who holds what"])
     for option in describe(kind):
         value = chosen.get(option.name, option.default)
         if option.name == "data" or not isinstance(value, dict):  # other tables have their own
             cells = (option.name, json.dumps(value), option.kind, option.range, option.remark)
-            shown.add_row(*map(Text, cells))
-    out.print(shown)
+            rows.append(list(cells))
+    print_grid(title, ["option", "value", "type", "range", "what it is"], rows)
 
 
 def doctor_command() -> None:
-    """Say what is installed, what is found, and what mends what is missing."""
+    """Check the installation and suggest fixes."""
     packages = ("torch", "numpy", "pydantic", "safetensors", "scikit-learn", "pyarrow")
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
     print_pairs(
@@ -121,50 +146,45 @@ def align_command(
     to: Annotated[Path, typer.Option("--out", help="folder for the index files")] = Path("aligned"),
     exact: Annotated[bool, typer.Option(help="compare ids as they are written")] = False,
     assume: Annotated[
-        bool, typer.Option("--assume-aligned", help="rows already match: check ids, hide nothing")
+        bool, typer.Option("--assume-aligned", help="rows already match: compare ids openly")
     ] = False,
 ) -> None:
-    """Find the rows that several tables share without showing the others."""
+    """Find the rows that several tables share, privately."""
     tables = {path.stem: alignment.read_ids(path, column) for path in files}
     if len(tables) < max(2, len(files)):
         raise UserError("two files of one name, or one alone", "align", "name each party's file")
-    made = (
+    aligned = (
         alignment.assume_aligned(tables, exact)
         if assume
         else alignment.align(tables, hub.stem, exact)
     )
     with disk_errors(to):
         to.mkdir(parents=True, exist_ok=True)
-    for name, rows in made.rows.items():
+    for name, rows in aligned.rows.items():
         lines = "".join(f"{row}\n" for row in rows)
         write_whole(to / f"{name}.index.csv", f"row\n{lines}".encode())
-    moved = sum(len(message.content) for message in made.sent)
-    count = len(next(iter(made.rows.values())))
+    moved = sum(len(message.content) for message in aligned.sent)
+    count = len(next(iter(aligned.rows.values())))
     out.print(f"{count} rows in common, {size(moved)} moved; index files in {to}", soft_wrap=True)
 
 
 DEALT = ("train", "valid", "test", "common", "own")
 
 
-def inspect_command(
-    what: Annotated[
-        str, typer.Argument(help="a preset, a method, or a .toml file", metavar="CONFIG")
-    ],
-    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value")] = None,
-) -> None:
-    """Show what each site holds and what will be done with it, before anything trains."""
+def inspect_command(what: Config, set_: Set = None) -> None:
+    """Show what each site holds, before anything trains."""
     changes = dict(assignment(text) for text in set_ or [])
     config = resolve(change(read(what), changes), what)
-    if config.scenario["split"] == "files":
+    if config.split == "files":
         given = {key: value for key, value in config.data.items() if key != "name"}
-        found = tables.survey(**given)
-        _print_survey(found)
-        rows = _to_be_dealt(found, config)
+        survey = tables.survey(**given)
+        _print_survey(survey)
+        rows = _to_be_dealt(survey, config)
     else:
-        made = parts(config)
-        if made.dataset.layout is not None and made.dataset.layout.told:
-            print_pairs(list(made.dataset.layout.told), "worth knowing")
-        held = holdings(made)
+        run_parts = parts(config)
+        if run_parts.dataset.layout is not None and run_parts.dataset.layout.findings:
+            print_pairs(list(run_parts.dataset.layout.findings), "worth knowing")
+        held = holdings(run_parts)
         rows = [
             [
                 id,
@@ -177,27 +197,23 @@ def inspect_command(
     print_grid("rows and columns of numbers, as dealt", ["site", *DEALT], rows)
 
 
-def _to_be_dealt(found: tables.Survey, config: RunConfig) -> list[list[str]]:
+def _to_be_dealt(survey: tables.Survey, config: RunConfig) -> list[list[str]]:
     """What each site will have, from the numbers of its rows: the file is not read again."""
-    common, own = tables.widths(found)
+    common, own = tables.widths(survey)
     rows = []
-    for site in found.sites:
-        stages = {stage: site.stages.get(stage, 0) for stage in found.stages or ("",)}
+    for site in survey.sites:
+        stages = {stage: site.stages.get(stage, 0) for stage in survey.stages or ("",)}
         sizes = own_sizes(site.name, stages, config.scenario_options()).sum(0)
         rows.append([site.name, *(f"{n:,}" for n in sizes), str(common), str(own[site.name])])
     return rows
 
 
-def _print_survey(found: tables.Survey) -> None:
+def _print_survey(survey: tables.Survey) -> None:
     sites = [
         [site.name, site.file, f"{site.rows:,}", counted(site.classes), counted(site.stages)]
-        for site in found.sites
+        for site in survey.sites
     ]
-    header = (
-        ["site", "file", "rows", "classes", "stages"]
-        if found.stages
-        else ["site", "file", "rows", "classes"]
-    )
+    header = ["site", "file", "rows", "classes", *(["stages"] if survey.stages else [])]
     print_grid("sites", header, [row[: len(header)] for row in sites])
     columns = [
         [
@@ -206,14 +222,14 @@ def _print_survey(found: tables.Survey) -> None:
             column.where,
             ", ".join(column.sites) if column.where != "common" else "all",
             counted(column.missing),
-            column.done,
+            column.treatment,
         ]
-        for column in found.columns
+        for column in survey.columns
     ]
     print_grid("columns", ["column", "type", "", "sites", "missing", "what is done"], columns)
-    if found.findings:
-        print_pairs([(one.what, one.done) for one in found.findings], "worth knowing")
-    print_pairs([("", line) for line in found.crossing], "sites tell each other before training")
+    if survey.findings:
+        print_pairs(list(survey.findings), "worth knowing")
+    print_pairs([("", line) for line in survey.crossing], "sites tell each other before training")
 
 
 def init_command(
@@ -224,7 +240,10 @@ def init_command(
     method: Annotated[str, typer.Option(help="chfl, fedavg or alone")] = "",
     to: Annotated[Path, typer.Option("-o", "--out", help="the config to write")] = Path("run.toml"),
 ) -> None:
-    """Write a commented config for your own tables; what you do not give, you are asked."""
+    """Write a commented config for your own tables.
+
+    On a terminal it asks for what is missing.
+    """
     if to.exists():
         raise UserError("the file is there already", str(to), "choose another with -o")
     asking = sys.stdin.isatty()

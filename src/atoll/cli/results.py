@@ -9,13 +9,15 @@ import typer
 from atoll.cli.terminal import err, out
 from atoll.core.errors import UserError
 from atoll.data.own import alignment
-from atoll.runs.predict.images import PicturePredictor, predict_images, reads_images
-from atoll.runs.predict.onnx import write as write_onnx
-from atoll.runs.predict.parties import Lacking, predict_parties
-from atoll.runs.predict.tables import Predicted, Predictor, export, predict
+from atoll.runs.predict import images, onnx, parties, tables, texts
+from atoll.runs.predict.export import export
+from atoll.runs.predict.model import Predictor
+from atoll.runs.predict.output import Predicted
 from atoll.runs.result import Run
 
 __all__ = ["register"]
+
+PREDICT = {"table": tables.predict, "image": images.predict, "text": texts.predict}
 
 
 def report_command(
@@ -38,7 +40,7 @@ def watch_command(
     runs: Annotated[list[Path], typer.Argument(help="folders of runs", metavar="RUN...")],
     port: Annotated[int, typer.Option(help="of this machine; 0 for any that is free")] = 8200,
 ) -> None:
-    """Serve the report of runs that go on, live, to this machine alone."""
+    """Serve a live report of running runs to this machine alone."""
     from atoll.report import watch  # noqa: PLC0415 - matplotlib takes a second to import
 
     def ready(address: str) -> None:
@@ -52,13 +54,14 @@ def predict_command(
     run: Annotated[Path, typer.Argument(help="the folder of a run", metavar="RUN")],
     file: Annotated[
         Path | None,
-        typer.Argument(help="rows: CSV or Parquet; images: a folder, .npz or Parquet"),
+        typer.Argument(help="rows or texts: CSV or Parquet; images: a folder, .npz or Parquet"),
     ] = None,
     site: Annotated[str, typer.Option(help="whose model")] = "",
     to: Annotated[Path, typer.Option("-o", "--out", help="the predictions")] = Path(
         "predictions.csv"
     ),
     model: Annotated[str, typer.Option(help="a variant; default the method's headline")] = "",
+    task: Annotated[str, typer.Option(help="where tasks have own models; default the last")] = "",
     held_out: Annotated[
         bool, typer.Option("--held-out", help="only the rows that the run kept for its tests")
     ] = False,
@@ -70,40 +73,39 @@ def predict_command(
         str, typer.Option(help="parties, an id that one lacks: drop it, or fill its columns")
     ] = "drop",
 ) -> None:
-    """Predict rows or images with the model of one site, or rows with a file of each party."""
+    """Predict rows, images or texts with the model of one site, or with a file of each party."""
+    predictor = Predictor(run, site, model, task)
     if data:
-        done = _predict_parties(Predictor(run, site, model), file, data, lacking, to, held_out)
+        result = _predict_parties(predictor, file, data, lacking, to, held_out)
     elif file is None or not site:
-        what = "no file" if file is None else "it is not said whose model"
+        what = "missing FILE" if file is None else "missing --site: choose whose model to use"
         remedy = "give FILE --site SITE; where parties hold columns, --data for each party"
         raise UserError(what, "atoll predict", remedy)
-    elif reads_images(run):
-        done = predict_images(PicturePredictor(run, site, model), file, to, held_out)
     else:
-        done = predict(Predictor(run, site, model), file, to, held_out)
-    _remark(done)
-    out.print(f"{done.rows:,} predictions in {to}{_share(done)}", soft_wrap=True)
+        result = PREDICT[predictor.kind](predictor, file, to, held_out)
+    _remark(result)
+    out.print(f"{result.rows:,} predictions in {to}{_share(result)}", soft_wrap=True)
 
 
-def _remark(done: Predicted) -> None:
+def _remark(result: Predicted) -> None:
     """Say what was odd in a file."""
-    for name in done.absent:
+    for name in result.absent:
         err.print(f"the file has no column '{name}': taken as missing", soft_wrap=True)
-    for name, count in done.unseen.items():
+    for name, count in result.unseen.items():
         err.print(f"{count} values of '{name}' were never seen: taken as unknown", soft_wrap=True)
-    if done.unlabelled:
-        err.print(f"{done.unlabelled:,} have no label: neither right nor wrong", soft_wrap=True)
-    if done.foreign:
+    if result.unlabelled:
+        err.print(f"{result.unlabelled:,} have no label: neither right nor wrong", soft_wrap=True)
+    if result.foreign:
         why = "a label that is no class of the model: neither right nor wrong"
-        err.print(f"{done.foreign:,} have {why}", soft_wrap=True)
+        err.print(f"{result.foreign:,} have {why}", soft_wrap=True)
 
 
-def _share(done: Predicted) -> str:
+def _share(result: Predicted) -> str:
     """How many were right, of those whose label is known."""
-    if done.right is None:
+    if result.right is None:
         return ""
-    whom = "them" if done.judged == done.rows else f"the {done.judged:,} with a known label"
-    return f", {done.right / done.judged:.4f} of {whom} right"
+    whom = "them" if result.judged == result.rows else f"the {result.judged:,} with a known label"
+    return f", {result.right / result.judged:.4f} of {whom} right"
 
 
 def _predict_parties(
@@ -114,37 +116,34 @@ def _predict_parties(
         raise UserError("--data does not fit", str(file or predictor.folder), remedy)
     if lacking not in ("drop", "fill"):
         raise UserError(f"unknown way '{lacking}'", "--lacking", "use drop or fill")
-    how: Lacking = "fill" if lacking == "fill" else "drop"
-    done = predict_parties(predictor, data, to, how, held_out)
+    how: parties.Lacking = "fill" if lacking == "fill" else "drop"
+    result = parties.predict(predictor, data, to, how, held_out)
     became = "left out" if how == "drop" else "its columns taken as missing"
-    for name, ids in done.lacking.items():
-        shown = ", ".join(ids[: alignment.SHOWN]) + (", ..." if len(ids) > alignment.SHOWN else "")
-        err.print(f"{len(ids):,} ids are not in {name}, {became}: {shown}", soft_wrap=True)
-    return done
+    for name, ids in result.lacking.items():
+        listed = ", ".join(ids[: alignment.SHOWN]) + (", ..." if len(ids) > alignment.SHOWN else "")
+        err.print(f"{len(ids):,} ids are not in {name}, {became}: {listed}", soft_wrap=True)
+    return result
 
 
 def export_command(
     run: Annotated[Path, typer.Argument(help="the folder of a run", metavar="RUN")],
-    site: Annotated[str, typer.Option(help="whose model")],
+    site: Annotated[str, typer.Option(help="whose model; server: its half of a cut network")],
     to: Annotated[Path | None, typer.Option("-o", "--out", help="a folder")] = None,
     model: Annotated[str, typer.Option(help="a variant; default the method's headline")] = "",
-    onnx: Annotated[bool, typer.Option("--onnx", help="as ONNX too; needs the extra onnx")] = False,
+    task: Annotated[str, typer.Option(help="where tasks have own models; default the last")] = "",
+    with_onnx: Annotated[
+        bool, typer.Option("--onnx", help="as ONNX too; needs the extra onnx")
+    ] = False,
 ) -> None:
     """Write one site's model as safetensors with a card in JSON."""
     from atoll.report.tables import departures  # noqa: PLC0415
 
-    if reads_images(run):
-        if onnx:
-            remedy = "leave --onnx out: the weights are written as safetensors"
-            raise UserError("networks for images are not written as ONNX", "--onnx", remedy)
-        shown: PicturePredictor | Predictor = PicturePredictor(run, site, model)
-    else:
-        shown = predictor = Predictor(run, site, model)
-    told = {one.client: one.sentence for one in departures(Run(run))}
-    found = export(shown, to or run / f"export-{site}", told.get(shown.site, "nothing"))
-    if onnx:
-        write_onnx(predictor, found / "model.onnx")
-    out.print(f"the model and its card are in {found}", soft_wrap=True)
+    predictor = Predictor(run, site, model, task)
+    sentences = {one.client: one.sentence for one in departures(Run(run))}
+    home = export(predictor, to or run / f"export-{site}", sentences.get(predictor.site, "nothing"))
+    if with_onnx:
+        onnx.write(predictor, home / "model.onnx")
+    out.print(f"the model and its card are in {home}", soft_wrap=True)
 
 
 def register(app: typer.Typer) -> None:

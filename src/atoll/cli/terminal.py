@@ -1,10 +1,13 @@
 """What the command prints: tables, progress, errors; and what stops it."""
 
+import json
+import os
 import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
@@ -14,15 +17,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from atoll.core.errors import (
-    EXIT_INTERRUPTED,
-    InterruptedRunError,
-    UserError,
-    printable,
-)
+from atoll.core.errors import EXIT_INTERRUPTED, InterruptedRunError, UserError, printable
 from atoll.core.record import Message, Round, Score
 from atoll.runs.config import RunConfig
+from atoll.runs.facts import few_rows
 from atoll.runs.loop import Progress
+from atoll.runs.result import Run, plain, table
 
 __all__ = [
     "Watching",
@@ -34,22 +34,22 @@ __all__ = [
     "out",
     "print_grid",
     "print_pairs",
+    "print_result",
     "size",
+    "stoppable",
     "traceback_file",
 ]
 
 
-def _console(stderr: bool) -> Console:
-    """As wide as the terminal; in a file or a pipe so wide that hardly a line is broken."""
-    stream = sys.stderr if stderr else sys.stdout
-    wide = None if stream.isatty() else PLAIN_WIDTH
-    return Console(stderr=stderr, width=wide, markup=False, emoji=False, highlight=False)
-
-
 T = TypeVar("T")
+PLAIN_WIDTH = 240  # characters of a line in a file or a pipe, so that hardly one is broken
 
 
-PLAIN_WIDTH = 240  # characters
+def _console(stderr: bool) -> Console:
+    """As wide as the terminal or COLUMNS; else as PLAIN_WIDTH."""
+    stream = sys.stderr if stderr else sys.stdout
+    wide = None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
+    return Console(stderr=stderr, width=wide, markup=False, emoji=False, highlight=False)
 
 
 out, err = _console(stderr=False), _console(stderr=True)
@@ -59,34 +59,43 @@ def aside(words: str) -> None:
     err.print(words, soft_wrap=True)
 
 
-def guarded(folder: Path, work: Callable[[Callable[[], bool]], T]) -> T:
-    """Do it; the first Ctrl-C ends the round and saves, the second stops at once."""
+@contextmanager
+def stoppable(words: str, *signals: int) -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C asks to stop and prints `words`, the second stops at once."""
     asked: list[int] = []
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def stop(number: int, _: FrameType | None) -> None:
         if asked:
             raise KeyboardInterrupt
         asked.append(number)
-        err.print("stopping after this round; press Ctrl-C again to stop at once", soft_wrap=True)
+        aside(f"{words}; press Ctrl-C again to stop at once")
 
-    before = signal.signal(signal.SIGINT, stop)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, *signals)}
     try:
-        return work(lambda: bool(asked))
-    except KeyboardInterrupt as error:
-        raise _stopped("interrupted, state of the last checkpoint kept", folder) from error
-    except InterruptedRunError as error:
-        raise _stopped("interrupted, state saved", folder) from error
-    except UserError:
-        raise
-    except Exception as error:
-        error.add_note(traceback_file(error, folder))
-        raise
+        yield lambda: bool(asked)
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def guarded(folder: Path, work: Callable[[Callable[[], bool]], T]) -> T:
+    """Run some work until it ends or the user stops it; a fault leaves a traceback file."""
+    with stoppable("stopping after this round") as stopping:
+        try:
+            return work(stopping)
+        except KeyboardInterrupt as error:
+            raise _stopped("interrupted; the last checkpoint is kept", folder) from error
+        except InterruptedRunError as error:
+            raise _stopped("interrupted; the state is saved", folder) from error
+        except UserError:
+            raise
+        except Exception as error:
+            error.add_note(traceback_file(error, folder))
+            raise
 
 
 def _stopped(what: str, folder: Path) -> UserError:
-    return UserError(what, str(folder), "go on with --resume", EXIT_INTERRUPTED)
+    return UserError(what, str(folder), "continue with --resume", EXIT_INTERRUPTED)
 
 
 def traceback_file(error: Exception, folder: Path | None) -> str:
@@ -105,8 +114,8 @@ def traceback_file(error: Exception, folder: Path | None) -> str:
 class Watching:
     """Shows a run as it goes: live on a terminal, plain lines in a log, nothing when quiet."""
 
-    def __init__(self, config: RunConfig, quiet: bool) -> None:
-        self.config, self.quiet = config, quiet
+    def __init__(self, config: RunConfig, quiet: bool, folder: Path) -> None:
+        self.config, self.quiet, self.folder = config, quiet, folder
         self.bytes, self.seconds, self.done = 0, 0.0, 0
         self.live = Live(console=err, transient=True) if err.is_terminal and not quiet else None
 
@@ -125,6 +134,8 @@ class Watching:
         self.done += 1
         if self.quiet:
             return
+        if self.done == 1 and (warning := few_rows(Run(self.folder).facts)):
+            aside(f"warning: {warning}")
         line = self._line(progress)
         if self.live:
             self.live.update(Text(line))
@@ -147,13 +158,13 @@ class Watching:
 def _progress_numbers(progress: Progress) -> list[str]:
     tests = [e.accuracy for e in progress.events if isinstance(e, Score)]
     notes = next((e.notes for e in progress.events if isinstance(e, Round)), {})
-    found = [f"loss {notes['loss']:.4f}"] if "loss" in notes else []
+    numbers = [f"loss {notes['loss']:.4f}"] if "loss" in notes else []
     valid = [value for name, value in notes.items() if name.startswith("valid ")]
     if valid:
-        found.append(f"valid {max(valid):.4f}")
+        numbers.append(f"valid {max(valid):.4f}")
     if tests:
-        found.append(f"accuracy {sum(tests) / len(tests):.4f}")
-    return found
+        numbers.append(f"accuracy {sum(tests) / len(tests):.4f}")
+    return numbers
 
 
 def size(count: float) -> str:
@@ -165,12 +176,12 @@ def size(count: float) -> str:
 
 
 def print_pairs(pairs: list[tuple[str, str]], title: str | None = None) -> None:
-    shown = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
-    shown.add_column(style="bold", no_wrap=True)
-    shown.add_column(overflow="fold")
+    grid = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
     for pair in pairs:
-        shown.add_row(*map(Text, pair))
-    out.print(shown)
+        grid.add_row(*map(Text, pair))
+    out.print(grid)
 
 
 def complain(what: str, where: str, remedy: str, exit_code: int) -> None:
@@ -181,14 +192,48 @@ def complain(what: str, where: str, remedy: str, exit_code: int) -> None:
 
 
 def counted(counts: Mapping[str, int]) -> str:
-    shown = [f"{name}: {count:,}" if name else f"{count:,}" for name, count in counts.items()]
-    return ", ".join(shown[:8]) + (", ..." if len(shown) > 8 else "")
+    listed = [f"{name}: {count:,}" if name else f"{count:,}" for name, count in counts.items()]
+    return ", ".join(listed[:8]) + (", ..." if len(listed) > 8 else "")
 
 
 def print_grid(title: str, header: list[str], rows: list[list[str]]) -> None:
-    shown = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
+    grid = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
     for name in header:
-        shown.add_column(name, overflow="fold")
+        grid.add_column(name, overflow="fold")
     for row in rows:
-        shown.add_row(*map(Text, row))
-    out.print(shown)
+        grid.add_row(*map(Text, row))
+    out.print(grid)
+
+
+def print_result(runs: list[Run], folder: Path, as_json: bool) -> None:
+    """Print the results of runs that differ in their seed alone, as a table or as JSON."""
+    if as_json:
+        body = [
+            {
+                "folder": str(run.folder),
+                "seed": run.config["seed"],
+                "data": run.facts["data"],
+                "accuracy": run.accuracy,
+                "seconds": run.seconds,
+                "metrics": run.metrics,
+                **({"memory": run.memory} if run.memory else {}),
+                **({"exclusions": run.exclusions} if run.exclusions else {}),
+            }
+            for run in runs
+        ]
+        print(json.dumps(plain({"runs": body}), allow_nan=False))
+        return
+    header, rows = table(runs)
+    method, facts = runs[0].config["method"]["name"], runs[0].facts
+    grid = Table(title=f"{method} on {facts['data']['title']}, {len(facts['clients'])} clients")
+    for i, name in enumerate(header):
+        grid.add_column(name, justify="left" if i == 0 else "right")
+    for row in rows:
+        grid.add_row(*row)
+    out.print(grid)
+    for sentence in dict.fromkeys(line for run in runs for line in run.exclusions):
+        out.print(Text(printable(sentence)), soft_wrap=True)
+    metrics = [run.metrics[run.headline] for run in runs]
+    moved = sum(m["bytes_up"] + m["bytes_down"] for m in metrics)
+    line = f"{size(moved)} moved between the sites and the server; the record is in {folder}"
+    out.print(line, soft_wrap=True)

@@ -1,10 +1,11 @@
 """What the executor knows of jobs: each type of job has a kind that says how it runs fast.
 
-A kind builds buffers (`Accelerated`) for jobs of one key. It also holds all that the proof, the
-autotuner and the checks need to know of this type of job, so these name no type of job.
+A kind is a table of functions. It holds all that the proof, the autotuner and the checks need to
+know of a type of job, so these name no type of job. A kind accelerates in one of two ways: one
+computation for many jobs (`StackKind`), or captured buffers for each (`CaptureKind`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -13,8 +14,17 @@ from torch import Tensor
 from atoll.compute.choice import Choice
 from atoll.compute.perturb import Draw
 from atoll.compute.probe import Probe, Seen
+from atoll.jobs.identity import rowwise
 
-__all__ = ["Accelerated", "Candidate", "Kind"]
+__all__ = [
+    "Accelerated",
+    "Candidate",
+    "Capture",
+    "CaptureKind",
+    "Kind",
+    "StackKind",
+    "padding_obstacle",
+]
 
 
 class Accelerated(Protocol):
@@ -37,64 +47,80 @@ class Candidate:
     run: Callable[[Sequence[Any]], Sequence[Any]]
 
 
-class Kind(Protocol):
-    """What is to be known of a type of job."""
+def _stacked(jobs: Sequence[Any]) -> Literal["stacked", "captured"]:
+    return "stacked"
 
-    @property
-    def reason(self) -> str:
-        """Why it is accelerated, where nothing is timed."""
-        ...
 
-    def mode(self, jobs: Sequence[Any]) -> Literal["stacked", "captured"]:
-        """How the record calls this acceleration."""
-        ...
+def _unchanged(jobs: Sequence[Any], choice: Choice) -> Choice:
+    return choice
 
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """What the proof, the autotuner and the checks need to know of a type of job."""
+
+    reason: str  # why it is accelerated, where nothing is timed
     # for the proof
+    exact: Callable[[Any, int, Draw], Any]  # job, number, draw -> a short job with drawn values
+    candidates: Callable[[str], Sequence[Candidate]]  # the ways to prove; by name: this one alone
+    values: Callable[[Any], dict[str, Tensor]]  # all numbers of a result by name
+    start: Callable[[Any], dict[str, Tensor]]  # values before training, by the names of `values`
+    # for checks: job, steps -> the start, and what the plain loop has after so many steps
+    first_steps: Callable[[Any, int], tuple[Mapping[str, Tensor], Seen]]
+    # what a check compares of a result that is seen whole; None: a probe has to look
+    seen: Callable[[Any, Any], Seen | None] = lambda job, result: None
+    mode: Callable[[Sequence[Any]], Literal["stacked", "captured"]] = _stacked  # in the record
+    sample: Callable[[Sequence[Any], Sequence[Draw]], Sequence[Any]] = lambda jobs, draws: jobs
+    reference: Callable[[Any], Any] = lambda job: job.run()  # the result of the plain loop
+    weights: Callable[[Any], Mapping[str, Tensor]] = lambda job: job.weights
+    # for the autotuner: a proved choice, or the loop if that is faster; by time, by a fixed rule
+    timed: Callable[[Sequence[Any], Choice], Choice] = _unchanged
+    fixed: Callable[[Sequence[Any], Choice], Choice] = _unchanged
 
-    def sample(self, jobs: Sequence[Any], draws: Sequence[Draw]) -> Sequence[Any]:
-        """The jobs that take part in a proof."""
-        ...
 
-    def exact(self, job: Any, number: int, draw: Draw) -> Any:
-        """A short version of a job with the values of this draw."""
-        ...
+def padding_obstacle(job: Any) -> str:
+    """Why a job cannot be padded; empty if it can."""
+    return "" if rowwise(job.functions) else "padding would change its batch statistics"
 
-    def reference(self, job: Any) -> Any:
-        """The result of the plain loop."""
-        ...
 
-    def candidates(self, way: str) -> Sequence[Candidate]:
-        """The ways to prove; `way`: this one alone, or first."""
-        ...
+@dataclass(frozen=True, eq=False)
+class StackKind:
+    """Jobs of one key run as one computation."""
 
-    def values(self, result: Any) -> dict[str, Tensor]:
-        """All numbers of a result by name."""
-        ...
+    kind: Kind
+    obstacle: Callable[[Any], str]  # why a job cannot be part of a stack; empty if it can
+    worth: Callable[[Sequence[Any]], bool]  # whether these may be a stack: several, or one too
+    choose: Callable[[Any, Hashable, Sequence[Any]], Choice]  # tuner, about, jobs -> how they run
+    build: Callable[[Sequence[Any], str], Accelerated]  # jobs, way -> their buffers
+    modes: tuple[str, ...] = ("auto", "stacked")  # of the engine, in which jobs are stacked
+    kept: int = 1  # how many buffers the executor keeps
+    halves: bool = True  # whether a stack can be split where memory ends
+    about: Callable[[Hashable], Hashable] = lambda key: key  # what the choice for jobs is about
+    rests_on: Callable[[Any], Sequence[Hashable]] = (
+        lambda job: ()
+    )  # other choices that fall with it
 
-    def start(self, job: Any) -> dict[str, Tensor]:
-        """The values that training begins with, by the names of `values`."""
-        ...
 
-    def weights(self, job: Any) -> Mapping[str, Tensor]:
-        """All weights of a job."""
-        ...
+@dataclass(frozen=True)
+class Capture:
+    """Jobs that share captured buffers: one, or several replicas that step together."""
 
-    # for the autotuner
+    about: Hashable  # what their choice is about
+    ids: tuple[str, ...]
+    layout: Hashable  # what the buffers depend on
 
-    def timed(self, jobs: Sequence[Any], choice: Choice) -> Choice:
-        """A proved choice, or the loop if that is faster."""
-        ...
 
-    def fixed(self, jobs: Sequence[Any], choice: Choice) -> Choice:
-        """A proved choice by a fixed rule: nothing is timed."""
-        ...
+@dataclass(frozen=True, eq=False)
+class CaptureKind:
+    """Each job runs in buffers of its own, side by side with the others."""
 
-    # for checks during a run
-
-    def seen(self, job: Any, result: Any) -> Seen | None:
-        """What a check compares of a result that is seen whole; None: a probe has to look."""
-        ...
-
-    def first_steps(self, job: Any, steps: int) -> tuple[Mapping[str, Tensor], Seen]:
-        """The start of a job, and what the plain loop has after its first steps."""
-        ...
+    kind: Kind
+    # tuner, jobs, ids whose stack was refused -> the jobs to capture
+    captures: Callable[[Any, Mapping[str, Any], frozenset[str]], list[Capture]]
+    lane: Callable[[Capture, bool], str]  # the name of the lane; True: jobs run side by side
+    build: Callable[[Sequence[Any], Any], Any]  # jobs, lane -> their buffers
+    # buffers, jobs, whether side by side, probes -> results
+    run: Callable[
+        [Sequence[Any], Sequence[Sequence[Any]], bool, Sequence[Probe | None]], list[list[Any]]
+    ]
+    prunes: bool = False  # whether to give up the buffers of jobs that do not come

@@ -155,6 +155,22 @@ class Tuner:
         find = lambda: tune(self.rules, kind, work, jobs)  # noqa: E731
         return self.decide(about, named, lambda: remembered(named, find))
 
+    def proved(
+        self,
+        kind: Kind,
+        about: Hashable,
+        cached: Hashable,
+        jobs: Sequence[Any],
+        device: torch.device,
+        work: str,
+    ) -> Choice:
+        """Decide by a proof alone, whatever the mode is."""
+        if about in self:
+            return self[about]
+        named = cache_key(cached, device)
+        find = lambda: proved(kind, work, jobs)  # noqa: E731
+        return self.decide(about, named, lambda: remembered(named, find))
+
     def decide(self, about: Hashable, named: Key, find: Callable[[], Choice]) -> Choice:
         """What is known under a name; else what `find` gives."""
         if about not in self:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoll.core.messages import Part, Tensors
+from atoll.core.messages import Tensors
 from atoll.core.rows import Bounds, Rows
 
 __all__ = ["Buffer", "Bundle", "by_member", "load", "place_of", "stacked"]
@@ -38,10 +38,10 @@ class Buffer:
 
     def parts(self, whole: Tensor) -> list[Tensor]:
         """Each member's part of such a tensor."""
-        found = whole.unbind(0)
+        parts = whole.unbind(0)
         if not self.widths:
-            return list(found)
-        return [part[..., :width] for part, width in zip(found, self.widths, strict=True)]
+            return list(parts)
+        return [part[..., :width] for part, width in zip(parts, self.widths, strict=True)]
 
     def copies(self) -> list[Tensor]:
         """What each member has now, apart from what comes later."""
@@ -60,7 +60,7 @@ def load(
     places, tensors = [], []
     for name, buffer in buffers.items():
         new = [one.get(name) for one in brought]
-        if given and all(n is g for n, g in zip(new, _given_before(given, name), strict=True)):
+        if given and all(n is g.get(name) for n, g in zip(new, given, strict=True)):
             continue
         shared = new[0]
         if shared is not None and not buffer.widths and all(one is shared for one in new):
@@ -73,16 +73,6 @@ def load(
         tensors += [one for _, one in there]
     if places:
         torch._foreach_copy_(places, tensors)
-
-
-def _given_before(given: Sequence[Mapping[str, Tensor]], name: str) -> Sequence[Tensor | None]:
-    """The very tensors of a name that the members were given; none that nobody has wanted."""
-    first = given[0]
-    if not isinstance(first, Part):
-        return [one.get(name) for one in given]
-    if name in first.wholes.tensors:
-        return first.wholes.apart.get(name, [None] * len(given))
-    return [one.rest.get(name) if isinstance(one, Part) else None for one in given]
 
 
 def by_member(columns: Mapping[str, Sequence[Tensor]], count: int) -> list[Tensors]:

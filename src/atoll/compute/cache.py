@@ -290,11 +290,11 @@ def _code(code: types.CodeType) -> Iterator[str]:
 
 def _names(code: types.CodeType) -> set[str]:
     """The names that code looks up, its inner functions' too."""
-    found = set(code.co_names)
+    names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            found |= _names(constant)
-    return found
+            names |= _names(constant)
+    return names
 
 
 def _is_known(name: str, namespace: Mapping[str, Any]) -> bool:

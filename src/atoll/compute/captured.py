@@ -30,8 +30,8 @@ from atoll.learning.weights import copied, copied_at_once, into
 __all__ = [
     "EAGER",
     "Captured",
-    "done",
     "replicas",
+    "run_captured",
     "step_key",
 ]
 
@@ -123,13 +123,13 @@ class Captured:
         memory = {n: t for one in self.memory for n, t in copied_at_once(one.saved()).items()}
         weights = copied_at_once(self.weights)
         several = self.replicas > 1
-        found = []
+        results = []
         for place, job in enumerate(jobs):
             own = {n: w[place] if several else w for n, w in weights.items()}
             kept = {n: t[place] if several and t.dim() else t for n, t in memory.items()}
             means = dict(zip(names, losses[place], strict=True))
-            found.append(TrainResult(own, {**copied(job.moments), **kept}, means))
-        return found
+            results.append(TrainResult(own, {**copied(job.moments), **kept}, means))
+        return results
 
     @torch.no_grad()
     def _load(self, jobs: Sequence[TrainJob]) -> None:
@@ -174,8 +174,8 @@ class Captured:
         def one(weights: dict[str, Tensor], x: Tensor, own: Tensor, y: Tensor) -> Tensor:
             return loss(weights, Rows(x, own, y)).sum()
 
-        found: Tensor = torch.vmap(one)(self.weights, x, own, y)
-        return found
+        losses: Tensor = torch.vmap(one)(self.weights, x, own, y)
+        return losses
 
 
 def replicas(jobs: Sequence[TrainJob]) -> bool:
@@ -186,7 +186,7 @@ def replicas(jobs: Sequence[TrainJob]) -> bool:
     return len(first.rows) > 0 and all(alike) and all(c == counts[0] for c in counts)
 
 
-def done(
+def run_captured(
     captured: Sequence[Captured],
     jobs: Sequence[Sequence[TrainJob]],
     streams: bool = True,

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from atoll.compute.buffers import Bundle
+from atoll.compute.deferred import HostCopy
 from atoll.compute.graphs import common_lane
 from atoll.compute.probe import Probe
 from atoll.compute.stacking import Stack
-from atoll.core.late import Arriving
 from atoll.core.rows import Rows, room
 from atoll.jobs.early_stopping import (
     KEY,
@@ -73,14 +73,14 @@ class EarlyStoppedStack:
 
     def _seats(self, jobs: Sequence[EarlyStoppedJob]) -> list[int] | None:
         """The place of each of these among the members: by their rows."""
-        free, found = list(range(len(self.last))), []
+        free, seats = list(range(len(self.last))), []
         for job in jobs:
             seat = next((i for i in free if _same(self.last[i], job)), None)
             if seat is None:
                 return None
             free.remove(seat)
-            found.append(seat)
-        return found
+            seats.append(seat)
+        return seats
 
     def run(
         self, jobs: Sequence[EarlyStoppedJob], probe: Probe | None = None
@@ -135,14 +135,14 @@ class EarlyStoppedStack:
     @torch.no_grad()
     def _decide(self) -> None:
         """Step the courses; all of it on the device."""
-        found = stepped(self.course, self._loss(), self.rule)
+        course = stepped(self.course, self._loss(), self.rule)
         if self.rule.fresh:
-            kept = (found[:, RATE] == self.course[:, RATE]).double()
+            kept = (course[:, RATE] == self.course[:, RATE]).double()
             self.optimiser.taken.mul_(kept)
             for buffer in self.optimiser.buffers.values():
                 shape = (-1, *[1] * (buffer.whole.dim() - 1))
                 buffer.whole.mul_(kept.to(buffer.whole.dtype).view(shape))
-        self.course.copy_(found)
+        self.course.copy_(course)
         self.epoch += 1
         self.stack.losses.zero_()
         self._set()
@@ -160,7 +160,7 @@ class EarlyStoppedStack:
 
     def _asked(self) -> Callable[[], bool]:
         """Ask whether all have stopped by now; called, the answer waits for this epoch's end."""
-        answer = Arriving(self.all_stopped)
+        answer = HostCopy(self.all_stopped)
         return lambda: bool(answer.numbers)
 
     def _ended(
@@ -168,16 +168,16 @@ class EarlyStoppedStack:
     ) -> list[EarlyStoppedResult]:
         """What members have now; those that do not come next time stay at it."""
         courses = self.course.cpu()
-        done = self.stack.unload([job.first for job in members])
-        for place, (job, one) in enumerate(zip(members, done, strict=True)):
+        trained = self.stack.unload([job.first for job in members])
+        for place, (job, one) in enumerate(zip(members, trained, strict=True)):
             work = replace(job.work, weights=one.weights, moments=one.moments)
             self.last[place] = replace(job, work=work)
-        found = []
+        results = []
         for seat in seats:
-            one, course = done[seat], courses[seat].clone()
+            one, course = trained[seat], courses[seat].clone()
             forgot = self.rule.fresh and not one.moments[f"steps/{self.optimiser.phase.name}"]
-            found.append(EarlyStoppedResult(one.weights, {} if forgot else one.moments, course))
-        return found
+            results.append(EarlyStoppedResult(one.weights, {} if forgot else one.moments, course))
+        return results
 
 
 def _same(one: EarlyStoppedJob, other: EarlyStoppedJob) -> bool:
@@ -186,6 +186,6 @@ def _same(one: EarlyStoppedJob, other: EarlyStoppedJob) -> bool:
 
 
 def _ended(course: Tensor) -> Tensor:
-    found = course.clone()
-    found[STOPPED] = 1
-    return found
+    ended = course.clone()
+    ended[STOPPED] = 1
+    return ended

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from atoll.compute import shared_training
-from atoll.compute.accelerated import Accelerated, Kind
+from atoll.compute.accelerated import Accelerated, Capture, CaptureKind, Kind, StackKind
 from atoll.compute.autotune import Tuner
 from atoll.compute.choice import (
     CONVOLUTION,
@@ -26,14 +26,7 @@ from atoll.compute.choice import (
 )
 from atoll.compute.deterministic import BY_TIMING, FIXED
 from atoll.compute.graphs import Lane
-from atoll.compute.kinds import (
-    CAPTURED,
-    COMPOSED,
-    STACKED,
-    Capture,
-    CaptureKind,
-    StackKind,
-)
+from atoll.compute.kinds import CAPTURED, COMPOSED, STACKED
 from atoll.compute.perturb import ACTUAL
 from atoll.compute.probe import Probe
 from atoll.compute.proof import prove, sampled
@@ -173,10 +166,10 @@ class Executor:
         refused: set[str] = set()
         for (kind, key, _), ids in self._groups(jobs).items():
             works = [jobs[id] for id in ids]
-            about = kind.about(key, works)
+            about = kind.about(key)
             if kind.worth(works) and kind.choose(self.tuner, about, works).mode == "stacked":
-                done = self._in_parts(kind, about, works)
-                results |= dict(zip(ids, done or (), strict=done is not None))
+                stacked = self._in_parts(kind, about, works)
+                results |= dict(zip(ids, stacked or (), strict=stacked is not None))
             elif len(ids) > 1:
                 refused |= {*ids}
         return results, frozenset(refused)
@@ -215,10 +208,10 @@ class Executor:
                 part, place = jobs[start : start + size], -1 if member is None else member - start
                 probe = Probe(place, STEPS) if 0 <= place < len(part) else None
                 buffers = self._buffers(kind, about, part, choice)
-                done = buffers.run(part, probe) if probe else buffers.run(part)
+                part_results = buffers.run(part, probe) if probe else buffers.run(part)
                 if probe is not None:
-                    agrees = self._verified(kind, about, part, probe, done[place])
-                results += done
+                    agrees = self._verified(kind.kind, about, part, probe, part_results[place])
+                results += part_results
             self._note_convolutions()
             return results if agrees else [job.run() for job in jobs]
         except (torch.OutOfMemoryError, RuntimeError) as error:
@@ -262,15 +255,15 @@ class Executor:
         works = [[jobs[id] for id in capture.ids] for capture in captures]
         probes = self._probes(captures)
         looks = [probes.get(capture.ids) for capture in captures]
-        done = kind.run(buffers, works, self.streams, looks)
+        captured = kind.run(buffers, works, self.streams, looks)
         results: Results = {}
-        for capture, several in zip(captures, done, strict=True):
+        for capture, several in zip(captures, captured, strict=True):
             results |= dict(zip(capture.ids, several, strict=True))
         for capture, several, probe in zip(captures, works, looks, strict=True):
             if probe is None:
                 continue
             result = results.get(capture.ids[probe.member])
-            if not self._verified(kind, capture.about, several, probe, result):
+            if not self._verified(kind.kind, capture.about, several, probe, result):
                 wrong = {id for one in captures if one.about == capture.about for id in one.ids}
                 results = {id: one for id, one in results.items() if id not in wrong}
                 for place in [p for p in self._captured if p[0] is kind and wrong & {*p[1]}]:
@@ -291,7 +284,7 @@ class Executor:
             if place in self._captured and not self._captured[place].fits(works):
                 del self._captured[place]
             if place not in self._captured:
-                lane = self._lane(kind.lane(capture, self.streams), kind.weights(works[0]))
+                lane = self._lane(kind.lane(capture, self.streams), kind.kind.weights(works[0]))
                 self._captured[place] = kind.build(works, lane)
         return [self._captured[kind, capture.ids, capture.layout] for capture in captures]
 
@@ -347,7 +340,7 @@ class Executor:
     def _refute(self, kind: Kind, about: Hashable, job: Any, reason: str) -> None:
         """Run such jobs by the loop from now on."""
         stacked = STACKED.get(type(job))
-        falls = [about, *(stacked.rests_on(job) if stacked is kind and stacked else ())]
+        falls = [about, *(stacked.rests_on(job) if stacked and stacked.kind is kind else ())]
         for one in falls:
             self.tuner.refute(one, reason)
         for known, pool in self._stacks.items():

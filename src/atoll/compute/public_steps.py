@@ -123,11 +123,11 @@ class CapturedStep:
         assert self.z is not None
         again = lambda x: self.job.network(self.weights, x)  # noqa: E731
         loss = self.job.loss(self.z, again, self.given)
-        found = gradients(loss, self.leaves)
+        by_leaf = gradients(loss, self.leaves)
         with torch.no_grad():
             for memory in (self.first, self.second, self.counts):
                 torch._foreach_zero_(memory)
-            descend(self.leaves, found, (self.first, self.second, self.counts), self.job.how)
+            descend(self.leaves, by_leaf, (self.first, self.second, self.counts), self.job.how)
         self.lost.copy_(loss.detach())
 
 
@@ -136,10 +136,10 @@ def stepped(steps: Sequence[CapturedStep], jobs: Sequence[PublicJob]) -> list[Pu
     inputs = [one.inputs(job) for one, job in zip(steps, jobs, strict=True)]
     for one in steps:
         one.lane.open()
-    found = []
+    results = []
     for one, job, images in zip(steps, jobs, inputs, strict=True):
         with one.lane.here():
-            found.append(one.step(job, *images))
+            results.append(one.step(job, *images))
     for one in steps:
         one.lane.close()
-    return found
+    return results

@@ -63,7 +63,8 @@ def _hash(job: TrainJob, how: str) -> str:
 
 def save_as(path: Path, result: TrainResult) -> None:
     """Keep the result of a job."""
-    losses = {name: torch.tensor(loss, dtype=torch.float64) for name, loss in result.losses.items()}
+    read = {name: float(loss) for name, loss in result.losses.items()}
+    losses = {name: torch.tensor(loss, dtype=torch.float64) for name, loss in read.items()}
     parts = {"weights": result.weights, "moments": result.moments, "losses": losses}
     tensors = {n: t for part, named in parts.items() for n, t in prefixed(part, named).items()}
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,20 +8,21 @@ buffers, so later rounds use the same graph. A graph has fixed shapes, so for se
 computes how much room any batch of a round needs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from atoll.compute.buffers import Buffer, Bundle, by_member, load, place_of
+from atoll.compute.deferred import Deferred, HostCopy
 from atoll.compute.graphs import available, common_lane
 from atoll.compute.probe import Probe
 from atoll.compute.stacked_optimiser import StackedOptimiser
 from atoll.compute.vmapped import each, size
-from atoll.core.late import Arriving, Losses
-from atoll.core.messages import Part, Tensors, Wholes
+from atoll.core.messages import Tensors
 from atoll.core.rng import Stream, permutations
 from atoll.core.rows import Bounds, Rows, distinct, pieces
 from atoll.jobs.train import Phase, TrainJob, TrainResult
@@ -67,7 +68,7 @@ class Stack:
         self.phases, self.batch = jobs[0].phases, jobs[0].batch
         self.buffers = {n: Buffer([j.weights[n] for j in jobs]) for n in jobs[0].weights}
         self.weights: Tensors = {name: buffer.whole for name, buffer in self.buffers.items()}
-        self.given: list[Mapping[str, Tensor]] = []  # the members' weights as it last gave them out
+        self.given: list[Tensors] = []  # the members' weights as it last gave them out
         device = self.data.y.device
         self.mapped, self.done = mapped, 0
         uneven = mapped and any(count % self.batch for count in self.rows)
@@ -104,20 +105,20 @@ class Stack:
         self.load(jobs)
         self.schedule([[job.stream.child("epoch", e) for e in range(job.epochs)] for job in jobs])
         self.go(probe, self.order.index(probe.member) if probe else 0)
-        found = dict(zip(self.order, self.unload(jobs), strict=True))
-        return [found[place] for place in range(len(jobs))]
+        results = dict(zip(self.order, self.unload(jobs), strict=True))
+        return [results[place] for place in range(len(jobs))]
 
     def go(self, probe: Probe | None = None, place: int = 0) -> None:
         """All steps of an epoch or a round; a probe is shown the member at this place."""
         shown = min(probe.steps, self.steps[place]) if probe else 0
-        done = 0
+        taken = 0
         for active, count in self.blocks():
-            first = shown - done if done < shown <= done + count else 0
+            first = shown - taken if taken < shown <= taken + count else 0
             if first and probe:
                 self.advance(active, first)
                 self._show(probe, place)
             self.advance(active, count - first)
-            done += count
+            taken += count
 
     def _show(self, probe: Probe, place: int) -> None:
         """Give a probe what a member has now."""
@@ -147,13 +148,13 @@ class Stack:
 
     def _lots(self) -> list[_Lot]:
         """Members with as many rows."""
-        device, found = self.index.device, []
+        device, lots = self.index.device, []
         for rows in sorted(set(self.rows)):
             members = [i for i, count in enumerate(self.rows) if count == rows]
             every = len(members) == len(self.rows)
             where = slice(None) if every else torch.tensor(members, device=device)
-            found.append(_Lot(rows, -(-rows // self.batch), members, where))
-        return found
+            lots.append(_Lot(rows, -(-rows // self.batch), members, where))
+        return lots
 
     def schedule(self, streams: Sequence[Sequence[Stream]], together: bool = False) -> None:
         """Which rows each member takes at each step of its epochs, drawn on the device.
@@ -204,13 +205,13 @@ class Stack:
 
     def blocks(self) -> list[tuple[int, int]]:
         """(members that are not done, steps that they share), in order."""
-        found, done = [], 0
+        blocks, taken = [], 0
         for count in sorted(set(self.steps)):
             active = sum(steps >= count for steps in self.steps)
-            if count > done:
-                found.append((active, count - done))
-            done = count
-        return found
+            if count > taken:
+                blocks.append((active, count - taken))
+            taken = count
+        return blocks
 
     def advance(self, active: int, count: int) -> None:
         """So many steps of the first members."""
@@ -265,31 +266,31 @@ class Stack:
 
     def unload(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         """What each member has now; works in the order of members."""
-        names = [phase.name for phase in self.phases]
-        moved = {name for phase in self.phases for name in phase.moves}
-        moments = [optimiser.unload(jobs) for optimiser in self.optimisers]
-        self.given = self._given(jobs, sorted(moved))
+        moved = dict.fromkeys(name for phase in self.phases for name in phase.moves)
+        own = by_member({name: self.buffers[name].copies() for name in moved}, len(jobs))
+        self.given = [{**job.weights, **mine} for job, mine in zip(jobs, own, strict=True)]
         memory = [{**job.moments} for job in jobs]
-        for part in moments:
-            for all_moments, own in zip(memory, part, strict=True):
-                all_moments.update(own)
-        sums, found = Arriving(self.losses), []
-        for place, job in enumerate(jobs):
-            losses = Losses(sums, names, place, max(1, job.epochs * self.rows[place]))
-            found.append(TrainResult(self.given[place], memory[place], losses))
-        return found
+        for optimiser in self.optimisers:
+            for moments, fresh in zip(memory, optimiser.unload(jobs), strict=True):
+                moments.update(fresh)
+        losses = self._mean_losses(jobs)
+        return [TrainResult(*member) for member in zip(self.given, memory, losses, strict=True)]
 
-    def _given(self, jobs: Sequence[TrainJob], moved: Sequence[str]) -> list[Mapping[str, Tensor]]:
-        """The members' weights, copied: parts of wholes, but where members' own are narrower."""
-        if any(self.buffers[name].widths for name in moved):
-            own = by_member({name: self.buffers[name].copies() for name in moved}, len(jobs))
-            return [{**job.weights, **mine} for job, mine in zip(jobs, own, strict=True)]
-        wholes = Wholes({name: self.buffers[name].whole.clone() for name in moved})
-        kept = [name for name in self.buffers if name not in moved]
-        return [
-            Part(wholes, place, {name: job.weights[name] for name in kept})
-            for place, job in enumerate(jobs)
-        ]
+    def _mean_losses(self, jobs: Sequence[TrainJob]) -> list[dict[str, float]]:
+        """The mean loss of each phase, of each member; deferred, so the host goes on at once."""
+        sums, means = HostCopy(self.losses), []
+        for place, job in enumerate(jobs):
+            rows = max(1, job.epochs * self.rows[place])
+            losses = {
+                phase.name: cast(float, Deferred(partial(_mean_loss, sums, number, place, rows)))
+                for number, phase in enumerate(self.phases)
+            }
+            means.append(losses)
+        return means
+
+
+def _mean_loss(sums: HostCopy, phase: int, place: int, rows: int) -> float:
+    return float(sums.numbers[phase][place] / rows)
 
 
 def _size(job: TrainJob) -> tuple[int, int, int]:

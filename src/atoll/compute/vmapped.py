@@ -28,7 +28,7 @@ def each(loss: Loss, weights: Mapping[str, Tensor], batch: Rows, sizes: Sequence
     def one(own: dict[str, Tensor], x: Tensor, more: Tensor, y: Tensor) -> Tensor:
         return loss(own, Rows(x, more, y)).sum()
 
-    found, places = [], []
+    losses, places = [], []
     for rows in sorted(set(sizes)):
         where = [place for place, count in enumerate(sizes) if count == rows]
         # one slice where all are alike: nothing is copied
@@ -37,8 +37,8 @@ def each(loss: Loss, weights: Mapping[str, Tensor], batch: Rows, sizes: Sequence
         )
         own = {name: tensor[pick] for name, tensor in weights.items()}
         x, more, y = (t[pick][:, :rows] for t in (batch.x, batch.own, batch.y))
-        found.append(torch.vmap(one)(own, x, more, y))
+        losses.append(torch.vmap(one)(own, x, more, y))
         places += where
     order = sorted(range(len(places)), key=lambda i: places[i])
-    joined = torch.cat(found)
-    return joined if len(found) == 1 else joined[torch.tensor(order, device=joined.device)]
+    joined = torch.cat(losses)
+    return joined if len(losses) == 1 else joined[torch.tensor(order, device=joined.device)]

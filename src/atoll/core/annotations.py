@@ -38,6 +38,7 @@ class Outputs:
     """In an answer: what a site's network computes for rows that all sites see, or for its own."""
 
     tails: bool = False  # single rows may be far larger than the others, as those of a table
+    common: bool = False  # every site answers for the same rows, in the same order
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Bounded:
 def marked(kind: type, mark: type[A]) -> dict[str, A]:
     """The fields of a message that carry a mark of this kind, each with its mark."""
     marks = _marks(cast(Hashable, kind))
-    return {name: one for name, found in marks.items() for one in found if isinstance(one, mark)}
+    return {n: one for n, several in marks.items() for one in several if isinstance(one, mark)}
 
 
 @cache

@@ -9,18 +9,14 @@ from typing import Any, Protocol, TypeVar, cast, get_args, get_origin, get_type_
 
 from atoll.core.errors import BadMessageError, ClientFailedError
 from atoll.core.influence import Guard
-from atoll.core.late import now
 from atoll.core.messages import (
     Check,
     Checked,
-    Doubt,
     Packet,
     Tensors,
-    admit_later,
     pack,
     same_shapes,
     unpack,
-    unpack_all,
     wrap,
 )
 from atoll.core.record import Absence, Exclusion, Message, Score
@@ -68,7 +64,7 @@ Working = Generator[Job, Any, R]  # what an action returns that hands jobs to th
 SERVER = "server"
 MOST_ROWS = 1 << 53  # from there on a float does not count one by one
 MOST_VARIANTS = 1000  # of a method, in one answer
-OWN = ("state", "restore", "look", "lend", "take")  # what only the engine at the site may call
+OWN = ("state", "restore", "snapshot", "lend", "take")  # what only the engine at the site may call
 
 
 @dataclass(frozen=True)
@@ -93,9 +89,10 @@ class Moment:
 class Client(Protocol):
     """One site's half of a method; a public method that takes (request, moment) is an action.
 
-    It may also have `final_model(shared, variant) -> Tensors` and `predict(model, rows) -> logits`
-    for predictions after a run, and `look(moment) -> list[Look]` for pictures: what the site sees
-    of itself at the end of a stage, which stays where it was made. A server may have `look` too.
+    It may also have `final_model(shared, variant, task) -> Tensors` and `predict(model, rows) ->
+    logits` for predictions after a run (see `core/method.py`), and `snapshot(moment) ->
+    list[Snapshot]` for figures: numbers about the client at the end of a stage, which stay at the
+    site. A server may have all three too.
     `lend(moment, work)` and `take(done, moment)` are for an engine that holds all parts and does
     many exchanges at once (`Clients.whole`). No server can ask for any of these.
     """
@@ -211,7 +208,7 @@ def kinds(action: Callable[..., Any]) -> tuple[type, type]:
     """The messages that an action takes and gives, whether or not it yields work in between."""
     hints = get_type_hints(action)
     reply = hints.pop("return")
-    requests = [hint for name, hint in hints.items() if name != "moment"]
+    requests = [hint for name, hint in hints.items() if name not in ("self", "moment")]
     if not requests:
         raise BadMessageError(SERVER, f"{action.__name__[:80]!r} is not an action of this method")
     return requests[0], get_args(reply)[2] if get_origin(reply) is Generator else reply
@@ -227,9 +224,11 @@ class Clients:
     tasks: Sequence[int] = (0,)  # the tasks that can be tested by now
     packing: bool = True
     at_least: int = 0  # clients that must answer an exchange; 0: every one that is asked
-    doubts: list[Doubt] | None = None  # numbers not looked at yet; None: all are waited for
-    # what was sent -> how often, bytes of tensors, bytes that travel, in the order of sending
-    sent: dict[tuple[Any, ...], list[tuple[int, int, int]]] = field(default_factory=dict)
+    # what was sent, in the order of sending -> for each message how often it was, bytes of tensors,
+    # bytes that travel but for the header, and what counts those of the header
+    sent: dict[tuple[Any, ...], list[tuple[int, int, int, Callable[[], int]]]] = field(
+        default_factory=dict
+    )
     absent: dict[Absence, None] = field(default_factory=dict)  # in the order in which it was seen
     guard: Guard | None = None  # judges answers; None: a reply that cannot be ends the run
     excluded: dict[Exclusion, None] = field(default_factory=dict)  # in the order of exchanges
@@ -237,7 +236,7 @@ class Clients:
     def at(self, moment: Moment, tasks: Sequence[int]) -> "Clients":
         """The same clients at another moment, with an empty ledger."""
         return Clients(
-            *(self.ids, self.transport, moment, tasks, self.packing, self.at_least, self.doubts),
+            *(self.ids, self.transport, moment, tasks, self.packing, self.at_least),
             guard=self.guard,
         )
 
@@ -246,7 +245,6 @@ class Clients:
         self,
         action: Callable[[Any, Q, Moment], Working[R]],
         requests: Mapping[ClientId, Q],
-        wait: bool = True,
         admit: Admit | None = None,
     ) -> dict[ClientId, R]: ...
 
@@ -255,7 +253,6 @@ class Clients:
         self,
         action: Callable[[Any, Q, Moment], R],
         requests: Mapping[ClientId, Q],
-        wait: bool = True,
         admit: Admit | None = None,
     ) -> dict[ClientId, R]: ...
 
@@ -263,20 +260,15 @@ class Clients:
         self,
         action: Callable[..., Any],
         requests: Mapping[ClientId, Any],
-        wait: bool = True,
         admit: Admit | None = None,
     ) -> dict[str, Any]:
         """One exchange: a request to some clients, their replies in the order of their ids.
-
-        A server that does nothing with numbers but arithmetic on the device need not `wait` for
-        them: where the engine can, they are looked at while the next round is under way, and what
-        is not finite ends the run before anything of it is kept.
 
         `admit` raises BadMessageError for a reply that cannot be. Where there is a guard and the
         method can do without a client, such replies and implausible ones are left out: the client
         is excluded from the rest of the round.
         """
-        replies, errors = self._exchanged(action, requests, wait, admit)
+        replies, errors = self._exchanged(action, requests, admit)
         return self._judged(action, requests, replies, errors)
 
     def ask_each(
@@ -288,9 +280,11 @@ class Clients:
     ) -> dict[ClientId, Any]:
         """The same, client by client: one that fails is told to `failed`, and the rest goes on."""
         replies, errors = dict[ClientId, Any](), dict[ClientId, BadMessageError]()
+        self.settle()  # what is refused from here on is this exchange's
         for id, request in requests.items():
             try:
-                one, bad = self._exchanged(action, {id: request}, True, admit)
+                one, bad = self._exchanged(action, {id: request}, admit)
+                self.settle()
             except (ClientFailedError, BadMessageError) as error:
                 failed(id, error)
                 continue
@@ -301,16 +295,13 @@ class Clients:
         self,
         action: Callable[..., Any],
         requests: Mapping[ClientId, Any],
-        wait: bool,
         admit: Admit | None,
     ) -> tuple[dict[ClientId, Any], dict[ClientId, BadMessageError]]:
         """Replies as they came; those that cannot be are errors where there is a guard."""
         out = {exclusion.client for exclusion in self.excluded}
         requests = {id: request for id, request in requests.items() if id not in out}
-        name, (asked, kind) = action.__name__, kinds(action)
-        packets, doubts = self._packed(requests), None if wait else self.doubts
-        if doubts is not None and packets:  # where all get the same, it is looked at once
-            admit_later(next(iter(packets.values())), asked, SERVER, doubts)
+        name, (_, kind) = action.__name__, kinds(action)
+        packets = self._packed(requests)
         answers = self.transport.carry(name, self.moment, packets)
         for id, packet in packets.items():
             if id not in answers:
@@ -321,7 +312,9 @@ class Clients:
         answers = {id: answers[id] for id in packets if id in answers}
         if self.guard is not None:
             return _opened(requests, answers, kind, admit)
-        replies: dict[ClientId, Any] = unpack_all(answers, kind, doubts)
+        replies: dict[ClientId, Any] = {}
+        for id, packet in answers.items():
+            replies[id] = unpack(packet, kind, id)
         for id, reply in replies.items():
             if answers[id].message is None or answers[id].tensors != packets[id].tensors:
                 same_shapes(requests[id], reply, id)
@@ -423,12 +416,14 @@ class Clients:
         self, action: str, sender: str, receiver: str, kind: type, packet: Packet, count: int = 1
     ) -> None:
         what = (sender, receiver, action, kind.__name__, packet.tensors)
-        self.sent.setdefault(what, []).append((count, packet.payload, packet.size))
+        amounts = (count, packet.payload, packet.written, packet.header_size)
+        self.sent.setdefault(what, []).append(amounts)
 
     def settle(self) -> None:
-        """Look at all numbers that were not waited for; refuse what would have been refused."""
-        while self.doubts:
-            self.doubts.pop(0)()
+        """Wait until the engine has checked all messages so far; raise for one that is refused."""
+        finish = getattr(self.transport, "settle", None)
+        if finish:
+            finish()
 
     @property
     def traffic(self) -> list[Message]:
@@ -468,12 +463,12 @@ def _opened(
     return replies, errors
 
 
-def _summed(amounts: Sequence[tuple[int, int, int]]) -> list[int]:
+def _summed(amounts: Sequence[tuple[int, int, int, Callable[[], int]]]) -> list[int]:
     """Messages, bytes of tensors, bytes that travel."""
     count, payload, size = 0, 0, 0
-    for times, inside, all_of_it in amounts:
+    for times, inside, written, header_size in amounts:
         count, payload = count + times, payload + times * inside
-        size += times * int(now(all_of_it))
+        size += times * (written + header_size())
     return [count, payload, size]
 
 
@@ -484,7 +479,7 @@ def scores(
     moment: Moment,
 ) -> list[Score]:
     """Every client's hits on every task so far, one score for each variant its reply names."""
-    found = []
+    results = []
     for task in clients.tasks:
         replies = clients.ask_all(check, Check(task, weights), admit=_plausible)
         others = _other_variants(replies)
@@ -494,12 +489,12 @@ def scores(
         for id, reply in replies.items():
             for variant in sorted(reply.correct):
                 hits, f1 = reply.correct[variant], reply.macro_f1[variant]
-                found.append(
+                results.append(
                     Score(
                         moment.stage, moment.round, id, task, variant, "test", reply.rows, hits, f1
                     )
                 )
-    return found
+    return results
 
 
 def _plausible(id: ClientId, reply: Checked) -> None:

@@ -1,8 +1,8 @@
-"""Bounded influence: which answers of a round are left out, and how far the others may reach.
+"""Bounded influence: which answers of a round are excluded, and how far the others may reach.
 
 The rule reads the marks of message fields (`atoll.core.annotations`) and knows no method. It is
 applied where answers arrive, so a local run and a run between sites follow the same rule. If no
-answer is left out and the rule is `exclude`, the server gets the very answers that arrived.
+answer is excluded and the rule is `exclude`, the server gets the answers unchanged.
 """
 
 import math
@@ -29,15 +29,23 @@ MOST_ROWS = 10**9  # training rows of one site
 MOST_TIMES_ROWS = 1000  # rows of one site as a multiple of the round's median
 TAIL = 20  # times the median row that a row of heavy-tailed outputs may be
 MOST_SCALE = 4.0  # of an update's allowance by rows that only the site itself tells
+DEVIATIONS = 4.0  # of the correlation of random numbers: a larger one is agreement
+FLAT = 0.9  # of the flatness of random numbers, above which a spectrum is one of noise
+FEWEST_CLASSES = 6  # with fewer, honest outputs have a flat spectrum too
+ROWS_PER_CLASS = 4  # in one exchange; with fewer, chance decides about spectrum and correlation
 Rule = Literal["exclude", "clip", "trimmed-mean", "median", "none"]
 
 
 @dataclass(frozen=True)
 class RobustOptions:
-    """What a run does about a site that lies."""
+    """How a run treats implausible answers of a site."""
 
-    rule: Rule = "exclude"  # leave wild answers out; then also bound updates; none: trust all
-    factor: Annotated[float, Field(gt=1)] = 5.0  # an update this many times the median is wild
+    rule: Rule = (
+        "exclude"  # exclude implausible answers; others also bound updates; none: trust all
+    )
+    factor: Annotated[float, Field(gt=1)] = (
+        5.0  # an update of this many times the median is implausible
+    )
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.25  # share cut at each end, for trimmed-mean
     at_least: NotNegativeInt = 0  # sites that must remain; 0: more than half, at least two
 
@@ -81,6 +89,10 @@ class Guard:
             scales = self._scales(stage, rest) if field in marked(kind, Update) else {}
             sizes, tails = _sizes(field, requests, rest), _has_tails(kind, field)
             reasons |= self._too_large(f"{action}.{field}", sizes, scales, tails)
+            if _is_common(kind, field):
+                reasons |= _noise(
+                    {id: getattr(r, field) for id, r in rest.items() if id not in reasons}, field
+                )
         self._remember(kind, action, requests, [id for id in replies if id not in reasons])
         return {id: BadMessageError(id, reason) for id, reason in reasons.items()}
 
@@ -191,8 +203,7 @@ class Guard:
         for field, mark in marked(kind, Update).items():
             if accepted:
                 self._base = getattr(requests[accepted[0]], mark.of)
-                sizes = [self._largest.get((f"{action}.{field}", id), 0.0) for id in accepted]
-                self._reach = max(sizes)
+                self._reach = max(self._largest[f"{action}.{field}", id] for id in accepted)
 
 
 def implausible_state(state: Mapping[str, Tensor]) -> str:
@@ -214,6 +225,11 @@ def _has_tails(kind: type, field: str) -> bool:
     return mark is not None and mark.tails
 
 
+def _is_common(kind: type, field: str) -> bool:
+    mark = marked(kind, Outputs).get(field)
+    return mark is not None and mark.common
+
+
 def _sizes(field: str, requests: Mapping[str, Any], replies: Mapping[str, Any]) -> dict[str, float]:
     """How large each answer's field is: the norm of an update, the root mean square of outputs."""
     if not replies:
@@ -227,7 +243,8 @@ def _sizes(field: str, requests: Mapping[str, Any], replies: Mapping[str, Any]) 
     update = marked(kind, Update).get(field)
     if update is not None:
         bases = {id: getattr(requests[id], update.of) for id in replies}
-    elif len(given) >= FEWEST:  # whole weights: how far they are from what most have
+    elif len(given) >= FEWEST and len({_form(value) for value in given.values()}) == 1:
+        # whole weights: how far they are from what most have
         centre = _middle(list(given.values()), (len(given) - 1) // 2)
         bases = dict.fromkeys(given, centre)
     else:
@@ -245,6 +262,52 @@ def _other_forms(given: Mapping[str, Any], field: str) -> dict[str, str]:
         return {}
     other = f"'{field}' has other names, types or shapes than those of most sites"
     return {id: other for id, form in forms.items() if form != usual}
+
+
+def _noise(given: Mapping[str, Tensor], field: str) -> dict[str, str]:
+    """The senders whose outputs for common rows cannot be told from random numbers.
+
+    Two conditions must hold together. The correlation with the mean of the others is what random
+    numbers have by chance, and the spectrum of the outputs is as flat as that of random numbers:
+    the outputs of a network concentrate in few directions, also where it disagrees with all others.
+    """
+    shapes = {tuple(value.shape) for value in given.values()}
+    if len(given) < FEWEST or len(shapes) > 1 or len(*shapes) != 2:
+        return {}
+    rows, classes = shapes.pop()
+    if classes < FEWEST_CLASSES or rows < ROWS_PER_CLASS * classes:
+        return {}
+    chance = DEVIATIONS / math.sqrt((rows - 1) * (classes - 1))
+    units = {id: _standardised(value) for id, value in given.items()}
+    total = torch.stack(list(units.values())).sum(0)
+    reasons = {}
+    for id, own in units.items():
+        others = total - own
+        correlation = float((own * others).sum() / others.norm().clamp(min=1e-30))
+        if abs(correlation) < chance and _flatness(own) > FLAT:
+            reasons[id] = f"its '{field}' are noise: correlation with others {correlation:.2g}"
+    return reasons
+
+
+def _standardised(outputs: Tensor) -> Tensor:
+    """Outputs without the mean of each row and each column, of norm 1."""
+    centred = outputs.detach().double().cpu()
+    centred = centred - centred.mean(1, keepdim=True)
+    centred = centred - centred.mean(0, keepdim=True)
+    length: Tensor = centred.norm().clamp(min=1e-30)
+    return centred / length
+
+
+def _flatness(centred: Tensor) -> float:
+    """The share of directions that the variance fills: 1 for random numbers, 1/width for one.
+
+    The participation ratio (sum e)^2 / (k sum e^2) of the eigenvalues e of the k x k covariance.
+    Random numbers in n rows have 1 / (1 + k/n), so the ratio is divided by that.
+    """
+    rows, width = centred.shape[0] - 1, centred.shape[1] - 1
+    covariance = centred.T @ centred
+    ratio = covariance.trace() ** 2 / (width * covariance.square().sum()).clamp(min=1e-30)
+    return float(ratio) * (1 + width / rows)
 
 
 def _form(value: Any) -> Any:
@@ -272,7 +335,7 @@ def _moved(base: Tensor, update: Tensor) -> Tensor:
 
 def _norm(tensors: Iterable[Tensor]) -> float:
     """The norm of all numbers together, in double precision: squares of 1e30 are still finite."""
-    norms = [_one_norm(tensor) for tensor in tensors if tensor.numel()]
+    norms = [_one_norm(tensor) for tensor in tensors]
     return float(torch.stack(norms).norm()) if norms else 0.0
 
 
@@ -303,7 +366,7 @@ def _row_size(rows: Tensor) -> float:
     """The root mean square of the median row, or a share of the largest one if that is more."""
     if not rows.numel():
         return 0.0
-    flat = rows.detach().reshape(max(1, len(rows) if rows.dim() else 1), -1)
+    flat = rows.detach().reshape(len(rows) if rows.dim() else 1, -1)
     sizes = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64) / math.sqrt(flat.shape[1])
     return max(float(sizes.median()), float(sizes.max()) / TAIL)
 

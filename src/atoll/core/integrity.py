@@ -15,6 +15,7 @@ from atoll.core.errors import UserError
 from atoll.core.storage import disk_errors, write_whole
 
 __all__ = [
+    "DIGESTED",
     "DIGESTS",
     "FINAL",
     "FORMAT",
@@ -30,7 +31,8 @@ __all__ = [
     "write_digests",
 ]
 
-FORMAT = 2  # of a run's folder: since 2 it has digests
+FORMAT = 3  # of a run's folder; runs/convert.py reads older ones
+DIGESTED = 2  # the first format with digests
 DIGESTS = "digests.json"
 GROWING = ("events.jsonl", "times.jsonl", "looks.jsonl")
 STATIC = ("config.toml", "facts.json", "recipe.json", "agreed.json")  # written once
@@ -134,7 +136,7 @@ def read_digests(folder: Path) -> Integrity:
     """What digests.json of a finished run says; empty for a run of an older format."""
     path = folder / DIGESTS
     if not path.exists():
-        if format_of(folder) >= FORMAT:
+        if format_of(folder) >= DIGESTED:
             raise UserError("a file of the record is missing", str(path), REMEDY)
         return Integrity(final=True)
     with disk_errors(path):
@@ -142,12 +144,12 @@ def read_digests(folder: Path) -> Integrity:
     try:
         body = json.loads(content)
         own = body.pop("digest")
-        found = Integrity.from_json(body["files"], final=True)
+        integrity = Integrity.from_json(body["files"], final=True)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise damaged(path) from error
     if own != _digest_of(body):
         raise damaged(path)
-    return found
+    return integrity
 
 
 def write_digests(folder: Path, known: Mapping[str, Extent]) -> None:

@@ -7,8 +7,7 @@ are those of the message, and every number in it is finite; otherwise its sender
 import dataclasses
 import json
 import math
-import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Annotated, Any, TypeVar, cast, get_type_hints
@@ -22,25 +21,23 @@ from torch.nn.utils import get_total_norm
 
 from atoll.core.annotations import SharedWeights, Update, marked
 from atoll.core.errors import BadMessageError
-from atoll.core.late import Arriving, Late, now
 
 __all__ = [
     "Check",
     "Checked",
-    "Doubt",
     "Empty",
     "Packet",
-    "Part",
     "Tensors",
     "Weights",
-    "Wholes",
-    "admit_later",
+    "admit",
+    "check",
     "contents",
+    "finite_values",
     "opened",
     "pack",
+    "plain_values",
     "same_shapes",
     "unpack",
-    "unpack_all",
     "wrap",
     "wrap_all",
 ]
@@ -48,55 +45,6 @@ __all__ = [
 Tensors = dict[str, Tensor]
 Form = tuple[tuple[str, str, tuple[int, ...]], ...]  # of each tensor its name, type, shape
 M = TypeVar("M")
-
-
-class Wholes:
-    """Tensors of many members, those of one name one behind another; apart when one is wanted."""
-
-    def __init__(self, tensors: Tensors) -> None:
-        self.tensors = tensors
-        self.apart: dict[str, tuple[Tensor, ...]] = {}
-
-    def __len__(self) -> int:
-        return len(next(iter(self.tensors.values()), ()))
-
-    def of(self, name: str) -> tuple[Tensor, ...]:
-        """Each member's tensor of a name."""
-        if name not in self.apart:
-            self.apart[name] = self.tensors[name].unbind(0)
-        return self.apart[name]
-
-    def all(self) -> dict[str, tuple[Tensor, ...]]:
-        """The same of every name."""
-        if len(self.apart) < len(self.tensors):
-            self.apart = {name: self.of(name) for name in self.tensors}
-        return self.apart
-
-
-class Part(Mapping[str, Tensor]):
-    """One member's tensors among those of many.
-
-    A round of 50 clients with 12 tensors each is 600 objects, and nobody may want a single one.
-    """
-
-    def __init__(self, wholes: Wholes, place: int, rest: Tensors | None = None) -> None:
-        """`rest`: tensors that are not among the wholes."""
-        self.wholes, self.place, self.rest = wholes, place, rest or {}
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.rest[name] if name in self.rest else self.wholes.of(name)[self.place]
-
-    def __iter__(self) -> Iterator[str]:
-        yield from self.wholes.tensors
-        yield from self.rest
-
-    def __len__(self) -> int:
-        return len(self.wholes.tensors) + len(self.rest)
-
-    def plain(self) -> Tensors:
-        """The same as a dictionary."""
-        place = self.place
-        return {n: tensors[place] for n, tensors in self.wholes.all().items()} | self.rest
 
 
 LARGEST_HEADER = 1 << 20  # bytes
@@ -107,7 +55,8 @@ ADMITTED = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16}
     | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 )
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
+# a field of type float may hold whatever float() reads, such as a number of a tensor
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=float)
 
 
 @dataclass(frozen=True)
@@ -146,10 +95,17 @@ class Packet:
     header: bytes
     block: bytes
     payload: int  # bytes of the tensors alone
-    size: int  # bytes that travel; late where a number in the header is
+    written: int  # bytes that travel, without a header that is not written
     tensors: Form
     message: Any = None
-    wholes: tuple[Tensor, ...] = ()  # without packing: what the message's tensors are parts of
+    wholes: tuple[Tensor, ...] = ()  # its tensors, each with those of like messages: (messages, …)
+    header_size: Callable[[], int] = int  # counts the bytes of a header that is not written
+    checked: bool = False  # whether somebody sees to it that all numbers are finite
+
+    @property
+    def size(self) -> int:
+        """Bytes that travel."""
+        return self.written + self.header_size()
 
 
 @cache
@@ -197,14 +153,21 @@ def _layout(kind: Any, names: tuple[tuple[str, ...], ...]) -> Layout:
     return tuple((n, keys.get(n)) for n, h in _fields(kind).items() if h is Tensor or n in keys)
 
 
-def _header(message: Any) -> bytes:
-    kind = type(message)
-    values = [f"{_quoted(name)}:{_json(getattr(message, name))}" for name in _plain(kind)]
-    named = [f"{_quoted(n)}:{len(getattr(message, n))}" for n in _named(cast(Hashable, kind))]
+def _header(kind: type, values: Mapping[str, Any], named: Mapping[str, int]) -> bytes:
+    """The header of a message with these values and numbers of named tensors."""
+    plain = [f"{_quoted(name)}:{_json(value)}" for name, value in values.items()]
+    counts = [f"{_quoted(name)}:{count}" for name, count in named.items()]
     return (
-        f'{{"kind":{_quoted(kind.__name__)},"values":{{{",".join(values)}}}'
-        f',"named":{{{",".join(named)}}}}}'
+        f'{{"kind":{_quoted(kind.__name__)},"values":{{{",".join(plain)}}}'
+        f',"named":{{{",".join(counts)}}}}}'
     ).encode()
+
+
+def _header_of(message: Any) -> Callable[[], bytes]:
+    """Writes the header of a message later; holds none of its tensors until then."""
+    kind = type(message)
+    named = {name: len(getattr(message, name)) for name in _named(cast(Hashable, kind))}
+    return partial(_header, kind, plain_values(message), named)
 
 
 @cache
@@ -214,7 +177,6 @@ def _quoted(name: str) -> str:
 
 def _json(value: Any) -> str:
     """A value as JSON; numbers, of which there are many, at once."""
-    value = now(value)
     if type(value) is int or (type(value) is float and math.isfinite(value)):
         return repr(value)
     return _ENCODER.encode(value)  # NaN as it is: whoever reads it refuses it, names the sender
@@ -241,7 +203,7 @@ def _overhead(signature: Form) -> int:
 def pack(message: Any) -> Packet:
     """A message as bytes."""
     tensors = {name: t.detach().to("cpu").contiguous() for name, t in contents(message).items()}
-    header, block = _header(message), save(_apart(tensors))
+    header, block = _header_of(message)(), save(_apart(tensors))
     payload = sum(t.nbytes for t in tensors.values())
     return Packet(header, block, payload, len(header) + len(block), _signature(tensors))
 
@@ -261,13 +223,11 @@ def wrap(message: Any) -> Packet:
     return wrap_all({"": message})[""]
 
 
-def wrap_all(messages: Mapping[str, Any]) -> dict[str, Packet]:
+def wrap_all(messages: Mapping[str, Any], checked: bool = False) -> dict[str, Packet]:
     """Each message as `wrap` wraps it; tensors of messages of one form are copied together."""
-    packets = _wrapped_parts(messages)
+    packets: dict[str, Packet] = {}
     alike: dict[Any, dict[str, list[Tensor]]] = {}
     for id, message in messages.items():
-        if id in packets:
-            continue
         layout = _laid_out(message)
         tensors = _listed(message, layout)
         kinds = [(t.dtype, t.shape, t.get_device()) for t in tensors]
@@ -275,74 +235,31 @@ def wrap_all(messages: Mapping[str, Any]) -> dict[str, Packet]:
     for (layout, *_), held in alike.items():
         form = _signature(contents(messages[next(iter(held))]))
         payload = sum(tensor.nbytes for tensor in next(iter(held.values())))
+        written = _overhead(form) + payload
         wholes, copies = _copies(list(held.values()))
         for id, mine in zip(held, copies, strict=True):
             copy = _with(messages[id], layout, mine)
-            packets[id] = _carrying(copy, form, payload, wholes)
+            size = partial(_length, _header_of(copy))
+            packets[id] = Packet(b"", b"", payload, written, form, copy, wholes, size, checked)
     return {id: packets[id] for id in messages}
 
 
-def _wrapped_parts(messages: Mapping[str, Any]) -> dict[str, Packet]:
-    """The same for messages that hold nothing but parts of one whole: that is copied, not they."""
-    whose: dict[tuple[int, type], list[str]] = {}
-    for sender, message in messages.items():
-        kind = type(message)
-        named = _named(cast(Hashable, kind))
-        if len(named) == 1 and len(_plain(kind)) + 1 == len(_fields(kind)):
-            part = getattr(message, named[0])
-            if isinstance(part, Part) and not part.rest:
-                whose.setdefault((id(part.wholes), kind), []).append(sender)
-    packets = {}
-    for (_, kind), senders in whose.items():
-        (name,) = _named(cast(Hashable, kind))
-        wholes = _joined([getattr(messages[sender], name) for sender in senders])
-        form = tuple(
-            (f"{name}/{key}", _kind(t.dtype), tuple(t.shape[1:]))
-            for key, t in wholes.tensors.items()
-        )
-        payload = sum(tensor.nbytes for tensor in wholes.tensors.values()) // len(senders)
-        kept = tuple(wholes.tensors.values())
-        for place, sender in enumerate(senders):
-            copy = kind(**_values_of(messages[sender]), **{name: Part(wholes, place)})
-            packets[sender] = _carrying(copy, form, payload, kept)
-    return packets
-
-
-def _carrying(message: Any, form: Form, payload: int, wholes: tuple[Tensor, ...]) -> Packet:
-    """A packet with a message in it, and the size that it would have as bytes."""
-
-    def size() -> int:
-        return _overhead(form) + payload + len(_header(message))
-
-    waits = any(isinstance(getattr(message, name), Late) for name in _plain(type(message)))
-    told = cast(int, Late(size)) if waits else size()
-    return Packet(b"", b"", payload, told, form, message, wholes)
-
-
-@torch.no_grad()
-def _joined(parts: Sequence[Part]) -> Wholes:
-    """Copies of what these are parts of, in their order; names are sorted, as on the wire."""
-    given, places = parts[0].wholes, [part.place for part in parts]
-    every = places == list(range(len(given)))
-    found = {n: t.detach() for n, t in sorted(given.tensors.items())}
-    return Wholes({n: t.clone() if every else t[places] for n, t in found.items()})
+def _length(header: Callable[[], bytes]) -> int:
+    return len(header())
 
 
 def _listed(message: Any, layout: Layout) -> list[Tensor]:
     """The tensors of a message in the order of the wire."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for name, keys in layout:
         value = getattr(message, name)
-        found += [value] if keys is None else [value[key] for key, _ in keys]
-    return found
+        tensors += [value] if keys is None else [value[key] for key, _ in keys]
+    return tensors
 
 
 @torch.no_grad()
 def _copies(held: list[list[Tensor]]) -> tuple[tuple[Tensor, ...], Iterable[Sequence[Tensor]]]:
-    """Contiguous copies of what messages of one form hold; those of several are parts of wholes."""
-    if len(held) == 1:
-        alone = [t.detach().clone(memory_format=torch.contiguous_format) for t in held[0]]
-        return tuple(alone), [alone]
+    """Copies of what messages of one form hold: one tensor of all messages, and each one's part."""
     wholes = tuple(torch.stack(same) for same in zip(*held, strict=True))
     parts = zip(*(whole.unbind(0) for whole in wholes), strict=True)
     return wholes, parts if wholes else [()] * len(held)
@@ -371,13 +288,12 @@ def _copy(value: Any) -> Any:
 def unpack(packet: Packet, kind: type[M], sender: str) -> M:
     """The message in a packet, or an error that names the sender."""
     if packet.message is not None:
-        if not _is_last(packet) or type(packet.message) is not kind:
-            _of_kind(packet, kind, sender)
-            tensors = contents(packet.message)
-            _admit(tensors, packet.tensors, sender)
-            _finite(_numbers(tensors), sender)
-            _LAST[0] = weakref.ref(packet)
-        return cast(M, _known(packet.message))
+        if type(packet.message) is not kind:
+            name = type(packet.message).__name__
+            raise BadMessageError(sender, f"a {name}, not a {kind.__name__}")
+        if not packet.checked:
+            check(packet, sender)
+        return packet.message
     body = _read_header(packet.header, kind, sender)
     tensors = _read_block(packet.block, sender)
     values = _values(body["values"], kind, sender)
@@ -385,91 +301,27 @@ def unpack(packet: Packet, kind: type[M], sender: str) -> M:
     return kind(**values)
 
 
-Doubt = Callable[[], None]  # a look at numbers that is put off; refuses them as it would have then
+def check(packet: Packet, sender: str) -> None:
+    """Refuse a message that was not packed, as unpacking would refuse its bytes."""
+    finite_values(plain_values(packet.message), sender)
+    admit(packet, sender)
+    _finite(_numbers(contents(packet.message)), sender)
 
 
-def unpack_all(
-    packets: Mapping[str, Packet], kind: type[M], doubts: list[Doubt] | None = None
-) -> dict[str, M]:
-    """The messages of several senders, all of one kind.
-
-    Where an engine skips packing, the numbers of all of them are looked at together, and the form
-    that many have is looked at once. Where there is a list of `doubts`, nobody waits for numbers
-    here: whoever holds the list settles them before anything is kept.
-    """
-    if any(packet.message is None for packet in packets.values()):
-        return {sender: unpack(packet, kind, sender) for sender, packet in packets.items()}
-    wholes: dict[int, tuple[Tensor, ...]] = {}
-    admitted = set[Form]()
-    for sender, packet in packets.items():
-        _of_kind(packet, kind, sender, doubts)
-        if packet.tensors not in admitted:
-            truths = bool(_truths(packet.tensors))  # the rest is told by the form
-            _admit(contents(packet.message) if truths else {}, packet.tensors, sender)
-            if not truths:
-                admitted.add(packet.tensors)
-        wholes[id(packet.wholes)] = packet.wholes
-
-    def one_by_one() -> None:
-        for sender, packet in packets.items():
-            unpack(packet, kind, sender)
-
-    _doubt([n for whole in wholes.values() for n in whole if _counts(n)], one_by_one, doubts)
-    if doubts is not None:
-        return {sender: packet.message for sender, packet in packets.items()}
-    return {sender: _known(packet.message) for sender, packet in packets.items()}
+def plain_values(message: Any) -> dict[str, Any]:
+    """The fields of a message that hold no tensors."""
+    return {name: getattr(message, name) for name in _plain(type(message))}
 
 
-def _known(message: Any) -> Any:
-    """A message whose numbers are all there."""
-    late = {name: getattr(message, name) for name in _plain(type(message))}
-    late = {name: float(value) for name, value in late.items() if isinstance(value, Late)}
-    return dataclasses.replace(message, **late) if late else message
+def finite_values(values: Mapping[str, Any], sender: str) -> None:
+    """Refuse plain values of a message that are not finite."""
+    for name, value in values.items():
+        _finite_value(value, name, sender)
 
 
-def admit_later(packet: Packet, kind: type, sender: str, doubts: list[Doubt]) -> None:
-    """Look at a message that goes to many clients before the first unpacks it, without waiting."""
-    if packet.message is None or type(packet.message) is not kind or _truths(packet.tensors):
-        return  # it is looked at where it is unpacked
-    _of_kind(packet, kind, sender, doubts)
-    _admit({}, packet.tensors, sender)
-    numbers = _numbers(contents(packet.message))
-    _doubt(list(numbers.values()), lambda: _finite(numbers, sender), doubts)
-    _LAST[0] = weakref.ref(packet)
-
-
-def _doubt(tensors: list[Tensor], look: Doubt, doubts: list[Doubt] | None) -> None:
-    """If not all numbers are finite, look closer: now, or when doubts are settled."""
-    if doubts is None:
-        if not _all_finite(tensors):
-            look()
-    elif tensors:
-        norm = Arriving(get_total_norm(tensors))
-        doubts.append(lambda: None if math.isfinite(norm.numbers) else look())
-
-
-# The packet that was admitted last: one that goes to many clients is looked at once.
-_LAST: "list[weakref.ref[Packet] | None]" = [None]
-
-
-def _is_last(packet: Packet) -> bool:
-    return _LAST[0] is not None and _LAST[0]() is packet
-
-
-def _of_kind(packet: Packet, kind: type, sender: str, doubts: list[Doubt] | None = None) -> None:
-    """Refuse an unpacked message of another kind, or one with values that are not finite."""
-    if type(packet.message) is not kind:
-        raise BadMessageError(sender, f"a {type(packet.message).__name__}, not a {kind.__name__}")
-    for name in _plain(kind):
-        value = getattr(packet.message, name)
-        if doubts is not None and isinstance(value, Late):
-            doubts.append(partial(_finite_late, value, name, sender))
-        else:
-            _finite_value(now(value), name, sender)
-
-
-def _finite_late(value: Late, name: str, sender: str) -> None:
-    _finite_value(float(value), name, sender)
+def admit(packet: Packet, sender: str) -> None:
+    """Refuse a message that was not packed and holds tensors that no message may hold."""
+    _admit(contents(packet.message) if _truths(packet.tensors) else {}, packet.tensors, sender)
 
 
 def opened(header: bytes, block: bytes, kind: type, sender: str) -> Packet:
@@ -478,8 +330,7 @@ def opened(header: bytes, block: bytes, kind: type, sender: str) -> Packet:
     message: Any = unpack(Packet(header, block, 0, size, ()), kind, sender)
     tensors = contents(message)
     payload = sum(t.nbytes for t in tensors.values())
-    wholes = tuple(tensors.values())
-    return Packet(b"", b"", payload, size, _signature(tensors), message, wholes)
+    return Packet(b"", b"", payload, size, _signature(tensors), message, checked=True)
 
 
 def _read_header(header: bytes, kind: type, sender: str) -> dict[str, Any]:
@@ -528,22 +379,13 @@ def _truths(form: Form) -> list[str]:
 
 
 def _numbers(tensors: Tensors) -> Tensors:
-    return {n: t for n, t in tensors.items() if _counts(t)}
-
-
-def _counts(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.numel() > 0
-
-
-def _all_finite(tensors: list[Tensor]) -> bool:
-    """Whether a norm of all numbers is finite; one that is not may have overflowed."""
-    return not tensors or math.isfinite(float(get_total_norm(tensors)))
+    return {n: t for n, t in tensors.items() if t.is_floating_point() and t.numel()}
 
 
 def _finite(tensors: Tensors, sender: str) -> None:
     """Refuse numbers that are not finite; their norm is looked at first, once for all tensors."""
-    if _all_finite(list(tensors.values())):
-        return
+    if not tensors or math.isfinite(float(get_total_norm(list(tensors.values())))):
+        return  # else the norm may have overflowed
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise BadMessageError(sender, f"tensor {name!r} has numbers that are not finite")
@@ -574,13 +416,13 @@ def _values(given: dict[str, Any], kind: type, sender: str) -> dict[str, Any]:
 
 
 def _finite_value(value: Any, name: str, sender: str) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise BadMessageError(sender, f"value '{name}' is not finite")
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
         for item in value:
             _finite_value(item, name, sender)
+    elif not isinstance(value, int | str) and value is not None and not math.isfinite(value):
+        raise BadMessageError(sender, f"value '{name}' is not finite")
 
 
 def _tensor_fields(
@@ -625,10 +467,10 @@ def _same(asked: Tensors, given: Tensors, field: str, sender: str) -> None:
     for key in sorted(asked.keys() | given.keys()):
         if key not in asked or key not in given:
             raise BadMessageError(sender, f"tensor {key!r} is unknown or missing in '{field}'")
-        wanted, found = asked[key], given[key]
-        if wanted.shape != found.shape or wanted.dtype != found.dtype:
+        wanted, actual = asked[key], given[key]
+        if wanted.shape != actual.shape or wanted.dtype != actual.dtype:
             raise BadMessageError(
                 sender,
-                f"tensor {key!r} is {found.dtype} {tuple(found.shape)}, "
+                f"tensor {key!r} is {actual.dtype} {tuple(actual.shape)}, "
                 f"not {wanted.dtype} {tuple(wanted.shape)}",
             )

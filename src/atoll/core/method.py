@@ -1,7 +1,9 @@
 """What a method's module offers: its options, its two halves, and what engines ask of it.
 
-A client may also have `final_model(shared, variant)`, the weights that it predicts with after a
-run (`shared` is the state of the server), and `predict(model, rows)`, their logits.
+A client may also have `final_model(shared, variant, task)`, the weights with which it predicts a
+task after a run (`shared` is the state of the server), and `predict(model, rows)`, their logits.
+Where the network is cut, `predict` of a client gives embeddings, and the server has both functions
+too: its `predict(model, embeddings)` makes logits of the embeddings of all clients, by client.
 """
 
 from collections.abc import Callable
@@ -20,8 +22,6 @@ class Method:
     client: Callable[[Any, Any], Any]  # (options, site) -> Client
     split: str = "rows"  # the kind of scenario it is made for
     headline: str = ""  # the variant that stands for the method where one number is wanted
-    # vertical: (server, clients, columns of each) -> logits of rows that nobody has a label of
-    answered: Callable[[Any, Any, Any], Any] | None = None
     quorum: bool = False  # whether a round can do without some of the clients
     # (options, clients) -> how many of them a round asks at most; None: all
     asked: Callable[[Any, int], int] | None = None

@@ -8,7 +8,18 @@ import json
 import tokenize
 from collections.abc import Hashable, Iterable, Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -63,10 +74,10 @@ def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
         if name not in fields:
             raise UserError(f"unknown option '{name}'", where, nearest(name, fields))
     try:
-        made: T = _adapter(cast(Hashable, kind)).validate_json(
+        options: T = _adapter(cast(Hashable, kind)).validate_json(
             json.dumps(dict(values)), strict=True
         )
-        return made
+        return options
     except (TypeError, ValueError) as error:
         if not isinstance(error, ValidationError):
             raise UserError(
@@ -135,15 +146,17 @@ def _remarks(kind: type) -> dict[str, str]:
 
 
 def _kind(hint: Any) -> str:
-    if hasattr(hint, "__metadata__"):
-        return _kind(hint.__origin__)
-    if get_origin(hint) is Literal:
-        return " | ".join(str(choice) for choice in get_args(hint))
-    if get_origin(hint) is tuple:
-        return f"list of {_kind(get_args(hint)[0])}"
-    if isinstance(hint, type) and not get_args(hint):
-        return hint.__name__
-    return str(hint).replace("typing.", "").replace("collections.abc.", "")
+    """The type of an option in words."""
+    origin, choices = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _kind(choices[0])
+    if origin is tuple:
+        return f"list of {_kind(choices[0])}"
+    if origin is dict:
+        return "table"
+    if origin in (Literal, Union, UnionType):
+        return " | ".join(c if isinstance(c, str) else _kind(c) for c in choices)
+    return hint.__name__ if isinstance(hint, type) else str(hint).removeprefix("typing.")
 
 
 def _range(hint: Any) -> str:

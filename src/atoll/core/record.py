@@ -24,6 +24,7 @@ from safetensors.numpy import save
 
 from atoll.core.errors import EXIT_USER, UserError
 from atoll.core.integrity import (
+    DIGESTED,
     DIGESTS,
     FINAL,
     FORMAT,
@@ -52,18 +53,18 @@ __all__ = [
     "Absence",
     "Event",
     "Exclusion",
-    "Look",
     "Message",
     "Record",
     "Round",
     "Score",
+    "Snapshot",
     "Stage",
     "disk_errors",
     "locked",
     "read_checkpoint",
     "read_events",
     "read_integrity",
-    "read_looks",
+    "read_snapshots",
     "read_times",
     "write_whole",
 ]
@@ -144,8 +145,8 @@ class Exclusion:
 
 
 @dataclass(frozen=True)
-class Look:
-    """What a part saw of itself at the end of a stage, for pictures; it is never sent."""
+class Snapshot:
+    """Numbers about a client or the server at the end of a stage, for figures; never sent."""
 
     stage: int
     part: str  # a client, or "server"
@@ -242,7 +243,7 @@ def _known(folder: Path, head: Mapping[str, Any]) -> Integrity:
     """The extents in the head of a checkpoint; empty for a run of an older format."""
     path = folder / CHECKPOINT
     if "files" not in head:
-        if format_of(folder) >= FORMAT:
+        if format_of(folder) >= DIGESTED:
             raise _damaged(path)
         return Integrity()
     try:
@@ -288,12 +289,12 @@ def read_events(folder: Path, known: Integrity | None = None) -> list[Event]:
         raise _bad_line(path) from error
 
 
-def read_looks(folder: Path, known: Integrity | None = None) -> list[Look]:
-    """What the parts of a run saw of themselves."""
+def read_snapshots(folder: Path, known: Integrity | None = None) -> list[Snapshot]:
+    """The snapshots of a run."""
     path = folder / "looks.jsonl"
     lines = _lines(path, known, optional=True)
     try:
-        return [_look(json.loads(line)) for line in lines]
+        return [_snapshot(json.loads(line)) for line in lines]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _bad_line(path) from error
 
@@ -308,15 +309,15 @@ def read_times(folder: Path, known: Integrity | None = None) -> list[float]:
         raise _bad_line(path) from error
 
 
-def _look(body: dict[str, Any]) -> Look:
+def _snapshot(body: dict[str, Any]) -> Snapshot:
     values = tuple(tuple(math.nan if v is None else v for v in row) for row in body.pop("values"))
     rows, columns = tuple(body.pop("rows")), tuple(body.pop("columns"))
-    look = Look(**body, rows=rows, columns=columns, values=values)
+    snapshot = Snapshot(**body, rows=rows, columns=columns, values=values)
     numbers = all(_is_number(value) for row in values for value in row)
-    names = (look.part, look.name, *rows, *columns)
-    if not numbers or not _is_count(look.stage) or any(type(name) is not str for name in names):
-        raise ValueError("a look")
-    return look
+    names = (snapshot.part, snapshot.name, *rows, *columns)
+    if not numbers or not _is_count(snapshot.stage) or any(type(name) is not str for name in names):
+        raise ValueError("a snapshot")
+    return snapshot
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
@@ -420,9 +421,9 @@ class Record:
         """Append events."""
         self._append("events", b"".join(_line(event) for event in events))
 
-    def look(self, looks: Iterable[Look]) -> None:
-        """Append what parts saw of themselves."""
-        lines = [json.dumps(_plain_look(look), separators=(",", ":")) for look in looks]
+    def write_snapshots(self, snapshots: Iterable[Snapshot]) -> None:
+        """Append snapshots."""
+        lines = [json.dumps(_plain_snapshot(one), separators=(",", ":")) for one in snapshots]
         if lines:
             self._append("looks", "".join(f"{line}\n" for line in lines).encode())
 
@@ -526,9 +527,9 @@ class Record:
         return contents
 
 
-def _plain_look(look: Look) -> dict[str, Any]:
-    values = [[float(v) if math.isfinite(v) else None for v in row] for row in look.values]
-    return {**vars(look), "values": values}
+def _plain_snapshot(snapshot: Snapshot) -> dict[str, Any]:
+    values = [[float(v) if math.isfinite(v) else None for v in row] for row in snapshot.values]
+    return {**vars(snapshot), "values": values}
 
 
 def _unfinished(folder: Path) -> bool:

@@ -95,8 +95,8 @@ def uniforms(key: Tensor, shape: tuple[int, ...]) -> Tensor:
 def normals(key: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Numbers of the standard normal distribution in double precision (Box and Muller)."""
     length, angle = uniforms(key, (2, *shape))
-    found: Tensor = (-2 * length.log()).sqrt() * (2 * math.pi * angle).cos()
-    return found
+    normal: Tensor = (-2 * length.log()).sqrt() * (2 * math.pi * angle).cos()
+    return normal
 
 
 def below(limit: int, key: Tensor, count: int) -> Tensor:

@@ -27,8 +27,8 @@ def pieces(x: Tensor) -> Tensor:
 
 def distinct(x: Tensor, tokens: int) -> Tensor:
     """Which of so many tokens occur in sequences: (..., rows, length) -> (..., tokens), 0 or 1."""
-    found = torch.zeros((*x.shape[:-2], tokens), dtype=torch.int32, device=x.device)
-    return found.scatter_(-1, x.flatten(-2).long(), 1)
+    marks = torch.zeros((*x.shape[:-2], tokens), dtype=torch.int32, device=x.device)
+    return marks.scatter_(-1, x.flatten(-2).long(), 1)
 
 
 def room(x: Tensor) -> Bounds:

@@ -8,10 +8,12 @@ import re
 import secrets
 import socket
 import time
+import tomllib
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from atoll.core.errors import UserError
 
@@ -21,6 +23,7 @@ __all__ = [
     "disk_errors",
     "is_temporary",
     "locked",
+    "read_toml",
     "remove_temporary",
     "temporary_name",
     "write_whole",
@@ -47,6 +50,16 @@ def disk_errors(path: Path) -> Iterator[None]:
             str(path),
             "check that the folder exists and its permissions",
         ) from error
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The values of a TOML file; a file that cannot be read or parsed is a user error."""
+    with disk_errors(path):
+        content = path.read_bytes()
+    try:
+        return tomllib.loads(content.decode())
+    except ValueError as error:
+        raise UserError(f"not TOML: {error}", str(path), "fix that line") from error
 
 
 @contextlib.contextmanager
@@ -130,6 +143,24 @@ class FolderLock:
             there = (folder / LOCK).exists()
         if there:
             FolderLock(folder).release()
+
+    @staticmethod
+    def has_writer(folder: Path) -> bool:
+        """Whether a process writes in a folder, by its lock file; takes no lock."""
+        try:
+            holder = (folder / LOCK).read_text(errors="replace")
+        except OSError:
+            return os.environ.get(SWITCH) == "off"  # no lock tells: assume one
+        match = re.match(r"process (\d+) on (.*), ", holder)
+        if match is None or match[2] != socket.gethostname():
+            return True
+        try:
+            os.kill(int(match[1]), 0)
+        except (ProcessLookupError, OverflowError):
+            return False
+        except PermissionError:
+            pass
+        return True
 
     def __enter__(self) -> "FolderLock":
         return self

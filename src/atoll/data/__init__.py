@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Literal, get_type_hints
 
 from atoll.core import options
@@ -12,11 +13,9 @@ from atoll.data.dataset import Dataset
 from atoll.data.own import parties, tables
 from atoll.data.own.images import image_files
 from atoll.data.own.texts import text_files
-from atoll.data.sources import fetch, images, tabular, text
+from atoll.data.sources import fetch, modules
 
 __all__ = ["About", "Dataset", "about", "load", "names"]
-
-SOURCES = {"table": tabular, "image": images, "text": text}
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,11 @@ class About:
 
 def names() -> list[str]:
     """The names of all data sets, sorted."""
-    return sorted(name.replace("_", "-") for module in SOURCES.values() for name in module.__all__)
+    return sorted(name.replace("_", "-") for module in modules() for name in module.__all__)
 
 
 def load(name: str, **given: Any) -> Dataset:
-    """The data set of this name; what else may be given stands in its function's signature.
+    """The data set with this name; its function's signature has its options.
 
     `files` are the user's own: texts where a column of `text` is named, else tables; `parties` are
     tables with different columns of the same rows; `images` are the user's own images.
@@ -66,15 +65,15 @@ def _own_source(given: Mapping[str, Any]) -> Callable[..., Dataset] | None:
 def about(name: str) -> About:
     """What a data set is and whether it is embedded, found, to be downloaded or not available."""
     name = name.replace("_", "-")
-    kind, source = _source(name)
-    line = (source.__doc__ or "").splitlines()[0]
-    groups = SOURCES[kind].FILES.get(name)
+    module, source = _source(name)
+    kind, line = module.KIND, (source.__doc__ or "").splitlines()[0]
+    groups = getattr(module, "FILES", {}).get(name)
     if groups is None:
         return About(name, kind, line, "embedded", "")
     for place, group in enumerate(groups):
         paths = [fetch.find([file.path]) for file in group]
         if all(paths):
-            part = " The file here may be a part of it: a run says so." if place else ""
+            part = " The file here may be a part of it; a run reports that." if place else ""
             return About(name, kind, line + part, "found", str(paths[0]))
     for group in groups:
         if all(file.url for file in group):
@@ -82,9 +81,9 @@ def about(name: str) -> About:
     return About(name, kind, line, "not available", str(fetch.folder() / groups[0][0].path))
 
 
-def _source(name: str) -> tuple[str, Callable[..., Dataset]]:
-    """The function of this name and the kind of data it makes."""
-    for kind, module in SOURCES.items():
+def _source(name: str) -> tuple[ModuleType, Callable[..., Dataset]]:
+    """The function of this name and its module."""
+    for module in modules():
         if name.replace("-", "_") in module.__all__:
-            return kind, getattr(module, name.replace("-", "_"))
+            return module, getattr(module, name.replace("-", "_"))
     raise UserError(f"unknown data set '{name}'", "data", options.nearest(name, names()))

@@ -36,14 +36,14 @@ def _chunks(columns: int, size: int) -> Iterator[Array]:
 
 def scores_of_sets(matrix: Array, size: int) -> tuple[Array, Array]:
     """Every set of so many columns, in lexicographic order, and its score 1_S' |R| (1 - 1_S)."""
-    columns, found, scores = len(matrix), [], []
+    columns, chunks, scores = len(matrix), [], []
     for sets in _chunks(columns, size):
         inside = np.zeros((len(sets), columns))
         np.put_along_axis(inside, sets.astype(np.int64), 1.0, axis=1)
         scores.append(((inside @ matrix) * (1 - inside)).sum(1))
-        found.append(sets)
-    assert sum(map(len, found)) == math.comb(columns, size)
-    return np.concatenate(found), np.concatenate(scores)
+        chunks.append(sets)
+    assert sum(map(len, chunks)) == math.comb(columns, size)
+    return np.concatenate(chunks), np.concatenate(scores)
 
 
 def common_sets(matrix: Array, size: int, count: int = 3) -> dict[str, Array]:

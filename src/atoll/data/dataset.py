@@ -22,7 +22,9 @@ class Layout:
     stage: Array  # (rows,) int64, an index into stages
     stages: tuple[str, ...]  # empty where there is one
     recipe: dict[str, Any]  # how a file becomes these columns, as JSON
-    told: tuple[tuple[str, str], ...] = ()  # worth knowing: what was found, what is done about it
+    findings: tuple[
+        tuple[str, str], ...
+    ] = ()  # what is worth knowing, and what atoll does about it
 
 
 @dataclass(frozen=True)

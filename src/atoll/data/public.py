@@ -1,4 +1,4 @@
-"""Public data: images that every part has, in one order, without labels."""
+"""Public data: images that all participants have, in one order, without labels."""
 
 import hashlib
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class PublicOptions:
-    """Which images all parts have in common."""
+    """The images that all participants have."""
 
     name: str = "patterns"  # a data set of images, its labels dropped; patterns: made up
     rows: AtLeastOne = 5000  # how many, drawn once for each seed from those that are not for tests
@@ -39,11 +39,11 @@ def public(options: PublicOptions, like: Dataset, scale: Scale, seed: int) -> Pu
         raise UserError("public data are images and the data are not", "public", remedy)
     shape, stream = tuple(like.x.shape[1:]), Stream.of(seed, "public")
     if options.images or options.name != "patterns":
-        held, pool = _held(options, shape)
+        images, pool = _held(options, shape)
         if options.rows > len(pool):
             what = f"'{options.images or options.name}' has {len(pool)} images to draw from"
             raise UserError(f"{what}, not {options.rows}", "public.rows", "ask for fewer")
-        x = fitted(held[stream.numpy().permutation(pool)[: options.rows]], shape)
+        x = fitted(images[stream.numpy().permutation(pool)[: options.rows]], shape)
     else:
         x = patterns(shape, options.rows, stream.numpy())
     digest = hashlib.sha256(f"{x.shape}".encode() + np.ascontiguousarray(x).tobytes())

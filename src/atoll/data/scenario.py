@@ -1,12 +1,12 @@
 """Who holds which rows and columns at which stage: index arrays only."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["Holding", "Scenario"]
+__all__ = ["ABSENT", "Holding", "Scenario", "Split"]
 
 Array = np.ndarray[Any, Any]
 
@@ -19,6 +19,10 @@ class Holding:
     valid: Array  # rows it chooses by
     own: Array  # columns that it alone holds, beside the common ones
     before: Array | None = None  # rows it learns from before the first round; None: train
+
+
+_NONE: Final = np.empty(0, dtype=np.int64)
+ABSENT: Final = Holding(_NONE, _NONE, _NONE)  # of a client that has not joined yet
 
 
 @dataclass(frozen=True)
@@ -42,3 +46,12 @@ class Scenario:
     def tasks_at(self, stage: int) -> list[int]:
         """The tasks that can be tested at a stage."""
         return [task for task, since in enumerate(self.known_at) if since <= stage]
+
+
+@dataclass(frozen=True)
+class Split:
+    """What a split's module offers."""
+
+    options: type
+    deal: Callable[[Any, Any, int], Scenario]  # (data set, options, seed) -> who holds what
+    vertical: bool = False  # clients hold columns of the same rows, the server holds the labels

@@ -9,19 +9,21 @@ import torch
 from torch import Tensor, nn
 
 from atoll.core.errors import UserError
-from atoll.core.federation import SERVER, Moment
+from atoll.core.federation import Moment
 from atoll.core.messages import Checked
-from atoll.core.record import Look
+from atoll.core.record import Snapshot
 from atoll.core.rng import Stream
 from atoll.core.rows import Public, Rows
 from atoll.data.dataset import Dataset
 from atoll.data.scenario import Scenario
 
-__all__ = ["Scale", "Shelf", "Site", "Witness", "block", "colours", "filled"]
+__all__ = [
+    "AttributionProbe", "Scale", "Shelf", "Site", "View", "colours", "filled", "moments",
+    "standardised", "varied",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 Scale = Literal["global", "local", "none", "imagenet"]
-_NONE = np.empty(0, dtype=np.int64)
 Network = Callable[[tuple[int, ...], int, Stream], nn.Module]  # input shape, classes, initial draw
 
 
@@ -115,11 +117,11 @@ def standardised(x: Tensor, fit: Tensor) -> Tensor:
     """
     if not len(fit):
         return x
-    mean, deviation = _moments(fit)
+    mean, deviation = moments(fit)
     return ((x - mean) / deviation).to(x.dtype)
 
 
-def _moments(fit: Tensor) -> tuple[Tensor, Tensor]:
+def moments(fit: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and deviation of columns, NaN left out; 0 and 1 for constant ones."""
     deviation, mean = torch.std_mean(fit.double(), 0, correction=0)
     if bool(torch.isnan(mean).any()):
@@ -128,16 +130,6 @@ def _moments(fit: Tensor) -> tuple[Tensor, Tensor]:
         mean, deviation = mean.nan_to_num(0.0), deviation.nan_to_num(0.0)
     moving = deviation > 0
     return torch.where(moving, mean, 0), torch.where(moving, deviation, 1)
-
-
-def block(columns: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a party's columns: a rectangle of an image keeps its sides, else one axis."""
-    if len(shape) == 1 or not len(columns):
-        return (len(columns),)
-    places = [np.unique(axis) for axis in np.unravel_index(columns, shape)]
-    whole = np.ravel_multi_index(np.ix_(*places), shape).ravel()
-    sides = tuple(len(axis) for axis in places)
-    return sides if np.array_equal(whole, columns) else (len(columns),)
 
 
 def _fitted(fit: Tensor, moved: Tensor) -> Tensor:
@@ -160,93 +152,87 @@ def filled(x: Tensor, scaling: Tensor) -> Tensor:
 
 
 @dataclass
-class Witness:
+class AttributionProbe:
     """What the sites of one process saw of their models since somebody last asked."""
 
     wanted: bool = False
-    seen: list[Look] = field(default_factory=list)
+    seen: list[Snapshot] = field(default_factory=list)
 
-    def asked(self) -> list[Look]:
+    def asked(self) -> list[Snapshot]:
         """All that was seen since the last time."""
         found, self.seen = self.seen, []
         return found
 
 
-class Site:
-    """One part's view of the data, its networks, its random streams, its device.
+@dataclass(frozen=True)
+class View:
+    """What the sites of both kinds are made of: a participant, the data, and the run's seed."""
 
-    Where the labels are at the server, a client's rows are its own columns as `x`, a rectangle of
-    an image as (channels, height, width), and every label is -1; the server's rows are labels.
+    id: str
+    shelf: Shelf
+    dataset: Dataset
+    scenario: Scenario
+    seed: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input of the data set."""
+        return tuple(self.dataset.x.shape[1:])
+
+    def stream(self, *names: str | int | Moment) -> Stream:
+        """A random stream of this site; a moment stands for its stage and round."""
+        flat: list[str | int] = []
+        for name in names:
+            flat.extend((name.stage, name.round) if isinstance(name, Moment) else (name,))
+        return Stream.of(self.seed, self.id, *flat)
+
+
+class Site:
+    """What a participant with rows of its own may see: data, networks, random streams, device.
+
+    `VerticalSite` is for participants that hold columns of the same rows.
     """
 
-    def __init__(  # noqa: PLR0913 - all that a part may see comes in here
+    def __init__(
         self,
-        id: str,
-        shelf: Shelf,
-        dataset: Dataset,
-        scenario: Scenario,
-        seed: int,
+        view: View,
         network: Network,
         *,
         special: Network | None = None,
         public: Callable[[], Public] | None = None,
-        witness: Witness | None = None,
+        probe: AttributionProbe | None = None,
     ) -> None:
-        """Remember where things are; nothing is copied before it is asked for.
+        """Store references; data is copied on first use.
 
         `special` is this site's own kind of network, where sites have different ones.
         """
+        self._shelf, self._scenario, self._seed = view.shelf, view.scenario, view.seed
         self._special, self._public = special or network, public
-        self._witness = witness or Witness()
-        self.id, self.classes, self.clients = id, dataset.classes, scenario.clients
-        self.device, self.dtype = shelf.x.device, shelf.dtype
-        self._shelf, self._scenario, self._seed, self._network = shelf, scenario, seed, network
-        self._table = dataset.kind == "table"
-        self._shape: tuple[int, ...] = tuple(dataset.x.shape[1:])
+        self._probe = probe or AttributionProbe()
+        self._network, self._shape, self.stream = network, view.shape, view.stream
+        self.id, self.classes, self.clients = view.id, view.dataset.classes, view.scenario.clients
+        self.device, self.dtype = view.shelf.x.device, view.shelf.dtype
+        self._table = view.dataset.kind == "table"
         self._kept: dict[tuple[str, int], Rows] = {}
-        self._lesson: tuple[tuple[int, int], Rows] | None = None  # of the last round
 
     def train(self, stage: int) -> Rows:
-        """The rows that this site learns from at a stage."""
+        """The training rows of a stage."""
         return self._rows("train", stage)
 
-    def lesson(self, moment: Moment) -> Rows:
-        """The rows that this site learns from in a round: those of the stage.
-
-        With joint_aug, a client's part of whole images that are changed anew in each round.
-        """
-        plain = self.train(moment.stage)
-        if not self._scenario.joint_aug or self.id == SERVER or not len(plain):
-            return plain
-        if self._lesson is None or self._lesson[0] != (moment.stage, moment.round):
-            rows = self._scenario.holdings[self.id][moment.stage].train
-            stream = Stream.of(self._seed, "joint_aug", moment.stage, moment.round)
-            x = self._shelf.changed(rows, self._columns, stream).reshape(plain.x.shape)
-            self._lesson = ((moment.stage, moment.round), Rows(x, plain.own, plain.y))
-        return self._lesson[1]
-
     def before(self, stage: int) -> Rows:
-        """The rows that this site learns from before the first round: others only if drawn anew."""
+        """The training rows before the first round: those of the stage, unless drawn anew."""
         return self._rows("before", stage)
 
     def valid(self, stage: int) -> Rows:
-        """The rows that this site chooses by at a stage."""
+        """The validation rows of a stage."""
         return self._rows("valid", stage)
 
     def test(self, task: int) -> Rows:
-        """The rows of a task that this site may be tested on."""
+        """The test rows of a task."""
         return self._rows("test", task)
-
-    def fresh(self, task: int) -> Tensor:
-        """Which test rows of a task no earlier task has."""
-        tests = self._scenario.tests[self.clients[0] if self.id == SERVER else self.id]
-        seen = np.concatenate([_NONE, *tests[:task]])
-        return torch.from_numpy(~np.isin(tests[task], seen)).to(self.device)
 
     def inputs(self, own: bool = False, stage: int = 0) -> tuple[int, ...]:
         """The shape of a row: the common columns, with `own` this site's further ones too."""
-        if self._scenario.labels_at_server:
-            return block(self._columns, self._shape)
         if not self._table:
             return self._shape
         further = len(self._scenario.holdings[self.id][stage].own) if own else 0
@@ -284,7 +270,7 @@ class Site:
             raise UserError("no public data here", "public", "give public = { name = ... }")
         return self._public()
 
-    def witness(
+    def probe(
         self,
         doing: Literal["own", "others"],
         moment: Moment,
@@ -297,20 +283,15 @@ class Site:
         `doing` says whose doing it is that the model is another than the last time: the site's own
         training, or what it received from others. What is seen stays here, for pictures.
         """
-        if not self._witness.wanted:
+        if not self._probe.wanted:
             return
         known = self._scenario.tasks_at(moment.stage) if tasks is None else tasks
         found = {task: check(task) for task in known}
         tested = {task: reply for task, reply in found.items() if reply.rows}
         values = ((float(moment.round), r.correct[variant] / r.rows) for r in tested.values())
         names, columns = tuple(map(str, tested)), ("round", "accuracy")
-        look = Look(moment.stage, self.id, f"after {doing}", names, columns, tuple(values))
-        self._witness.seen.append(look)
-
-    def parties(self, stage: int) -> list[str]:
-        """The clients that hold columns at a stage, in the order in which they came."""
-        holdings = self._scenario.holdings
-        return [id for id in self.clients if len(holdings[id][stage].own)]
+        snapshot = Snapshot(moment.stage, self.id, f"after {doing}", names, columns, tuple(values))
+        self._probe.seen.append(snapshot)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -322,31 +303,7 @@ class Site:
         """How many stages there are."""
         return self._scenario.stages
 
-    @property
-    def by_columns(self) -> bool:
-        """Whether columns, and not classes, come by stage."""
-        return self.parties(0) != list(self.clients)
-
-    def shape_of(self, client: str) -> tuple[int, ...]:
-        """The shape of a client's rows where clients hold columns; known to all, unlike values."""
-        return block(self._scenario.holdings[client][-1].own, self._shape)
-
-    @property
-    def _columns(self) -> Array:
-        """The columns of a party: none at the server, and those of the last stage at a client."""
-        held = self._scenario.holdings
-        return held[self.id][-1].own if self.id in held else np.empty(0, dtype=np.int64)
-
-    def stream(self, *names: str | int | Moment) -> Stream:
-        """A random stream of this site; a moment among the names stands for its stage and round."""
-        flat: list[str | int] = []
-        for name in names:
-            flat.extend((name.stage, name.round) if isinstance(name, Moment) else (name,))
-        return Stream.of(self._seed, self.id, *flat)
-
     def _rows(self, part: str, number: int) -> Rows:
-        if (part, number) not in self._kept and self._scenario.labels_at_server:
-            self._kept[part, number] = self._of_party(part, number)
         if (part, number) not in self._kept:
             holdings = self._scenario.holdings[self.id]
             if part == "before" and holdings[number].before is None:
@@ -359,46 +316,6 @@ class Site:
             holding = holdings[min(number, len(holdings) - 1)]
             self._kept[part, number] = self._scaled(self._taken(rows, holding.own), holding.train)
         return self._kept[part, number]
-
-    def _of_party(self, part: str, number: int) -> Rows:
-        """A party's columns without labels, or the server's labels without columns."""
-        scenario, first = self._scenario, self.clients[0]
-        whose = self.id if self.id != SERVER else first
-        if part == "test":
-            rows = scenario.tests[whose][number]
-        else:  # a client that has not joined yet has no rows; the first one is always there
-            rows = getattr(scenario.holdings[whose][number], part)
-        columns = self._columns
-        x = self._shelf.inputs(rows, columns)
-        if self._shelf.layout is not None:
-            x = filled(x, self.party_scaling())
-        elif self._table and self._shelf.scale == "local" and len(columns):
-            x = standardised(x, self._first_rows())
-        y = self._shelf.labels(rows)
-        if self.id != SERVER:
-            y = torch.full_like(y, -1)
-        return Rows(
-            x.reshape(len(rows), *block(columns, self._shape)), x.new_zeros((len(rows), 0)), y
-        )
-
-    def _first_rows(self) -> Tensor:
-        """A party's columns of the training rows of the first stage at which it has some."""
-        holdings = self._scenario.holdings[self.id]
-        since = next(held for held in holdings if len(held.train))
-        return self._shelf.inputs(since.train, self._columns)
-
-    def party_scaling(self) -> Tensor:
-        """Own tables of parties: fill, mean and deviation of each of its columns.
-
-        A missing value becomes the mean, and 0 where nothing is scaled.
-        """
-        width = len(self._columns)
-        scaling = torch.zeros((3, width), dtype=torch.float64, device=self.device)
-        scaling[2] = 1
-        if self._shelf.scale == "local" and width:
-            mean, deviation = _moments(self._first_rows())
-            scaling = torch.stack([mean, mean, deviation])
-        return scaling
 
     def _taken(self, rows: Array, own: Array) -> Rows:
         common = self._scenario.common if self._table else None

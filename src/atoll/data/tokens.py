@@ -1,4 +1,4 @@
-"""Texts as numbers: words as the Keras tokenizer parts them, numbered by how often they occur."""
+"""Texts as numbers: the tokens of the Keras tokenizer, numbered by frequency."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["PADDING", "UNKNOWN", "numbered", "tokenised"]
+__all__ = ["PADDING", "UNKNOWN", "encoded", "numbered", "tokenised"]
 
 Array = np.ndarray[Any, Any]
 
@@ -15,7 +15,7 @@ FILTERS = '!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~\t\n'  # what Keras takes for punctua
 
 
 def tokenised(text: str) -> list[str]:
-    """The words of a text as Keras parts them."""
+    """The tokens of a text, as the Keras tokenizer splits it."""
     return text.lower().translate(str.maketrans(FILTERS, " " * len(FILTERS))).split()
 
 
@@ -24,11 +24,16 @@ def numbered(
 ) -> tuple[Array, tuple[str, ...]]:
     """Tokens as (texts, length) numbers, cut or padded at the end; rarer words than this are 1."""
     counts = Counter(token for tokens in texts for token in tokens)
-    kept = [word for word, count in counts.items() if count >= fewest]
-    words = (PADDING, UNKNOWN, *sorted(kept, key=lambda word: (-counts[word], word)))
+    frequent = [word for word, count in counts.items() if count >= fewest]
+    words = (PADDING, UNKNOWN, *sorted(frequent, key=lambda word: (-counts[word], word)))
+    return encoded(texts, length, words), words
+
+
+def encoded(texts: Sequence[Sequence[str]], length: int, words: Sequence[str]) -> Array:
+    """Tokens as (texts, length) numbers of a vocabulary; a word that it lacks is 1."""
     numbers = {word: number for number, word in enumerate(words) if number > 1}
     x = np.zeros((len(texts), length), dtype=np.int32)
     for row, tokens in zip(x, texts, strict=True):
-        found = [numbers.get(token, 1) for token in tokens[:length]]
-        row[: len(found)] = found
-    return x, words
+        token_numbers = [numbers.get(token, 1) for token in tokens[:length]]
+        row[: len(token_numbers)] = token_numbers
+    return x

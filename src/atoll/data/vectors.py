@@ -56,8 +56,8 @@ def present() -> dict[str, Path]:
     """The files of word vectors that are here by name, the best first."""
     home = folder() / "text"
     paths = sorted(home.iterdir()) if home.is_dir() else []
-    found = {_name(path): path for path in paths if _is_vectors(path)}
-    return dict(sorted(found.items(), key=lambda item: (_rank(item[0]), item[0])))
+    files = {_name(path): path for path in paths if _is_vectors(path)}
+    return dict(sorted(files.items(), key=lambda item: (_rank(item[0]), item[0])))
 
 
 def _is_vectors(path: Path) -> bool:
@@ -116,7 +116,7 @@ def _unknown(count: int, dimension: int) -> Array:
 
 
 def _path(name: str) -> Path:
-    """The file that a name stands for."""
+    """The file of word vectors with this name."""
     here = present()
     if name == "best" and here:
         return next(iter(here.values()))
@@ -128,7 +128,7 @@ def _path(name: str) -> Path:
         nearest(name, here)
         if here and name != "best"
         else "put vectors-NAME.npz (words, vectors) or a GloVe, word2vec or fastText text file into"
-        " the folder text there, point ATOLL_DATA at a folder that has one, or ask for made-up"
+        " the folder text there, point ATOLL_DATA at a folder that has one, or ask for random"
         " ones by name: --set vectors=random-50"
     )
     what = "no word vectors are here" if name == "best" else f"no word vectors '{name}' are here"
@@ -139,25 +139,25 @@ def _read(path: Path, words: Sequence[str]) -> tuple[Array, Array]:
     """The vectors of those words that the file has, and the places of these words."""
     if path.suffix == ".npz":
         return _read_npz(path, words)
-    kept = _cache(path, words)
-    if not kept.is_file():
+    cached = _cache(path, words)
+    if not cached.is_file():
         vectors, places = _read_text(path, words)
         try:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            part = kept.with_name(f"{kept.stem}.{os.getpid()}.npz")
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            part = cached.with_name(f"{cached.stem}.{os.getpid()}.npz")
             np.savez(part, words=np.array([words[i] for i in places]), vectors=vectors)
-            part.replace(kept)
+            part.replace(cached)
         except OSError:  # a cache that cannot be written is no cache
             return vectors, places
-    return _read_npz(kept, words)
+    return _read_npz(cached, words)
 
 
 def _cache(path: Path, words: Sequence[str]) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     with reading(path):
         about = path.stat()
-    told = "\x1f".join((str(path.resolve()), str(about.st_size), str(about.st_mtime_ns), *words))
-    digest = hashlib.blake2b(told.encode(), digest_size=12).hexdigest()
+    key = "\x1f".join((str(path.resolve()), str(about.st_size), str(about.st_mtime_ns), *words))
+    digest = hashlib.blake2b(key.encode(), digest_size=12).hexdigest()
     return cache / "atoll" / "vectors" / f"{digest}.npz"
 
 
@@ -177,7 +177,7 @@ def _read_npz(path: Path, words: Sequence[str]) -> tuple[Array, Array]:
 def _read_text(path: Path, words: Sequence[str]) -> tuple[Array, Array]:
     """The lines of a text file that are wanted; a header of two numbers is passed over."""
     wanted = {word: place for place, word in enumerate(words) if place > 1}
-    found: dict[int, Array] = {}
+    vectors: dict[int, Array] = {}
     width = 0
     with reading(path), path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
@@ -189,8 +189,8 @@ def _read_text(path: Path, words: Sequence[str]) -> tuple[Array, Array]:
             word = " ".join(fields[:-width])  # a few words of GloVe 840B have blanks in them
             if not word:
                 raise refused(path, f"line {number} has {len(fields) - 1} numbers, not {width}")
-            if word in wanted and wanted[word] not in found:
-                found[wanted[word]] = np.array(fields[-width:], dtype=np.float32)
-    places = np.array(sorted(found), dtype=np.int64)
-    chosen = np.stack([found[i] for i in places]) if len(places) else np.zeros((0, width or 1))
+            if word in wanted and wanted[word] not in vectors:
+                vectors[wanted[word]] = np.array(fields[-width:], dtype=np.float32)
+    places = np.array(sorted(vectors), dtype=np.int64)
+    chosen = np.stack([vectors[i] for i in places]) if len(places) else np.zeros((0, width or 1))
     return chosen.astype(np.float16), places

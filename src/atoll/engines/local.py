@@ -1,22 +1,42 @@
 """The local engine: clients are objects in this process, asked one after another."""
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from atoll.compute.deferred import HostCopy
 from atoll.compute.executor import Executor, JobExecutor
-from atoll.core.errors import ClientFailedError, UserError, memory_error, out_of_memory
+from atoll.core.errors import (
+    BadMessageError,
+    ClientFailedError,
+    UserError,
+    memory_error,
+    out_of_memory,
+)
 from atoll.core.federation import SERVER, Moment, begin
-from atoll.core.messages import Packet, Tensors, pack, wrap_all
-from atoll.core.record import Look
+from atoll.core.messages import (
+    Packet,
+    Tensors,
+    admit,
+    finite_values,
+    pack,
+    plain_values,
+    wrap_all,
+)
+from atoll.core.record import Snapshot
 from atoll.learning.weights import copied
 from atoll.runs.execute import executor_for
 from atoll.runs.memory import Peak, plan, write_plan
 from atoll.runs.parts import Parts
 
-__all__ = ["LocalEngine", "local_engine"]
+__all__ = ["ENGINE", "LocalEngine", "local_engine"]
 
 
 class LocalEngine:
@@ -25,10 +45,14 @@ class LocalEngine:
     at_least = 0  # nobody is ever absent here
 
     def __init__(
-        self, parts: Parts, executor: JobExecutor | None = None, ahead: bool = False
+        self, parts: Parts, executor: JobExecutor | None = None, deferred: bool = False
     ) -> None:
-        """`ahead`: whether a round is sent off before the numbers of the one before are there."""
-        self._parts, self.ahead = parts, ahead
+        """`deferred`: whether messages that are not packed are checked when `settle` is called.
+
+        Then a round begins while the device still computes the numbers of the one before.
+        """
+        self._parts, self.deferred = parts, deferred
+        self._checks: list[_Check] = []
         self._clients: dict[str, Any] = {}
         self.executor: JobExecutor = executor or Executor("loop")
 
@@ -43,6 +67,7 @@ class LocalEngine:
         """Ask the clients; the work they yield runs in the executor."""
         answers: dict[str, Packet] = {}
         unpacked: dict[str, Any] = {}
+        packets = self._checked_requests(packets)
         steps = {
             id: begin(self._client(id), action, moment, packet) for id, packet in packets.items()
         }
@@ -62,7 +87,35 @@ class LocalEngine:
             with _named("of this round", action):
                 results = self.executor.do(jobs, moment)
         with _named("of this round", action):
-            return answers | wrap_all(unpacked)
+            wrapped = wrap_all(unpacked, checked=True)
+        self._check(wrapped.items())
+        return answers | wrapped
+
+    def _checked_requests(self, packets: Mapping[str, Packet]) -> dict[str, Packet]:
+        """The same packets; a message that many clients get is checked once."""
+        several = {id(packet): packet for packet in packets.values() if packet.message is not None}
+        self._check([(SERVER, packet) for packet in several.values()])
+        checked = {key: replace(packet, checked=True) for key, packet in several.items()}
+        return {client: checked.get(id(packet), packet) for client, packet in packets.items()}
+
+    def _check(self, packets: Iterable[tuple[str, Packet]]) -> None:
+        """Begin to check messages that were not packed; without `deferred`, finish it too."""
+        alike: dict[int, list[tuple[str, Packet]]] = {}
+        for sender, packet in packets:
+            admit(packet, sender)
+            alike.setdefault(id(packet.wholes), []).append((sender, packet))
+        self._checks += [_Check(several) for several in alike.values()]
+        if not self.deferred:
+            self.settle()
+
+    def settle(self) -> None:
+        """Finish all checks; raise BadMessageError for numbers that are not finite."""
+        self.pending()()
+
+    def pending(self) -> Callable[[], None]:
+        """Hand over the checks that are not finished: called, it finishes them."""
+        checks, self._checks = self._checks, []
+        return partial(_finish, checks)
 
     def whole(self, work: Any, moment: Moment) -> Any:
         """Many exchanges as one piece of work on the device; None: it is to be done by messages."""
@@ -81,13 +134,13 @@ class LocalEngine:
                 client.take(half, moment, work.steps)
         return done
 
-    def looks(self, moment: Moment) -> list[Look]:
+    def snapshots(self, moment: Moment) -> list[Snapshot]:
         """What the clients that have been asked see of themselves."""
-        seeing = [id for id in sorted(self._clients) if hasattr(self._clients[id], "look")]
+        seeing = [id for id in sorted(self._clients) if hasattr(self._clients[id], "snapshot")]
         found = []
         for id in seeing:
-            with _named(id, "look"):
-                found += self._clients[id].look(moment)
+            with _named(id, "snapshot"):
+                found += self._clients[id].snapshot(moment)
         return found
 
     def states(self, place: str = "") -> dict[str, Tensors]:
@@ -99,6 +152,41 @@ class LocalEngine:
         for id, state in states.items():
             if state:
                 self._client(id).restore(copied(state))
+
+
+class _Check:
+    """Whether all numbers of messages of one form are finite; begun on the device.
+
+    It holds the plain values of the messages and the extremes of their tensors, not the tensors.
+    """
+
+    def __init__(self, packets: Sequence[tuple[str, Packet]]) -> None:
+        """`packets`: each with its sender."""
+        self._values = [(sender, plain_values(packet.message)) for sender, packet in packets]
+        first = packets[0][1]
+        extremes: dict[torch.device, dict[str, Tensor]] = {}
+        for (name, _, _), whole in zip(first.tensors, first.wholes, strict=True):
+            if whole.is_floating_point() and whole.numel():
+                rows = whole.flatten(1) if whole.dim() > 1 else whole[:, None]
+                both = torch.stack((rows.amin(1), rows.amax(1)))  # NaN where one number is NaN
+                extremes.setdefault(whole.device, {})[name] = both
+        self._names = [name for named in extremes.values() for name in named]
+        self._extremes = [HostCopy(torch.stack([*named.values()])) for named in extremes.values()]
+
+    def finish(self) -> None:
+        """Refuse the first message with a number that is not finite."""
+        extremes = [both for copy in self._extremes for both in copy.numbers]
+        for place, (sender, values) in enumerate(self._values):
+            finite_values(values, sender)
+            for name, (low, high) in zip(self._names, extremes, strict=True):
+                if not (math.isfinite(low[place]) and math.isfinite(high[place])):
+                    reason = f"tensor {name!r} has numbers that are not finite"
+                    raise BadMessageError(sender, reason)
+
+
+def _finish(checks: list[_Check]) -> None:
+    while checks:
+        checks.pop(0).finish()
 
 
 @dataclass
@@ -127,17 +215,20 @@ def local_engine(parts: Parts, again: Callable[[], Parts], folder: Path) -> Iter
     """An engine for a run in this process, with a plan of its memory where it is large."""
     options = parts.config.engine_options()
     device = parts.site(parts.scenario.clients[0]).device
-    ahead = device.type == "cuda"  # a CPU does its work at once: nothing is ever late there
+    deferred = device.type == "cuda"  # a CPU has computed all numbers when a call returns
     planned = plan(
         parts,
         again,
-        lambda few: LocalEngine(few, Executor("stacked", tf32=options.tf32), ahead),
+        lambda few: LocalEngine(few, Executor("stacked", tf32=options.tf32), deferred),
     )
     if planned is not None:
         write_plan(folder, planned)
     peak = Peak(device)
     rounds = parts.config.rounds * parts.scenario.stages
     executor = executor_for(options, folder, rounds, planned.parts if planned else 1)
-    yield LocalEngine(parts, executor, ahead)
+    yield LocalEngine(parts, executor, deferred)
     if planned is not None:
         write_plan(folder, planned, peak.bytes)
+
+
+ENGINE = local_engine

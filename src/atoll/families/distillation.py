@@ -1,70 +1,128 @@
-"""What methods share whose clients have different networks: the messages, and both halves.
+"""Distillation: clients with different networks exchange logits on public images.
 
-The server asks for a public batch, step by step; the message that brings one batch's target asks
-for the next batch's logits, so a step is one exchange. All draws of order and augmentation come
-from the key that the server sends, so that every client sees the same images.
+This family holds the messages and both halves of a round. The message that brings the target of one
+public batch asks for the logits of the next, so a step is one exchange. Order and augmentation of
+the images follow from a key that the server sends, so all clients read the same images. `Learner`
+is the client's half, `Exchange` the server's. A method adds the loss of a public step, the rule
+that combines logits into targets, and the loss of local training. The functions at the end are
+actions and hooks that a method's `Client` takes over as they are.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from atoll.core.annotations import Outputs
 from atoll.core.errors import BadMessageError, ClientFailedError, UserError
 from atoll.core.federation import Admit, ClientId, Clients, Moment, Working
-from atoll.core.messages import Checked, Empty, Tensors, Weights
-from atoll.core.record import Look
+from atoll.core.messages import Check, Checked, Empty, Tensors, Weights
+from atoll.core.record import Snapshot
 from atoll.core.rng import Stream
 from atoll.core.rows import Public, Rows
+from atoll.data.site import Site
+from atoll.families.distillation_snapshots import features_snapshot, matrix_snapshot
 from atoll.jobs.public_step import Again, PublicJob, PublicResult, StepLoss
-from atoll.jobs.train import Optimiser, Phase, TrainJob, TrainResult, hits
-from atoll.learning.augment import strongly, varied
-from atoll.learning.distill import correlation, said, taught_loss
-from atoll.learning.models import features, skeleton
+from atoll.jobs.train import Optimiser, Phase, TrainJob, hits
+from atoll.learning.distill import correlation, distillation_loss, logits
+from atoll.learning.models import skeleton
 from atoll.learning.weights import copied, mean, prefixed, without
 
 __all__ = [
     "Again",
     "Align",
     "Aligned",
+    "Exchange",
     "Join",
     "Joined",
     "Learner",
-    "Lessons",
     "Plan",
-    "Roll",
     "Trained",
-    "average",
-    "collaborate",
-    "epochs_at",
-    "filled",
-    "matrix_look",
-    "met",
-    "prepared",
-    "shared",
+    "aligned",
+    "check",
+    "final_model",
+    "join",
+    "mean_logits",
+    "mean_loss",
+    "predict",
+    "prepare",
+    "restore",
+    "share",
+    "snapshot",
+    "state",
 ]
 
-BATCHES = 4  # of public images that are kept: of this step and the one before, two kinds
-SEEN = 2048  # rows of the correlations that a site looks at
-FEATURES, COMPONENTS = 40, 20  # rows of each domain, and numbers of each, that a site looks at
+CACHED = 4  # public batches in the cache: this step and the last, each with two augmentations
+CORRELATED = 2048  # test rows of a snapshot of correlations
+Augment = Callable[[Tensor, Stream], Tensor]
+Combine = Callable[[dict[ClientId, Tensor]], dict[ClientId, Tensor]]  # logits -> targets
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options that all methods of the family have, under the names they have there."""
+
+    rate: float
+    batch: int
+    epochs: int
+    epochs_each: tuple[int, ...]
+    pretrain_epochs: int
+    average: bool
+    absent: int
+    top: int
+
+    @classmethod
+    def of(cls, options: object) -> "Settings":
+        """The shared options among those of a method."""
+        return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a round goes through the public images."""
+
+    batch: int
+    epochs: int
+    augment: Augment | None = None
+
+    def steps(self, public: Public) -> int:
+        """Batches of a round; an incomplete last batch is dropped."""
+        return self.epochs * (len(public) // self.batch)
+
+    def rows(self, public: Public, key: int, step: int) -> Tensor:
+        """The indices of the images of a step."""
+        epoch, place = divmod(step, len(public) // self.batch)
+        order = Stream(key).child("epoch", epoch).permutation(len(public), public.x.device)
+        return order[place * self.batch : (place + 1) * self.batch]
+
+    def images(self, public: Public, key: int, step: int) -> Tensor:
+        """The images of a step as networks read them; all clients of a process share a cache."""
+        entry = (self, key, step)
+        if entry not in public.made:
+            while len(public.made) >= CACHED:
+                public.made.pop(next(iter(public.made)))
+            x = public.x[self.rows(public, key, step)]
+            if self.augment:
+                x = self.augment(x, Stream(key).child("vary", step))
+            public.made[entry] = (x - public.mean) / public.deviation
+        return public.made[entry]
 
 
 @dataclass(frozen=True)
 class Join:
-    """What all must agree on before the first round: the public data and the classes."""
+    """What all parts must agree on before the first round: the public images and the classes."""
 
     fingerprint: str  # of the public images, content and order
-    rows: int  # how many they are
+    rows: int  # the number of public images
     classes: list[str]  # their names, in the order of the logits
 
 
 @dataclass(frozen=True)
 class Joined:
-    """What a client has of that."""
+    """The same, as a client has it."""
 
     fingerprint: str
     rows: int
@@ -73,19 +131,19 @@ class Joined:
 
 @dataclass(frozen=True)
 class Align:
-    """The target of the step before, and the request for this step's logits."""
+    """The target of the last step, and a request for the logits of the next."""
 
-    key: int  # of the stream that orders and varies the public images in this round
-    step: int  # which batch of the round is asked for; after the last one nothing is
-    count: int  # how many clients the target comes from
-    target: Tensor  # of the batch before; empty at the first step
+    key: int  # of the stream that orders and augments the public images of this round
+    step: int  # the requested batch; after the last batch there is none
+    count: int  # the number of clients that the target comes from
+    target: Tensor  # of the last step; empty at the first
 
 
 @dataclass(frozen=True)
 class Aligned:
-    """Logits of this step's public batch, and the loss of the step before."""
+    """The logits of the requested public batch, and the loss of the last step."""
 
-    logits: Annotated[Tensor, Outputs()]  # (rows, classes); empty after the last step
+    logits: Annotated[Tensor, Outputs(common=True)]  # (rows, classes); empty after the last step
     loss: float
 
 
@@ -96,269 +154,157 @@ class Trained:
     loss: float
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How the public images are gone through in a round."""
+class Learner:
+    """The client's half: trains on its own rows, and follows targets on public images.
 
-    batch: int
-    epochs: int
-    varied: bool  # moved, mirrored, turned: the same for all clients
+    It keeps the current weights, those of the last round, and those before any exchange (`solo`).
+    """
 
-    def steps(self, public: Public) -> int:
-        """Batches of a round; a last one that is not full is dropped."""
-        return self.epochs * (len(public) // self.batch)
+    def __init__(self, name: str, options: object, site: Site, plan: Plan | None = None) -> None:
+        """Draw the network; `name` is the variant under which it is tested."""
+        self.name, self.settings, self.site = name, Settings.of(options), site
+        self.plan = plan or Plan(1, 0)
+        if plan:
+            site.public()  # raises before the run if there are no public images
+        model, settings = site.model(), self.settings
+        self.training, self.testing = skeleton(model, True), skeleton(model, False)
+        self.moves = tuple(parameter for parameter, _ in model.named_parameters())
+        self.weights = self.last = self.solo = copied(model.state_dict())
+        self.moments: Tensors = {}  # of the public steps of a round, where they are kept
+        self.adam = Optimiser("adam", settings.rate)
+        self.epochs = epochs_at(settings.epochs_each, settings.epochs, site.clients, site.id)
+        self._forward: Any = None  # a cache: the forward pass whose target has not come yet
+        self._solo_scores: dict[tuple[int, int], tuple[int, float]] = {}  # a cache
 
-    def rows(self, public: Public, key: int, step: int) -> Tensor:
-        """The numbers of the images of a step."""
-        epoch, place = divmod(step, len(public) // self.batch)
-        order = Stream(key).child("epoch", epoch).permutation(len(public), public.x.device)
-        return order[place * self.batch : (place + 1) * self.batch]
+    def prepare(self, rows: Rows) -> Working[Trained]:
+        """Train on the own rows before any exchange; all methods do the same."""
+        loss = partial(distillation_loss, network=self.training)
+        phase = Phase("loss", self.moves, loss, self.adam)
+        job = self._job(phase, rows, self.settings.pretrain_epochs, self.site.stream("prepare"))
+        result = yield replace(job, common=True)
+        self.weights = self.last = self.solo = result.weights
+        self._solo_scores = {}
+        return Trained(result.losses["loss"])
 
-    def images(self, public: Public, key: int, step: int, strong: bool = False) -> Tensor:
-        """The images of a step, as networks read them; made once for all clients of a process."""
-        wanted = (self, key, step, strong)
-        if wanted not in public.made:
-            while len(public.made) >= BATCHES:
-                public.made.pop(next(iter(public.made)))
-            public.made[wanted] = self._images(public, key, step, strong)
-        return public.made[wanted]
+    def fit(
+        self,
+        rows: Rows,
+        loss: Callable[..., Tensor],
+        moment: Moment,
+        optimiser: Optimiser | None = None,
+    ) -> Working[Trained]:
+        """Train on the own rows in a round."""
+        phase = Phase("loss", self.moves, loss, optimiser or self.adam)
+        result = yield self._job(phase, rows, self.epochs, self.site.stream("fit", moment))
+        self.finish(result.weights)
+        return Trained(result.losses["loss"])
 
-    def _images(self, public: Public, key: int, step: int, strong: bool) -> Tensor:
-        x, stream = public.x[self.rows(public, key, step)], Stream(key).child("vary", step)
-        if strong:
-            x = strongly(x, stream)
-        elif self.varied:
-            x = varied(x, stream)
-        return (x - public.mean) / public.deviation
+    def _job(self, phase: Phase, rows: Rows, epochs: int, stream: Stream) -> TrainJob:
+        return TrainJob(self.weights, {}, (phase,), rows, self.settings.batch, epochs, stream)
+
+    def finish(self, weights: Tensors) -> None:
+        """End a round with these weights, or with the current ones if these are not finite."""
+        values = [w.flatten() for w in weights.values() if w.is_floating_point()]
+        if bool(torch.cat(values).isfinite().all()):
+            self.weights = self.last = weights
+
+    def receive(self, weights: Tensors) -> None:
+        """Load the mean of all clients' weights, where the method takes one."""
+        if weights:
+            self.weights = {n: w.to(self.site.device) for n, w in weights.items()}
+
+    def rewind(self) -> None:
+        """Begin a round at the weights of the last one that this client finished."""
+        self.weights, self.moments = self.last, {}
+
+    def step(  # noqa: PLR0913 - all that a step consists of
+        self,
+        request: Align,
+        moment: Moment,
+        loss: StepLoss,
+        given: Tensors,
+        *,
+        optimiser: Optimiser | None = None,
+        fresh: bool = True,
+        penalty: Callable[[Tensors], Tensor] | None = None,
+    ) -> Working[PublicResult]:
+        """One exchange: a step towards the target of the last batch, then logits of the next.
+
+        The loss reads `given` besides the logits; with `fresh`, Adam restarts at every step.
+        """
+        public, number = self.site.public(), request.step
+        result: PublicResult = yield PublicJob(
+            *(self.training, self.moves, self.weights, self.moments),
+            images=partial(self.plan.images, public, request.key),
+            place=(moment.stage, moment.round, request.key),
+            follow=number - 1 if number else None,
+            answer=number if number < self.plan.steps(public) else None,
+            given=given if number else {},
+            loss=loss,
+            how=optimiser or self.adam,
+            fresh=fresh,
+            penalty=penalty,
+            waiting=self._forward,
+        )
+        self.weights, self.moments, self._forward = result.weights, result.moments, result.waiting
+        return result
+
+    def logits(self, weights: Tensors, x: Tensor) -> Tensor:
+        """The logits of many rows, without gradient."""
+        return logits(self.testing, weights, x)
+
+    def check(self, task: int) -> Checked:
+        """Test the current and the solo model on a domain; where `top` is above 1, top-1 too."""
+        rows, top, correct, f1 = self.site.test(task), self.settings.top, {}, {}
+        for k in sorted({1, top}):
+            end = "" if k == top else " top-1"
+            if (task, k) not in self._solo_scores:
+                self._solo_scores[task, k] = hits(self.logits(self.solo, rows.x), rows.y, k)
+            current = hits(self.logits(self.weights, rows.x), rows.y, k)
+            correct[self.name + end], f1[self.name + end] = current
+            correct["solo" + end], f1["solo" + end] = self._solo_scores[task, k]
+        return Checked(len(rows), correct, f1)
+
+    def probe(self, cause: Literal["own", "others"], moment: Moment) -> None:
+        """Test the current model for attribution, where the run asks for it."""
+        self.site.probe(cause, moment, self.check, self.name)
+
+    def state(self) -> Tensors:
+        """The current weights, those of the last round, the solo ones, and the moments."""
+        weights = prefixed("weights", self.weights) | prefixed("last", self.last)
+        return weights | prefixed("solo", self.solo) | prefixed("moments", self.moments)
+
+    def restore(self, state: Tensors) -> None:
+        """Go on from a state."""
+        self.weights, self.last = copied(without("weights", state)), copied(without("last", state))
+        self.solo, self.moments = copied(without("solo", state)), copied(without("moments", state))
+        self._forward, self._solo_scores = None, {}
 
 
-@dataclass(frozen=True)
-class Lessons:
-    """How private rows are gone through."""
-
-    batch: int
-    epochs: int
-    stream: Stream
+def aligned(result: PublicResult) -> Aligned:
+    """The reply to a public step."""
+    loss = 0.0 if result.loss is None else float(result.loss)
+    return Aligned(torch.zeros(0) if result.logits is None else result.logits, loss)
 
 
 def epochs_at(each: Sequence[int], usual: int, clients: Sequence[ClientId], id: ClientId) -> int:
-    """How often a client goes through its rows in a round."""
+    """A client's passes over its rows in a round."""
     if each and len(each) != len(clients):
         what = f"epochs_each has {len(each)} numbers for {len(clients)} clients"
         raise UserError(what, "method.epochs_each", "give one for each")
     return each[list(clients).index(id)] if each else usual
 
 
-class Learner:
-    """A client's network: learns alone, answers for public images, follows what comes back.
+class Exchange:
+    """The server's half of a round; up to `absent` clients may fail and are left out of it."""
 
-    Beside its weights it keeps those of the last round and those before any exchange.
-    """
-
-    def __init__(self, model: nn.Module, public: Public | None = None, plan: Plan | None = None):
-        self._public, self._plan = public, plan
-        self.training, self.testing = skeleton(model, True), skeleton(model, False)
-        self.moves = tuple(name for name, _ in model.named_parameters())
-        self.weights = self.last = self.solo = copied(model.state_dict())
-        self._solo_scores: dict[tuple[int, int], tuple[int, float]] = {}  # a cache: it never moves
-        self._solo_said: tuple[Tensor, Tensor] | None = None  # rows, and what it says of them
-        self.moments: Tensors = {}  # of the public steps, where they are kept within a round
-        self._waiting: Any = None  # a forward pass whose target has not come yet: a cache alone
-
-    @property
-    def public(self) -> Public:
-        """The public images."""
-        assert self._public is not None  # methods without public images never ask
-        return self._public
-
-    @property
-    def plan(self) -> Plan:
-        """How they are gone through."""
-        assert self._plan is not None
-        return self._plan
-
-    def alone(self, lessons: Lessons, rows: Rows, rate: float) -> TrainJob:
-        """Training by the labels alone, before any exchange: the same for all methods."""
-        work = self.work(lessons, rows, self.loss(), Optimiser("adam", rate))
-        return replace(work, common=True)
-
-    def loss(self, **how: Any) -> Callable[..., Tensor]:
-        """The loss of local training: cross-entropy, and what `taught_loss` is told beside it."""
-        return partial(taught_loss, network=self.training, **how)
-
-    def begun(self, done: TrainResult) -> Trained:
-        """Become what training alone has made."""
-        self.weights = self.last = self.solo = done.weights
-        self._solo_scores, self._solo_said = {}, None
-        return Trained(done.losses["loss"])
-
-    def ended(self, done: TrainResult) -> Trained:
-        """Become what a round's local training has made, unless that went astray."""
-        numbers = [w.flatten() for w in done.weights.values() if w.is_floating_point()]
-        if bool(torch.cat(numbers).isfinite().all()):
-            self.weights = self.last = done.weights
-        return Trained(done.losses["loss"])
-
-    def receive(self, weights: Tensors) -> None:
-        """Take over the mean of all clients' weights, where there is one."""
-        if weights:
-            device = next(iter(self.weights.values())).device
-            self.weights = {n: w.to(device) for n, w in weights.items()}
-
-    def rewind(self) -> None:
-        """Begin a round: a client that was left out of its last one forgets what it did there."""
-        self.weights, self.moments = self.last, {}
-
-    def step(  # noqa: PLR0913 - all that a step is made of
-        self,
-        moment: Moment,
-        request: Align,
-        loss: StepLoss,
-        given: Tensors,
-        how: Optimiser,
-        *,
-        fresh: bool = True,
-        penalty: Callable[[Tensors], Tensor] | None = None,
-    ) -> PublicJob:
-        """One exchange: a step of all parameters by what came back for the batch before, if there
-        was one, and the logits of the batch that is asked for, if there is one.
-
-        `given` is what the loss reads beside the logits; `fresh`: Adam forgets after every step.
-        """
-        number, last = request.step, self.plan.steps(self.public)
-        return PublicJob(
-            self.training,
-            self.moves,
-            self.weights,
-            self.moments,
-            partial(self.plan.images, self.public, request.key),
-            (moment.stage, moment.round, request.key),
-            number - 1 if number else None,
-            number if number < last else None,
-            given if number else {},
-            loss,
-            how,
-            fresh,
-            penalty,
-            self._waiting,
-        )
-
-    def stepped(self, done: PublicResult) -> Aligned:
-        """Become what a step has made; what is told of it."""
-        self.weights, self.moments, self._waiting = done.weights, done.moments, done.waiting
-        loss = 0.0 if done.loss is None else float(done.loss)
-        return Aligned(torch.zeros(0) if done.logits is None else done.logits, loss)
-
-    def work(
-        self, lessons: Lessons, rows: Rows, loss: Callable[..., Tensor], how: Optimiser
-    ) -> TrainJob:
-        """Local training of this network by a loss of weights and batch."""
-        phase = Phase("loss", self.moves, loss, how)
-        batch, epochs, stream = lessons.batch, lessons.epochs, lessons.stream
-        return TrainJob(self.weights, {}, (phase,), rows, batch, epochs, stream)
-
-    def says(self, weights: Tensors, x: Tensor) -> Tensor:
-        """The logits for many rows in testing."""
-        return said(self.testing, weights, x)
-
-    def kept(self, variant: str) -> Tensors:
-        """The model of a variant: the one before any exchange, or that of now."""
-        return self.solo if variant.split()[:1] == ["solo"] else self.weights
-
-    def solo_says(self, x: Tensor) -> Tensor:
-        """What the model before any exchange says; asked for the same rows again, it is known."""
-        if self._solo_said is None or self._solo_said[0] is not x:
-            self._solo_said = x, self.says(self.solo, x)
-        return self._solo_said[1]
-
-    def checked(self, name: str, task: int, rows: Rows, top: int) -> Checked:
-        """How the model, and the one before any exchange, do on the test rows of a domain.
-
-        Where the likeliest few count, the likeliest alone is told too.
-        """
-        correct, f1 = {}, {}
-        for k in sorted({1, top}):
-            end = "" if k == top else " top-1"
-            if (task, k) not in self._solo_scores:
-                self._solo_scores[task, k] = hits(self.says(self.solo, rows.x), rows.y, k)
-            now = hits(self.says(self.weights, rows.x), rows.y, k)
-            for model, (count, score) in ((name, now), ("solo", self._solo_scores[task, k])):
-                correct[model + end], f1[model + end] = count, score
-        return Checked(len(rows), correct, f1)
-
-    def look(self, part: str, stage: int, tests: Mapping[str, Rows], own: str) -> list[Look]:
-        """What a site sees of its network, for pictures: correlations of classes, features.
-
-        `tests` are its test rows by domain, `own` the domain that it learns from.
-        """
-        found = []
-        if own in tests and len(tests[own]):
-            m = correlation(*[self.says(self.weights, tests[own].x[:SEEN])] * 2)
-            found.append(matrix_look(part, stage, "correlation, own test rows", m))
-        some = {name: rows.at(slice(0, FEATURES)) for name, rows in tests.items() if len(rows)}
-        if not some:
-            return found
-        x = torch.cat([rows.x for rows in some.values()])
-        read = features(self.testing, self.weights, x)
-        if read is not None and len(x) > 2:
-            labels = [f"{name}|{int(y)}" for name, rows in some.items() for y in rows.y]
-            points = principal(read)
-            columns = tuple(f"component {i + 1}" for i in range(points.shape[1]))
-            values = tuple(tuple(round(v, 4) for v in row) for row in points.tolist())
-            found.append(Look(stage, part, "features", tuple(labels), columns, values))
-        return found
-
-    def state(self) -> Tensors:
-        """The weights with their buffers, those of before, and the moments."""
-        parts = {"weights": self.weights, "last": self.last, "solo": self.solo}
-        parts["moments"] = self.moments
-        return {n: t for part, named in parts.items() for n, t in prefixed(part, named).items()}
-
-    def restore(self, state: Tensors) -> None:
-        """Become what `state` described."""
-        self.weights, self.last, self.solo, self.moments = (
-            copied(without(part, state)) for part in ("weights", "last", "solo", "moments")
-        )
-        self._waiting, self._solo_scores, self._solo_said = None, {}, None
-
-
-def matrix_look(part: str, stage: int, name: str, m: Tensor) -> Look:
-    """A matrix of classes by classes, to be looked at."""
-    names = tuple(str(number) for number in range(len(m)))
-    values = tuple(tuple(round(value, 4) for value in row) for row in m.tolist())
-    return Look(stage, part, name, names, names, values)
-
-
-def principal(x: Tensor, count: int = COMPONENTS) -> Tensor:
-    """The first principal components of rows, each turned so that its largest value is positive.
-
-    Of values that are equally large but for roundings the first decides.
-    """
-    centred = (x - x.mean(0)).double()
-    u, size, _ = torch.linalg.svd(centred, full_matrices=False)
-    points: Tensor = (u * size)[:, :count]
-    sizes = points.abs()
-    largest = (sizes >= (1 - 1e-9) * sizes.amax(0)).byte().argmax(0, keepdim=True)
-    turn = points.gather(0, largest).sign()
-    return points.mul(torch.where(turn == 0, 1, turn))
-
-
-def met(request: Join, public: Public, classes: Sequence[str], sender: ClientId) -> Joined:
-    """A client's answer to what all must agree on; it refuses public data that are not its own."""
-    mine = Joined(public.fingerprint, len(public), list(classes))
-    if (request.fingerprint, request.rows) != (mine.fingerprint, mine.rows):
-        reason = f"its public data are other ones ({request.rows} images, not {mine.rows})"
-        raise ClientFailedError(sender, "join", f"{reason}: all parts must have the same")
-    return mine
-
-
-class Roll:
-    """Who takes part in a round; so many as the options allow may fail, and are left out of it."""
-
-    def __init__(self, clients: Clients, absent: int) -> None:
-        self.clients, self.absent = clients, absent
+    def __init__(self, options: object, site: Site, clients: Clients, client: Any) -> None:
+        """Start a round with all clients; `client` is the method's class of clients."""
+        self.settings, self.site = Settings.of(options), site
+        self.clients, self.client = clients, client
         self.ids = sorted(clients.ids)
-        self.excluded: dict[ClientId, str] = {}  # who, and why
+        self.excluded: list[ClientId] = []
+        self.answers: dict[ClientId, Tensor] = {}  # the logits of the last public step
 
     def ask(
         self,
@@ -366,99 +312,171 @@ class Roll:
         requests: Mapping[ClientId, Any],
         admit: Admit | None = None,
     ) -> dict[ClientId, Any]:
-        """One exchange with all who are left; `admit` refuses a reply by raising."""
-        asked = {id: requests[id] for id in self.ids}
-        if self.absent:
-            replies = self.clients.ask_each(action, asked, self._exclude, admit)
+        """One message to each remaining client; `admit` raises for a reply that cannot be."""
+        requests = {id: requests[id] for id in self.ids}
+        if self.settings.absent:
+            replies = self.clients.ask_each(action, requests, self._exclude, admit)
         else:
-            replies = self.clients.ask(action, asked, admit=admit)
+            replies = self.clients.ask(action, requests, admit=admit)
         self.ids = [id for id in self.ids if id in replies]
         return replies
 
+    def ask_all(
+        self, action: Callable[..., Any], request: Any, admit: Admit | None = None
+    ) -> dict[ClientId, Any]:
+        """The same message to all remaining clients."""
+        return self.ask(action, dict.fromkeys(self.ids, request), admit)
+
     def _exclude(self, id: ClientId, error: Exception) -> None:
-        self.excluded[id] = str(error)
+        self.excluded.append(id)
         self.ids.remove(id)
-        if len(self.excluded) > self.absent or not self.ids:
+        if len(self.excluded) > self.settings.absent or not self.ids:
             raise error
 
     @property
     def notes(self) -> dict[str, float]:
-        """Who was left out, for the record."""
+        """The excluded clients, for the record."""
         return {f"excluded {id}": 1.0 for id in sorted(self.excluded)}
 
-    def agree(self, action: Callable[..., Any], wanted: Join) -> None:
-        """Refuse a client whose public data or classes are not those of the server."""
+    def begin(self, plan: Plan | None = None) -> dict[str, float]:
+        """Before the first round, agree on the public images and let all clients prepare."""
+        moment = self.clients.moment
+        if moment.stage or not moment.first:
+            return {}
+        if plan:
+            self._agree(plan)
+        return {"prepared": mean_loss(self.ask_all(self.client.prepare, Empty()))}
+
+    def _agree(self, plan: Plan) -> None:
+        """Raise for a client whose public images or classes differ from the server's."""
+        public = self.site.public()
+        if len(public) < plan.batch:
+            what = f"{len(public)} public images do not fill a batch of {plan.batch}"
+            raise UserError(what, "method.public_batch", "make it smaller, or raise public.rows")
+        join = Join(public.fingerprint, len(public), list(self.site.classes))
 
         def admit(id: ClientId, reply: Joined) -> None:
-            if (reply.fingerprint, reply.rows) != (wanted.fingerprint, wanted.rows):
+            if (reply.fingerprint, reply.rows) != (join.fingerprint, join.rows):
                 raise ClientFailedError(id, "join", "its public data are other ones")
-            if reply.classes != wanted.classes:
+            if reply.classes != join.classes:
                 shown = ", ".join(reply.classes[:20])
                 raise ClientFailedError(id, "join", f"its classes are others: {shown}")
 
-        self.ask(action, dict.fromkeys(self.ids, wanted), admit)
+        self.ask_all(self.client.join, join, admit)
+
+    def align(self, plan: Plan, combine: Combine) -> float:
+        """The collaborative phase: logits up, targets down; the mean loss of its steps."""
+        public, key = self.site.public(), self.site.stream("public", self.clients.moment).key
+        steps = plan.steps(public)
+        targets, losses = dict.fromkeys(self.ids, torch.zeros(0)), list[float]()
+        for step in range(steps + 1):
+            shape = (plan.batch, len(self.site.classes)) if step < steps else (0,)
+            requests = _requests(key, step, targets)
+            replies = self.ask(self.client.align, requests, partial(_admit_logits, shape))
+            if step:
+                losses += [reply.loss for reply in replies.values()]
+            if step < steps:
+                self.answers = {id: reply.logits for id, reply in replies.items()}
+                targets = combine(self.answers)
+        return sum(losses) / max(1, len(losses))
+
+    def mean_weights(self) -> Weights:
+        """The mean of all weights and buffers, where the options ask for it; else none."""
+        if not self.settings.average:
+            return Weights({})
+        replies = self.ask_all(self.client.share, Empty())
+        return Weights(mean([reply.weights for reply in replies.values()]))
+
+    def fit(self) -> float:
+        """The local phase; its mean loss."""
+        return mean_loss(self.ask_all(self.client.fit, self.mean_weights()))
 
 
-def filled(public: Public, batch: int) -> None:
-    """Refuse public data that do not fill one batch."""
-    if len(public) < batch:
-        what = f"{len(public)} public images do not fill a batch of {batch}"
-        raise UserError(what, "method.public_batch", "make it smaller, or raise public.rows")
+def _admit_logits(shape: tuple[int, ...], id: ClientId, reply: Aligned) -> None:
+    if tuple(reply.logits.shape) != shape:
+        raise BadMessageError(id, f"logits of shape {tuple(reply.logits.shape)}, not {shape}")
 
 
-def prepared(roll: "Roll", action: Callable[..., Any]) -> dict[str, float]:
-    """Let every client train alone before the first round; the mean loss, for the record."""
-    replies = roll.ask(action, dict.fromkeys(roll.ids, Empty()))
-    return {"prepared": sum(reply.loss for reply in replies.values()) / len(replies)}
+def _requests(key: int, step: int, targets: Mapping[ClientId, Tensor]) -> dict[ClientId, Align]:
+    """One message for all clients with the same target, so that it is packed once."""
+    messages: dict[int, Align] = {}
+    for target in targets.values():
+        messages.setdefault(id(target), Align(key, step, len(targets), target))
+    return {client: messages[id(target)] for client, target in targets.items()}
 
 
-def shared(roll: "Roll", action: Callable[..., Any]) -> Weights:
-    """The mean of all weights and buffers, where all clients have the same network."""
-    replies = roll.ask(action, dict.fromkeys(roll.ids, Empty()))
-    return Weights(mean([reply.weights for reply in replies.values()]))
+def mean_loss(replies: Mapping[ClientId, Any]) -> float:
+    """The mean of the losses that clients report."""
+    return float(sum(reply.loss for reply in replies.values()) / len(replies))
 
 
-def average(answers: dict[ClientId, Tensor]) -> dict[ClientId, Tensor]:
-    """The same target for all: the mean of all logits, summed in double precision."""
+def mean_logits(answers: dict[ClientId, Tensor]) -> dict[ClientId, Tensor]:
+    """The same target for all clients: the mean of all logits, summed in double precision."""
     stacked = torch.stack([answers[id] for id in sorted(answers)])
     target = stacked.double().mean(0).to(stacked.dtype)
     return dict.fromkeys(answers, target)
 
 
-Combine = Callable[[dict[ClientId, Tensor]], dict[ClientId, Tensor]]
+class Participant(Protocol):
+    """A client of the family, as the actions and hooks below see it."""
+
+    site: Site
+    learner: Learner
 
 
-def collaborate(
-    roll: Roll,
-    action: Callable[[Any, Align, Moment], Working[Aligned]],
-    key: int,
-    steps: int,
-    shape: tuple[int, int],
-    combine: Combine,
-) -> float:
-    """The collaborative phase of a round; the mean loss of its steps."""
-    nothing = torch.zeros(0)
-    targets: dict[ClientId, Tensor] = dict.fromkeys(roll.ids, nothing)
-    losses: list[float] = []
-    for step in range(steps + 1):
-        wanted = shape if step < steps else (0,)
-
-        def admit(id: ClientId, reply: Aligned, wanted: tuple[int, ...] = wanted) -> None:
-            if tuple(reply.logits.shape) != wanted:
-                what = f"logits of shape {tuple(reply.logits.shape)}, not {wanted}"
-                raise BadMessageError(id, what)
-
-        replies = roll.ask(action, _requests(key, step, targets), admit)
-        if step:
-            losses += [reply.loss for reply in replies.values()]
-        if step < steps:
-            targets = combine({id: reply.logits for id, reply in replies.items()})
-    return sum(losses) / max(1, len(losses))
+def join(self: Participant, request: Join, moment: Moment) -> Joined:
+    """Report this site's public images and classes; raise if the server's images are others."""
+    site, public = self.site, self.site.public()
+    if (request.fingerprint, request.rows) != (public.fingerprint, len(public)):
+        reason = f"its public data are other ones ({request.rows} images, not {len(public)})"
+        raise ClientFailedError(site.id, "join", f"{reason}: all parts must have the same")
+    return Joined(public.fingerprint, len(public), list(site.classes))
 
 
-def _requests(key: int, step: int, targets: Mapping[ClientId, Tensor]) -> dict[ClientId, Align]:
-    """One message for all whose target is the same, so that it is packed once."""
-    made: dict[int, Align] = {}
-    for target in targets.values():
-        made.setdefault(id(target), Align(key, step, len(targets), target))
-    return {client: made[id(target)] for client, target in targets.items()}
+def prepare(self: Participant, request: Empty, moment: Moment) -> Working[Trained]:
+    """Train on the own rows before any exchange."""
+    return self.learner.prepare(self.site.before(moment.stage))
+
+
+def share(self: Participant, request: Empty, moment: Moment) -> Weights:
+    """All weights and buffers, where all clients have the same network."""
+    return Weights(self.learner.weights)
+
+
+def check(self: Participant, request: Check, moment: Moment) -> Checked:
+    """Test the current and the solo model on a domain."""
+    return self.learner.check(request.task)
+
+
+def snapshot(self: Participant, moment: Moment) -> list[Snapshot]:
+    """Correlations of logits on the own domain, and features of all domains."""
+    learner, site = self.learner, self.site
+    tests = [site.test(task) for task in range(len(site.tasks))]
+    own = tests[site.clients.index(site.id) % len(tests)].x[:CORRELATED]
+    snapshots = features_snapshot(site, moment, learner.testing, learner.weights, tests)
+    if len(own):
+        z = learner.logits(learner.weights, own)
+        m = matrix_snapshot(site, moment, "correlation, own test rows", correlation(z, z))
+        snapshots.insert(0, m)
+    return snapshots
+
+
+def state(self: Participant) -> Tensors:
+    """The state of the learner."""
+    return self.learner.state()
+
+
+def restore(self: Participant, state: Tensors) -> None:
+    """Go on from a state."""
+    self.learner.restore(state)
+
+
+def final_model(self: Participant, shared: Tensors, variant: str, task: int) -> Tensors:
+    """The current weights, or those before any exchange."""
+    learner = self.learner
+    return learner.solo if variant.split()[:1] == ["solo"] else learner.weights
+
+
+def predict(self: Participant, model: Tensors, rows: Rows) -> Tensor:
+    """The logits of a final model."""
+    return self.learner.logits(model, rows.x)

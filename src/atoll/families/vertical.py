@@ -25,7 +25,7 @@ from atoll.core.messages import Tensors
 from atoll.core.record import Score
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
-from atoll.data.site import Site
+from atoll.data.vertical_site import VerticalSite
 from atoll.jobs.split_round import Lent, Loss, SplitJob, SplitResult, Step, View, draws, viewed
 from atoll.jobs.train import hits
 from atoll.learning import split
@@ -120,7 +120,7 @@ class Learned:
 class Learner:
     """The client's half: embeds the rows of its columns and applies gradients."""
 
-    def __init__(self, options: object, site: Site, views: tuple[View, ...] = ()) -> None:
+    def __init__(self, options: object, site: VerticalSite, views: tuple[View, ...] = ()) -> None:
         """Draw the bottom network; `views` augment the rows of each step."""
         self.settings, self.site, self.views = Settings.of(options), site, views
         self.before: Tensors = {}  # reference weights: those at the end of the last stage
@@ -147,6 +147,11 @@ class Learner:
     def embeddings(self, x: Tensor) -> Tensor:
         """The embeddings of rows, rounded as they may leave the site."""
         return split.rounded(self.half.embed(self.scaled(x)), self.settings.digits)
+
+    def predict(self, model: Tensors, rows: Rows) -> Tensor:
+        """The embeddings of rows by a final model."""
+        embedding = self.half.function(model, self.scaled(rows.x))
+        return split.rounded(embedding, self.settings.digits)
 
     def learn(
         self, request: Learn, moment: Moment, frozen: Tensors | None = None, penalty: float = 0.0
@@ -264,7 +269,7 @@ class Head:
     def __init__(
         self,
         options: object,
-        site: Site,
+        site: VerticalSite,
         actions: tuple[EmbedAction, LearnAction],
         views: tuple[View, ...] = (),
     ) -> None:
@@ -490,10 +495,15 @@ class Head:
         parts = self.embedded(clients, self.learners(moment), "train", moment.stage)
         return self.joined(parts), self.site.train(moment.stage).y
 
-    def logits(self, joint: Tensor) -> Tensor:
+    def final_model(self) -> Tensors:
+        """The weights of the top, and which of its outputs belong to a class seen so far."""
+        return self.weights | {"seen": self.seen_outputs}
+
+    def logits(self, joint: Tensor, model: Tensors | None = None) -> Tensor:
         """The logits of the classes, those of the rows as they are where rows have views."""
-        masked = self.settings.seen_mask
-        logits = masked_logits(self.network, self.weights, joint, self.seen_outputs, masked)
+        weights = dict(model or self.final_model())
+        seen = weights.pop("seen")
+        logits = masked_logits(self.network, weights, joint, seen, self.settings.seen_mask)
         return logits[:, :: self.outputs]
 
     def row_gradients(self, joint: Tensor, y: Tensor, batch: int = 1) -> Tensor:

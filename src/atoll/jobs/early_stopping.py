@@ -117,7 +117,7 @@ class EarlyStoppedJob:
             )
             done = yield replace(one, weights={**weights, KEY: noise}, moments=moments)
             weights, moments = done.weights, done.moments
-            loss = done.losses[one.phases[0].name]
+            loss = float(done.losses[one.phases[0].name])
             if len(self.valid):
                 read = {name: weights[name] for name in self.reads}
                 loss = float((yield EvalJob(read, self.valid, self.function))) / len(self.valid)

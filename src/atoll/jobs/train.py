@@ -7,7 +7,7 @@ weights and batch, so an engine may run the jobs of many clients as one computat
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
 from itertools import islice
 from typing import Literal
 
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from atoll.core.messages import Checked, Part, Tensors
+from atoll.core.messages import Checked, Tensors
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.jobs.identity import identities, shapes
 from atoll.learning.losses import Loss
 from atoll.learning.models import Architecture
-from atoll.learning.weights import copied
+from atoll.learning.weights import copied, placed
 
 __all__ = [
     "EvalJob",
@@ -35,7 +35,6 @@ __all__ = [
     "descend",
     "hits",
     "in_chunks",
-    "train",
 ]
 
 CHUNK = 4096  # rows of one pass without gradient
@@ -65,14 +64,9 @@ class Phase:
 class TrainResult:
     """What local training gives."""
 
-    found: Mapping[str, Tensor]  # the weights; of a stack's members, parts of wholes
+    weights: Tensors
     moments: Tensors
     losses: Mapping[str, float]  # the mean of each phase
-
-    @cached_property
-    def weights(self) -> Tensors:
-        """The weights, each a tensor."""
-        return self.found.plain() if isinstance(self.found, Part) else dict(self.found)
 
 
 @dataclass(frozen=True)
@@ -89,6 +83,27 @@ class TrainJob:
     own: frozenset[str] = frozenset()  # weights whose last axis ends with the own columns
     common: bool = False  # other runs do the very same, so its result may be kept for them
     ours: bool = False  # weights and moments are nobody else's and need not be copied
+
+    @staticmethod
+    def sgd(  # noqa: PLR0913 - what plain training needs, by keyword
+        network: Architecture,
+        loss: Loss,
+        weights: Mapping[str, Tensor],
+        rows: Rows,
+        *,
+        rate: float,
+        batch: int,
+        stream: Stream,
+        epochs: int = 1,
+    ) -> "TrainJob":
+        """Gradient steps on the parameters of a network; other weights are constants of the loss.
+
+        The result has the mean of `loss(network, weights, batch)` under the name "loss".
+        """
+        moves = tuple(name for name, _ in network.model.named_parameters())
+        phase = Phase("loss", moves, partial(loss, network), Optimiser("sgd", rate))
+        placed_weights = placed(weights, rows.y.device)
+        return TrainJob(placed_weights, {}, (phase,), rows, batch, epochs, stream)
 
     def key(self) -> Hashable | None:
         """Losses, shapes and sizes; rates, values, own columns and numbers of rows may differ."""
@@ -243,19 +258,6 @@ class EvalJob:
             self.function(self.weights, self.rows.at(slice(s, s + CHUNK))).sum(-1) for s in starts
         ]
         return torch.stack(parts).sum(0).cpu()
-
-
-def train(
-    model: nn.Module, rows: Rows, loss: Loss, *, rate: float, batch: int, stream: Stream
-) -> float:
-    """Train a network in place by plain gradient steps, once over the rows; the mean loss."""
-    network = Architecture(model)
-    weights = dict(model.state_dict())
-    moves = tuple(name for name, _ in model.named_parameters())
-    phase = Phase("loss", moves, lambda w, b: loss(network, w, b), Optimiser("sgd", rate))
-    done = TrainJob(weights, {}, (phase,), rows, batch, 1, stream).run()
-    model.load_state_dict(done.weights)
-    return done.losses["loss"]
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ def centres(vectors: Tensor, most: int, least: int) -> Tensor:
     rows = np.unique(vectors.detach().cpu().double().numpy(), axis=0)
     rows = rows[np.abs(rows).sum(1) > 0]
     count = min(most, len(rows) // 2 if least > 1 else len(rows))
-    if count < 1 or len(rows) < least:
+    if len(rows) < least:
         return vectors.new_zeros((0, vectors.shape[1]))
     means = KMeans(count, n_init=3, max_iter=100, random_state=SEED)
     with threadpool_limits(1):  # sums in one order

@@ -1,11 +1,10 @@
-"""Learning from what others say of a row: cross-correlation of logits, divergences, distances.
+"""Distillation: cross-correlation of logits, divergence from teachers, and the loss with both.
 
 Letters follow sections b and d of the FCCL specification: Z are logits (rows, classes), M their
-cross-correlation matrix, q and p the softmax of student and teacher. What teachers say of the rows
-of a batch stands beside them, in `own`.
+cross-correlation matrix, q and p the softmax of student and teacher.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -16,24 +15,23 @@ from atoll.learning.losses import cross_entropy
 from atoll.learning.models import Architecture
 
 __all__ = [
-    "DISTANCES",
     "correlation",
     "correlation_loss",
+    "distillation_loss",
     "divergence",
-    "mutual_loss",
-    "said",
-    "taught_loss",
+    "divergences",
+    "logits",
 ]
 
-CHUNK = {"cpu": 512, "cuda": 2048}  # rows of a picture network in one pass without gradient
+CHUNK = {"cpu": 512, "cuda": 2048}  # images in one pass without gradient
 LEAST = 1e-8  # a column of logits with a smaller norm is constant
 ROUNDINGS = 16  # of a mean over rows: at most 4.5 were seen, over up to 100,000 equal ones
 
 
 def correlation(z: Tensor, target: Tensor) -> Tensor:
-    """M[u, v]: Pearson's correlation over the batch of column u of z with column v of the target.
+    """Eq. 1: M[u, v] is Pearson's correlation of column u of z with column v of the target.
 
-    A column that is constant, to the precision of its type, has correlation 0 with all.
+    A column that is constant up to rounding has correlation 0 with all.
     """
     return _unit_columns(z).mT @ _unit_columns(target)
 
@@ -47,30 +45,27 @@ def _unit_columns(z: Tensor) -> Tensor:
 
 
 def correlation_loss(m: Tensor, strength: float, target: float = -1.0) -> Tensor:
-    """L_col: the diagonal is pushed to 1, everything else, `strength` times as hard, to target."""
+    """Eq. 2: L_col = sum_u (1 - M[u, u])^2 + strength * sum_{u != v} (M[u, v] - target)^2."""
     diagonal = m.diagonal(dim1=-2, dim2=-1)
-    away = ((m - target) ** 2).sum((-2, -1)) - ((diagonal - target) ** 2).sum(-1)
-    return ((1 - diagonal) ** 2).sum(-1) + strength * away
+    off_diagonal = ((m - target) ** 2).sum((-2, -1)) - ((diagonal - target) ** 2).sum(-1)
+    return ((1 - diagonal) ** 2).sum(-1) + strength * off_diagonal
+
+
+def divergences(teacher: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:
+    """KL(softmax(teacher) || softmax(student)) of each row."""
+    log_p, log_q = (F.log_softmax(z / temperature, -1) for z in (teacher, student))
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 def divergence(
     teacher: Tensor, student: Tensor, share: Tensor | None = None, temperature: float = 1.0
 ) -> Tensor:
-    """KL(softmax(teacher) || softmax(student)), summed over classes, the mean over rows."""
-    log_p, log_q = (F.log_softmax(z / temperature, -1) for z in (teacher, student))
-    each = (log_p.exp() * (log_p - log_q)).sum(-1)
+    """The mean over rows of KL(softmax(teacher) || softmax(student))."""
+    each = divergences(teacher, student, temperature)
     return each.mean(-1) if share is None else (each * share).sum(-1) / share.sum(-1)
 
 
-# What a student loses on a public batch, given its logits and those it should have.
-DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "l1": lambda z, target: (z - target).abs().mean(),
-    "mse": lambda z, target: ((z - target) ** 2).mean(),
-    "kl": lambda z, target: divergence(target, z),
-}
-
-
-def taught_loss(
+def distillation_loss(
     weights: Mapping[str, Tensor],
     batch: Rows,
     *,
@@ -79,10 +74,10 @@ def taught_loss(
     strengths: tuple[float, ...] = (),
     temperature: float = 1.0,
 ) -> Tensor:
-    """L_loc: truth * L_ce + the divergence from each teacher, times its strength.
+    """L_loc = truth * L_ce + sum_t strengths[t] * KL(teacher t || student).
 
-    `batch.own` has the logits of the teachers side by side; where all strengths are 0 there is no
-    teacher, and the loss is the plain one bit for bit.
+    `batch.own` has the logits of the teachers side by side. A teacher of strength 0 is not read, so
+    without any the loss is exactly cross-entropy.
     """
     z = network(weights, batch.x)
     loss = cross_entropy(z, batch)
@@ -96,41 +91,15 @@ def taught_loss(
     return loss
 
 
-def mutual_loss(
-    weights: Mapping[str, Tensor],
-    batch: Rows,
-    *,
-    own: Architecture,
-    shared: Architecture,
-    truths: tuple[float, float],
-) -> Tensor:
-    """L_i + L_phi of FML: two networks, `own` and `shared`, each by the labels and by the other.
-
-    Each is truth * CE(q, y) + (1 - truth) * KL(partner || q) with the partner's output held fixed,
-    so no gradient runs from one network into the other.
-    """
-    both = [own(_below("own", weights), batch.x), shared(_below("shared", weights), batch.x)]
-    losses = [
-        truth * cross_entropy(z, batch) + (1 - truth) * divergence(partner.detach(), z, batch.share)
-        for truth, z, partner in zip(truths, both, both[::-1], strict=True)
-    ]
-    return losses[0] + losses[1]
-
-
-def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    start = f"{prefix}/"
-    return {n[len(start) :]: tensor for n, tensor in weights.items() if n.startswith(start)}
-
-
 @torch.no_grad()
-def said(network: Architecture, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The logits for many rows, a bounded number at a time.
+def logits(network: Architecture, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """The logits of many rows in chunks, without gradient.
 
-    cuDNN does not try its ways here: test sets differ in size, and each size would be tried.
+    cuDNN does not benchmark here: test sets differ in size, and it would benchmark each size.
     """
-    tried, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
     try:
-        parts = x.split(CHUNK.get(x.device.type, 512))
-        return torch.cat([network(weights, part) for part in parts])
+        chunks = x.split(CHUNK.get(x.device.type, 512))
+        return torch.cat([network(weights, chunk) for chunk in chunks])
     finally:
-        torch.backends.cudnn.benchmark = tried
+        torch.backends.cudnn.benchmark = benchmark

@@ -6,9 +6,9 @@ with such axes and without: a bank of second columns, a stack of clients, a stac
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ __all__ = [
     "MLP",
     "Architecture",
     "ModelOptions",
+    "draw_layers",
     "draw_linear",
     "features",
     "linear",
@@ -59,6 +60,16 @@ def draw_linear(outputs: int, inputs: int, stream: Stream, bias: bool = True) ->
     bound = 1 / math.sqrt(inputs) if inputs else 0.0
     shapes = [(outputs, inputs), (outputs,)] if bias else [(outputs, inputs)]
     return [torch.from_numpy(generator.uniform(-bound, bound, shape)).float() for shape in shapes]
+
+
+def draw_layers(
+    inputs: int, sizes: Sequence[int], stream: Callable[[int], Stream]
+) -> dict[str, Tensor]:
+    """First weights of an MLP: weight0, bias0, weight1, ...; each layer has its own stream."""
+    weights = {}
+    for i, (below, above) in enumerate(pairwise([inputs, *sizes])):
+        weights[f"weight{i}"], weights[f"bias{i}"] = draw_linear(above, below, stream(i))
+    return weights
 
 
 def linear(
@@ -107,12 +118,11 @@ class MLP(nn.Module):
     ) -> None:
         """Draw the first weights, each layer from a stream of its own."""
         super().__init__()
-        sizes = [math.prod(shape), *widths, classes]
-        self.depth, self.axes = len(sizes) - 1, len(shape)
-        for i, (below, above) in enumerate(pairwise(sizes)):
-            weight, bias = draw_linear(above, below, stream.child("layer", i))
-            self.register_parameter(f"weight{i}", nn.Parameter(weight))
-            self.register_parameter(f"bias{i}", nn.Parameter(bias))
+        sizes = [*widths, classes]
+        self.depth, self.axes = len(sizes), len(shape)
+        layers = draw_layers(math.prod(shape), sizes, partial(stream.child, "layer"))
+        for name, weight in layers.items():
+            self.register_parameter(name, nn.Parameter(weight))
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits."""

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from atoll.core.rng import below, normals
 
-__all__ = ["contrast", "noisy", "picked", "radius", "translated", "turned"]
+__all__ = ["contrast", "noisy", "picked", "radius", "translated", "turned", "updated"]
+
+NEW = 0.1  # FedSpace: weight of a new prototype in the running mean
 
 
 def noisy(prototypes: Tensor, size: float | Tensor, key: Tensor) -> Tensor:
@@ -60,3 +62,19 @@ def translated(embeddings: Tensor, away: Tensor, towards: Tensor) -> Tensor:
 def turned(x: Tensor) -> Tensor:
     """Images with each part turned by 180 degrees, which a client can do with its part alone."""
     return torch.flip(x, (-2, -1))
+
+
+def updated(rule: str, old: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> Tensor:
+    """Prototypes at the end of a stage, from those before and the class means, each with counts.
+
+    PASS never changes a prototype, FedProK weighs by rows, FedSpace takes a running mean.
+    """
+    (means, counts), (fresh, arrived) = old, new
+    mixed = means
+    if rule == "fedprok":
+        both = (counts + arrived)[:, None]  # of a known class at least 1
+        mixed = (counts[:, None] * means + arrived[:, None] * fresh) / both
+    elif rule == "fedspace":
+        running = (1 - NEW) * means + NEW * fresh
+        mixed = torch.where((arrived > 0)[:, None], running, means)
+    return torch.where((counts > 0)[:, None], mixed, fresh).to(fresh)

@@ -30,6 +30,7 @@ __all__ = [
     "highest",
     "known_words",
     "normal",
+    "restricted",
 ]
 
 KERNELS: Final = (3, 4, 5)  # words in a window
@@ -206,6 +207,16 @@ def _filled(x: Tensor) -> Tensor:
     return F.pad(x, (0, REACH - x.shape[-1])) if x.shape[-1] < REACH else x
 
 
+def _plain(words: Words, x: Tensor, filters: Tensor) -> Tensor:
+    """Each filter on each window, padding included: (rows, windows, filters).
+
+    The same values as those of pieces, in operations whose shapes do not depend on the texts: for
+    graphs that leave the library.
+    """
+    vectors = F.embedding(_filled(x).long(), words.table).to(filters.dtype)
+    return F.conv1d(vectors.transpose(1, 2), filters).transpose(1, 2)
+
+
 def highest(
     words: Words, x: Tensor, banks: Sequence[Tensor], bounds: Bounds | None = None
 ) -> list[Tensor]:
@@ -215,6 +226,8 @@ def highest(
         texts = _cut(words, x, bounds)
         return [_Largest.apply(bank, texts, words.table) for bank in banks]
 
+    if torch.compiler.is_exporting():
+        return [_plain(words, x, bank).amax(1) for bank in banks]
     if not x.shape[-2]:
         return [bank.new_zeros((*x.shape[:-1], bank.shape[-3])) for bank in banks]
     return _in_parts(largest, _filled(x), bounds)
@@ -232,6 +245,9 @@ def extremes(words: Words, x: Tensor, banks: Sequence[Tensor]) -> list[Tensor]:
             found.append(torch.cat([top.amax(1), bottom.amin(1)], -1))
         return found
 
+    if torch.compiler.is_exporting():
+        plain = (_plain(words, x, bank) for bank in banks)
+        return [torch.cat([each.amax(1), each.amin(1)], -1) for each in plain]
     if not len(x):
         return [bank.new_zeros((0, 2 * len(bank))) for bank in banks]
     return _in_parts(both, _filled(x), None)
@@ -244,13 +260,18 @@ def document_means(words: Words, x: Tensor) -> Tensor:
     return sums / known.sum(-1, keepdim=True).clamp(min=1)
 
 
-def known_words(x: Tensor, texts: Sequence[Tensor], words: int) -> Tensor:
-    """The tokens of x; those of words that are in none of these texts become the unknown one."""
-    known = torch.zeros(words, dtype=torch.bool, device=x.device)
-    known[: UNKNOWN + 1] = True  # padding and the unknown word
+def known_words(texts: Sequence[Tensor], words: int) -> Tensor:
+    """Which words of a vocabulary occur in texts: (words,); padding and the unknown word do."""
+    known = torch.zeros(words, dtype=torch.bool, device=texts[0].device)
+    known[: UNKNOWN + 1] = True
     for text in texts:
         known[text.long()] = True
-    return torch.where(known[x.long()], x, UNKNOWN)
+    return known
+
+
+def restricted(x: Tensor, known: Tensor | None) -> Tensor:
+    """The tokens of x; those of words that are not known become the unknown one; None: all are."""
+    return x if known is None else torch.where(known[x.long()], x, UNKNOWN)
 
 
 def normal(shape: Sequence[int], deviation: float, stream: Stream) -> Tensor:

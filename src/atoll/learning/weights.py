@@ -1,19 +1,16 @@
 """Arithmetic on named tensors."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-
-from atoll.core.messages import Part
 
 __all__ = [
     "copied",
     "copied_at_once",
     "into",
     "mean",
-    "only",
     "placed",
     "prefixed",
     "sent",
@@ -31,9 +28,8 @@ def mean(items: Sequence[Named], weights: Sequence[float] | None = None) -> dict
     if weights is not None and len(set(weights)) == 1:
         weights = None  # a sum needs fewer passes than a product with shares
     total, found = float(len(items)) if weights is None else sum(weights), {}
-    whole = _whole(items)
     for name in items[0]:
-        stacked = torch.stack([item[name] for item in items]) if whole is None else whole[name]
+        stacked = torch.stack([item[name] for item in items])
         if weights is None:
             summed = stacked.sum(0, dtype=torch.float64)
         else:
@@ -41,23 +37,6 @@ def mean(items: Sequence[Named], weights: Sequence[float] | None = None) -> dict
             summed = torch.tensordot(share, stacked.to(torch.float64), 1)
         found[name] = (summed / total).to(stacked.dtype)
     return found
-
-
-def _whole(items: Sequence[Named]) -> Mapping[str, Tensor] | None:
-    """The tensors of all items one behind another, where they lie so already."""
-    first = items[0]
-    if not isinstance(first, Part) or first.rest:
-        return None
-    places = [i.place for i in items if isinstance(i, Part) and i.wholes is first.wholes]
-    every = len(places) == len(items) and places == list(range(len(first.wholes)))
-    return first.wholes.tensors if every else None
-
-
-def only(weights: Named, names: Iterable[str]) -> dict[str, Tensor]:
-    """The tensors of these names; where they are all that a whole has, still its part."""
-    if isinstance(weights, Part) and set(names) == weights.wholes.tensors.keys():
-        return cast("dict[str, Tensor]", Part(weights.wholes, weights.place))
-    return {name: weights[name] for name in names}
 
 
 def copied(weights: Named) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """Alone: every client trains its own model on its own rows, and nothing is shared.
 
-The yardstick of what federation brings: a client that gains less than this should stay at home.
+The baseline for federation: a client that does better here gains nothing by taking part.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ class Trained:
 def logits(
     weights: Mapping[str, Tensor], rows: Rows, *, network: Architecture, columns: str
 ) -> Tensor:
-    """What a network says of rows, read through all columns or the common ones."""
+    """The logits of rows, from all columns or the common ones."""
     return network(weights, rows.all if columns == "all" else rows.x)
 
 
@@ -56,7 +56,7 @@ def loss(
 
 
 class Client:
-    """Trains, and keeps everything."""
+    """Trains its own model and keeps it."""
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
@@ -73,12 +73,12 @@ class Client:
         how = Optimiser(options.optimiser, options.rate)
         phase = Phase("loss", self.moves, partial(loss, **self.how), how)
         rows, stream = self.site.train(moment.stage), self.site.stream("fit", moment)
-        done = yield TrainJob(
+        result = yield TrainJob(
             self.weights, self.moments, (phase,), rows, options.batch, options.epochs, stream
         )
-        self.weights, self.moments = done.weights, done.moments
-        self.site.witness("own", moment, self._checked)
-        return Trained(done.losses["loss"])
+        self.weights, self.moments = result.weights, result.moments
+        self.site.probe("own", moment, self._checked)
+        return Trained(result.losses["loss"])
 
     def check(self, request: Check, moment: Moment) -> Checked:
         """Test on a task."""
@@ -86,8 +86,8 @@ class Client:
 
     def _checked(self, task: int) -> Checked:
         rows = self.site.test(task)
-        said = in_chunks(lambda part: logits(self.weights, part, **self.tested), rows)
-        correct, f1 = hits(said, rows.y)
+        outputs = in_chunks(lambda part: logits(self.weights, part, **self.tested), rows)
+        correct, f1 = hits(outputs, rows.y)
         return Checked(len(rows), {"": correct}, {"": f1})
 
     def state(self) -> Tensors:
@@ -97,7 +97,7 @@ class Client:
         self.weights = copied(without("weights", state))
         self.moments = copied(without("moments", state))
 
-    def final_model(self, shared: Tensors, variant: str) -> Tensors:
+    def final_model(self, shared: Tensors, variant: str, task: int) -> Tensors:
         """The model of this client."""
         return self.weights
 

@@ -4,16 +4,16 @@ Mori, Teranishi, Furukawa, Continual Horizontal Federated Learning for Heterogen
 
 Column one is an MLP on the common columns, trained by FedAvg. Column two is an MLP on a client's
 own columns that reads the hidden layers of column one through lateral weights of strength mu, and
-adds its logits to those of column one. No gradient ever runs from column two into column one, so
-one federated run carries a bank of second columns (one for each mu, one for the concatenation
-baseline, one network trained alone) which are all exactly paired. Letters follow section b of the
-specification: z are layer outputs, U the lateral weights.
+adds its logits to those of column one. No gradient runs from column two into column one, so one
+federated run carries a bank of second columns (one for each mu), the concatenation baseline and the
+networks trained alone; all are exactly paired. Letters follow section b of the specification: z are
+layer outputs, U the lateral weights.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -29,18 +29,18 @@ from atoll.core.record import Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.jobs.train import EvalJob, Optimiser, Phase, TrainJob, hits, in_chunks
+from atoll.learning import lateral
 from atoll.learning.losses import cross_entropy
-from atoll.learning.models import MLP, draw_linear, linear, outputs
-from atoll.learning.weights import copied, mean, placed, prefixed, sent, without
+from atoll.learning.models import MLP, draw_layers, outputs
+from atoll.learning.weights import copied, mean, placed, prefixed, without
 
 Variant = Literal["common", "local", "mu=0", "mu>0", "concat", "auto"]
 VARIANTS: tuple[Variant, ...] = ("common", "local", "mu=0", "mu>0", "concat", "auto")
 Variants = Annotated[tuple[Variant, ...], Field(min_length=1)]
 Strengths = Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1)]
-ROUNDING = 1e-12  # by which means of accuracies may differ that are equal
+ROUNDING = 1e-12  # means of equal accuracies differ by less
 GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-# Weights whose inputs end with the own columns.
-OWN = frozenset({"unique/weight0", "concat/weight0", *(f"local{n}/weight0" for n in range(10))})
+READ = "said"  # prefix of the column one that column two reads in predictions
 Rates = Annotated[tuple[Positive, ...], Field(max_length=10)]
 Source = Literal["local_updated", "round_start"]
 
@@ -84,7 +84,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Column one as a client trained it, and the last round's hits on validation rows."""
+    """Column one as a client trained it, and its validation hits with the last round's models."""
 
     weights: Annotated[Tensors, Update(of="weights")]
     loss: float
@@ -103,7 +103,7 @@ class Settle:
 
 @dataclass(frozen=True)
 class Settled:
-    """How the last models did on validation rows."""
+    """The validation hits of the last models."""
 
     valid_rows: int
     valid: dict[str, int]
@@ -116,83 +116,47 @@ class Keep:
     keep: list[str]
 
 
-def lateral_column(
-    weights: Mapping[str, Tensor], own: Tensor, z_c: list[Tensor], mu: Tensor
-) -> Tensor:
-    """z_u of the last layer: the logits that column two adds; a bank gives those of each member.
-
-    weights: weight0, bias0, ..., and lateral1, ... (U of layers 2..L, here counted from 0).
-    """
-    z_u, depth = own, len(z_c)
-    for i in range(depth):
-        z = linear(z_u, weights[f"weight{i}"], weights[f"bias{i}"])
-        if i > 0:
-            z = linear(mu * _beside(z_c[i - 1], mu), weights[f"lateral{i}"], plus=z)
-        z_u = torch.relu(z) if i < depth - 1 else z
-    return z_u
-
-
-def _beside(z: Tensor, mu: Tensor) -> Tensor:
-    """What column one says, with an axis for the bank where there is one."""
-    return z.unsqueeze(-3) if mu.dim() > 2 else z
-
-
-def joint_logits(weights: Mapping[str, Tensor], own: Tensor, z_c: list[Tensor]) -> Tensor:
-    """z_c + z_u: what a client says that has both columns."""
-    z_u = lateral_column(without("unique", weights), own, z_c, weights["mu"])
-    return _beside(z_c[-1], weights["mu"]) + z_u
-
-
-def concat_logits(weights: Mapping[str, Tensor], own: Tensor, z: Tensor, how: str) -> Tensor:
-    """What the concatenation baseline says: an MLP on F_theta_c(x_c) and the own columns."""
-    read = torch.softmax(z, -1) if how == "prob" else z
-    column = without("concat", weights)
-    return outputs(column, torch.cat([read, own], -1), len(column) // 2)[-1]
-
-
 def common_loss(weights: Mapping[str, Tensor], batch: Rows, *, depth: int) -> Tensor:
-    """Lc."""
+    """Lc: the cross-entropy of column one."""
     return cross_entropy(outputs(without("common", weights), batch.x, depth)[-1], batch)
 
 
 def joint_loss(
     weights: Mapping[str, Tensor], batch: Rows, *, depth: int, source: str, concat: str
 ) -> Tensor:
-    """Lj of every member of the bank, and the loss of the concatenation baseline.
+    """Lj, summed over the bank, plus the loss of the concatenation baseline.
 
-    Column one is read and never moved; `source` says which.
+    Column one, the weights under `source`, is a constant.
     """
     with torch.no_grad():
         z_c = outputs(without(source, weights), batch.x, depth)
     losses = []
     if "mu" in weights:
-        losses.append(cross_entropy(joint_logits(weights, batch.own, z_c), batch).sum(-1))
+        losses.append(cross_entropy(lateral.joint_logits(weights, batch.own, z_c), batch).sum(-1))
     if concat:
-        losses.append(cross_entropy(concat_logits(weights, batch.own, z_c[-1], concat), batch))
+        losses.append(
+            cross_entropy(lateral.concat_logits(weights, batch.own, z_c[-1], concat), batch)
+        )
     return torch.stack(losses).sum(0)
 
 
 def local_loss(weights: Mapping[str, Tensor], batch: Rows, *, depth: int, name: str) -> Tensor:
-    """The loss of a network that is trained alone."""
+    """The cross-entropy of a network trained alone."""
     return cross_entropy(outputs(without(name, weights), batch.all, depth)[-1], batch)
 
 
-def right(
-    weights: Mapping[str, Tensor], rows: Rows, *, depth: int, concat: str, alone: tuple[str, ...]
+def correct(
+    weights: Mapping[str, Tensor], rows: Rows, *, depth: int, concat: str, local: tuple[str, ...]
 ) -> Tensor:
-    """Which rows each model gets right: column one, the bank, concatenation, those alone.
-
-    (models, rows); where own columns are read, the column one named `said` is read beside them.
-    """
-    z_c = outputs(without("said", weights), rows.x, depth)
-    found = [outputs(without("common", weights), rows.x, depth)[-1].unsqueeze(-3)]
-    if "mu" in weights:
-        found.append(joint_logits(weights, rows.own, z_c))
+    """Which rows each model gets right: column one, the bank, concatenation, those alone."""
+    z_c = outputs(without(READ, weights), rows.x, depth)
+    logits = [outputs(without("common", weights), rows.x, depth)[-1]]
+    bank = lateral.joint_logits(weights, rows.own, z_c) if "mu" in weights else None
     if concat:
-        found.append(concat_logits(weights, rows.own, z_c[-1], concat).unsqueeze(-3))
-    for name in alone:
-        found.append(outputs(without(name, weights), rows.all, depth)[-1].unsqueeze(-3))
-    return torch.cat(found, -3).argmax(-1) == rows.y.unsqueeze(-2)
+        logits.append(lateral.concat_logits(weights, rows.own, z_c[-1], concat))
+    for name in local:
+        logits.append(outputs(without(name, weights), rows.all, depth)[-1])
+    return lateral.correct_rows(logits, bank, rows.y)
 
 
 class Client:
@@ -204,108 +168,92 @@ class Client:
         if not isinstance(model, MLP):
             raise UserError("chfl needs an MLP", "model", "set model.name = 'mlp'")
         self.depth = model.depth
-        self.concat = options.concat_input if "concat" in options.variants else ""
-        rates = range(max(1, len(options.rate_local)) if "local" in options.variants else 0)
-        self.alone = tuple(f"local{number}" for number in rates)
         self.bank = any(v.startswith(("mu", "auto")) for v in reported(options))
-        strengths = torch.tensor([0.0, *options.mu], dtype=site.dtype, device=site.device)
-        self.mu = strengths[:, None, None]
-        self.weights = prefixed("common", copied(model.state_dict())) | self._first_weights(model)
+        self.concat = options.concat_input if "concat" in options.variants else ""
+        count = max(1, len(options.rate_local)) if "local" in options.variants else 0
+        self.local = tuple(f"local{number}" for number in range(count))
+        self.weights = prefixed("common", copied(model.state_dict())) | self._own_weights(model)
+        first_layers = ("unique/weight0", "concat/weight0", *(f"{n}/weight0" for n in self.local))
+        self.own_inputs = frozenset(first_layers)  # weights whose inputs end with the own columns
         self.moments: Tensors = {}
-        self.candidate: Tensors = {}  # what the models of the last round are made of
-        self.chosen: dict[str, int] = {}  # which member of the bank stands for a variant
-        self.best: dict[str, Tensors] = {}  # the models to be used, by variant
+        self.candidate: Tensors = {}  # what the models of the last round consist of
+        self.chosen: dict[str, int] = {}  # the member of the bank that each variant uses
+        self.best: dict[str, Tensors] = {}  # the best checkpoint of each variant
         self.best_local = torch.tensor(-1)  # validation hits of the best network trained alone
 
-    def _first_weights(self, model: MLP) -> Tensors:
-        sizes = [getattr(model, f"bias{i}").shape[0] for i in range(self.depth)]
-        own, classes = self.site.inputs(own=True)[0] - self.site.inputs()[0], sizes[-1]
-        found: Tensors = {}
+    def _own_weights(self, model: MLP) -> Tensors:
+        """The first weights of all that this client trains besides column one."""
+        site, sizes = self.site, [len(model.get_parameter(f"bias{i}")) for i in range(self.depth)]
+        own, weights = site.inputs(own=True)[0] - site.inputs()[0], dict[str, Tensor]()
         if self.bank:
-            found |= prefixed("unique", self._bank(own, sizes)) | {"mu": self.mu}
+            column = draw_layers(own, sizes, partial(site.stream, "unique", "layer"))
+            laterals = lateral.draw_laterals(sizes, partial(site.stream, "lateral"))
+            zeros = self.options.u_init == "zeros"
+            column |= {n: u * 0 if zeros else u for n, u in laterals.items()}
+            weights |= lateral.bank_of(column, (0.0, *self.options.mu))
         if self.concat:
-            found |= prefixed("concat", self._column("concat", classes + own, sizes))
-        for name in self.alone:
-            found |= prefixed(name, copied(self.site.model(own=True).state_dict()))
-        return {n: tensor.to(self.site.device, self.site.dtype) for n, tensor in found.items()}
-
-    def _column(self, name: str, inputs: int, sizes: list[int]) -> Tensors:
-        found = {}
-        for i, size in enumerate(sizes):
-            below = sizes[i - 1] if i else inputs
-            drawn = draw_linear(size, below, self.site.stream(name, "layer", i))
-            found[f"weight{i}"], found[f"bias{i}"] = drawn
-        return found
-
-    def _bank(self, own: int, sizes: list[int]) -> Tensors:
-        """Second columns for every mu, all with the same first weights."""
-        column = self._column("unique", own, sizes)
-        for i in range(1, len(sizes)):
-            stream = self.site.stream("lateral", i)
-            (drawn,) = draw_linear(sizes[i], sizes[i - 1], stream, bias=False)
-            column[f"lateral{i}"] = drawn * 0 if self.options.u_init == "zeros" else drawn
-        count = len(self.mu)
-        return {n: w.expand(count, *w.shape).contiguous() for n, w in column.items()}
+            stream = partial(site.stream, "concat", "layer")
+            weights |= prefixed("concat", draw_layers(sizes[-1] + own, sizes, stream))
+        for name in self.local:
+            weights |= prefixed(name, copied(site.model(own=True).state_dict()))
+        return {n: tensor.to(site.device, site.dtype) for n, tensor in weights.items()}
 
     def fit(self, request: Fit, moment: Moment) -> Working[Fitted]:
         """Judge the models of the last round on validation rows, then train a round."""
-        options = self.options
-        self._keep(request.keep)
+        options, valid = self.options, dict[str, int]()
+        self._save_best(request.keep)
         received = placed(request.weights, self.site.device)
-        self._witness("others", received, moment)
-        valid: dict[str, int] = {}
+        self._probe("others", received, moment)
         if moment.first:
             self.best_local = torch.tensor(-1)
         else:
             valid = yield from self._judge(received, moment)
         weights, rows = self._received(received), self.site.train(moment.stage)
-        kept = options.common_opt_state == "keep"
-        moments = {n: m for n, m in self.moments.items() if kept or "/common" not in n}
-        stream = self.site.stream("fit", moment)
-        done = yield TrainJob(
-            weights, moments, self._phases(), rows, options.batch, options.epochs, stream, OWN
+        keep = options.common_opt_state == "keep"
+        moments = {n: m for n, m in self.moments.items() if keep or "/common" not in n}
+        sizes, stream = (options.batch, options.epochs), self.site.stream("fit", moment)
+        result = yield TrainJob(
+            weights, moments, self._phases(), rows, *sizes, stream, self.own_inputs
         )
-        self.weights, self.moments = done.weights, done.moments
-        self._witness("own", without("common", self.weights), moment)
+        self.weights, self.moments = result.weights, result.moments
+        common = without("common", self.weights)
+        self._probe("own", common, moment)
         valid_rows = len(self.site.valid(moment.stage))
-        common, loss = without("common", self.weights), done.losses["common"]
-        return Fitted(common, loss, len(rows), valid_rows, valid)
+        return Fitted(common, result.losses["common"], len(rows), valid_rows, valid)
 
     def settle(self, request: Settle, moment: Moment) -> Working[Settled]:
         """Judge the models of the last round."""
-        self._keep(request.keep)
+        self._save_best(request.keep)
         received = placed(request.weights, self.site.device)
-        self._witness("others", received, moment)
+        self._probe("others", received, moment)
         valid = yield from self._judge(received, moment)
         return Settled(len(self.site.valid(moment.stage)), valid)
 
     def keep(self, request: Keep, moment: Moment) -> Empty:
-        """Keep the models that were the best."""
-        self._keep(request.keep)
+        """Save the models that were the best."""
+        self._save_best(request.keep)
         return Empty()
 
     def check(self, request: Check, moment: Moment) -> Checked:
-        """Test every variant's kept model on a task."""
+        """Test the best checkpoint of every variant on a task."""
         return self._checked(self.best, request.task)
 
     def _checked(self, models: Mapping[str, Tensors], task: int) -> Checked:
-        rows, found = self.site.test(task), {}
+        rows, correct, f1 = self.site.test(task), {}, {}
         for variant, model in sorted(models.items()):
-            found[variant] = hits(in_chunks(partial(self._logits, model), rows), rows.y)
-        correct = {variant: count for variant, (count, _) in found.items()}
-        return Checked(len(rows), correct, {variant: f1 for variant, (_, f1) in found.items()})
+            logits = in_chunks(partial(self.predict, model), rows)
+            correct[variant], f1[variant] = hits(logits, rows.y)
+        return Checked(len(rows), correct, f1)
 
-    def _witness(self, doing: Literal["own", "others"], common: Tensors, moment: Moment) -> None:
-        """The network as it stands, of the strength that was chosen last; before that column one.
+    def _probe(self, cause: Literal["own", "others"], common: Tensors, moment: Moment) -> None:
+        """Test column one with the member of the bank that `auto` chose last, if any.
 
-        Which strength is chosen is the site's own doing: it goes by its validation rows.
+        The client chooses it by its own validation rows, so the choice counts as its own doing.
         """
         model = prefixed("common", common)
         if "auto" in self.chosen:
-            member = self.chosen["auto"]
-            model |= {n: w[member] for n, w in self.weights.items() if n.startswith("unique/")}
-            model["mu"] = self.mu[member, 0, 0]
-        self.site.witness(doing, moment, partial(self._checked, {"": model}))
+            model |= lateral.member(self.weights, self.chosen["auto"])
+        self.site.probe(cause, moment, partial(self._checked, {"": model}))
 
     def _phases(self) -> tuple[Phase, ...]:
         """Column one by its own loss, then what reads it: disjoint weights, an optimiser each."""
@@ -314,128 +262,107 @@ class Client:
         joint = partial(joint_loss, depth=depth, source=source, concat=self.concat)
         adam = Optimiser("adam", options.rate)
         second = Optimiser("adam", options.rate_unique or options.rate, options.decay_unique)
-        plans: list[tuple[str, tuple[str, ...], Any, Optimiser]] = [
+        plans: list[tuple[str, tuple[str, ...], Callable[..., Tensor], Optimiser]] = [
             ("common", ("common/",), partial(common_loss, depth=depth), adam),
             ("joint", ("unique/", "concat/"), joint, second),
         ]
-        for name, rate in zip(self.alone, options.rate_local or (options.rate,), strict=False):
+        for name, rate in zip(self.local, options.rate_local or (options.rate,), strict=False):
             alone = partial(local_loss, depth=depth, name=name)
             plans.append((name, (f"{name}/",), alone, Optimiser("adam", rate)))
-        found = []
-        for name, starts, loss, how in plans:
-            moves = tuple(n for n in self.weights if n.startswith(starts))
+        phases = []
+        for name, prefixes, loss, optimiser in plans:
+            moves = tuple(n for n in self.weights if n.startswith(prefixes))
             if moves:
-                found.append(Phase(name, moves, loss, how))
-        return tuple(found)
-
-    def _logits(self, model: Tensors, rows: Rows) -> Tensor:
-        """What a kept model says of rows; the names of its weights tell which kind it is."""
-        if without("local", model):
-            return outputs(without("local", model), rows.all, self.depth)[-1]
-        z_c = outputs(without("common", model), rows.x, self.depth)
-        if without("concat", model):
-            return concat_logits(model, rows.own, z_c[-1], self.options.concat_input)
-        return joint_logits(model, rows.own, z_c) if without("unique", model) else z_c[-1]
+                phases.append(Phase(name, moves, loss, optimiser))
+        return tuple(phases)
 
     def _received(self, common: Tensors) -> Tensors:
         """The weights to train in this round: column one as received, the rest as they were."""
-        weights = {**self.weights, **prefixed("common", common)}
+        weights = self.weights | prefixed("common", common)
         if self.options.lateral_source == "round_start":
             weights |= prefixed("start", common)
         return weights
 
     def _judge(self, received: Tensors, moment: Moment) -> Working[dict[str, int]]:
-        """Hits on validation rows of the models as they stand; they become the candidates.
+        """Count the validation hits of the models as they stand; these become the candidates.
 
-        A client without such rows has no hits: it takes mu = 0, and its last network alone.
+        Without validation rows there are no hits: mu = 0, and the last network alone, are chosen.
         """
-        drifted = without("common", self.weights)
-        said = received if self.options.eval_common == "global" else drifted
-        weights = {**self._received(received), **prefixed("said", said)}
-        how = partial(right, depth=self.depth, concat=self.concat, alone=self.alone)
-        rows, members = self.site.valid(moment.stage), len(self.mu) if self.bank else 0
-        counts = [0] * (1 + members + bool(self.concat) + len(self.alone))
+        local_column = self.options.eval_common == "local"
+        read = without("common", self.weights) if local_column else received
+        weights = self._received(received) | prefixed(READ, read)
+        rows, members = self.site.valid(moment.stage), len(self.weights.get("mu", ()))
+        counts = [0] * (1 + members + bool(self.concat) + len(self.local))
         if len(rows):
-            counts = (yield EvalJob(weights, rows, how, OWN)).tolist()
+            how = partial(correct, depth=self.depth, concat=self.concat, local=self.local)
+            counts = (yield EvalJob(weights, rows, how, self.own_inputs)).tolist()
         bank, rest = counts[1 : 1 + members], counts[1 + members :]
-        self.chosen = self._chosen(bank)
-        found = {"common": counts[0], **{v: bank[member] for v, member in self.chosen.items()}}
-        parts = [prefixed("common", received), prefixed("said", said)]
+        self.chosen = self._choose(bank)
+        found = {"common": counts[0]} | {v: bank[number] for v, number in self.chosen.items()}
+        own = ("common/", f"{READ}/", "unique/", "concat/")
+        self.candidate = {n: w for n, w in weights.items() if n.startswith(own)}
         if self.concat:
             found["concat"] = rest.pop(0)
-        if self.alone:
-            parts.append(prefixed("local", without(self.alone[rest.index(max(rest))], weights)))
-        own = {n: w for n, w in weights.items() if n.startswith(("unique/", "concat/"))}
-        self.candidate = {name: w for part in (*parts, own) for name, w in part.items()}
-        self._keep_local(max(rest, default=-1), always=not len(rows))
+        if self.local:
+            best = self.local[rest.index(max(rest))]
+            self.candidate |= prefixed("local", without(best, weights))
+        count = max(rest, default=-1)  # only the client itself judges its networks trained alone
+        if count > int(self.best_local) or not len(rows) or self.options.select == "last":
+            self.best_local = torch.tensor(count)
+            self._save_best(["local"])
         return {v: found[v] for v in reported(self.options) if v != "local"}
 
-    def _chosen(self, bank: list[int]) -> dict[str, int]:
-        """Which member of the bank stands for a variant, by hits; ties go to the smaller mu."""
+    def _choose(self, bank: list[int]) -> dict[str, int]:
+        """The member of the bank that each variant uses, by hits; ties go to the smaller mu."""
         if not bank:
             return {}
         chosen = {"mu=0": 0, "mu>0": 1 + bank[1:].index(max(bank[1:]))}
-        chosen |= {f"mu={mu:g}": 1 + place for place, mu in enumerate(self.options.mu)}
-        return {**chosen, "auto": bank.index(max(bank))}
+        chosen |= {f"mu={mu:g}": number for number, mu in enumerate(self.options.mu, 1)}
+        return chosen | {"auto": bank.index(max(bank))}
 
-    def _keep_local(self, count: int, always: bool) -> None:
-        """The network trained alone is nobody else's business: the client keeps its best itself."""
-        if count > int(self.best_local) or always or self.options.select == "last":
-            self.best_local = torch.tensor(count)
-            self._keep(["local"])
-
-    def _keep(self, variants: list[str]) -> None:
-        """Copy the models of the last round that these variants are to use."""
-        source = self.candidate
-        wanted = [v for v in variants if v in reported(self.options)] if source else []
-        if "common" in wanted:
-            self.best["common"] = prefixed("common", copied(without("common", source)))
-        if "local" in wanted:
-            self.best["local"] = prefixed("local", copied(without("local", source)))
-        if set(wanted) <= {"common", "local"}:
-            return
-        said = prefixed("common", copied(without("said", source)))
-        if "concat" in wanted:
-            self.best["concat"] = said | prefixed("concat", copied(without("concat", source)))
-        self._keep_members([v for v in wanted if v in self.chosen], said)
-
-    def _keep_members(self, variants: list[str], said: Tensors) -> None:
-        """Copy the members of the bank that stand for variants, each once."""
-        numbers = sorted({self.chosen[v] for v in variants})
-        if not numbers:
-            return
-        places = sent(numbers, self.mu.device)
-        bank = {n: w for n, w in self.candidate.items() if n.startswith("unique/")}
-        columns = {n: w.index_select(0, places).unbind(0) for n, w in bank.items()}
-        for variant in variants:
-            place = numbers.index(self.chosen[variant])
-            unique = {n: parts[place] for n, parts in columns.items()}
-            self.best[variant] = {**said, **unique, "mu": self.mu[self.chosen[variant], 0, 0]}
+    def _save_best(self, variants: Iterable[str]) -> None:
+        """Copy the candidates of these variants."""
+        candidate = self.candidate
+        wanted = [v for v in variants if candidate and v in reported(self.options)]
+        reading = set(wanted) - {"common", "local"}
+        read = prefixed("common", copied(without(READ, candidate))) if reading else {}
+        for variant in wanted:
+            if variant in self.chosen:
+                bank = candidate | {"mu": self.weights["mu"]}
+                self.best[variant] = read | lateral.member(bank, self.chosen[variant])
+            else:
+                own = prefixed(variant, copied(without(variant, candidate)))
+                self.best[variant] = read | own if variant == "concat" else own
 
     def state(self) -> Tensors:
-        found = prefixed("weights", self.weights) | prefixed("moments", self.moments)
-        found |= prefixed("candidate", self.candidate)
-        found |= {f"chosen/{v}": torch.tensor(member) for v, member in self.chosen.items()}
+        state = prefixed("weights", self.weights) | prefixed("moments", self.moments)
+        state |= prefixed("candidate", self.candidate)
+        state |= {f"chosen/{v}": torch.tensor(number) for v, number in self.chosen.items()}
         for variant, model in self.best.items():
-            found |= prefixed(f"best/{variant}", model)
-        return {**found, "best_local": self.best_local}
+            state |= prefixed(f"best/{variant}", model)
+        return state | {"best_local": self.best_local}
 
     def restore(self, state: Tensors) -> None:
         self.weights = copied(without("weights", state))
         self.moments = copied(without("moments", state))
         self.best_local = state["best_local"].clone()
         self.candidate = copied(without("candidate", state))
-        self.chosen = {v: int(member) for v, member in without("chosen", state).items()}
-        found = {v: copied(without(f"best/{v}", state)) for v in reported(self.options)}
-        self.best = {variant: model for variant, model in found.items() if model}
+        self.chosen = {v: int(number) for v, number in without("chosen", state).items()}
+        models = {v: copied(without(f"best/{v}", state)) for v in reported(self.options)}
+        self.best = {variant: model for variant, model in models.items() if model}
 
-    def final_model(self, shared: Tensors, variant: str) -> Tensors:
-        """The best model of a variant on this client's validation rows."""
+    def final_model(self, shared: Tensors, variant: str, task: int) -> Tensors:
+        """The best checkpoint of a variant on this client's validation rows."""
         return self.best[variant]
 
     def predict(self, model: Tensors, rows: Rows) -> Tensor:
-        """The logits of a final model."""
-        return self._logits(model, rows)
+        """The logits of a model; the names of its weights tell its kind."""
+        if without("local", model):
+            return outputs(without("local", model), rows.all, self.depth)[-1]
+        z_c = outputs(without("common", model), rows.x, self.depth)
+        if without("concat", model):
+            return lateral.concat_logits(model, rows.own, z_c[-1], self.options.concat_input)
+        return lateral.joint_logits(model, rows.own, z_c) if without("unique", model) else z_c[-1]
 
 
 class Server:
@@ -452,18 +379,18 @@ class Server:
         self.judged = torch.tensor(False)  # whether a test has already judged the last round
 
     def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
-        """Send column one out, take the mean of what comes back."""
+        """Send column one out, take the mean of what comes back (eq. 1)."""
         if moment.first:
             self.best.fill_(-1)
             self.idle.fill_(0)
         request = Fit(self.weights, self._kept())
-        told = clients.ask_all(Client.fit, request, None if moment.first else self._admit)
-        replies, rows = list(told.values()), {id: reply.rows for id, reply in told.items()}
+        replies = clients.ask_all(Client.fit, request, None if moment.first else self._admit)
+        rows = {id: reply.rows for id, reply in replies.items()}
         weights = shares(rows) if self.options.weighting == "rows" else None
-        self.weights = mean([reply.weights for reply in replies], weights)
-        notes = {"loss": sum(reply.loss for reply in replies) / len(replies)}
+        self.weights = mean([reply.weights for reply in replies.values()], weights)
+        notes = {"loss": sum(reply.loss for reply in replies.values()) / len(replies)}
         if not moment.first:
-            notes |= self._compare(told)
+            notes |= self._compare(replies)
         self.judged = torch.tensor(False)
         notes["finished"] = float(self.idle >= self.options.patience)
         return notes
@@ -477,23 +404,18 @@ class Server:
         if set(self.variants) - set(reply.valid):
             raise BadMessageError(id, "hits on validation rows of other variants")
 
-    def _compare(self, told: Mapping[str, Fitted | Settled]) -> dict[str, float]:
-        """Mean accuracy on validation rows by variant, all clients alike; what gained is kept.
+    def _compare(self, replies: Mapping[str, Fitted | Settled]) -> dict[str, float]:
+        """The mean validation accuracy of each variant, all clients alike; what gained is kept.
 
-        Where no client has such rows the last round is kept, and patience never ends.
+        If no client has validation rows, the last round is kept and patience never ends.
         """
-        replies = [(reply.valid, reply.valid_rows) for reply in told.values()]
-        accuracy = torch.tensor(
-            [
-                sum(valid[v] / max(1, rows) for valid, rows in replies) / len(replies)
-                for v in self.variants
-            ],
-            dtype=torch.float64,
-        )
+        valid = [(reply.valid, reply.valid_rows) for reply in replies.values()]
+        means = [sum(hits[v] / max(1, rows) for hits, rows in valid) for v in self.variants]
+        accuracy = torch.tensor([total / len(valid) for total in means], dtype=torch.float64)
         if not self.judged:
             self.keep = accuracy > self.best + ROUNDING
             gained = bool(self.keep[: self.counting].any())
-            blind = not any(rows for _, rows in replies)
+            blind = not any(rows for _, rows in valid)
             self.idle = torch.tensor(0) if gained or blind else self.idle + 1
             self.best = torch.maximum(self.best, accuracy)
             if blind or self.options.select == "last":

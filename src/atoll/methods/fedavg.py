@@ -15,7 +15,6 @@ from torch import Tensor
 
 from atoll.core.annotations import RowCount, Update
 from atoll.core.federation import Clients, Moment, Working, scores, shares
-from atoll.core.late import late, mean_of
 from atoll.core.messages import Check, Checked, Tensors, Weights
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, NotNegative, NotNegativeInt, Positive
@@ -25,7 +24,7 @@ from atoll.data.site import Site
 from atoll.jobs.train import Optimiser, Phase, TrainJob, hits, in_chunks
 from atoll.learning.losses import plain, proximal
 from atoll.learning.models import shared
-from atoll.learning.weights import copied, mean, only, placed, prefixed
+from atoll.learning.weights import copied, mean, placed, prefixed
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Fitted:
     """What a client made of the shared weights."""
 
     weights: Annotated[Tensors, Update(of="weights")]
-    loss: float  # it may still be on its way: only the record wants it
+    loss: float  # the mean over the rows
     rows: Annotated[int, RowCount()]
 
 
@@ -68,7 +67,7 @@ class Client:
         """Train the shared weights on the rows of the stage."""
         options, rows = self.options, self.site.train(moment.stage)
         weights = placed(request.weights, self.site.device)
-        self.site.witness("others", moment, partial(self._checked, weights))
+        self.site.probe("others", moment, partial(self._checked, weights))
         if options.penalty == "proximal":
             weights = {**weights, **prefixed("anchor", {n: weights[n] for n in self.moves})}
             weights["strength"] = torch.tensor(options.strength, device=self.site.device)
@@ -76,14 +75,14 @@ class Client:
         done = yield TrainJob(
             weights, {}, (self.phase,), rows, options.batch, options.epochs, stream
         )
-        fitted = only(done.found, request.weights)
-        self.site.witness("own", moment, partial(self._checked, fitted))
-        return Fitted(fitted, late(done.losses, "loss"), len(rows))
+        fitted = {name: done.weights[name] for name in request.weights}
+        self.site.probe("own", moment, partial(self._checked, fitted))
+        return Fitted(fitted, done.losses["loss"], len(rows))
 
     def check(self, request: Check, moment: Moment) -> Checked:
         """Test the shared weights on a task."""
         found = self._checked(request.weights, request.task)
-        self.site.witness("others", moment, lambda task: found, tasks=[request.task])
+        self.site.probe("others", moment, lambda task: found, tasks=[request.task])
         return found
 
     def _checked(self, weights: Tensors, task: int) -> Checked:
@@ -98,7 +97,7 @@ class Client:
     def restore(self, state: Tensors) -> None:
         pass
 
-    def final_model(self, shared: Tensors, variant: str) -> Tensors:
+    def final_model(self, shared: Tensors, variant: str, task: int) -> Tensors:
         """The shared model."""
         return shared
 
@@ -117,11 +116,11 @@ class Server:
     def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
         """Send the model out, take the mean of what comes back."""
         asked = dict.fromkeys(self._cohort(clients, moment), Weights(self.weights))
-        told = clients.ask(Client.fit, asked, wait=False)
+        told = clients.ask(Client.fit, asked)
         replies, rows = list(told.values()), {id: reply.rows for id, reply in told.items()}
         weights = shares(rows) if self.options.weighting == "rows" else None
         self.weights = mean([reply.weights for reply in replies], weights)
-        return {"loss": mean_of([reply.loss for reply in replies])}
+        return {"loss": sum(reply.loss for reply in replies) / len(replies)}
 
     def _cohort(self, clients: Clients, moment: Moment) -> list[str]:
         if not self.options.cohort:

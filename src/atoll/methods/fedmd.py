@@ -8,7 +8,7 @@ loss = "none" clients only train on, and with average = true as well that is Fed
 h of the FCCL specification adapts them, on the settings of `fccl`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
@@ -18,35 +18,23 @@ from torch import Tensor
 
 from atoll.core.annotations import Bounded
 from atoll.core.federation import Clients, Moment, Working, scores
-from atoll.core.messages import Check, Checked, Empty, Tensors, Weights
+from atoll.core.messages import Empty, Tensors, Weights
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, NotNegativeInt, Positive
-from atoll.core.record import Look, Score
-from atoll.core.rows import Rows
+from atoll.core.record import Score
 from atoll.data.site import Site
-from atoll.families.distillation import (
-    Again,
-    Align,
-    Aligned,
-    Join,
-    Joined,
-    Learner,
-    Lessons,
-    Plan,
-    Roll,
-    Trained,
-    average,
-    collaborate,
-    epochs_at,
-    filled,
-    met,
-    prepared,
-    shared,
-)
-from atoll.jobs.train import Optimiser
-from atoll.learning.distill import DISTANCES
+from atoll.families import distillation
+from atoll.families.distillation import Again, Align, Aligned, Exchange, Learner, Plan, Trained
+from atoll.learning.augment import varied
+from atoll.learning.distill import distillation_loss, divergence
 
-LEAST = 1e-3  # reliability that a class has at least
+LEAST = 1e-3  # the smallest reliability of a class
+# The distance of a client's logits on a public batch from the target.
+DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "l1": lambda z, target: (z - target).abs().mean(),
+    "mse": lambda z, target: ((z - target) ** 2).mean(),
+    "kl": lambda z, target: divergence(target, z),
+}
 
 
 @dataclass(frozen=True)
@@ -72,151 +60,97 @@ class Options:
 
 @dataclass(frozen=True)
 class Rated:
-    """How far a client can be trusted with each class."""
+    """A client's accuracy on its own rows of each class."""
 
-    reliability: Annotated[
-        Tensor, Bounded(0.0, 1.0)
-    ]  # (classes,), its accuracy on its own rows of that class
+    reliability: Annotated[Tensor, Bounded(0.0, 1.0)]  # (classes,)
+
+
+def plan(options: Options) -> Plan:
+    """How a round goes through the public images."""
+    augment = varied if options.augment else None
+    return Plan(options.public_batch, options.public_epochs, augment)
+
+
+def public_loss(z: Tensor, again: Again, given: Tensors, *, kind: str, own: float) -> Tensor:
+    """The distance of logits from the target; RCFL mixes the own logits into it, `own` to one."""
+    target = given["target"]
+    if own:
+        target = (target + own * z.detach()) / (1 + own)
+    return DISTANCES[kind](z, target)
+
+
+def by_class(reliability: Mapping[str, Tensor], answers: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The mean of all logits, each class weighted by the clients' reliability there (RCFL)."""
+    ids = sorted(answers)
+    weights = torch.stack([reliability[id] for id in ids]).double()[:, None]
+    logits = torch.stack([answers[id] for id in ids])
+    target = ((weights * logits).sum(0) / weights.sum(0)).to(logits.dtype)
+    return dict.fromkeys(answers, target)
 
 
 class Client:
-    """Keeps its model, that of the last round, and the one before any exchange."""
+    """Keeps its model, the model of the last round, and the model before any exchange."""
+
+    join, prepare, share = distillation.join, distillation.prepare, distillation.share
+    check, snapshot = distillation.check, distillation.snapshot
+    state, restore = distillation.state, distillation.restore
+    final_model, predict = distillation.final_model, distillation.predict
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
-        self.epochs = epochs_at(options.epochs_each, options.epochs, site.clients, site.id)
-        self.learner = Learner(site.model(), site.public(), plan(options))
-
-    def join(self, request: Join, moment: Moment) -> Joined:
-        """Say which public images and classes this site has; refuse others."""
-        return met(request, self.site.public(), self.site.classes, self.site.id)
-
-    def prepare(self, request: Empty, moment: Moment) -> Working[Trained]:
-        """Train alone, before any exchange."""
-        options, stream = self.options, self.site.stream("prepare")
-        lessons = Lessons(options.batch, options.pretrain_epochs, stream)
-        work = self.learner.alone(lessons, self.site.before(moment.stage), options.rate)
-        return self.learner.begun((yield work))
+        self.learner = Learner("fedmd", options, site, plan(options))
 
     def rate(self, request: Empty, moment: Moment) -> Rated:
         """The accuracy on the own rows, class by class (RCFL)."""
         rows, classes = self.site.train(moment.stage), len(self.site.classes)
-        right = self.learner.says(self.learner.weights, rows.x).argmax(-1) == rows.y
-        hit = torch.bincount(rows.y[right], minlength=classes)
-        there = torch.bincount(rows.y, minlength=classes).clamp(min=1)
-        return Rated((hit / there).clamp(min=LEAST).float())
+        correct = self.learner.logits(self.learner.weights, rows.x).argmax(-1) == rows.y
+        hits = torch.bincount(rows.y[correct], minlength=classes)
+        counts = torch.bincount(rows.y, minlength=classes).clamp(min=1)
+        return Rated((hits / counts).clamp(min=LEAST).float())
 
     def align(self, request: Align, moment: Moment) -> Working[Aligned]:
-        """Follow the target of the step before; answer for this one."""
-        learner, options, own = self.learner, self.options, 0.0
+        """Follow the target of the last step, then return the logits of the next."""
+        kind, own = self.options.loss, 0.0
         if request.step == 0:
-            learner.rewind()
-        if options.loss == "rcfl":
+            self.learner.rewind()
+        if kind == "rcfl":
+            kind = "l1"
             own = min(1.0, len(self.site.train(moment.stage)) / len(self.site.public()))
-        loss = partial(distance, kind="l1" if options.loss == "rcfl" else options.loss, own=own)
-        given, how = (
-            {"target": request.target.to(self.site.device)},
-            Optimiser("adam", options.rate),
-        )
-        fresh = options.public_optimiser == "fresh"
-        return learner.stepped((yield learner.step(moment, request, loss, given, how, fresh=fresh)))
-
-    def share(self, request: Empty, moment: Moment) -> Weights:
-        """All weights and buffers, where all clients have the same network."""
-        return Weights(self.learner.weights)
+        loss = partial(public_loss, kind=kind, own=own)
+        fresh = self.options.public_optimiser == "fresh"
+        given = {"target": request.target.to(self.site.device)}
+        result = yield from self.learner.step(request, moment, loss, given, fresh=fresh)
+        return distillation.aligned(result)
 
     def fit(self, request: Weights, moment: Moment) -> Working[Trained]:
         """Train on the own rows."""
-        options, learner = self.options, self.learner
+        learner, rows = self.learner, self.site.train(moment.stage)
         learner.receive(request.weights)
-        self.site.witness("others", moment, self._checked, "fedmd")
-        lessons = Lessons(options.batch, self.epochs, self.site.stream("fit", moment))
-        rows, how = self.site.train(moment.stage), Optimiser("adam", options.rate)
-        trained = learner.ended((yield learner.work(lessons, rows, learner.loss(), how)))
-        self.site.witness("own", moment, self._checked, "fedmd")
+        learner.probe("others", moment)
+        loss = partial(distillation_loss, network=learner.training)
+        trained = yield from learner.fit(rows, loss, moment)
+        learner.probe("own", moment)
         return trained
-
-    def check(self, request: Check, moment: Moment) -> Checked:
-        """Test the model, and the one before any exchange, on a domain."""
-        return self._checked(request.task)
-
-    def _checked(self, task: int) -> Checked:
-        return self.learner.checked("fedmd", task, self.site.test(task), self.options.top)
-
-    def look(self, moment: Moment) -> list[Look]:
-        """What this site sees of its own network; it stays here."""
-        tests = {name: self.site.test(task) for task, name in enumerate(self.site.tasks)}
-        own = self.site.tasks[self.site.clients.index(self.site.id) % len(tests)]
-        return self.learner.look(self.site.id, moment.stage, tests, own)
-
-    def state(self) -> Tensors:
-        return self.learner.state()
-
-    def restore(self, state: Tensors) -> None:
-        self.learner.restore(state)
-
-    def final_model(self, shared: Tensors, variant: str) -> Tensors:
-        """The model of now, or the one before any exchange."""
-        return self.learner.kept(variant)
-
-    def predict(self, model: Tensors, rows: Rows) -> Tensor:
-        """The logits of a final model."""
-        return self.learner.says(model, rows.x)
-
-
-def distance(z: Tensor, again: Again, given: Tensors, *, kind: str, own: float) -> Tensor:
-    """How far logits are from the target; with RCFL the own ones have a share in it (alpha)."""
-    target = given["target"]
-    return DISTANCES[kind](z, (target + own * z.detach()) / (1 + own) if own else target)
-
-
-def plan(options: Options) -> Plan:
-    """How public images are gone through."""
-    return Plan(options.public_batch, options.public_epochs, options.augment)
-
-
-def by_class(reliability: Mapping[str, Tensor], answers: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The mean of all logits, each class weighed by how far each client is to be trusted there."""
-    ids = sorted(answers)
-    trust = torch.stack([reliability[id] for id in ids]).double()[:, None]
-    stacked = torch.stack([answers[id] for id in ids])
-    target = ((trust * stacked).sum(0) / trust.sum(0)).to(stacked.dtype)
-    return dict.fromkeys(answers, target)
 
 
 class Server:
-    """Takes the mean of logits; holds nothing."""
+    """Computes targets from logits; keeps nothing."""
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
 
     def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
-        """Move logits on public images together, then train everywhere."""
-        roll, notes = Roll(clients, self.options.absent), dict[str, float]()
-        if moment.stage == 0 and moment.first:
-            notes |= self._begin(roll)
-        if self.options.loss != "none":
-            notes["aligned"] = self._collaborate(roll, moment)
-        common = shared(roll, Client.share) if self.options.average else Weights({})
-        fitted = roll.ask(Client.fit, dict.fromkeys(roll.ids, common))
-        notes["loss"] = sum(reply.loss for reply in fitted.values()) / len(fitted)
-        return notes | roll.notes
-
-    def _begin(self, roll: Roll) -> dict[str, float]:
-        public = self.site.public()
-        filled(public, self.options.public_batch)
-        roll.agree(Client.join, Join(public.fingerprint, len(public), list(self.site.classes)))
-        return prepared(roll, Client.prepare)
-
-    def _collaborate(self, roll: Roll, moment: Moment) -> float:
-        combine = average
+        """Align the logits on public images, then train everywhere."""
+        exchange = Exchange(self.options, self.site, clients, Client)
+        notes = exchange.begin(plan(self.options))
         if self.options.loss == "rcfl":
-            rated = roll.ask(Client.rate, dict.fromkeys(roll.ids, Empty()))
-            combine = partial(by_class, {id: reply.reliability for id, reply in rated.items()})
-        steps = plan(self.options).steps(self.site.public())
-        shape = (self.options.public_batch, len(self.site.classes))
-        key = self.site.stream("public", moment).key
-        return collaborate(roll, Client.align, key, steps, shape, combine)
+            rated = exchange.ask_all(Client.rate, Empty())
+            reliability = {id: reply.reliability for id, reply in rated.items()}
+            notes["aligned"] = exchange.align(plan(self.options), partial(by_class, reliability))
+        elif self.options.loss != "none":
+            notes["aligned"] = exchange.align(plan(self.options), distillation.mean_logits)
+        notes["loss"] = exchange.fit()
+        return notes | exchange.notes
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """Every client on every domain."""
@@ -229,9 +163,4 @@ class Server:
         pass
 
 
-METHOD = Method(
-    *(Options, Server, Client),
-    split="domains",
-    headline="fedmd",
-    quorum=True,
-)
+METHOD = Method(Options, Server, Client, split="domains", headline="fedmd", quorum=True)

@@ -27,20 +27,20 @@ from atoll.core.federation import SERVER, Clients, Moment, Working, counted, sco
 from atoll.core.messages import Check, Checked, Empty, Tensors
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, NotNegative, Positive
-from atoll.core.record import Look, Score
+from atoll.core.record import Score, Snapshot
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.jobs.early_stopping import BEST, PATIENCE, RATE, STOPPED, EarlyStoppedJob, Rule
 from atoll.jobs.train import Optimiser, Phase, TrainJob, hits, in_chunks
-from atoll.learning import task_weights
+from atoll.learning import task_weights, textcnn
 from atoll.learning.centres import centres, normalised, product, similarity, unit_mean
 from atoll.learning.decomposed import Plan, foreign_features, logits, objective, pruned, row_losses
 from atoll.learning.image_nets import LeNet
 from atoll.learning.sparse import above_share, coded, mean_of_sent, trimmed, widened
 from atoll.learning.task_index import TaskIndex
 from atoll.learning.task_weights import Layout, Shape
-from atoll.learning.textcnn import KERNELS, TextCNN, Words, document_means, known_words
+from atoll.learning.textcnn import KERNELS, TextCNN, Words
 from atoll.learning.weights import copied, mean, prefixed, without
 
 __all__ = ["METHOD", "Client", "Options", "Rules", "Server"]
@@ -145,21 +145,6 @@ def moved_weights(names: Sequence[str], options: Options, task: int) -> tuple[st
     return tuple(n for n in sorted(names) if n.startswith(moving) and not n.startswith(still))
 
 
-def all_rows(rows: Rows, valid: int, options: Options) -> Rows:
-    """The test rows that count: every one."""
-    return rows
-
-
-def own_stream(site: Site, task: int, name: str, shape: Shape) -> Stream:
-    """The stream that a tensor of a new task is drawn from: one for each of them."""
-    return site.stream("task", task, name)
-
-
-def epoch_order(site: Site, moment: Moment, epoch: int) -> Stream:
-    """The stream of the order of rows: another for each epoch."""
-    return site.stream("fit", moment, epoch)
-
-
 @dataclass(frozen=True)
 class Rules:
     """Steps of the method as functions and values, so that a variant can swap one of them."""
@@ -167,9 +152,11 @@ class Rules:
     layout: Callable[[Options, TextCNN | LeNet, int], Layout] = layout_of  # by count of clients
     moves: Callable[[Sequence[str], Options, int], tuple[str, ...]] = moved_weights
     features: Callable[[Words, Tensor, Sequence[Tensor]], Tensor] = foreign_features
-    tested: Callable[[Rows, int, Options], Rows] = all_rows  # rows, count of validation rows
-    stream: Callable[[Site, int, str, Shape], Stream] = own_stream
-    order: Callable[[Site, Moment, int], Stream] = epoch_order
+    # of rows and a count of validation rows those that are tested: all; then the streams of first
+    # values, one for each tensor of a task, and of the order of rows, one for each epoch
+    tested: Callable[[Rows, int, Options], Rows] = lambda rows, valid, options: rows
+    stream: Callable[[Site, int, str, Shape], Stream] = lambda s, t, n, _: s.stream("task", t, n)
+    order: Callable[[Site, Moment, int], Stream] = lambda s, m, epoch: s.stream("fit", m, epoch)
     valid_loss: Callable[..., Tensor] = row_losses  # of validation rows: decides on the rate
     unread: tuple[str, ...] = ("past/", "lambda2")  # weights that it does not read
     fresh_moments: bool = False  # whether Adam begins anew when the rate is cut
@@ -222,24 +209,27 @@ class Client:
         self.lambda2 = torch.full_like(self.like, options.lambda2)
         self.weights: Tensors = {}
         self.moments: Tensors = {}
+        self.read: Tensors = {}  # TASK/labels and TASK/words: what a model of the task reads
         self.task = -1
         self.course = torch.zeros(4, dtype=torch.float64)
         self._cache: dict[tuple[str, int], Rows] = {}  # rows with what foreign filters find
 
     def describe(self, request: Empty, moment: Moment) -> Described:
         """Say what the task that begins is like."""
-        options, x = self.options, self._read(self.site.train(moment.stage).x, moment.stage)
+        options, known = self.options, self._vocabulary(moment.stage)
+        x = textcnn.restricted(self.site.train(moment.stage).x, known)
         assert self.words is not None  # images are not described
-        found = centres(document_means(self.words, x), options.centres, options.least_cluster)
+        found = centres(
+            textcnn.document_means(self.words, x), options.centres, options.least_cluster
+        )
         return Described(unit_mean(found) if options.representation == "mean_unit" else found)
 
     def receive(self, request: Foreign, moment: Moment) -> Empty:
         """Take the foreign parts for the task that begins."""
         self._begin(moment.stage)
-        slots = self.layout.slots
         count = 1 + max((int(name.split("/")[0]) for name in request.adaptive), default=-1)
-        if count > slots or len(request.scores) not in (0, count):
-            raise BadMessageError(SERVER, f"{count} foreign parts for {slots} slots")
+        if count > self.layout.slots or len(request.scores) not in (0, count):
+            raise BadMessageError(SERVER, f"{count} foreign parts for {self.layout.slots} slots")
         codes = [without(str(slot), request.adaptive) for slot in range(count)]
         try:
             self.weights |= task_weights.foreign_parts(codes, self.layout, self.like)
@@ -255,10 +245,9 @@ class Client:
             self.weights = prefixed("base", self._here(request.base))
         self._begin(moment.stage)
         if self.options.average:
-            self.weights = task_weights.with_base(
-                self.weights, self.layout.layers, self._here(request.base)
-            )
-        self.site.witness("others", moment, self._checked, "own")
+            base = self._here(request.base)
+            self.weights = task_weights.with_base(self.weights, self.layout.layers, base)
+        self.site.probe("others", moment, self._checked, "own")
         self.course[BEST], self.course[PATIENCE] = math.inf, self.options.patience
         rows = self._rows("train", moment.stage)
         if len(rows) and not self.course[STOPPED]:
@@ -266,7 +255,7 @@ class Client:
             done = yield job
             self.weights |= {name: done.weights[name] for name in job.work.phases[0].moves}
             self.moments, self.course = done.moments, done.course
-        self.site.witness("own", moment, self._checked, "own")
+        self.site.probe("own", moment, self._checked, "own")
         count = len(rows) if self.options.weighting == "rows" else 0
         rate, stopped = float(self.course[RATE]), bool(self.course[STOPPED])
         return Fitted(without("base", self.weights), count, rate, stopped)
@@ -308,7 +297,7 @@ class Client:
         beyond = bool((rows.y >= max(1, len(self._labels(task)))).any())
         return hits(torch.cat([said, unseen], 1) if beyond else said, rows.y)
 
-    def look(self, moment: Moment) -> list[Look]:
+    def snapshot(self, moment: Moment) -> list[Snapshot]:
         """How much this client attends to each foreign part, and what it loses without it."""
         if moment.stage != self.task or f"foreign/{self.layout.plain[0]}" not in self.weights:
             return []
@@ -317,8 +306,8 @@ class Client:
         attention = [tuple(self.weights[f"now/alpha/{n}"].tolist()) for n in layers]
         values = tuple(zip(*map(self._left_out, (None, *range(count))), strict=True))
         return [
-            Look(self.task, self.site.id, "attention", layers, slots, tuple(attention)),
-            Look(self.task, self.site.id, "left out", LEFT_OUT, ("nothing", *slots), values),
+            Snapshot(self.task, self.site.id, "attention", layers, slots, tuple(attention)),
+            Snapshot(self.task, self.site.id, "left out", LEFT_OUT, ("nothing", *slots), values),
         ]
 
     @torch.no_grad()
@@ -349,6 +338,8 @@ class Client:
         stream, start = partial(self.rules.stream, self.site, task), self.options.start
         classes = max(1, len(self._labels(task)))
         self.weights = task_weights.begun(self.weights, self.layout, start, classes, stream)
+        read = {f"{task}/labels": self._labels(task), f"{task}/words": self._vocabulary(task)}
+        self.read |= {name: tensor for name, tensor in read.items() if tensor is not None}
 
     def _labels(self, task: int) -> Tensor:
         """The classes of a task at this client, ascending."""
@@ -359,45 +350,40 @@ class Client:
         """Rows with the task's own labels, a number each, and what foreign filters find."""
         if (part, task) not in self._cache:
             rows: Rows = getattr(self.site, part)(task)
-            own = torch.arange(len(rows), device=rows.y.device).unsqueeze(1).to(self.like)
-            x = self._read(rows.x, task)
-            if self.options.combine != "sum":
-                own = torch.cat([own, self._features(x, task)], 1)
+            weights = self.weights if task == self.task else without(f"kept/{task}", self.weights)
+            x = textcnn.restricted(rows.x, self._vocabulary(task))
             labels = task_weights.renumbered(rows.y, self._labels(task))
-            self._cache[part, task] = Rows(x, own, labels)
+            self._cache[part, task] = Rows(x, self._features(x, weights), labels)
         return self._cache[part, task]
 
-    def _read(self, x: Tensor, task: int) -> Tensor:
-        """Tokens; with a vocabulary of its own, words of none of its texts up to then unknown."""
+    def _vocabulary(self, task: int) -> Tensor | None:
+        """With a vocabulary of its own, the words of its texts up to a task."""
         if self.options.vocabulary == "shared" or self.words is None:
-            return x
+            return None
         texts = [self.site.train(stage).x for stage in range(task + 1)]
-        return known_words(x, texts, len(self.words.table))
+        return textcnn.known_words(texts, len(self.words.table))
 
-    def _features(self, x: Tensor, task: int) -> Tensor:
-        start = "" if task == self.task else f"kept/{task}/"
-        foreign = [self.weights.get(f"{start}foreign/{layer}") for layer in CONVS]
-        banks = [bank for bank in foreign if bank is not None]
-        if not banks:
-            return self.like.new_zeros((len(x), 2 * self.layout.slots * self.layout.width))
-        assert self.words is not None  # banks are for texts
-        return self.rules.features(self.words, x, banks)
+    def _features(self, x: Tensor, weights: Tensors) -> Tensor:
+        """A number for each row, and what foreign filters find in it."""
+        number = torch.arange(x.shape[0], device=x.device).unsqueeze(1).to(self.like)
+        if self.options.combine == "sum":
+            return number
+        banks = [weights[f"foreign/{n}"] for n in CONVS if f"foreign/{n}" in weights]
+        found = self.like.new_zeros((x.shape[0], 2 * self.layout.slots * self.layout.width))
+        if banks and self.words is not None:
+            found = self.rules.features(self.words, x, banks)
+        return torch.cat([number, found], 1)
 
     def _weights_of(self, task: int) -> Tensors:
         layers, threshold = self.layout.layers, self.options.lambda1
         return task_weights.weights_of_task(self.weights, layers, task, self.task, threshold)
 
     def _plan(self) -> Plan:
-        options = self.options
+        options, layout = self.options, self.layout
+        combine: Literal["banks", "sum"] = "sum" if options.combine == "sum" else "banks"
         return Plan(
-            words=self.words,
-            layers=self.layout.layers,
-            private=self.layout.private,
-            combine="sum" if options.combine == "sum" else "banks",
-            dropout=options.dropout,
-            lambda1=options.lambda1,
-            lambda_m=options.lambda_m,
-            decay=options.decay,
+            *(self.words, layout.layers, layout.private, combine),
+            *(options.dropout, options.lambda1, options.lambda_m, options.decay),
             first=self.task == 0,
             sparse_private=self.rules.sparse_private,
         )
@@ -431,14 +417,29 @@ class Client:
         )
 
     def state(self) -> Tensors:
-        found = prefixed("weights", self.weights) | prefixed("moments", self.moments)
+        parts = {"weights": self.weights, "moments": self.moments, "read": self.read}
+        found = {n: t for name, part in parts.items() for n, t in prefixed(name, part).items()}
         return {**found, "task": torch.tensor(self.task), "course": self.course}
 
     def restore(self, state: Tensors) -> None:
         self.weights = copied(without("weights", state))
         self.moments = copied(without("moments", state))
+        self.read = without("read", state)
         self.task, self.course = int(state["task"]), state["course"].clone().cpu()
         self._cache = {}
+
+    def final_model(self, shared: Tensors, variant: str, task: int) -> Tensors:
+        """The model of a task, with its labels and the words that it knows."""
+        base = without("base", shared if variant == "global" else self.weights)
+        own = self._weights_of(task) | without(str(task), self.read)
+        return own | prefixed("base", self._here(base))
+
+    def predict(self, model: Tensors, rows: Rows) -> Tensor:
+        """The logits of all classes; minus infinity for those that the task does not have."""
+        x = textcnn.restricted(rows.x, model.get("words"))
+        own = logits(model, Rows(x, self._features(x, model), rows.y), self._plan())
+        every = own.new_full((x.shape[0], len(self.site.classes)), -math.inf)
+        return every.index_copy(1, model["labels"], own[:, : len(model["labels"])])
 
 
 class Server:
@@ -494,9 +495,8 @@ class Server:
         bases = [self.bases[id] for id in ids]
         if self.options.channel_sparse:
             return {name: mean_of_sent([base[name] for base in bases]) for name in self.base}
-        weights = shares({id: self.rows[id] for id in ids})
-        weighted = self.options.weighting == "rows" and sum(weights) > 0
-        return mean(bases, weights if weighted else None)
+        weighted = self.options.weighting == "rows"
+        return mean(bases, shares({id: self.rows[id] for id in ids}) if weighted else None)
 
     def _transfer(self, clients: Clients, moment: Moment) -> dict[str, float]:
         """Choose and send foreign parts; who was given whose, with the score, is noted."""
@@ -520,13 +520,13 @@ class Server:
         """Every client's model on the test rows of its tasks so far."""
         return scores(clients, Client.check, self.base if self.options.test_global else {}, moment)
 
-    def look(self, moment: Moment) -> list[Look]:
+    def snapshot(self, moment: Moment) -> list[Snapshot]:
         """Who was given whose task in which slot, and how like the two tasks were found."""
         if moment.stage == 0 or self.options.combine == "none":
             return []
         stage, (names, *tables) = moment.stage, self.index.tables(self.ids, moment.stage)
         pairs = zip(("slot", "similarity"), tables, strict=True)
-        return [Look(stage, SERVER, kind, self.ids, names, table) for kind, table in pairs]
+        return [Snapshot(stage, SERVER, kind, self.ids, names, table) for kind, table in pairs]
 
     def state(self) -> Tensors:
         found = prefixed("base", self.base)

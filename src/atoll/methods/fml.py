@@ -5,7 +5,7 @@ public data; the shared network (the "meme") travels, the own one stays.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
@@ -13,35 +13,27 @@ from torch import Tensor
 
 from atoll.core.annotations import SharedWeights, Update
 from atoll.core.federation import Clients, Moment, Working, scores
-from atoll.core.messages import Check, Checked, Empty, Tensors, Weights
+from atoll.core.messages import Tensors
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, Fraction, NotNegativeInt, Positive
-from atoll.core.record import Look, Score
+from atoll.core.record import Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
-from atoll.families.distillation import (
-    Learner,
-    Lessons,
-    Roll,
-    Trained,
-    epochs_at,
-    prepared,
-    shared,
-)
+from atoll.families import distillation
+from atoll.families.distillation import Exchange, Learner
 from atoll.jobs.train import Optimiser, Phase, TrainJob
-from atoll.learning.distill import mutual_loss
-from atoll.learning.models import skeleton
-from atoll.learning.weights import copied, mean, prefixed, without
+from atoll.learning.distill import divergence
+from atoll.learning.losses import cross_entropy
+from atoll.learning.models import Architecture, skeleton
+from atoll.learning.weights import copied, mean, placed, prefixed, without
 
 
 @dataclass(frozen=True)
 class Options:
     """The options of `fml`; section h of the FCCL specification."""
 
-    alpha: Fraction = (
-        0.5  # how much labels count for the own network, the rest the shared one's say
-    )
-    beta: Fraction = 0.5  # how much labels count for the shared network
+    alpha: Fraction = 0.5  # weight of the labels for the own network; the rest: the shared one
+    beta: Fraction = 0.5  # weight of the labels for the shared network; the rest: the own one
     rate: Positive = 0.001  # size of a step of Adam, for both networks, fresh in every round
     batch: AtLeastOne = 512  # private rows in a local step
     epochs: AtLeastOne = 20  # passes over the private rows in a round
@@ -54,10 +46,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Fit:
-    """The shared network, and the mean of the own ones where that is taken."""
+    """The shared network, and with `average` the mean of the own ones."""
 
     weights: Annotated[Tensors, SharedWeights("meme")]
-    own: Annotated[Tensors, SharedWeights()]  # empty where no mean is taken
+    own: Annotated[Tensors, SharedWeights()]  # empty without `average`
 
 
 @dataclass(frozen=True)
@@ -68,88 +60,75 @@ class Fitted:
     loss: float
 
 
+def mutual_loss(
+    weights: Mapping[str, Tensor],
+    batch: Rows,
+    *,
+    own: Architecture,
+    shared: Architecture,
+    truths: tuple[float, float],
+) -> Tensor:
+    """The losses of both networks: truth * CE(q, y) + (1 - truth) * KL(partner || q).
+
+    The partner's output is a constant, so no gradient runs from one network into the other.
+    """
+    z, z_shared = own(without("own", weights), batch.x), shared(without("shared", weights), batch.x)
+    losses = []
+    for truth, student, partner in zip(truths, (z, z_shared), (z_shared, z), strict=True):
+        taught = divergence(partner.detach(), student, batch.share)
+        losses.append(truth * cross_entropy(student, batch) + (1 - truth) * taught)
+    return losses[0] + losses[1]
+
+
 class Client:
     """Keeps its own network; the shared one comes and goes."""
 
+    prepare, share = distillation.prepare, distillation.share
+    check, snapshot = distillation.check, distillation.snapshot
+    state, restore = distillation.state, distillation.restore
+    final_model, predict = distillation.final_model, distillation.predict
+
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
-        self.epochs = epochs_at(options.epochs_each, options.epochs, site.clients, site.id)
-        self.learner, shared = Learner(site.model()), site.shared_model()
-        self.shared = skeleton(shared, True)
-        self.shared_moves = tuple(name for name, _ in shared.named_parameters())
-
-    def prepare(self, request: Empty, moment: Moment) -> Working[Trained]:
-        """Train the own network alone, as the methods do that this one is compared with."""
-        options, stream = self.options, self.site.stream("prepare")
-        lessons = Lessons(options.batch, options.pretrain_epochs, stream)
-        work = self.learner.alone(lessons, self.site.before(moment.stage), options.rate)
-        return self.learner.begun((yield work))
-
-    def share(self, request: Empty, moment: Moment) -> Weights:
-        """All weights and buffers of the own network, where all clients have the same kind."""
-        return Weights(self.learner.weights)
+        self.learner = Learner("fml", options, site)
+        model = site.shared_model()
+        self.shared = skeleton(model, True)
+        self.shared_moves = tuple(name for name, _ in model.named_parameters())
 
     def fit(self, request: Fit, moment: Moment) -> Working[Fitted]:
-        """Train both networks on the own rows, each also towards what the other says."""
+        """Train both networks on the own rows; each learns from the other."""
         options, site, learner = self.options, self.site, self.learner
         learner.rewind()
         learner.receive(request.own)
-        received = {n: w.to(site.device) for n, w in request.weights.items()}
+        received = placed(request.weights, site.device)
         weights = prefixed("own", learner.weights) | prefixed("shared", received)
-        moves = tuple(f"own/{n}" for n in learner.moves)
-        moves += tuple(f"shared/{n}" for n in self.shared_moves)
+        moves = [f"own/{n}" for n in learner.moves] + [f"shared/{n}" for n in self.shared_moves]
         truths = (options.alpha, options.beta)
         loss = partial(mutual_loss, own=learner.training, shared=self.shared, truths=truths)
-        phase = Phase("loss", moves, loss, Optimiser("adam", options.rate))
+        phase = Phase("loss", tuple(moves), loss, Optimiser("adam", options.rate))
         rows, stream = site.train(moment.stage), site.stream("fit", moment)
-        done = yield TrainJob(weights, {}, (phase,), rows, options.batch, self.epochs, stream)
-        learner.ended(replace(done, found=without("own", done.weights)))
-        return Fitted(without("shared", done.weights), done.losses["loss"])
-
-    def check(self, request: Check, moment: Moment) -> Checked:
-        """Test the own network, and the one before any exchange, on a domain."""
-        rows = self.site.test(request.task)
-        return self.learner.checked("fml", request.task, rows, self.options.top)
-
-    def look(self, moment: Moment) -> list[Look]:
-        """What this site sees of its own network; it stays here."""
-        tests = {name: self.site.test(task) for task, name in enumerate(self.site.tasks)}
-        own = self.site.tasks[self.site.clients.index(self.site.id) % len(tests)]
-        return self.learner.look(self.site.id, moment.stage, tests, own)
-
-    def state(self) -> Tensors:
-        return self.learner.state()
-
-    def restore(self, state: Tensors) -> None:
-        self.learner.restore(state)
-
-    def final_model(self, shared: Tensors, variant: str) -> Tensors:
-        """The model of now, or the one before any exchange."""
-        return self.learner.kept(variant)
-
-    def predict(self, model: Tensors, rows: Rows) -> Tensor:
-        """The logits of a final model."""
-        return self.learner.says(model, rows.x)
+        job = TrainJob(weights, {}, (phase,), rows, options.batch, learner.epochs, stream)
+        result = yield job
+        learner.finish(without("own", result.weights))
+        return Fitted(without("shared", result.weights), result.losses["loss"])
 
 
 class Server:
-    """Holds the shared network."""
+    """Keeps the shared network."""
 
     def __init__(self, options: Options, site: Site) -> None:
-        self.options = options
+        self.options, self.site = options, site
         self.weights: Tensors = copied(site.shared_model().state_dict())
 
     def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
         """Send the shared network out, take the mean of what comes back."""
-        roll, notes = Roll(clients, self.options.absent), dict[str, float]()
-        if moment.stage == 0 and moment.first:
-            notes |= prepared(roll, Client.prepare)
-        own = shared(roll, Client.share).weights if self.options.average else {}
-        fitted = roll.ask(Client.fit, dict.fromkeys(roll.ids, Fit(self.weights, own)))
-        replies = list(fitted.values())
-        self.weights = mean([reply.weights for reply in replies])
-        notes["loss"] = sum(reply.loss for reply in replies) / len(replies)
-        return notes | roll.notes
+        exchange = Exchange(self.options, self.site, clients, Client)
+        notes = exchange.begin()
+        request = Fit(self.weights, exchange.mean_weights().weights)
+        fitted = exchange.ask_all(Client.fit, request)
+        self.weights = mean([reply.weights for reply in fitted.values()])
+        notes["loss"] = distillation.mean_loss(fitted)
+        return notes | exchange.notes
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """Every client's own network on every domain."""

@@ -22,19 +22,19 @@ from atoll.core.messages import Empty, Tensors
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Score
-from atoll.data.site import Site
+from atoll.core.rows import Rows
+from atoll.data.vertical_site import VerticalSite
 from atoll.families import vertical
 from atoll.jobs.split_round import Lent, SplitJob, Step, draws
 from atoll.learning.knowledge import class_means
 from atoll.learning.models import Architecture
-from atoll.learning.replay import contrast, noisy, picked, radius, translated, turned
+from atoll.learning.replay import contrast, noisy, picked, radius, translated, turned, updated
 from atoll.learning.split import Agg
 from atoll.learning.split_nets import NetName
 
 TAU = 0.1  # temperature of PASS and FedSpace
 W_PA, W_KD = 10.0, 10.0  # PASS: weights of prototypes and of distillation
 W_SPACE = 0.01  # FedSpace: weight of prototypes, and of contrast
-NEW = 0.1  # FedSpace: weight of a new prototype in the running mean
 KEPT = ("means", "counts", "radius")  # the server's state beside its half
 
 
@@ -103,11 +103,11 @@ def losses(
 class Client:
     """Holds columns and the bottom network that reads them."""
 
-    def __init__(self, options: Options, site: Site) -> None:
+    def __init__(self, options: Options, site: VerticalSite) -> None:
         self.options, self.site = options, site
-        images, distils = len(site.inputs()) == 3, options.replay == "pass"
-        views = (turned,) if distils and options.rotate and images else ()
-        self.learner = vertical.Learner(options, site, views)
+        distils = options.replay == "pass"
+        turns = distils and options.rotate and len(site.inputs()) == 3
+        self.learner = vertical.Learner(options, site, (turned,) if turns else ())
         self._penalty = W_KD if distils else 0.0  # weight of the distance to old embeddings
 
     def embed(self, request: vertical.Embed, moment: Moment) -> vertical.Embedded:
@@ -144,11 +144,19 @@ class Client:
     def restore(self, state: Tensors) -> None:
         self.learner.restore(state)
 
+    def final_model(self, shared: Tensors, variant: str, task: int) -> Tensors:
+        """The weights of the bottom network."""
+        return self.learner.half.weights
+
+    def predict(self, model: Tensors, rows: Rows) -> Tensor:
+        """The embeddings of rows, from which the server predicts."""
+        return self.learner.predict(model, rows)
+
 
 class Server:
     """Holds labels and the top network, and prototypes where it rehearses."""
 
-    def __init__(self, options: Options, site: Site) -> None:
+    def __init__(self, options: Options, site: VerticalSite) -> None:
         self.options, self.site = options, site
         images = all(len(site.shape_of(id)) == 3 for id in site.clients)
         views = (turned,) if options.replay == "pass" and options.rotate and images else ()
@@ -166,8 +174,8 @@ class Server:
             if self.options.fresh and moment.stage:
                 self.head.start(moment.stage)
         if self.options.replay == "fedprok" and moment.stage:
-            rows, y = self.head.training_rows(clients, moment)
-            self.current, _ = class_means(rows, y, len(self.counts))
+            rows = self.head.training_rows(clients, moment)
+            self.current, _ = class_means(*rows, len(self.counts))
         job = self.head.job(moment, self._loss(moment), self._given(moment))
         total = self.head.train(clients, job).totals["loss"]
         if moment.last and self.options.replay != "none":
@@ -186,13 +194,9 @@ class Server:
     def _given(self, moment: Moment) -> Tensors:
         """The constants of a round that the loss reads."""
         here = (self.head.class_counts(moment) > 0)[:, None]
-        return {
-            "seen": self.head.seen_outputs,
-            "means": self.means,
-            "current": torch.where(here, self.current, self.means),
-            "old": self._old(moment),
-            "radius": self.radius.to(self.means),
-        }
+        return {"seen": self.head.seen_outputs, "means": self.means, "old": self._old(moment),
+                "current": torch.where(here, self.current, self.means),
+                "radius": self.radius.to(self.means)}  # fmt: skip
 
     def _old(self, moment: Moment) -> Tensor:
         """Classes with a prototype but without rows at the stage; if none, all with a prototype."""
@@ -206,36 +210,32 @@ class Server:
         means, counts = class_means(rows, y, len(self.counts))
         if moment.stage == 0:
             self.radius = torch.tensor(radius(rows, y, means))
-        mixed = self.means  # PASS never changes a prototype
-        if self.options.replay == "fedprok":
-            both = (self.counts + counts).clamp(min=1)[:, None]
-            mixed = (self.counts[:, None] * self.means + counts[:, None] * means) / both
-        elif self.options.replay == "fedspace":
-            running = (1 - NEW) * self.means + NEW * means
-            mixed = torch.where((counts > 0)[:, None], running, self.means)
-        self.means = torch.where((self.counts > 0)[:, None], mixed, means).to(means)
+        self.means = updated(self.options.replay, (self.means, self.counts), (means, counts))
         self.counts = self.counts + counts
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """Every task so far, and all their classes together (variant `union`)."""
-        alone = self.options.fresh and self.head.by_classes
-        ids, predictions = self.answering(moment.stage), {}
-        for task in [moment.stage] if alone else clients.tasks:
-            rows = self.head.embedded(clients, ids, "test", task)
-            predictions[task] = (self.logits(rows), self.site.test(task).y)
-        joint = self.head.by_classes and not self.options.fresh
-        return vertical.scores(moment, predictions, self.site.fresh if joint else None)
+        fresh, ids, predictions = self.options.fresh, self._answering(moment.stage), {}
+        for task in [moment.stage] if fresh and self.head.by_classes else clients.tasks:
+            joint = self.head.joined(self.head.embedded(clients, ids, "test", task))
+            predictions[task] = (self.head.logits(joint).detach(), self.site.test(task).y)
+        union = self.head.by_classes and not fresh
+        return vertical.scores(moment, predictions, self.site.fresh if union else None)
 
-    def answering(self, stage: int) -> list[str]:
+    def _answering(self, stage: int) -> list[str]:
         """The clients whose columns a prediction reads after a stage."""
         ids = self.site.parties(stage)
         newest = self.options.fresh or self.options.fil_eval == "current"
         return ids[-1:] if self.site.by_columns and newest else ids
 
-    def logits(self, parts: Mapping[str, Tensor]) -> Tensor:
+    def final_model(self, shared: Tensors, variant: str, task: int) -> Tensors:
+        """The weights of the top network."""
+        return self.head.final_model()
+
+    def predict(self, model: Tensors, parts: Tensors) -> Tensor:
         """The logits of rows, from their embeddings at each client."""
-        with torch.no_grad():
-            return self.head.logits(self.head.joined(parts))
+        ids = self._answering(self.site.stages - 1)
+        return self.head.logits(self.head.joined({id: parts[id] for id in ids}), model)
 
     def state(self) -> Tensors:
         return self.head.state() | {name: getattr(self, name) for name in KEPT}
@@ -246,10 +246,4 @@ class Server:
             setattr(self, name, rest[name])
 
 
-def answered(server: Server, clients: Mapping[str, Client], rows: Tensors) -> Tensor:
-    """The logits of new rows, of which each client reads its own columns."""
-    ids = server.answering(server.site.stages - 1)
-    return server.logits({id: clients[id].learner.embeddings(rows[id]) for id in ids})
-
-
-METHOD = Method(Options, Server, Client, split="parties", headline="union", answered=answered)
+METHOD = Method(Options, Server, Client, split="parties", headline="union")

@@ -19,15 +19,15 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from atoll.core.annotations import RowGradient
-from atoll.core.errors import UserError
 from atoll.core.federation import SERVER, Clients, Moment
 from atoll.core.messages import Empty, Tensors
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
-from atoll.core.record import Look, Score
-from atoll.data.site import Site
+from atoll.core.record import Score, Snapshot
+from atoll.core.rows import Rows
+from atoll.data.vertical_site import VerticalSite
 from atoll.families import vertical
-from atoll.families.vertical_looks import columns_look, embeddings_look, frozen_look, labels_look
+from atoll.families.vertical_snapshots import embeddings_snapshot, frozen_snapshot
 from atoll.jobs.split_round import Lent, SplitJob, Step, draws
 from atoll.learning import knowledge
 from atoll.learning.models import Architecture
@@ -35,6 +35,8 @@ from atoll.learning.replay import noisy
 from atoll.learning.split import Batches, guarded
 from atoll.learning.split_nets import NetName
 from atoll.learning.weights import prefixed
+
+__all__ = ["METHOD", "Client", "Options", "Server"]
 
 KEPT = ("known", "means", "received", "arrived")  # the server's state beside its half
 SHOWN = 120  # test rows of a task in a picture
@@ -66,7 +68,7 @@ class Options:
     rho: Fraction = 0.5  # share of weights held back, with lmo_rule = "quantile"
     fisher_rows: AtLeastOne = 1024  # training rows that Fisher diagonals are measured on
     protocol: Literal["P1", "P2"] = "P1"  # columns by stage: the new client alone, or all so far
-    fil_eval: Literal["mix", "sum", "current", "label_oracle"] = "mix"  # P1; oracle reads labels!
+    fil_eval: Literal["mix", "sum", "current"] = "mix"  # P1: how embeddings are joined at the test
     stream: bool = False  # columns by stage: prototypes from the last round's training embeddings
     seen_mask: bool = False  # leave out classes that no stage has had yet
     declared: NotNegativeInt = 0  # classes that are known from the start; 0 for all of the data set
@@ -141,7 +143,7 @@ def moved(means: Tensor, gamma: Tensor, drift: str, step: Step) -> Tensor:
 class Client:
     """Holds columns, the bottom network that reads them, and how much each weight matters."""
 
-    def __init__(self, options: Options, site: Site) -> None:
+    def __init__(self, options: Options, site: VerticalSite) -> None:
         self.options, self.site = options, site
         self.learner = vertical.Learner(options, site)
         self.fisher: Tensors = {}  # F, summed over stages
@@ -203,10 +205,10 @@ class Client:
         """The masks of a stage, where it has used some."""
         return self._mask[1] if self._mask[0] == moment.stage else None
 
-    def look(self, moment: Moment) -> list[Look]:
-        """How well embeddings give this site's columns away, and which weights are frozen."""
-        looks, held = columns_look(self.learner, moment), self._held(moment)
-        return [*looks, frozen_look(self.site, moment, held)] if looks and held else looks
+    def snapshot(self, moment: Moment) -> list[Snapshot]:
+        """Which weights are frozen."""
+        held = self._held(moment)
+        return [frozen_snapshot(self.site, moment, held)] if held else []
 
     def state(self) -> Tensors:
         learner, mask = self.learner.state(), self._mask[1] or {}
@@ -220,11 +222,19 @@ class Client:
         self.measured, stage = state["done"].tolist()[3:]
         self._mask = (stage, vertical.ordered("mask", state, like) or None)
 
+    def final_model(self, shared: Tensors, variant: str, task: int) -> Tensors:
+        """The weights of the bottom network."""
+        return self.learner.half.weights
+
+    def predict(self, model: Tensors, rows: Rows) -> Tensor:
+        """The embeddings of rows, from which the server predicts."""
+        return self.learner.predict(model, rows)
+
 
 class Server:
     """Holds labels, the top network and the prototypes."""
 
-    def __init__(self, options: Options, site: Site) -> None:
+    def __init__(self, options: Options, site: VerticalSite) -> None:
         self.options, self.site = options, site
         self.head = vertical.Head(options, site, (Client.embed, Client.learn))
         like, classes = next(iter(self.head.weights.values())), len(site.classes)
@@ -233,9 +243,8 @@ class Server:
         self.mixed = torch.zeros_like(self.means)  # mu_bar of the round: columns by stage
         self.received = torch.zeros_like(self.means)  # mu_t of the last round, with `stream`
         self.arrived = torch.zeros(classes, dtype=torch.int64, device=site.device)
-        none = (like.new_zeros((0, options.width)), torch.zeros(0, dtype=torch.int64))
-        self._learned, self._tested = none, none  # embeddings and labels, for `look` alone
-        self._moved: dict[str, float] = {}  # how far the stage moved prototypes, for `look` too
+        self._tested = (self.means[:0], self.arrived[:0])  # embeddings and labels, for `snapshot`
+        self._moved: dict[str, float] = {}  # how far the stage moved prototypes, for `snapshot` too
 
     def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
         """Some passes over the rows; at the end of a stage, prototypes and Fisher diagonals."""
@@ -263,9 +272,7 @@ class Server:
 
     def _means(self, clients: Clients, moment: Moment) -> tuple[Tensor, Tensor]:
         """Eq. 2: the class means of the stage's training rows."""
-        joint, y = self.head.training_rows(clients, moment)
-        self._learned = (joint, y)
-        return knowledge.class_means(joint, y, len(self.known))
+        return knowledge.class_means(*self.head.training_rows(clients, moment), len(self.known))
 
     def _train(self, clients: Clients, moment: Moment) -> dict[str, float]:
         """The steps of a round; the mean loss and its terms."""
@@ -347,28 +354,19 @@ class Server:
         """Every task so far, and all their classes together (variant `union`)."""
         self._tested = (self.means[:0], self.arrived[:0])
         predictions = {task: self._predicted(clients, moment, task) for task in clients.tasks}
-        oracle = self.site.by_columns and self.options.fil_eval == "label_oracle"
         fresh = self.site.fresh if self.head.by_classes else None
-        return vertical.scores(moment, predictions, fresh, "label_oracle" if oracle else "")
+        return vertical.scores(moment, predictions, fresh)
 
     def _predicted(self, clients: Clients, moment: Moment, task: int) -> tuple[Tensor, Tensor]:
         y = self.site.test(task).y
         parts = self.head.embedded(clients, self.site.parties(moment.stage), "test", task)
-        if self._oracle and moment.stage:
-            # J1: the test of the published code, which reads the true label; for diagnosis only
-            joint = 0.5 * list(parts.values())[-1] + 0.5 * moment.stage * self.means[y]
-        else:
-            joint = self._joint(parts)
+        joint = self._joint(parts)
         self._tested = (
             torch.cat([self._tested[0], joint[:SHOWN]]),
             torch.cat([self._tested[1], y[:SHOWN]]),
         )
         with torch.no_grad():
             return self.head.logits(joint), y
-
-    @property
-    def _oracle(self) -> bool:
-        return self.head.alone and self.options.fil_eval == "label_oracle"
 
     def _joint(self, parts: Mapping[str, Tensor]) -> Tensor:
         """The input of the top for rows without labels."""
@@ -377,25 +375,26 @@ class Server:
         options = self.options
         return knowledge.combined(list(parts.values()), options.fil_eval, options.beta)
 
-    def logits(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The logits of new rows, from their embeddings at each client."""
-        if self._oracle:
-            remedy = "run it again with another fil_eval, e.g. mix"
-            raise UserError("label_oracle reads labels, which new rows lack", "method", remedy)
-        with torch.no_grad():
-            return self.head.logits(self._joint(parts))
+    def final_model(self, shared: Tensors, variant: str, task: int) -> Tensors:
+        """The weights of the top network."""
+        return self.head.final_model()
 
-    def look(self, moment: Moment) -> list[Look]:
-        """Prototypes, some test embeddings, and how well gradients give labels away."""
+    def predict(self, model: Tensors, parts: Tensors) -> Tensor:
+        """The logits of rows, from their embeddings at each client."""
+        ids = self.site.parties(self.site.stages - 1)
+        return self.head.logits(self._joint({id: parts[id] for id in ids}), model)
+
+    def snapshot(self, moment: Moment) -> list[Snapshot]:
+        """Prototypes, some test embeddings, and how far the stage moved prototypes."""
         known = torch.nonzero(self.known).flatten()
-        looks = [
-            embeddings_look(self.site, moment, "prototypes", self.means[known], known),
-            embeddings_look(self.site, moment, "embeddings", *self._tested),
+        snapshots = [
+            embeddings_snapshot(self.site, moment, "prototypes", self.means[known], known),
+            embeddings_snapshot(self.site, moment, "embeddings", *self._tested),
         ]
         if self._moved:
             names, values = tuple(self._moved), tuple((value,) for value in self._moved.values())
-            looks.append(Look(moment.stage, SERVER, "mixed", names, ("moved",), values))
-        return looks + labels_look(self.head, moment, *self._learned)
+            snapshots.append(Snapshot(moment.stage, SERVER, "mixed", names, ("moved",), values))
+        return snapshots
 
     def state(self) -> Tensors:
         return self.head.state() | {name: getattr(self, name) for name in KEPT}
@@ -406,10 +405,4 @@ class Server:
             setattr(self, name, rest[name])
 
 
-def answered(server: Server, clients: Mapping[str, Client], rows: Tensors) -> Tensor:
-    """The logits of new rows, of which each client reads its own columns."""
-    ids = server.site.parties(server.site.stages - 1)
-    return server.logits({id: clients[id].learner.embeddings(rows[id]) for id in ids})
-
-
-METHOD = Method(Options, Server, Client, split="parties", headline="union", answered=answered)
+METHOD = Method(Options, Server, Client, split="parties", headline="union")

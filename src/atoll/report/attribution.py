@@ -51,20 +51,20 @@ class Step:
 
 def steps(run: Run) -> dict[tuple[str, int], list[Step]]:
     """By client and task every test in the order in which it was made."""
-    found: dict[tuple[str, int], list[Step]] = {}
-    for look in run.looks:
-        if look.name in DOINGS:
-            for task, (at, accuracy) in zip(look.rows, look.values, strict=True):
-                step = Step(look.stage, int(at), DOINGS[look.name], accuracy)
-                found.setdefault((look.part, int(task)), []).append(step)
+    walks: dict[tuple[str, int], list[Step]] = {}
+    for snapshot in run.snapshots:
+        if snapshot.name in DOINGS:
+            for task, (at, accuracy) in zip(snapshot.rows, snapshot.values, strict=True):
+                step = Step(snapshot.stage, int(at), DOINGS[snapshot.name], accuracy)
+                walks.setdefault((snapshot.part, int(task)), []).append(step)
     tested = [event for event in run.events if isinstance(event, Score) and event.rows]
     for event in tested:
-        if (event.client, event.task) in found and event.variant == run.headline:
+        if (event.client, event.task) in walks and event.variant == run.headline:
             step = Step(event.stage, event.round, "choice", event.accuracy)
-            found[event.client, event.task].append(step)
-    for walked in found.values():
+            walks[event.client, event.task].append(step)
+    for walked in walks.values():
         walked.sort(key=lambda step: (step.stage, step.round, step.doing == "choice"))
-    return found
+    return walks
 
 
 def shares(run: Run) -> dict[str, Share]:
@@ -77,8 +77,8 @@ def shares(run: Run) -> dict[str, Share]:
             before = [step for step in walked if step.stage <= known[task]][-1]
             by_client.setdefault(client, []).append(_share([before, *later]))
     return {
-        client: Share(*(_mean([getattr(s, part) for s in found]) for part in PARTS))
-        for client, found in sorted(by_client.items())
+        client: Share(*(_mean([getattr(s, part) for s in parts]) for part in PARTS))
+        for client, parts in sorted(by_client.items())
     }
 
 
@@ -98,17 +98,17 @@ def _mean(values: Sequence[float]) -> float:
 
 def table(group: Group) -> Table | None:
     """One row for each site and one for all: what own training did, and what came from others."""
-    found = [shares(run) for run in group.runs]
-    clients = sorted({client for one in found for client in one})
+    by_run = [shares(run) for run in group.runs]
+    clients = sorted({client for one in by_run for client in one})
     if not clients:
         return None
-    chosen = any(abs(share.choice) > 1e-12 for one in found for share in one.values())
+    chosen = any(abs(share.choice) > 1e-12 for one in by_run for share in one.values())
     columns = ("own", "others", *(("choice",) if chosen else ()), "total")
     rows = []
     for client in (*clients, ""):
         cells = [Cell(client or "all sites")]
         for column in columns:
-            seeds = [_values(one, client, column) for one in found]
+            seeds = [_values(one, client, column) for one in by_run]
             cells.append(number(seeds, signed=True))
         rows.append(tuple(cells))
     titles = {"own": "own training", "others": "what came from others", "total": "together"}
@@ -121,15 +121,15 @@ def table(group: Group) -> Table | None:
     return Table(caption, ("site", *(titles[name] for name in columns)), tuple(rows))
 
 
-def _values(found: dict[str, Share], client: str, column: str) -> float:
+def _values(shares_of: dict[str, Share], client: str, column: str) -> float:
     """What one client has, or the mean over all where none is named."""
-    return _mean([getattr(s, column) for id, s in found.items() if client in (id, "")])
+    return _mean([getattr(s, column) for id, s in shares_of.items() if client in (id, "")])
 
 
 def sentence(group: Group) -> str:
     """The same in words, for all sites together; empty where it is not in the record."""
-    found = [shares(run) for run in group.runs]
-    own, others = (_mean([_values(one, "", part) for one in found if one]) for part in PARTS[:2])
+    by_run = [shares(run) for run in group.runs]
+    own, others = (_mean([_values(one, "", part) for one in by_run if one]) for part in PARTS[:2])
     if not math.isfinite(own):
         return ""
     return (
@@ -140,14 +140,14 @@ def sentence(group: Group) -> str:
 
 def picture(group: Group, name: str) -> Picture | None:
     """Bars for each site, and the first task's accuracy as it went, step by step."""
-    found = [shares(run) for run in group.runs]
-    clients = sorted({client for one in found for client in one})
+    by_run = [shares(run) for run in group.runs]
+    clients = sorted({client for one in by_run for client in one})
     if not clients:
         return None
     with style(name):
         figure = Figure(figsize=(8.6, max(2.6, 1.0 + 0.42 * len(clients))))
         bars, course = figure.subplots(1, 2, width_ratios=(1, 1.25))
-        _bars(bars, clients, found)
+        _bars(bars, clients, by_run)
         _course(course, group)
         figure.subplots_adjust(wspace=0.3)
         words = (
@@ -159,10 +159,10 @@ def picture(group: Group, name: str) -> Picture | None:
         return Picture(name, title, words, svg(figure, name))
 
 
-def _bars(axes: Axes, clients: Sequence[str], found: Sequence[dict[str, Share]]) -> None:
+def _bars(axes: Axes, clients: Sequence[str], by_run: Sequence[dict[str, Share]]) -> None:
     quiet(axes)
     for part, colour, shift in (("own", COLOURS[1], -0.18), ("others", COLOURS[0], 0.18)):
-        values = [100 * _mean([getattr(o[c], part) for o in found if c in o]) for c in clients]
+        values = [100 * _mean([getattr(o[c], part) for o in by_run if c in o]) for c in clients]
         places = np.arange(len(clients)) + shift
         label = "own training" if part == "own" else "from others"
         axes.barh(places, values, height=0.34, color=colour, label=label)
@@ -174,7 +174,7 @@ def _bars(axes: Axes, clients: Sequence[str], found: Sequence[dict[str, Share]])
 
 
 def _within(keys: Sequence[tuple[int, int, str]], place: int) -> float:
-    """Where in its round a test stands: before own training, after it, or at the end."""
+    """The place of a test in its round: before own training, after it, or at the end."""
     trained = [key for key in keys[: place + 1] if key[:2] == keys[place][:2] and key[2] == "own"]
     return 0.5 if keys[place][2] == "own" else float(bool(trained) or keys[place][2] == "choice")
 

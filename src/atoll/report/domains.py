@@ -12,8 +12,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from atoll import metrics
-from atoll.core.record import Look, Score
+from atoll.core.record import Score, Snapshot
+from atoll.metrics import scores as metrics
 from atoll.report.figures import COLOURS, INK, SIZE, Picture, grid, quiet, style, svg
 from atoll.report.section import Section
 from atoll.report.tables import Cell, Group, Table
@@ -31,16 +31,16 @@ def section(group: Group, number: int) -> Section | None:
     """Accuracy by site and domain, over rounds, correlations of classes, and features."""
     if not _several(group):
         return None
-    shown = [_matrices(group, f"domains-{number}"), _over_rounds(group, f"rounds-{number}")]
-    shown += [
+    drawn = [_matrices(group, f"domains-{number}"), _over_rounds(group, f"rounds-{number}")]
+    drawn += [
         _correlations(group, place, f"correlation-{number}-{i}") for i, place in enumerate(PLACES)
     ]
-    shown.append(_features(group, f"features-{number}"))
+    drawn.append(_features(group, f"features-{number}"))
     words = (
         "A site learns from one domain (own) and is tested on all. Accuracy on others is the plain "
         "mean over the other domains, whatever the number of their test rows."
     )
-    return Section("Domains", words, [p for p in shown if p], [_table(group)])
+    return Section("Domains", words, [p for p in drawn if p], [_table(group)])
 
 
 def _several(group: Group) -> bool:
@@ -147,14 +147,14 @@ def overall(groups: Sequence[Group]) -> list[Picture]:
     for group in ours:
         config = {k: v for k, v in group.first.config.items() if k not in LEFT_OUT}
         alike.setdefault(json.dumps(config, sort_keys=True), []).append(group)
-    found = [
+    drawn = [
         _by_public(several, f"public-sets-{number}")
         for number, several in enumerate((a for a in alike.values() if len(a) > 1), 1)
     ]
     parts = [group for group in ours if group.method == "fccl"]
     if len({_part(group) for group in parts}) > 1:
-        found.append(_ablation(parts, "ablation"))
-    return found
+        drawn.append(_ablation(parts, "ablation"))
+    return drawn
 
 
 def _public(group: Group) -> str:
@@ -234,13 +234,13 @@ def _drawn(bars: _Bars, name: str, turned: bool = False) -> str:
             for i, kind in enumerate(kinds):
                 there = [place for place in places if (place, kind) in values]
                 x = [places.index(p) + (i - (len(kinds) - 1) / 2) * width for p in there]
-                found = [metrics.spread(values[p, kind]) for p in there]
+                spreads = [metrics.spread(values[p, kind]) for p in there]
                 error = [d if len(values[p, kind]) > 1 else 0.0
-                         for p, (_, d) in zip(there, found, strict=True)]  # fmt: skip
-                axes.bar(x, [mean for mean, _ in found], 0.9 * width, label=kind,
+                         for p, (_, d) in zip(there, spreads, strict=True)]  # fmt: skip
+                axes.bar(x, [mean for mean, _ in spreads], 0.9 * width, label=kind,
                          color=COLOURS[i % len(COLOURS)])  # fmt: skip
                 if any(error):
-                    axes.errorbar(x, [mean for mean, _ in found], error, fmt="none", ecolor=INK,
+                    axes.errorbar(x, [mean for mean, _ in spreads], error, fmt="none", ecolor=INK,
                                   elinewidth=1, capsize=2)  # fmt: skip
             angle, side = (30, "right") if turned else (0, "center")
             axes.set_xticks(range(len(places)), places, rotation=angle, ha=side)
@@ -251,23 +251,23 @@ def _drawn(bars: _Bars, name: str, turned: bool = False) -> str:
         return svg(figure, name)
 
 
-def _looks(group: Group, name: str) -> list[Look]:
-    """The last looks of this name of the first seed, one for each site."""
-    found = {look.part: look for look in group.first.looks if look.name == name}
-    return [found[part] for part in sorted(found)]
+def _snapshots(group: Group, name: str) -> list[Snapshot]:
+    """The last snapshots with this name from the first seed, one per site."""
+    last = {snapshot.part: snapshot for snapshot in group.first.snapshots if snapshot.name == name}
+    return [last[part] for part in sorted(last)]
 
 
 def _correlations(group: Group, place: str, name: str) -> Picture | None:
     """How the outputs for different classes go together, site by site (Figure 5)."""
-    looks = _looks(group, f"correlation, {place}")
-    if not looks:
+    snapshots = _snapshots(group, f"correlation, {place}")
+    if not snapshots:
         return None
     with style(name):
-        figure = Figure(figsize=(1.9 * len(looks) + 0.6, 2.2))
-        for number, look in enumerate(looks, 1):
-            axes = figure.add_subplot(1, len(looks), number)
-            axes.imshow(np.array(look.values), vmin=-1, vmax=1, cmap="RdBu_r")
-            axes.set_title(look.part, loc="left")
+        figure = Figure(figsize=(1.9 * len(snapshots) + 0.6, 2.2))
+        for number, snapshot in enumerate(snapshots, 1):
+            axes = figure.add_subplot(1, len(snapshots), number)
+            axes.imshow(np.array(snapshot.values), vmin=-1, vmax=1, cmap="RdBu_r")
+            axes.set_title(snapshot.part, loc="left")
             axes.tick_params(length=0)
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -276,14 +276,14 @@ def _correlations(group: Group, place: str, name: str) -> Picture | None:
         what = "the mean of all sites" if place == "public images" else "themselves"
         words = (
             f"Correlation over {place} of a site's outputs (rows: classes) with {what} (columns). "
-            f"{_sentence(looks)} First seed, end of the run; seen by each site, sent to nobody."
+            f"{_sentence(snapshots)} First seed, end of the run; seen by each site, sent to nobody."
         )
         title = f"Cross-correlation, {place}: {group.label}"
         return Picture(name, title, words, svg(figure, name))
 
 
-def _sentence(looks: Sequence[Look]) -> str:
-    matrices = [np.array(look.values) for look in looks]
+def _sentence(snapshots: Sequence[Snapshot]) -> str:
+    matrices = [np.array(snapshot.values) for snapshot in snapshots]
     diagonal = float(np.mean([m.diagonal().mean() for m in matrices]))
     rest = float(np.mean([m[~np.eye(len(m), dtype=bool)].mean() for m in matrices]))
     return f"On the diagonal {diagonal:.2f} on average, elsewhere {rest:.2f}."
@@ -291,22 +291,22 @@ def _sentence(looks: Sequence[Look]) -> str:
 
 def _features(group: Group, name: str) -> Picture | None:
     """Features of test rows of all domains in two dimensions, site by site (Figure 4)."""
-    looks = [look for look in _looks(group, "features") if len(look.rows) > 8]
-    if not looks:
+    snapshots = [snapshot for snapshot in _snapshots(group, "features") if len(snapshot.rows) > 8]
+    if not snapshots:
         return None
     with style(name):
-        figure = Figure(figsize=(2.4 * len(looks) + 0.4, 2.7))
-        for place, look in enumerate(looks, 1):
-            axes = figure.add_subplot(1, len(looks), place)
-            points = _flat(np.array(look.values))
-            domains, labels = zip(*(row.rsplit("|", 1) for row in look.rows), strict=True)
+        figure = Figure(figsize=(2.4 * len(snapshots) + 0.4, 2.7))
+        for place, snapshot in enumerate(snapshots, 1):
+            axes = figure.add_subplot(1, len(snapshots), place)
+            points = _flat(np.array(snapshot.values))
+            domains, labels = zip(*(row.rsplit("|", 1) for row in snapshot.rows), strict=True)
             names = list(dict.fromkeys(domains))
             for mark, domain in zip(MARKS * len(names), names, strict=False):
                 mine = [i for i, d in enumerate(domains) if d == domain]
                 colours = [mpl.colormaps["tab20"](int(labels[i]) % 20) for i in mine]
                 axes.scatter(points[mine, 0], points[mine, 1], c=colours, marker=mark, s=9, lw=0)
                 axes.scatter([], [], c="grey", marker=mark, s=14, label=domain)
-            axes.set_title(look.part, loc="left")
+            axes.set_title(snapshot.part, loc="left")
             axes.set_xticks([])
             axes.set_yticks([])
         figure.axes[0].legend(fontsize=SIZE - 2, ncols=4, loc="upper left",
@@ -323,5 +323,5 @@ def _flat(values: Array) -> Array:
     from sklearn.manifold import TSNE  # noqa: PLC0415 - takes a second
 
     perplexity = min(20, (len(values) - 1) / 3)
-    found = TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(values)
-    return np.asarray(found)
+    points = TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(values)
+    return np.asarray(points)

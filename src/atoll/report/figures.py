@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from atoll import metrics
 from atoll.core.record import Round, Score, Stage
+from atoll.metrics import scores as metrics
 from atoll.report.tables import Group, Pair
 
 __all__ = [
@@ -136,12 +136,12 @@ def gain(group: Group, pair: Pair, name: str) -> Picture:
 
 
 def _by_client(group: Group, variant: str) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
+    accuracies: dict[str, list[float]] = {}
     for (_, name), clients in group.accuracy.items():
         for client, value in clients.items():
             if name == variant and math.isfinite(value):
-                found.setdefault(client, []).append(value)
-    return {client: sum(values) / len(values) for client, values in found.items()}
+                accuracies.setdefault(client, []).append(value)
+    return {client: sum(values) / len(values) for client, values in accuracies.items()}
 
 
 def curves(groups: Sequence[Group], name: str) -> Picture | None:
@@ -151,13 +151,13 @@ def curves(groups: Sequence[Group], name: str) -> Picture | None:
         ("validation accuracy", [_line(g, f"valid {g.first.headline}") for g in groups]),
         ("test accuracy", [_tests(g) for g in groups]),
     ]
-    shown = [(title, lines) for title, lines in panels if any(len(line) > 1 for line in lines)]
-    if not shown:
+    filled = [(title, lines) for title, lines in panels if any(len(line) > 1 for line in lines)]
+    if not filled:
         return None
     with style(name):
-        figure = Figure(figsize=(3.5 * len(shown) + 0.4, 2.7))
-        for place, (title, lines) in enumerate(shown, 1):
-            axes = figure.add_subplot(1, len(shown), place)
+        figure = Figure(figsize=(3.5 * len(filled) + 0.4, 2.7))
+        for place, (title, lines) in enumerate(filled, 1):
+            axes = figure.add_subplot(1, len(filled), place)
             quiet(axes)
             axes.set_title(title, loc="left")
             axes.set_xlabel("round")
@@ -179,24 +179,24 @@ Line = list[tuple[float, float]]  # (round counted over all stages from 1, value
 
 
 def _line(group: Group, note: str) -> Line:
-    found: dict[int, list[float]] = {}
+    by_round: dict[int, list[float]] = {}
     for run in group.runs:
         rounds = [event for event in run.events if isinstance(event, Round)]
         for place, event in enumerate(rounds, 1):
             if note in event.notes and math.isfinite(event.notes[note]):
-                found.setdefault(place, []).append(event.notes[note])
-    return [(place, sum(v) / len(v)) for place, v in sorted(found.items())]
+                by_round.setdefault(place, []).append(event.notes[note])
+    return [(place, sum(v) / len(v)) for place, v in sorted(by_round.items())]
 
 
 def _tests(group: Group) -> Line:
-    found: dict[int, list[float]] = {}
+    by_round: dict[int, list[float]] = {}
     for run in group.runs:
         place = 0
         for event in run.events:
             place += isinstance(event, Round)
             if isinstance(event, Score) and event.variant == run.headline and event.rows:
-                found.setdefault(place, []).append(event.accuracy)
-    return [(place, sum(v) / len(v)) for place, v in sorted(found.items())]
+                by_round.setdefault(place, []).append(event.accuracy)
+    return [(place, sum(v) / len(v)) for place, v in sorted(by_round.items())]
 
 
 def _borders(group: Group) -> list[float]:
@@ -250,10 +250,10 @@ def _widest(group: Group) -> str:
 def _mean_cells(
     group: Group, variant: str
 ) -> np.ndarray[tuple[int, int, int], np.dtype[np.float64]]:
-    found = [
+    matrices = [
         metrics.primary(run.events, variant, run.facts["known_at"]).accuracy for run in group.runs
     ]
-    same = [cells for cells in found if cells.shape == found[0].shape]
+    same = [cells for cells in matrices if cells.shape == matrices[0].shape]
     return np.asarray(np.mean(np.stack(same), axis=0))
 
 
@@ -261,8 +261,8 @@ def _models(group: Group, name: str) -> Picture:
     """Accuracy by client and model."""
     variants = group.first.variants
     by_model = [_by_client(group, variant) for variant in variants]
-    clients = sorted({client for found in by_model for client in found})
-    cells = np.array([[found.get(c, math.nan) for found in by_model] for c in clients])
+    clients = sorted({client for accuracies in by_model for client in accuracies})
+    cells = np.array([[accuracies.get(c, math.nan) for accuracies in by_model] for c in clients])
     with style(name):
         figure = Figure(figsize=(1.6 + 0.75 * len(variants), 0.9 + 0.34 * len(clients)))
         axes = figure.add_subplot()

@@ -9,9 +9,9 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from atoll import metrics
 from atoll.core.outputs import may_write
 from atoll.core.record import Stage, disk_errors, write_whole
+from atoll.metrics import scores as metrics
 from atoll.report import attribution, domains, figures, tables, transfer, vertical
 from atoll.report.figures import BEGINNING, Picture
 from atoll.report.section import Section
@@ -46,11 +46,11 @@ def write(folders: Sequence[Path], out: Path, figure_folder: Path | None = None)
     if figure_folder:
         with disk_errors(figure_folder):
             figure_folder.mkdir(parents=True, exist_ok=True)
-        made = {figure_folder / f"{one.name}.svg": one.svg for one in pictures(groups)}
+        drawings = {figure_folder / f"{one.name}.svg": one.svg for one in pictures(groups)}
         drawn = BEGINNING.encode()
-        for path in made:
+        for path in drawings:
             may_write(path, [], folders, lambda head: head.startswith(drawn), "--figures")
-        for path, content in made.items():
+        for path, content in drawings.items():
             write_whole(path, content.replace("currentColor", "#1d2733").encode())
     write_whole(out, page(groups).encode())
     return out
@@ -82,28 +82,28 @@ def page(groups: Sequence[Group]) -> str:
 
 def pictures(groups: Sequence[Group]) -> list[Picture]:
     """Every figure of the page."""
-    found = _lead(groups, tables.gains(groups))
+    drawn = _lead(groups, tables.gains(groups))
     for number, group in enumerate(groups, 1):
-        found += _pictures(number, group) + _attributed(number, group).pictures
-        found += [p for section in _sections(number, group) for p in section.pictures]
-    return found
+        drawn += _pictures(number, group) + _attributed(number, group).pictures
+        drawn += [p for section in _sections(number, group) for p in section.pictures]
+    return drawn
 
 
 def _lead(groups: Sequence[Group], gained: dict[str, Pair]) -> list[Picture]:
-    """The figures that stand at the top: what each site gained, and the curves."""
-    made = [
+    """The figures at the top: what each site gained, and the curves."""
+    drawn = [
         figures.gain(group, gained[group.label], f"gain-{number}")
         for number, group in enumerate(groups, 1)
         if group.label in gained
     ]
     shared = figures.curves(groups, "curves")
-    made += [shared] if shared else []
-    return made + domains.overall(groups) + vertical.overall(groups)
+    drawn += [shared] if shared else []
+    return drawn + domains.overall(groups) + vertical.overall(groups)
 
 
 def _pictures(number: int, group: Group) -> list[Picture]:
-    made = [figures.heat(group, f"accuracy-{number}"), figures.rows(group, f"rows-{number}")]
-    return [picture for picture in made if picture]
+    drawn = [figures.heat(group, f"accuracy-{number}"), figures.rows(group, f"rows-{number}")]
+    return [picture for picture in drawn if picture]
 
 
 def _attributed(number: int, group: Group) -> Section:
@@ -120,8 +120,8 @@ def _unattributed(group: Group) -> str:
         return ""
     if group.first.config["scenario"].get("split") == "parties":
         return (
-            "All sites train one network together in every step, so there is no training of a "
-            "site's own that could be told apart from the others'."
+            "All sites train one network together in every step, so no training belongs to "
+            "one site alone."
         )
     return (
         "Not in the record of this run: with attribution = true a run also tests models before and "
@@ -130,8 +130,8 @@ def _unattributed(group: Group) -> str:
 
 
 def _sections(number: int, group: Group) -> list[Section]:
-    made = [section(group, number) for section in SECTIONS]
-    return [section for section in made if section is not None]
+    sections = [section(group, number) for section in SECTIONS]
+    return [section for section in sections if section is not None]
 
 
 def _run(number: int, group: Group, gained: dict[str, Pair]) -> Run:
@@ -158,22 +158,22 @@ def _title(groups: Sequence[Group]) -> str:
 
 
 def _tiles(groups: Sequence[Group], gained: dict[str, Pair]) -> list[tuple[str, str]]:
-    """The few numbers that stand at the top: of the first run that is no baseline."""
+    """The few numbers at the top, of the first run that is not a baseline."""
     group = next((g for g in groups if g.label in gained), groups[0])
-    found = [(f"{len(group.first.facts['clients'])}", "sites")]
+    tiles = [(f"{len(group.first.facts['clients'])}", "sites")]
     accuracy = _accuracy(group)
     if math.isfinite(accuracy):
-        found.append((_percent(accuracy), f"test rows right, {group.title(group.first.headline)}"))
+        tiles.append((_percent(accuracy), f"test rows right, {group.title(group.first.headline)}"))
     if group.label in gained:
         mean = tables.number(gained[group.label].seeds).value
-        found.append((f"{100 * (mean or 0):+.1f} points", "mean gain over being alone"))
+        tiles.append((f"{100 * (mean or 0):+.1f} points", "mean gain over being alone"))
     lost = _lost(group)
     if math.isfinite(lost):
-        found.append((f"{100 * lost:.1f} points", "forgotten (best to last)"))
+        tiles.append((f"{100 * lost:.1f} points", "forgotten (best to last)"))
     sent = metrics.bytes_up(group.first.events)
     if sent:
-        found.append((tables.size(max(sent.values())), "left a site at most"))
-    return found
+        tiles.append((tables.size(max(sent.values())), "left a site at most"))
+    return tiles
 
 
 def _lost(group: Group) -> float:
@@ -181,16 +181,21 @@ def _lost(group: Group) -> float:
     if int(group.first.facts["stages"]) < 2:
         return math.nan
     for variant in [group.first.headline, *group.first.variants]:
-        found = [run.metrics.get(variant, {}) for run in group.runs]
-        values = [one.get("forgetting_best_last", math.nan) for one in found]
+        results = [run.metrics.get(variant, {}) for run in group.runs]
+        values = [one.get("forgetting_best_last", math.nan) for one in results]
         if values and all(map(math.isfinite, values)):
             return sum(values) / len(values)
     return math.nan
 
 
 def _accuracy(group: Group) -> float:
-    found = [run.accuracy for run in group.runs if run.variants]
-    return sum(found) / len(found) if found else math.nan
+    accuracies = [run.accuracy for run in group.runs if run.variants]
+    return sum(accuracies) / len(accuracies) if accuracies else math.nan
+
+
+def _points(share: float) -> float:
+    """A difference in points as it is printed, without a negative zero."""
+    return round(100 * share, 1) + 0.0
 
 
 def _percent(share: float) -> str:
@@ -199,24 +204,24 @@ def _percent(share: float) -> str:
 
 def _summary(groups: Sequence[Group], gained: dict[str, Pair]) -> list[str]:
     """What was run and found, in sentences."""
-    said = []
+    paragraphs = []
     for group in groups:
         words = [_ran(group), _scored(group), _gained(group, gained), _forgot(group), _left(group)]
         words.append(_checked(group))
-        said.append(" ".join(word for word in words if word))
-    return said
+        paragraphs.append(" ".join(word for word in words if word))
+    return paragraphs
 
 
 def _ran(group: Group) -> str:
     facts, seeds = group.first.facts, len(group.runs)
     stages = f" in {facts['stages']} stages" if facts["stages"] > 1 else ""
-    done = sum(isinstance(event, Stage) for event in group.first.events)
+    past = sum(isinstance(event, Stage) for event in group.first.events)
     words = (
         f"{group.label} ran on {facts['data']['title']} at {len(facts['clients'])} sites{stages}, "
         f"with {seeds} seed{'s' * (seeds > 1)}."
     )
-    if done < facts["stages"]:
-        words += f" The run has not ended: {done} of {facts['stages']} stages are done."
+    if past < facts["stages"]:
+        words += f" The run has not ended: {past} of {facts['stages']} stages are done."
     return words
 
 
@@ -241,12 +246,12 @@ def _gained(group: Group, gained: dict[str, Pair]) -> str:
     if not clients:
         return ""
     best, worst = max(clients, key=lambda c: clients[c]), min(clients, key=lambda c: clients[c])
-    mean = sum(clients.values()) / len(clients)
-    lost = sum(d < 0 for d in clients.values())
+    mean = _points(sum(clients.values()) / len(clients))
+    lost = sum(_points(difference) < 0 for difference in clients.values())
     words = (
-        f"Against {pair.against}, which each site trains by itself, sites gained "
-        f"{100 * mean:+.1f} points on average: most {best} ({100 * clients[best]:+.1f}), least "
-        f"{worst} ({100 * clients[worst]:+.1f})."
+        f"Against {pair.against}, which each site trains by itself, sites "
+        f"{'lost' if mean < 0 else 'gained'} {abs(mean):.1f} points on average: from "
+        f"{_points(clients[worst]):+.1f} ({worst}) to {_points(clients[best]):+.1f} ({best})."
     )
     ends = ["No site lost.", "One site lost."]
     caution = _caution(group) + tables.unpaired_note(pair)
@@ -265,7 +270,7 @@ def _forgot(group: Group) -> str:
     value = _lost(group)
     if not math.isfinite(value):
         return ""
-    words = f"From the best it ever was to the end, it forgot {100 * value:.1f} points."
+    words = f"Earlier tasks ended {100 * value:.1f} points below their best accuracy."
     return f"{words} {attribution.sentence(group)}".strip()
 
 
@@ -275,12 +280,14 @@ def _left(group: Group) -> str:
         return "Nothing has left any site."
     low, high = tables.size(min(sent.values())), tables.size(max(sent.values()))
     amount = low if low == high else f"{low} to {high}"
-    return f"Each site sent {amount} (seed {group.first.config['seed']}); what it was stands below."
+    return f"Each site sent {amount} (seed {group.first.config['seed']}); see below what it was."
 
 
 def _checked(group: Group) -> str:
     """Whether a fast path was found wrong while a run went on."""
-    found = sorted({words for run in group.runs for words in run.refuted})
-    if not found:
+    reasons = sorted({words for run in group.runs for words in run.refuted})
+    if not reasons:
         return ""
-    return f"A check of the engine failed, and the clients were run one by one: {'; '.join(found)}."
+    return (
+        f"A check of the engine failed, and the clients were run one by one: {'; '.join(reasons)}."
+    )

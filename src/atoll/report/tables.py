@@ -8,10 +8,9 @@ from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 
-from atoll import metrics
-from atoll.core.errors import UserError
-from atoll.core.record import Message, Score, disk_errors
-from atoll.runs.result import Run
+from atoll.core.record import Message, Score
+from atoll.metrics import scores as metrics
+from atoll.runs.result import Run, absent_run, runs_in
 
 __all__ = [
     "ALONE",
@@ -50,7 +49,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """What the page sorts by; nothing for a number that is none."""
+        """What the page sorts by; empty for NaN."""
         if self.value is None:
             return self.text
         return f"{self.value:.9g}" if math.isfinite(self.value) else ""
@@ -85,12 +84,12 @@ class Group:
     @cached_property
     def accuracy(self) -> dict[tuple[int, str], dict[str, float]]:
         """By seed and variant each client's accuracy after the last stage."""
-        found = {}
+        accuracies = {}
         for run in self.runs:
             for variant in run.variants:
                 result = metrics.primary(run.events, variant, run.facts["known_at"])
-                found[int(run.config["seed"]), variant] = metrics.client_accuracy(result)
-        return found
+                accuracies[int(run.config["seed"]), variant] = metrics.client_accuracy(result)
+        return accuracies
 
     def title(self, variant: str) -> str:
         """The name of one of its models."""
@@ -130,20 +129,16 @@ def gather(folders: Sequence[Path]) -> list[Group]:
     """The runs in these folders, or in folders one below for several seeds, by their config."""
     groups: dict[str, list[Run]] = {}
     for folder in folders:
-        for run in _runs(folder):
+        homes = runs_in(folder)
+        if not homes:
+            raise absent_run(folder)
+        for run in map(Run, homes):
             config = {k: v for k, v in run.config.items() if k not in ("seed", "engine")}
             groups.setdefault(json.dumps(config, sort_keys=True), []).append(run)
-    found = [sorted(runs, key=lambda run: int(run.config["seed"])) for runs in groups.values()]
-    return [Group(label, tuple(runs)) for label, runs in zip(_labels(found), found, strict=True)]
-
-
-def _runs(folder: Path) -> list[Run]:
-    with disk_errors(folder):
-        inside = sorted(path.parent for path in folder.glob("*/config.toml"))
-        homes = [folder] if (folder / "config.toml").exists() else inside
-    if not homes:
-        raise UserError("no run in this folder", str(folder), "give the folder of a run")
-    return [Run(home) for home in homes]
+    ordered = [sorted(runs, key=lambda run: int(run.config["seed"])) for runs in groups.values()]
+    return [
+        Group(label, tuple(runs)) for label, runs in zip(_labels(ordered), ordered, strict=True)
+    ]
 
 
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
@@ -167,12 +162,12 @@ def number(values: Sequence[float], signed: bool = False) -> Cell:
     if not there:
         return Cell("not known", math.nan)
     mean, deviation = metrics.spread(there)
-    shown = f"{mean:+.4f}" if signed else f"{mean:.4f}"
-    return Cell(f"{shown} ± {deviation:.4f}" if len(there) > 1 else shown, mean)
+    text = f"{mean:+.4f}" if signed else f"{mean:.4f}"
+    return Cell(f"{text} ± {deviation:.4f}" if len(there) > 1 else text, mean)
 
 
 def size(count: float) -> str:
-    """Bytes as people say them."""
+    """Bytes in human-readable units."""
     for unit in ("B", "KB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
@@ -182,17 +177,17 @@ def size(count: float) -> str:
 
 def results(groups: Sequence[Group]) -> Table:
     """One row for each model: mean and spread over seeds."""
-    columns = {"accuracy": "final_accuracy", "macro-F1": "macro_f1", "worst site": "worst_client"}
+    columns = {"accuracy": "final_accuracy", "macro-F1": "macro_f1", "worst client": "worst_client"}
     if any(int(group.first.facts["stages"]) > 1 for group in groups):
         columns |= {"average over stages": "average_accuracy", "forgetting": FORGETTING[0]}
     rows = []
     for group in groups:
         for variant in group.first.variants:
-            found = [run.metrics[variant] for run in group.runs if variant in run.metrics]
-            numbers = [number([m[name] for m in found]) for name in columns.values()]
+            summaries = [run.metrics[variant] for run in group.runs if variant in run.metrics]
+            numbers = [number([m[name] for m in summaries]) for name in columns.values()]
             headline = " (headline)" if variant and variant == group.first.headline else ""
             name = Cell(f"{group.title(variant)}{headline}")
-            rows.append((name, *numbers, Cell(str(len(found)), len(found))))
+            rows.append((name, *numbers, Cell(str(len(summaries)), len(summaries))))
     caption = (
         "Every model on test rows. Each site counts the same; with several seeds the mean, and "
         "± the population standard deviation over the seeds."
@@ -203,12 +198,14 @@ def results(groups: Sequence[Group]) -> Table:
 def _pair(one: tuple[Group, str], other: tuple[Group, str]) -> Pair:
     """Two models, paired by seed and client where both have a number."""
     (a, mine), (b, theirs) = one, other
-    found = {}
+    differences = {}
     for seed, variant in a.accuracy:
         if variant == mine and (seed, theirs) in b.accuracy:
             here, there = a.accuracy[seed, mine], b.accuracy[seed, theirs]
-            found[seed] = {c: here[c] - there[c] for c in here if c in there}
-    return Pair(a.title(mine), b.title(theirs), found, a is not b and (_timed(a) or _timed(b)))
+            differences[seed] = {c: here[c] - there[c] for c in here if c in there}
+    return Pair(
+        a.title(mine), b.title(theirs), differences, a is not b and (_timed(a) or _timed(b))
+    )
 
 
 def _timed(group: Group) -> bool:
@@ -235,20 +232,20 @@ def _comparable(a: Group, b: Group) -> bool:
 
 def gains(groups: Sequence[Group]) -> dict[str, Pair]:
     """For each group what its headline gained over being alone, where that is known."""
-    found = {}
+    pairs = {}
     for group in groups:
         mine = (group, group.first.headline)
         if group.method == ALONE or not group.first.variants:
             continue
         local = _local(group)
         if local and mine[1] != local:
-            found[group.label] = _pair(mine, (group, local))
+            pairs[group.label] = _pair(mine, (group, local))
         for other in groups:
             if other.method == ALONE and _comparable(group, other) and other.first.variants:
                 pair = _pair(mine, (other, other.first.headline))
                 if pair.differences:
-                    found[group.label] = pair
-    return {label: pair for label, pair in found.items() if pair.differences}
+                    pairs[group.label] = pair
+    return {label: pair for label, pair in pairs.items() if pair.differences}
 
 
 def _local(group: Group) -> str:
@@ -290,7 +287,9 @@ def _tested(group: Group, variant: str) -> dict[tuple[str, int], int]:
 
 def _difference(pair: Pair) -> tuple[Cell, ...]:
     clients = pair.clients
-    every = [d for found in pair.differences.values() for d in found.values() if math.isfinite(d)]
+    every = [
+        d for by_client in pair.differences.values() for d in by_client.values() if math.isfinite(d)
+    ]
     counts = [sum(d > 0 for d in every), sum(d == 0 for d in every), sum(d < 0 for d in every)]
     return (
         Cell(f"{pair.name} (unpaired)" if pair.unpaired else pair.name),
@@ -305,7 +304,7 @@ def _difference(pair: Pair) -> tuple[Cell, ...]:
 def sites(group: Group, gain: Pair | None) -> Table:
     """Accuracy by site and model, the mean over seeds, and the gain over being alone."""
     variants = group.first.variants
-    clients = sorted({c for found in group.accuracy.values() for c in found})
+    clients = sorted({c for by_client in group.accuracy.values() for c in by_client})
     rows = []
     for client in clients:
         cells = [Cell(client)]
@@ -330,9 +329,9 @@ def forgetting(groups: Sequence[Group]) -> Table | None:
     rows = []
     for group in staged:
         for variant in group.first.variants:
-            found = [run.metrics[variant] for run in group.runs if variant in run.metrics]
+            summaries = [run.metrics[variant] for run in group.runs if variant in run.metrics]
             names = (*FORGETTING, "backward_transfer")
-            numbers = [number([m[name] for m in found]) for name in names]
+            numbers = [number([m[name] for m in summaries]) for name in names]
             rows.append((Cell(group.title(variant)), *numbers))
     header = ("model", "best to last", "first to last", "when learned to last", "backward transfer")
     words = [f"{name}: {metrics.DEFINITIONS[key]}" for name, key in zip(
@@ -342,20 +341,20 @@ def forgetting(groups: Sequence[Group]) -> Table | None:
 
 def holdings(group: Group) -> Table | None:
     """Who holds what: rows, classes, columns."""
-    held = group.first.facts.get("holdings")
-    if not held:
+    facts = group.first.facts.get("holdings")
+    if not facts:
         return None
     rows = []
-    for id, site in sorted(held["sites"].items()):
+    for id, site in sorted(facts["sites"].items()):
         counts = [sum(site["train"]), sum(site["valid"]), sum(site["test"]), max(site["classes"])]
-        columns = [int(held["common"]), int(site["own"])]
+        columns = [int(facts["common"]), int(site["own"])]
         cells = [Cell(f"{count:,}", count) for count in counts + columns]
         rows.append((Cell(id), *cells, Cell(_names(site["own_names"]))))
     header = (
         "site", "training rows", "validation rows", "test rows", "classes at most in a stage",
         "common columns", "own columns", "names of own columns",
     )  # fmt: skip
-    common = _names(held["common_names"])
+    common = _names(facts["common_names"])
     caption = "Columns as the networks read them; text columns count once for each level."
     if common:
         caption += f" Common: {common}."
@@ -400,7 +399,7 @@ def _told_before(run: Run) -> str:
 
 def _departed(client: str, ledger: Sequence[Message]) -> str:
     sent = [event for event in ledger if event.sender == client]
-    told = {shape for event in ledger if event.receiver == client for shape in event.tensors}
+    received = {shape for event in ledger if event.receiver == client for shape in event.tensors}
     count, bytes_, payload = (
         sum(getattr(event, name) for event in sent) for name in ("count", "bytes", "payload")
     )
@@ -408,7 +407,7 @@ def _departed(client: str, ledger: Sequence[Message]) -> str:
     tensors = sorted({shape for event in sent for shape in event.tensors})
     if not tensors:
         return f"{first} No tensor at all: only headers and plain values. {_plain(sent)}"
-    strange = [shape for shape in tensors if shape not in told]
+    strange = [shape for shape in tensors if shape not in received]
     words = [first, f"{size(payload)} of it tensors: {_shapes(tensors)}."]
     if not strange:
         words.append(
@@ -436,18 +435,18 @@ def _shapes(tensors: Sequence[tuple[str, str, tuple[int, ...]]], most: int = 12)
     sides: dict[tuple[str, str, tuple[int, ...]], list[int]] = {}
     for name, kind, shape in tensors:  # those that differ in their rows alone are one
         sides.setdefault((name, kind, shape[1:]), []).extend(shape[:1])
-    shown = []
+    listed = []
     for (name, _, rest), rows in sides.items():
         first = [f"{min(rows)} to {max(rows)}" if len(rows) > 1 else f"{rows[0]}"] if rows else []
-        shown.append(f"{name} ({' x '.join([*first, *map(str, rest)]) or 'one number'})")
-    return _names(shown, most)
+        listed.append(f"{name} ({' x '.join([*first, *map(str, rest)]) or 'one number'})")
+    return _names(listed, most)
 
 
 def traffic(groups: Sequence[Group]) -> Table:
     """Messages, bytes and seconds, the mean over seeds."""
     rows = []
     for group in groups:
-        found = [
+        summaries = [
             {
                 "messages": sum(metrics.messages(run.events).values()),
                 "up": sum(metrics.bytes_up(run.events).values()),
@@ -456,7 +455,7 @@ def traffic(groups: Sequence[Group]) -> Table:
             }
             for run in group.runs
         ]
-        mean = {key: _mean(one[key] for one in found) for key in found[0]}
+        mean = {key: _mean(one[key] for one in summaries) for key in summaries[0]}
         rows.append(
             (
                 Cell(group.label),

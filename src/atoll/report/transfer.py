@@ -1,6 +1,6 @@
 """Who took from whom: tasks that were given to other clients, how much they were used, what for.
 
-From the looks of FedSeIT's server and clients: which finished tasks a client was given and how
+From the snapshots of FedSeIT's server and clients: which finished tasks a client was given and how
 like its own they were found, its attention to each, and how it does where one of them is left out.
 """
 
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch
 
-from atoll.core.record import Look, Round, Score
+from atoll.core.record import Round, Score, Snapshot
 from atoll.report.figures import COLOURS, INK, SIZE, Picture, quiet, style, svg
 from atoll.report.section import Section
 from atoll.report.tables import Cell, Group, Table
@@ -50,29 +50,29 @@ class Link:
 
 def section(group: Group, number: int) -> Section | None:
     """What clients took from each other; of the first seed."""
-    found = links(group.first.looks)
-    if not found:
+    given = links(group.first.snapshots)
+    if not given:
         return None
     clients = sorted(group.first.facts["clients"])
-    pictures = [_map(found, clients, group.first.facts["tasks"], f"transfer-{number}")]
+    pictures = [_map(given, clients, group.first.facts["tasks"], f"transfer-{number}")]
     course = _course(group, clients, f"course-{number}")
     pictures += [course] if course else []
-    helped = sum(link.gain > 0 for link in found)
-    known = sum(math.isfinite(link.gain) for link in found)
-    own = sum(link.source == link.client for link in found)
+    helped = sum(link.gain > 0 for link in given)
+    known = sum(math.isfinite(link.gain) for link in given)
+    own = sum(link.source == link.client for link in given)
     words = (
-        f"Seed {group.first.config['seed']}: {len(found)} tasks were given, {own} of them to the "
+        f"Seed {group.first.config['seed']}: {len(given)} tasks were given, {own} of them to the "
         f"client that they came from; {helped} of the {known} that could be left out were of use. "
     )
     return Section(
-        "Who took from whom", words + WORDS, pictures, [_table(found, group.first.facts["tasks"])]
+        "Who took from whom", words + WORDS, pictures, [_table(given, group.first.facts["tasks"])]
     )
 
 
-def links(looks: Sequence[Look]) -> list[Link]:
-    """Every task that was given to a client, from the server's and the clients' looks."""
-    by_name = {(look.stage, look.part, look.name): look for look in looks}
-    found = []
+def links(snapshots: Sequence[Snapshot]) -> list[Link]:
+    """Every task that was given to a client, from the server's and the clients' snapshots."""
+    by_name = {(snapshot.stage, snapshot.part, snapshot.name): snapshot for snapshot in snapshots}
+    given = []
     for (stage, part, name), slots in by_name.items():
         if name != "slot":
             continue
@@ -85,11 +85,11 @@ def links(looks: Sequence[Look]) -> list[Link]:
                 if math.isfinite(slot) and use and left:
                     source, source_stage = task.rsplit(" task ", 1)
                     numbers = (similar.values[row][column], *_used(use, left, int(slot)))
-                    found.append(Link(client, stage, source, int(source_stage), *numbers))
-    return found
+                    given.append(Link(client, stage, source, int(source_stage), *numbers))
+    return given
 
 
-def _used(use: Look, left: Look, slot: int) -> tuple[float, float, float]:
+def _used(use: Snapshot, left: Snapshot, slot: int) -> tuple[float, float, float]:
     """Attention as a share, gain in loss, and points of accuracy."""
     filters = [values for name, values in zip(use.rows, use.values, strict=True) if "conv" in name]
     sizes = np.abs(np.array(filters)).mean(0)
@@ -98,7 +98,7 @@ def _used(use: Look, left: Look, slot: int) -> tuple[float, float, float]:
     return share, loss[slot + 1] - loss[0], accuracy[0] - accuracy[slot + 1]
 
 
-def _table(found: Sequence[Link], tasks: Sequence[str]) -> Table:
+def _table(given: Sequence[Link], tasks: Sequence[str]) -> Table:
     header = ("given to", "for task", "task of", "its task", "similarity", "attention",
               "gain in loss", "gain in accuracy, points")  # fmt: skip
     rows = tuple(
@@ -108,7 +108,7 @@ def _table(found: Sequence[Link], tasks: Sequence[str]) -> Table:
             _cell(link.similarity, "{:.3f}"), _cell(100 * link.attention, "{:.0f} %"),
             _cell(link.gain, "{:+.4f}"), _cell(100 * link.points, "{:+.1f}"),
         )
-        for link in found
+        for link in given
     )  # fmt: skip
     caption = "Each task that a client was given; similarity is empty where none was computed."
     return Table(caption, header, rows)
@@ -118,10 +118,10 @@ def _cell(value: float, form: str) -> Cell:
     return Cell(form.format(value) if math.isfinite(value) else "", value)
 
 
-def _map(found: Sequence[Link], clients: Sequence[str], tasks: Sequence[str], name: str) -> Picture:
+def _map(given: Sequence[Link], clients: Sequence[str], tasks: Sequence[str], name: str) -> Picture:
     """Tasks as points, from left to right; a line from the task that was given to its user."""
-    drawn = sorted(found, key=lambda link: -link.used)[:MOST]
-    stages = 1 + max(link.stage for link in found)
+    drawn = sorted(given, key=lambda link: -link.used)[:MOST]
+    stages = 1 + max(link.stage for link in given)
     with style(name):
         figure = Figure(figsize=(1.6 + 1.5 * stages, 1.2 + 0.62 * len(clients)))
         axes = figure.add_subplot()
@@ -139,8 +139,8 @@ def _map(found: Sequence[Link], clients: Sequence[str], tasks: Sequence[str], na
         axes.legend(handles=_legend(), ncols=2, loc="lower left", bbox_to_anchor=(0, 1),
                     fontsize=SIZE - 1)  # fmt: skip
         words = "From the finished task to the client and task it was given to; wider: more used."
-        if len(drawn) < len(found):
-            words += f" The {len(drawn)} most used of {len(found)}."
+        if len(drawn) < len(given):
+            words += f" The {len(drawn)} most used of {len(given)}."
         return Picture(name, "Transfer map", words, svg(figure, name))
 
 
@@ -194,11 +194,11 @@ def _course(group: Group, clients: Sequence[str], name: str) -> Picture | None:
 
 def _tests(group: Group) -> dict[str, dict[int, list[tuple[int, float]]]]:
     """Client -> task -> (round counted over all stages, accuracy)."""
-    found: dict[str, dict[int, list[tuple[int, float]]]] = {}
+    tested: dict[str, dict[int, list[tuple[int, float]]]] = {}
     place = 0
     for event in group.first.events:
         place += isinstance(event, Round)
         if isinstance(event, Score) and event.variant == group.first.headline and event.rows:
-            tasks = found.setdefault(event.client, {})
+            tasks = tested.setdefault(event.client, {})
             tasks.setdefault(event.task, []).append((place, event.accuracy))
-    return found
+    return tested

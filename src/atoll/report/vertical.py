@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from atoll.core.record import Look, Round, Score
+from atoll.core.record import Round, Score, Snapshot
 from atoll.report.figures import COLOURS, INK, SIZE, Picture, grid, quiet, style, svg
 from atoll.report.section import Section
 from atoll.report.tables import Cell, Group, Table
@@ -28,14 +28,14 @@ def section(group: Group, number: int) -> Section | None:
     if group.method not in METHODS:
         return None
     drawn = [_map(group, f"map-{number}"), _lineage(group, f"prototypes-{number}")]
-    told = [_tasks(group), _held(group), _ancestry(group), _leaks(group)]
+    listed = [_tasks(group), _held(group), _ancestry(group), _leaks(group)]
     return Section(
         "Stage by stage",
         "Rows are tested without their labels, unless a model is called label_oracle. Prototypes "
         "are the mean embeddings of classes that the server keeps; they and the labels never "
         "leave it.",
         [picture for picture in drawn if picture],
-        [table for table in told if table],
+        [table for table in listed if table],
     )
 
 
@@ -88,17 +88,17 @@ def _held(group: Group) -> Table | None:
     return Table(caption, ("site", *(f"stage {s + 1}" for s in stages)), tuple(rows))
 
 
-def _looked(group: Group, name: str) -> list[Look]:
-    return [look for look in group.first.looks if look.name == name]
+def _snapshots(group: Group, name: str) -> list[Snapshot]:
+    return [snapshot for snapshot in group.first.snapshots if snapshot.name == name]
 
 
 def _paths(group: Group) -> dict[str, dict[int, Array]]:
     """The prototype of each class after each stage."""
-    found: dict[str, dict[int, Array]] = {}
-    for look in _looked(group, "prototypes"):
-        for kind, row in zip(look.rows, look.values, strict=True):
-            found.setdefault(kind, {})[look.stage] = np.array(row)
-    return found
+    paths: dict[str, dict[int, Array]] = {}
+    for snapshot in _snapshots(group, "prototypes"):
+        for kind, row in zip(snapshot.rows, snapshot.values, strict=True):
+            paths.setdefault(kind, {})[snapshot.stage] = np.array(row)
+    return paths
 
 
 def _steps(path: dict[int, Array]) -> dict[int, float]:
@@ -117,7 +117,7 @@ def _ancestry(group: Group) -> Table | None:
     if not paths:
         return None
     stages = sorted({stage for path in paths.values() for stage in path})
-    mixed = {look.stage: set(look.rows) for look in _looked(group, "mixed")}
+    mixed = {snapshot.stage: set(snapshot.rows) for snapshot in _snapshots(group, "mixed")}
     rows = []
     for kind, path in paths.items():
         moved, again = _steps(path), {s for s, kinds in mixed.items() if kind in kinds}
@@ -169,23 +169,29 @@ def _lineage(group: Group, name: str) -> Picture | None:
 
 def _map(group: Group, name: str) -> Picture | None:
     """Test embeddings and prototypes on a plane (t-SNE), a panel for each stage."""
-    shown = [look for look in _looked(group, "embeddings") if len(look.rows) > 3 * NEIGHBOURS]
-    prototypes = {look.stage: look for look in _looked(group, "prototypes")}
-    if not shown:
+    embedded = [
+        snapshot
+        for snapshot in _snapshots(group, "embeddings")
+        if len(snapshot.rows) > 3 * NEIGHBOURS
+    ]
+    prototypes = {snapshot.stage: snapshot for snapshot in _snapshots(group, "prototypes")}
+    if not embedded:
         return None
-    kinds = list(dict.fromkeys(kind for look in shown for kind in look.rows))
+    kinds = list(dict.fromkeys(kind for snapshot in embedded for kind in snapshot.rows))
     colours = {kind: CLASSES[i % len(CLASSES)] for i, kind in enumerate(sorted(kinds))}
     with style(name):
-        across = min(2, len(shown))
-        down = math.ceil(len(shown) / across)
+        across = min(2, len(embedded))
+        down = math.ceil(len(embedded) / across)
         figure = Figure(figsize=(3.2 * across, 3.2 * down))
-        for place, look in enumerate(shown, 1):
+        for place, snapshot in enumerate(embedded, 1):
             axes = figure.add_subplot(down, across, place)
-            means = prototypes.get(look.stage)
+            means = prototypes.get(snapshot.stage)
             tops = np.array(means.values) if means and means.values else np.zeros((0, 2))
-            points, stars = _plane(np.array(look.values)[-MOST:], tops)
-            _scatter(axes, points, look.rows[-MOST:], stars, means.rows if means else (), colours)
-            axes.set_title(f"after stage {look.stage + 1}", loc="left")
+            points, stars = _plane(np.array(snapshot.values)[-MOST:], tops)
+            _scatter(
+                axes, points, snapshot.rows[-MOST:], stars, means.rows if means else (), colours
+            )
+            axes.set_title(f"after stage {snapshot.stage + 1}", loc="left")
         words = (
             "Some test rows of each task so far, by t-SNE (scikit-learn, perplexity "
             f"{NEIGHBOURS:.0f}); a colour is a row's true class, a star with its name the class's "
@@ -200,8 +206,8 @@ def _plane(points: Array, tops: Array) -> tuple[Array, Array]:
 
     both = np.concatenate([points, tops.reshape(len(tops), points.shape[1])])
     how = TSNE(2, perplexity=NEIGHBOURS, init="pca", random_state=0, max_iter=500)
-    found = np.asarray(how.fit_transform(both.astype(np.float32)))
-    return found[: len(points)], found[len(points) :]
+    places = np.asarray(how.fit_transform(both.astype(np.float32)))
+    return places[: len(points)], places[len(points) :]
 
 
 def _scatter(
@@ -232,19 +238,19 @@ def _scatter(
 def _leaks(group: Group) -> Table | None:
     """What a curious part could find out, after the last stage, and what would make it harder."""
     rows = []
-    labels = _looked(group, "labels from gradients")
+    labels = _snapshots(group, "labels from gradients")
     if labels:
         for how, (guessed, chance) in zip(labels[-1].rows, labels[-1].values, strict=True):
             what = "a site guesses labels from gradients"
             rows.append(
                 (Cell(what), Cell(how), _percent(guessed), Cell(f"chance {100 * chance:.0f}"))
             )
-    columns = _looked(group, "columns from embeddings")
-    last = max((look.stage for look in columns), default=0)
-    for look in columns:
-        if look.stage == last:
-            what = f"the server guesses the columns of {look.part} from embeddings"
-            for how, (explained,) in zip(look.rows, look.values, strict=True):
+    columns = _snapshots(group, "columns from embeddings")
+    last = max((snapshot.stage for snapshot in columns), default=0)
+    for snapshot in columns:
+        if snapshot.stage == last:
+            what = f"the server guesses the columns of {snapshot.part} from embeddings"
+            for how, (explained,) in zip(snapshot.rows, snapshot.values, strict=True):
                 rows.append((Cell(what), Cell(how), _percent(explained), Cell("mean alone 0")))
     if not rows:
         return None
@@ -260,14 +266,14 @@ def _leaks(group: Group) -> Table | None:
 def overall(groups: Sequence[Group]) -> list[Picture]:
     """Runs side by side: every task after every stage, and accuracy over what they differ in."""
     ours = [group for group in groups if group.method in METHODS]
-    found = [_side_by_side(ours, "tasks")] if len(ours) > 1 and _alike(ours) else []
+    drawn = [_side_by_side(ours, "tasks")] if len(ours) > 1 and _alike(ours) else []
     options = [group.first.config["method"] for group in ours]
     names = sorted({name for one in options for name in one})
     varied = [n for n in names if len({str(one.get(n)) for one in options}) > 1]
     numbers = [n for n in varied if all(isinstance(one.get(n), int | float) for one in options)]
     if len(ours) > 2 and numbers and len(numbers) == len(varied):
-        found.append(_sensitivity(ours, numbers, "sensitivity"))
-    return found
+        drawn.append(_sensitivity(ours, numbers, "sensitivity"))
+    return drawn
 
 
 def _alike(groups: Sequence[Group]) -> bool:
@@ -287,8 +293,8 @@ def _side_by_side(groups: Sequence[Group], name: str) -> Picture:
         grid(axes, cells)
         axes.set_yticks(range(len(groups)), [group.label for group in groups])
         last = len(groups[0].first.facts["tasks"])
-        said = ["all" if task == last else f"t{task + 1}" for _, task in columns]
-        axes.set_xticks(range(len(columns)), said)
+        labels = ["all" if task == last else f"t{task + 1}" for _, task in columns]
+        axes.set_xticks(range(len(columns)), labels)
         axes.tick_params(axis="x", top=False, labeltop=True, labelbottom=False)
         for stage in sorted({stage for stage, _ in columns}):
             here = [place for place, key in enumerate(columns) if key[0] == stage]
@@ -304,14 +310,14 @@ def _side_by_side(groups: Sequence[Group], name: str) -> Picture:
 
 def _accuracies(group: Group) -> dict[tuple[int, int], float]:
     """By stage and task, the mean over seeds; all classes so far come after the last task."""
-    found: dict[tuple[int, int], list[float]] = {}
+    cells: dict[tuple[int, int], list[float]] = {}
     last = len(group.first.facts["tasks"])
     for run in group.runs:
         for event in run.events:
             if isinstance(event, Score) and event.rows:
                 task = last if event.variant == "union" else event.task
-                found.setdefault((event.stage, task), []).append(event.accuracy)
-    return {key: float(np.mean(values)) for key, values in found.items()}
+                cells.setdefault((event.stage, task), []).append(event.accuracy)
+    return {key: float(np.mean(values)) for key, values in cells.items()}
 
 
 def _sensitivity(groups: Sequence[Group], options: Sequence[str], name: str) -> Picture:

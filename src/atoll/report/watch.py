@@ -1,7 +1,7 @@
-"""The report of runs that go on, served on this machine alone: it reads the record, nothing else.
+"""A live report of running runs, served to this machine alone; it reads the record, nothing else.
 
-A run knows nothing of it and never waits for it. The page is the report itself, made anew when a
-record has grown, been cut by a resume, or appeared; a browser is told by a server-sent event.
+A run knows nothing of it and never waits for it. The page is the report itself, rendered again when
+a record grows, is cut by a resume, or appears; a server-sent event informs the browser.
 """
 
 import contextlib
@@ -19,8 +19,9 @@ from jinja2 import Environment, StrictUndefined, Template
 
 from atoll.core.errors import UserError
 from atoll.core.record import Round
+from atoll.core.storage import LOCK, FolderLock
 from atoll.report import page, tables
-from atoll.runs.result import Run
+from atoll.runs.result import Run, runs_in
 
 __all__ = ["HOST", "Watch", "serve"]
 
@@ -44,40 +45,32 @@ class Watch:
 
     def look(self) -> bool:
         """Make the page anew if a record has changed; whether it was."""
-        homes = self._homes()
+        homes = [home for folder in self.folders for home in runs_in(folder)]
         stamp = tuple(_stamps(homes))
         if stamp == self._stamp:
             return False
         try:
-            made, kind = page.page(tables.gather(homes)) if homes else self._waiting(), bool(homes)
+            html = page.page(tables.gather(homes)) if homes else self._waiting()
+            kind = "report" if homes else "waiting"
+            self._stamp = stamp
         except UserError as error:  # a damaged file: it stays so until it changes
-            told = f"The record cannot be read: {error.what} ({error.where}); {error.remedy}."
-            made, kind, self._stamp = self._waiting(told), False, stamp
+            words = f"The record cannot be read: {error.what} ({error.where}); {error.remedy}."
+            html, kind, self._stamp = self._waiting(words), "waiting", stamp
         except Exception:  # a resume may be cutting the record just now: the next look will see
             if self.html:
                 return False
-            made, kind = self._waiting("The record cannot be read just now."), False
-        else:
-            self._stamp = stamp
+            html, kind = self._waiting("The record cannot be read just now."), "waiting"
         with self.changed:
             self.version = f"{time.time_ns():x}"
             states = [_state(home) for home in homes]
-            self.html = _live(made, self.version, "report" if kind else "waiting", states)
+            self.html = _live(html, self.version, kind, states)
             self.changed.notify_all()
         return True
 
-    def _homes(self) -> list[Path]:
-        """The folders that have a run, those one below too."""
-        found: list[Path] = []
-        for folder in self.folders:
-            whole = (folder / "config.toml").exists()
-            found += [folder] if whole else sorted(p.parent for p in folder.glob("*/config.toml"))
-        return found
-
     def _waiting(self, words: str = "") -> str:
         names = ", ".join(str(folder) for folder in self.folders)
-        told = words or f"Nothing is in {names} yet. This page fills itself when a run begins."
-        return _template("waiting.html").render(words=told)
+        words = words or f"{names} holds no run yet. This page fills itself when a run begins."
+        return _template("waiting.html").render(words=words)
 
     def keep_looking(self) -> None:
         """Look again and again; a page that takes long to make is made less often."""
@@ -88,23 +81,24 @@ class Watch:
 
     def news(self, beat: float = BEAT) -> Iterator[str]:
         """Server-sent events: the version of the page now, and of every later one."""
-        told = ""
+        last = ""
         while not self.ended:
             with self.changed:
-                if self.version == told:
+                if self.version == last:
                     self.changed.wait(beat)
                 now = self.version
-            yield f"data: {now}\n\n" if now != told else ": still here\n\n"
-            told = now
+            yield f"data: {now}\n\n" if now != last else ": still here\n\n"
+            last = now
 
 
 def _stamps(homes: Sequence[Path]) -> Iterator[tuple[str, str, int, int]]:
-    """What tells one state of the records from another: sizes and times of their files."""
+    """What changes with the records: sizes and times of their files, and whether one is written."""
     for home in homes:
         for name in FILES:
             with contextlib.suppress(OSError):
-                found = (home / name).stat()
-                yield str(home), name, found.st_size, found.st_mtime_ns
+                status = (home / name).stat()
+                yield str(home), name, status.st_size, status.st_mtime_ns
+        yield str(home), LOCK, int(FolderLock.has_writer(home)), 0
 
 
 def _template(name: str) -> Template:
@@ -124,16 +118,17 @@ def _state(home: Path) -> str:
     run = Run(home)
     try:
         rounds, stages = int(run.config["rounds"]), int(run.facts["stages"])
-        done = [event for event in run.events if isinstance(event, Round)]
+        past = [event for event in run.events if isinstance(event, Round)]
     except (UserError, KeyError):
         return f"{home}: cannot be read just now"
     if (home / "result.json").exists():
-        return f"{home}: ended after {len(done)} rounds"
-    if not done:
-        return f"{home}: begun"
-    last = done[-1]
-    stage = f"stage {last.stage + 1}/{stages}, " if stages > 1 else ""
-    return f"{home}: {stage}round {last.round + 1}/{rounds}"
+        return f"{home}: ended after {len(past)} rounds"
+    place = "no round yet"
+    if past:
+        stage = f"stage {past[-1].stage + 1}/{stages}, " if stages > 1 else ""
+        place = f"{stage}round {past[-1].round + 1}/{rounds}"
+    stopped = "" if FolderLock.has_writer(home) else " (stopped; continue with --resume)"
+    return f"{home}: {place}{stopped}"
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -17,7 +17,7 @@ import numpy as np
 from atoll.core.record import Round
 from atoll.methods import load
 from atoll.reproduce.figures import ratio_figure, strength_figure
-from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
+from atoll.reproduce.ledger import Cell, Claim, Ledger, means_and_spreads, paired
 from atoll.reproduce.measured import Measurement, swept
 from atoll.reproduce.paper import Measured, Missing, Paper, Say, Stopwatch, facts_of
 from atoll.runs.config import change, read
@@ -28,6 +28,7 @@ __all__ = ["METHODS", "PAPER", "PRINTED", "RATES", "SETTINGS", "STUDIES", "Plan"
 
 RATIOS = (10, 20, 30, 40, 50)  # % of columns that all clients share, in Figure 4
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
+NO_DATA = ("aloi", "helena")  # we had no file of these
 METHODS = {
     "Common": "common",
     "Local": "local",
@@ -93,36 +94,25 @@ STUDIES = tuple(
 
 # Mean and deviation as printed, by table and setting, in the order of METHODS.
 PRINTED: dict[str, dict[str, tuple[tuple[float, float] | None, ...]]] = {
-    "Table II": {
-        "covertype K=5 30%": ((0.6218, 0.1086), (0.6407, 0.0594), (0.6744, 0.0731),
-                              (0.6843, 0.0661), (0.6637, 0.0709)),
-        "sensorless K=5 30%": ((0.9762, 0.0024), (0.9526, 0.0046), (0.9855, 0.0017),
-                               (0.9863, 0.0020), None),
-        "aloi K=5 30%": ((0.7352, 0.0366), (0.7093, 0.0165), (0.7927, 0.0196),
-                         (0.7954, 0.0197), None),
-        "helena K=5 30%": ((0.2604, 0.0147), (0.2732, 0.0100), (0.2868, 0.0086),
-                           (0.2902, 0.0088), None),
-        "jannis K=5 30%": ((0.6449, 0.0184), (0.6341, 0.0090), (0.6551, 0.0128),
-                           (0.6572, 0.0111), (0.6528, 0.0111)),
-    },
-    "Table III": {
-        "covertype K=2 30%": ((0.6420, 0.1098), (0.7649, 0.0144), (0.7475, 0.0356),
-                              (0.7748, 0.0224), None),
-        "covertype K=5 30%": ((0.6218, 0.1086), (0.6407, 0.0594), (0.6744, 0.0731),
-                              (0.6843, 0.0661), None),
-        "covertype K=10 30%": ((0.6014, 0.1112), (0.5628, 0.0854), (0.6290, 0.0921),
-                               (0.6291, 0.0914), None),
-    },
+    "Table II": means_and_spreads("""
+        covertype K=5 30%  | 0.6218±0.1086 0.6407±0.0594 0.6744±0.0731 0.6843±0.0661 0.6637±0.0709
+        sensorless K=5 30% | 0.9762±0.0024 0.9526±0.0046 0.9855±0.0017 0.9863±0.0020 -
+        aloi K=5 30%       | 0.7352±0.0366 0.7093±0.0165 0.7927±0.0196 0.7954±0.0197 -
+        helena K=5 30%     | 0.2604±0.0147 0.2732±0.0100 0.2868±0.0086 0.2902±0.0088 -
+        jannis K=5 30%     | 0.6449±0.0184 0.6341±0.0090 0.6551±0.0128 0.6572±0.0111 0.6528±0.0111
+    """),
+    "Table III": means_and_spreads("""
+        covertype K=2 30%  | 0.6420±0.1098 0.7649±0.0144 0.7475±0.0356 0.7748±0.0224 -
+        covertype K=5 30%  | 0.6218±0.1086 0.6407±0.0594 0.6744±0.0731 0.6843±0.0661 -
+        covertype K=10 30% | 0.6014±0.1112 0.5628±0.0854 0.6290±0.0921 0.6291±0.0914 -
+    """),
     "Figure 4": {f"covertype K=5 {ratio}%": (None,) * 5 for ratio in RATIOS},
-    "Table IV": {
-        "helena maximum": ((0.2717, 0.0062), (0.2811, 0.0340), (0.2867, 0.0047),
-                           (0.2916, 0.0039), None),
-        "helena median": ((0.2797, 0.0168), (0.2926, 0.0080), (0.2999, 0.0104),
-                          (0.3049, 0.0091), None),
-        "helena minimum": ((0.1793, 0.0133), (0.2476, 0.0019), (0.2695, 0.0016),
-                           (0.2710, 0.0013), None),
-    },
-}  # fmt: skip
+    "Table IV": means_and_spreads("""
+        helena maximum | 0.2717±0.0062 0.2811±0.0340 0.2867±0.0047 0.2916±0.0039 -
+        helena median  | 0.2797±0.0168 0.2926±0.0080 0.2999±0.0104 0.3049±0.0091 -
+        helena minimum | 0.1793±0.0133 0.2476±0.0019 0.2695±0.0016 0.2710±0.0013 -
+    """),
+}
 
 
 @dataclass(frozen=True)
@@ -219,7 +209,7 @@ def _tuned(
         notes = [event.notes for event in run.events if isinstance(event, Round)]
         valid = max(note.get("valid common", -1.0) for note in notes)
         best.setdefault(run.config["method"]["rate"], []).append(valid)
-    means = {rate: float(np.mean(found)) for rate, found in best.items()}
+    means = {rate: float(np.mean(accuracies)) for rate, accuracies in best.items()}
     return max(means, key=lambda rate: means[rate]), {f"{r:g}": m for r, m in means.items()}
 
 
@@ -240,15 +230,19 @@ def _brief(run: Run) -> dict[str, Any]:
     }
 
 
-def values_of(found: Measurement, variant: str) -> list[float]:
+def values_of(measurement: Measurement, variant: str) -> list[float]:
     """The accuracies of a variant, run by run."""
-    return [run["accuracy"][variant] for run in found["runs"]]
+    return [run["accuracy"][variant] for run in measurement["runs"]]
 
 
-def _splits(found: Measurement, variant: str) -> tuple[float, ...]:
-    seeds = sorted({run["feature_seed"] for run in found["runs"]})
+def _splits(measurement: Measurement, variant: str) -> tuple[float, ...]:
+    seeds = sorted({run["feature_seed"] for run in measurement["runs"]})
     return tuple(
-        float(np.mean([r["accuracy"][variant] for r in found["runs"] if r["feature_seed"] == seed]))
+        float(
+            np.mean(
+                [r["accuracy"][variant] for r in measurement["runs"] if r["feature_seed"] == seed]
+            )
+        )
         for seed in seeds
     )
 
@@ -259,7 +253,7 @@ def _ledger(measured: Measured, missing: Missing) -> Ledger:
     for table, rows in PRINTED.items():
         for row, theirs in rows.items():
             cells += _row(table, row, theirs, measured.get(row), missing)
-    facts = {name: found["facts"] for name, found in measured.items()}
+    facts = {name: measurement["facts"] for name, measurement in measured.items()}
     return Ledger("CHFL", facts, tuple(cells), tuple(_claims(measured)))
 
 
@@ -267,68 +261,67 @@ def _row(
     table: str,
     row: str,
     theirs: Sequence[tuple[float, float] | None],
-    found: Measurement | None,
+    one: Measurement | None,
     missing: Missing,
 ) -> list[Cell]:
     cells = []
     for (column, variant), printed in zip(METHODS.items(), theirs, strict=True):
         if printed is None and table != "Figure 4" and column == "Concatenation":
             continue
-        mean, spread = printed or (None, None)
-        if found is None:
-            note = missing.get(row, "the data are not here: see docs/data.md")
-            cells.append(Cell(table, row, column, mean, spread, note=note))
+        cell = Cell(table, row, column, *(printed or (None, None)))
+        if one is None:
+            note = missing.get(row, "not measured: atoll has no setting for this row")
+            data = row.partition(" ")[0]
+            if data in NO_DATA:
+                instead = f"no data: get '{data}' (see atoll list data), then run "
+                note = note.replace("not run yet: ", instead)
+            cells.append(replace(cell, note=note))
             continue
-        partial = found["facts"]["data"]["partial"]
-        cells.append(
-            Cell(
-                table,
-                row,
-                column,
-                mean,
-                spread,
-                tuple(values_of(found, variant)),
-                _splits(found, variant),
-                f"atoll reproduce chfl --only '{row}'",
-                found["config"],
-                found["facts"]["data"]["fingerprint"][:12],
-                f"partial: {partial}" if partial else "",
-                _ordered(found, theirs),
-            )
+        data = one["facts"]["data"]
+        measured = replace(
+            cell,
+            ours=tuple(values_of(one, variant)),
+            splits=_splits(one, variant),
+            command=f"atoll reproduce chfl --only '{row}'",
+            config=one["config"],
+            data=data["fingerprint"][:12],
+            note=f"partial: {data['partial']}" if data["partial"] else "",
+            order_holds=_ordered(one, theirs),
         )
+        cells.append(measured)
     return cells
 
 
-def _ordered(found: Measurement, theirs: Sequence[tuple[float, float] | None]) -> bool:
+def _ordered(measurement: Measurement, theirs: Sequence[tuple[float, float] | None]) -> bool:
     """Whether our means rank the methods as the paper's do."""
     printed = [
         (pair[0], variant) for pair, variant in zip(theirs, METHODS.values(), strict=True) if pair
     ]
-    ours = [(float(np.mean(values_of(found, variant))), variant) for _, variant in printed]
+    ours = [(float(np.mean(values_of(measurement, variant))), variant) for _, variant in printed]
     return [v for _, v in sorted(printed)] == [v for _, v in sorted(ours)]
 
 
 def _claims(measured: Measured) -> list[Claim]:
     """The paper's claims that covertype can speak to, and what studies change, on paired runs."""
-    found = []
+    claims = []
     for clients in (5, 2, 10):
         name = f"covertype K={clients} 30%"
         if name in measured:
-            found += _claims_of(name, measured[name], clients)
+            claims += _claims_of(name, measured[name], clients)
     ratios = [f"covertype K=5 {ratio}%" for ratio in RATIOS]
     if all(name in measured for name in ratios):
         common = [float(np.mean(values_of(measured[name], "common"))) for name in ratios]
         listed = ", ".join(f"{value:.4f}" for value in common)
         rising = all(a < b for a, b in pairwise(common))
-        found.append(Claim("Common rises with the ratio (10 to 50 %)", rising, listed))
+        claims.append(Claim("Common rises with the ratio (10 to 50 %)", rising, listed))
     for study in STUDIES:
         if study.name in measured and study.of in measured:
             one, other = measured[study.name], measured[study.of]
-            found += [
+            claims += [
                 _paired(f"{study.name}: {v} above that without", (one, v), (other, v))
                 for v in ("mu=0", "mu>0", "auto")
             ]
-    return found
+    return claims
 
 
 def _claims_of(name: str, one: Measurement, clients: int) -> list[Claim]:
@@ -351,16 +344,16 @@ def _figures(measured: Measured) -> dict[str, bytes]:
     """Figure 4 and the map of mu, for what is there."""
     ratios = [(r, f"covertype K=5 {r}%") for r in RATIOS]
     sites = [(f"{k} clients", f"covertype K={k} 30%") for k in (2, 5, 10)]
-    found = {}
+    figures = {}
     if all(name in measured for _, name in ratios):
-        found["figure4.svg"] = ratio_figure([(r, measured[name]) for r, name in ratios])
+        figures["figure4.svg"] = ratio_figure([(r, measured[name]) for r, name in ratios])
     panels = [
         ("covertype, 30 % common", [(label, measured[n]) for label, n in sites if n in measured]),
         ("covertype, 5 clients", [(f"{r} %", measured[n]) for r, n in ratios if n in measured]),
     ]
     panels = [(title, lines) for title, lines in panels if lines]
     if panels:
-        found["mu.svg"] = strength_figure(panels)
+        figures["mu.svg"] = strength_figure(panels)
     studied = [(f"{k} clients", f"covertype K={k} 30%") for k in (5, 10)]
     panels = [
         (title, [("as it is", measured[base]), *_studies(measured, base)])
@@ -368,14 +361,14 @@ def _figures(measured: Measured) -> dict[str, bytes]:
         if base in measured and _studies(measured, base)
     ]
     if panels:
-        found["studies.svg"] = strength_figure(panels)
-    return found
+        figures["studies.svg"] = strength_figure(panels)
+    return figures
 
 
 def _studies(measured: Measured, base: str) -> list[tuple[str, Measurement]]:
     """What was measured of the studies of a setting, by what they change."""
-    found = [s.name for s in STUDIES if s.of == base and s.name in measured]
-    return [(name.partition(", ")[2], measured[name]) for name in found]
+    names = [s.name for s in STUDIES if s.of == base and s.name in measured]
+    return [(name.partition(", ")[2], measured[name]) for name in names]
 
 
 TABLES = {"2": "Table II", "3": "Table III", "4": "Table IV", "figure4": "Figure 4"}

@@ -40,16 +40,16 @@ def _with_legend(figure: Figure) -> bytes:
     return svg(figure)
 
 
-def matrices(shown: Cells, domains: Sequence[str]) -> bytes:
+def matrices(accuracies: Cells, domains: Sequence[str]) -> bytes:
     """Accuracy of every client (rows) on every domain (columns), the mean over seeds."""
-    rows = -(-len(shown) // ACROSS)
-    columns = min(len(shown), ACROSS)
+    rows = -(-len(accuracies) // ACROSS)
+    columns = min(len(accuracies), ACROSS)
     figure = Figure(figsize=(2.2 * columns, 2.6 * rows))
     panels = list(np.atleast_1d(figure.subplots(rows, columns)).flat)
-    for axes in panels[len(shown) :]:
+    for axes in panels[len(accuracies) :]:
         axes.set_axis_off()
-    for axes, (method, found) in zip(panels, shown.items(), strict=False):
-        cells = np.mean(found, 0)
+    for axes, (method, seeds) in zip(panels, accuracies.items(), strict=False):
+        cells = np.mean(seeds, 0)
         axes.imshow(cells, vmin=0, vmax=1, cmap="cividis")
         for (row, column), value in np.ndenumerate(cells):
             ink = "white" if value < 0.55 else "black"
@@ -68,14 +68,16 @@ def matrices(shown: Cells, domains: Sequence[str]) -> bytes:
 def bars(groups: Mapping[str, Mapping[tuple[str, str], Sequence[float]]]) -> bytes:
     """Means and deviations by public set and variant (Figures 7 and 8)."""
     figure = Figure(figsize=(9, 3.4))
-    for axes, (kind, found) in zip(figure.subplots(1, len(groups)), groups.items(), strict=True):
-        places = list(dict.fromkeys(public for public, _ in found))
-        variants = list(dict.fromkeys(variant for _, variant in found))
+    for axes, (kind, accuracies) in zip(
+        figure.subplots(1, len(groups)), groups.items(), strict=True
+    ):
+        places = list(dict.fromkeys(public for public, _ in accuracies))
+        variants = list(dict.fromkeys(variant for _, variant in accuracies))
         width = 0.8 / len(variants)
         for number, variant in enumerate(variants):
-            there = [p for p in places if (p, variant) in found]
+            there = [p for p in places if (p, variant) in accuracies]
             x = [places.index(p) + number * width for p in there]
-            values = [found[p, variant] for p in there]
+            values = [accuracies[p, variant] for p in there]
             spread = [float(np.std(v)) for v in values]
             axes.bar(x, [float(np.mean(v)) for v in values], width, yerr=spread, label=variant)
         axes.set_xticks([i + width * (len(variants) - 1) / 2 for i in range(len(places))], places)

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from atoll import metrics
 from atoll.core.record import Round, Score
 from atoll.data.dataset import Dataset
 from atoll.engines.local import local_engine
+from atoll.metrics import scores as metrics
 from atoll.reproduce.domain_figures import bars, matrices, over_rounds
 from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
 from atoll.reproduce.measured import CHECKPOINTS, FilePerSeed, Measurement, workplace, write
@@ -99,65 +99,51 @@ STUDIES = tuple(
     for m in ("FCCL w/o COL", "FCCL inter only", "FCCL intra only", "FCCL off-diagonal 0")
 )
 
-# Tables 1 (inter), 2 (intra) and 3 (homogeneous), Figures 7 and 8, in percent by domain.
-PRINTED: dict[tuple[str, bool, str], dict[str, tuple[float, ...]]] = {
-    ("digits", False, "inter"): {
-        "SOLO": (15.29, 13.91, 39.24, 34.30),
-        "FedMD": (8.97, 12.61, 40.89, 43.03),
-        "FML": (17.11, 16.00, 45.19, 46.26),
-        "RCFL": (10.21, 16.10, 48.85, 37.96),
-        "FedDF": (13.23, 19.29, 45.25, 43.95),
-        "FedMatch": (9.22, 14.76, 46.28, 36.05),
-        "FCCL": (20.74, 20.60, 44.68, 48.02),
-    },
-    ("digits", False, "intra"): {
-        "SOLO": (70.20, 74.19, 74.57, 73.60),
-        "FedMD": (77.30, 80.05, 77.73, 87.72),
-        "FML": (80.66, 79.75, 78.58, 88.87),
-        "RCFL": (82.59, 81.05, 78.79, 91.40),
-        "FedDF": (82.95, 78.84, 78.46, 91.30),
-        "FedMatch": (82.69, 78.31, 79.79, 89.23),
-        "FCCL": (88.84, 84.42, 78.55, 91.23),
-    },
-    ("office", False, "inter"): {
-        "SOLO": (18.89, 19.36, 21.97, 21.02),
-        "FedMD": (16.85, 23.13, 28.78, 25.01),
-        "FML": (18.97, 24.41, 29.75, 24.91),
-        "RCFL": (15.16, 22.01, 27.98, 23.95),
-        "FedDF": (17.38, 21.76, 25.17, 22.97),
-        "FedMatch": (19.05, 25.24, 28.73, 24.35),
-        "FCCL": (25.55, 26.41, 30.14, 29.41),
-    },
-    ("office", False, "intra"): {
-        "SOLO": (65.27, 60.50, 74.68, 54.28),
-        "FedMD": (66.17, 60.63, 76.35, 56.60),
-        "FML": (81.46, 65.58, 79.82, 65.07),
-        "RCFL": (65.13, 61.33, 76.44, 55.78),
-        "FedDF": (66.10, 60.44, 75.70, 55.98),
-        "FedMatch": (81.50, 65.40, 79.81, 65.06),
-        "FCCL": (81.51, 65.42, 79.84, 65.16),
-    },
-    ("office", True, "inter"): {
-        "SOLO": (18.89, 22.58, 22.33, 27.26),
-        "FedAvg": (57.85, 54.05, 55.72, 60.18),
-        "FedMD": (61.03, 62.41, 62.45, 62.55),
-        "FML": (39.56, 36.94, 32.73, 42.00),
-        "RCFL": (61.52, 59.56, 57.56, 63.59),
-        "FedDF": (61.10, 57.92, 62.19, 60.41),
-        "FedMatch": (51.60, 47.77, 42.33, 55.35),
-        "FCCL": (64.48, 62.33, 63.26, 64.86),
-    },
-    ("office", True, "intra"): {
-        "SOLO": (65.27, 61.51, 74.84, 57.65),
-        "FedAvg": (66.71, 60.90, 74.29, 57.49),
-        "FedMD": (66.50, 61.75, 73.63, 58.10),
-        "FML": (74.87, 60.73, 77.19, 60.71),
-        "RCFL": (67.16, 61.39, 73.33, 58.58),
-        "FedDF": (66.69, 60.69, 74.12, 57.69),
-        "FedMatch": (80.35, 65.05, 78.99, 64.55),
-        "FCCL": (81.38, 65.47, 79.40, 65.19),
-    },
+# Tables 1 (inter), 2 (intra) and 3 (homogeneous), in percent: the four domains, inter then intra.
+TABLES = {
+    ("digits", False): """
+        SOLO     15.29 13.91 39.24 34.30   70.20 74.19 74.57 73.60
+        FedMD     8.97 12.61 40.89 43.03   77.30 80.05 77.73 87.72
+        FML      17.11 16.00 45.19 46.26   80.66 79.75 78.58 88.87
+        RCFL     10.21 16.10 48.85 37.96   82.59 81.05 78.79 91.40
+        FedDF    13.23 19.29 45.25 43.95   82.95 78.84 78.46 91.30
+        FedMatch  9.22 14.76 46.28 36.05   82.69 78.31 79.79 89.23
+        FCCL     20.74 20.60 44.68 48.02   88.84 84.42 78.55 91.23
+    """,
+    ("office", False): """
+        SOLO     18.89 19.36 21.97 21.02   65.27 60.50 74.68 54.28
+        FedMD    16.85 23.13 28.78 25.01   66.17 60.63 76.35 56.60
+        FML      18.97 24.41 29.75 24.91   81.46 65.58 79.82 65.07
+        RCFL     15.16 22.01 27.98 23.95   65.13 61.33 76.44 55.78
+        FedDF    17.38 21.76 25.17 22.97   66.10 60.44 75.70 55.98
+        FedMatch 19.05 25.24 28.73 24.35   81.50 65.40 79.81 65.06
+        FCCL     25.55 26.41 30.14 29.41   81.51 65.42 79.84 65.16
+    """,
+    ("office", True): """
+        SOLO     18.89 22.58 22.33 27.26   65.27 61.51 74.84 57.65
+        FedAvg   57.85 54.05 55.72 60.18   66.71 60.90 74.29 57.49
+        FedMD    61.03 62.41 62.45 62.55   66.50 61.75 73.63 58.10
+        FML      39.56 36.94 32.73 42.00   74.87 60.73 77.19 60.71
+        RCFL     61.52 59.56 57.56 63.59   67.16 61.39 73.33 58.58
+        FedDF    61.10 57.92 62.19 60.41   66.69 60.69 74.12 57.69
+        FedMatch 51.60 47.77 42.33 55.35   80.35 65.05 78.99 64.55
+        FCCL     64.48 62.33 63.26 64.86   81.38 65.47 79.40 65.19
+    """,
 }
+
+
+def _printed() -> dict[tuple[str, bool, str], dict[str, tuple[float, ...]]]:
+    """The tables by task, homogeneous or not, and kind of domain: each method's four numbers."""
+    tables = {}
+    for (task, homogeneous), text in TABLES.items():
+        rows = [line.split() for line in text.strip().splitlines()]
+        for kind, place in (("inter", 1), ("intra", 5)):
+            numbers = {row[0]: tuple(map(float, row[place : place + 4])) for row in rows}
+            tables[task, homogeneous, kind] = numbers
+    return tables
+
+
+PRINTED = _printed()
 # Figures 7 and 8: means over domains, by public set: (inter, intra).
 BY_PUBLIC: dict[str, dict[str, tuple[float, float]]] = {
     "cifar100": {"FCCL": (33.51, 85.76), "FCCL w/o CON": (27.13, 82.07)},
@@ -193,25 +179,22 @@ class Plan:
         values = setting.values()
         if self.tiny:
             values = _tiny(values)
-        return change(
-            {**values, "name": "fccl-run"},
-            {
-                "seed": seed,
-                "rounds": self.rounds,
-                "score_every": self.score_every,
-                "checkpoint_seconds": CHECKPOINTS,
-                "looks": False,
-                "model.precision": self.precision,
-                "model.layout": self.layout,
-                "engine.device": self.device,
-                "engine.tf32": self.tf32,
-                "engine.mode": self.mode,
-                "engine.streams": self.streams,
-                "engine.tune": self.tune,
-                "engine.packing": False,
-                "engine.keep": str(self.folder / "common"),
-            },
-        )
+        changes = {
+            "seed": seed,
+            "rounds": self.rounds,
+            "score_every": self.score_every,
+            "checkpoint_seconds": CHECKPOINTS,
+            "looks": False,
+            "model.precision": self.precision,
+            "model.layout": self.layout,
+            "engine.device": self.device,
+            "engine.packing": False,
+            "engine.keep": str(self.folder / "common"),
+        }
+        changes |= {
+            f"engine.{key}": getattr(self, key) for key in ("tf32", "mode", "streams", "tune")
+        }
+        return change({**values, "name": "fccl-run"}, changes)
 
 
 def _tiny(values: dict[str, Any]) -> dict[str, Any]:
@@ -248,9 +231,9 @@ def measure_seed(
 
     def store(run: Run) -> Measurement:
         seconds = max(time.monotonic() - began, run.seconds)  # the latter, if it was resumed
-        found = {"config": config, "tiny": plan.tiny, **_brief(run), "seconds": seconds}
-        write(plan.folder, STORAGE.name(setting.name, seed), found)
-        return found
+        measurement = {"config": config, "tiny": plan.tiny, **_brief(run), "seconds": seconds}
+        write(plan.folder, STORAGE.name(setting.name, seed), measurement)
+        return measurement
 
     with workplace(plan.folder, values) as folder:
 
@@ -260,8 +243,8 @@ def measure_seed(
                 say(f"{setting.name}, seed {seed}: round {progress.round + 1}, {since}")
                 store(Run(folder))
 
-        made = resolve(values, setting.name)
-        execute(made, folder, local_engine, resume=True, watch=watch, loaded=loaded)
+        resolved = resolve(values, setting.name)
+        execute(resolved, folder, local_engine, resume=True, watch=watch, loaded=loaded)
         return store(Run(folder))
 
 
@@ -306,10 +289,10 @@ def _matrix(scores: Sequence[Score], variant: str, number: int) -> list[list[flo
     """Accuracy by client and domain after a round."""
     mine = [s for s in scores if s.variant == variant and s.round == number]
     clients = sorted({s.client for s in mine})
-    found = np.zeros((len(clients), len({s.task for s in mine})))
+    cells = np.zeros((len(clients), len({s.task for s in mine})))
     for score in mine:
-        found[clients.index(score.client), score.task] = score.accuracy
-    listed: list[list[float]] = found.tolist()
+        cells[clients.index(score.client), score.task] = score.accuracy
+    listed: list[list[float]] = cells.tolist()
     return listed
 
 
@@ -326,29 +309,25 @@ def _by_domain(matrix: Sequence[Sequence[float]], kind: str) -> list[float]:
     return [float(value) for value in (own if kind == "intra" else others)]
 
 
-def after(*found: Measurement) -> str:
+def after(*measurements: Measurement) -> str:
     """The last round at which all runs were tested, so that they can be compared."""
-    common = set.intersection(*(_tested(one) for one in found))
+    common = set.intersection(*(_tested(one) for one in measurements))
     return max(common, key=int) if common else "0"
 
 
-def _tested(found: Measurement) -> set[str]:
+def _tested(measurement: Measurement) -> set[str]:
     """The rounds after which all seeds of a setting were tested."""
-    return set.intersection(*(set(run["matrix"]) for run in found["runs"]))
+    return set.intersection(*(set(run["matrix"]) for run in measurement["runs"]))
 
 
-def means(found: Measurement, kind: str, variant: str = "", at: str = "") -> list[float]:
+def means(measurement: Measurement, kind: str, variant: str = "", at: str = "") -> list[float]:
     """The mean over domains of a setting's model, or of another one, seed by seed."""
-    return [_means(_last(run, variant, at))[kind] for run in found["runs"]]
+    return [_means(_last(run, variant, at))[kind] for run in measurement["runs"]]
 
 
 def _last(run: dict[str, Any], variant: str, at: str = "") -> list[list[float]]:
     matrix: list[list[float]] = run["matrix"][at or str(run["rounds"])][variant or run["headline"]]
     return matrix
-
-
-def _domain(found: Measurement, kind: str, place: int, variant: str, at: str) -> list[float]:
-    return [_by_domain(_last(run, variant, at), kind)[place] for run in found["runs"]]
 
 
 def _ledger(measured: Measured, missing: Missing) -> Ledger:
@@ -361,7 +340,7 @@ def _ledger(measured: Measured, missing: Missing) -> Ledger:
             cells += _row(title, Setting(task, method, homogeneous=homogeneous), kind, theirs,
                           measured, missing)  # fmt: skip
     cells += _public_cells(measured, missing)
-    facts = {name: found["runs"][0]["facts"] for name, found in measured.items()}
+    facts = {name: measurement["runs"][0]["facts"] for name, measurement in measured.items()}
     return Ledger("FCCL", facts, tuple(cells), tuple(_claims(measured)))
 
 
@@ -376,44 +355,44 @@ def _row(
     """A method's row: a cell for each domain and their mean."""
     solo = setting.method == "SOLO"
     source = _with_solo(setting, measured) if solo else setting
-    found, variant = measured.get(source.name), "solo" if solo else ""
-    cells = []
+    one, variant = measured.get(source.name), "solo" if solo else ""
+    numbers = [*theirs, float(np.mean(theirs))]
     at = _table_round(setting, measured)
-    if found is not None and at not in _tested(found):  # it was cut before
-        at = after(found)
+    if one is not None and at not in _tested(one):  # it was cut before
+        at = after(one)
+    cells = []
     for place, column in enumerate((*DOMAINS[setting.task], "AVG")):
-        average = place == len(theirs)
-        printed = (float(np.mean(theirs)) if average else theirs[place]) / 100
-        if found is None:
-            note = missing.get(source.name, f"not run: --only '{source.name}'")
-            cells.append(Cell(title, setting.method, column, printed, None, note=note))
-            continue
-        if average:
-            ours = means(found, kind, variant, at)
-        else:
-            ours = _domain(found, kind, place, variant, at)
-        cells.append(_cell((title, setting.method, column), printed, (at, ours), found, source))
+        where = (title, setting.method, column)
+        ours: Sequence[float] = ()
+        if one is not None:
+            matrices = [_by_domain(_last(run, variant, at), kind) for run in one["runs"]]
+            ours = [float(np.mean(row)) if column == "AVG" else row[place] for row in matrices]
+        cells.append(_cell(where, numbers[place] / 100, (at, ours), source, measured, missing))
     return cells
 
 
 def _cell(
-    place: tuple[str, str, str],
+    where: tuple[str, str, str],  # table, row, column
     printed: float,
-    found_at: tuple[str, Sequence[float]],  # round, and a value for each seed
-    found: Measurement,
+    results: tuple[str, Sequence[float]],  # round, and a value for each seed
     source: Setting,
+    measured: Measured,
+    missing: Missing,
 ) -> Cell:
-    run, (at, ours) = found["runs"][0], found_at
+    if source.name not in measured:
+        note = missing.get(source.name, f"not run: --only '{source.name}'")
+        return Cell(*where, printed, None, note=note)
+    run, (at, ours) = measured[source.name]["runs"][0], results
     note = "a miniature: other data and networks" if run["tiny"] else STAND_INS[source.task]
     note += f"; {len(ours)} seed{'s' * (len(ours) > 1)}"
-    if place[1] != "SOLO":  # which is trained before the first round
+    if where[1] != "SOLO":  # which is trained before the first round
         note += f", {at} rounds"
     if run["model"]["precision"] != "float32":
         note += f"; {run['model']['precision']}"
     return Cell(
-        *(*place, printed, None, tuple(ours)),
+        *(*where, printed, None, tuple(ours)),
         command=f"atoll reproduce fccl --only '{source.name}'",
-        config=found["config"],
+        config=measured[source.name]["config"],
         data=run["facts"]["data"]["fingerprint"][:12],
         note=note,
     )
@@ -435,38 +414,36 @@ def _table_round(setting: Setting, measured: Measured) -> str:
     return max((after(measured[name]) for name in names if name in measured), key=int, default="0")
 
 
-def _figure_names() -> list[str]:
-    return [Setting("digits", m, public).name for public, rows in BY_PUBLIC.items() for m in rows]
-
-
 def _public_cells(measured: Measured, missing: Missing) -> list[Cell]:
     """Figures 7 and 8: FCCL, with and without its continual part, by public set."""
+    names = [Setting("digits", m, public).name for public, rows in BY_PUBLIC.items() for m in rows]
+    several = [measured[name] for name in names if name in measured]
+    at = after(*several) if several else "0"
     cells = []
     for public, rows in BY_PUBLIC.items():
         for method, pair in rows.items():
             setting = Setting("digits", method, public)
-            found = measured.get(setting.name)
             for kind, printed in zip(("inter", "intra"), pair, strict=True):
-                title = f"Figures 7 and 8, {kind}-domain, digits, means over domains"
-                if found is None:
-                    note = missing.get(setting.name, "not run")
-                    cells.append(Cell(title, method, public, printed / 100, None, note=note))
-                else:
-                    at = after(*(measured[s] for s in _figure_names() if s in measured))
-                    place, ours = (title, method, public), means(found, kind, "", at)
-                    cells.append(_cell(place, printed / 100, (at, ours), found, setting))
+                where = (
+                    f"Figures 7 and 8, {kind}-domain, digits, means over domains",
+                    method,
+                    public,
+                )
+                one = measured.get(setting.name)
+                ours = means(one, kind, "", at) if one else ()
+                cells.append(_cell(where, printed / 100, (at, ours), setting, measured, missing))
     return cells
 
 
 def _claims(measured: Measured) -> list[Claim]:
     """The paper's claims, seed by seed."""
-    found: list[Claim] = []
+    claims: list[Claim] = []
     for full in (one for one in SETTINGS if one.method == "FCCL"):
         if full.name in measured:
-            found += _above_others(full, measured)
-            found += _continual(full, measured)
+            claims += _above_others(full, measured)
+            claims += _continual(full, measured)
     known = measured.get(Setting("digits", "FCCL").name)
-    return found + (_diagonal(known) if known else [])
+    return claims + (_diagonal(known) if known else [])
 
 
 def _above_others(full: Setting, measured: Measured) -> list[Claim]:
@@ -474,16 +451,16 @@ def _above_others(full: Setting, measured: Measured) -> list[Claim]:
     if full.public != CIFAR:
         return []
     ours, about = measured[full.name], f"{full.task}{', all ResNet-18' * full.homogeneous}"
-    found = []
+    claims = []
     for kind in ("inter", "intra"):
         text = f"{about}: FCCL above SOLO, {kind}-domain"
-        found.append(_paired(text, (ours, ""), (ours, "solo"), kind))
+        claims.append(_paired(text, (ours, ""), (ours, "solo"), kind))
         for method in ("FedAvg", *COMPARED[:-1]):
             other = measured.get(replace(full, method=method).name)
             if other and after(ours, other) != "0":
                 text = f"{about}: FCCL above {method}, {kind}-domain"
-                found.append(_paired(text, (ours, ""), (other, ""), kind))
-    return found
+                claims.append(_paired(text, (ours, ""), (other, ""), kind))
+    return claims
 
 
 def _continual(full: Setting, measured: Measured) -> list[Claim]:
@@ -507,18 +484,18 @@ Model = tuple[Measurement, str]  # what was measured, and which of its models
 def _paired(text: str, one: Model, other: Model, kind: str) -> Claim:
     """A claim on the seeds that both have, at the last round that both have."""
     values, at = [], after(one[0], other[0])
-    for found, variant in (one, other):
-        seeds = [run["seed"] for run in found["runs"]]
-        values.append(dict(zip(seeds, means(found, kind, variant, at), strict=True)))
+    for measurement, variant in (one, other):
+        seeds = [run["seed"] for run in measurement["runs"]]
+        values.append(dict(zip(seeds, means(measurement, kind, variant, at), strict=True)))
     common = sorted(values[0].keys() & values[1].keys())
     if not common:
         return Claim(text, None, "no seed in common", open=True)
     return paired(text, *([each[seed] for seed in common] for each in values))
 
 
-def _diagonal(found: Measurement) -> list[Claim]:
+def _diagonal(measurement: Measurement) -> list[Claim]:
     """Claim 6: on public images the diagonal of M grows and the rest falls below 0."""
-    first, last = ([run["notes"][i] for run in found["runs"]] for i in (0, -1))
+    first, last = ([run["notes"][i] for run in measurement["runs"]] for i in (0, -1))
     grown = [b["diagonal"] - a["diagonal"] for a, b in zip(first, last, strict=True)]
     rest = [note["off diagonal"] for note in last]
     listed = ", ".join(f"{a['diagonal']:.3f} to {b['diagonal']:.3f}" for a, b in
@@ -532,18 +509,22 @@ def _diagonal(found: Measurement) -> list[Claim]:
 
 def _figures(measured: Measured) -> dict[str, bytes]:
     """Figures 6, 7 and 8 and the domain x domain matrices, for what is there."""
-    made: dict[str, bytes] = {}
+    figures: dict[str, bytes] = {}
     for task, names in DOMAINS.items():
         here = {m: measured.get(Setting(task, m).name) for m in COMPARED}
-        there = {m: found for m, found in here.items() if found}
-        last = max((int(after(found)) for found in there.values()), default=0)
-        runs = {m: found["runs"] for m, found in there.items() if after(found) == str(last)}
+        there = {m: measurement for m, measurement in here.items() if measurement}
+        last = max((int(after(measurement)) for measurement in there.values()), default=0)
+        runs = {
+            m: measurement["runs"]
+            for m, measurement in there.items()
+            if after(measurement) == str(last)
+        }
         if "FCCL" in runs:
-            lines = {m: [_by_round(run) for run in found] for m, found in runs.items()}
-            made[f"figure6-{task}.svg"] = over_rounds(lines)
+            lines = {m: [_by_round(run) for run in measurement] for m, measurement in runs.items()}
+            figures[f"figure6-{task}.svg"] = over_rounds(lines)
             cells = {"SOLO": [_last(run, "solo") for run in runs["FCCL"]]}
-            cells |= {m: [_last(run, "") for run in found] for m, found in runs.items()}
-            made[f"matrix-{task}.svg"] = matrices(cells, names)
+            cells |= {m: [_last(run, "") for run in measurement] for m, measurement in runs.items()}
+            figures[f"matrix-{task}.svg"] = matrices(cells, names)
     by_public = {
         (public, method): measured[Setting("digits", method, public).name]
         for public in BY_PUBLIC
@@ -555,12 +536,12 @@ def _figures(measured: Measured) -> dict[str, bytes]:
         groups = {
             k: {p: means(f, k, "", at) for p, f in by_public.items()} for k in ("inter", "intra")
         }
-        made["figure7-8.svg"] = bars(groups)
-    return made
+        figures["figure7-8.svg"] = bars(groups)
+    return figures
 
 
 def _by_round(run: dict[str, Any]) -> dict[int, dict[str, float]]:
-    return {int(r): _means(found[run["headline"]]) for r, found in run["matrix"].items()}
+    return {int(r): _means(by_model[run["headline"]]) for r, by_model in run["matrix"].items()}
 
 
 STORAGE = FilePerSeed()

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from atoll import metrics
 from atoll.core.record import Round, Score
+from atoll.metrics import scores as metrics
 from atoll.reproduce.figures import course_figure
-from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
+from atoll.reproduce.ledger import Cell, Claim, Ledger, means_and_spreads, paired
 from atoll.reproduce.measured import CHECKPOINTS, Measurement, swept_together
 from atoll.reproduce.paper import Measured, Missing, Paper, Say, Stopwatch, facts_of
 from atoll.runs.config import change, read
@@ -56,32 +56,22 @@ FAULTS = {  # by fault the methods that have it
 }
 
 # TTA in %, mean and deviation as printed, in the order of COLUMNS.
-PRINTED: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {
-    "1.0": {
-        "R8": ((79.1, 2.5), (90.5, 0.6), (90.5, 0.5), (90.6, 0.7), (83.1, 5.0), (82.3, 5.9),
-               (82.4, 3.5)),
-        "TMN": ((84.2, 0.9), (88.2, 0.2), (88.3, 0.1), (88.6, 0.3), (84.7, 2.4), (84.3, 1.9),
-                (83.6, 1.3)),
-        "TREC6": ((78.2, 1.9), (83.6, 0.6), (83.6, 0.5), (83.3, 0.2), (78.2, 2.1), (78.3, 1.5),
-                  (77.7, 1.8)),
-        "TREC50": ((85.1, 1.1), (88.4, 2.5), (88.5, 2.4), (88.7, 1.9), (86.4, 1.1), (86.3, 1.5),
-                   (85.2, 0.2)),
-        "SUBJ": ((86.5, 0.9), (88.5, 0.6), (88.6, 0.6), (89.5, 0.3), (88.9, 0.5), (89.7, 1.7),
-                 (89.0, 0.9)),
-    },
-    "0.1": {
-        "R8": ((68.1, 10.4), (89.9, 0.7), (89.9, 1.1), (89.7, 0.8), (60.7, 14.5), (61.9, 14.9),
-               (65.3, 10.6)),
-        "TMN": ((80.9, 0.6), (88.5, 0.1), (88.4, 0.07), (88.3, 0.7), (72.8, 9.1), (73.3, 9.8),
-                (71.1, 8.5)),
-        "TREC6": ((77.1, 3.6), (84.7, 1.1), (84.9, 1.3), (84.7, 1.2), (78.3, 1.6), (78.9, 1.3),
-                  (76.8, 3.0)),
-        "TREC50": ((76.1, 0.9), (81.2, 3.5), (81.2, 2.9), (80.9, 2.1), (69.8, 3.9), (69.4, 4.7),
-                   (68.9, 1.2)),
-        "SUBJ": ((85.6, 0.6), (89.1, 0.4), (88.8, 0.1), (90.4, 1.5), (88.1, 1.3), (90.2, 1.8),
-                 (84.2, 2.6)),
-    },
-}  # fmt: skip
+PRINTED = {
+    "1.0": means_and_spreads("""
+        R8     | 79.1±2.5  90.5±0.6  90.5±0.5  90.6±0.7  83.1±5.0  82.3±5.9  82.4±3.5
+        TMN    | 84.2±0.9  88.2±0.2  88.3±0.1  88.6±0.3  84.7±2.4  84.3±1.9  83.6±1.3
+        TREC6  | 78.2±1.9  83.6±0.6  83.6±0.5  83.3±0.2  78.2±2.1  78.3±1.5  77.7±1.8
+        TREC50 | 85.1±1.1  88.4±2.5  88.5±2.4  88.7±1.9  86.4±1.1  86.3±1.5  85.2±0.2
+        SUBJ   | 86.5±0.9  88.5±0.6  88.6±0.6  89.5±0.3  88.9±0.5  89.7±1.7  89.0±0.9
+    """),
+    "0.1": means_and_spreads("""
+        R8     | 68.1±10.4 89.9±0.7  89.9±1.1  89.7±0.8  60.7±14.5 61.9±14.9 65.3±10.6
+        TMN    | 80.9±0.6  88.5±0.1  88.4±0.07 88.3±0.7  72.8±9.1  73.3±9.8  71.1±8.5
+        TREC6  | 77.1±3.6  84.7±1.1  84.9±1.3  84.7±1.2  78.3±1.6  78.9±1.3  76.8±3.0
+        TREC50 | 76.1±0.9  81.2±3.5  81.2±2.9  80.9±2.1  69.8±3.9  69.4±4.7  68.9±1.2
+        SUBJ   | 85.6±0.6  89.1±0.4  88.8±0.1  90.4±1.5  88.1±1.3  90.2±1.8  84.2±2.6
+    """),
+}
 
 
 @dataclass(frozen=True)
@@ -213,7 +203,7 @@ def _brief(run: Run) -> dict[str, Any]:
     last = rounds[-1].stage
     final = [s for s in run.scores if s.variant == "own" and s.stage == last]
     by_task = {(s.client, s.task): round(s.accuracy, 6) for s in final}  # the last test counts
-    found: dict[str, Any] = {
+    brief: dict[str, Any] = {
         "seed": run.config["seed"],
         "accuracy": float(np.mean(list(by_task.values()))),
         "tasks": {client: [by_task[client, task] for task in range(last + 1)]
@@ -228,8 +218,8 @@ def _brief(run: Run) -> dict[str, Any]:
         "bytes_down": max(metrics.bytes_down(run.events).values()),
     }  # fmt: skip
     if run.config["score_every"]:
-        found["course"] = _course(run.scores)
-    return found
+        brief["course"] = _course(run.scores)
+    return brief
 
 
 def _lowest(rounds: list[Round], stage: int) -> float:
@@ -257,17 +247,11 @@ def _ledger(measured: Measured, missing: Missing) -> Ledger:
         if setting.name in measured:
             table = f"lambda2 = {setting.strength}, with one fault of the released code"
             cells.append(_cell(setting, table, None, None, measured))
-    facts = {name: found["facts"] for name, found in measured.items()}
+    facts = {name: measurement["facts"] for name, measurement in measured.items()}
     return Ledger("FedSeIT", facts, tuple(cells), (*_claims(measured), *_effects(measured)))
 
 
-def _row(
-    row: str,
-    strength: str,
-    profile: str,
-    measured: Measured,
-    missing: Missing,
-) -> list[Cell]:
+def _row(row: str, strength: str, profile: str, measured: Measured, missing: Missing) -> list[Cell]:
     cells = []
     table = f"lambda2 = {strength}" + (", as released" if profile == "released" else "")
     for place, column in enumerate((*COLUMNS, *CONTROLS)):
@@ -284,18 +268,14 @@ def _row(
 
 
 def _cell(
-    setting: Setting,
-    table: str,
-    theirs: float | None,
-    spread: float | None,
-    measured: Measured,
+    setting: Setting, table: str, theirs: float | None, spread: float | None, measured: Measured
 ) -> Cell:
     """What was measured of a setting."""
-    found = measured[setting.name]
+    measurement = measured[setting.name]
     return Cell(
-        table, setting.row, setting.method, theirs, spread, tuple(_values(found)), (),
-        _command(setting), found["config"], found["facts"]["data"]["fingerprint"][:12],
-        f"vectors {found['facts']['vectors']['name']}", _ordered(setting, measured),
+        table, setting.row, setting.method, theirs, spread, tuple(_values(measurement)), (),
+        _command(setting), measurement["config"], measurement["facts"]["data"]["fingerprint"][:12],
+        f"vectors {measurement['facts']['vectors']['name']}", _ordered(setting, measured),
     )  # fmt: skip
 
 
@@ -303,8 +283,8 @@ def _command(setting: Setting) -> str:
     return f"atoll reproduce fedseit --only '{setting.name}'"
 
 
-def _values(found: Measurement) -> list[float]:
-    return [run["accuracy"] for run in found["runs"]]
+def _values(measurement: Measurement) -> list[float]:
+    return [run["accuracy"] for run in measurement["runs"]]
 
 
 def _ordered(setting: Setting, measured: Measured) -> bool:
@@ -312,18 +292,21 @@ def _ordered(setting: Setting, measured: Measured) -> bool:
     baseline = replace(setting, column="FedWeIT")
     columns = list(COLUMNS)[1:] if setting == baseline else [setting.column]
     others = {c: measured.get(replace(setting, column=c).name) for c in columns if c in COLUMNS}
-    there = {column: found for column, found in others.items() if found is not None}
+    there = {
+        column: measurement for column, measurement in others.items() if measurement is not None
+    }
     if baseline.name not in measured or not there:
         return False
-    theirs, ours = PRINTED[setting.strength][setting.row], _mean(measured[baseline.name])
+    cells, ours = PRINTED[setting.strength][setting.row], _mean(measured[baseline.name])
+    theirs = [cell[0] for cell in cells if cell is not None]  # FedSeIT's table has no empty cell
     return all(
-        (_mean(found) > ours) == (theirs[list(COLUMNS).index(column)][0] > theirs[0][0])
-        for column, found in there.items()
+        (_mean(measurement) > ours) == (theirs[list(COLUMNS).index(column)] > theirs[0])
+        for column, measurement in there.items()
     )
 
 
-def _mean(found: Measurement) -> float:
-    return float(np.mean(_values(found)))
+def _mean(measurement: Measurement) -> float:
+    return float(np.mean(_values(measurement)))
 
 
 PAIRS = (
@@ -337,7 +320,7 @@ PAIRS = (
 
 def _claims(measured: Measured) -> list[Claim]:
     """The paper's claims on paired seeds, wherever both sides were run."""
-    found = []
+    claims = []
     for profile in PROFILES:
         end = "" if profile == "default" else ", as released"
         for strength in STRENGTHS:
@@ -348,14 +331,14 @@ def _claims(measured: Measured) -> list[Claim]:
                     if (setting := Setting(row, column, strength, profile)).name in measured
                 }
                 place = f"{row}, lambda2 = {strength}{end}"
-                found += [
+                claims += [
                     paired(f"{place}: {a} above {b}", by_column[a], by_column[b])
                     for a, b in PAIRS
                     if a in by_column and b in by_column
                 ]
                 if {"FedSeIT", "SIT K=3"} <= by_column.keys():
-                    found.append(_near(place, by_column["SIT K=3"], by_column["FedSeIT"]))
-    return found
+                    claims.append(_near(place, by_column["SIT K=3"], by_column["FedSeIT"]))
+    return claims
 
 
 def _near(place: str, one: list[float], other: list[float]) -> Claim:
@@ -367,7 +350,7 @@ def _near(place: str, one: list[float], other: list[float]) -> Claim:
 
 def _effects(measured: Measured) -> list[Claim]:
     """What a fault alone does to a method, and where FedSeIT then stands to FedWeIT."""
-    found = []
+    claims = []
     for one in FAULTY:
         others = [replace(one, fault="")]
         if one.column == "FedSeIT":
@@ -377,14 +360,14 @@ def _effects(measured: Measured) -> list[Claim]:
             if one.name in measured and other.name in measured:
                 text = f"{one.row}, lambda2 = {one.strength}: {one.method} above {other.method}"
                 ours, theirs = (_values(measured[s.name]) for s in (one, other))
-                found.append(paired(text, ours, theirs))
-    return found
+                claims.append(paired(text, ours, theirs))
+    return claims
 
 
 def _figures(measured: Measured) -> dict[str, bytes]:
     """Figure 5: the accuracy of the last client's tasks after each round, where it was run."""
     row, strength = DRAWN
-    found = {}
+    figures = {}
     for profile, name in zip(PROFILES, ("figure5.svg", "figure5-released.svg"), strict=True):
         lines = {}
         for column in ("FedWeIT", "FedSeIT"):
@@ -392,8 +375,8 @@ def _figures(measured: Measured) -> dict[str, bytes]:
             if one is not None:
                 lines[column] = [run["course"] for run in one["runs"]]
         if len(lines) == 2:
-            found[name] = course_figure(lines)
-    return found
+            figures[name] = course_figure(lines)
+    return figures
 
 
 PAPER = Paper(

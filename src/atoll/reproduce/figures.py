@@ -29,17 +29,17 @@ def svg(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def _values(found: dict[str, Any], variant: str) -> np.ndarray[Any, Any]:
-    return np.array([run["accuracy"][variant] for run in found["runs"]])
+def _values(measurement: dict[str, Any], variant: str) -> np.ndarray[Any, Any]:
+    return np.array([run["accuracy"][variant] for run in measurement["runs"]])
 
 
-def ratio_figure(found: Sequence[tuple[int, dict[str, Any]]]) -> bytes:
+def ratio_figure(measurements: Sequence[tuple[int, dict[str, Any]]]) -> bytes:
     """Accuracy over the share of common columns (Figure 4), and what mu > 0 adds to mu = 0."""
     figure = Figure(figsize=(9, 3.6))
     left, right = figure.subplots(1, 2)
-    ratios = [ratio for ratio, _ in found]
+    ratios = [ratio for ratio, _ in measurements]
     for variant, name in LINES.items():
-        means = [float(_values(one, variant).mean()) for _, one in found]
+        means = [float(_values(one, variant).mean()) for _, one in measurements]
         left.plot(ratios, means, marker="o", label=name)
     _labelled(left, "common columns, %", "test accuracy")
     left.legend(fontsize=8)
@@ -48,7 +48,7 @@ def ratio_figure(found: Sequence[tuple[int, dict[str, Any]]]) -> bytes:
         ("local", "mu>0 over Local"),
         ("common", "mu>0 over Common"),
     ):
-        gaps = [_values(one, "mu>0") - _values(one, other) for _, one in found]
+        gaps = [_values(one, "mu>0") - _values(one, other) for _, one in measurements]
         errors = [_error(gap) for gap in gaps]
         right.errorbar(ratios, [gap.mean() for gap in gaps], errors, marker="o", label=name)
     right.axhline(0, color="grey", linewidth=0.8)
@@ -68,13 +68,16 @@ def strength_figure(panels: Sequence[tuple[str, Sequence[tuple[str, dict[str, An
     for axes, (title, lines) in zip(
         np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True
     ):
-        for name, found in lines:
+        for name, measurement in lines:
             strengths = sorted(
                 float(v[3:])
-                for v in found["runs"][0]["accuracy"]
+                for v in measurement["runs"][0]["accuracy"]
                 if v.startswith("mu=") and v != "mu=0"
             )
-            gaps = [_values(found, f"mu={mu:g}") - _values(found, "mu=0") for mu in strengths]
+            gaps = [
+                _values(measurement, f"mu={mu:g}") - _values(measurement, "mu=0")
+                for mu in strengths
+            ]
             errors = [_error(gap) for gap in gaps]
             axes.errorbar(strengths, [gap.mean() for gap in gaps], errors, marker="o", label=name)
         axes.set_xscale("log")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Cell", "Claim", "Ledger", "as_json", "as_markdown", "paired"]
+__all__ = ["Cell", "Claim", "Ledger", "as_json", "as_markdown", "means_and_spreads", "paired"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Ledger:
-    """All that a reproduction found."""
+    """All results of a reproduction."""
 
     title: str
     facts: dict[str, Any] = field(default_factory=dict)
@@ -70,13 +70,25 @@ class Ledger:
     claims: tuple[Claim, ...] = ()
 
 
+def means_and_spreads(text: str) -> dict[str, tuple[tuple[float, float] | None, ...]]:
+    """A printed table by row: `name | mean±deviation ...`, with - for an empty cell."""
+    table = {}
+    for line in text.strip().splitlines():
+        name, _, cells = line.partition("|")
+        pairs = [cell.split("±") for cell in cells.split()]
+        table[name.strip()] = tuple(
+            (float(pair[0]), float(pair[1])) if len(pair) > 1 else None for pair in pairs
+        )
+    return table
+
+
 def paired(
     text: str, one: Sequence[float], other: Sequence[float], splits: Sequence[int] = ()
 ) -> Claim:
-    """That one is above the other, on paired runs; it can be told beyond two standard errors.
+    """The claim that one is above the other, on paired runs, beyond two standard errors.
 
-    Where runs share splits of the data, beyond those of the means of splits too: runs of one split
-    are not independent of each other.
+    Runs of one split of the data are not independent of each other. So where runs share splits, the
+    difference must also exceed two standard errors of the means of splits.
     """
     difference = np.asarray(one) - np.asarray(other)
     mean, above = float(difference.mean()), int((difference > 0).sum())

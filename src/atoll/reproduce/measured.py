@@ -82,20 +82,20 @@ def _read(folder: Path, name: str) -> Measurement | None:
     path = _path(folder, name)
     if not path.exists():
         return None
-    found: Measurement = json.loads(path.read_text())
-    return found
+    measurement: Measurement = json.loads(path.read_text())
+    return measurement
 
 
 def _same(folder: Path, name: str, config: str) -> Measurement | None:
     """The measurement under this name, if it was asked for with this config."""
-    found = _read(folder, name)
-    return found if found and found["config"] == config else None
+    measurement = _read(folder, name)
+    return measurement if measurement and measurement["config"] == config else None
 
 
 def _others(folder: Path, names: Sequence[str], config: str) -> list[Path]:
     """The files under these names that hold measurements with another config."""
-    found = {name: _read(folder, name) for name in names}
-    return [_path(folder, n) for n, one in found.items() if one and one["config"] != config]
+    measurements = {name: _read(folder, name) for name in names}
+    return [_path(folder, n) for n, one in measurements.items() if one and one["config"] != config]
 
 
 class Storage(Protocol):
@@ -154,9 +154,13 @@ class FilePerSeed:
 
     def known(self, name: str, plan: Plan, config: str) -> Measurement | None:
         """All seeds, if each has as many rounds as the plan."""
-        found = self.partly(name, plan, config)
-        whole = [run for run in found["runs"] if run["rounds"] == plan.rounds] if found else []
-        return found if len(whole) == len(plan.seeds) else None
+        measurement = self.partly(name, plan, config)
+        whole = (
+            [run for run in measurement["runs"] if run["rounds"] == plan.rounds]
+            if measurement
+            else []
+        )
+        return measurement if len(whole) == len(plan.seeds) else None
 
     def partly(self, name: str, plan: Plan, config: str) -> Measurement | None:
         """The seeds that have all rounds; where none has, those that were begun."""
@@ -232,5 +236,5 @@ def swept_together(
         for error in errors.values():
             if not accepted(error):
                 raise error
-    found = {n: [r for r in runs if r.folder.parent.name == str(n)] for n in range(len(parts))}
-    return [[] if n in errors else found[n] for n in found], errors
+    runs_of = {n: [r for r in runs if r.folder.parent.name == str(n)] for n in range(len(parts))}
+    return [[] if n in errors else runs_of[n] for n in runs_of], errors

@@ -5,19 +5,22 @@ spelled anew the fingerprint changes, though the runs are the same. For each fil
 computes the fingerprint of the old spelling, checks that it is the stored one, and writes the new.
 
     python -m atoll.reproduce.migrate docs/reproduction/fedseit
+    python -m atoll.reproduce.migrate docs/reproduction/vleto
 """
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import UserError
 from atoll.core.record import write_whole
-from atoll.reproduce.fedseit import PAPER, Plan, Setting
+from atoll.reproduce import fedseit, vleto
 from atoll.reproduce.measured import file_name, fingerprint
+from atoll.reproduce.paper import Paper
 
-__all__ = ["migrate", "old_config"]
+__all__ = ["migrate", "old_fedseit", "old_vleto"]
 
 # All faults but `tests`, in the order in which the option `faults` listed them.
 MOST = [
@@ -26,9 +29,9 @@ MOST = [
 ]  # fmt: skip
 
 
-def old_config(setting: Setting, plan: Plan) -> str:
+def old_fedseit(setting: fedseit.Setting, plan: fedseit.Plan) -> str:
     """The fingerprint from when `profile` and `faults` were options of the method."""
-    values, *rest = PAPER.asked(setting, plan)
+    values, *rest = fedseit.PAPER.asked(setting, plan)
     values = {key: value for key, value in values.items() if key != "replace"}
     faults = MOST if setting.fault == "all but tests" else [setting.fault]
     more: dict[str, Any] = {"profile": setting.profile}
@@ -36,21 +39,38 @@ def old_config(setting: Setting, plan: Plan) -> str:
     return fingerprint([{**values, "method": {**values["method"], **more}}, *rest])
 
 
-def migrate(folder: Path, plan: Plan | None = None) -> list[Path]:
-    """The files of FedSeIT's measurements in a folder that were moved to the present spelling.
+def old_vleto(setting: vleto.Setting, plan: vleto.Plan) -> str:
+    """The fingerprint from when `label_oracle` was a value of the option `fil_eval`."""
+    values, *rest = vleto.PAPER.asked(setting, plan)
+    values = dict(values)
+    if values.pop("replace", "") == vleto.ORACLE:
+        values["method"] = {**values["method"], "fil_eval": "label_oracle"}
+    return fingerprint([values, *rest])
+
+
+# paper -> its tables, the plan that its files were measured with, the old fingerprint
+PAPERS: dict[str, tuple[Paper[Any, Any], Callable[[Path], Any], Callable[[Any, Any], str]]] = {
+    "fedseit": (fedseit.PAPER, fedseit.Plan, old_fedseit),
+    "vleto": (vleto.PAPER, vleto.Plan, old_vleto),
+}
+
+
+def migrate(folder: Path, name: str, plan: Any = None) -> list[Path]:
+    """Move a paper's measurements in a folder to the present spelling; the files that changed.
 
     A file that has neither the old nor the new fingerprint is an error, before any is written.
     """
-    plan = plan or Plan(folder)
+    paper, usual, old_config = PAPERS[name]
+    plan = plan or usual(folder)
     moved: dict[Path, bytes] = {}
-    for setting in (*PAPER.settings, *PAPER.studies):
+    for setting in (*paper.settings, *paper.studies):
         path = folder / f"{file_name(setting.name)}.json"
-        old, new = old_config(setting, plan), PAPER.config(setting, plan)
+        old, new = old_config(setting, plan), paper.config(setting, plan)
         stored = json.loads(path.read_text())["config"] if path.exists() else new
         if stored not in (old, new):
             remedy = "give the plan that it was measured with, or move it away"
             raise UserError("a measurement of something else is here", str(path), remedy)
-        if stored == old:
+        if stored == old != new:
             text = path.read_text()
             moved[path] = text.replace(f'"config": "{old}"', f'"config": "{new}"', 1).encode()
     for path, content in moved.items():
@@ -59,5 +79,5 @@ def migrate(folder: Path, plan: Plan | None = None) -> list[Path]:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        migrate(Path(name))
+    for folder in map(Path, sys.argv[1:]):
+        migrate(folder, folder.name)

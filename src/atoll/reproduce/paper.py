@@ -91,6 +91,10 @@ class Paper(Generic[S, P]):
             return [every[only]]
         if table and table not in self.tables:
             raise UserError(f"no table '{table}'", "--table", f"use {', '.join(self.tables)}")
+        if table and not self.tables[table]:
+            usable = ", ".join(name for name, settings in self.tables.items() if settings)
+            what = f"table '{table}' has no setting that atoll can measure"
+            raise UserError(what, "--table", f"use {usable}")
         return list(self.tables[table] if table else self.settings)
 
     def together(self, settings: Sequence[S]) -> list[list[S]]:

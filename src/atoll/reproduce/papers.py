@@ -80,9 +80,9 @@ def _rendered(
     command = f"atoll reproduce {paper.name}{' --quick' if asked.quick else ''}"
     for setting in (*paper.settings, *paper.studies):
         plans = [plan] if setting in selected or not paper.storage.pairs_seeds else [plan, usual]
-        found = [one for each in plans if (one := paper.partly(setting, each))]
-        if found:
-            measured[setting.name] = max(found, key=lambda one: len(one["runs"]))
+        stored = [one for each in plans if (one := paper.partly(setting, each))]
+        if stored:
+            measured[setting.name] = max(stored, key=lambda one: len(one["runs"]))
         elif setting in selected or setting in paper.settings:
             missing.setdefault(setting.name, _absence(paper, command, setting, plan))
     return paper.ledger(measured, missing), paper.figures(measured)
@@ -114,31 +114,31 @@ def _measure(
 
 def _plan(paper: AnyPaper, asked: Asked) -> Any:
     """The paper's plan or its miniature, with what `--set` changes."""
-    made = (
+    plan = (
         paper.quick(asked.folder, asked.device)
         if asked.quick
         else paper.plan(asked.folder, asked.device, tf32=asked.tf32)
     )
-    free = [f.name for f in fields(made) if f.name not in ("folder", "device", "tf32", "changes")]
+    free = [f.name for f in fields(plan) if f.name not in ("folder", "device", "tf32", "changes")]
     for text in asked.plan:
         key, value = assignment(text)
         value = tuple(value) if isinstance(value, list) else value
         if key not in free:
             raise UserError(f"the plan has no '{key}'", "--set", nearest(key, free))
-        if type(value) is not type(getattr(made, key)):
-            shown = f"{key} is {getattr(made, key)!r} by default"
-            raise UserError(f"{value!r} is not of its kind", f"--set {key}", shown)
-        made = replace(made, **{key: value})
-    return made
+        if type(value) is not type(getattr(plan, key)):
+            default = f"{key} is {getattr(plan, key)!r} by default"
+            raise UserError(f"{value!r} is not of its kind", f"--set {key}", default)
+        plan = replace(plan, **{key: value})
+    return plan
 
 
 def _select(paper: AnyPaper, asked: Asked) -> list[Any]:
     """The settings that a command asks for, studies last."""
     names = [name.strip() for name in asked.only.split(";")]  # "a; b" names two settings
-    found = [setting for name in names for setting in paper.select(name, asked.table)]
+    settings = [setting for name in names for setting in paper.select(name, asked.table)]
     if asked.quick and not (asked.only or asked.table):
-        found = list(paper.miniature or found)
-    return [*found, *(s for s in (paper.studies if asked.studies else ()) if s not in found)]
+        settings = list(paper.miniature or settings)
+    return [*settings, *(s for s in (paper.studies if asked.studies else ()) if s not in settings)]
 
 
 def _refuse_to_replace(paths: list[Path]) -> None:

@@ -15,6 +15,7 @@ from pydantic import Field
 from atoll import methods
 from atoll.core.errors import UserError
 from atoll.core.influence import RobustOptions
+from atoll.core.integrity import format_of
 from atoll.core.options import (
     AtLeastOne,
     NotNegative,
@@ -23,12 +24,13 @@ from atoll.core.options import (
     describe,
     nearest,
 )
-from atoll.core.record import disk_errors
+from atoll.core.storage import read_toml
+from atoll.data import splits
 from atoll.data.own.tables import TableOptions
 from atoll.data.public import PublicOptions
 from atoll.data.site import Scale
-from atoll.data.splits import ScenarioOptions
 from atoll.learning.models import ModelOptions
+from atoll.runs.convert import convert_config
 
 __all__ = [
     "EngineOptions",
@@ -73,7 +75,7 @@ class RunConfig:
     rounds: AtLeastOne = 10  # of a stage, at most
     data: dict[str, Any] = field(default_factory=dict)  # a data set's name, and its options
     scale: Scale = "global"  # tables: mean 0, deviation 1 over all sites, over each, or as they are
-    scenario: dict[str, Any] = field(default_factory=dict)  # who holds what
+    scenario: dict[str, Any] = field(default_factory=dict)  # a split's name, and its options
     model: dict[str, Any] = field(default_factory=dict)  # which network
     models: tuple[str, ...] = ()  # a network for each client, in their order; empty: model for all
     public: dict[str, Any] = field(default_factory=dict)  # unlabeled images that all parts have
@@ -99,9 +101,14 @@ class RunConfig:
                 raise UserError(f"'{name}' has no option '{key}' any more", where, remedy)
         return build(methods.load(name).options, chosen, "[method]")
 
-    def scenario_options(self) -> ScenarioOptions:
-        """The scenario's options."""
-        return build(ScenarioOptions, self.scenario, "[scenario]")
+    @property
+    def split(self) -> str:
+        """The name of the split."""
+        return str(self.scenario["split"])
+
+    def scenario_options(self) -> Any:
+        """The options of the split."""
+        return splits.options_of(self.scenario, "[scenario]")
 
     def model_options(self) -> ModelOptions:
         """The network's options."""
@@ -165,12 +172,9 @@ def _parsed(path: Path) -> dict[str, Any]:
     if path.parent.is_dir() and not path.exists():
         remedy = "check the name; atoll init writes a config for your own tables"
         raise UserError("no such file", str(path), remedy)
-    with disk_errors(path):
-        text = path.read_bytes()
-    try:
-        return tomllib.loads(text.decode())
-    except ValueError as error:
-        raise UserError(f"not TOML: {error}", str(path), "mend that line") from error
+    values = read_toml(path)
+    of_a_run = path.name == "config.toml" and path.with_name("facts.json").exists()
+    return convert_config(values, format_of(path.parent), str(path)) if of_a_run else values
 
 
 def place(key: str, values: Mapping[str, Any]) -> str:
@@ -180,10 +184,11 @@ def place(key: str, values: Mapping[str, Any]) -> str:
         return key
     method = _method_name(values)
     tables: list[tuple[str, type]] = [
-        ("scenario", ScenarioOptions), ("method", methods.load(method).options),
+        ("method", methods.load(method).options),
         ("model", ModelOptions), ("engine", EngineOptions), ("robust", RobustOptions),
     ]  # fmt: skip
-    names = {table: [f.name for f in dataclasses.fields(kind)] for table, kind in tables}
+    names = {"scenario": splits.option_names()}
+    names |= {table: {f.name for f in dataclasses.fields(kind)} for table, kind in tables}
     homes = [table for table, known in names.items() if key in known]
     homes = homes or ["method"] * (key in MOVED.get(method, {}))  # its error has the remedy
     if len(homes) == 1:
@@ -221,6 +226,8 @@ def change(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     }
     for key, value in changes.items():
         table, _, name = place(key, changed).partition(".")
+        if (table, name) == ("scenario", "split"):
+            changed[table] = _kept_options(changed.get(table, {}), value, changes)
         if name:
             inside = changed.get(table, {})
             if table not in TABLES or not isinstance(inside, dict):
@@ -233,6 +240,18 @@ def change(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return changed
 
 
+def _kept_options(scenario: Any, split: Any, changes: Mapping[str, Any]) -> Any:
+    """The options of a scenario that stay when another split is chosen.
+
+    An option that the new split lacks goes, unless it is among the changes: then it is an error.
+    """
+    if not isinstance(scenario, dict) or split not in splits.names():
+        return scenario
+    chosen = {key.rpartition(".")[2] for key in changes}
+    other = splits.option_names() - splits.option_names(split) - chosen
+    return {name: value for name, value in scenario.items() if name not in other}
+
+
 def resolve(values: Mapping[str, Any], where: str) -> RunConfig:
     """The whole config, every option checked and every default written out."""
     config = build(RunConfig, change(dict(values), {}), where)
@@ -242,23 +261,36 @@ def resolve(values: Mapping[str, Any], where: str) -> RunConfig:
     if "name" not in config.method:
         raise UserError("no method", where, "add method = { name = 'fedavg' }")
     method = methods.load(str(config.method["name"]))
-    own = "files" in config.data and "text" not in config.data  # texts are dealt by task
-    parties = "parties" in config.data
+    scenario = {"split": _default_split(config.data, method.split), **config.scenario}
+    parties = config.data.get("parties")
+    if isinstance(parties, list) and scenario["split"] == "parties":
+        clients = scenario.setdefault("clients", len(parties))
+        if clients != len(parties):
+            what = f"clients = {clients} for {len(parties)} tables in data.parties"
+            raise UserError(what, "[scenario]", "leave clients out")
+    own = _default_split(config.data, "") == "files" or "parties" in config.data
     full = dataclasses.replace(
         config,
         data=config.data or {"name": "synthetic-table"},
-        scenario={"split": "files" if own else method.split, **config.scenario},
-        scale="local" if (own or parties) and "scale" not in values else config.scale,
+        scenario=scenario,
+        scale="local" if own and "scale" not in values else config.scale,
     )
     return dataclasses.replace(
         full,
-        scenario=_written(full.scenario_options()),
+        scenario={"split": full.split, **_written(full.scenario_options())},
         model=_written(full.model_options()),
         public=_written(full.public_options()) if full.public else {},
         method={"name": config.method["name"], **_written(full.options())},
         engine=_written(full.engine_options()),
         robust=_written(full.robust_options()),
     )
+
+
+def _default_split(data: Mapping[str, Any], usual: str) -> str:
+    """The split of a run that names none: that of its own files, else the method's usual one."""
+    if "files" in data and "text" not in data:
+        return "files"
+    return "streams" if "files" in data and usual == "tasks" else usual
 
 
 def _written(options: Any) -> dict[str, Any]:

@@ -57,12 +57,12 @@ def execute(  # noqa: PLR0913 - what a caller may set, by keyword
     """
     data: dict[str, Dataset] = {} if loaded is None else loaded
     with deterministic_torch(config.engine_options().deterministic):
-        made, record = prepare(config, folder, resume, data)
+        run_parts, record = prepare(config, folder, resume, data)
         with record:
             if resume and record.ended(config.checkpoints):
                 return
-            with open_engine(made, lambda: parts(config, data), folder) as engine:
-                go(made, engine, record, watch, stopping)
+            with open_engine(run_parts, lambda: parts(config, data), folder) as engine:
+                go(run_parts, engine, record, watch, stopping)
             write_result(folder, record.extents)
 
 
@@ -82,9 +82,9 @@ def prepare(
     threads = config.engine_options().threads
     if threads:
         torch.set_num_threads(threads)
-    made = parts(config, data)
-    made.client(made.scenario.clients[0])
+    run_parts = parts(config, data)
+    run_parts.client(run_parts.scenario.clients[0])
     if resume and (folder / "config.toml").exists():
-        same_data(made, Run(folder).facts, str(folder))
-        return made, Record.reopen(folder, patience)
-    return made, Record.create(folder, to_toml(config), facts(made), patience)
+        same_data(run_parts, Run(folder).facts, str(folder))
+        return run_parts, Record.reopen(folder, patience)
+    return run_parts, Record.create(folder, to_toml(config), facts(run_parts), patience)

@@ -14,8 +14,9 @@ from atoll.core import VERSION
 from atoll.core.errors import UserError
 from atoll.runs.parts import Parts
 
-__all__ = ["facts", "holdings", "same_data"]
+__all__ = ["facts", "few_rows", "holdings", "same_data"]
 
+FEW = 5  # training rows of a client at a stage, below which the command warns
 MOST_NAMES = 300  # a table with more columns is told by numbers alone
 
 
@@ -55,10 +56,10 @@ def _public(parts: Parts) -> dict[str, Any]:
     if not parts.config.public:
         return {}
     public = parts.public
-    found = {"rows": len(public), "fingerprint": public.fingerprint}
+    identity = {"rows": len(public), "fingerprint": public.fingerprint}
     options = parts.config.public_options()
     name = f"own images, {Path(options.images).name}" if options.images else options.name
-    return {"public": {"name": name, **found}}
+    return {"public": {"name": name, **identity}}
 
 
 def holdings(parts: Parts) -> dict[str, Any]:
@@ -80,11 +81,23 @@ def holdings(parts: Parts) -> dict[str, Any]:
     return {"common": len(scenario.common), "common_names": names, "sites": sites}
 
 
+def few_rows(facts: Mapping[str, Any]) -> str:
+    """A warning where clients have very few training rows; empty where none has.
+
+    A client that has not joined yet has none, and does not count.
+    """
+    sites = facts["holdings"]["sites"].values()
+    few = sum(any(0 < rows < FEW for rows in site["train"]) for site in sites)
+    if not few:
+        return ""
+    return f"{few} of {len(sites)} clients train on fewer than {FEW} rows; ask for fewer clients"
+
+
 def same_data(parts: Parts, recorded: Mapping[str, Any], where: str) -> None:
-    """Refuse to go on with other data than the run began with."""
+    """Refuse to continue a run with other data."""
     if recorded.get("data", {}).get("fingerprint") != parts.dataset.fingerprint:
         raise UserError(
             f"the data of '{parts.dataset.name}' have changed since the run began",
             where,
-            "bring the old data back, or start a new run without --resume",
+            "restore the old data, or start a new run without --resume",
         )

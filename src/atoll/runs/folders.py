@@ -9,7 +9,10 @@ from atoll.core.storage import disk_errors
 from atoll.runs.config import RunConfig, resolve
 from atoll.runs.result import Run
 
-__all__ = ["absent_run", "fresh_folder", "last_folder", "recorded", "refuse_absent", "run_folder"]
+__all__ = [
+    "fresh_folder", "last_folder", "recorded", "refuse_absent",
+    "refuse_other_config", "run_folder",
+]  # fmt: skip
 
 
 @contextmanager
@@ -56,33 +59,33 @@ def _claimed(folder: Path) -> bool:
 
 
 def refuse_absent(folders: Iterable[Path]) -> None:
-    """Refuse to go on with runs of which none has left anything in its folder."""
+    """Refuse to continue runs if none has left anything in its folder."""
     every = list(folders)
     for folder in every:
         with disk_errors(folder):
             if folder.is_dir() and any(folder.iterdir()):
                 return
-    remedy = "name the folder of a run, or leave --resume out to start one"
-    raise UserError("no run to go on with in this folder", str(every[0]), remedy)
+    remedy = "name the folder of a run, or leave out --resume to start one"
+    raise UserError("no run to continue in this folder", str(every[0]), remedy)
 
 
 def last_folder(name: str) -> Path:
     """The newest folder runs/NAME-N that has something in it."""
-    found = [one for one in _folders(name) if one[1].is_dir() and any(one[1].iterdir())]
-    if not found:
+    folders = [one for one in _folders(name) if one[1].is_dir() and any(one[1].iterdir())]
+    if not folders:
         raise UserError(
             f"no run of '{name}' to go on with", "runs", "leave --resume out, or give --out"
         )
-    return max(found)[1]
+    return max(folders)[1]
 
 
 def _folders(name: str) -> list[tuple[int, Path]]:
-    found = []
+    folders = []
     for path in Path("runs").glob(f"{name}-*"):
         number = path.name.removeprefix(f"{name}-")
         if number.isdigit():
-            found.append((int(number), path))
-    return found
+            folders.append((int(number), path))
+    return folders
 
 
 def recorded(folder: Path) -> RunConfig:
@@ -90,11 +93,13 @@ def recorded(folder: Path) -> RunConfig:
     return resolve(Run(folder).config, str(folder / "config.toml"))
 
 
-def absent_run(folder: Path) -> UserError:
-    """The error for a folder that holds no run itself; the runs below it are named."""
+def refuse_other_config(config: RunConfig, folder: Path) -> None:
+    """Refuse to continue the run in a folder with another config; a folder may hold none yet."""
     with disk_errors(folder):
-        below = sorted(path.parent.name for path in folder.glob("*/config.toml"))
-    if below:
-        what = f"this folder holds {len(below)} runs: {', '.join(below[:5])}"
-        return UserError(what, str(folder), f"give one of them, for example {folder / below[0]}")
-    return UserError("no run in this folder", str(folder), "give the folder of a run")
+        if not (folder / "config.toml").exists():
+            return
+    before = recorded(folder)
+    keys = [key for key in vars(config) if getattr(config, key) != getattr(before, key)]
+    if keys:
+        what = f"the run in this folder has another '{keys[0]}'"
+        raise UserError(what, str(folder), "resume with the config it was started with")

@@ -14,9 +14,8 @@ from atoll import methods
 from atoll.core.errors import InterruptedRunError, UserError
 from atoll.core.federation import Clients, Moment, Server, Transport
 from atoll.core.influence import Guard, implausible_state
-from atoll.core.late import now
 from atoll.core.messages import Tensors
-from atoll.core.record import Event, Look, Record, Round, Stage
+from atoll.core.record import Event, Record, Round, Snapshot, Stage
 from atoll.learning.weights import prefixed, without
 from atoll.runs.config import RunConfig
 from atoll.runs.parts import Parts
@@ -42,14 +41,14 @@ class Engine(Transport, Protocol):
         """Give every client the state back that it had at a place."""
         ...
 
-    def looks(self, moment: Moment) -> list[Look]:
+    def snapshots(self, moment: Moment) -> list[Snapshot]:
         """What the clients here see of themselves at the end of a stage."""
         ...
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What somebody who watches a run is told after each round."""
+    """What a watcher of a run receives after each round."""
 
     stage: int
     stages: int
@@ -72,7 +71,7 @@ class _Run:
     watch: Watch
     stopping: Callable[[], bool]
     saved: float = 0.0
-    open: Callable[[], None] | None = None  # enters a round that was sent off in the record
+    open: tuple[Callable[[], None], ...] = ()  # checks the last round, writes it into the record
 
     @property
     def config(self) -> RunConfig:
@@ -81,11 +80,6 @@ class _Run:
     @cached_property
     def packing(self) -> bool:
         return self.config.engine_options().packing
-
-    @cached_property
-    def ahead(self) -> bool:
-        """Whether a round is sent off before the numbers of the one before are there."""
-        return bool(getattr(self.engine, "ahead", False)) and not self.packing
 
     @cached_property
     def guard(self) -> Guard | None:
@@ -102,15 +96,19 @@ class _Run:
         return Clients(
             *(scenario.clients, self.engine, moment, scenario.tasks_at(moment.stage), packing),
             at_least=self.engine.at_least if quorum else 0,
-            doubts=[] if self.ahead else None,
             guard=self.guard,
         )
 
     def settle(self) -> None:
-        """Enter the round that is still open in the record."""
-        enter, self.open = self.open, None
-        if enter is not None:
-            enter()
+        """Write the last round into the record, if that is still to be done."""
+        steps, self.open = self.open, ()
+        for step in steps:
+            step()
+
+    def checks(self) -> Callable[[], None]:
+        """Take over the checks of messages that the engine has begun; called, it finishes them."""
+        take = getattr(self.engine, "pending", None)
+        return take() if take else lambda: None
 
     def save(self, stage: int, number: int, always: bool = False) -> None:
         """A checkpoint: the next round is `number` of `stage`."""
@@ -133,16 +131,16 @@ class _Run:
             raise UserError(
                 f"the state of the server is implausible and was not saved: {reason}",
                 str(self.record.folder),
-                "go on with --resume; if sites diverge, start anew with a smaller rate",
+                "continue with --resume; if sites diverge, start anew with a smaller rate",
             )
         return state
 
     def load(self) -> tuple[int, int]:
         """Become what the last checkpoint says; the stage and round to go on with."""
-        found = self.record.resume()
-        if found is None:
+        checkpoint = self.record.resume()
+        if checkpoint is None:
             return 0, 0
-        state = {name: torch.from_numpy(array) for name, array in found[0].items()}
+        state = {name: torch.from_numpy(array) for name, array in checkpoint[0].items()}
         where = self.parts.site(self.parts.scenario.clients[0]).device
         self.server.restore(without("server", state))
         self.engine.restore(
@@ -150,9 +148,9 @@ class _Run:
                 id: {n: t.to(where) for n, t in without(f"client/{id}", state).items()}
                 for id in self.parts.scenario.clients
             },
-            f"{found[1]['stage']}-{found[1]['round']}",
+            f"{checkpoint[1]['stage']}-{checkpoint[1]['round']}",
         )
-        return found[1]["stage"], found[1]["round"]
+        return checkpoint[1]["stage"], checkpoint[1]["round"]
 
 
 def _arrays(state: Tensors) -> dict[str, np.ndarray[Any, Any]]:
@@ -176,7 +174,7 @@ def go(
 
 def _rounds(run: _Run, stage: int, number: int) -> None:
     """All rounds from here on."""
-    stages, done = run.parts.scenario.stages, 0
+    stages, count = run.parts.scenario.stages, 0
     while stage < stages:
         stage, number = _round(run, stage, number)
         ended = stage == stages
@@ -184,8 +182,8 @@ def _rounds(run: _Run, stage: int, number: int) -> None:
         if not ended and run.stopping():
             run.save(stage, number, always=True)
             raise InterruptedRunError
-        done += 1
-        if done == SETTLED:  # Python looks for garbage in all that it holds, again and again
+        count += 1
+        if count == SETTLED:  # Python looks for garbage in all that it holds, again and again
             gc.collect()
             gc.freeze()
 
@@ -199,29 +197,35 @@ def _round(run: _Run, stage: int, number: int) -> tuple[int, int]:
         notes = dict(run.server.round(clients, moment))
     except Exception:
         run.settle()
-        clients.settle()  # numbers that nobody has looked at may be the reason
+        clients.settle()  # a message that is refused may be the cause
         raise
-    run.settle()  # the round before: its numbers have come meanwhile
-    ended = now(notes.pop("finished", 0.0)) > 0 or moment.last
+    checks = run.checks()
+    run.settle()  # the round before: the device has computed its numbers by now
+    ended = notes.pop("finished", 0.0) > 0 or moment.last
     further: list[Event] = []
     scored = ended or (config.score_every > 0 and (number + 1) % config.score_every == 0)
     if scored:
-        clients.settle()
-        others = run.clients(moment)
-        further += run.server.evaluate(others, moment)
-        others.settle()
-        further += [*others.traffic, *others.absences, *others.exclusions]
-    looks = [*run.parts.witness.asked()]
+        checks()
+        further += _scores(run, moment)
+    snapshots = [*run.parts.probe.asked()]
     if ended:
         further.append(Stage(stage, number + 1))
         if config.looks:
-            own: list[Look] = getattr(run.server, "look", lambda moment: [])(moment)
-            looks += [*own, *run.engine.looks(moment)]
+            own: list[Snapshot] = getattr(run.server, "snapshot", lambda moment: [])(moment)
+            snapshots += [*own, *run.engine.snapshots(moment)]
     seconds = time.monotonic() - began
-    run.open = partial(_tell, run, moment, notes, clients, (further, looks), seconds)
-    if scored or not clients.doubts:  # else the next round need not wait for this one's numbers
+    run.open = (checks, partial(_tell, run, moment, notes, clients, (further, snapshots), seconds))
+    if scored or not getattr(run.engine, "deferred", False):  # else the next round can begin
         run.settle()
     return (stage + 1, 0) if ended else (stage, number + 1)
+
+
+def _scores(run: _Run, moment: Moment) -> list[Event]:
+    """The scores at a moment, and the messages that they took."""
+    clients = run.clients(moment)
+    scores = run.server.evaluate(clients, moment)
+    clients.settle()
+    return [*scores, *clients.traffic, *clients.absences, *clients.exclusions]
 
 
 def _tell(
@@ -229,17 +233,16 @@ def _tell(
     moment: Moment,
     notes: Mapping[str, float],
     clients: Clients,
-    more: tuple[Iterable[Event], Iterable[Look]],
+    more: tuple[Iterable[Event], Iterable[Snapshot]],
     seconds: float,
 ) -> None:
-    """Enter a round in the record, once all that came in it has been looked at."""
-    clients.settle()
-    further, looks = more
-    run.record.look(looks)
-    known = {name: now(value) for name, value in notes.items()}
-    said = Round(moment.stage, moment.round, known)
-    told = (said, *clients.traffic, *clients.absences, *clients.exclusions, *further)
-    run.record.add(told)
+    """Write a round into the record."""
+    further, snapshots = more
+    run.record.write_snapshots(snapshots)
+    known = {n: value if isinstance(value, int) else float(value) for n, value in notes.items()}
+    summary = Round(moment.stage, moment.round, known)
+    events = (summary, *clients.traffic, *clients.absences, *clients.exclusions, *further)
+    run.record.add(events)
     run.record.time(stage=moment.stage, round=moment.round, seconds=seconds)
     stages = run.parts.scenario.stages
-    run.watch(Progress(moment.stage, stages, moment.round, moment.rounds, told, seconds))
+    run.watch(Progress(moment.stage, stages, moment.round, moment.rounds, events, seconds))

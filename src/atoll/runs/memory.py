@@ -1,4 +1,4 @@
-"""How much memory a run will need, told before it begins.
+"""Estimates how much memory a run needs, before it begins.
 
 A round and a test are done with a few clients and with twice as many, while every tensor that is
 made or freed is counted; what a client more costs tells what all of them will. Nothing of it is
@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from atoll.core.federation import Clients, Moment, Transport
-from atoll.core.messages import Doubt
 from atoll.core.record import write_whole
 from atoll.runs.parts import Parts
 
@@ -44,11 +43,11 @@ class Plan:
     @property
     def parts(self) -> int:
         """Into how many stacks the clients have to be dealt, a power of two."""
-        found = 1
+        count = 1
         room = max(1.0, SHARE * self.free - self.fixed)
-        while self.free and found < self.clients and self.clients * self.each / found > room:
-            found *= 2
-        return found
+        while self.free and count < self.clients and self.clients * self.each / count > room:
+            count *= 2
+        return count
 
 
 class Meter(TorchDispatchMode):
@@ -89,7 +88,7 @@ class Meter(TorchDispatchMode):
 
 
 def plan(
-    made: Parts,
+    parts: Parts,
     again: Callable[[], Parts],
     engine: Callable[[Parts], Transport],
     fewest: int = FEWEST,
@@ -98,61 +97,57 @@ def plan(
 
     `again` builds the parts anew for each trial, so that a trial leaves nothing behind.
     """
-    every = made.scenario.clients
-    asked = made.asked
-    vertical = made.scenario.labels_at_server
-    if asked < max(fewest, MORE) or vertical or made.config.engine_options().mode == "loop":
+    every = parts.scenario.clients
+    asked = parts.asked
+    vertical = parts.scenario.labels_at_server
+    if asked < max(fewest, MORE) or vertical or parts.config.engine_options().mode == "loop":
         return None
-    rows = _row_bytes(made) * (len(every) - asked)  # those that are not asked at once keep theirs
-    free, found = _free_bytes(made), []
+    rows = _row_bytes(parts) * (len(every) - asked)  # those that are not asked at once keep theirs
+    free, plans = _free_bytes(parts), []
     for few, more in zip(*(_peaks(again(), engine, n) for n in (FEW, MORE)), strict=True):
         each = max(0, (more - few) // (MORE - FEW))
         fixed = max(0, few - FEW * each) + rows
-        found.append(Plan(asked, fixed, each, fixed + asked * each, free))
-    return max(found, key=lambda one: one.peak)
+        plans.append(Plan(asked, fixed, each, fixed + asked * each, free))
+    return max(plans, key=lambda one: one.peak)
 
 
-def _peaks(made: Parts, engine: Callable[[Parts], Transport], count: int) -> list[int]:
+def _peaks(parts: Parts, engine: Callable[[Parts], Transport], count: int) -> list[int]:
     """The peaks of a round and of a test with so many clients, after a first one made buffers."""
-    packing = made.config.engine_options().packing
-    ids = made.scenario.clients[:count]
-    found = []
+    packing = parts.config.engine_options().packing
+    ids = parts.scenario.clients[:count]
+    peaks = []
     with Meter() as meter:
-        server, transport = made.server(), engine(made)
-        ahead = getattr(transport, "ahead", False) and not packing
-        left = None  # where rounds run ahead, what one leaves open is held until the next is done
+        server, transport = parts.server(), engine(parts)
         for number in range(2):
-            moment, tasks = Moment(0, number, 3), made.scenario.tasks_at(0)
+            moment, tasks = Moment(0, number, 3), parts.scenario.tasks_at(0)
             for act in (server.round, server.evaluate):
                 meter.again()
-                doubts: list[Doubt] | None = [] if ahead else None
-                act(Clients(ids, transport, moment, tasks, packing, doubts=doubts), moment)
-                found.append(meter.peak)
-                left = doubts if act == server.round else left
-    return found[2:]
+                act(Clients(ids, transport, moment, tasks, packing), moment)
+                peaks.append(meter.peak)
+    return peaks[2:]
 
 
-def _row_bytes(made: Parts) -> int:
+def _row_bytes(parts: Parts) -> int:
     """The training rows of one client, on average, as tensors."""
-    held = [len(h.train) for holdings in made.scenario.holdings.values() for h in holdings[:1]]
-    kind = torch.empty(0, dtype=getattr(torch, made.config.dtype)).element_size()
-    wide = made.dataset.x[0].size
+    held = [len(h.train) for holdings in parts.scenario.holdings.values() for h in holdings[:1]]
+    kind = torch.empty(0, dtype=getattr(torch, parts.config.dtype)).element_size()
+    wide = parts.dataset.x[0].size
     return int(sum(held) / max(1, len(held)) * (wide * kind + 8))
 
 
-def _free_bytes(made: Parts) -> int:
+def _free_bytes(parts: Parts) -> int:
     """What is free on the device of a run; 0 where the system does not say.
 
     With `engine.deterministic` all of its memory: what others use must not change the stacks.
     """
-    total = made.config.engine_options().deterministic
-    if made.site(made.scenario.clients[0]).device.type == "cuda":
+    total = parts.config.engine_options().deterministic
+    if parts.site(parts.scenario.clients[0]).device.type == "cuda":
         return int(torch.cuda.mem_get_info()[int(total)])
-    wanted = "MemTotal:" if total else "MemAvailable:"
-    told = Path("/proc/meminfo")
-    lines = told.read_text().splitlines() if told.exists() else []
-    found = [int(line.split()[1]) << 10 for line in lines if line.startswith(wanted)]
-    return found[0] if found else 0
+    field = "MemTotal:" if total else "MemAvailable:"
+    meminfo = Path("/proc/meminfo")
+    lines = meminfo.read_text().splitlines() if meminfo.exists() else []
+    sizes = [int(line.split()[1]) << 10 for line in lines if line.startswith(field)]
+    return sizes[0] if sizes else 0
 
 
 class Peak:
@@ -176,7 +171,7 @@ class Peak:
         return self._now() - (0 if self.cuda else self.before)
 
 
-def write_plan(folder: Path, made: Plan, measured: int | None = None) -> None:
+def write_plan(folder: Path, plan: Plan, measured: int | None = None) -> None:
     """Keep a plan with a run, at its end with the peak that was measured."""
-    body = asdict(made) | {"parts": made.parts, "measured": measured}
+    body = asdict(plan) | {"parts": plan.parts, "measured": measured}
     write_whole(folder / "memory.json", json.dumps(body, indent=1).encode() + b"\n")

@@ -17,10 +17,11 @@ from atoll.core.rows import Public
 from atoll.data.dataset import Dataset
 from atoll.data.public import public
 from atoll.data.scenario import Scenario
-from atoll.data.site import Shelf, Site, Witness
-from atoll.data.splits import scenario
+from atoll.data.site import AttributionProbe, Shelf, Site, View
+from atoll.data.splits import load, split
 from atoll.data.vectors import Vectors
 from atoll.data.vectors import load as load_vectors
+from atoll.data.vertical_site import VerticalSite
 from atoll.learning.models import ModelOptions, network
 from atoll.learning.textcnn import TextCNN, Words
 from atoll.runs.config import RunConfig
@@ -59,20 +60,15 @@ class Parts:
             self.dataset, self.config.scale, train, where, getattr(torch, self.config.dtype)
         )
 
-    def site(self, id: str) -> Site:
-        """What the part with this id may see."""
+    def site(self, id: str) -> Any:
+        """What the participant with this id may see: a Site, or a VerticalSite, by the split."""
+        view = View(id, self._shelf, self.dataset, self.scenario, self.config.seed)
+        if self.scenario.labels_at_server:
+            return VerticalSite(view)
         models, clients = self.config.models, self.scenario.clients
         named = models[clients.index(id)] if models and id in clients else ""
-        seed, own = (
-            self.config.seed,
-            self._kinds.setdefault(named, partial(self._network, name=named)),
-        )
-        return Site(
-            *(id, self._shelf, self.dataset, self.scenario, seed, self._network),
-            special=own,
-            public=lambda: self.public,
-            witness=self.witness,
-        )
+        own = self._kinds.setdefault(named, partial(self._network, name=named))
+        return Site(view, self._network, special=own, public=lambda: self.public, probe=self.probe)
 
     @cached_property
     def _kinds(self) -> dict[str, partial[torch.nn.Module]]:
@@ -89,9 +85,9 @@ class Parts:
         return self.config.options()
 
     @cached_property
-    def witness(self) -> Witness:
+    def probe(self) -> AttributionProbe:
         """Where the sites of this process put what they see of their models in each round."""
-        return Witness(self.config.attribution)
+        return AttributionProbe(self.config.attribution)
 
     @cached_property
     def public(self) -> Public:
@@ -155,15 +151,15 @@ def parts(config: RunConfig, loaded: dict[str, Dataset] | None = None) -> Parts:
         shelf[key] = data.load(str(config.data.get("name", "")), **options)
     dataset = shelf[key]
     name = str(config.method["name"])
-    vertical = methods.load(name).split == "parties"
-    if vertical != (config.scenario_options().split == "parties"):
-        wanted = methods.load(name).split
-        what = f"'{name}' cannot run where the split is '{config.scenario_options().split}'"
+    wanted = methods.load(name).split
+    vertical = load(wanted).vertical
+    if vertical != load(config.split).vertical:
+        what = f"'{name}' cannot run where the split is '{config.split}'"
         raise UserError(what, "scenario.split", f"use split = '{wanted}'")
     if vertical and config.model_options().widths != ModelOptions().widths:
         what = f"the networks of '{name}' have no widths that could be set"
         raise UserError(what, "model.widths", "leave it out; method.width is their output")
-    dealt = scenario(dataset, config.scenario_options(), config.seed)
+    dealt = split(dataset, config.scenario_options(), config.seed)
     if config.models and len(config.models) != len(dealt.clients):
         what = f"{len(config.models)} models for {len(dealt.clients)} clients"
         raise UserError(what, "models", "name one for each, or none and set model.name")

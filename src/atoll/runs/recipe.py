@@ -1,7 +1,6 @@
-"""The recipe of a run on own tables and images: how files become what models read."""
+"""The recipe of a run: what its models read, and how own files become that."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,47 @@ from atoll.runs.parts import Parts
 
 __all__ = ["write_recipe"]
 
+Recipe = dict[str, Any]  # plain values
+
 
 def write_recipe(parts: Parts, folder: Path) -> None:
-    """For own tables and images, write how files become what models read: for predictions."""
-    layout, scenario, dataset = parts.dataset.layout, parts.scenario, parts.dataset
-    if dataset.kind == "image" and not scenario.labels_at_server:
-        body = _picture_recipe(parts)
-        write_whole(folder / "recipe.json", json.dumps(body, indent=1).encode() + b"\n")
-    if layout is None:
-        return
-    if dataset.group is None:
-        _write_recipe_of_parties(parts, layout.recipe, folder)
-        return
+    """Write what predictions need beside the weights: shapes, classes, columns, scaling."""
+    dataset = parts.dataset
+    recipe = _shapes(parts)
+    if dataset.kind == "text":
+        recipe |= {"words": list(dataset.words), "vectors": parts.vectors.name}
+    if dataset.layout is not None:
+        recipe |= dataset.layout.recipe
+        recipe |= _parties(parts) if dataset.group is None else _tables(parts)
+    elif dataset.group is not None and not parts.scenario.labels_at_server:
+        _add_own_files(parts, recipe["sites"])
+    write_whole(folder / "recipe.json", json.dumps(recipe, indent=1).encode() + b"\n")
+
+
+def _shapes(parts: Parts) -> Recipe:
+    """The shape of a row, the classes, and which columns each site reads from which stage on."""
+    scenario, dataset = parts.scenario, parts.dataset
+    sites = {}
+    for id in scenario.clients:
+        held = [len(holding.own) > 0 for holding in scenario.holdings[id]]
+        since = held.index(True) if any(held) else 0
+        own = scenario.holdings[id][-1].own
+        sites[id] = {"called": id, "own": own.tolist(), "since": since}
+    return {
+        "kind": dataset.kind,
+        "classes": list(dataset.classes),
+        "shape": list(dataset.x.shape[1:]),
+        "columns": [parts.config.data.get(key, key) for key in (dataset.kind, "label")],
+        "common": scenario.common.tolist(),
+        "stages": scenario.stages,
+        "labels_at_server": scenario.labels_at_server,
+        "sites": sites,
+    }
+
+
+def _tables(parts: Parts) -> Recipe:
+    """Own tables: scaling of columns, and the rows of each file that are kept for tests."""
+    scenario, dataset = parts.scenario, parts.dataset
     alone = not parts.config.data.get("site")  # each site has a file of its own
     sites = {}
     for number, id in enumerate(dataset.groups):  # at a site of a network, that site alone
@@ -37,50 +65,46 @@ def write_recipe(parts: Parts, folder: Path) -> None:
             "rows": len(rows) if alone else len(dataset),
             "held_out": [(tested - first).tolist() for tested in scenario.tests[id]],
         }
-    body = {**layout.recipe, "common": scenario.common.tolist(), "sites": sites}
-    write_whole(folder / "recipe.json", json.dumps(body, indent=1).encode() + b"\n")
+    return {"sites": sites}
 
 
-def _write_recipe_of_parties(parts: Parts, recipe: Mapping[str, Any], folder: Path) -> None:
-    """The same where sites hold columns of the same rows; the rows told are the active party's."""
-    scenario = parts.scenario
+def _parties(parts: Parts) -> Recipe:
+    """The same where sites hold columns of the same rows; rows are those of the active party."""
+    scenario, layout = parts.scenario, parts.dataset.layout
+    assert layout is not None  # own tables have one
     tested = np.unique(np.concatenate(scenario.tests[scenario.clients[0]]))
-    sites, files, first = {}, [], 0
+    sites, files, first = _shapes(parts)["sites"], [], 0
     for id in scenario.clients:
-        held = [len(holding.own) > 0 for holding in scenario.holdings[id]]
-        own, scaling = scenario.holdings[id][-1].own, parts.site(id).party_scaling()
-        since = held.index(True)
-        sites[id] = {"own": own.tolist(), "since": since, "scaling": scaling.tolist()}
-    for name, count, rows in recipe["files"]:
+        sites[id]["scaling"] = parts.site(id).scaling().tolist()
+    for name, count, rows in layout.recipe["files"]:
         here = tested[(tested >= first) & (tested < first + len(rows))] - first
         files.append([name, count, np.array(rows)[here].tolist()])
         first += len(rows)
-    given = [[p] if isinstance(p, str) else p for p in parts.config.data["parties"]]
-    prints = {
-        name: [file_fingerprint(Path(path)) for path in own]
-        for name, own in zip(recipe["parties"], given, strict=True)
-    }
-    told = {"files": files, "fingerprints": prints, "stages": scenario.stages, "sites": sites}
-    body = {**recipe, **told}
-    write_whole(folder / "recipe.json", json.dumps(body, indent=1).encode() + b"\n")
+    prints = {}
+    for name, given in zip(layout.recipe["parties"], parts.config.data["parties"], strict=True):
+        paths = [given] if isinstance(given, str) else given
+        prints[name] = [file_fingerprint(Path(path)) for path in paths]
+    return {"files": files, "fingerprints": prints, "sites": sites}
 
 
-def _picture_recipe(parts: Parts) -> dict[str, Any]:
-    """The classes, the size of an image, the sites; of own images the rows kept for tests."""
-    scenario, dataset, config = parts.scenario, parts.dataset, parts.config
-    sites: dict[str, dict[str, Any]] = {id: {"called": id} for id in scenario.clients}
-    if config.scenario_options().split == "domains" and dataset.group is not None:
-        for number, (id, name) in enumerate(zip(scenario.clients, dataset.groups, strict=True)):
-            sites[id] = {"called": name}
-            if config.data.get("images"):
-                rows = np.flatnonzero(dataset.group == number)
-                tested = scenario.tests[id][number] - rows[0]
-                own = array_fingerprint(dataset.x[rows])
-                sites[id] |= {"rows": len(rows), "held_out": tested.tolist(), "fingerprint": own}
-    return {
-        "kind": "image",
-        "classes": list(dataset.classes),
-        "shape": list(dataset.x.shape[1:]),
-        "columns": [config.data.get(key, key) for key in ("image", "label")],
-        "sites": sites,
-    }
+def _add_own_files(parts: Parts, sites: Recipe) -> None:
+    """Own images and texts: the name of each site's file, and its rows that are kept for tests."""
+    scenario, dataset, data = parts.scenario, parts.dataset, parts.config.data
+    if len(dataset.groups) != len(scenario.clients):
+        return
+    domains = parts.config.split == "domains"
+    for number, (id, name) in enumerate(zip(scenario.clients, dataset.groups, strict=True)):
+        rows = np.flatnonzero(dataset.group == number)
+        if domains:
+            sites[id]["called"] = name
+        if data.get("images") and domains:
+            held_out = [scenario.tests[id][number] - rows[0]]
+            mark = array_fingerprint(dataset.x[rows])
+        elif data.get("files") and dataset.kind == "text":
+            sites[id]["called"] = Path(name).stem
+            held_out = [tested - rows[0] for tested in scenario.tests[id]]
+            mark = file_fingerprint(Path(data["files"][number]))
+        else:
+            continue
+        sites[id] |= {"rows": len(rows), "fingerprint": mark}
+        sites[id]["held_out"] = [tested.tolist() for tested in held_out]

@@ -1,8 +1,9 @@
 """Replacements: a run may name an installed function that swaps parts of its method.
 
-`replace = "atoll.reproduce.faults.fedseit:released"` runs FedSeIT as the authors' code behaves. The
-name is part of the config, and so of the record, of a resumed run and of a sweep. It is imported
-only from `atoll.reproduce.faults`; a site runs it only if its contract lists it.
+`replace = "atoll.reproduce.faults.fedseit:released"` runs FedSeIT as the authors' code behaves;
+`replace = "atoll.audits.leakage:snapshots"` measures what the messages of V-LETO reveal. The name
+is part of the config, and so of the record, of a resumed run and of a sweep. It is imported only
+from `atoll.reproduce.faults` and `atoll.audits`; a site runs it only if its contract lists it.
 """
 
 import importlib
@@ -14,11 +15,11 @@ from atoll.core.errors import UserError
 from atoll.core.method import Method
 from atoll.core.options import nearest
 
-__all__ = ["PACKAGE", "check_replacement", "replaced"]
+__all__ = ["check_replacement", "replaced"]
 
-PACKAGE = "atoll.reproduce.faults"  # the only package that is imported from
-SPELLING = re.compile(rf"{re.escape(PACKAGE)}\.[a-z_]+:[a-z_]+")
-REMEDY = f"name a function of {PACKAGE}, as in {PACKAGE}.fedseit:released"
+# the only packages that are imported from
+SPELLING = re.compile(r"atoll\.(reproduce\.faults|audits)\.[a-z_]+:[a-z_]+")
+REMEDY = "name an installed one, as in atoll.reproduce.faults.fedseit:released"
 
 
 def check_replacement(name: str, where: str = "replace") -> None:
@@ -40,9 +41,10 @@ def replaced(name: str, replacement: str) -> Method:
     if function not in module.REPLACEMENTS:
         remedy = nearest(function, module.REPLACEMENTS)
         raise UserError(f"no replacement '{function}' in {path}", "replace", remedy)
-    if name != module.METHOD:
-        what = f"'{replacement}' replaces parts of '{module.METHOD}', not of '{name}'"
-        raise UserError(what, "replace", f"set method.name = '{module.METHOD}', or leave it out")
+    if name not in module.METHODS:
+        known = "' or '".join(module.METHODS)
+        what = f"'{replacement}' replaces parts of '{known}', not of '{name}'"
+        raise UserError(what, "replace", f"set method.name = '{known}', or leave it out")
     changed = module.REPLACEMENTS[function](method)
     assert isinstance(changed, Method)
     return changed

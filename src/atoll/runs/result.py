@@ -1,4 +1,4 @@
-"""What a run found: its scores, its metrics, a table; read from the record."""
+"""The results of a run, read from its record: scores, metrics, a table."""
 
 import json
 import math
@@ -9,22 +9,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from atoll import methods, metrics
+from atoll import methods
 from atoll.core.errors import UserError
 from atoll.core.integrity import Extent, Integrity, damaged, write_digests
 from atoll.core.record import (
     Event,
     Exclusion,
-    Look,
     Score,
+    Snapshot,
     read_events,
     read_integrity,
-    read_looks,
+    read_snapshots,
     read_times,
     write_whole,
 )
+from atoll.core.storage import disk_errors
+from atoll.metrics import scores as metrics
+from atoll.runs.convert import convert_config
 
-__all__ = ["Run", "plain", "table", "write_result"]
+__all__ = ["Run", "absent_run", "plain", "runs_in", "table", "write_result"]
 
 SERVER = "server"  # may be scored too, where sites hold columns of the same rows
 
@@ -48,14 +51,20 @@ class Run:
         return events
 
     @cached_property
-    def looks(self) -> list[Look]:
-        """What the parts saw of themselves at the end of each stage."""
-        return read_looks(self.folder, self.integrity)
+    def snapshots(self) -> list[Snapshot]:
+        """The snapshots of clients and server at the end of each stage."""
+        return read_snapshots(self.folder, self.integrity)
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The resolved config."""
-        return self._parsed("config.toml", tomllib.loads)
+        """The resolved config, with the present names of options."""
+        return self._parsed("config.toml", self._read_config)
+
+    def _read_config(self, text: str) -> dict[str, Any]:
+        version = self.facts.get("format", 1)
+        if type(version) is not int:
+            raise damaged(self.folder / "facts.json")
+        return convert_config(tomllib.loads(text), version, str(self.folder))
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -102,15 +111,15 @@ class Run:
     @property
     def exclusions(self) -> list[str]:
         """For each client whose answers were left out, a sentence."""
-        found: dict[str, list[Exclusion]] = {}
+        by_client: dict[str, list[Exclusion]] = {}
         for event in self.events:
             if isinstance(event, Exclusion):
-                found.setdefault(event.client, []).append(event)
-        return [_excluded(client, events) for client, events in sorted(found.items())]
+                by_client.setdefault(event.client, []).append(event)
+        return [_excluded(client, events) for client, events in sorted(by_client.items())]
 
     def read(self) -> None:
         """Read the record now; what was read stays when the folder goes."""
-        for name in ("events", "looks", "config", "facts", "recipe", "refuted", "seconds"):
+        for name in ("events", "snapshots", "config", "facts", "recipe", "refuted", "seconds"):
             getattr(self, name)
 
     @property
@@ -121,18 +130,18 @@ class Run:
     @property
     def variants(self) -> list[str]:
         """The models that the method reports, in the method's own order."""
-        found = metrics.variants(self.events)
+        names = metrics.variants(self.events)
         order = self.config["method"].get("variants", [])
-        return sorted(found, key=lambda v: (order.index(v) if v in order else -1, v))
+        return sorted(names, key=lambda v: (order.index(v) if v in order else -1, v))
 
     @property
     def headline(self) -> str:
         """The variant that stands for the method."""
-        wanted = self.facts.get("headline")
-        if wanted is None:  # a record of an older release
-            wanted = methods.load(self.config["method"]["name"]).headline
-        if wanted in self.variants or not self.variants:
-            return str(wanted)
+        variant = self.facts.get("headline")
+        if variant is None:  # a record of an older release
+            variant = methods.load(self.config["method"]["name"]).headline
+        if variant in self.variants or not self.variants:
+            return str(variant)
         return self.variants[-1]
 
     @property
@@ -253,7 +262,7 @@ def _check_events(events: Sequence[Event], facts: Mapping[str, Any], path: Path)
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON knows it: a number that is none is null."""
+    """The value as plain JSON: NaN becomes null."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -266,7 +275,7 @@ def _listed(array: Any) -> Any:
 
 
 def _number(value: float) -> float | None:
-    """JSON has no NaN: a cell that was never tested is null."""
+    """JSON has no NaN: a cell that was never tested becomes null."""
     return float(value) if math.isfinite(value) else None
 
 
@@ -276,3 +285,20 @@ def _excluded(client: str, events: Sequence[Exclusion]) -> str:
     actions = ", ".join(dict.fromkeys(event.action for event in events))
     count = f"{rounds} round{'s' if rounds > 1 else ''}"
     return f"{client} was left out of {count} ({actions}): {events[-1].reason}"
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The folders that hold a run: this one, else those one below."""
+    with disk_errors(folder):
+        if (folder / "config.toml").exists():
+            return [folder]
+        return sorted(path.parent for path in folder.glob("*/config.toml"))
+
+
+def absent_run(folder: Path) -> UserError:
+    """The error for a folder that holds no run itself; the runs below it are named."""
+    below = [path.name for path in runs_in(folder)]
+    if below:
+        what = f"this folder holds {len(below)} runs: {', '.join(below[:5])}"
+        return UserError(what, str(folder), f"give one of them, for example {folder / below[0]}")
+    return UserError("no run in this folder", str(folder), "give the folder of a run")

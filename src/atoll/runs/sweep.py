@@ -56,18 +56,18 @@ def points(values: dict[str, Any], axes: Mapping[str, Sequence[Any]], folder: Pa
         if twice:
             what = f"an axis has the value {twice[0]!r} twice"
             raise UserError(what, f"--axis {key}", "name each value once")
-    found = []
+    members = []
     for number, chosen in enumerate(itertools.product(*full.values())):
         here = dict(zip(full, chosen, strict=True))
         with _of_an_axis():
             config = resolve(change(values, here), "sweep")
-        found.append(Point(here, config, folder / f"point-{number:04d}"))
-    return found
+        members.append(Point(here, config, folder / f"point-{number:04d}"))
+    return members
 
 
 @contextmanager
 def _of_an_axis() -> Iterator[None]:
-    """What is wrong with a key is told of the option that named it."""
+    """Name --axis instead of --set in errors."""
     try:
         yield
     except UserError as error:
@@ -120,9 +120,11 @@ class _Meeting:
         self.waiting = {}
         together = {f"{n}/{id}": job for n, jobs in asked.items() for id, job in jobs.items()}
         try:
-            done = self.executor.do(together, self.moment)
-            self.results = {n: {id: done[f"{n}/{id}"] for id in jobs} for n, jobs in asked.items()}
-        except Exception as error:  # every run is told
+            results = self.executor.do(together, self.moment)
+            self.results = {
+                n: {id: results[f"{n}/{id}"] for id in jobs} for n, jobs in asked.items()
+            }
+        except Exception as error:  # every run gets the error
             self.results = dict.fromkeys(asked, error)
         self.changed.notify_all()
 
@@ -139,7 +141,7 @@ class _Seat:
 
 
 def sweep(  # noqa: PLR0913 - what a caller may set, by keyword
-    found: Sequence[Point],
+    members: Sequence[Point],
     folder: Path,
     engine: MakeEngine,
     *,
@@ -150,101 +152,71 @@ def sweep(  # noqa: PLR0913 - what a caller may set, by keyword
 ) -> list[Run]:
     """Run all points; one record each, and sweep.json that says which is which.
 
-    A point that fails ends the sweep with its error once the others are done; with `failed`, the
-    error is put there by the point's number and the runs of all others are given.
+    If a point fails, its error is raised once the others have ended. With `failed`, the error goes
+    there by the point's number, and the runs of all others are returned.
     """
-    deterministic = found[0].config.engine_options().deterministic
-    with deterministic_torch(deterministic):
-        return _sweep(found, _Together(folder, engine, watch, stopping), resume, failed)
-
-
-@dataclass(frozen=True)
-class _Together:
-    """What all points of a sweep share."""
-
-    folder: Path
-    engine: MakeEngine
-    watch: Callable[[Progress], None]
-    stopping: Callable[[], bool]
-
-
-def _sweep(
-    found: Sequence[Point],
-    shared: _Together,
-    resume: bool,
-    failed: dict[int, BaseException] | None,
-) -> list[Run]:
-    data: dict[str, Dataset] = {}
     failures: dict[int, BaseException] = {} if failed is None else failed
-    with ExitStack() as records:
-        _allow_files(len(found))
-        ready = []
-        for point in found:
-            made, record = prepare(point.config, point.folder, resume, data)
-            records.enter_context(record)
-            ended = resume and record.ended(point.config.checkpoints)
-            ready.append(_Ready(made, record, ended))
-        _run(found, shared, ready, failures)
+    options = members[0].config.engine_options()
+    with deterministic_torch(options.deterministic), ExitStack() as records:
+        ready = _prepared(members, folder, resume, records)
+        rounds = members[0].config.rounds * ready[0][0].scenario.stages
+        meeting = _Meeting(executor_for(options, folder, rounds), len(members))
+
+        def run(number: int) -> None:
+            parts, record, ended = ready[number]
+            try:
+                with meeting.turn:
+                    if not ended:
+                        go(parts, engine(parts, _Seat(meeting, number)), record, watch, stopping)
+                        write_result(members[number].folder, record.extents)
+            except BaseException as error:  # raised again below, in the caller's thread
+                failures[number] = error
+            finally:
+                meeting.leave()
+
+        _in_threads(run, len(members))
     if failures and failed is None:
         number = min(failures)
-        failures[number].add_note(str(found[number].folder))
+        failures[number].add_note(str(members[number].folder))
         raise failures[number]
-    return [Run(point.folder) for n, point in enumerate(found) if n not in failures]
+    return [Run(point.folder) for n, point in enumerate(members) if n not in failures]
 
 
-@dataclass(frozen=True)
-class _Ready:
-    """A run that can start: its parts, its open record, whether it has ended before."""
-
-    parts: Parts
-    record: Record
-    ended: bool
-
-
-def _allow_files(records: int) -> None:
-    """Let this process open a lock file for each record, as far as the system allows it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = records + SPARE
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-
-
-def _run(
-    found: Sequence[Point],
-    shared: _Together,
-    ready: Sequence[_Ready],
-    failures: dict[int, BaseException],
-) -> None:
-    """Run all points in threads that meet; errors are put into `failures`."""
-    folder = shared.folder
+def _prepared(
+    members: Sequence[Point], folder: Path, resume: bool, records: ExitStack
+) -> list[tuple[Parts, Record, bool]]:
+    """For each point its parts, its open record, and whether it has ended before; sweep.json."""
+    _allow_files(len(members))
+    data: dict[str, Dataset] = {}
+    ready = []
+    for point in members:
+        parts, record = prepare(point.config, point.folder, resume, data)
+        records.enter_context(record)
+        ready.append((parts, record, resume and record.ended(point.config.checkpoints)))
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    index = [{"folder": p.folder.name, "axes": p.axes} for p in found]
+    index = [{"folder": point.folder.name, "axes": point.axes} for point in members]
     write_whole(folder / "sweep.json", json.dumps(index, indent=1).encode() + b"\n")
-    options = found[0].config.engine_options()
-    rounds = found[0].config.rounds * ready[0].parts.scenario.stages
-    meeting = _Meeting(executor_for(options, folder, rounds), len(found))
+    return ready
 
-    def run(number: int) -> None:
-        one, seat = ready[number], _Seat(meeting, number)
-        try:
-            with meeting.turn:
-                if not one.ended:
-                    engine = shared.engine(one.parts, seat)
-                    go(one.parts, engine, one.record, shared.watch, shared.stopping)
-                    write_result(found[number].folder, one.record.extents)
-        except BaseException as error:  # raised again by the caller
-            failures[number] = error
-        finally:
-            meeting.leave()
 
+def _in_threads(run: Callable[[int], None], count: int) -> None:
+    """Call a function with each number in a thread of its own, until all have ended."""
     threads = [
-        threading.Thread(target=copy_context().run, args=(run, n), daemon=True)
-        for n in range(len(found))
+        threading.Thread(target=copy_context().run, args=(run, number), daemon=True)
+        for number in range(count)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         while thread.is_alive():
             thread.join(0.2)  # so that Ctrl-C is heard
+
+
+def _allow_files(records: int) -> None:
+    """Let this process open a lock file for each record, as far as the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = records + SPARE
+    if soft != resource.RLIM_INFINITY and soft < files:
+        limit = files if hard == resource.RLIM_INFINITY else min(files, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

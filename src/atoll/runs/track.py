@@ -1,6 +1,6 @@
-"""A run told to a tracker: TensorBoard, MLflow or trackio, behind one small adapter.
+"""Trackers of a run: TensorBoard, MLflow or trackio, behind one small adapter.
 
-Trackers come with the extra `track`. They are told what the record has anyway, after
+Trackers come with the extra `track`. They receive the numbers of the record after
 each round; a tracker that fails is left out, and the run goes on.
 """
 
@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 
 
 class Tracker(Protocol):
-    """What is told of a run."""
+    """What a tracker has to implement."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Numbers after a round; rounds are counted over all stages."""
@@ -93,29 +93,29 @@ TRACKERS: Mapping[str, tuple[str, Callable[[RunConfig, Path], Tracker]]] = {
 
 def _flat(config: RunConfig) -> dict[str, Any]:
     """The config as one level of names."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in vars(config).items():
         inner = value.items() if isinstance(value, dict) else [("", value)]
-        found |= {f"{name}.{key}" if key else name: str(item) for key, item in inner}
-    return found
+        flat |= {f"{name}.{key}" if key else name: str(item) for key, item in inner}
+    return flat
 
 
 def values(events: Iterable[Event]) -> dict[str, float]:
     """What a round's events say, as numbers with names; means over sites and tasks."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     tests: dict[str, list[float]] = {}
     moved = {"up": 0, "down": 0}
     for event in events:
         if isinstance(event, Round):
-            found |= {f"round/{name}": value for name, value in event.notes.items()}
+            numbers |= {f"round/{name}": value for name, value in event.notes.items()}
         elif isinstance(event, Score) and event.rows:
             model = f" {event.variant}" if event.variant else ""
             for name in (f"accuracy{model}/all sites", f"accuracy{model}/{event.client}"):
                 tests.setdefault(name, []).append(event.accuracy)
         elif isinstance(event, Message):
             moved["down" if event.sender == "server" else "up"] += event.bytes
-    found |= {name: sum(hits) / len(hits) for name, hits in tests.items()}
-    return found | {f"bytes/{way}": float(count) for way, count in moved.items()}
+    numbers |= {name: sum(hits) / len(hits) for name, hits in tests.items()}
+    return numbers | {f"bytes/{way}": float(count) for way, count in moved.items()}
 
 
 def known(names: Iterable[str]) -> list[str]:
@@ -133,7 +133,7 @@ def known(names: Iterable[str]) -> list[str]:
 
 
 class tracked:  # noqa: N801 - reads as a phrase: with tracked(...) as watch
-    """Tells trackers of a run as it goes; `watch` is called after each round too."""
+    """Sends the numbers of a run to trackers after each round, and calls `watch`."""
 
     def __init__(
         self,
@@ -161,15 +161,15 @@ class tracked:  # noqa: N801 - reads as a phrase: with tracked(...) as watch
             self.begun = True
             for name in self.names:
                 self._safely(name, lambda name=name: self._begin(name))  # type: ignore[misc]
-        step, told = progress.stage * progress.rounds + progress.round, values(progress.events)
+        step, numbers = progress.stage * progress.rounds + progress.round, values(progress.events)
         for name in list(self.open):
-            self._safely(name, lambda name=name: self.open[name].log(told, step))  # type: ignore[misc]
+            self._safely(name, lambda name=name: self.open[name].log(numbers, step))  # type: ignore[misc]
 
     def _begin(self, name: str) -> None:
         self.open[name] = TRACKERS[name][1](self.config, self.folder)
 
     def _safely(self, name: str, work: Callable[[], None]) -> None:
-        """A tracker's failure is told once and never stops a run."""
+        """Report the failure of a tracker once; it never stops a run."""
         try:
             work()
         except Exception as error:

@@ -111,6 +111,41 @@ def read(value: Any) -> Any:
     return {key: read(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
+def guess(asked: dict[str, Any]) -> dict[str, Any]:
+    """Acknowledge or end streams of a process to others: their numbers follow those to this one."""
+    from nvflare.fuel.f3.message import Message  # noqa: PLC0415
+    from nvflare.fuel.f3.streaming.stream_const import (  # noqa: PLC0415
+        StreamDataType,
+        StreamHeaderKey,
+    )
+
+    core, _ = cells()
+    streams: dict[str, Any] = {}
+
+    def remember(message: Any) -> None:
+        if message.headers.get("cn__topic") == "sm__DATA":
+            streams["last"] = dict(message.headers)
+
+    core.add_incoming_filter("sm__STREAM", "*", remember)
+    kind = StreamDataType.ERROR if asked["topic"] == "sm__ERROR" else StreamDataType.ACK
+    sent, end = 0, time.monotonic() + asked["seconds"]
+    while time.monotonic() < end:
+        time.sleep(0.001)
+        last = streams.get("last", {})
+        for ahead in range(1, 9) if last else ():
+            headers = {
+                StreamHeaderKey.STREAM_ID: last[StreamHeaderKey.STREAM_ID] + ahead,
+                StreamHeaderKey.DATA_TYPE: kind,
+                StreamHeaderKey.SEQUENCE: 0,
+                StreamHeaderKey.OFFSET: 1 << 40,
+                StreamHeaderKey.CHANNEL: last[StreamHeaderKey.CHANNEL],
+                StreamHeaderKey.TOPIC: last[StreamHeaderKey.TOPIC],
+            }
+            core.fire_and_forget("sm__STREAM", asked["topic"], asked["target"], Message(headers))
+            sent += 1
+    return {"sent": sent, "last": plain(streams.get("last"))}
+
+
 def handlers(asked: dict[str, Any]) -> dict[str, Any]:
     """Everything that this process has registered to take messages, as it is now."""
     core, cell = cells()
@@ -130,7 +165,9 @@ def handlers(asked: dict[str, Any]) -> dict[str, Any]:
     return {"handlers": sorted(set(found)), "name": core.my_info.fqcn}
 
 
-DO = {"admin": admin, "request": request, "stream": stream, "handlers": handlers}
+DO = {
+    "admin": admin, "guess": guess, "handlers": handlers, "request": request, "stream": stream,
+}  # fmt: skip
 
 
 def serve(folder: Path) -> None:

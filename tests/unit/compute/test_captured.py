@@ -7,12 +7,12 @@ from typing import Literal
 import pytest
 import torch
 
-from atoll.compute.captured import Captured, done, replicas, step_key
+from atoll.compute.captured import Captured, replicas, run_captured, step_key
 from atoll.compute.compare import max_relative_error
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.jobs.train import Optimiser, Phase, TrainJob
-from atoll.learning.distill import taught_loss
+from atoll.learning.distill import distillation_loss
 from atoll.learning.image_nets import build
 from atoll.learning.losses import plain
 from atoll.learning.models import ModelOptions, network, skeleton
@@ -26,7 +26,7 @@ def job(name: str, rows: int = 21, seed: int = 0, device: str = "cpu") -> TrainJ
     draws = torch.Generator().manual_seed(seed)
     x, y = torch.randn(rows, 1, 8, 8, generator=draws), torch.arange(rows) % 3
     data = Rows(*(t.to(device) for t in (x, torch.randn(rows, 3, generator=draws), y)))
-    loss = partial(taught_loss, network=skeleton(model, True), strengths=(0.5,))
+    loss = partial(distillation_loss, network=skeleton(model, True), strengths=(0.5,))
     moves = tuple(n for n, _ in model.named_parameters())
     phase = Phase("loss", moves, loss, Optimiser("adam", 0.01))
     weights = {n: w.to(device) for n, w in model.state_dict().items()}
@@ -40,7 +40,7 @@ def in_double(work: TrainJob) -> TrainJob:
 
 
 def same(one: TrainJob, other: Captured) -> float:
-    expected, ((found,),) = one.run(), done([other], [[one]])
+    expected, ((found,),) = one.run(), run_captured([other], [[one]])
     assert found.losses == pytest.approx(expected.losses, rel=1e-6)
     assert found.moments.keys() == expected.moments.keys()
     assert int(found.moments["steps/loss"]) == int(expected.moments["steps/loss"])
@@ -64,7 +64,7 @@ def test_they_are_the_loops_bit_for_bit_and_again_in_later_rounds(name: str) -> 
 def test_running_statistics_move_and_the_given_weights_stay() -> None:
     work = job("small-resnet")
     before = {n: w.clone() for n, w in work.weights.items()}
-    ((found,),) = done([Captured([work])], [[work]])
+    ((found,),) = run_captured([Captured([work])], [[work]])
     assert all(torch.equal(w, work.weights[n]) for n, w in before.items())
     moved = [n for n in before if "running" in n and not torch.equal(found.weights[n], before[n])]
     assert len(moved) == sum("running" in n for n in before)
@@ -72,7 +72,7 @@ def test_running_statistics_move_and_the_given_weights_stay() -> None:
 
 def test_clients_side_by_side_do_not_disturb_each_other() -> None:
     works = [job("small-resnet", 21, 0), job("cnn", 30, 1), job("cnn", 30, 2)]
-    found = done([Captured([work]) for work in works], [[work] for work in works])
+    found = run_captured([Captured([work]) for work in works], [[work] for work in works])
     for work, (one,) in zip(works, found, strict=True):
         assert max_relative_error(work.run().weights, one.weights) == 0.0
 
@@ -92,7 +92,7 @@ def test_replicas_in_one_step_have_statistics_of_their_own(
     works = [replace(work, phases=phases) for work in works]
     together = Captured(works)
     for _ in range(2):
-        (found,) = done([together], [works])
+        (found,) = run_captured([together], [works])
         for work, one in zip(works, found, strict=True):
             expected = work.run()
             assert one.losses == pytest.approx(expected.losses, rel=1e-9)
@@ -157,7 +157,7 @@ def test_graphs_on_a_gpu_learn_what_the_loop_learns_where_rounding_errors_grow(n
     work = replace(in_double(job(name, 64, device="cuda")), epochs=2)
     captured, network = Captured([work]), skeleton(build(name, (1, 8, 8), 3, Stream.of(0)), False)
     for _ in range(2):
-        expected, ((found,),) = work.run(), done([captured], [[work]])
+        expected, ((found,),) = work.run(), run_captured([captured], [[work]])
         assert found.losses == pytest.approx(expected.losses, rel=1e-6)
         logits = [network(one.weights, work.rows.x) for one in (expected, found)]
         torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-4)

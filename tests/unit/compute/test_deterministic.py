@@ -17,19 +17,20 @@ from safetensors.numpy import load_file
 from atoll.compute import autotune, deterministic
 from atoll.compute.choice import choices
 from atoll.compute.executor import Executor
-from atoll.compute.kinds.captured import CapturedTraining
-from atoll.compute.kinds.train import TrainStacks
+from atoll.compute.kinds.captured import CAPTURED_TRAIN
+from atoll.compute.kinds.train import TRAIN
 from atoll.compute.proof import Verdict
 from atoll.core.errors import UserError
 from atoll.core.record import Score
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.engines.local import LocalEngine, local_engine
-from atoll.families.distillation import Learner, Lessons
 from atoll.jobs.train import Optimiser, Phase, TrainJob, TrainResult
 from atoll.kernels import batched_layers
 from atoll.kernels.batched_layers import Sizes
+from atoll.learning.distill import distillation_loss
 from atoll.learning.image_nets import build
+from atoll.learning.models import skeleton
 from atoll.runs.config import RunConfig, read, resolve
 from atoll.runs.execute import execute
 from atoll.runs.result import Run
@@ -170,8 +171,12 @@ def pretraining(number: int) -> TrainJob:
     model = build("cnn", SHAPE, CLASSES, Stream.of(number))
     draws = torch.Generator().manual_seed(number)
     x, y = torch.randn(20, *SHAPE, generator=draws), torch.arange(20) % CLASSES
-    lessons = Lessons(8, 2, Stream.of(number, "prepare"))
-    return Learner(model).alone(lessons, Rows(x, torch.zeros(20, 0), y), 0.01)
+    loss = partial(distillation_loss, network=skeleton(model, True))
+    moves = tuple(name for name, _ in model.named_parameters())
+    phase = Phase("loss", moves, loss, Optimiser("adam", 0.01))
+    rows, stream = Rows(x, torch.zeros(20, 0), y), Stream.of(number, "prepare")
+    weights = dict(model.state_dict())
+    return TrainJob(weights, {}, (phase,), rows, 8, 2, stream, common=True)
 
 
 def same(one: TrainResult, other: TrainResult) -> bool:
@@ -311,7 +316,7 @@ def test_split_networks_are_not_timed_either(tmp_path: Path) -> None:
 
 def test_what_differs_is_done_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [pretraining(0), pretraining(1)]
-    tune = partial(autotune.tune, deterministic.FIXED, CapturedTraining(), "work")
+    tune = partial(autotune.tune, deterministic.FIXED, CAPTURED_TRAIN, "work")
     assert [tune(some).mode for some in (jobs[:1], jobs)] == ["captured", "stacked"]
     assert {tune(some).reason for some in (jobs[:1], jobs)} == {deterministic.EQUAL}
     refused = Verdict("", 2.0, "the result differs")
@@ -332,6 +337,6 @@ def test_a_stack_that_is_not_proved_is_refused() -> None:
         TrainJob({"w": torch.full((2, 3), 1.0 + n)}, {}, (phase,), rows, 4, 1, Stream.of(n))
         for n, rows in enumerate([Rows(torch.rand(8, 3), torch.zeros(8, 0), torch.zeros(8))] * 2)
     ]
-    choice = autotune.tune(deterministic.FIXED, TrainStacks(), "work", jobs)
+    choice = autotune.tune(deterministic.FIXED, TRAIN, "work", jobs)
     assert choice.mode == "loop"
     assert "differs" in choice.reason

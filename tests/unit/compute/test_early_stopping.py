@@ -9,7 +9,8 @@ import torch
 
 from atoll.compute.early_stopping import EarlyStoppedStack
 from atoll.compute.executor import Executor
-from atoll.compute.kinds.early_stopping import EarlyStoppedStacks
+from atoll.compute.kinds import STACKED
+from atoll.compute.kinds.early_stopping import EARLY_STOPPED, EARLY_STOPPED_STACKS
 from atoll.compute.proof import prove
 from atoll.compute.stacking import Stack
 from atoll.core.federation import Moment
@@ -178,21 +179,22 @@ def test_on_a_gpu_a_stack_gives_what_its_members_give_alone(changes: dict[str, A
 
 def test_all_epochs_in_one_computation_are_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     members = jobs()
-    assert prove(EarlyStoppedStacks(), members).way == "batched"
+    assert prove(EARLY_STOPPED, members).way == "batched"
     load = Stack.load
 
     def forgetful(self: Any, works: Any) -> None:
         load(self, [replace(work, moments={}) for work in works])
 
     monkeypatch.setattr(Stack, "load", forgetful)  # nothing shows while moments are zero
-    assert not prove(EarlyStoppedStacks(), members).holds
+    assert not prove(EARLY_STOPPED, members).holds
 
 
 def test_members_that_stop_leave_the_others_in_their_stack(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(EarlyStoppedStacks, "worth", lambda self, jobs: True)  # without a GPU too
+    anywhere = replace(EARLY_STOPPED_STACKS, worth=lambda jobs: True)  # without a GPU too
+    monkeypatch.setitem(STACKED, EarlyStoppedJob, anywhere)
     members = {str(number): job for number, job in enumerate(jobs())}
     executor, built = Executor("stacked"), []
     make = EarlyStoppedStack.__init__
@@ -214,7 +216,8 @@ def test_a_round_that_goes_wrong_is_done_by_the_loop(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no other test reads the verdict
-    monkeypatch.setattr(EarlyStoppedStacks, "worth", lambda self, jobs: True)  # without a GPU too
+    anywhere = replace(EARLY_STOPPED_STACKS, worth=lambda jobs: True)  # without a GPU too
+    monkeypatch.setitem(STACKED, EarlyStoppedJob, anywhere)
     members = {str(number): job for number, job in enumerate(jobs())}
     executor = Executor("stacked", verify="always")
     for id, result in executor.do(members).items():

@@ -15,7 +15,8 @@ from atoll.compute import shared_training
 from atoll.compute.choice import choices
 from atoll.compute.compare import max_relative_error
 from atoll.compute.executor import Executor
-from atoll.compute.kinds.train import TrainStacks
+from atoll.compute.kinds import STACKED
+from atoll.compute.kinds.train import TRAIN_STACKS
 from atoll.compute.stacking import Stack
 from atoll.core.errors import UserError
 from atoll.core.rng import Stream
@@ -95,7 +96,8 @@ class Scarce(Stack):
 def test_a_stack_without_memory_is_done_in_halves_and_the_record_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TrainStacks, "build", lambda self, jobs, way: Scarce(jobs))
+    scarce = replace(TRAIN_STACKS, build=lambda jobs, way: Scarce(jobs))
+    monkeypatch.setitem(STACKED, TrainJob, scarce)
     executor, asked = Executor("stacked", tmp_path), jobs(honest, 7)
     for _ in range(2):
         done = executor.do(asked)

@@ -13,9 +13,9 @@ from atoll.compute.captured import Captured
 from atoll.compute.choice import choices
 from atoll.compute.compare import max_relative_error
 from atoll.compute.executor import Executor, Mode
-from atoll.compute.kinds.captured import CapturedTraining
-from atoll.compute.kinds.evaluate import Tallies
-from atoll.compute.kinds.train import TrainStacks, exact_member
+from atoll.compute.kinds.captured import CAPTURED_TRAIN
+from atoll.compute.kinds.evaluate import TALLY
+from atoll.compute.kinds.train import TRAIN, exact_member
 from atoll.compute.perturb import DRAWS
 from atoll.compute.proof import Verdict, prove
 from atoll.core.rng import Stream
@@ -28,7 +28,7 @@ MOVES = ("weight0", "bias0")
 
 
 def prove_stack(jobs: Sequence[TrainJob]) -> Verdict:
-    return prove(TrainStacks(), jobs)
+    return prove(TRAIN, jobs)
 
 
 def plain(weights: Mapping[str, Tensor], batch: Rows) -> Tensor:
@@ -210,7 +210,7 @@ def test_counts_are_proved(function: Callable[..., Tensor], holds: bool, tmp_pat
         str(n): EvalJob(job.weights, job.rows, function)
         for n, job in ((n, work(n, plain)) for n in range(4))
     }
-    assert prove(Tallies(), list(tallies.values())).holds is holds
+    assert prove(TALLY, list(tallies.values())).holds is holds
     executor = Executor("stacked", tmp_path)
     done = executor.do(tallies)
     (choice,) = choices(tmp_path).values()
@@ -230,9 +230,9 @@ def test_captured_steps_are_proved_with_moments(
     count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     jobs = [replace(work(0, plain, "adam"), stream=Stream.of(n)) for n in range(count)]
-    assert prove(CapturedTraining(), jobs).holds
+    assert prove(CAPTURED_TRAIN, jobs).holds
     monkeypatch.setattr("atoll.compute.kinds.captured.Captured", Forgetful)
-    assert not prove(CapturedTraining(), jobs).holds
+    assert not prove(CAPTURED_TRAIN, jobs).holds
     executor = Executor("captured", tmp_path)
     executor.do({"a": jobs[0]})
     assert not executor._captured  # asked for, and not used

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from atoll.compute import captured, public_steps
 from atoll.compute.executor import Executor
-from atoll.compute.kinds.captured import CapturedPublic, CapturedTraining
+from atoll.compute.kinds import CAPTURED
+from atoll.compute.kinds.captured import PUBLIC
 from atoll.compute.proof import prove
 from atoll.compute.public_steps import CapturedStep, capturable, stepped
 from atoll.core.federation import Moment
@@ -27,19 +28,17 @@ from atoll.jobs.train import Optimiser
 from atoll.learning.image_nets import build
 from atoll.learning.models import skeleton
 from atoll.learning.weights import into
-from atoll.methods.fccl import aligned_loss
-from atoll.methods.fedmatch import agreed
-from atoll.methods.fedmd import distance
+from atoll.methods import fccl, fedmatch, fedmd
 from atoll.runs.config import resolve
 from atoll.runs.execute import execute
 
 STEPS, ROWS, CLASSES = 6, 12, 3
 LOSSES: dict[str, Callable[..., Tensor]] = {
-    "fccl": partial(aligned_loss, strength=0.0051, off_diagonal=-1.0),
-    "fedmd": partial(distance, kind="l1", own=0.0),
-    "rcfl": partial(distance, kind="l1", own=0.3),
-    "feddf": partial(distance, kind="kl", own=0.0),
-    "fedmatch": partial(agreed, confidence=0.3, weight=0.5),
+    "fccl": partial(fccl.public_loss, strength=0.0051, off_diagonal=-1.0),
+    "fedmd": partial(fedmd.public_loss, kind="l1", own=0.0),
+    "rcfl": partial(fedmd.public_loss, kind="l1", own=0.3),
+    "feddf": partial(fedmd.public_loss, kind="kl", own=0.0),
+    "fedmatch": partial(fedmatch.public_loss, confidence=0.3, weight=0.5),
 }
 
 
@@ -244,17 +243,17 @@ def test_whole_runs_are_the_same_and_buffers_are_made_once(
 ) -> None:
     plain = run(method, "loop", tmp_path / "loop")
     made: list[str] = []
-    for kind in (CapturedTraining, CapturedPublic):
+    for job, kind in [*CAPTURED.items()]:
 
-        def counted(self: Any, *given: Any, build: Any = kind.build) -> Any:
-            made.append(type(self).__name__)
-            return build(self, *given)
+        def counted(*given: Any, name: str = job.__name__, build: Any = kind.build) -> Any:
+            made.append(name)
+            return build(*given)
 
-        monkeypatch.setattr(kind, "build", counted)
+        monkeypatch.setitem(CAPTURED, job, replace(kind, build=counted))
     assert run(method, "captured", tmp_path / "captured") == plain
     phases = 2 if method in ("fccl", "fedmatch", "fml") else 1  # FedMD trains alone as in rounds
-    assert made.count("CapturedTraining") == 2 * phases
-    assert made.count("CapturedPublic") == (0 if method == "fml" else 2)
+    assert made.count("TrainJob") == 2 * phases
+    assert made.count("PublicJob") == (0 if method == "fml" else 2)
 
 
 @pytest.mark.gpu
@@ -279,7 +278,7 @@ def test_graphs_on_a_gpu_give_what_the_plain_steps_give_in_double_precision(loss
 @pytest.mark.parametrize("loss", LOSSES)
 def test_captured_steps_are_proved(loss: str) -> None:
     job = first("small-resnet", loss)
-    assert prove(CapturedPublic(), [following(job, job.run(), 1)]).way == "captured"
+    assert prove(PUBLIC, [following(job, job.run(), 1)]).way == "captured"
 
 
 def test_buffers_that_keep_their_running_statistics_are_refused(
@@ -302,7 +301,7 @@ def test_buffers_that_keep_their_running_statistics_are_refused(
                 buffer.detach().fill_(float("var" in name))
 
     monkeypatch.setattr(CapturedStep, "__init__", fresh)
-    assert not prove(CapturedPublic(), [step]).holds
+    assert not prove(PUBLIC, [step]).holds
 
 
 def test_a_step_that_is_not_proved_is_done_plainly(

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from atoll.compute.compare import max_relative_error
-from atoll.compute.kinds.train import TrainStacks
+from atoll.compute.kinds.train import TRAIN_STACKS
 from atoll.compute.stacking import (
     Stack,
 )
@@ -164,7 +164,7 @@ def test_a_loss_written_for_one_client_is_mapped_over_members_with_other_numbers
 
 def test_a_result_that_is_no_number_is_infinitely_far_from_one_that_is() -> None:
     done = member(0).run()
-    lost = replace(done, found={n: w * math.nan for n, w in done.weights.items()})
+    lost = replace(done, weights={n: w * math.nan for n, w in done.weights.items()})
     assert max_relative_error(done.weights, lost.weights) == math.inf
 
 
@@ -184,7 +184,7 @@ def test_a_loss_that_is_not_a_function_of_a_module_does_not_stack() -> None:
 
 
 def test_work_of_very_many_batches_is_not_drawn_ahead() -> None:
-    assert "too many" in TrainStacks().obstacle(replace(member(0), epochs=1_000_000))
+    assert "too many" in TRAIN_STACKS.obstacle(replace(member(0), epochs=1_000_000))
 
 
 def test_counts_of_a_stack_are_those_of_its_members() -> None:

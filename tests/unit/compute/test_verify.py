@@ -15,7 +15,7 @@ from atoll.compute.captured import Captured
 from atoll.compute.choice import choices
 from atoll.compute.compare import max_relative_error
 from atoll.compute.executor import Executor, Mode
-from atoll.compute.kinds.train import TrainStacks
+from atoll.compute.kinds.train import TRAIN
 from atoll.compute.probe import Seen
 from atoll.compute.proof import Verdict
 from atoll.compute.verify import Verifier
@@ -206,11 +206,11 @@ def test_rounding_is_measured_in_the_proof_and_allowed_for(
         for job in several:
             done, single = job.run(), job.weights["weight0"].dtype == torch.float32
             moved = {n: w + single * 1e-3 * (w - job.weights[n]) for n, w in done.weights.items()}
-            found.append(replace(done, found=moved))
+            found.append(replace(done, weights=moved))
         return found
 
-    monkeypatch.setattr(TrainStacks, "candidates", lambda self, way: [Candidate("rough", rough)])
-    verdict = proof.prove(TrainStacks(), jobs)
+    inexact = replace(TRAIN, candidates=lambda way: [Candidate("rough", rough)])
+    verdict = proof.prove(inexact, jobs)
     assert verdict.way == "rough"
     assert verdict.rounding == pytest.approx(1e-3, rel=1e-2)
 
@@ -220,7 +220,7 @@ def test_rounding_is_measured_in_the_proof_and_allowed_for(
         rows = torch.tensor(float(len(jobs[0].rows)))
         seen = Seen(moved, {n: rows * x for n, x in done.losses.items()})
         wrong = Verdict("", 1.0, "")
-        return verify.disagreement(TrainStacks(), jobs[0], seen, rounding, lambda: wrong)
+        return verify.disagreement(TRAIN, jobs[0], seen, rounding, lambda: wrong)
 
     assert not checked(5e-3, verdict.rounding)
     assert checked(5e-3, 0.0)

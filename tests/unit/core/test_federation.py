@@ -9,8 +9,9 @@ import torch
 
 from atoll.core.errors import BadMessageError, ClientFailedError
 from atoll.core.federation import Clients, Moment, actions, answer, possible, scores, shares
+from atoll.core.influence import Guard, RobustOptions
 from atoll.core.messages import Check, Checked, Empty, Packet, Tensors, Weights, pack, wrap
-from atoll.core.record import Absence, Message
+from atoll.core.record import Absence, Exclusion, Message
 
 NOW = Moment(0, 1, 3)
 MANY = [str(number) for number in range(20_000)]
@@ -106,16 +107,16 @@ class Predicting:
     def predict(self, model: Weights, rows: Weights) -> Weights:
         return model
 
-    def final_model(self, shared: Weights, variant: str) -> Weights:
+    def final_model(self, shared: Weights, variant: str, task: int) -> Weights:
         return shared
 
-    def look(self, moment: Moment) -> list[str]:
+    def snapshot(self, moment: Moment) -> list[str]:
         return []
 
 
 def test_only_methods_that_take_a_request_and_a_moment_are_actions() -> None:
     assert set(actions(Predicting)) == {"fit"}
-    for name in ("predict", "final_model", "look"):
+    for name in ("predict", "final_model", "snapshot"):
         with pytest.raises(BadMessageError, match="not an action"):
             answer(Predicting(), name, NOW, pack(weights(a=1)))
 
@@ -279,12 +280,30 @@ def test_scores_that_cannot_be_are_refused_by_the_clients_name(reply: Checked) -
     assert len(caught.value.reason) < 200
 
 
+@pytest.mark.parametrize(("f1", "fits"), [(0.0, True), (1.0, True), (1.5, False), (-0.5, False)])
+def test_a_macro_f1_is_between_0_and_1_and_may_be_either(f1: float, fits: bool) -> None:
+    reply = Checked(4, {"": 1, "own": 1}, {"": f1, "own": 0.5})
+    clients = Clients(["a"], Backwards({"a": Counter(reply=reply)}), NOW, [0])
+    if fits:
+        assert [s.macro_f1 for s in scores(clients, Counter.check, {}, NOW)] == [f1, 0.5]
+        return
+    with pytest.raises(BadMessageError, match="not between 0 and 1"):
+        scores(clients, Counter.check, {}, NOW)
+
+
 def test_of_several_clients_the_one_with_other_variants_is_refused() -> None:
     other = Counter(reply=Checked(4, {"x": 1}, {"x": 0.5}))
     clients = Clients(["a", "b", "c"], Backwards({"a": other, "b": Counter(), "c": Counter()}), NOW)
     with pytest.raises(BadMessageError, match="not those of the other clients") as caught:
         scores(clients, Counter.check, {}, NOW)
     assert caught.value.sender == "a"
+
+
+def test_a_reason_is_recorded_with_at_most_300_letters() -> None:
+    judge = Guard(RobustOptions(), quorum=True)
+    clients = Clients(["a", "b", "c"], Backwards({}), Moment(1, 2, 9), guard=judge)
+    clients.exclude(Counter.check, {"c": BadMessageError("c", "x" * 400)}, 3)
+    assert clients.exclusions == [Exclusion(1, 2, "c", "check", "x" * 300)]
 
 
 class Away:

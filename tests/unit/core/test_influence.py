@@ -231,6 +231,50 @@ def test_a_single_large_row_is_no_lie_where_rows_may_have_tails() -> None:
         assert [event.client for event in asked.exclusions] == excluded
 
 
+@dataclass(frozen=True)
+class Aligned:
+    logits: Annotated[torch.Tensor, Outputs(common=True)]
+
+
+def drawn(seed: int, rows: int = 64, classes: int = 10) -> torch.Tensor:
+    return torch.randn(rows, classes, generator=torch.Generator().manual_seed(seed))
+
+
+SIGNAL = drawn(0)
+
+
+def noisy(last: torch.Tensor, others: torch.Tensor = SIGNAL) -> list[str]:
+    """Who is left out where three sites agree but for some noise, and a fourth sends `last`."""
+    sent = {name: Aligned(others + 0.5 * drawn(i, *others.shape)) for i, name in enumerate("abc")}
+    judge = guard()
+    faults = judge.faults("align", 0, {}, {**sent, "d": Aligned(last)})
+    assert all("are noise" in error.reason for error in faults.values())
+    return list(faults)
+
+
+def test_noise_in_place_of_outputs_for_common_rows_is_left_out() -> None:
+    assert noisy(drawn(7)) == ["d"]
+    assert noisy(3 * torch.rand(64, 10, generator=torch.Generator().manual_seed(7))) == ["d"]
+
+
+@pytest.mark.parametrize(
+    ("last", "others"),
+    [
+        (SIGNAL + 2 * drawn(7), SIGNAL),  # flat, and it agrees a little
+        (-SIGNAL, SIGNAL),  # it disagrees, and noise does not do that either
+        (drawn(7)[:, :3] @ drawn(8)[:3], SIGNAL),  # agrees with nobody, but uses few directions
+        (torch.zeros(64, 10), SIGNAL),
+        (drawn(7, 64, 5), drawn(0, 64, 5)),  # too few classes to tell
+        (drawn(7, 30, 10), drawn(0, 30, 10)),  # too few rows
+        (torch.zeros(0, 10), torch.zeros(0, 10)),
+    ],
+)
+def test_outputs_that_are_not_noise_are_not_left_out(
+    last: torch.Tensor, others: torch.Tensor
+) -> None:
+    assert noisy(last, others) == []
+
+
 def test_whole_weights_are_compared_with_the_median_of_all() -> None:
     sent: dict[str, Any] = {n: Weights({"w": torch.tensor([5.0 + i])}) for i, n in enumerate("abc")}
     asked = clients({**sent, "d": Weights({"w": torch.tensor([-50.0])})})

@@ -11,13 +11,13 @@ import pytest
 from atoll.core.errors import UserError
 from atoll.core.integrity import Extent, Rolling, read_digests, write_digests
 from atoll.core.record import (
-    Look,
     Record,
     Round,
     Score,
+    Snapshot,
     read_events,
     read_integrity,
-    read_looks,
+    read_snapshots,
     read_times,
     write_whole,
 )
@@ -40,7 +40,7 @@ def record(tmp_path: Path) -> Record:
     record = Record.create(tmp_path / "run", "seed = 1\n", FACTS)
     record.add(ROUNDS[:5])
     for number in range(2):
-        record.look([Look(0, "a", f"attention {number}", ("x",), ("y",), ((1.0,),))])
+        record.write_snapshots([Snapshot(0, "a", f"attention {number}", ("x",), ("y",), ((1.0,),))])
         record.time(stage=0, round=number, seconds=1.5)
     record.checkpoint({"w": np.zeros(2)}, {"stage": 0, "round": 1})
     record.add(ROUNDS[5:])
@@ -76,7 +76,11 @@ def test_a_change_before_the_checkpoint_is_told_by_whoever_reads_or_goes_on(
 ) -> None:
     path = record.folder / name
     change(path, CHANGES[how])
-    readers = {"events.jsonl": read_events, "times.jsonl": read_times, "looks.jsonl": read_looks}
+    readers = {
+        "events.jsonl": read_events,
+        "times.jsonl": read_times,
+        "looks.jsonl": read_snapshots,
+    }
     with pytest.raises(UserError) as caught:
         readers[name](record.folder)
     assert caught.value.where == str(path)
@@ -128,7 +132,7 @@ def test_a_file_of_an_ended_run_that_is_gone_is_told(record: Record) -> None:
     end(record)
     (record.folder / "looks.jsonl").unlink()
     with pytest.raises(UserError) as caught:
-        read_looks(record.folder)
+        read_snapshots(record.folder)
     assert caught.value.what == "a file of the record is missing"
 
 
@@ -203,12 +207,12 @@ def test_values_of_another_type_are_a_damaged_line(tmp_path: Path, line: bytes) 
 
 @pytest.mark.parametrize("line", [b"3", b"[]", b"{", b"\xff", b'{"stage":0}', b'{"seconds":"x"}'])
 @pytest.mark.parametrize("name", ["looks", "times"])
-def test_a_broken_line_of_looks_or_times_is_a_users_error(
+def test_a_broken_line_of_snapshots_or_times_is_a_users_error(
     tmp_path: Path, name: str, line: bytes
 ) -> None:
     (tmp_path / f"{name}.jsonl").write_bytes(line + b"\n")
     with pytest.raises(UserError, match="a line of the record is damaged"):
-        (read_looks if name == "looks" else read_times)(tmp_path)
+        (read_snapshots if name == "looks" else read_times)(tmp_path)
 
 
 def test_a_score_is_read_as_it_was(record: Record) -> None:

@@ -21,15 +21,12 @@ from atoll.core.messages import (
     Checked,
     Empty,
     Packet,
-    Part,
     Tensors,
     Weights,
-    Wholes,
     contents,
     pack,
     same_shapes,
     unpack,
-    unpack_all,
     wrap,
     wrap_all,
 )
@@ -145,62 +142,44 @@ def test_messages_wrapped_together_are_those_wrapped_one_by_one() -> None:
     assert together["a"].message.weights["a"].sum() == 21
 
 
-WHOLES = Wholes({"w": torch.arange(12.0).view(3, 4), "b": torch.arange(3.0)})
-
-
-def test_a_part_is_what_lies_at_its_place_and_the_rest() -> None:
-    part = Part(Wholes(WHOLES.tensors), 1, {"own": torch.ones(2)})
-    assert list(part) == ["w", "b", "own"]
-    assert part["w"].tolist() == [4.0, 5.0, 6.0, 7.0]
-    assert part.wholes.apart.keys() == {"w"}  # nobody has asked for the other one
-    assert all(part[name] is tensor for name, tensor in part.plain().items())
-    assert {**part}.keys() == part.plain().keys() == part.keys()
-    assert len(part) == 3
-    with pytest.raises(KeyError):
-        part["x"]
-
-
-@pytest.mark.parametrize("places", [(0, 1, 2), (2, 0)])
-def test_messages_of_parts_are_those_of_plain_tensors(places: tuple[int, ...]) -> None:
-    parts: Any = {f"site-{i}": Part(WHOLES, i) for i in places}
-    sent = wrap_all({id: Weights(part) for id, part in parts.items()})
-    for id, part in parts.items():
-        plain = wrap(Weights(dict(part)))
-        for name in ("payload", "size", "tensors"):
-            assert getattr(sent[id], name) == getattr(plain, name)
-        arrived = unpack_all(sent, Weights)[id].weights
-        assert list(arrived) == list(plain.message.weights) == ["b", "w"]
-        for name, tensor in part.items():
-            assert torch.equal(arrived[name], tensor)
-            assert arrived[name].untyped_storage().data_ptr() != (
-                WHOLES.tensors[name].untyped_storage().data_ptr()
-            )
-        assert pack(Weights(part)).block == pack(Weights(dict(part))).block
-
-
-def test_of_parts_the_poisoned_one_is_named() -> None:
-    wholes = Wholes({"w": torch.tensor([[1.0], [math.nan]])})
-    parts: Any = {"site-0": Part(wholes, 0), "site-1": Part(wholes, 1)}
-    with pytest.raises(BadMessageError, match="site-1"):
-        unpack_all(wrap_all({id: Weights(part) for id, part in parts.items()}), Weights)
-
-
-def test_parts_with_a_rest_are_sent_too() -> None:
-    part: Any = Part(WHOLES, 2, {"own": torch.ones(2)})
-    sent = wrap_all({"a": Weights(part), "b": Weights({"w": torch.zeros(4)})})
-    assert sorted(unpack(sent["a"], Weights, "a").weights) == ["b", "own", "w"]
-    assert list(unpack(sent["b"], Weights, "b").weights) == ["w"]
-
-
 @pytest.mark.parametrize("who", ["a", "b", "c"])
 def test_of_messages_wrapped_together_the_poisoned_one_is_named(who: str) -> None:
     messages = {id: Weights({"w": torch.ones(2), "v": torch.ones(3)}) for id in "abc"}
-    assert list(unpack_all(wrap_all(messages), Weights)) == ["a", "b", "c"]
     messages[who].weights["v"][1] = math.nan
-    with pytest.raises(BadMessageError) as caught:
-        unpack_all(wrap_all(messages), Weights)
+    packets = wrap_all(messages)
+    for id in {*"abc"} - {who}:
+        unpack(packets[id], Weights, id)
+    with pytest.raises(BadMessageError, match="'weights/v'") as caught:
+        unpack(packets[who], Weights, who)
     assert caught.value.sender == who
-    assert "'weights/v'" in caught.value.reason
+
+
+def test_a_packet_that_somebody_else_checks_is_not_checked_again() -> None:
+    poisoned = {"a": Weights({"w": torch.tensor([math.nan])})}
+    assert unpack(wrap_all(poisoned, checked=True)["a"], Weights, "a").weights["w"].isnan()
+    with pytest.raises(BadMessageError, match="a Weights, not a Empty"):
+        unpack(wrap_all(poisoned, checked=True)["a"], Empty, "a")
+
+
+class Number:
+    """What float() reads, and nothing else."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __float__(self) -> float:
+        self.reads += 1
+        return 0.25
+
+
+def test_a_float_may_be_whatever_float_reads_and_is_read_when_its_bytes_are_counted() -> None:
+    number: Any = Number()
+    wrapped = wrap(Embedded(torch.ones(2), number))
+    assert number.reads == 0
+    assert wrapped.size == pack(Embedded(torch.ones(2), 0.25)).size
+    assert unpack(pack(Embedded(torch.ones(2), number)), Embedded, "a").loss == 0.25
+    nested = Listed([], {"a": [1.0, number]})
+    assert pack(nested).header == pack(Listed([], {"a": [1.0, 0.25]})).header
 
 
 def test_a_wrapped_message_arrives_as_a_packed_one_does() -> None:

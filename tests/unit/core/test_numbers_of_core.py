@@ -11,10 +11,10 @@ import torch
 from atoll.core import errors
 from atoll.core.errors import BadMessageError, UserError
 from atoll.core.federation import Moment, kinds
-from atoll.core.messages import Empty, Tensors, admit_later, pack, unpack, wrap
+from atoll.core.messages import Empty, Tensors, pack, unpack
 from atoll.core.options import AtLeastOne, build
 from atoll.core.outputs import may_write
-from atoll.core.record import Look, read_looks
+from atoll.core.record import Snapshot, read_snapshots
 from atoll.core.rng import Stream, hashes, normals, permutations, uniforms
 from atoll.core.rows import Rows
 
@@ -125,23 +125,6 @@ def test_numbers_that_are_not_finite_are_refused_and_large_ones_are_not() -> Non
     assert large.weights["w"].item() == pytest.approx(3e38)
 
 
-@dataclasses.dataclass(frozen=True)
-class Plain:
-    share: float
-    weights: Tensors
-
-
-def test_a_message_to_many_is_looked_at_before_the_first_unpacks_it() -> None:
-    with pytest.raises(BadMessageError, match="share"):
-        admit_later(wrap(Plain(math.nan, {})), Plain, "server", [])
-    doubts: list[object] = []
-    bad = Plain(0.5, {"w": torch.tensor([math.nan])})
-    admit_later(wrap(bad), Plain, "server", doubts)  # type: ignore[arg-type]
-    (doubt,) = doubts
-    with pytest.raises(BadMessageError, match="not finite"):
-        doubt()  # type: ignore[operator]
-
-
 GOOD: dict[str, object] = {
     "stage": 0,
     "part": "s",
@@ -153,12 +136,12 @@ GOOD: dict[str, object] = {
 
 
 @pytest.mark.parametrize("wrong", [{"stage": -1}, {"rows": [1]}, {"values": [["1"]]}])
-def test_a_look_with_one_thing_wrong_is_refused(wrong: dict[str, object], tmp_path: Path) -> None:
+def test_a_snapshot_with_one_fault_is_refused(wrong: dict[str, object], tmp_path: Path) -> None:
     (tmp_path / "looks.jsonl").write_text(json.dumps(GOOD) + "\n")
-    assert list(read_looks(tmp_path)) == [Look(0, "s", "n", ("a",), ("b",), ((1,),))]
+    assert list(read_snapshots(tmp_path)) == [Snapshot(0, "s", "n", ("a",), ("b",), ((1,),))]
     (tmp_path / "looks.jsonl").write_text(json.dumps(GOOD | wrong) + "\n")
     with pytest.raises(UserError):
-        list(read_looks(tmp_path))
+        list(read_snapshots(tmp_path))
 
 
 def test_a_file_is_written_where_none_is_or_an_empty_or_an_earlier_one(tmp_path: Path) -> None:
@@ -185,12 +168,12 @@ def test_a_file_is_written_where_none_is_or_an_empty_or_an_earlier_one(tmp_path:
 
 
 def test_what_takes_no_message_is_no_action() -> None:
-    def look(moment: Moment) -> Empty:
+    def snapshot(moment: Moment) -> Empty:
         return Empty()
 
-    def fit(request: Plain, moment: Moment) -> Empty:
+    def fit(request: Said, moment: Moment) -> Empty:
         return Empty()
 
-    assert kinds(fit) == (Plain, Empty)
-    with pytest.raises(BadMessageError, match="'look' is not an action"):
-        kinds(look)
+    assert kinds(fit) == (Said, Empty)
+    with pytest.raises(BadMessageError, match="'snapshot' is not an action"):
+        kinds(snapshot)

@@ -20,16 +20,16 @@ from atoll.core.errors import UserError
 from atoll.core.record import (
     Event,
     Exclusion,
-    Look,
     Message,
     Record,
     Round,
     Score,
+    Snapshot,
     Stage,
     disk_errors,
     locked,
     read_events,
-    read_looks,
+    read_snapshots,
     write_whole,
 )
 
@@ -333,17 +333,19 @@ def test_records_need_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_looks_come_back_and_are_cut_with_the_rest(tmp_path: Path) -> None:
+def test_snapshots_come_back_and_are_cut_with_the_rest(tmp_path: Path) -> None:
     record = Record.create(tmp_path / "run", "", {})
-    first = Look(0, "a", "attention", ("x",), ("y", "z"), ((1.0, 0.5),))
-    record.look([first])
+    first = Snapshot(0, "a", "attention", ("x",), ("y", "z"), ((1.0, 0.5),))
+    record.write_snapshots([first])
     record.checkpoint({}, {"stage": 1})
-    record.look([Look(1, "a", "attention", ("x",), ("y", "z"), ((float("nan"), 2.0),))])
-    later = read_looks(record.folder)
+    record.write_snapshots(
+        [Snapshot(1, "a", "attention", ("x",), ("y", "z"), ((float("nan"), 2.0),))]
+    )
+    later = read_snapshots(record.folder)
     assert later[0] == first
     assert math.isnan(later[1].values[0][0])
     record.resume()
-    assert read_looks(record.folder) == [first]
+    assert read_snapshots(record.folder) == [first]
 
 
 def test_a_lock_lets_one_in_at_a_time_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -9,21 +9,19 @@ import torch
 from atoll.core.federation import SERVER, Moment
 from atoll.core.rng import Stream
 from atoll.data import load
-from atoll.data.site import Shelf, Site, block, varied
-from atoll.data.splits import ScenarioOptions, scenario
+from atoll.data.site import Shelf, Site, View, varied
+from atoll.data.splits import parties, rows, split
+from atoll.data.vertical_site import VerticalSite, block
 
 
-def sites(name: str, **options: Any) -> dict[str, Site]:
+def sites(name: str, **options: Any) -> dict[str, VerticalSite]:
     """The sites of all clients, and of the server, by id."""
     dataset = load(name)
-    made = scenario(dataset, ScenarioOptions("parties", **options), 0)
+    made = split(dataset, parties.Options(**options), 0)
     train = made.holdings[made.clients[0]][0].train
     shelf = Shelf(dataset, "global", train, torch.device("cpu"), torch.float32)
-
-    def network(shape: tuple[int, ...], classes: int, stream: Stream) -> torch.nn.Module:
-        raise AssertionError("a vertical method builds its own networks")
-
-    return {id: Site(id, shelf, dataset, made, 0, network) for id in (*made.clients, SERVER)}
+    ids = (*made.clients, SERVER)
+    return {id: VerticalSite(View(id, shelf, dataset, made, 0)) for id in ids}
 
 
 def test_a_party_sees_no_label_and_the_server_no_column() -> None:
@@ -128,7 +126,7 @@ def test_only_a_rectangle_keeps_its_sides(columns: list[int], shape: tuple[int, 
 
 def test_the_outline_of_a_network_is_made_once_and_has_no_weights() -> None:
     dataset = load("synthetic-table")
-    made = scenario(dataset, ScenarioOptions("rows", clients=3), 0)
+    made = split(dataset, rows.Options(clients=3), 0)
     shelf = Shelf(
         dataset, "global", made.holdings["site-0"][0].train, torch.device("cpu"), torch.float32
     )
@@ -138,7 +136,8 @@ def test_the_outline_of_a_network_is_made_once_and_has_no_weights() -> None:
         drawn.append(stream)
         return torch.nn.Sequential(torch.nn.Linear(shape[0], classes), torch.nn.Dropout())
 
-    first, second = (Site(id, shelf, dataset, made, 0, network) for id in ("site-0", "site-1"))
+    views = [View(id, shelf, dataset, made, 0) for id in ("site-0", "site-1")]
+    first, second = (Site(view, network) for view in views)
     outline = first.outline()
     assert outline is second.outline()
     assert len(drawn) == 1
@@ -148,3 +147,14 @@ def test_the_outline_of_a_network_is_made_once_and_has_no_weights() -> None:
     ]
     assert outline.training
     assert not first.outline(training=False).training
+
+
+def test_the_two_kinds_of_site_have_what_their_methods_need_and_no_more() -> None:
+    def public(kind: type) -> set[str]:
+        return {name for name in vars(kind) if not name.startswith("_")}
+
+    both = {"train", "valid", "test", "inputs", "scaling"}
+    assert public(Site) & public(VerticalSite) == both
+    assert public(VerticalSite) - both == {"lesson", "fresh", "parties", "by_columns", "shape_of"}
+    networks = {"model", "outline", "shared_model", "public", "probe"}
+    assert public(Site) - both == {"before", "tasks", "stages"} | networks

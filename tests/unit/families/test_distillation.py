@@ -1,19 +1,37 @@
 """What a round on public images is made of, and the pictures of features beside it."""
 
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
-from atoll.core.errors import UserError
+from atoll.core.errors import BadMessageError, ClientFailedError, UserError
 from atoll.core.federation import Clients, Moment
-from atoll.core.messages import Weights, wrap
-from atoll.families.distillation import Roll, average, epochs_at, principal, shared
+from atoll.core.messages import Empty, Packet, Weights, pack, unpack, wrap
+from atoll.core.rng import Stream
+from atoll.core.rows import Public
+from atoll.families.distillation import (
+    Align,
+    Aligned,
+    Exchange,
+    Joined,
+    Plan,
+    Trained,
+    epochs_at,
+    final_model,
+    mean_logits,
+)
+from atoll.families.distillation_snapshots import principal
 from atoll.methods import fccl
 
 
 def test_all_get_the_mean_of_all_logits_summed_in_double_precision() -> None:
     answers = {"b": torch.tensor([2.0**24, 1.0]), "a": torch.tensor([1.0, 3.0])}
     answers |= {"c": torch.tensor([-(2.0**24), 8.0])}
-    found = average(answers)
+    found = mean_logits(answers)
     assert list(found) == ["b", "a", "c"]
     for target in found.values():
         assert target.dtype == torch.float32
@@ -27,27 +45,186 @@ def test_epochs_are_the_usual_ones_or_each_clients_own_in_their_order() -> None:
         epochs_at((3, 5, 1), 7, ["a", "b"], "a")
 
 
-class Fixed:
-    """A transport at whose end each client has one weight."""
+class Scripted:
+    """A transport at whose end clients answer as a function of id and request says."""
 
-    def carry(self, action, moment, packets):  # type: ignore[no-untyped-def]
-        weights = {"a": 1.0, "b": 4.0}
-        return {id: wrap(Weights({"w": torch.tensor([weights[id]])})) for id in packets}
+    def __init__(self, answer: Callable[[str, Any], Any]) -> None:
+        self.answer = answer
+        self.asked: list[tuple[str, Any]] = []
+
+    def carry(
+        self, action: str, moment: Moment, packets: Mapping[str, Packet]
+    ) -> Mapping[str, Packet]:
+        self.asked += [(id, packet.message) for id, packet in packets.items()]
+        return {id: wrap(self.answer(id, packet.message)) for id, packet in packets.items()}
+
+
+class Silent:
+    """A transport at whose end client b does not answer."""
+
+    def __init__(self, transport: Scripted) -> None:
+        self.transport = transport
+
+    def carry(
+        self, action: str, moment: Moment, packets: Mapping[str, Packet]
+    ) -> Mapping[str, Packet]:
+        there = {id: wrap(unpack(p, Empty, id)) for id, p in packets.items() if id != "b"}
+        return {
+            id: pack(p.message) for id, p in self.transport.carry(action, moment, there).items()
+        }
+
+
+def exchange(
+    answer: Callable[[str, Any], Any], ids: str = "ab", images: int = 2, **options: Any
+) -> tuple[Exchange, Scripted]:
+    """A round of clients that answer as they are told, with so many public images."""
+    x, channel = torch.zeros(images, 1, 2, 2), torch.ones(1, 1, 1)
+    public = Public(x, channel * 0, channel, "print")
+    stream = lambda *names: Stream(7)  # noqa: E731
+    site: Any = SimpleNamespace(public=lambda: public, classes=("x", "y"), stream=stream)
+    transport = Scripted(answer)
+    clients = Clients(list(ids), transport, Moment(0, 0, 1), packing=False)
+    return Exchange(fccl.Options(**options), site, clients, fccl.Client), transport
+
+
+def test_a_client_that_does_not_answer_is_not_asked_again_in_the_round() -> None:
+    some, transport = exchange(lambda id, request: Trained(1.0), "abc")
+    some.clients = Clients(["a", "b", "c"], Silent(transport), Moment(0, 0, 1), at_least=2)
+    assert list(some.ask_all(fccl.Client.prepare, Empty())) == ["a", "c"]
+    assert some.ids == ["a", "c"]
 
 
 def test_shared_weights_are_the_mean_over_those_who_are_left() -> None:
-    clients = Clients(["a", "b"], Fixed(), Moment(0, 0, 1), packing=False)
-    assert shared(Roll(clients, 0), fccl.Client.share).weights["w"].tolist() == [2.5]
-    left = Roll(clients, 0)
-    left.ids.remove("b")
-    assert shared(left, fccl.Client.share).weights["w"].tolist() == [1.0]
+    weights = {"a": 1.0, "b": 4.0}
+
+    def answer(id: str, request: Any) -> Weights:
+        return Weights({"w": torch.tensor([weights[id]])})
+
+    both, _ = exchange(answer, average=True)
+    assert both.mean_weights().weights["w"].tolist() == [2.5]
+    both.ids.remove("b")
+    assert both.mean_weights().weights["w"].tolist() == [1.0]
+    none, transport = exchange(answer)
+    assert none.mean_weights().weights == {}
+    assert not transport.asked
+
+
+LOGITS = {("a", 0): [1.0, 3.0], ("b", 0): [3.0, 5.0], ("a", 1): [0.0, 2.0], ("b", 1): [2.0, 6.0]}
+
+
+def aligning(id: str, request: Align) -> Aligned:
+    """Two steps; the loss of a step is told with the answer for the next one."""
+    losses = {"a": [9.0, 1.0, 3.0], "b": [9.0, 2.0, 4.0]}
+    known = (id, request.step) in LOGITS
+    logits = torch.tensor([LOGITS[id, request.step]]) if known else torch.zeros(0)
+    return Aligned(logits, losses[id][request.step])
+
+
+def test_each_step_brings_the_target_of_the_one_before_and_the_last_asks_for_nothing() -> None:
+    both, transport = exchange(aligning)
+    loss = both.align(Plan(1, 1), mean_logits)
+    assert loss == (1 + 2 + 3 + 4) / 4  # what the first exchange says of a loss counts for nothing
+    asked = [(id, r.key, r.step, r.count, r.target.tolist()) for id, r in transport.asked]
+    assert asked == [
+        (id, 7, step, 2, target)
+        for step, target in ((0, []), (1, [[2.0, 4.0]]), (2, [[1.0, 4.0]]))
+        for id in "ab"
+    ]
+
+
+def test_the_mean_loss_of_one_step_of_one_client_and_of_no_step() -> None:
+    once = {0: torch.zeros(1, 2), 1: torch.zeros(0)}
+    one, _ = exchange(lambda id, request: Aligned(once[request.step], 5.0), "a", images=1)
+    assert one.align(Plan(1, 1), mean_logits) == 5.0
+    none, _ = exchange(lambda id, request: Aligned(torch.zeros(0), 5.0))
+    assert none.align(Plan(1, 0), mean_logits) == 0.0
+
+
+@pytest.mark.parametrize(("step", "logits"), [(0, torch.zeros(2, 2)), (2, torch.zeros(1, 2))])
+def test_logits_of_another_shape_than_was_asked_for_are_refused(step: int, logits: Tensor) -> None:
+    def wrong(id: str, request: Align) -> Aligned:
+        lies = id == "b" and request.step == step
+        return Aligned(logits, 0.0) if lies else aligning(id, request)
+
+    with pytest.raises(BadMessageError, match="logits of shape") as caught:
+        exchange(wrong)[0].align(Plan(1, 1), mean_logits)
+    assert caught.value.sender == "b"
+
+
+def failing(*who: str) -> Callable[[str, Any], Any]:
+    def answer(id: str, request: Any) -> Trained:
+        if id in who:
+            raise ClientFailedError(id, "prepare", "its machine is gone")
+        return Trained(1.0)
+
+    return answer
+
+
+def test_as_many_as_may_fail_are_left_out_and_named() -> None:
+    some, transport = exchange(failing("a", "c"), "abcd", absent=2)
+    replies = some.ask(fccl.Client.prepare, dict.fromkeys("abcd", Empty()))
+    assert list(replies) == some.ids == ["b", "d"]
+    assert some.notes == {"excluded a": 1.0, "excluded c": 1.0}
+    transport.asked.clear()
+    some.ask(fccl.Client.prepare, dict.fromkeys("abcd", Empty()))
+    assert [id for id, _ in transport.asked] == ["b", "d"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "absent", "who"), [("abcd", 0, "a"), ("abcd", 1, "ac"), ("ab", 2, "ab"), ("a", 1, "a")]
+)
+def test_one_more_than_may_fail_or_all_end_the_round(ids: str, absent: int, who: str) -> None:
+    some, _ = exchange(failing(*who), ids, absent=absent)
+    with pytest.raises(ClientFailedError, match=f"client {who[-1]} failed"):
+        some.ask(fccl.Client.prepare, dict.fromkeys(ids, Empty()))
+
+
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        (Joined("other", 5, ["x", "y"]), "its public data are other ones"),
+        (Joined("print", 6, ["x", "y"]), "its public data are other ones"),
+        (Joined("print", 5, ["y", "x"]), "its classes are others: y, x"),
+    ],
+)
+def test_a_client_with_other_public_data_or_classes_cannot_join(lie: Joined, words: str) -> None:
+    right = Joined("print", 5, ["x", "y"])
+    exchange(lambda id, request: right, images=5)[0]._agree(Plan(1, 1))
+    mixed, _ = exchange(lambda id, request: lie if id == "b" else right, images=5)
+    with pytest.raises(ClientFailedError, match=words) as caught:
+        mixed._agree(Plan(1, 1))
+    assert caught.value.client == "b"
+
+
+def test_the_first_twenty_of_other_classes_are_named() -> None:
+    many = [f"c{number}" for number in range(25)]
+    mixed, _ = exchange(lambda id, request: Joined("print", 5, many), images=5)
+    with pytest.raises(ClientFailedError) as caught:
+        mixed._agree(Plan(1, 1))
+    assert str(caught.value).endswith("c18, c19")
+
+
+def test_public_images_must_fill_one_batch() -> None:
+    four, _ = exchange(lambda id, request: Joined("print", 4, ["x", "y"]), images=4)
+    four._agree(Plan(4, 1))
+    with pytest.raises(UserError, match="4 public images do not fill a batch of 5"):
+        four._agree(Plan(5, 1))
+
+
+def test_a_variant_that_begins_with_solo_is_the_model_before_any_exchange() -> None:
+    learner = SimpleNamespace(weights={"w": torch.ones(1)}, solo={"w": torch.zeros(1)})
+    client: Any = SimpleNamespace(learner=learner)
+    variants = ("solo", "solo top-1", "fccl", "fccl x")
+    models = {variant: final_model(client, {}, variant, 0) for variant in variants}
+    assert [model is learner.solo for model in models.values()] == [True, True, False, False]
+    assert models["fccl"] is learner.weights
 
 
 def test_with_one_exchange_a_round_the_own_share_of_the_target_is_that_of_now() -> None:
     z, target = torch.tensor([1.0, 2.0]), torch.tensor([5.0, 6.0])
-    assert fccl.wanted(z, {"target": target}) is target
+    assert fccl.own_target(z, {"target": target}) is target
     earlier = {"earlier": torch.tensor([5.0, 10.0]), "count": torch.tensor(4.0)}
-    assert fccl.wanted(z, {"target": target, **earlier}).tolist() == [6.0, 8.0]
+    assert fccl.own_target(z, {"target": target, **earlier}).tolist() == [6.0, 8.0]
 
 
 @pytest.mark.parametrize(("decay", "rates"), [("linear", [0.1, 0.055]), ("none", [0.1, 0.1])])

@@ -14,7 +14,7 @@ from atoll.core.errors import BadMessageError, UserError
 from atoll.core.federation import SERVER, Clients, Moment, answer
 from atoll.core.messages import Packet, Tensors
 from atoll.core.rng import normals
-from atoll.data.site import Site
+from atoll.data.vertical_site import VerticalSite
 from atoll.families.vertical import (
     Embed,
     Embedded,
@@ -82,14 +82,14 @@ def squared(
     return {"loss": fit + 0.1 * drift, "fit": fit, "drift": drift}
 
 
-def drawn(site: Site, name: str, like: Tensor) -> Tensor:
+def drawn(site: VerticalSite, name: str, like: Tensor) -> Tensor:
     return normals(torch.tensor(site.stream(name).key), tuple(like.shape)).to(like)
 
 
 class Client:
     """A toy client: masks and reference weights come from its random streams."""
 
-    def __init__(self, options: Options, site: Site) -> None:
+    def __init__(self, options: Options, site: VerticalSite) -> None:
         self.options = options
         self.learner = Learner(options, site, (flipped,) if options.views else ())
         weights = self.learner.half.weights
@@ -126,7 +126,7 @@ ACTIONS = (Client.embed, Client.learn)
 class PlainClient:
     """A client whose replies hold no reference embeddings."""
 
-    def __init__(self, options: Options, site: Site) -> None:
+    def __init__(self, options: Options, site: VerticalSite) -> None:
         self.learner = Learner(options, site)
 
     def embed(self, request: Embed, moment: Moment) -> Embedded:

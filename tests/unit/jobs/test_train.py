@@ -21,7 +21,6 @@ from atoll.jobs.train import (
     checked,
     hits,
     in_chunks,
-    train,
 )
 from atoll.learning.losses import plain
 from atoll.learning.models import MLP, Architecture
@@ -136,12 +135,15 @@ def test_the_last_smaller_batch_is_kept_and_the_loss_is_the_mean_over_rows() -> 
     assert done.losses["loss"] == pytest.approx(4.0)
 
 
-def test_train_moves_the_network_it_is_given() -> None:
+def test_plain_training_moves_the_parameters_of_a_network_and_no_constant() -> None:
     model, data = mlp(), rows(25)
     expected = fit(model, Optimiser("sgd", 0.1), data, epochs=1).run()
-    loss = train(model, data, plain, rate=0.1, batch=5, stream=STREAM)
-    assert loss == expected.losses["loss"]
-    for name, weight in model.state_dict().items():
+    weights = {**model.state_dict(), "constant": torch.tensor(3.0)}
+    job = TrainJob.sgd(Architecture(model), plain, weights, data, rate=0.1, batch=5, stream=STREAM)
+    result = job.run()
+    assert result.losses["loss"] == expected.losses["loss"]
+    assert float(result.weights.pop("constant")) == 3.0
+    for name, weight in result.weights.items():
         assert torch.equal(weight, expected.weights[name])
 
 

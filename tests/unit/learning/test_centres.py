@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from atoll.core.rng import Stream
-from atoll.learning.centres import _merged, centres, similarity, unit_mean
+from atoll.learning.centres import _merged, centres, normalised, similarity, unit_mean
 from atoll.learning.textcnn import normal
 
 
@@ -40,6 +40,37 @@ def test_zero_vectors_are_left_out() -> None:
     assert centres(torch.zeros((6, 5)), 200, 2).shape == (0, 5)
     with_zeros = torch.cat([vectors(), torch.zeros((5, 5))])
     assert torch.equal(centres(with_zeros, 200, 2), centres(vectors(), 200, 2))
+
+
+def test_centres_are_the_means_of_clusters_at_most_one_for_two_rows() -> None:
+    pairs = torch.tensor(
+        [[0.1, 0.0], [0.3, 0.0], [10.1, 5.0], [10.3, 5.0], [20.1, 0.0], [20.3, 2.0]]
+    )
+    found = centres(pairs, 200, 2)
+    wanted = torch.tensor([[0.2, 0.0], [10.2, 5.0], [20.2, 1.0]])
+    torch.testing.assert_close(found[found[:, 0].argsort()], wanted)
+    # one by one, 6.9 would join 5 rather than 11, and all would be one
+    near = torch.tensor([[1.0], [5.0], [6.9], [11.0]])
+    assert sorted(centres(near, 200, 2).flatten().tolist()) == pytest.approx([3.0, 8.95])
+
+
+def test_where_a_cluster_of_one_is_allowed_each_row_is_a_centre_as_far_as_there_may_be() -> None:
+    rows = torch.tensor([[1.0], [2.0], [5.0], [9.0]])
+    assert sorted(centres(rows, 200, 1).flatten().tolist()) == [1.0, 2.0, 5.0, 9.0]
+    assert sorted(centres(rows, 2, 1).flatten().tolist()) == pytest.approx([1.5, 7.0])
+
+
+def test_as_many_rows_as_a_cluster_needs_are_one_and_fewer_are_none() -> None:
+    assert centres(torch.tensor([[1.0], [2.0]]), 200, 2).tolist() == [[1.5]]
+    assert centres(torch.tensor([[1.0], [2.0]]), 200, 3).shape == (0, 1)
+    assert centres(torch.zeros((0, 1)), 200, 1).shape == (0, 1)
+
+
+def test_scores_are_shared_out_without_negative_ones_and_equally_where_all_are_zero() -> None:
+    assert normalised([3.0, -2.0, 1.0]).tolist() == [0.75, 0.0, 0.25]
+    assert normalised([0.0, -1.0]).tolist() == [0.5, 0.5]
+    assert normalised([0.0]).tolist() == [1.0]
+    assert normalised([]).tolist() == []
 
 
 def test_equal_rows_in_another_order_give_equal_centres() -> None:

@@ -9,12 +9,10 @@ from torch import Tensor
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.learning.distill import (
-    DISTANCES,
     correlation,
     correlation_loss,
+    distillation_loss,
     divergence,
-    mutual_loss,
-    taught_loss,
 )
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import MLP, Architecture
@@ -152,53 +150,20 @@ def test_rows_that_count_nothing_do_not_count_in_a_divergence() -> None:
     torch.testing.assert_close(divergence(teacher, student, share), expected)
 
 
-def test_distances_by_hand_and_zero_for_equal_logits() -> None:
-    z, target = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 4.0]])
-    assert float(DISTANCES["l1"](z, target)) == 1.5
-    assert float(DISTANCES["mse"](z, target)) == 2.5
-    assert float(DISTANCES["kl"](z, target)) == pytest.approx(float(divergence(target, z)))
-    assert [float(distance(z, z)) for distance in DISTANCES.values()] == [0.0, 0.0, 0.0]
-
-
 def batch(own: Tensor) -> Rows:
     return Rows(logits("x", 6, 4), own, torch.tensor([0, 1, 2, 0, 1, 2]))
 
 
-def test_a_taught_loss_adds_each_teacher_by_its_strength() -> None:
+def test_a_distillation_loss_adds_each_teacher_by_its_strength() -> None:
     model = MLP((4,), (5,), 3, Stream.of(0)).double()
     net, weights = Architecture(model), dict(model.state_dict())
     own = torch.cat([logits("inter", 6, 3), logits("intra", 6, 3)], -1)
     rows = batch(own)
     z = net(weights, rows.x)
     plain, inter, intra = cross_entropy(z, rows), *(divergence(t, z) for t in own.split(3, -1))
-    found = taught_loss(weights, rows, network=net, strengths=(0.5, 2.0))
+    found = distillation_loss(weights, rows, network=net, strengths=(0.5, 2.0))
     torch.testing.assert_close(found, plain + 0.5 * inter + 2 * intra)
-    only = taught_loss(weights, rows, network=net, strengths=(0.0, 2.0))
+    only = distillation_loss(weights, rows, network=net, strengths=(0.0, 2.0))
     torch.testing.assert_close(only, plain + 2 * intra)
-    none = taught_loss(weights, batch(own[:, :0]), network=net, strengths=(0.0, 0.0))
+    none = distillation_loss(weights, batch(own[:, :0]), network=net, strengths=(0.0, 0.0))
     assert torch.equal(none, plain)
-
-
-def test_mutual_learners_do_not_move_each_other_through_the_divergence() -> None:
-    model = MLP((4,), (5,), 3, Stream.of(0)).double()
-    other = MLP((4,), (), 3, Stream.of(1)).double()
-    weights = {f"own/{n}": w.clone().requires_grad_() for n, w in model.state_dict().items()}
-    weights |= {f"shared/{n}": w.clone().requires_grad_() for n, w in other.state_dict().items()}
-    nets, rows = (Architecture(model), Architecture(other)), batch(torch.zeros(6, 0))
-    found = mutual_loss(weights, rows, own=nets[0], shared=nets[1], truths=(0.3, 0.6))
-    z, phi = nets[0](dict(model.state_dict()), rows.x), nets[1](dict(other.state_dict()), rows.x)
-    first = 0.3 * cross_entropy(z, rows) + 0.7 * divergence(phi, z)
-    second = 0.6 * cross_entropy(phi, rows) + 0.4 * divergence(z, phi)
-    torch.testing.assert_close(found, first + second)
-    alone = {n: w.detach().requires_grad_() for n, w in weights.items() if n.startswith("own/")}
-    expected = 0.3 * cross_entropy(z_of(nets[0], alone, rows), rows)
-    expected = expected + 0.7 * divergence(phi, z_of(nets[0], alone, rows))
-    names = sorted(alone)
-    got = torch.autograd.grad(found, [weights[n] for n in names])
-    want = torch.autograd.grad(expected, [alone[n] for n in names])
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b)
-
-
-def z_of(net: Architecture, weights: dict[str, Tensor], rows: Rows) -> Tensor:
-    return net({n.removeprefix("own/"): w for n, w in weights.items()}, rows.x)

@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load
 from torch import nn
 
-from atoll.compute.kinds.train import TrainStacks
+from atoll.compute.kinds.train import TRAIN_STACKS
 from atoll.core.errors import UserError
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.engines.local import local_engine
 from atoll.jobs.train import Optimiser, Phase, TrainJob, checked
-from atoll.learning.distill import taught_loss
+from atoll.learning.distill import distillation_loss
 from atoll.learning.image_nets import NETWORKS, StreamDropout, build
 from atoll.learning.models import Architecture, ModelOptions, network, skeleton
 from atoll.runs.config import resolve
@@ -158,7 +158,7 @@ def rows(count: int = 12) -> Rows:
 
 
 def work(model: nn.Module, data: Rows, batch: int = 12) -> TrainJob:
-    loss = partial(taught_loss, network=skeleton(model, True))
+    loss = partial(distillation_loss, network=skeleton(model, True))
     moves = tuple(name for name, _ in model.named_parameters())
     phase = Phase("loss", moves, loss, Optimiser("adam", 0.001))
     return TrainJob(dict(model.state_dict()), {}, (phase,), data, batch, 1, Stream.of(2))
@@ -192,8 +192,8 @@ def test_a_network_in_testing_is_another_function_and_leaves_its_buffers() -> No
 
 def test_batch_statistics_are_never_taken_over_rows_that_fill_up_a_batch() -> None:
     normed = work(build("cnn", (1, 8, 8), 3, Stream.of(0)), rows())
-    assert "batch statistics" in TrainStacks().obstacle(normed)
-    assert not TrainStacks().obstacle(work(build("cnn-plain", (1, 8, 8), 3, Stream.of(0)), rows()))
+    assert "batch statistics" in TRAIN_STACKS.obstacle(normed)
+    assert not TRAIN_STACKS.obstacle(work(build("cnn-plain", (1, 8, 8), 3, Stream.of(0)), rows()))
     assert Architecture(build("cnn", (1, 8, 8), 3, Stream.of(0)).eval()).rowwise
 
 

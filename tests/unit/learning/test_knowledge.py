@@ -165,3 +165,10 @@ def test_of_equal_entries_a_quantile_freezes_the_first_by_name_and_place() -> No
 def test_the_share_of_a_single_entry_and_of_none() -> None:
     assert share({"w": torch.tensor([True])}) == 1
     assert share({}) == 0
+
+
+def test_the_means_of_a_batch_are_zero_for_classes_without_rows() -> None:
+    rows = torch.tensor([[1.0, 0.0], [3.0, 4.0], [5.0, 6.0]])
+    means, counts = knowledge.batch_means(rows, torch.tensor([1, 1, 2]), 4)
+    assert means.tolist() == [[0, 0], [2, 2], [5, 6], [0, 0]]
+    assert counts.tolist() == [0, 2, 1, 0]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from atoll.core.errors import BadMessageError, UserError
-from atoll.core.rng import Stream
+from atoll.core.rng import Stream, uniforms
 from atoll.learning import replay, split
 from atoll.learning.split_nets import NetName, bottom, chosen, top, widened
 
@@ -98,6 +98,19 @@ def test_dropout_keeps_the_mean_and_is_drawn_from_its_key() -> None:
     assert again is not None
     assert torch.equal(mask, again)
     assert split.dropout(0.0, (4, 5), KEY, like) is None
+
+
+def test_a_draw_at_the_share_is_kept() -> None:
+    draw = uniforms(KEY, (5,))
+    mask = split.dropout(float(draw[2]), (5,), KEY, torch.zeros(1, dtype=torch.float64))
+    assert mask is not None
+    assert ((mask > 0) == (draw >= draw[2])).all()
+
+
+def test_each_channel_of_pixels_has_a_mean_and_a_deviation_of_its_own() -> None:
+    x = torch.zeros(1, 2, 1, 1)  # 0.5 on the scale of the means
+    found = split.pixels(x, (0.5, 0.1), (1.0, 0.2)).flatten().tolist()
+    assert found == pytest.approx([0.0, 2.0])
 
 
 def test_pixels_get_the_mean_and_deviation_that_are_asked_for() -> None:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from atoll import metrics
 from atoll.core.errors import UserError
 from atoll.core.federation import Clients, Moment
 from atoll.core.messages import Tensors
@@ -21,9 +20,11 @@ from atoll.core.rows import Rows
 from atoll.data.correlation import common_sets, correlation, scores_of_sets
 from atoll.engines.local import LocalEngine, local_engine
 from atoll.jobs.train import Optimiser, Phase, TrainJob
+from atoll.learning import lateral
 from atoll.learning.models import MLP, outputs
 from atoll.learning.weights import mean, without
 from atoll.methods import chfl
+from atoll.metrics import scores as metrics
 from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.execute import execute
 from atoll.runs.parts import Parts, parts
@@ -144,9 +145,9 @@ def test_i3_with_mu_zero_predictions_do_not_depend_on_the_lateral_weights() -> N
     model = _member(one, 0)
     changed = {n: w * 7 + 1 if "lateral" in n else w for n, w in model.items()}
     rows = batch_of(one)
-    assert torch.equal(one._logits(model, rows), one._logits(changed, rows))
+    assert torch.equal(one.predict(model, rows), one.predict(changed, rows))
     assert not torch.equal(
-        one._logits({**model, "mu": torch.tensor(0.5)}, rows), one._logits(changed, rows)
+        one.predict({**model, "mu": torch.tensor(0.5)}, rows), one.predict(changed, rows)
     )
 
 
@@ -154,7 +155,7 @@ def _member(one: chfl.Client, number: int) -> Tensors:
     """One model of the bank by itself."""
     unique = {n: w[number] for n, w in one.weights.items() if n.startswith("unique/")}
     common = {n: w for n, w in one.weights.items() if n.startswith("common/")}
-    return {**common, **unique, "mu": one.mu[number, 0, 0]}
+    return {**common, **unique, "mu": one.weights["mu"][number, 0, 0]}
 
 
 @pytest.mark.parametrize(("member", "zero_lateral"), [(0, False), (1, True)])
@@ -167,21 +168,21 @@ def test_i4_a_silent_second_column_leaves_the_common_prediction(
     model = {n: torch.zeros_like(w) if n in silent else w for n, w in model.items()}
     rows = batch_of(one)
     common = outputs(without("common", model), rows.x, one.depth)[-1]
-    assert torch.equal(torch.softmax(one._logits(model, rows), -1), torch.softmax(common, -1))
+    assert torch.equal(torch.softmax(one.predict(model, rows), -1), torch.softmax(common, -1))
 
 
 def test_i5_joint_logits_are_the_common_ones_plus_those_of_column_two() -> None:
     one = client()
     model, rows = _member(one, 1), batch_of(one)
     z_c = outputs(without("common", model), rows.x, one.depth)
-    z_u = chfl.lateral_column(without("unique", model), rows.own, z_c, model["mu"])
-    joint = one._logits(model, rows)
+    z_u = lateral.lateral_column(without("unique", model), rows.own, z_c, model["mu"])
+    joint = one.predict(model, rows)
     torch.testing.assert_close(joint - z_c[-1], z_u)
     shifted = {**model, "unique/bias3": model["unique/bias3"] + 3.5}
     torch.testing.assert_close(
-        torch.softmax(one._logits(shifted, rows), -1), torch.softmax(joint, -1)
+        torch.softmax(one.predict(shifted, rows), -1), torch.softmax(joint, -1)
     )
-    assert torch.equal(one._logits(shifted, rows).argmax(-1), joint.argmax(-1))
+    assert torch.equal(one.predict(shifted, rows).argmax(-1), joint.argmax(-1))
 
 
 def test_i6_other_own_columns_of_one_client_change_nothing_elsewhere() -> None:
@@ -193,7 +194,7 @@ def test_i6_other_own_columns_of_one_client_change_nothing_elsewhere() -> None:
         one, other = before._clients[id], after._clients[id]
         assert equal(one.weights, other.weights) is same
     one, other = before._clients["site-0"], after._clients["site-0"]
-    assert torch.equal(one._logits(_member(one, 1), rows), other._logits(_member(other, 1), rows))
+    assert torch.equal(one.predict(_member(one, 1), rows), other.predict(_member(other, 1), rows))
 
 
 def test_i7_with_one_client_the_mean_is_that_client_and_training_is_central() -> None:
@@ -295,7 +296,7 @@ def test_i12_twice_the_mu_and_half_the_lateral_weights_is_the_same_model() -> No
     model, rows = _member(one, 1), batch_of(one)
     other = {n: w / 2 if "lateral" in n else w for n, w in model.items()}
     other["mu"] = model["mu"] * 2
-    assert torch.equal(one._logits(model, rows), one._logits(other, rows))
+    assert torch.equal(one.predict(model, rows), one.predict(other, rows))
 
 
 def test_i13_concatenation_reads_own_columns_and_what_column_one_says() -> None:
@@ -309,8 +310,8 @@ def test_i13_concatenation_reads_own_columns_and_what_column_one_says() -> None:
     deaf["concat/weight0"][:, :classes] = 0
     alone = without("concat", deaf)
     alone["weight0"] = alone["weight0"][:, classes:]
-    torch.testing.assert_close(one._logits(deaf, rows), outputs(alone, rows.own, one.depth)[-1])
-    assert not torch.allclose(one._logits(model, rows), one._logits(deaf, rows))
+    torch.testing.assert_close(one.predict(deaf, rows), outputs(alone, rows.own, one.depth)[-1])
+    assert not torch.allclose(one.predict(model, rows), one.predict(deaf, rows))
 
 
 @pytest.mark.parametrize(
@@ -430,7 +431,7 @@ def candidates(one: Any) -> dict[str, Tensors]:
     found["concat"] = said | {n: w for n, w in source.items() if n.startswith("concat/")}
     for variant, member in one.chosen.items():
         bank = {n: w[member] for n, w in source.items() if n.startswith("unique/")}
-        found[variant] = {**said, **bank, "mu": one.mu[member, 0, 0]}
+        found[variant] = {**said, **bank, "mu": one.weights["mu"][member, 0, 0]}
     return found
 
 

@@ -5,9 +5,12 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.core.federation import Moment
-from atoll.core.messages import Tensors
+from atoll.core.errors import BadMessageError
+from atoll.core.federation import Clients, Moment
+from atoll.core.messages import Checked, Empty, Tensors, wrap
+from atoll.core.rows import Rows
 from atoll.jobs.train import EvalJob
+from atoll.learning.losses import cross_entropy
 from atoll.methods import chfl
 from atoll.runs.config import change, resolve
 from atoll.runs.parts import parts
@@ -27,7 +30,7 @@ def client(**changes: Any) -> chfl.Client:
 
 
 def judged(judge: chfl.Client, counts: list[int]) -> dict[str, int]:
-    """The hits that a client reports where its models have these, in the order of `chfl.right`."""
+    """The hits that a client reports for these counts, in the order of `chfl.correct`."""
     received: Tensors = {n.removeprefix("common/"): w for n, w in judge.weights.items()}
     received = {n: w + 1 for n, w in received.items() if "/" not in n and n != "mu"}
     steps = judge._judge(received, Moment(0, 1, 2))
@@ -92,7 +95,7 @@ def test_the_network_trained_alone_is_copied_at_a_gain_and_not_at_a_tie(
     counts: list[int], calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge, copied = client(), list[list[str]]()
-    monkeypatch.setattr(judge, "_keep", copied.append)
+    monkeypatch.setattr(judge, "_save_best", copied.append)
     for count in counts:
         judged(judge, [0, 0, 0, 0, 0, count])
     assert copied == [["local"]] * calls
@@ -110,3 +113,113 @@ def test_accuracy_on_validation_rows_is_a_mean_over_clients_however_few_rows_the
     told = {"a": chfl.Settled(1, {"common": 1}), "b": chfl.Settled(4, {"common": 1})}
     told["c"] = chfl.Settled(0, {"common": 0})
     assert server._compare(told) == {"valid common": pytest.approx((1 + 0.25 + 0) / 3)}
+
+
+@pytest.mark.parametrize(("eval_common", "moved"), [("global", 1.0), ("local", 0.0)])
+def test_predictions_read_the_received_column_one_or_the_clients_own(
+    eval_common: str, moved: float
+) -> None:
+    judge = client(eval_common=eval_common)
+    own = judge.weights["common/weight0"]
+    judged(judge, [0, 0, 0, 0, 0, 0])  # what it receives is its own plus 1
+    torch.testing.assert_close(judge.candidate["said/weight0"], own + moved)
+    torch.testing.assert_close(judge.candidate["common/weight0"], own + 1)
+
+
+def test_kept_models_outlive_a_client_that_is_rebuilt() -> None:
+    judge, again = client(), client()
+    again.restore(judge.state())
+    assert again.best == {}
+    judged(judge, [5, 1, 2, 3, 9, 8])
+    judge._save_best(["common", "auto"])
+    again.restore(judge.state())
+    assert again.best.keys() == {"common", "auto", "local"}
+    assert again.chosen == judge.chosen
+    for variant, model in judge.best.items():
+        assert all(torch.equal(again.best[variant][name], w) for name, w in model.items())
+
+
+def test_a_network_alone_loses_by_its_last_layer_however_many_it_has() -> None:
+    """One layer of ones: the logits of (1, 2) and own 3 are 6 and 0."""
+    weights = {"local0/weight0": torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])}
+    weights |= {"local0/bias0": torch.zeros(2)}
+    batch = Rows(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0]]), torch.tensor([1]))
+    one = chfl.local_loss(weights, batch, depth=1, name="local0")
+    assert float(one) == pytest.approx(6.0, abs=0.01)
+    eye, zero = torch.eye(2), torch.zeros(2)
+    for layer in (1, 2):
+        weights |= {f"local0/weight{layer}": layer * eye, f"local0/bias{layer}": zero}
+    three = chfl.local_loss(weights, batch, depth=3, name="local0")
+    assert float(three) == float(cross_entropy(torch.tensor([[12.0, 0.0]]), batch))
+
+
+class Answers:
+    """A transport that brings an answer for each action and client, else an empty one."""
+
+    def __init__(self, **answers: dict[str, Any]) -> None:
+        self.answers = answers
+
+    def carry(self, action: str, moment: Moment, packets: Any) -> Any:
+        found = self.answers.get(action, {})
+        return {id: wrap(found.get(id, Empty())) for id in packets}
+
+
+def server(**changes: Any) -> Any:
+    return parts(resolve(change(SMALL, {"variants": ["common"], **changes}), "test")).server()
+
+
+def fitted(judge: Any, value: float, rows: int, hits: int | None = None) -> chfl.Fitted:
+    weights = {n: torch.full_like(w, value) for n, w in judge.weights.items()}
+    return chfl.Fitted(weights, value, rows, 10, {} if hits is None else {"common": hits})
+
+
+@pytest.mark.parametrize(("weighting", "mean"), [("rows", 2.5), ("equal", 2.0)])
+def test_the_mean_weighs_clients_equally_or_by_their_rows(weighting: str, mean: float) -> None:
+    judge = server(weighting=weighting)
+    told = {"a": fitted(judge, 1.0, 10), "b": fitted(judge, 3.0, 30)}
+    first = Moment(0, 0, 9)
+    notes = judge.round(Clients(["a", "b"], Answers(fit=told), first, packing=False), first)
+    assert {float(v) for w in judge.weights.values() for v in w.flatten()} == {mean}
+    assert notes == {"loss": 2.0, "finished": 0.0}
+
+
+def test_a_stage_begins_without_idle_rounds_and_without_a_best() -> None:
+    judge = server(patience=2)
+    judge.idle, judge.best = torch.tensor(7), torch.tensor([0.9], dtype=torch.float64)
+    finished = []
+    for number, hits in enumerate([None, 5, 5, 5]):
+        moment, told = Moment(1, number, 9), {"a": fitted(judge, 1.0, 10, hits)}
+        notes = judge.round(Clients(["a"], Answers(fit=told), moment, packing=False), moment)
+        finished.append(notes["finished"])
+    assert finished == [0.0, 0.0, 0.0, 1.0]  # a gain, then two rounds without
+
+
+@pytest.mark.parametrize("valid", [{"common": 11}, {"common": -1}, {}, {"auto": 3}])
+def test_hits_that_cannot_be_are_refused(valid: dict[str, int]) -> None:
+    judge = server()
+    judge._admit("a", chfl.Settled(10, {"common": 10}))
+    with pytest.raises(BadMessageError) as caught:
+        judge._admit("a", chfl.Settled(10, valid))
+    assert caught.value.sender == "a"
+
+
+def test_a_test_judges_the_last_round_and_keeps_nothing_for_the_next() -> None:
+    judge, moment = server(), Moment(0, 1, 9)
+    tested = {"a": Checked(4, {"common": 2}, {"common": 0.5})}
+    answers = Answers(settle={"a": chfl.Settled(10, {"common": 5})}, check=tested)
+    (score,) = judge.evaluate(Clients(["a"], answers, moment, packing=False), moment)
+    assert (score.variant, score.correct) == ("common", 2)
+    assert judge._kept() == []
+    assert bool(judge.judged)
+    assert judge.best.tolist() == [0.5]
+
+
+def test_a_client_shows_what_it_would_say_before_and_after_its_own_training() -> None:
+    judge, shown = client(), list[tuple[str, Any]]()
+    record: Any = lambda doing, moment, check: shown.append((doing, check(0)))  # noqa: E731
+    judge.site.probe = record  # type: ignore[method-assign]
+    common = {n.removeprefix("common/"): w for n, w in judge.weights.items() if "common/" in n}
+    judge._probe("others", common, Moment(0, 0, 1))
+    ((doing, checked),) = shown
+    assert doing == "others"
+    assert list(checked.correct) == [""]

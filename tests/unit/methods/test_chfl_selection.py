@@ -53,7 +53,7 @@ def models(client: chfl.Client) -> dict[str, Tensors]:
     found = {"common": named("common", "common"), "local": named("local", "local")}
     found["concat"] = read | named("concat", "concat")
     for variant, member in client.chosen.items():
-        mu = {"mu": client.mu[member, 0, 0]}
+        mu = {"mu": client.weights["mu"][member, 0, 0]}
         found[variant] = read | named("unique", "unique", member) | mu
     return found
 

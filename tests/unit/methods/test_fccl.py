@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from atoll import metrics
 from atoll.core.errors import BadMessageError, ClientFailedError, UserError
 from atoll.core.federation import Clients, Moment, answer
 from atoll.core.messages import Empty, Packet, Tensors, Weights, pack, unpack
 from atoll.core.record import Message, Round, Score, read_events
 from atoll.core.rows import Rows
 from atoll.engines.local import local_engine
-from atoll.families.distillation import Align, Aligned, Join, Plan, Roll
+from atoll.families.distillation import Align, Aligned, Exchange, Join, Plan
+from atoll.learning.augment import varied
 from atoll.learning.distill import correlation, divergence
-from atoll.methods import fedmatch, fedmd
+from atoll.methods import fccl, fedmatch, fedmd
+from atoll.metrics import scores as metrics
 from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.execute import execute
 from atoll.runs.parts import Parts, parts
@@ -180,12 +181,13 @@ def test_in_the_first_round_both_teachers_say_the_same() -> None:
     made = parts(config())
     watched = Watched(made)
     clients = Clients(made.scenario.clients, watched, FIRST, (0, 1))
-    made.server()._begin(Roll(clients, 0))
+    server = made.server()
+    Exchange(server.options, server.site, clients, fccl.Client).begin(fccl.plan(server.options))
     client = watched.clients["site-0"]
     rows = client._taught(client.site.train(0))
     inter, intra = rows.own.split(CLASSES, -1)
     assert torch.equal(inter, intra)
-    z = client.learner.says(client.learner.weights, rows.x)
+    z = client.learner.logits(client.learner.weights, rows.x)
     assert float(divergence(inter, z)) == 0.0
     trained = client.learner.training(dict(client.learner.weights), rows.x)
     assert float(divergence(inter, trained)) > 0  # batch statistics: expected, not a fault
@@ -249,13 +251,13 @@ def test_one_exchange_a_round_carries_all_logits_once() -> None:
 
 def test_all_clients_see_the_same_public_images_and_others_in_the_next_step() -> None:
     made = parts(config())
-    plan = Plan(BATCH, 1, True)
+    plan = Plan(BATCH, 1, varied)
     public = [made.site(id).public() for id in made.scenario.clients]
     seen = [plan.images(p, 5, 0) for p in public]
     assert torch.equal(*seen)
     assert not torch.equal(seen[0], plan.images(public[0], 5, 1))
     assert not torch.equal(seen[0], plan.images(public[0], 6, 0))
-    plain = Plan(BATCH, 1, False).images(public[0], 5, 0)
+    plain = Plan(BATCH, 1).images(public[0], 5, 0)
     assert not torch.equal(seen[0], plain)
 
 

@@ -48,13 +48,3 @@ def test_a_cohort_is_drawn_among_those_that_are_there(cohort: int) -> None:
         asked = {message.receiver for message in clients.traffic} - {"server"}
         assert asked <= {*ids[2:]}
         assert len(asked) == min(cohort, 2)
-
-
-def test_a_round_does_not_wait_for_numbers_that_are_looked_at_later() -> None:
-    found = made()
-    ids, moment = found.scenario.clients, Moment(0, 0, 1)
-    clients = Clients(ids, Some(found, [*ids]), moment, packing=False, doubts=[])
-    found.server().round(clients, moment)
-    assert clients.doubts
-    clients.settle()
-    assert not clients.doubts

@@ -1054,7 +1054,7 @@ def test_the_mean_base_is_tested_too_where_that_is_asked_for() -> None:
         ({"channel_sparse": 0.3, "weighting": "rows"}, "channel_sparse"),
         ({"channel_sparse": 0.3, "replace": f"{FAULTS_OF}:released"}, "channel_sparse"),
         ({"channel_sparse": 0.3, "replace": f"{FAULTS_OF}:weighting"}, "channel_sparse"),
-        ({"data": "wine", "scenario.split": "rows", "stages": 1}, "texts"),
+        ({"data": "wine", "scenario.split": "rows"}, "texts"),
         ({"vectors": "nowhere"}, "no word vectors 'nowhere'"),
     ],
 )
@@ -1195,14 +1195,14 @@ def test_on_images_what_is_made_for_texts_is_refused(changed: dict[str, str]) ->
         play(**{**IMAGES, **changed})
 
 
-# Looks
+# Snapshots
 
 
 @pytest.mark.parametrize("variant", ["FedSeIT", "SIT", "DLS", "FedWeIT"])
-def test_a_look_says_who_was_given_what_and_what_is_lost_without_it(variant: str) -> None:
+def test_a_snapshot_says_who_was_given_what_and_what_is_lost_without_it(variant: str) -> None:
     one = play(2, **VARIANTS[variant])
     moment = Moment(1, ROUNDS - 1, ROUNDS)
-    slots, similar = one.server.look(moment)
+    slots, similar = one.server.snapshot(moment)
     assert slots.columns == ("site-0 task 0", "site-1 task 0", "site-2 task 0")
     notes = one.parts.scenario.clients
     assert slots.rows == notes == similar.rows
@@ -1212,7 +1212,7 @@ def test_a_look_says_who_was_given_what_and_what_is_lost_without_it(variant: str
         assert given == [float(slot) for slot in range(min(kept, 3))]
         assert sum(math.isfinite(score) for score in scores) == (2 if variant == "SIT" else 0)
     client = one.clients["site-1"]
-    attention, left = client.look(moment)
+    attention, left = client.snapshot(moment)
     torch.testing.assert_close(
         torch.tensor(attention.values[0]), client.weights["now/alpha/conv3"], rtol=1e-6, atol=0
     )
@@ -1232,17 +1232,17 @@ def test_a_look_says_who_was_given_what_and_what_is_lost_without_it(variant: str
 
 def test_there_is_nothing_to_look_at_in_the_first_task_or_alone() -> None:
     one = play(1)
-    assert one.server.look(Moment(0, 1, ROUNDS)) == []
-    assert one.clients["site-0"].look(Moment(0, 1, ROUNDS)) == []
+    assert one.server.snapshot(Moment(0, 1, ROUNDS)) == []
+    assert one.clients["site-0"].snapshot(Moment(0, 1, ROUNDS)) == []
     alone = play(2, **VARIANTS["Local"])
-    assert alone.server.look(Moment(1, 1, ROUNDS)) == []
-    assert alone.clients["site-0"].look(Moment(1, 1, ROUNDS)) == []
+    assert alone.server.snapshot(Moment(1, 1, ROUNDS)) == []
+    assert alone.clients["site-0"].snapshot(Moment(1, 1, ROUNDS)) == []
 
 
 def test_looking_changes_nothing() -> None:
     _, client = in_second_task(transfer="sit", keep=2)
     before = {name: tensor.clone() for name, tensor in client.state().items()}
-    client.look(Moment(1, 0, ROUNDS))
+    client.snapshot(Moment(1, 0, ROUNDS))
     after = client.state()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)

@@ -11,6 +11,7 @@ from atoll.core.errors import BadMessageError, UserError
 from atoll.core.federation import Moment
 from atoll.core.rng import Stream
 from atoll.learning.centres import nearest_tasks, normalised
+from atoll.learning.decomposed import logits, row_losses
 from atoll.learning.sparse import coded, mean_of_sent, widened
 from atoll.learning.task_weights import first_draws, renumbered, retired, silenced, with_base
 from atoll.learning.textcnn import normal
@@ -191,6 +192,47 @@ def test_a_slot_that_is_left_out_finds_nothing_and_the_others_find_what_they_did
     found[:, :, :, 1] = 0
     left = silenced(rows, 1, 2).own
     assert torch.equal(left, torch.cat([rows.own[:, :1], found.flatten(1)], 1))
+
+
+def test_without_foreign_parts_all_slots_are_empty() -> None:
+    client = begun(transfer="sit", keep=3)
+    client.receive(Foreign({}, torch.zeros(0)), Moment(0, 0, 1))
+    assert client.weights["foreign/conv3"].shape == (3, 2, 16, 3)
+    assert not client.weights["foreign/conv3"].any()
+
+
+def test_only_the_first_task_is_planned_as_the_first() -> None:
+    client = begun()
+    assert client._plan().first
+    client._begin(1)
+    assert not client._plan().first
+
+
+def test_a_restored_client_reads_its_rows_with_the_foreign_parts_of_its_state() -> None:
+    flat = torch.linspace(-1, 1, 2 * 16 * 12)
+    clients = [begun(), begun()]
+    for number, client in enumerate(clients):
+        code = {f"0/{k}": t for k, t in coded((number + 1) * flat).items()}
+        client.receive(Foreign(code, torch.zeros(0)), Moment(0, 0, 1))
+    one, other = (client._rows("valid", 0).own for client in clients)
+    assert not torch.equal(one, other)
+    clients[0].restore(clients[1].state())
+    assert torch.equal(clients[0]._rows("valid", 0).own, other)
+
+
+def test_with_nothing_left_out_a_client_says_what_it_says_and_without_a_slot_another_thing() -> (
+    None
+):
+    client = begun()
+    flat = torch.linspace(-9, 9, 2 * 16 * 12)
+    codes = {f"{n}/{k}": t for n in range(2) for k, t in coded(flat * (n + 1)).items()}
+    client.receive(Foreign(codes, torch.zeros(0)), Moment(0, 0, 1))
+    weights, valid, test = client._weights_of(0), client._rows("valid", 0), client._rows("test", 0)
+    loss, accuracy = client._left_out(None)
+    assert loss == pytest.approx(float(row_losses(weights, valid, plan=client._plan()).mean()))
+    right = (logits(weights, test, plan=client._plan()).argmax(-1) == test.y).sum()
+    assert accuracy == float(right) / len(test)
+    assert client._left_out(0)[0] != pytest.approx(loss)
 
 
 def test_past_masks_and_adaptive_parts_are_kept_in_the_order_of_tasks_and_held() -> None:

@@ -269,13 +269,15 @@ def test_classes_that_no_stage_has_had_are_not_guessed_with_the_mask(tmp_path: P
     moment = Moment(0, 0, 1)
     clients = Clients(made.scenario.clients, engine, moment)
     server.round(clients, moment)
-    logits = server.logits(server.head.embedded(clients, made.scenario.clients, "test", 0))
+    parts_of_rows = server.head.embedded(clients, made.scenario.clients, "test", 0)
+    logits = server.head.logits(server.head.joined(parts_of_rows))
     assert torch.isneginf(logits[:, 4:]).all()
     assert torch.isfinite(logits[:, :4]).all()
 
 
 def columns_of(made: Parts, id: str) -> Tensor:
-    return made.site(id).train(0).x
+    columns: Tensor = made.site(id).train(0).x
+    return columns
 
 
 def test_no_client_has_the_columns_of_another() -> None:

@@ -20,6 +20,7 @@ from atoll.jobs.split_round import Step
 from atoll.learning.knowledge import class_means, combined, delta, evolved, frozen
 from atoll.learning.split import Batches
 from atoll.methods import vleto
+from atoll.reproduce.faults import vleto as label_oracle
 from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.execute import execute
 from atoll.runs.parts import Parts, parts
@@ -34,6 +35,7 @@ SMALL: dict[str, Any] = {
     "engine": {"mode": "loop"},
 }  # fmt: skip
 STRIPS = {"scenario.mode": "columns", "scenario.cut": "strips"}
+ORACLE = "atoll.reproduce.faults.vleto:label_oracle"
 
 
 def config(**changes: Any) -> RunConfig:
@@ -229,14 +231,14 @@ def guesses(made: Parts, stages: int) -> Tensor:
     server = staged(made, engine, stages)
     moment = Moment(stages - 1, 1, 2)
     clients = Clients(made.scenario.clients, engine, moment)
-    said: Tensor = server._predicted(clients, moment, 0)[0]
-    return said.argmax(1)
+    predict = label_oracle.predicted if made.config.replace else vleto.Server._predicted
+    return predict(server, clients, moment, 0)[0].argmax(1)
 
 
 @pytest.mark.parametrize(("how", "same"), [
     ({}, True), (STRIPS, True), ({**STRIPS, "protocol": "P2"}, True),
     ({**STRIPS, "fil_eval": "sum"}, True), ({**STRIPS, "fil_eval": "current"}, True),
-    ({**STRIPS, "fil_eval": "label_oracle"}, False),
+    ({**STRIPS, "replace": ORACLE}, False),
 ])  # fmt: skip
 def test_7_predictions_do_not_read_test_labels_but_the_oracle_does(
     how: dict[str, Any], same: bool
@@ -250,7 +252,7 @@ def test_7_predictions_do_not_read_test_labels_but_the_oracle_does(
 
 
 def test_7_the_oracle_is_labelled_in_every_score(tmp_path: Path) -> None:
-    found = events(tmp_path, **STRIPS, rounds=1, fil_eval="label_oracle")
+    found = events(tmp_path, **STRIPS, rounds=1, replace=ORACLE)
     assert {e.variant for e in found if isinstance(e, Score)} == {"label_oracle"}
 
 
@@ -355,7 +357,8 @@ def _labels(made: Parts, spy: Spy) -> Tensor:
     """The labels of the first batch that was learned."""
     y = made.site(SERVER).train(0).y
     seed = next(m.seed for _, _, m in spy.heard if isinstance(m, Learn))
-    return y[Batches(len(y), 16, seed).at(0, y.device)]
+    first: Tensor = y[Batches(len(y), 16, seed).at(0, y.device)]
+    return first
 
 
 def test_18_a_union_is_the_mean_of_its_classes_weighted_by_rows(tmp_path: Path) -> None:
@@ -383,7 +386,7 @@ def test_19_no_honest_test_is_above_joint_but_the_oracle_is(tmp_path: Path) -> N
     mixed = accuracies(events(tmp_path / "m", **how, **strips))[0, 1]
     summed = accuracies(events(tmp_path / "p", **how, **strips, protocol="P2"))[0, 1]
     assert max(mixed, summed) <= joint + 0.02
-    found = events(tmp_path / "o", **how, **strips, fil_eval="label_oracle")
+    found = events(tmp_path / "o", **how, **strips, replace=ORACLE)
     assert accuracies(found, "label_oracle")[0, 1] > joint + 0.02
 
 
@@ -444,7 +447,7 @@ def test_messages_that_come_twice_count_once() -> None:
 
 
 @pytest.mark.parametrize("rule", ["paper", "quantile"])
-def test_a_run_resumed_within_a_stage_writes_the_looks_of_one_that_was_not_cut(
+def test_a_run_resumed_within_a_stage_writes_the_snapshots_of_one_that_was_not_cut(
     rule: str, tmp_path: Path
 ) -> None:
     calls = iter(range(100))

@@ -16,7 +16,6 @@ from atoll.engines.local import LocalEngine
 from atoll.families.vertical import Embed, Learn
 from atoll.jobs.split_round import draws
 from atoll.learning.knowledge import combined, frozen
-from atoll.learning.leakage import labels_from_gradients, reconstruction
 from atoll.learning.replay import noisy
 from atoll.learning.split import Batches
 from atoll.runs.config import RunConfig, change, resolve
@@ -288,27 +287,12 @@ def test_a_secret_server_draws_what_no_client_can_draw() -> None:
     assert one != other
 
 
-def test_a_server_before_its_first_stage_shows_no_prototype_and_guesses_nothing() -> None:
-    looks = parts(config()).server().look(Moment(0, 0, 1))
-    assert [(look.name, look.rows, look.values) for look in looks] == [
+def test_a_server_before_its_first_stage_shows_no_prototype() -> None:
+    snapshots = parts(config()).server().snapshot(Moment(0, 0, 1))
+    assert [(snapshot.name, snapshot.rows, snapshot.values) for snapshot in snapshots] == [
         ("prototypes", (), ()),
         ("embeddings", (), ()),
     ]
-
-
-def test_labels_are_guessed_from_gradients_by_who_knows_three_rows_of_each_class() -> None:
-    server = parts(config()).server()
-    y = torch.arange(36) % 3
-    joint = F.one_hot(y, WIDTH).double() + torch.arange(36)[:, None] / 100
-    server._learned = (joint, y)
-    (look,) = [one for one in server.look(Moment(0, 0, 1)) if "labels" in one.name]
-    rows = joint.requires_grad_()
-    loss = F.cross_entropy(server.head.network(server.head.weights, rows), y, reduction="sum")
-    (gradient,) = torch.autograd.grad(loss, [rows])
-    known = torch.tensor([0, 3, 6, 1, 4, 7, 2, 5, 8])
-    assert look.columns == ("guessed", "chance")
-    assert look.values[0] == (labels_from_gradients(gradient, y, known), 1 / 3)
-    assert [value[1] for value in look.values] == [1 / 3] * 3
 
 
 def test_a_head_is_widened_to_the_highest_class_and_a_restored_server_has_it() -> None:
@@ -326,16 +310,22 @@ def test_a_head_is_widened_to_the_highest_class_and_a_restored_server_has_it() -
     assert other.head.seen.nonzero().flatten().tolist() == [2, 3]
 
 
-def test_the_oracle_answers_no_new_rows_and_other_tests_do() -> None:
+def test_the_oracle_predicts_no_new_rows_and_other_tests_do() -> None:
     rows = dict.fromkeys(("site-0", "site-1"), torch.ones(2, WIDTH).double())
+    oracle = "atoll.reproduce.faults.vleto:label_oracle"
+    honest: list[dict[str, Any]] = [COLUMNS, {}, {**COLUMNS, "protocol": "P2"}]
     with pytest.raises(UserError, match="label_oracle reads labels"):
-        parts(config(**COLUMNS, fil_eval="label_oracle")).server().logits(rows)
-    for how in (COLUMNS, {"fil_eval": "label_oracle"}, {**COLUMNS, "protocol": "P2"}):
+        parts(config(**COLUMNS, replace=oracle)).server().predict({}, rows)
+    for other in honest[1:]:
+        with pytest.raises(UserError, match="label_oracle is for columns by stage"):
+            parts(config(**other, replace=oracle)).server()
+    for how in honest:
         server = parts(config(**how)).server()
         one = rows["site-0"]
         joint = one if how is COLUMNS else 2 * one  # the mean of equals, or their sum
         torch.testing.assert_close(
-            server.logits(rows), server.head.network(server.head.weights, joint)
+            server.predict(server.final_model({}, "", 0), rows),
+            server.head.network(server.head.weights, joint),
         )
 
 
@@ -366,29 +356,17 @@ def test_the_first_message_of_a_round_brings_no_gradient() -> None:
     assert [r.more for r in heard[::2]] == [True] * (len(heard) // 2 - 1) + [False]
 
 
-def test_a_look_shows_each_embedding_of_the_last_test_beside_its_class() -> None:
+def test_a_snapshot_shows_each_embedding_of_the_last_test_beside_its_class() -> None:
     made = parts(config())
     server, engine, moment = made.server(), LocalEngine(made), Moment(0, 1, 2)
     clients = Clients(made.scenario.clients, engine, moment, (0,))
     for _ in range(2):  # the second replaces the first
         server.evaluate(clients, moment)
-    shown = next(look for look in server.look(moment) if look.name == "embeddings")
+    shown = next(snapshot for snapshot in server.snapshot(moment) if snapshot.name == "embeddings")
     y = server.site.test(0).y[:120]
     assert list(shown.rows) == [str(server.site.classes[kind]) for kind in y.tolist()]
     rows = sum(engine._client(id).learner.half.embed(made.site(id).test(0).x) for id in clients.ids)
     torch.testing.assert_close(torch.tensor(shown.values), rows[:120].float(), rtol=1e-3, atol=1e-3)
-
-
-def test_a_client_shows_how_well_a_third_of_its_rows_is_guessed_from_the_others() -> None:
-    client = parts(config(**{"scenario.train": 0.2})).client("site-0")
-    x = client.site.train(0).x
-    (look,) = client.look(Moment(0, 0, 1))
-    embedding = client.learner.half.embed(x)
-    expected = [
-        reconstruction(torch.round(embedding, decimals=1) if cut else embedding, x, len(x) * 2 // 3)
-        for cut in (False, True)
-    ]
-    assert [value for (value,) in look.values] == pytest.approx(expected)
 
 
 def test_a_mask_of_weights_outlives_a_rebuilt_client_with_its_stage() -> None:

@@ -34,10 +34,11 @@ def test_looking_changes_nothing_that_is_measured(method: str, tmp_path: Path) -
         atoll.run(method, out=tmp_path / name, attribution=wanted, **TINY)
     one, other = ((tmp_path / name / "events.jsonl").read_bytes() for name in ("with", "without"))
     assert one == other
-    assert not any(look.name.startswith("after ") for look in Run(tmp_path / "without").looks)
+    names = [snapshot.name for snapshot in Run(tmp_path / "without").snapshots]
+    assert not any(name.startswith("after ") for name in names)
 
 
-def test_texts_and_domains_are_witnessed_too(tmp_path: Path) -> None:
+def test_texts_and_domains_are_probed_too(tmp_path: Path) -> None:
     texts = atoll.run("demo-text", out=tmp_path / "text", epochs=1, attribution=True)
     shares = attribution.shares(texts).values()
     total = sum(share.total for share in shares) / len(shares)
@@ -45,4 +46,5 @@ def test_texts_and_domains_are_witnessed_too(tmp_path: Path) -> None:
     assert total == pytest.approx(texts.metrics["own"]["backward_transfer"], abs=1e-9)
     atoll.run("demo-models", out=tmp_path / "fccl", rounds=2, epochs=1, attribution=True,
               pretrain_epochs=1, public={"name": "digits-public", "rows": 128})  # fmt: skip
-    assert {look.name for look in Run(tmp_path / "fccl").looks} >= {"after own", "after others"}
+    names = {snapshot.name for snapshot in Run(tmp_path / "fccl").snapshots}
+    assert names >= {"after own", "after others"}

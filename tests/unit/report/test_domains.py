@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.core.record import read_looks
+from atoll.core.record import read_snapshots
 from atoll.engines.local import local_engine
 from atoll.report import domains, tables
 from atoll.report.page import page
@@ -35,22 +35,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_sites_look_at_correlations_and_features_and_send_nothing_of_it(folder: Path) -> None:
-    looks = read_looks(folder)
-    assert {(look.part, look.name) for look in looks} == {
+    snapshots = read_snapshots(folder)
+    assert {(snapshot.part, snapshot.name) for snapshot in snapshots} == {
         (site, name)
         for site in ("site-0", "site-1")
         for name in ("correlation, own test rows", "correlation, public images", "features")
     }
-    for look in looks:
-        values = np.array(look.values)
+    for snapshot in snapshots:
+        values = np.array(snapshot.values)
         assert np.isfinite(values).all()
-        if look.name == "features":
-            assert len(look.rows) == 40  # all test rows: at most 40 of each domain
-            assert {row.split("|")[0] for row in look.rows} == {"domain 0", "domain 1"}
+        if snapshot.name == "features":
+            assert len(snapshot.rows) == 40  # all test rows: at most 40 of each domain
+            assert {row.split("|")[0] for row in snapshot.rows} == {"domain 0", "domain 1"}
         else:
             assert values.shape == (4, 4)
             assert np.abs(values).max() <= 1.0001
-        if look.name == "correlation, own test rows":
+        if snapshot.name == "correlation, own test rows":
             assert values.diagonal() == pytest.approx(np.ones(4), abs=1e-3)
             assert values == pytest.approx(values.T, abs=1e-3)
     events = (folder / "events.jsonl").read_text()
@@ -76,7 +76,7 @@ def test_the_page_has_every_picture_and_its_numbers_are_the_records(folder: Path
     assert all(picture.title in text for picture in made.pictures)
 
 
-def test_runs_without_domains_or_looks_have_less_to_say(tmp_path: Path) -> None:
+def test_runs_without_domains_or_snapshots_have_less_to_say(tmp_path: Path) -> None:
     plain = change(VALUES, {"rounds": 1, "looks": False, "score_every": 0})
     execute(resolve(plain, "test"), tmp_path / "a", local_engine)
     (group,) = tables.gather([tmp_path / "a"])

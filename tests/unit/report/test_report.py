@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from atoll.core.errors import UserError
-from atoll.core.record import Look, Message, Record, Round, Score, Stage
+from atoll.core.record import Message, Record, Round, Score, Snapshot, Stage
 from atoll.report import attribution, page, tables
 from atoll.report.tables import Group, gather
 from atoll.runs.result import Run
@@ -130,7 +130,7 @@ def test_differences_are_paired_by_seed_and_site(groups: list[Group]) -> None:
 
 def test_a_gain_over_being_alone_is_told_only_where_it_is_known(groups: list[Group]) -> None:
     together, single = page.page(groups), page.page(groups[:1])
-    assert "sites gained +2.5 points on average: most a (+10.0), least b (-5.0)" in together
+    assert "sites gained 2.5 points on average: from -5.0 (b) to +10.0 (a)" in together
     assert "One site lost." in together
     assert "is not known from these runs" in single
     assert "points on average" not in single
@@ -179,24 +179,24 @@ def test_forgetting_is_told_in_each_definition(tmp_path: Path) -> None:
     assert texts(tables.forgetting(found)) == [
         ["fedavg", "0.3000", "0.3000", "0.3000", "-0.3000"]
     ]  # fmt: skip
-    assert "it forgot 30.0 points" in page.page(found)
+    assert "Earlier tasks ended 30.0 points below their best accuracy." in page.page(found)
     assert "Not in the record of this run: with attribution = true" in page.page(found)
 
 
-def seen(stage: int, doing: str, *accuracy: float) -> Look:
+def seen(stage: int, doing: str, *accuracy: float) -> Snapshot:
     rows = tuple((0.0, value) for value in accuracy)
     names = tuple(str(task) for task in range(len(accuracy)))
-    return Look(stage, "a", f"after {doing}", names, ("round", "accuracy"), rows)
+    return Snapshot(stage, "a", f"after {doing}", names, ("round", "accuracy"), rows)
 
 
 def by_hand(folder: Path) -> Path:
     """Site a: 0.8 on the first task when it was learned, 0.5 in the end."""
     record(folder, "fedavg", 0, {"": {"a": 8, "b": 8}}, stages=2)
-    looks = [
+    snapshots = [
         seen(0, "own", 0.3), seen(0, "others", 0.8),
         seen(1, "others", 0.8, 0.1), seen(1, "own", 0.4, 0.9), seen(1, "others", 0.5, 0.8),
     ]  # fmt: skip
-    Record(folder).look(looks)
+    Record(folder).write_snapshots(snapshots)
     return folder
 
 

@@ -5,28 +5,29 @@ from pathlib import Path
 
 import pytest
 
-from atoll.core.record import Look
+from atoll.core.record import Snapshot
 from atoll.engines.local import local_engine
 from atoll.report import page, tables, transfer
 from atoll.runs.config import change, read, resolve
 from atoll.runs.execute import execute
 
 NAN = math.nan
-LOOKS = (
-    Look(1, "server", "slot", ("a", "b"), ("a task 0", "b task 0"), ((1.0, 0.0), (NAN, 0.0))),
-    Look(1, "server", "similarity", ("a", "b"), ("a task 0", "b task 0"), ((0.2, 0.7), (NAN, 0.4))),
-    Look(1, "a", "attention", ("conv3", "conv4", "merge"), ("0", "1"), ((3.0, -1.0), (3.0, 1.0),
+SNAPSHOTS = (
+    Snapshot(1, "server", "slot", ("a", "b"), ("a task 0", "b task 0"), ((1.0, 0.0), (NAN, 0.0))),
+    Snapshot(1, "server", "similarity", ("a", "b"), ("a task 0", "b task 0"),
+             ((0.2, 0.7), (NAN, 0.4))),
+    Snapshot(1, "a", "attention", ("conv3", "conv4", "merge"), ("0", "1"), ((3.0, -1.0), (3.0, 1.0),
                                                                        (9.0, 0.0))),
-    Look(1, "a", "left out", ("loss on validation rows", "accuracy on test rows"),
+    Snapshot(1, "a", "left out", ("loss on validation rows", "accuracy on test rows"),
          ("nothing", "0", "1"), ((0.5, 0.75, 0.25), (0.9, 0.8, 0.95))),
-    Look(1, "b", "attention", ("conv3",), ("0", "1"), ((0.0, 0.0),)),
-    Look(1, "b", "left out", ("loss on validation rows", "accuracy on test rows"),
+    Snapshot(1, "b", "attention", ("conv3",), ("0", "1"), ((0.0, 0.0),)),
+    Snapshot(1, "b", "left out", ("loss on validation rows", "accuracy on test rows"),
          ("nothing", "0", "1"), ((NAN, NAN, NAN), (0.9, 0.9, 0.9))),
 )  # fmt: skip
 
 
 def test_links_are_the_tasks_that_were_given_with_their_use() -> None:
-    own, other, third = transfer.links(LOOKS)
+    own, other, third = transfer.links(SNAPSHOTS)
     assert (own.client, own.source, own.source_stage, own.similarity) == ("a", "a", 0, 0.2)
     assert own.attention == pytest.approx(0.25)  # 1 of 3 + 1, in both sizes of filters
     assert (own.gain, own.points) == pytest.approx((-0.25, -0.05))  # better without it
@@ -38,7 +39,7 @@ def test_links_are_the_tasks_that_were_given_with_their_use() -> None:
     assert third.used == 0.0
 
 
-def test_without_looks_there_is_no_section(tmp_path: Path) -> None:
+def test_without_snapshots_there_is_no_section(tmp_path: Path) -> None:
     values = {"rounds": 1, "data": "synthetic-text", "model.widths": [4], "looks": False}
     execute(
         resolve(change(read("fedseit"), {**values, "method.epochs": 1}), "x"),
@@ -61,7 +62,7 @@ def test_a_page_has_the_map_the_curves_and_a_row_for_each_link(
     (group,) = tables.gather([tmp_path / "run"])
     section = transfer.section(group, 1)
     assert section is not None
-    found = transfer.links(group.first.looks)
+    found = transfer.links(group.first.snapshots)
     assert len(found) == 2 * 3 * (2 if transfer_by == "sit" else 3)  # tasks, clients, slots
     assert all(link.source_stage < link.stage for link in found)
     assert len(section.tables[0].rows) == len(found)

@@ -105,6 +105,10 @@ def test_unknown_tables_and_settings_are_named() -> None:
         PAPER.select("", "7")
     with pytest.raises(UserError, match="no setting 'x'"):
         PAPER.select("x", "")
+    with pytest.raises(
+        UserError, match=r"table '4' has no setting that atoll can measure.*use 2, 3"
+    ):
+        PAPER.select("", "4")
     assert [s.name for s in PAPER.select("", "3")] == [
         "covertype K=5 30%", "covertype K=2 30%", "covertype K=10 30%",
     ]  # fmt: skip
@@ -116,10 +120,10 @@ def test_the_committed_ledger_is_what_the_committed_measurements_say() -> None:
     measured = {name: one for name, one in found.items() if one is not None}
     assert len(measured) == 19
     missing = {
-        name: f"not run yet: atoll reproduce chfl --only '{name}'"
-        for name, one in found.items()
-        if one is None
+        f"{name} K=5 30%": f"not run yet: atoll reproduce chfl --only '{name} K=5 30%'"
+        for name in ("aloi", "helena")
     }
+    assert missing.keys() == found.keys() - measured.keys()
     assert as_markdown(PAPER.ledger(measured, missing)) == (LEDGER / "ledger.md").read_text()
 
 
@@ -203,6 +207,10 @@ def test_a_ledger_is_made_of_all_that_is_in_the_folder(tmp_path: Path) -> None:
     assert any("U begins at zero" in claim.text for claim in made.claims)
     notes = {c.row: c.note for c in made.cells if not c.ours}
     assert notes["covertype K=10 30%"].startswith("not run yet: ")
+    assert notes["helena K=5 30%"].startswith(
+        "no data: get 'helena' (see atoll list data), then run "
+    )
+    assert notes["helena median"] == "not measured: atoll has no setting for this row"
     shown, _ = again("chfl", Asked(tmp_path, render=True, plan=("rounds=3",)))
     notes = {c.row: c.note for c in shown.cells if not c.ours}
     assert notes["covertype K=2 30%"] == "measured with another config: covertype-k-2-30.json"
@@ -238,7 +246,7 @@ def test_a_failed_setting_leaves_the_ledger_of_the_others(
     what, where, remedy = capsys.readouterr().err.splitlines()
     assert what == "error: client a failed in fit: it rained"
     assert "it rained" in Path(where.removeprefix("where: ")).read_text()
-    assert "call it again" in remedy
+    assert "start the command again" in remedy
     assert (
         "| covertype K=5 30% | Common | 0.6218 ± 0.1086 | 0."
         in (tmp_path / "ledger.md").read_text()

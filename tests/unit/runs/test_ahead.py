@@ -1,5 +1,6 @@
-"""Rounds that are sent off before the numbers of the one before are there: nothing else changes."""
+"""Rounds that begin before the numbers of the one before are read: nothing else changes."""
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import torch
 from atoll.compute.executor import Executor
 from atoll.core.errors import BadMessageError, InterruptedRunError
 from atoll.core.federation import Clients, Moment, Working
-from atoll.core.messages import Packet, Weights
-from atoll.core.record import Record, Round, read_checkpoint, read_events, read_looks
+from atoll.core.messages import Packet, Weights, wrap
+from atoll.core.record import Record, Round, read_checkpoint, read_events, read_snapshots
 from atoll.engines.local import LocalEngine
+from atoll.learning.weights import copied
 from atoll.methods import fedavg
 from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.facts import facts
@@ -38,7 +40,7 @@ def run(
 
 
 def engine(made: Parts, ahead: bool = True) -> LocalEngine:
-    return LocalEngine(made, Executor("stacked"), ahead)
+    return LocalEngine(made, Executor("stacked"), deferred=ahead)
 
 
 def test_the_record_is_the_same(tmp_path: Path) -> None:
@@ -62,7 +64,7 @@ class Noting(LocalEngine):
     """Notes after each exchange how many rounds the record has."""
 
     def __init__(self, made: Parts, folder: Path) -> None:
-        super().__init__(made, Executor("stacked"), ahead=True)
+        super().__init__(made, Executor("stacked"), deferred=True)
         self.folder, self.seen = folder, list[int]()
 
     def carry(
@@ -74,10 +76,11 @@ class Noting(LocalEngine):
         return answers
 
 
+@pytest.mark.parametrize("method", ["fedavg", "alone"])
 def test_a_round_is_entered_when_the_next_one_is_under_way_or_scores_are_wanted(
-    tmp_path: Path,
+    method: str, tmp_path: Path
 ) -> None:
-    noting = Noting(parts(config()), tmp_path / "run")
+    noting = Noting(parts(config(method=method)), tmp_path / "run")
     run(noting._parts, tmp_path / "run", noting)
     assert noting.seen == [0, 0, 1, 3, 3]  # scores after the third, and at the end
 
@@ -119,14 +122,8 @@ def test_nothing_is_kept_of_what_was_seen_in_a_round_that_is_refused(
     monkeypatch.setattr(type(made), "client", lambda self, id: Ailing(options, self.site(id)))
     with pytest.raises(BadMessageError, match="site-1"):
         run(made, tmp_path / "run", engine(made, ahead))
-    seen = read_looks(tmp_path / "run")
+    seen = read_snapshots(tmp_path / "run")
     assert len(seen) == 6  # of three clients in the first round: others' weights, and their own
-
-
-def test_a_method_that_waits_is_entered_round_by_round(tmp_path: Path) -> None:
-    noting = Noting(parts(config(method="alone")), tmp_path / "run")
-    run(noting._parts, tmp_path / "run", noting)
-    assert noting.seen == [0, 1, 2, 3, 4]
 
 
 def test_a_round_that_was_done_is_entered_when_the_run_is_broken_off(tmp_path: Path) -> None:
@@ -141,19 +138,104 @@ def test_a_round_that_was_done_is_entered_when_the_run_is_broken_off(tmp_path: P
             return super().carry(action, moment, packets)
 
     with pytest.raises(KeyboardInterrupt):
-        run(made, tmp_path / "run", Breaking(made, Executor("stacked"), ahead=True))
+        run(made, tmp_path / "run", Breaking(made, Executor("stacked"), deferred=True))
     events = read_events(tmp_path / "run")
     assert [e.round for e in events if isinstance(e, Round)] == [0, 1, 2]
 
 
-def test_a_server_that_waits_is_given_numbers() -> None:
+class Reading:
+    """An executor whose device counts how often the host reads one of its numbers."""
+
+    mode = "stacked"
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.executor, self.reads, self.counting = Executor("stacked"), 0, False
+        for name in ("item", "tolist", "cpu", "numpy", "__float__", "__bool__", "__int__"):
+            self._count(name, monkeypatch)
+
+    def _count(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        original = getattr(torch.Tensor, name)
+
+        def counted(tensor: torch.Tensor, *given: Any) -> Any:
+            self.reads += self.counting
+            return original(tensor, *given)
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+
+    def do(self, jobs: Any, moment: Moment | None = None) -> dict[str, Any]:
+        return self.executor.do(jobs, moment)
+
+
+@pytest.mark.parametrize("weighting", ["equal", "rows"])
+def test_a_round_reads_no_number_from_the_device(
+    weighting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = parts(config(weighting=weighting))
+    reading, server = Reading(monkeypatch), made.server()
+    clients = LocalEngine(made, reading, deferred=True)
+    for number in range(3):
+        moment = Moment(0, number, 3)
+        reading.counting = number > 0  # the first round proves the stack and draws rows
+        asked = Clients(made.scenario.clients, clients, moment, (0,), packing=False)
+        notes = server.round(asked, moment)
+        assert reading.reads == 0
+        reading.counting = False
+        clients.settle()
+        assert math.isfinite(notes["loss"])
+        assert sum(message.bytes for message in asked.traffic) > 0
+
+
+def test_a_client_that_is_asked_alone_is_refused_alone_and_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = parts(config())
-    clients = Clients(
-        made.scenario.clients, engine(made, ahead=False), Moment(0, 0, 2), (0,), False
-    )
+    options = made.config.options()
+    monkeypatch.setattr(type(made), "client", lambda self, id: Ailing(options, self.site(id)))
+    clients, moment = engine(made), Moment(0, 1, 3)
+    asked = Clients(made.scenario.clients, clients, moment, (0,), packing=False)
     request = Weights(made.site("server").model().state_dict())
-    replies = clients.ask_all(fedavg.Client.fit, request).values()
-    assert all(type(reply.loss) is float for reply in replies)
+    failed: dict[str, str] = {}
+    replies = asked.ask_each(
+        *(fedavg.Client.fit, dict.fromkeys(asked.ids, request)),
+        lambda id, error: failed.update({id: str(error)}),
+    )
+    assert [*replies] == ["site-0", "site-2"]
+    assert [*failed] == ["site-1"]
+    clients.settle()  # nothing is left to refuse
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", ["request", "loss", "weights"])
+def test_whatever_is_not_finite_is_refused_when_checks_are_finished(
+    where: str, number: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = parts(config())
+    clients, moment = engine(made), Moment(0, 0, 3)
+    weights = copied(made.site("server").model().state_dict())
+
+    class Broken(fedavg.Client):
+        def fit(self, request: Weights, moment: Moment) -> fedavg.Fitted:  # type: ignore[override]
+            own = number if self.site.id == "site-1" else 0.0
+            change = {"w": torch.tensor(own if where == "weights" else 0.0), "z": torch.zeros(0)}
+            return fedavg.Fitted(change, own if where == "loss" else 0.0, 1)
+
+    options = made.config.options()
+    if where == "request":
+        next(iter(weights.values())).view(-1)[0] = number
+    monkeypatch.setattr(type(made), "client", lambda self, id: Broken(options, self.site(id)))
+    packets = dict.fromkeys(made.scenario.clients, wrap(Weights(weights)))
+    clients.carry("fit", moment, packets)
+    with pytest.raises(BadMessageError, match="not finite") as error:
+        clients.settle()
+    assert error.value.sender == ("server" if where == "request" else "site-1")
+
+
+def test_numbers_as_large_as_their_type_allows_are_finite() -> None:
+    made = parts(config(method="alone"))
+    largest = torch.tensor([torch.finfo(torch.float64).max] * 2, dtype=torch.float64)
+    checking = engine(made)
+    checking._check([("site-0", wrap(Weights({"w": largest, "v": torch.tensor(3e38)})))])
+    checking.settle()
 
 
 def test_such_numbers_end_the_run_at_the_latest_when_the_next_round_is_under_way(

@@ -34,7 +34,7 @@ def test_every_preset_and_method_resolves_and_reads_back_as_it_was(name: str) ->
         {"data": {"name": "x", "text": 'a "quoted" \\ line\nand \x7f \t tab'}},
         {"data": {"name": "x", "deep": {"a b": [1, {"c": True}], "d": []}}},
         {"model.widths": []},
-        {"scenario.stage_classes": [[0, 1], [2]]},
+        {"split": "classes", "stage_classes": [[0, 1], [2]]},
         {"method.rate": 1e-7},
         {"checkpoint_seconds": 0, "seed": 2**70},
     ],
@@ -53,6 +53,23 @@ def test_every_default_is_written_out() -> None:
     assert config.engine["name"] == "local"
     assert config.scenario["split"] == "rows"
     assert config.scenario["clients"] == 3
+
+
+def test_another_split_keeps_the_options_that_both_have() -> None:
+    values = {"method": "chfl", "scenario": {"split": "columns", "ratio": 0.4, "clients": 4}}
+    for changes in ({"split": "classes", "stages": 2}, {"stages": 2, "split": "classes"}):
+        scenario = resolve(change(values, changes), "test").scenario
+        assert (scenario["split"], scenario["clients"], scenario["stages"]) == ("classes", 4, 2)
+        assert "ratio" not in scenario
+    with pytest.raises(UserError, match="split 'rows' has no option 'ratio'"):
+        resolve(change(values, {"split": "rows", "ratio": 0.2}), "test")
+
+
+def test_parties_of_own_tables_are_counted() -> None:
+    values: dict[str, Any] = {"method": "splitnn", "data": {"parties": ["a.csv", "b.csv"]}}
+    assert resolve(values, "test").scenario["clients"] == 2
+    with pytest.raises(UserError, match="clients = 3 for 2 tables"):
+        resolve({**values, "scenario": {"clients": 3}}, "test")
 
 
 def test_a_scenario_is_of_the_kind_the_method_is_made_for_unless_it_says_otherwise() -> None:

@@ -8,7 +8,7 @@ import pytest
 from atoll.core.errors import UserError
 from atoll.core.record import Record, Score
 from atoll.report import page
-from atoll.runs.predict.tables import Predictor
+from atoll.runs.predict.model import Predictor
 from atoll.runs.result import Run, write_result
 
 CONFIG = 'name = "a"\nseed = 0\n[method]\nname = "fedavg"\n'

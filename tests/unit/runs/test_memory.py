@@ -78,20 +78,15 @@ def test_a_deterministic_run_is_planned_by_all_memory_of_the_machine() -> None:
     assert made.free == total
 
 
-def test_what_a_round_leaves_open_is_planned_too(tmp_path: Path) -> None:
+def test_checks_that_are_not_finished_hold_no_tensors(tmp_path: Path) -> None:
     given = resolve({**vars(config(120)), "rounds": 4, "engine": UNPACKED}, "test")
-    waiting, ahead = (
-        planned(given, lambda few: LocalEngine(few, Executor("stacked"), early), 100)  # noqa: B023
-        for early in (False, True)
-    )
-    assert waiting is not None
-    assert ahead is not None
-    assert ahead.each > waiting.each
+    found = planned(given, engine, 100)
+    assert found is not None
     made, record = prepare(given, tmp_path / "run", False)
     with Meter() as meter:
-        run = LocalEngine(made, Executor("stacked"), ahead=True)
+        run = LocalEngine(made, Executor("stacked"), deferred=True)
         go(made, run, record, lambda progress: None, lambda: False)
-    assert meter.peak / 1.2 < ahead.peak < meter.peak * 1.2
+    assert meter.peak / 1.2 < found.peak < meter.peak * 1.2
 
 
 def test_clients_that_are_not_asked_cost_their_rows_only(tmp_path: Path) -> None:

@@ -20,9 +20,10 @@ from atoll.data.own import sheets, tables
 from atoll.engines.local import local_engine
 from atoll.runs.config import change, read, resolve
 from atoll.runs.execute import execute
-from atoll.runs.predict import onnx
-from atoll.runs.predict import tables as predict_module
-from atoll.runs.predict.tables import Predicted, Predictor, numbers, predict
+from atoll.runs.predict import model as predict_module
+from atoll.runs.predict.model import Predictor
+from atoll.runs.predict.output import Predicted
+from atoll.runs.predict.tables import blocks, numbers, predict
 from atoll.runs.result import Run
 
 Files = Callable[..., list[str]]
@@ -258,9 +259,9 @@ def test_only_rows_whose_label_is_known_are_right_or_wrong(
 
 def test_a_site_needs_only_its_own_columns(files: Files) -> None:
     run("chfl", files())
-    columns = {block.column for block in Predictor(Path("run"), "d", "").blocks}
+    columns = {block.column for block in blocks(Predictor(Path("run"), "d"))}
     assert columns == {"age", "kön", "smoker"}
-    columns = {block.column for block in Predictor(Path("run"), "b", "").blocks}
+    columns = {block.column for block in blocks(Predictor(Path("run"), "b"))}
     assert columns == {"age", "kön", "smoker", "lab", "visit"}
 
 
@@ -273,7 +274,7 @@ def test_mistakes_of_a_prediction_are_answered(files: Files) -> None:
     Path("none.csv").write_text("age\n")
     cases: list[tuple[tuple[str, str, str], str, bool, str]] = [
         (("nowhere", "a", ""), "a.csv", False, "no run in this folder"),
-        (("wine", "a", ""), "a.csv", False, "was made neither on your own tables nor on images"),
+        (("wine", "site-0", ""), "a.csv", False, "was not made on your own tables"),
         (("run", "e", ""), "a.csv", False, "no site 'e' in this run"),
         (("run", "a", "auto"), "a.csv", False, "this run has no model 'auto'"),
         (("run", "a", ""), "other.csv", False, "none of the columns"),
@@ -292,22 +293,66 @@ def test_mistakes_of_a_prediction_are_answered(files: Files) -> None:
         predict(Predictor(Path("run"), "a", ""), Path("a.csv"), Path("p.csv"))
 
 
-def test_a_run_on_texts_says_that_it_cannot_predict(
-    capfd: pytest.CaptureFixture[str], call: Callable[..., int]
+@pytest.mark.parametrize(
+    "options", [{"transfer": "sit", "vocabulary": "local"}, {"combine": "sum"}]
+)
+def test_texts_are_predicted_with_the_model_of_a_task(
+    options: dict[str, str], capfd: pytest.CaptureFixture[str], call: Callable[..., int]
 ) -> None:
+    """On the held-out rows of a task predictions give the score that the run recorded."""
     for name in "ab":
-        lines = (f"{('the ship', 'wheat')[n % 2]} {n},{'sg'[n % 2]}" for n in range(30))
-        Path(f"{name}.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+        draw = random.Random(name)
+        lines = ["text,label,year"]
+        for number in range(80):
+            label, year = draw.choice("sgw"), 2023 + number % 2
+            kept = label if draw.random() < 0.8 else draw.choice("sgw")
+            words = {"s": "the ship sails", "g": "gold coins", "w": "wheat and corn"}[kept]
+            lines.append(f"{words} {draw.choice(['here', 'there', name])},{label},{year}")
+        Path(f"{name}.csv").write_text("\n".join(lines) + "\n")
     values = {
-        "data": {"files": ["a.csv", "b.csv"], "text": "text", "length": 8},
+        "data": {"files": ["a.csv", "b.csv"], "text": "text", "stage": "year", "length": 8},
         "model": {"vectors": "random-8", "widths": [8]},
-        "rounds": 1,
-        "method": {"name": "fedseit", "epochs": 1, "transfer": "sit"},
+        "rounds": 2,
+        "method": {"name": "fedseit", "epochs": 3, "rate": 0.01, **options},
+        "engine": {"mode": "loop"},
     }
     execute(resolve(values, "test"), Path("run"), local_engine)
-    for command in (("predict", "run", "a.csv"), ("export", "run")):
-        assert call(*command, "--site", "site-0") == 2
-        assert "there are no predictions for texts yet" in capfd.readouterr().err
+    scores = {(s.client, s.task): s for s in Run(Path("run")).scores if s.stage == 1}
+    for number, task in enumerate(("2023", "2024")):
+        score = scores["site-1", number]
+        asked = ("predict", "run", "b.csv", "--site", "b", "--task", task, "--held-out")
+        assert call(*asked) == 0
+        told = f"{score.rows} predictions in predictions.csv, {score.accuracy:.4f} of them right"
+        assert told in capfd.readouterr().out
+    Path("new.jsonl").write_text('{"text": "Gold!"}\n{"text": "never seen"}\n{"text": ""}\n')
+    assert call("predict", "run", "new.jsonl", "--site", "site-0") == 0
+    assert "3 predictions in predictions.csv\n" in capfd.readouterr().out
+    assert call("predict", "run", "new.jsonl", "--site", "a", "--task", "2025") == 2
+    assert "no task '2025'" in capfd.readouterr().err
+    assert call("export", "run", "--site", "a", "--task", "2023") == 0
+    card = json.loads(Path("run/export-a/card.json").read_text())
+    assert (card["task"], card["vectors"]["name"]) == ("2023", "random-8")
+    assert card["words"][:2] == ["", "<unknown>"]
+
+
+def test_word_vectors_that_changed_since_the_run_are_refused() -> None:
+    lines = [f"{('the ship', 'wheat')[n % 2]} {n},{'sg'[n % 2]}" for n in range(30)]
+    Path("a.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+    np.savez("own.npz", words=np.array(["ship", "wheat"]), vectors=np.eye(2, 4))
+    values = {
+        "data": {"files": ["a.csv"], "text": "text", "length": 8},
+        "model": {"vectors": "own.npz", "widths": [8]},
+        "rounds": 1,
+        "method": {"name": "fedseit", "epochs": 1},
+    }
+    execute(resolve(values, "test"), Path("run"), local_engine)
+    assert Predictor(Path("run"), "a").probabilities(np.ones((1, 8), dtype=np.int32)).shape == (
+        1,
+        2,
+    )
+    np.savez("own.npz", words=np.array(["ship"]), vectors=np.eye(1, 4))
+    with pytest.raises(UserError, match="'own' are not those that the run read"):
+        Predictor(Path("run"), "a").model  # noqa: B018
 
 
 def test_predictions_are_not_written_over_data_or_the_run(
@@ -458,13 +503,12 @@ def test_onnx_answers_as_our_own_model_does(
     predictor = Predictor(Path("run"), "b", "")
     sheet, done = sheets.opened(Path("b.csv")), Predicted()
     (batch,) = sheets.batches(sheet, predictor.recipe["missing"])
-    x = numbers(predictor.blocks, predictor.width, sheet, batch, 0, done)
-    read = onnx.columns(predictor)
-    (theirs,) = session.run(None, {"x": x[:, read]})
+    x = numbers(blocks(predictor), sheet, batch, 0, done)
+    (theirs,) = session.run(None, {"x": x})
     assert theirs.shape == (60, 2)
     np.testing.assert_allclose(theirs, predictor.probabilities(x), atol=1e-5)
     card = json.loads(Path("run/export-b/card.json").read_text())
-    assert len(card["columns"]) == len(read)
+    assert len(card["columns"]) == x.shape[1]
 
 
 def test_onnx_without_its_extra_is_refused_with_what_to_do(

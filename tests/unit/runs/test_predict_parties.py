@@ -80,11 +80,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(method: str = "vleto", scenario: dict[str, Any] | None = None, **more: Any) -> Run:
+def run(
+    method: str = "vleto", scenario: dict[str, Any] | None = None, replace: str = "", **more: Any
+) -> Run:
     own = {"parties": [f"{name}.csv" for name in NAMES], "label": "card", "id": "customer",
            "assume_aligned": True}  # fmt: skip
     values = {"rounds": 6, "data": own, "scenario": scenario or {}, "engine": {"mode": "loop"},
-              "method": {"name": method, **HOW, **more}}  # fmt: skip
+              "replace": replace, "method": {"name": method, **HOW, **more}}  # fmt: skip
     execute(resolve(values, "test"), Path("run"), local_engine)
     return Run(Path("run"))
 
@@ -212,7 +214,7 @@ def test_columns_are_checked_by_name_and_unseen_words_are_counted(
         ([*given("-new"), "--held-out"], 2, "the run did not read a file of this name"),
         (["bank-new.csv", "--site", "0-bank"], 2, "parties hold columns of the same rows"),
         (["bank-new.csv", *given("-new")], 2, "--data does not fit"),
-        ([], 2, "no file"),
+        ([], 2, "missing FILE"),
         (given("-twice"), 2, "1 ids come more than once: 'c500'"),
         (given("-other"), 3, "no rows to predict"),
         (given("-bare"), 3, "a header and no rows"),
@@ -284,7 +286,7 @@ def test_no_partys_file_is_written_over(
 def test_the_oracle_that_reads_labels_predicts_nothing(
     capsys: pytest.CaptureFixture[str], call: Callable[..., int]
 ) -> None:
-    run("vleto", {"mode": "columns"}, fil_eval="label_oracle")
+    run("vleto", {"mode": "columns"}, replace="atoll.reproduce.faults.vleto:label_oracle")
     assert call(*given("-new")) == 2
     assert "label_oracle reads labels" in " ".join(capsys.readouterr().err.split())
 

@@ -1,35 +1,30 @@
-"""The registry: which kind of acceleration a type of job has."""
+"""The registry: how each type of job is accelerated.
 
-from collections.abc import Callable, Generator
+A module of this package registers types of jobs in tables of these names; no list names the module.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
-from atoll.compute.kinds.captured import CapturedPublic, CapturedTraining
-from atoll.compute.kinds.early_stopping import EarlyStoppedStacks
-from atoll.compute.kinds.evaluate import Tallies
-from atoll.compute.kinds.protocol import Capture, CaptureKind, StackKind
-from atoll.compute.kinds.split import SplitRounds
-from atoll.compute.kinds.train import TrainStacks
+from atoll.compute.accelerated import CaptureKind, StackKind
 from atoll.core.federation import Job
-from atoll.jobs.early_stopping import EarlyStoppedJob
-from atoll.jobs.public_step import PublicJob
-from atoll.jobs.split_round import SplitJob
-from atoll.jobs.train import EvalJob, TrainJob
 
-__all__ = ["CAPTURED", "COMPOSED", "STACKED", "Capture", "CaptureKind", "StackKind"]
+__all__ = ["CAPTURED", "COMPOSED", "STACKED"]
+
+
+def _entries(table: str) -> dict[type, Any]:
+    """The entries that the modules of this package have in a table."""
+    entries: dict[type, Any] = {}
+    for module in pkgutil.iter_modules(__path__):
+        entries |= getattr(importlib.import_module(f"{__name__}.{module.name}"), table, {})
+    return entries
+
 
 # jobs of one key in one computation
-STACKED: dict[type, StackKind] = {
-    TrainJob: TrainStacks(),
-    EvalJob: Tallies(),
-    SplitJob: SplitRounds(),
-    EarlyStoppedJob: EarlyStoppedStacks(),
-}
+STACKED: Mapping[type, StackKind] = _entries("STACKED")
 # jobs that are not stacked, each in captured buffers
-CAPTURED: dict[type, CaptureKind] = {
-    TrainJob: CapturedTraining(),
-    PublicJob: CapturedPublic(),
-}
+CAPTURED: Mapping[type, CaptureKind] = _entries("CAPTURED")
 # jobs that are neither: the jobs of which each consists run side by side with those of the others
-COMPOSED: dict[type, Callable[[Any], Generator[Job, Any, Any]]] = {
-    EarlyStoppedJob: EarlyStoppedJob.parts,
-}
+COMPOSED: Mapping[type, Callable[[Any], Generator[Job, Any, Any]]] = _entries("COMPOSED")

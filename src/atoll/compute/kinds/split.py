@@ -1,15 +1,15 @@
 """Rounds of split networks, with halves of one shape and several runs in one computation."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from atoll.compute import autotune
-from atoll.compute.accelerated import Candidate
+from atoll.compute.accelerated import Candidate, Kind, StackKind, padding_obstacle
 from atoll.compute.autotune import Tuner, proved, what
 from atoll.compute.cache import cache_key
 from atoll.compute.choice import Choice, remembered
@@ -18,136 +18,83 @@ from atoll.compute.perturb import Draw, named, perturbed, stream_of, typed
 from atoll.compute.probe import Probe, Seen
 from atoll.compute.split_rounds import WAYS, SplitStack, Way, trial_key
 from atoll.core.rng import Stream
-from atoll.jobs.identity import rowwise
 from atoll.jobs.split_round import Lent, SplitJob, SplitResult
 
-__all__ = ["SplitRounds", "first_rows"]
+__all__ = ["SPLIT", "SPLIT_STACKS", "STACKED", "first_rows"]
 
 RUNS = 3  # runs of split networks that a trial is made of at most
 CHECKED = 16  # rows of a batch of a split network
 PASSES = 4  # steps of a split network
 
 
-@dataclass(frozen=True)
-class SplitRounds:
-    """Split rounds as one computation; the reference runs one of them without stacks and graphs."""
+def _choose(tuner: Tuner, about: Hashable, jobs: Sequence[SplitJob]) -> Choice:
+    """Which way is fastest depends on the halves alone; whether it is right, on all the rest.
 
-    first: str = "each"  # the way that is proved first
-    reason: str = "asked for"
-    modes = ("auto", "stacked", "captured")
-    kept = 3  # they hold the rows of a stage too
-    halves = True
+    So a later stage, with another loss, is proved again and not timed again.
+    """
+    if about in tuner:
+        return tuner[about]
+    runs, fixed = min(len(jobs), RUNS), tuner.rules is FIXED
+    timing = Choice(what(about), runs, "stacked", EQUAL if fixed else "asked for", way="grouped")
+    device = jobs[0].y.device
+    if tuner.mode != "stacked" and not fixed:
+        halves = (trial_key(jobs[0]), runs)
+        clocked = cache_key(halves, device)
+        find = lambda: remembered(clocked, lambda: timed_ways(what(about), jobs))  # noqa: E731
+        timing = tuner.decide(halves, clocked, find)
+    exact = cache_key((first_rows(jobs[0]).key(), runs), device)
+    return tuner.decide(about, exact, lambda: _proved(what(about), jobs, timing))
 
-    def mode(self, jobs: Sequence[SplitJob]) -> Literal["stacked", "captured"]:
-        """How the record calls this acceleration."""
-        return "stacked"
 
-    def obstacle(self, job: SplitJob) -> str:
-        """Why a job cannot be part of a stack; empty if it can."""
-        return "" if rowwise(job.functions) else "padding would change its batch statistics"
+def _proved(work: str, jobs: Sequence[SplitJob], timing: Choice) -> Choice:
+    """The fastest way if it gives what each run gives alone, else another."""
+    kind = replace(SPLIT, reason=timing.reason, candidates=partial(_candidates, first=timing.way))
+    choice = proved(kind, work, jobs)
+    return replace(choice, ratio=timing.ratio if choice.way == timing.way else 0.0)
 
-    def worth(self, jobs: Sequence[SplitJob]) -> bool:
-        """Always: each has several clients in it."""
-        return True
 
-    def about(self, key: Hashable, jobs: Sequence[SplitJob]) -> Hashable:
-        """What the choice for these jobs is about."""
-        return key
+def _exact(job: SplitJob, number: int, draw: Draw) -> SplitJob:
+    """The first steps on few rows; labels that the loss reads stay as they are."""
+    short, stream = first_rows(job), stream_of(number, draw)
+    halves = [_half(one, stream.child("half", n), draw) for n, one in enumerate(short.lent)]
+    return replace(
+        short,
+        weights=perturbed(job.weights, stream.child("top"), draw, frozenset(job.weights)),
+        given=perturbed(job.given, stream.child("given"), draw, frozenset()),
+        lent=tuple(halves),
+    )
 
-    def rests_on(self, job: SplitJob) -> Sequence[Hashable]:
-        """Nothing else."""
-        return ()
 
-    def choose(self, tuner: Tuner, about: Hashable, jobs: Sequence[SplitJob]) -> Choice:
-        """Which way is fastest depends on the halves alone; whether it is right, on all the rest.
+def _candidates(way: str, first: str = "each") -> Sequence[Candidate]:
+    """Each way for halves of one shape; `first`: which of all ways is proved first."""
+    ways = [way] if way else sorted(WAYS, key=lambda one: one != first)
+    return [Candidate(one, partial(_stacked, one)) for one in ways]
 
-        So a later stage, with another loss, is proved again and not timed again.
-        """
-        if about in tuner:
-            return tuner[about]
-        runs, fixed = min(len(jobs), RUNS), tuner.rules is FIXED
-        timing = Choice(
-            what(about), runs, "stacked", EQUAL if fixed else "asked for", way="grouped"
-        )
-        device = jobs[0].y.device
-        if tuner.mode != "stacked" and not fixed:
-            halves = (trial_key(jobs[0]), runs)
-            clocked = cache_key(halves, device)
-            find = lambda: remembered(clocked, lambda: timed_ways(what(about), jobs))  # noqa: E731
-            timing = tuner.decide(halves, clocked, find)
-        exact = cache_key((first_rows(jobs[0]).key(), runs), device)
-        return tuner.decide(about, exact, lambda: self._proved(what(about), jobs, timing))
 
-    def _proved(self, work: str, jobs: Sequence[SplitJob], timing: Choice) -> Choice:
-        """The fastest way if it gives what each run gives alone, else another."""
-        choice = proved(SplitRounds(timing.way, timing.reason), work, jobs)
-        return replace(choice, ratio=timing.ratio if choice.way == timing.way else 0.0)
+def _stacked(way: str, jobs: Sequence[SplitJob]) -> list[SplitResult]:
+    return SplitStack(jobs, cast("Way", way)).run(jobs)
 
-    def build(self, jobs: Sequence[SplitJob], way: str) -> SplitStack:
-        """One computation for these rounds."""
-        return SplitStack(jobs, cast("Way", way))
 
-    def timed(self, jobs: Sequence[SplitJob], choice: Choice) -> Choice:
-        """The proved choice: ways are timed before the proof."""
-        return choice
+def _values(result: SplitResult) -> dict[str, Tensor]:
+    """The weights of all halves, losses and sums."""
+    totals = {n: torch.tensor(x, dtype=torch.float64) for n, x in result.totals.items()}
+    halves = {f"{i}/{n}": t for i, half in enumerate(result.halves) for n, t in half.items()}
+    return named(weights=result.weights, halves=halves, totals=totals, sums={"": result.sums})
 
-    def fixed(self, jobs: Sequence[SplitJob], choice: Choice) -> Choice:
-        """The proved choice."""
-        return choice
 
-    def sample(self, jobs: Sequence[SplitJob], draws: Sequence[Draw]) -> Sequence[SplitJob]:
-        """The first runs."""
-        return jobs[:RUNS]
+def _start(job: SplitJob) -> dict[str, Tensor]:
+    """The weights of all halves."""
+    halves = {f"{i}/{n}": t for i, one in enumerate(job.lent) for n, t in one.weights.items()}
+    return named(weights=job.weights, halves=halves)
 
-    def exact(self, job: SplitJob, number: int, draw: Draw) -> SplitJob:
-        """The first steps on few rows; labels that the loss reads stay as they are."""
-        short, stream = first_rows(job), stream_of(number, draw)
-        halves = [_half(one, stream.child("half", n), draw) for n, one in enumerate(short.lent)]
-        return replace(
-            short,
-            weights=perturbed(job.weights, stream.child("top"), draw, frozenset(job.weights)),
-            given=perturbed(job.given, stream.child("given"), draw, frozenset()),
-            lent=tuple(halves),
-        )
 
-    def reference(self, job: SplitJob) -> SplitResult:
-        """One run, client by client."""
-        return SplitStack([job], "each", graph=False).run([job])[0]
-
-    def candidates(self, way: str) -> Sequence[Candidate]:
-        """Each way for halves of one shape."""
-        ways = [way] if way else sorted(WAYS, key=lambda one: one != self.first)
-        return [Candidate(one, partial(self._stacked, one)) for one in ways]
-
-    def _stacked(self, way: str, jobs: Sequence[SplitJob]) -> list[SplitResult]:
-        return self.build(jobs, way).run(jobs)
-
-    def values(self, result: SplitResult) -> dict[str, Tensor]:
-        """The weights of all halves, losses and sums."""
-        totals = {n: torch.tensor(x, dtype=torch.float64) for n, x in result.totals.items()}
-        halves = {f"{i}/{n}": t for i, half in enumerate(result.halves) for n, t in half.items()}
-        return named(weights=result.weights, halves=halves, totals=totals, sums={"": result.sums})
-
-    def start(self, job: SplitJob) -> dict[str, Tensor]:
-        """The weights of all halves."""
-        halves = {f"{i}/{n}": t for i, one in enumerate(job.lent) for n, t in one.weights.items()}
-        return named(weights=job.weights, halves=halves)
-
-    def weights(self, job: SplitJob) -> Mapping[str, Tensor]:
-        """The weights of the server's half."""
-        return job.weights
-
-    def seen(self, job: SplitJob, result: SplitResult) -> Seen | None:
-        """A probe looks."""
-        return None
-
-    def first_steps(self, job: SplitJob, steps: int) -> tuple[Mapping[str, Tensor], Seen]:
-        """The first steps of one run, client by client."""
-        alone, before, after = SplitStack([job], "each", graph=False), Probe(0, 0), Probe(0, steps)
-        alone.begin([job], before)
-        alone.begin([job], after)
-        assert before.seen is not None and after.seen is not None  # noqa: PT018 - begin() fills both
-        return before.seen.weights, after.seen
+def _first_steps(job: SplitJob, steps: int) -> tuple[Mapping[str, Tensor], Seen]:
+    """The first steps of one run, client by client."""
+    alone, before, after = SplitStack([job], "each", graph=False), Probe(0, 0), Probe(0, steps)
+    alone.begin([job], before)
+    alone.begin([job], after)
+    assert before.seen is not None and after.seen is not None  # noqa: PT018 - begin() fills both
+    return before.seen.weights, after.seen
 
 
 def first_rows(job: SplitJob, size: int = CHECKED) -> SplitJob:
@@ -184,3 +131,26 @@ def timed_ways(work: str, jobs: Sequence[SplitJob]) -> Choice:
     ratio = seconds["each"] / seconds[best]
     reason = "the fastest of " + ", ".join(f"{w} {1000 * s:.1f} ms" for w, s in seconds.items())
     return Choice(work, len(jobs), "stacked", reason, ratio=ratio, way=best)
+
+
+# the reference runs one round without stacks and graphs; ways are timed before the proof
+SPLIT = Kind(
+    "asked for",
+    _exact,
+    _candidates,
+    values=_values,
+    start=_start,
+    first_steps=_first_steps,
+    sample=lambda jobs, draws: jobs[:RUNS],
+    reference=lambda job: SplitStack([job], "each", graph=False).run([job])[0],
+)
+SPLIT_STACKS = StackKind(
+    SPLIT,
+    padding_obstacle,
+    worth=lambda jobs: True,  # each has several clients in it
+    choose=_choose,
+    build=lambda jobs, way: SplitStack(jobs, cast("Way", way)),
+    modes=("auto", "stacked", "captured"),
+    kept=3,  # they hold the rows of a stage too
+)
+STACKED = {SplitJob: SPLIT_STACKS}

@@ -4,13 +4,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from atoll.compute import autotune
-from atoll.compute.accelerated import Candidate
+from atoll.compute.accelerated import Candidate, Kind, StackKind, padding_obstacle
 from atoll.compute.autotune import TRIAL, Tuner, faster
 from atoll.compute.choice import Choice
 from atoll.compute.deterministic import EQUAL
@@ -31,11 +31,12 @@ from atoll.compute.proof import SAMPLE, sampled
 from atoll.compute.stacking import Stack
 from atoll.core.messages import Tensors
 from atoll.core.rng import Stream
-from atoll.jobs.identity import rowwise
 from atoll.jobs.train import Phase, TrainJob, TrainResult
 
 __all__ = [
-    "TrainStacks",
+    "STACKED",
+    "TRAIN",
+    "TRAIN_STACKS",
     "exact_member",
     "exact_work",
     "robust",
@@ -52,110 +53,61 @@ TAKEN = 7  # steps that an optimiser without moments is said to have taken
 LEAST = 1e-4  # of a second moment
 
 
-class TrainStacks:
-    """Training jobs in a stack: losses see all members at once, or are mapped."""
+def _obstacle(job: TrainJob) -> str:
+    """Why a job cannot be part of a stack; empty if it can."""
+    if job.steps * job.batch > MOST_DRAWN:
+        return padding_obstacle(job) or "too many batches to be drawn before the first"
+    return padding_obstacle(job)
 
-    reason, modes, kept, halves = "asked for", ("auto", "stacked"), 8, True
 
-    def mode(self, jobs: Sequence[TrainJob]) -> Literal["stacked", "captured"]:
-        """How the record calls this acceleration."""
-        return "stacked"
+def _choose(tuner: Tuner, about: Hashable, jobs: Sequence[TrainJob]) -> Choice:
+    """Whether and how these jobs are stacked."""
+    steps = sum(job.steps for job in jobs)
+    return tuner.stack(TRAIN, about, jobs, jobs[0].rows.y.device, steps)
 
-    def obstacle(self, job: TrainJob) -> str:
-        """Why a job cannot be part of a stack; empty if it can."""
-        if not rowwise(job.functions):
-            return "padding would change its batch statistics"
-        if job.steps * job.batch > MOST_DRAWN:
-            return "too many batches to be drawn before the first"
-        return ""
 
-    def worth(self, jobs: Sequence[TrainJob]) -> bool:
-        """Several; on a GPU the steps of one client are a graph then."""
-        return len(jobs) > 1 or jobs[0].rows.y.is_cuda
+def _timed(jobs: Sequence[TrainJob], choice: Choice) -> Choice:
+    """The stack if it is faster than the loop on the first batches."""
+    short = [replace(j, rows=j.rows.at(slice(0, TRIAL * j.batch)), epochs=1) for j in jobs]
+    loop_seconds = autotune.timed(lambda: [job.run() for job in short[:SAMPLE]])
+    loop_seconds *= len(short) / len(short[:SAMPLE])
+    parts, stack_seconds = _fastest(short, choice.way)
+    ratio = loop_seconds / stack_seconds
+    chosen = faster(choice, ratio, "equal and faster", "the stack is not faster")
+    return chosen if chosen.mode == "loop" else replace(chosen, parts=parts)
 
-    def about(self, key: Hashable, jobs: Sequence[TrainJob]) -> Hashable:
-        """What the choice for these jobs is about."""
-        return key
 
-    def rests_on(self, job: TrainJob) -> Sequence[Hashable]:
-        """Nothing else."""
-        return ()
+def _fastest(jobs: Sequence[TrainJob], way: str) -> tuple[int, float]:
+    """To how many stacks members are dealt, and the seconds of all of them together.
 
-    def choose(self, tuner: Tuner, about: Hashable, jobs: Sequence[TrainJob]) -> Choice:
-        """Whether and how these jobs are stacked."""
-        steps = sum(job.steps for job in jobs)
-        return tuner.stack(self, about, jobs, jobs[0].rows.y.device, steps)
+    On a CPU, stacks that fit into its cache may be faster than one that does not.
+    """
+    seconds = {}
+    for parts in sorted({1, stacks_that_fit(jobs)}):
+        some = jobs[: -(-len(jobs) // parts)]
+        stack = _stack(some, way)
+        stack.run(some)  # the first call makes buffers and captures
+        seconds[parts] = autotune.timed(partial(stack.run, some)) * len(jobs) / len(some)
+    return min(seconds.items(), key=lambda item: item[1])
 
-    def build(self, jobs: Sequence[TrainJob], way: str) -> Stack:
-        """A stack of these jobs."""
-        return _stack(jobs, way)
 
-    def timed(self, jobs: Sequence[TrainJob], choice: Choice) -> Choice:
-        """The stack if it is faster than the loop on the first batches."""
-        short = [replace(j, rows=j.rows.at(slice(0, TRIAL * j.batch)), epochs=1) for j in jobs]
-        loop_seconds = autotune.timed(lambda: [job.run() for job in short[:SAMPLE]])
-        loop_seconds *= len(short) / len(short[:SAMPLE])
-        parts, stack_seconds = self._fastest(short, choice.way)
-        ratio = loop_seconds / stack_seconds
-        chosen = faster(choice, ratio, "equal and faster", "the stack is not faster")
-        return chosen if chosen.mode == "loop" else replace(chosen, parts=parts)
+def _fixed(jobs: Sequence[TrainJob], choice: Choice) -> Choice:
+    """The stack, in parts that fit into a cache."""
+    return replace(choice, reason=EQUAL, parts=stacks_that_fit(jobs))
 
-    def _fastest(self, jobs: Sequence[TrainJob], way: str) -> tuple[int, float]:
-        """To how many stacks members are dealt, and the seconds of all of them together.
 
-        On a CPU, stacks that fit into its cache may be faster than one that does not.
-        """
-        seconds = {}
-        for parts in sorted({1, stacks_that_fit(jobs)}):
-            some = jobs[: -(-len(jobs) // parts)]
-            stack = _stack(some, way)
-            stack.run(some)  # the first call makes buffers and captures
-            seconds[parts] = autotune.timed(partial(stack.run, some)) * len(jobs) / len(some)
-        return min(seconds.items(), key=lambda item: item[1])
+def _sample(jobs: Sequence[TrainJob], draws: Sequence[Draw]) -> Sequence[TrainJob]:
+    """At least FEWEST members, so that constants have all pairs of signs."""
+    members = sampled(jobs)
+    if draws is not DRAWS:
+        return members
+    return [members[place % len(members)] for place in range(max(FEWEST, len(members)))]
 
-    def fixed(self, jobs: Sequence[TrainJob], choice: Choice) -> Choice:
-        """The stack, in parts that fit into a cache."""
-        return replace(choice, reason=EQUAL, parts=stacks_that_fit(jobs))
 
-    def sample(self, jobs: Sequence[TrainJob], draws: Sequence[Draw]) -> Sequence[TrainJob]:
-        """At least FEWEST members, so that constants have all pairs of signs."""
-        members = sampled(jobs)
-        if draws is not DRAWS:
-            return members
-        return [members[place % len(members)] for place in range(max(FEWEST, len(members)))]
-
-    def exact(self, job: TrainJob, number: int, draw: Draw) -> TrainJob:
-        """A short job with the values of this draw."""
-        return exact_member(job, number, draw)
-
-    def reference(self, job: TrainJob) -> TrainResult:
-        """The loop."""
-        return job.run()
-
-    def candidates(self, way: str) -> Sequence[Candidate]:
-        """Batched, then mapped by torch.func."""
-        ways = [way] if way else ["batched", "mapped"]
-        return [Candidate(one, partial(_stacked, one)) for one in ways]
-
-    def values(self, result: TrainResult) -> dict[str, Tensor]:
-        """Weights, moments and losses."""
-        return train_values(result)
-
-    def start(self, job: TrainJob) -> dict[str, Tensor]:
-        """The trained weights."""
-        return train_start(job)
-
-    def weights(self, job: TrainJob) -> Mapping[str, Tensor]:
-        """All weights."""
-        return job.weights
-
-    def seen(self, job: TrainJob, result: TrainResult) -> Seen | None:
-        """A probe looks."""
-        return None
-
-    def first_steps(self, job: TrainJob, steps: int) -> tuple[Mapping[str, Tensor], Seen]:
-        """The first steps of the loop."""
-        return train_steps(job, steps)
+def _candidates(way: str) -> Sequence[Candidate]:
+    """Batched, then mapped by torch.func."""
+    ways = [way] if way else ["batched", "mapped"]
+    return [Candidate(one, partial(_stacked, one)) for one in ways]
 
 
 def _stack(jobs: Sequence[TrainJob], way: str) -> Stack:
@@ -265,3 +217,26 @@ def _adam(phase: Phase, moments: Mapping[str, Tensor], weights: Tensors) -> Tens
         names = {n: f"{kind}/{n}" for n in phase.moves}
         filled |= {m: moments.get(m, torch.zeros_like(weights[n])) for n, m in names.items()}
     return filled
+
+
+TRAIN = Kind(
+    "asked for",
+    exact_member,
+    _candidates,
+    values=train_values,
+    start=train_start,
+    first_steps=train_steps,
+    sample=_sample,
+    timed=_timed,
+    fixed=_fixed,
+)
+# losses see all members at once, or are mapped; on a GPU the steps of one client are a graph then
+TRAIN_STACKS = StackKind(
+    TRAIN,
+    _obstacle,
+    worth=lambda jobs: len(jobs) > 1 or jobs[0].rows.y.is_cuda,
+    choose=_choose,
+    build=_stack,
+    kept=8,
+)
+STACKED = {TrainJob: TRAIN_STACKS}

@@ -1,6 +1,6 @@
-"""Tables that stay at their sites: what sites tell before training, so that their columns agree.
+"""Tables that stay at their sites: what sites disclose before training to agree on columns.
 
-A site tells its columns by a keyed hash of their names and by their types; of the common text
+A site discloses keyed hashes of the names of its columns, and their types; of the common text
 columns then the levels; and the names of classes and stages. A name that only one site has is not
 told. (Who knows the key, as the coordinator does, can try out names: a hash hides no name that can
 be guessed.) Own columns, values, numbers of rows and everything else stay.
@@ -17,9 +17,11 @@ import numpy as np
 from atoll.core.errors import UserError
 from atoll.core.options import build
 from atoll.data.dataset import Dataset, Layout
-from atoll.data.own import tables
-from atoll.data.own.encoding import Block
-from atoll.data.own.sheets import batches, opened
+from atoll.data.own.columns import ColumnPlan, identifies, offset_of, refuse_mistakes
+from atoll.data.own.encoding import Block, Kind
+from atoll.data.own.profiles import Contents, TableOptions, natural, profile_sheet
+from atoll.data.own.sheets import opened
+from atoll.data.own.tables import Survey, read_arrays, recipe, scaled
 from atoll.data.scenario import Holding, Scenario
 
 __all__ = [
@@ -32,7 +34,7 @@ NONE = np.empty(0, dtype=np.int64)
 
 
 class UntoldError(Exception):
-    """More of a column than this site tells, and what its operator could do."""
+    """More of a column than this site discloses, and what its operator can do."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(f"{what}: {remedy}")
@@ -110,46 +112,43 @@ class OwnTable:
     """One site's file, looked at once."""
 
     def __init__(self, site: str, **given: Any) -> None:
-        options = build(tables.TableOptions, given, "[data]")
+        options = build(TableOptions, given, "[data]")
         files = () if isinstance(options.files, dict) else options.files
         if len(files) != 1 or not options.label or options.site:
             remedy = "name this site's one file in its site.toml, and the label in the run"
             raise UserError("not one file with a label", "data", remedy)
         self.site, self.options = site, options
         sheet = opened(Path(files[0]), options.delimiter, options.encoding)
-        look = tables.Look(options, (sheet,))
-        tables.needed(sheet, options)
-        tables.first_pass(look, sheet)
-        (self.called,) = look.profiles
-        self.sheet, self.look, self.profiles = sheet, look, look.profiles[self.called]
-        self.kinds = {
-            name: kind
-            for name, profile in self.profiles.items()
-            if (kind := profile.kind(name in options.categorical))
-        }
-        check = tables.ColumnPlan(look, (self.called,))
-        for name, kind in self.kinds.items():
-            check.check(name, self.called, self.profiles[name], kind)
+        contents = Contents(options, (sheet,))
+        profile_sheet(contents, sheet)
+        (self.called,) = contents.profiles
+        self.sheet, self.contents, self.profiles = sheet, contents, contents.profiles[self.called]
+        self.kinds: dict[str, Kind] = {}
+        for name, profile in self.profiles.items():
+            kind = profile.kind(name in options.categorical)
+            if kind:
+                refuse_mistakes(name, profile, kind, options, str(sheet.path))
+                self.kinds[name] = kind
 
     def _leaves(self, name: str) -> bool:
-        held, kinds = {self.called: self.profiles[name]}, {self.called: self.kinds[name]}
-        return name not in self.options.keep and tables.identifies(name, held, kinds)
+        profiles, kinds = {self.called: self.profiles[name]}, {self.called: self.kinds[name]}
+        return name not in self.options.keep and identifies(name, profiles, kinds)
 
     def offered(self, request: Offer) -> Offered:
         """What this table has."""
-        self._countable(self.options.label, self.look.classes[self.called])
+        self._countable(self.options.label, self.contents.classes[self.called])
         if self.options.stage:
-            self._countable(self.options.stage, self.look.stages[self.called])
+            self._countable(self.options.stage, self.contents.stages[self.called])
         columns = {
             _hash(name, request.key): LEFT_OUT if self._leaves(name) else kind
             for name, kind in self.kinds.items()
         }
-        stages = self.look.stages[self.called] if self.options.stage else []
-        return Offered(columns, sorted(self.look.classes[self.called]), sorted(stages))
+        stages = self.contents.stages[self.called] if self.options.stage else []
+        return Offered(columns, sorted(self.contents.classes[self.called]), sorted(stages))
 
     def _countable(self, name: str, values: Collection[str]) -> None:
-        """Refuse to tell the values of a column of names, numbers of patients or free text."""
-        rows = sum(self.look.classes[self.called].values())
+        """Refuse to disclose the values of a column of names, patient numbers or free text."""
+        rows = self.contents.classes[self.called].total()
         if len(values) > min(self.options.most_levels, max(2, rows // 2)):
             what = f"the column '{name}' has {len(values):,} values in {rows:,} rows"
             remedy = "choose another label or stage, or write most_levels in this site's [data]"
@@ -161,7 +160,7 @@ class OwnTable:
         for name, kind in self.kinds.items():
             hashed, profile = _hash(name, key), self.profiles[name]
             if hashed in request.common:
-                gaps[hashed] = profile.rows > profile.present
+                gaps[hashed] = profile.gaps
                 if kind == "text":
                     if self._leaves(name) or profile.distinct > self.options.most_levels:
                         what = f"the column '{name}' has {profile.distinct:,} levels"
@@ -173,28 +172,22 @@ class OwnTable:
     def dataset(self, plan: Plan) -> Dataset:
         """This site's rows as numbers: the common columns first, in the agreed order."""
         blocks = self._blocks(plan)
-        rows, width = sum(self.look.classes[self.called].values()), sum(b.width for b in blocks)
-        made = tables.Made(
-            np.zeros((rows, width), dtype=np.float32),
-            *(np.zeros(rows, dtype=np.int64) for _ in range(3)),
-        )
-        found = tables.Survey(
+        rows = self.contents.classes[self.called].total()
+        survey = Survey(
             self.options, (self.sheet,), (), plan.classes, plan.stages, (), (), (), tuple(blocks)
         )
-        total = 0
-        for batch in batches(self.sheet, self.options.missing):
-            part = made.part(total, total + len(batch))
-            tables.second_pass(found, [self.called], self.sheet, batch, part)
-            total += len(batch)
+        arrays, _ = read_arrays(survey, [self.called], rows)
         layout = Layout(
-            np.ones((1, width), dtype=bool),
-            np.concatenate([tables.scaled(block) for block in blocks]),
-            *(made.stage, plan.stages, tables.recipe(found, {})),
+            np.ones((1, arrays.x.shape[1]), dtype=bool),
+            np.concatenate([scaled(block) for block in blocks]),
+            arrays.stage,
+            plan.stages,
+            recipe(survey, {}),
         )
         names = tuple(name for block in blocks for name in block.names)
         return Dataset(
-            "own tables", "table", made.x, made.y, names, plan.classes, "own file",
-            group=made.group, groups=(self.site,), layout=layout,
+            "own tables", "table", arrays.x, arrays.y, names, plan.classes, "own file",
+            group=arrays.group, groups=(self.site,), layout=layout,
         )  # fmt: skip
 
     def _blocks(self, plan: Plan) -> list[Block]:
@@ -203,39 +196,36 @@ class OwnTable:
         for one in plan.columns:
             name = known[one.hash]
             kind: Any = one.kind
-            apart = tables.offset_of(kind, [self.profiles[name]])
-            blocks.append(Block(name, kind, one.levels, one.gaps, start, offset=apart))
+            shift = offset_of(kind, [self.profiles[name]])
+            blocks.append(Block(name, kind, one.levels, one.gaps, start, offset=shift))
             start += one.width
         used = {*(one.hash for one in plan.columns), *plan.left_out}
-        own = tables.ColumnPlan(self.look, (self.called,), blocks=blocks, width=start)
+        own = ColumnPlan(self.contents, (self.called,), blocks=blocks)
         for hashed, name in known.items():
             if hashed not in used:
-                one_site = {self.called: self.profiles[name]}
-                own._own(name, one_site, {self.called: self.kinds[name]})
+                profiles = {self.called: self.profiles[name]}
+                own.add_own(name, profiles, {self.called: self.kinds[name]})
         return own.blocks
 
 
-def common(offers: Mapping[str, Offered], options: tables.TableOptions) -> list[str]:
+def common(offers: Mapping[str, Offered], options: TableOptions) -> list[str]:
     """The hashes of the columns that all sites have, with one type, in the first site's order."""
     first, *others = offers.values()
-    found = [
+    shared = [
         hashed
         for hashed, kind in first.columns.items()
         if kind != LEFT_OUT
         and all(one.columns.get(hashed) == kind for one in others)
         and not (kind == "text" and options.levels == "local" and others)
     ]
-    if not found:
+    if not shared:
         remedy = "give the same name and type to columns that mean the same at every site"
         raise UserError("no common column", "the sites' tables", remedy)
-    return found
+    return shared
 
 
 def planned(
-    key: str,
-    offers: Mapping[str, Offered],
-    agreed: Mapping[str, Agreed],
-    options: tables.TableOptions,
+    key: str, offers: Mapping[str, Offered], agreed: Mapping[str, Agreed], options: TableOptions
 ) -> Plan:
     """What all go by."""
     columns = []
@@ -248,7 +238,7 @@ def planned(
                 f"raise most_levels = {options.most_levels}, ignore it, or write levels = 'local'",
             )  # fmt: skip
         gaps = any(one.gaps.get(hashed, False) for one in agreed.values())
-        columns.append(Common(hashed, kind, tuple(sorted(every, key=tables.natural)), gaps))
+        columns.append(Common(hashed, kind, tuple(sorted(every, key=natural)), gaps))
     left = {h for one in offers.values() for h, kind in one.columns.items() if kind == LEFT_OUT}
     classes = _together(one.classes for one in offers.values())
     stages = _together(one.stages for one in offers.values())
@@ -258,7 +248,7 @@ def planned(
 
 
 def _together(names: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    return tuple(sorted({name for some in names for name in some}, key=tables.natural))
+    return tuple(sorted({name for some in names for name in some}, key=natural))
 
 
 def _empty(plan: Plan) -> tuple[tuple[Holding, ...], tuple[Any, ...]]:
@@ -266,14 +256,14 @@ def _empty(plan: Plan) -> tuple[tuple[Holding, ...], tuple[Any, ...]]:
     return (Holding(NONE, NONE, NONE),) * count, (NONE,) * count
 
 
-def only_here(made: Scenario, plan: Plan, id: str, ids: Sequence[str], width: int) -> Scenario:
+def only_here(scenario: Scenario, plan: Plan, id: str, ids: Sequence[str], width: int) -> Scenario:
     """A site's own scenario among all clients, of whom it knows the names alone."""
     none, untested = _empty(plan)
     own = np.arange(plan.width, width)
-    mine = tuple(Holding(h.train, h.valid, own) for h in made.holdings[id])
+    mine = tuple(Holding(h.train, h.valid, own) for h in scenario.holdings[id])
     return Scenario(
         tuple(ids), {**dict.fromkeys(ids, none), id: mine}, np.arange(plan.width),
-        {**dict.fromkeys(ids, untested), id: made.tests[id]}, made.tasks, made.known_at,
+        {**dict.fromkeys(ids, untested), id: scenario.tests[id]}, scenario.tasks, scenario.known_at,
     )  # fmt: skip
 
 

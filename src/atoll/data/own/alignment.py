@@ -67,16 +67,16 @@ def normalised(ids: Sequence[str], exact: bool = False) -> list[str]:
 
 
 def refuse_bad(ids: Sequence[str], where: str) -> None:
-    """Every id stands for one row, so none may be empty or come twice."""
+    """Refuse empty and repeated ids: every id identifies one row."""
     empty = [row for row, text in enumerate(ids) if not text.strip()]
     if empty:
-        shown = ", ".join(map(str, empty[:SHOWN]))
-        raise UserError(f"{len(empty)} empty ids, in rows {shown}", where, "give every row an id")
+        listed = ", ".join(map(str, empty[:SHOWN]))
+        raise UserError(f"{len(empty)} empty ids, in rows {listed}", where, "give every row an id")
     twice = [text for text, count in Counter(ids).items() if count > 1]
     if twice:
-        shown = ", ".join(repr(text) for text in twice[:SHOWN])
+        listed = ", ".join(repr(text) for text in twice[:SHOWN])
         raise UserError(
-            f"{len(twice)} ids come more than once: {shown}", where, "keep one row of each"
+            f"{len(twice)} ids come more than once: {listed}", where, "keep one row of each"
         )
 
 
@@ -109,30 +109,32 @@ class Spoke:
         """Its own ids under its own key."""
         psi = _psi()
         self._key = psi.server.CreateWithNewKey(True)
-        made = self._key.CreateSetupMessage(FALSE_POSITIVES, asked, self.ids, psi.DataStructure.RAW)
-        return bytes(made.SerializeToString())
+        message = self._key.CreateSetupMessage(
+            FALSE_POSITIVES, asked, self.ids, psi.DataStructure.RAW
+        )
+        return bytes(message.SerializeToString())
 
     def respond(self, request: bytes) -> bytes:
         """The hub's blinded ids under its own key too."""
         psi = _psi()
-        parts, made = _halves(psi.Request, request), psi.Response()
+        parts, response = _halves(psi.Request, request), psi.Response()
         keys = [psi.server.CreateFromKey(self._key.GetPrivateKeyBytes(), True) for _ in parts]
         with ThreadPoolExecutor(CORES) as pool:
             for part in pool.map(lambda key, some: key.ProcessRequest(some), keys, parts):
-                made.MergeFrom(part)
-        return bytes(made.SerializeToString())
+                response.MergeFrom(part)
+        return bytes(response.SerializeToString())
 
     def rows(self, common: bytes) -> Array:
         """The rows whose ids all have, in the order of the ids."""
-        salt, wanted = _unpacked(common)
-        found = [n for n, text in enumerate(self.ids) if _digest(salt, text) in wanted]
-        if len(found) != len(wanted):
+        salt, digests = _unpacked(common)
+        here = [n for n, text in enumerate(self.ids) if _digest(salt, text) in digests]
+        if len(here) != len(digests):
             raise UserError(
-                f"{len(wanted)} ids are said to be common, {len(found)} are here",
+                f"{len(digests)} ids are common according to the hub, {len(here)} are here",
                 self.name,
                 "align again: a table has changed in between",
             )
-        return _ordered(self.ids, found)
+        return _ordered(self.ids, here)
 
 
 @dataclass
@@ -151,8 +153,8 @@ class Hub:
     def request(self) -> bytes:
         """The ids that are left, blinded."""
         self._key = _psi().client.CreateWithNewKey(True)
-        made = self._key.CreateRequest([self.ids[row] for row in self.left])
-        return bytes(made.SerializeToString())
+        message = self._key.CreateRequest([self.ids[row] for row in self.left])
+        return bytes(message.SerializeToString())
 
     def receive(self, setup: bytes, response: bytes) -> None:
         """Keep the rows that the party has too."""
@@ -160,13 +162,15 @@ class Hub:
         theirs, parts = psi.ServerSetup(), _halves(psi.Response, response)
         theirs.ParseFromString(setup)
         keys = [psi.client.CreateFromKey(self._key.GetPrivateKeyBytes(), True) for _ in parts]
-        kept, first = list[int](), 0
+        left, first = list[int](), 0
         with ThreadPoolExecutor(CORES) as pool:
-            found = pool.map(lambda key, some: key.GetIntersection(theirs, some), keys, parts)
-            for part, places in zip(parts, found, strict=True):
-                kept += [self.left[first + place] for place in places]
+            intersections = pool.map(
+                lambda key, some: key.GetIntersection(theirs, some), keys, parts
+            )
+            for part, places in zip(parts, intersections, strict=True):
+                left += [self.left[first + place] for place in places]
                 first += len(part.encrypted_elements)
-        self.left = sorted(kept)
+        self.left = sorted(left)
 
     def common(self) -> bytes:
         """Digests of the ids that all have; the salt is new each time."""
@@ -243,7 +247,7 @@ def _nothing(name: str) -> UserError:
 
 
 def assume_aligned(tables: Mapping[str, Sequence[str]], exact: bool = False) -> Aligned:
-    """All rows as they stand, where every table has the same ids in the same order."""
+    """All rows in their order, where every table has the same ids in the same order."""
     ids = {name: normalised(given, exact) for name, given in tables.items()}
     first, *others = sorted(ids)
     refuse_bad(ids[first], first)
@@ -264,5 +268,5 @@ def read_ids(path: Path, column: str) -> list[str]:
     if column not in sheet.columns:
         known = ", ".join(sheet.columns[:20])
         raise UserError(f"no column '{column}'", str(path), f"columns: {known}")
-    found = (batch.column(column).to_pylist() for batch in as_written(sheet))
-    return [text or "" for ids in found for text in ids]
+    columns = (batch.column(column).to_pylist() for batch in as_written(sheet))
+    return [text or "" for ids in columns for text in ids]

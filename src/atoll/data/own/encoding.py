@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["LARGEST", "NUMBER", "Block", "as_dates", "as_numbers", "encoded", "offset"]
+__all__ = ["LARGEST", "NUMBER", "Block", "Kind", "as_dates", "as_numbers", "encoded", "offset"]
 
 Array = np.ndarray[Any, Any]
 Kind = Literal["number", "date", "text"]
@@ -42,9 +42,9 @@ class Block:
     def names(self) -> list[str]:
         """The names of its columns."""
         here = f" ({self.site})" if self.site else ""
-        found = [f"{self.column}={level}{here}" for level in self.levels]
-        found = found if self.kind == "text" else [f"{self.column}{here}"]
-        return [*found, f"{self.column} missing{here}"] if self.missing else found
+        columns = [f"{self.column}={level}{here}" for level in self.levels]
+        columns = columns if self.kind == "text" else [f"{self.column}{here}"]
+        return [*columns, f"{self.column} missing{here}"] if self.missing else columns
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> "Block":
@@ -71,11 +71,11 @@ def as_dates(text: pa.Array) -> pa.Array:
     """Days since 1970 where the text is a date as 2024-03-31 or 2024-03-31 12:30, else null."""
     fits = pc.match_substring_regex(text, DATE)
     bare = pc.replace_substring_regex(text, "Z$", "")
-    found = pc.if_else(fits, bare, pa.scalar(None, pa.string()))
+    dates = pc.if_else(fits, bare, pa.scalar(None, pa.string()))
     try:
-        stamps = found.cast(pa.timestamp("us"))
+        stamps = dates.cast(pa.timestamp("us"))
     except pa.ArrowInvalid:  # the 31st of February: no date, one by one
-        stamps = pa.array([_stamp(value) for value in found.to_pylist()], pa.timestamp("us"))
+        stamps = pa.array([_stamp(value) for value in dates.to_pylist()], pa.timestamp("us"))
     microseconds = stamps.cast(pa.int64()).cast(pa.float64(), safe=False)
     return pc.divide(microseconds, 1e6 * DAY)
 
@@ -88,22 +88,22 @@ def _stamp(value: str | None) -> datetime | None:
 
 
 def offset(low: float, high: float) -> float:
-    """What to take from numbers so that float32 tells them apart: 0 but where they lie far off."""
+    """The offset that keeps numbers distinct in float32: 0 unless they lie far from 0."""
     spread = high - low
     return low if 0 < FAR * spread < max(abs(low), abs(high)) else 0.0
 
 
 def encoded(block: Block, text: pa.Array, comma: bool) -> Array:
     """The block's columns for some values; a missing number is NaN, an unknown level all 0."""
-    found = np.zeros((len(text), block.width), dtype=np.float32)
+    columns = np.zeros((len(text), block.width), dtype=np.float32)
     if block.kind == "text":
         places = pc.index_in(text, pa.array(block.levels, pa.string()))
         places = np.asarray(pc.fill_null(places, -1).to_numpy(zero_copy_only=False))
         known = np.flatnonzero(places >= 0)
-        found[known, places[known]] = 1
+        columns[known, places[known]] = 1
     else:
         values = as_numbers(text, comma) if block.kind == "number" else as_dates(text)
-        found[:, 0] = values.to_numpy(zero_copy_only=False) - block.offset
+        columns[:, 0] = values.to_numpy(zero_copy_only=False) - block.offset
     if block.missing:
-        found[:, -1] = text.is_null().to_numpy(zero_copy_only=False)
-    return found
+        columns[:, -1] = text.is_null().to_numpy(zero_copy_only=False)
+    return columns

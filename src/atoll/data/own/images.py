@@ -33,12 +33,12 @@ KINDS: Final = "a folder of images, an .npz or a .parquet file"
 
 
 @dataclass(frozen=True)
-class _Found:
+class _SiteImages:
     """What one site has."""
 
     x: Array  # (rows, channels, height, width) uint8
     labels: list[str]
-    test: Array | None  # (rows,) bool, where the site parts its rows itself
+    test: Array | None  # (rows,) bool, where the site has its own train/test split
     classes: tuple[str, ...]  # all that it names, with or without rows
     names: tuple[str, ...] = ()  # of the files, where each image is one
 
@@ -61,20 +61,10 @@ def image_files(
     names = _names(paths)
     sites = [_site(path, shape, (image, label)) for path in paths]
     known = classes or _agreed(paths, sites)
-    place = {name: number for number, name in enumerate(known)}
+    parted = any(site.test is not None for site in sites)
     for path, site in zip(paths, sites, strict=True):
-        for name in site.labels:
-            if name not in place:
-                raise UserError(
-                    f"class '{name[:80]}' is not among the {len(known)} classes", str(path),
-                    nearest(name, known),
-                )  # fmt: skip
-    parted = [site.test is not None for site in sites]
-    if any(parted) and not all(parted):
-        where = str(paths[parted.index(False)])
-        raise UserError(
-            "some sites have test images and this one has none", where, "part all or none"
-        )
+        _refuse_site(path, site, known, parted)
+    place = {name: number for number, name in enumerate(known)}
     tests = [site.test for site in sites if site.test is not None]
     return Dataset(
         "own images",
@@ -90,17 +80,28 @@ def image_files(
     )
 
 
+def _refuse_site(path: Path, site: _SiteImages, known: Sequence[str], parted: bool) -> None:
+    """Refuse a class that is not known, and test images at some sites alone."""
+    for name in site.labels:
+        if name not in known:
+            what = f"class '{name[:80]}' is not among the {len(known)} classes"
+            raise UserError(what, str(path), nearest(name, known))
+    if parted and site.test is None:
+        what = "some sites have test images and this one has none"
+        raise UserError(what, str(path), "split the images of all sites or of none")
+
+
 def unlabelled(path: Path, shape: Shape, image: str = "image") -> Array:
     """All images of a folder (with those below it), npz or Parquet file, in a fixed order."""
     _present(path)
     if path.is_dir():
         return _pictures(path, _below(path), shape)
     if path.suffix == ".npz":
-        with _arrays(path) as held:
-            key = next((k for k in ("x", "x_train") if k in held), "")
+        with _arrays(path) as arrays:
+            key = next((k for k in ("x", "x_train") if k in arrays), "")
             if not key:
-                raise _lacking(path, "x or x_train", held)
-            return fitted(_channels_first(path, held[key]), shape)
+                raise _lacking(path, "x or x_train", arrays)
+            return fitted(_channels_first(path, arrays[key]), shape)
     return _encoded(path, _column(path, image), shape)
 
 
@@ -109,7 +110,7 @@ def some_images(
 ) -> tuple[Array, list[str], list[str] | None]:
     """Images that may or may not have labels: the images, their names, their labels.
 
-    As a site's own file they stand in the order in which a run reads that file.
+    Images of a site's own file have the order in which a run reads that file.
     """
     _present(path)
     if path.is_dir():
@@ -117,8 +118,8 @@ def some_images(
         if not loose and any(_shown(child) for child in path.iterdir()):
             site = _folder(path, shape)
             return site.x, list(site.names), site.labels
-        found = _below(path)
-        return _pictures(path, found, shape), [p.relative_to(path).as_posix() for p in found], None
+        paths = _below(path)
+        return _pictures(path, paths, shape), [p.relative_to(path).as_posix() for p in paths], None
     labels: list[str] | None = None
     if path.suffix == ".npz":
         with _arrays(path) as held:
@@ -136,7 +137,7 @@ def some_images(
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """What sites are called: their file's name, and no two alike."""
+    """The names of sites: the names of their files, each unique."""
     names = [path.stem if path.suffix in (".npz", ".parquet") else path.name for path in paths]
     for name in names:
         if names.count(name) > 1:
@@ -144,34 +145,34 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return names
 
 
-def _agreed(paths: Sequence[Path], sites: Sequence[_Found]) -> tuple[str, ...]:
-    """The classes, which all sites must have alike: outputs of their networks stand for them."""
+def _agreed(paths: Sequence[Path], sites: Sequence[_SiteImages]) -> tuple[str, ...]:
+    """The classes, which must be the same at all sites: they are the outputs of the networks."""
     first = sites[0].classes
     for path, site in zip(paths[1:], sites[1:], strict=True):
         other = sorted({*first} ^ {*site.classes})
         if other:
             what = f"its classes are others than those of {paths[0].name}: {', '.join(other[:10])}"
-            remedy = "name them alike, make empty folders, or list all in data.classes"
+            remedy = "use the same names, make empty folders, or list all classes in data.classes"
             raise UserError(what, str(path), remedy)
     return tuple(first)
 
 
 def _present(path: Path) -> None:
     if not path.exists():
-        remedy = "mend the path; it is taken from the folder that the command runs in"
+        remedy = "fix the path; it is relative to the folder in which you start the command"
         raise UserError(f"no file or folder '{path}'", "images", remedy, EXIT_DATA_MISSING)
     if not path.is_dir() and path.suffix not in (".npz", ".parquet"):
         raise UserError(f"'{path}' is of no known kind", "images", f"give {KINDS}")
 
 
-def _site(path: Path, shape: Shape, columns: tuple[str, str]) -> _Found:
+def _site(path: Path, shape: Shape, columns: tuple[str, str]) -> _SiteImages:
     _present(path)
     if path.is_dir():
         return _folder(path, shape)
     return _npz(path, shape) if path.suffix == ".npz" else _parquet(path, shape, columns)
 
 
-def _folder(path: Path, shape: Shape) -> _Found:
+def _folder(path: Path, shape: Shape) -> _SiteImages:
     """A folder for each class; or train and test, each with these."""
     parts = _parts(path)
     parted = len(parts) > 1 and parts[-1].name.lower() == "test"
@@ -179,10 +180,10 @@ def _folder(path: Path, shape: Shape) -> _Found:
     for part in parts:
         before = len(pictures)
         for kind in sorted(child for child in part.iterdir() if _shown(child)):
-            found = _below(kind)
+            images = _below(kind)
             classes.add(kind.name)
-            pictures += found
-            labels += [kind.name] * len(found)
+            pictures += images
+            labels += [kind.name] * len(images)
         counts.append(len(pictures) - before)
     if not pictures:
         remedy = "make a folder for each class and put its PNG or JPEG files there"
@@ -190,7 +191,9 @@ def _folder(path: Path, shape: Shape) -> _Found:
     marks = [parted and part is parts[-1] for part in parts]
     test = np.repeat(marks, counts) if parted else None
     names = tuple(p.relative_to(path).as_posix() for p in pictures)
-    return _Found(_pictures(path, pictures, shape), labels, test, tuple(sorted(classes)), names)
+    return _SiteImages(
+        _pictures(path, pictures, shape), labels, test, tuple(sorted(classes)), names
+    )
 
 
 def _parts(path: Path) -> list[Path]:
@@ -210,8 +213,8 @@ def _shown(path: Path) -> bool:
 
 def _below(path: Path) -> list[Path]:
     """The images in a folder and below it, by name."""
-    found = [p for p in path.rglob("*") if p.suffix.lower() in ENDINGS and p.is_file()]
-    return sorted(found, key=lambda p: p.relative_to(path).parts)
+    paths = [p for p in path.rglob("*") if p.suffix.lower() in ENDINGS and p.is_file()]
+    return sorted(paths, key=lambda p: p.relative_to(path).parts)
 
 
 def _pictures(folder: Path, paths: Sequence[Path], shape: Shape) -> Array:
@@ -222,7 +225,7 @@ def _pictures(folder: Path, paths: Sequence[Path], shape: Shape) -> Array:
 
 def _encoded(path: Path, values: Sequence[Any], shape: Shape) -> Array:
     """Encoded images of a column: bytes, or a struct with them."""
-    found = []
+    images = []
     for number, value in enumerate(values, 1):
         content = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(content, bytes):
@@ -230,8 +233,8 @@ def _encoded(path: Path, values: Sequence[Any], shape: Shape) -> Array:
                 f"row {number} has no encoded image", str(path), "name the right column"
             )
         where = path.with_name(f"{path.name}, row {number}")
-        found.append(picture(where, lambda c=content: io.BytesIO(c), shape))  # type: ignore[misc]
-    return np.concatenate(found)
+        images.append(picture(where, lambda c=content: io.BytesIO(c), shape))  # type: ignore[misc]
+    return np.concatenate(images)
 
 
 def picture(where: Path, source: Callable[[], Any], shape: Shape) -> Array:
@@ -246,7 +249,7 @@ def picture(where: Path, source: Callable[[], Any], shape: Shape) -> Array:
             wide = upright.mode == "I"  # 32 bits a pixel; other modes with an I have 16
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
         words = " ".join(str(error).split())[:120]
-        remedy = "write it once more from where it came from, or leave it out"
+        remedy = "export it again from its source, or leave it out"
         raise UserError(f"not an image that can be read: {words}", str(where), remedy) from error
     bytes_ = (_to_bytes(where, pixels, wide)[:, :, None] if grey else pixels).transpose(2, 0, 1)
     return fitted(np.ascontiguousarray(bytes_[None]), shape)
@@ -269,20 +272,20 @@ def _arrays(path: Path) -> Iterator[Any]:
     with (
         own(path, "an npz file of plain arrays"),
         path.open("rb") as stream,
-        np.load(stream, allow_pickle=False) as held,
+        np.load(stream, allow_pickle=False) as arrays,
     ):
-        if not isinstance(held, np.lib.npyio.NpzFile):
+        if not isinstance(arrays, np.lib.npyio.NpzFile):
             raise TypeError  # a single array, under the name of several
-        yield held
+        yield arrays
 
 
-def _lacking(path: Path, name: str, held: Any) -> UserError:
-    what = f"no array {name}, only {', '.join(sorted(held)) or 'nothing'}"
+def _lacking(path: Path, name: str, arrays: Any) -> UserError:
+    what = f"no array {name}, only {', '.join(sorted(arrays)) or 'nothing'}"
     remedy = "write it with np.savez(file, x=images, y=labels)"
     return UserError(what, str(path), remedy, EXIT_DATA_MISSING)
 
 
-def _npz(path: Path, shape: Shape) -> _Found:
+def _npz(path: Path, shape: Shape) -> _SiteImages:
     with _arrays(path) as held:
         parted = "x_train" in held
         keys = ("x_train", "y_train", "x_test", "y_test") if parted else ("x", "y")
@@ -299,7 +302,7 @@ def _npz(path: Path, shape: Shape) -> _Found:
         labels += _named(path, y, names)
     x = np.concatenate([fitted(x, shape) for x in pictures])
     test = np.repeat([False, True], [len(y) for y in arrays[1::2]]) if parted else None
-    return _Found(x, labels, test, tuple(names) or tuple(_sorted(labels)))
+    return _SiteImages(x, labels, test, tuple(names) or tuple(_sorted(labels)))
 
 
 def _named(path: Path, y: Array, names: Sequence[str]) -> list[str]:
@@ -320,13 +323,13 @@ def _channels_first(path: Path, x: Array) -> Array:
     return x[:, None] if x.ndim == 3 else np.ascontiguousarray(x.transpose(0, 3, 1, 2))
 
 
-def _parquet(path: Path, shape: Shape, columns: tuple[str, str]) -> _Found:
+def _parquet(path: Path, shape: Shape, columns: tuple[str, str]) -> _SiteImages:
     pictures, labels = (_column(path, name) for name in columns)
     if None in labels:
         row = labels.index(None) + 1
         raise UserError(f"row {row} has no label", str(path), "fill it or leave the row out")
     named = [str(value) for value in labels]
-    return _Found(_encoded(path, pictures, shape), named, None, tuple(_sorted(named)))
+    return _SiteImages(_encoded(path, pictures, shape), named, None, tuple(_sorted(named)))
 
 
 def _columns(path: Path) -> set[str]:
@@ -347,6 +350,6 @@ def _column(path: Path, name: str) -> list[Any]:
 
 def _sorted(labels: Sequence[str]) -> list[str]:
     """Class names in their order: numbers as numbers."""
-    found = set(labels)
-    whole = all(name.lstrip("-").isdigit() for name in found)
-    return sorted(found, key=int if whole else None)
+    names = set(labels)
+    whole = all(name.lstrip("-").isdigit() for name in names)
+    return sorted(names, key=int if whole else None)

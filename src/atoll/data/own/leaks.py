@@ -46,7 +46,9 @@ def _tree_errors(values: Sequence[str], labels: Sequence[str]) -> int:
     from sklearn.tree import DecisionTreeClassifier  # noqa: PLC0415 - takes a second to import
 
     numbers = as_numbers(pa.array(values), comma=True).to_numpy(zero_copy_only=False)
-    x = np.nan_to_num(numbers, nan=0.0)[:, None]  # a cell that is no number tells nothing by itself
+    x = np.nan_to_num(numbers, nan=0.0)[
+        :, None
+    ]  # a cell that is not a number carries no information here
     y = np.array(labels)
     fold = np.empty(len(y), dtype=int)  # rows of each class in turn, so that folds are stratified
     for label in np.unique(y):

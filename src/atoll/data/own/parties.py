@@ -6,7 +6,6 @@ of each file these are, in one order. What a value becomes is each party's own b
 and no scale crosses.
 """
 
-import csv
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,14 +14,21 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from atoll.core.errors import EXIT_DATA_MISSING, UserError
+from atoll.core.errors import UserError
 from atoll.core.options import AtLeastOne, build, nearest
 from atoll.data.dataset import Dataset, Layout
-from atoll.data.own import tables
 from atoll.data.own.alignment import SHOWN, assume_aligned, normalised
+from atoll.data.own.columns import Finding, identifies, make_block, refuse_mistakes
 from atoll.data.own.encoding import Block, encoded
+from atoll.data.own.profiles import (
+    MISSING,
+    Profile,
+    TableOptions,
+    natural,
+    refuse_unknown_columns,
+    unusable,
+)
 from atoll.data.own.sheets import Sheet, batches, opened
-from atoll.data.own.tables import MISSING, TableOptions, natural
 
 __all__ = ["PartyOptions", "load"]
 
@@ -31,7 +37,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class PartyOptions:
-    """What may stand in `data` where parties hold different columns of the same rows."""
+    """The options of `data` where parties hold different columns of the same rows."""
 
     parties: tuple[str | tuple[str, ...], ...] = ()  # a file for each, or files for each stage
     label: str = ""  # the column to be predicted; in the active party's files alone
@@ -55,10 +61,6 @@ class PartyOptions:
         )  # fmt: skip
 
 
-def _wrong(what: str, where: str | Path, remedy: str) -> UserError:
-    return UserError(what, str(where), remedy, EXIT_DATA_MISSING)
-
-
 @dataclass(frozen=True)
 class _Party:
     """One party: its files in the order of stages, and the common rows of each."""
@@ -80,30 +82,21 @@ def load(name: str = "", **given: Any) -> Dataset:
         _lasting(party, options)
     active = _active(sheets, options)
     known = {name for party in sheets for sheet in party for name in sheet.columns}
-    tables.named(known, options.as_of_a_table, "party")
+    refuse_unknown_columns(known, options.as_of_a_table, "party")
     whole = [[_text(sheet, options) for sheet in party] for party in sheets]
     rows = [_common(stage, options) for stage in zip(*_paired(sheets, whole), strict=True)]
-    labels = [whole[active][s].column(options.label).to_pylist() for s in range(len(rows))]
-    rows = [
-        _labelled(r[active], y, r, sheets[active][s])
-        for s, (r, y) in enumerate(zip(rows, labels, strict=True))
-    ]
-    classes = _classes(labels, [r[active] for r in rows], sheets[active][0], options)
-    parties = [
-        _Party(
-            _name(number, party[0]),
-            party,
-            tuple(t.take(pa.array(rows[s][number])) for s, t in enumerate(texts)),
-            tuple(stage[number] for stage in rows),
-            tuple(len(text) for text in texts),
-        )
-        for number, (party, texts) in enumerate(zip(sheets, whole, strict=True))
-    ]
+    labels = [text.column(options.label).to_pylist() for text in whole[active]]
+    labelled = [stage[active] for stage in rows]  # the common rows of the active party, by stage
+    for sheet, values, places in zip(sheets[active], labels, labelled, strict=True):
+        _refuse_unlabelled(sheet, values, places)
+    classes = _classes(labels, labelled, sheets[active][0], options)
+    parties = []
+    for number, (party, texts) in enumerate(zip(sheets, whole, strict=True)):
+        mine = tuple(stage[number] for stage in rows)
+        common = tuple(t.take(pa.array(own)) for t, own in zip(texts, mine, strict=True))
+        counts = tuple(len(text) for text in texts)
+        parties.append(_Party(f"{number}-{party[0].path.stem}", party, common, mine, counts))
     return _dataset(name, parties, active, classes, options)
-
-
-def _name(number: int, sheet: Sheet) -> str:
-    return f"{number}-{sheet.path.stem}"
 
 
 def _asked(options: PartyOptions, files: Sequence[tuple[str, ...]]) -> None:
@@ -129,7 +122,7 @@ def _lasting(party: Sequence[Sheet], options: PartyOptions) -> None:
     first = party[0]
     for sheet in party:
         if options.id not in sheet.columns:
-            raise _wrong(
+            raise unusable(
                 f"no column '{options.id}' for the ids",
                 sheet.path,
                 nearest(options.id, sheet.columns),
@@ -138,14 +131,14 @@ def _lasting(party: Sequence[Sheet], options: PartyOptions) -> None:
         gone = [c for c in first.columns if c not in sheet.columns and c not in options.ignore]
         if gone:
             what = f"the column '{gone[0]}' of {first.path.name} is gone"
-            raise _wrong(what, sheet.path, f"bring it back, or write ignore = ['{gone[0]}']")
+            raise unusable(what, sheet.path, f"bring it back, or write ignore = ['{gone[0]}']")
         new = [c for c in sheet.columns if c not in first.columns and c not in options.ignore]
         if new:
             what = f"the column '{new[0]}' is not in {first.path.name}"
             remedy = (
                 "give new columns as a party of their own with scenario.mode = 'columns', or ignore"
             )
-            raise _wrong(what, sheet.path, remedy)
+            raise unusable(what, sheet.path, remedy)
 
 
 def _active(sheets: Sequence[Sequence[Sheet]], options: PartyOptions) -> int:
@@ -162,7 +155,7 @@ def _active(sheets: Sequence[Sequence[Sheet]], options: PartyOptions) -> int:
         raise UserError(f"the label is in {both}", "[data]", remedy)
     active = sheets[having[0]][0]
     if options.stage and options.stage not in active.columns:
-        raise _wrong(
+        raise unusable(
             f"no column '{options.stage}' for the stage",
             active.path,
             nearest(options.stage, active.columns),
@@ -171,10 +164,10 @@ def _active(sheets: Sequence[Sequence[Sheet]], options: PartyOptions) -> int:
 
 
 def _text(sheet: Sheet, options: PartyOptions) -> pa.Table:
-    found = pa.Table.from_batches(list(batches(sheet, options.missing)))
-    if not len(found):
-        raise _wrong("a header and no rows", sheet.path, "give a file with rows")
-    return found
+    table = pa.Table.from_batches(list(batches(sheet, options.missing)))
+    if not len(table):
+        raise unusable("a header and no rows", sheet.path, "give a file with rows")
+    return table
 
 
 def _paired(sheets: Any, texts: Any) -> list[list[tuple[Sheet, pa.Table]]]:
@@ -190,16 +183,16 @@ def _common(stage: Sequence[tuple[Sheet, pa.Table]], options: PartyOptions) -> l
         for sheet, text in stage
     }
     if options.assume_aligned:
-        made = assume_aligned(ids)
-        return [made.rows[str(sheet.path)] for sheet, _ in stage]
+        aligned = assume_aligned(ids)
+        return [aligned.rows[str(sheet.path)] for sheet, _ in stage]
     rows = [_index(sheet, len(text), options.index) for sheet, text in stage]
     first, known = stage[0][0], normalised(ids[str(stage[0][0].path)])
-    wanted = [known[row] for row in rows[0]]
+    ids_of_first = [known[row] for row in rows[0]]
     for (sheet, _), mine in zip(stage[1:], rows[1:], strict=True):
         here = normalised(ids[str(sheet.path)])
-        if [here[row] for row in mine] != wanted:
+        if [here[row] for row in mine] != ids_of_first:
             what = f"its index file does not fit that of {first.path.name}: other rows or order"
-            raise _wrong(what, sheet.path, "run atoll align again: a table has changed since")
+            raise unusable(what, sheet.path, "run atoll align again: a table has changed since")
     return rows
 
 
@@ -207,30 +200,28 @@ def _index(sheet: Sheet, count: int, folder: str) -> Array:
     """The rows that an index file names."""
     path = Path(folder) / f"{sheet.path.stem}.index.csv"
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = np.array([int(line["row"]) for line in csv.DictReader(file)], dtype=np.int64)
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise _wrong(
-            "no index file, or not one of atoll align", path, "run atoll align first"
-        ) from error
+        lines = path.read_text(encoding="utf-8").split()
+        if lines[:1] != ["row"]:
+            raise ValueError(lines[:1])
+        rows = np.array([int(line) for line in lines[1:]], dtype=np.int64)
+    except (OSError, ValueError, OverflowError) as error:
+        what = "no index file, or not one of atoll align"
+        raise unusable(what, path, "run atoll align first") from error
     if not len(rows):
-        raise _wrong("an index file without rows", path, "align tables that share ids")
+        raise unusable("an index file without rows", path, "align tables that share ids")
     if rows.min() < 0 or rows.max() >= count or len(np.unique(rows)) < len(rows):
         what = f"its rows do not fit {sheet.path.name}, which has {count}"
-        raise _wrong(what, path, "run atoll align again: the table has changed since")
+        raise unusable(what, path, "run atoll align again: the table has changed since")
     return rows
 
 
-def _labelled(
-    active: Array, labels: Sequence[str | None], rows: Sequence[Array], sheet: Sheet
-) -> list[Array]:
+def _refuse_unlabelled(sheet: Sheet, labels: Sequence[str | None], rows: Array) -> None:
     """Refuse common rows without a label."""
-    empty = [int(row) for row in active if labels[row] is None]
+    empty = [int(row) for row in rows if labels[row] is None]
     if empty:
-        shown = ", ".join(str(row + 1) for row in empty[:SHOWN])
-        raise _wrong(f"{len(empty)} common rows have no label, e.g. row {shown}", sheet.path,
-                     "give them one, or remove the rows and align again")  # fmt: skip
-    return list(rows)
+        listed = ", ".join(str(row + 1) for row in empty[:SHOWN])
+        what = f"{len(empty)} common rows have no label, e.g. row {listed}"
+        raise unusable(what, sheet.path, "give them one, or remove the rows and align again")
 
 
 def _classes(
@@ -239,17 +230,17 @@ def _classes(
     sheet: Sheet,
     options: PartyOptions,
 ) -> tuple[str, ...]:
-    """The classes of common rows; one that lost all of its rows in the alignment is told."""
+    """The classes of common rows; refuse one that the alignment leaves without rows."""
     every = {y for part in labels for y in part if y is not None}
-    kept = {part[row] for part, rows in zip(labels, active, strict=True) for row in rows}
-    lost = sorted(every - kept)
+    common = {part[row] for part, rows in zip(labels, active, strict=True) for row in rows}
+    lost = sorted(every - common)
     if lost and options.lost == "refuse":
-        raise _wrong(f"class '{lost[0]}' has no row that all parties have", sheet.path,
+        raise unusable(f"class '{lost[0]}' has no row that all parties have", sheet.path,
                      "bring its rows to the other parties, or write lost = 'drop'")  # fmt: skip
-    if len(kept) < 2:
-        raise _wrong(f"every common row has the label '{next(iter(kept))}'", sheet.path,
+    if len(common) < 2:
+        raise unusable(f"every common row has the label '{next(iter(common))}'", sheet.path,
                      "bring rows of other classes")  # fmt: skip
-    return tuple(sorted((str(y) for y in kept), key=natural))
+    return tuple(sorted((str(y) for y in common), key=natural))
 
 
 def _dataset(
@@ -260,93 +251,87 @@ def _dataset(
     options: PartyOptions,
 ) -> Dataset:
     special = {options.id, options.label, options.stage, *options.ignore}
-    pieces, names, owners, held = [], [], list[int](), list[str]()
+    pieces, names, owners, holders = [], [], list[int](), list[str]()
     blocks: dict[str, list[Block]] = {party.name: [] for party in parties}
-    told = list[tuple[str, str]]()
+    findings = list[Finding]()
     for party in parties:
         columns = [c for c in party.sheets[0].columns if c not in special]
         if not columns:
             continue  # an active party with labels alone is no client
-        for block, values in _columns(party, columns, options, told):
+        for block, values in _columns(party, columns, options, findings):
             blocks[party.name].append(replace(block, start=len(owners)))
             pieces.append(values)
             names += [f"{party.name}: {n}" for n in block.names]
-            owners += [len(held)] * block.width
-        held.append(party.name)
-    if len(held) < 1:
+            owners += [len(holders)] * block.width
+        holders.append(party.name)
+    if len(holders) < 1:
         raise UserError(
             "no party has columns to learn from", "[data]", "give columns beside the id"
         )
     y, stage, stages = _when(parties[active], classes, options)
     owner = np.array(owners)
     layout = Layout(
-        np.stack([owner == number for number in range(len(held))]),
+        np.stack([owner == number for number in range(len(holders))]),
         np.ones(len(owner), dtype=bool), stage, stages,
-        _recipe(parties[active], blocks, classes, options), tuple(told),
+        _recipe(parties[active], blocks, classes, options), tuple(findings),
     )  # fmt: skip
     source = "own files: " + ", ".join(s.path.name for party in parties for s in party.sheets)
     x = np.concatenate(pieces, 1).astype(np.float32)
     return Dataset(
         name or "own tables", "table", x, y, tuple(names), classes, source,
-        groups=tuple(held), layout=layout,
+        groups=tuple(holders), layout=layout,
     )  # fmt: skip
 
 
 def _recipe(
-    active: _Party,
-    blocks: dict[str, list[Block]],
-    classes: tuple[str, ...],
-    options: PartyOptions,
+    active: _Party, blocks: dict[str, list[Block]], classes: tuple[str, ...], options: PartyOptions
 ) -> dict[str, Any]:
     """How files of new rows become what the networks read; which rows these ones are."""
-    told = zip(active.sheets, active.counts, active.rows, strict=True)
+    files = zip(active.sheets, active.counts, active.rows, strict=True)
     return {
         "id": options.id,
         "label": options.label,
         "classes": list(classes),
         "missing": list(options.missing),
         "active": active.name,
-        "files": [[sheet.path.name, count, rows.tolist()] for sheet, count, rows in told],
+        "files": [[sheet.path.name, count, rows.tolist()] for sheet, count, rows in files],
         "parties": {name: [asdict(block) for block in own] for name, own in blocks.items()},
     }
 
 
 def _columns(
-    party: _Party, names: Sequence[str], options: PartyOptions, told: list[tuple[str, str]]
+    party: _Party, names: Sequence[str], options: PartyOptions, findings: list[Finding]
 ) -> list[tuple[Block, Array]]:
-    """A party's columns as numbers, looked at as own tables are; what is left out is told."""
-    look = tables.Look(options.as_of_a_table, party.sheets, files={party.name: list(party.sheets)})
-    plan, found = tables.ColumnPlan(look, (party.name,)), []
+    """A party's columns as numbers, read as own tables are; `findings` gets what is left out."""
+    table, columns = options.as_of_a_table, []
     for name in names:
         profile = _profile(party, name)
         kind = profile.kind(name in options.categorical)
         if not kind:
-            told.append((f"'{name}' of {party.name} has no value in the common rows", "left out"))
+            reason = f"'{name}' of {party.name} has no value in the common rows"
+            findings.append(Finding(reason, "left out"))
             continue
-        plan.check(name, party.name, profile, kind)
-        held, kinds = {party.name: profile}, {party.name: kind}
-        if name not in options.keep and tables.identifies(name, held, kinds):
-            what = f"'{name}' of {party.name} looks like an identifier or free text"
-            told.append((what, f"left out; to use it, write keep = ['{name}']"))
+        refuse_mistakes(name, profile, kind, table, str(party.sheets[0].path))
+        if name not in options.keep and identifies(name, {"": profile}, {"": kind}):
+            reason = f"'{name}' of {party.name} looks like an identifier or free text"
+            findings.append(Finding(reason, f"left out; to use it, write keep = ['{name}']"))
             continue
-        levels = plan.levels([profile]) if kind == "text" else ()
-        apart, gaps = tables.offset_of(kind, [profile]), profile.rows > profile.present
-        block = Block(name, kind, levels, gaps, 0, offset=apart)
-        found.append((block, _encoded(party, block)))
-    if not found:
+        block = make_block(name, kind, [profile], options.most_levels)
+        columns.append((block, _encoded(party, block)))
+    if not columns:
         what = f"no column of {party.name} can be learned from: all are left out"
         remedy = f"write keep = ['{names[0]}'], or leave the party out"
-        raise _wrong(what, party.sheets[0].path, remedy)
-    return found
+        raise unusable(what, party.sheets[0].path, remedy)
+    return columns
 
 
-def _profile(party: _Party, column: str) -> tables.Profile:
+def _profile(party: _Party, column: str) -> Profile:
     """What is known of a column in the common rows."""
-    found = tables.Profile()
+    profile = Profile()
     for sheet, text, rows in zip(party.sheets, party.texts, party.rows, strict=True):
         values = text.column(column).combine_chunks()
-        found.add(values, pa.nulls(len(values), pa.string()), rows, sheet)
-    return found
+        profile.add(values, pa.nulls(len(values), pa.string()), rows, sheet)
+    return profile
 
 
 def _encoded(party: _Party, block: Block) -> Array:
@@ -368,9 +353,9 @@ def _when(
         return y, stage, tuple(sheet.path.stem for sheet in active.sheets)
     if not options.stage:
         return y, np.zeros(len(y), dtype=np.int64), ()
-    told = active.texts[0].column(options.stage).to_pylist()
-    if None in told:
+    names = active.texts[0].column(options.stage).to_pylist()
+    if None in names:
         what = f"no value in the column '{options.stage}'"
-        raise _wrong(what, active.sheets[0].path, "give every row a stage")
-    stages = tuple(sorted({str(v) for v in told}, key=natural))
-    return y, np.array([stages.index(str(v)) for v in told], dtype=np.int64), stages
+        raise unusable(what, active.sheets[0].path, "give every row a stage")
+    stages = tuple(sorted({str(v) for v in names}, key=natural))
+    return y, np.array([stages.index(str(v)) for v in names], dtype=np.int64), stages

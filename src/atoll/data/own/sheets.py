@@ -43,12 +43,12 @@ class Sheet:
     delimiter: str  # empty for Parquet
     encoding: str  # empty for Parquet
     stamp: tuple[int, int]  # size and time of the last change
-    site: str = ""  # whose it is, where that was said; else it is called after the file
+    site: str = ""  # its site, where the options name it; else the site has the name of the file
     stage: str = ""  # when its rows come, where each stage has a file
 
     @property
     def comma(self) -> bool:
-        """Whether 3,5 may be a number: only where a comma does not part columns."""
+        """Whether 3,5 may be a number: only where a comma does not separate columns."""
         return bool(self.delimiter) and self.delimiter != ","
 
 
@@ -62,7 +62,7 @@ def opened(path: Path, delimiter: str = "", encoding: str = "") -> Sheet:
     stamp = _stamp(path)
     if stamp[0] == 0:
         raise refused("the file is empty", path, "give a file with a header and rows")
-    if path.suffix.lower() in JSON:  # its first line would be told as the names of columns
+    if path.suffix.lower() in JSON:  # its first line would be taken for the names of columns
         remedy = "tables are CSV or Parquet; for texts, name their column: text = 'body'"
         raise refused("a JSON file is no table", path, remedy)
     if path.suffix.lower() in PARQUET:
@@ -77,45 +77,47 @@ def opened(path: Path, delimiter: str = "", encoding: str = "") -> Sheet:
 
 
 def written(path: Path, delimiter: str = "", encoding: str = "") -> tuple[str, str, str]:
-    """How a CSV file is written, where that is not said: delimiter, encoding and header."""
+    """The delimiter, encoding and header of a CSV file; those that are not given are detected."""
     delimiter, encoding = _sign(delimiter), encoding or _encoding(path)
     header = _header(path, encoding)
     return delimiter or _delimiter(header), encoding, header
 
 
 def _sign(delimiter: str) -> str:
-    """What parts columns, as it was said; a tab may be written as a word."""
+    """The delimiter that was given; a tab may be written as a word."""
     sign = TABS.get(delimiter, delimiter)
     if len(sign) > 1 or not sign.isascii() or sign in ('"', "\n", "\r"):
-        what = f"delimiter = '{delimiter}' cannot part columns"
-        raise UserError(what, "[data]", "give one sign: ',', ';', '|' or 'tab'; or leave it out")
+        what = f"delimiter = '{delimiter}' cannot separate columns"
+        raise UserError(
+            what, "[data]", "give one character: ',', ';', '|' or 'tab'; or leave it out"
+        )
     return sign
 
 
 def _stamp(path: Path) -> tuple[int, int]:
     try:
-        found = path.stat()
+        status = path.stat()
         if not path.is_file() or not os.access(path, os.R_OK):
             raise refused("not a file that can be read", path, "give a CSV or Parquet file")
     except OSError as error:
         raise refused(
             "no such file", path, "paths are read from the folder where the command is started"
         ) from error
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 def _checked(names: Sequence[str], path: Path) -> tuple[str, ...]:
     """The names of columns, each there and there once."""
-    found = tuple(re.sub(r"\s*[\r\n]\s*", " ", name.strip()) for name in names)
-    for place, name in enumerate(found, 1):
+    columns = tuple(re.sub(r"\s*[\r\n]\s*", " ", name.strip()) for name in names)
+    for place, name in enumerate(columns, 1):
         if not name:
             raise refused(
                 f"column {place} has no name", path, "name it, or write the file without an index"
             )
-    twice = [name for name, count in Counter(found).items() if count > 1]
+    twice = [name for name, count in Counter(columns).items() if count > 1]
     if twice:
         raise refused(f"the column '{twice[0]}' is there twice", path, "rename or remove one")
-    return found
+    return columns
 
 
 def _encoding(path: Path) -> str:
@@ -156,7 +158,7 @@ def _header(path: Path, encoding: str) -> str:
 
 
 def _delimiter(header: str) -> str:
-    """The sign that parts the most names outside of quotes; a comma where there is none."""
+    """The most frequent delimiter of the header outside of quotes; a comma where there is none."""
     bare = re.sub(r'"[^"]*"', "", header)
     return max(DELIMITERS, key=lambda sign: (bare.count(sign), -DELIMITERS.index(sign)))
 
@@ -200,14 +202,16 @@ def batches(sheet: Sheet, missing: Sequence[str]) -> Iterator[pa.RecordBatch]:
 
 
 def as_written(sheet: Sheet) -> Iterator[pa.RecordBatch]:
-    """The rows in pieces, every value as the text that stands there."""
+    """The rows in batches, every value as text, unchanged."""
     try:
         for batch in _csv(sheet) if sheet.delimiter else _parquet(sheet):
             yield pa.RecordBatch.from_arrays(batch.columns, names=list(sheet.columns))
     except pa.ArrowException as error:
-        found = uneven(sheet.path, error)
+        row_error = uneven(sheet.path, error)
         reason = re.sub(r"^CSV parse error: ", "", str(error).splitlines()[0])[:200]
-        raise found or refused(f"cannot read it: {reason}", sheet.path, "mend it") from error
+        raise row_error or refused(
+            f"cannot read it: {reason}", sheet.path, "fix the file"
+        ) from error
     except (UnicodeError, LookupError) as error:
         raise refused(
             f"the file is not {sheet.encoding}", sheet.path, "name its encoding"
@@ -235,13 +239,13 @@ def _csv(sheet: Sheet) -> Iterator[pa.RecordBatch]:
 
 
 def uneven(path: Path, error: Exception) -> UserError | None:
-    """Which row of a CSV file has too many cells or too few; what stands there is not told."""
-    found = UNEVEN.match(str(error))
-    if found is None:
+    """The row of a CSV file with too many or too few cells, without quoting it."""
+    match = UNEVEN.match(str(error))
+    if match is None:
         return None
-    row, wanted, cells = (int(number) for number in found.groups())
-    what = f"row {row - 1} has {cells} cells, the header has {wanted}"  # theirs counts the header
-    remedy = "mend the row; a value with the sign that parts columns stands in quotes"
+    row, expected, cells = (int(number) for number in match.groups())
+    what = f"row {row - 1} has {cells} cells, the header has {expected}"  # theirs counts the header
+    remedy = "fix the row; a value that contains the delimiter needs quotes"
     return refused(what, path, remedy)
 
 
@@ -269,11 +273,11 @@ def _text(column: pa.Array) -> pa.Array:
 
 
 def line_of(sheet: Sheet, row: int) -> str:
-    """Where a row of data, counted from 0, stands in the file."""
+    """The place of a row of data, counted from 0, in the file."""
     if not sheet.delimiter:
         return f"{sheet.path}, row {row + 1}"
     with (
-        suppress(csv.Error),  # a cell that is longer than the reader takes: the row is told
+        suppress(csv.Error),  # a cell is longer than the reader takes: give the row instead
         sheet.path.open(encoding=sheet.encoding, newline="") as file,
     ):
         reader = csv.reader(file, delimiter=sheet.delimiter)

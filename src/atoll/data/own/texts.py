@@ -14,12 +14,12 @@ import pyarrow.parquet
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import AtLeastOne, nearest
 from atoll.data.dataset import Dataset
+from atoll.data.own.profiles import MISSING, natural, plain_labels
 from atoll.data.own.sheets import BLOCK, PARQUET, codec, uneven, written
-from atoll.data.own.tables import MISSING, natural, plain_labels
 from atoll.data.sources.fetch import own
 from atoll.data.tokens import numbered, tokenised
 
-__all__ = ["text_files"]
+__all__ = ["some_texts", "text_files"]
 
 CSV: Final = (".csv", ".tsv")
 KINDS: Final = (".jsonl", *CSV, *PARQUET)
@@ -66,17 +66,34 @@ def text_files(  # noqa: PLR0913, PLR0917 - they are the options of [data]
     )
 
 
+def some_texts(
+    path: Path, text: str, label: str, how: tuple[str, str]
+) -> tuple[list[str], list[str | None] | None]:
+    """Texts of a file to predict, and their labels where it has a column of them.
+
+    `how`: the delimiter and the encoding of a CSV file, empty to detect them.
+    """
+    try:
+        columns = _columns(path, [text, label], how)
+    except UserError as error:
+        if error.what != f"no column '{label}'":
+            raise
+        columns = _columns(path, [text], how)
+    texts = [words or "" for words in columns[0]]
+    return texts, columns[1] if len(columns) > 1 else None
+
+
 def _columns(path: Path, names: Sequence[str], how: tuple[str, str]) -> list[list[Any]]:
     """These columns of a file; labels and stages must not be missing, a text may be.
 
-    `how`: the delimiter and the encoding of CSV files, empty where they are to be found out.
+    `how`: the delimiter and the encoding of CSV files, empty to detect them.
     """
     kind = path.suffix.lower()
     if kind not in KINDS:
         known = ", ".join(KINDS)
         raise UserError(f"'{path}' is of no known kind", "data.files", f"give one of {known}")
     if not path.is_file():
-        remedy = "mend the path; it is taken from the folder that the command runs in"
+        remedy = "fix the path; it is relative to the folder in which you start the command"
         raise UserError(f"no file '{path}'", "data.files", remedy, EXIT_DATA_MISSING)
     if kind == ".jsonl":
         texts, *others = _jsonl(path, names)
@@ -107,8 +124,8 @@ def _names(path: Path, column: str, values: Sequence[Any]) -> list[str]:
         if word in missing:
             remedy = "fill it or leave the row out"
             raise UserError(f"row {row} has no '{column}'", str(path), remedy)
-    found: list[str] = plain_labels(pyarrow.array(words, pyarrow.string())).to_pylist()
-    return found
+    plain: list[str] = plain_labels(pyarrow.array(words, pyarrow.string())).to_pylist()
+    return plain
 
 
 def _number(word: str) -> bool:
@@ -153,7 +170,7 @@ def _jsonl(path: Path, names: Sequence[str]) -> list[list[Any]]:
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
-            remedy = f'mend the line; one object a line, as {{"{names[0]}": "...", ...}}'
+            remedy = f'fix the line; write one object per line, as {{"{names[0]}": "...", ...}}'
             what = f"line {number} is no JSON object"
             raise UserError(what, str(path), remedy, EXIT_DATA_MISSING)
         known.update(dict.fromkeys(row))
@@ -180,15 +197,15 @@ def _csv(path: Path, names: Sequence[str], delimiter: str, encoding: str) -> lis
                 pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string())),
             )
         except (pyarrow.ArrowInvalid, UnicodeError) as error:
-            raise _told(path, encoding, error) from error
+            raise _csv_error(path, encoding, error) from error
         _named(path, table.column_names, names)
         return [table.column(name).to_pylist() for name in names]
 
 
-def _told(path: Path, encoding: str, error: Exception) -> Exception:
-    """What is wrong with a CSV file and in which row; what stands there is not told."""
+def _csv_error(path: Path, encoding: str, error: Exception) -> Exception:
+    """What is wrong with a CSV file and in which row, without quoting its content."""
     if isinstance(error, UnicodeError) or "UTF8" in str(error):
-        remedy = "name another, or leave it out: it is found out then"
+        remedy = "name another encoding, or leave it out: atoll detects it"
         return UserError(f"the file is not {encoding}", str(path), remedy, EXIT_DATA_MISSING)
     return uneven(path, error) or error
 

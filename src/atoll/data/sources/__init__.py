@@ -1,1 +1,18 @@
-"""Public data sets by name: one function each, its files and official source in one list."""
+"""Public data sets and made-up ones.
+
+A module with a constant KIND holds data sets: the functions in its `__all__`.
+"""
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+__all__ = ["modules"]
+
+
+def modules() -> list[ModuleType]:
+    """The modules that hold data sets."""
+    every = [
+        importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)
+    ]
+    return [module for module in every if hasattr(module, "KIND")]

@@ -37,29 +37,29 @@ def labelled(path: Path, pattern: str) -> Pictures:
     Sorted by these; a picture that an archive holds twice, in folders beside each other, is taken
     once.
     """
-    found: dict[tuple[str, str, str], str] = {}
+    members: dict[tuple[str, str, str], str] = {}
     with reading(path), zipfile.ZipFile(path) as archive:
         for member in sorted(archive.namelist(), key=lambda name: (name.count("/"), name)):
             match = re.search(pattern, member)
             hidden = "__MACOSX" in member or member.rsplit("/", 1)[-1].startswith(".")
             if match and not hidden and member.lower().endswith(ENDINGS):
-                found.setdefault((match["part"], match["label"], match["file"]), member)
-    if not found:
+                members.setdefault((match["part"], match["label"], match["file"]), member)
+    if not members:
         raise refused(path, "holds no pictures in the folders that it should have")
-    keys = sorted(found)
+    keys = sorted(members)
     return Pictures(
-        tuple(k[0] for k in keys), tuple(k[1] for k in keys), tuple(found[k] for k in keys)
+        tuple(k[0] for k in keys), tuple(k[1] for k in keys), tuple(members[k] for k in keys)
     )
 
 
 def pictures(path: Path, members: Sequence[str], shape: Shape) -> Array:
     """These pictures of an archive, scaled: (rows, channels, height, width) uint8."""
-    found = np.empty((len(members), *shape), dtype=np.uint8)
+    images = np.empty((len(members), *shape), dtype=np.uint8)
     with reading(path), zipfile.ZipFile(path) as archive:
         for number, member in enumerate(members):
             content = archive.read(member)
-            found[number] = picture(path / member, lambda c=content: io.BytesIO(c), shape)[0]  # type: ignore[misc]
-    return found
+            images[number] = picture(path / member, lambda c=content: io.BytesIO(c), shape)[0]  # type: ignore[misc]
+    return images
 
 
 def text(path: Path, end: str) -> str:

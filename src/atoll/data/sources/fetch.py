@@ -13,6 +13,7 @@ import os
 import ssl
 import struct
 import tarfile
+import tomllib
 import urllib.error
 import urllib.request
 import zipfile
@@ -20,11 +21,14 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 
-__all__ = ["File", "Group", "find", "folder", "obtain", "own", "reading", "refused", "trust"]
+__all__ = [
+    "File", "Group", "find", "folder", "obtain", "own", "reading", "refused", "registry", "trust",
+]  # fmt: skip
 
 TIMEOUT_SECONDS = 30.0
 BLOCK = 1 << 20  # bytes read at once
@@ -46,6 +50,15 @@ class File:
 
 
 Group = tuple[File, ...]  # files that are read together
+
+
+def registry(kind: str) -> dict[str, tuple[Group, ...]]:
+    """The files of all public data sets of a kind; alternatives of a set, the best first."""
+    content = (files("atoll") / "data" / "sources" / "registry.toml").read_text(encoding="utf-8")
+    return {
+        name: tuple(tuple(File(**file) for file in group) for group in groups)
+        for name, groups in tomllib.loads(content)[kind].items()
+    }
 
 
 def folder() -> Path:
@@ -70,11 +83,11 @@ def obtain(name: str, groups: Sequence[Group]) -> list[Path]:
     for group in groups:
         if all(file.url for file in group):
             return [_verified(file) if find([file.path]) else _download(file) for file in group]
-    wanted = groups[0][0]
+    file = groups[0][0]
     raise UserError(
         f"data set '{name}' is not here: no file {_names(groups)}",
         f"looked in {folder()}",
-        f"put {wanted.path} there (see {wanted.page}) or point ATOLL_DATA at a folder that has it",
+        f"put {file.path} there (see {file.page}) or point ATOLL_DATA at a folder that has it",
         EXIT_DATA_MISSING,
     )
 
@@ -100,8 +113,10 @@ def _verified(file: File) -> Path:
     """The file in the data folder, if its content is what it must be."""
     path = folder() / file.path
     try:
-        kept = _beside(path)
-        expected = file.sha256 or (kept.read_text().split()[0] if kept.is_file() else None)
+        hash_file = _beside(path)
+        expected = file.sha256 or (
+            hash_file.read_text().split()[0] if hash_file.is_file() else None
+        )
         if expected is None and file.md5:
             return _agrees(path, "md5", _hash(path, "md5"), file.md5)
         if expected is None:
@@ -189,7 +204,7 @@ def _unreachable(file: File, path: Path, error: Exception) -> UserError:
 def refused(path: Path, reason: str, url: str = "") -> UserError:
     """A file that is there but cannot be used."""
     remedy = (
-        f"look at {url} in a browser: the source has changed or something stands in between"
+        f"look at {url} in a browser: the source has changed, or a proxy replaces it"
         if url
         else "delete it, then run again or put the right file there"
     )
@@ -198,7 +213,7 @@ def refused(path: Path, reason: str, url: str = "") -> UserError:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """What goes wrong while a file is read becomes an error that names the file."""
+    """Turn errors of reading a file into ones that name it."""
     try:
         yield
     except DAMAGE as error:
@@ -208,7 +223,7 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def own(path: Path, kind: str) -> Iterator[None]:
-    """What goes wrong while a user's own file is read: to be mended there, never to be deleted.
+    """Turn errors of reading a user's own file into ones that name it; atoll never deletes it.
 
     The words of the reader are left out: they may quote the data, or advise what is not safe.
     """
@@ -218,6 +233,6 @@ def own(path: Path, kind: str) -> Iterator[None]:
         remedy = "ask for permission to read it"
         raise UserError("you may not read it", str(path), remedy, EXIT_DATA_MISSING) from error
     except DAMAGE as error:
-        remedy = "it is damaged or of another kind: write it once more from where it came from"
+        remedy = "it is damaged or has another format: export it again from its source"
         what = f"not {kind} that can be read"
         raise UserError(what, str(path), remedy, EXIT_DATA_MISSING) from error

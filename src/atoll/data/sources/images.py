@@ -1,14 +1,9 @@
-"""Images: one function a data set, its files and official source in one list.
+"""Images: one function for each data set; registry.toml lists their files and sources.
 
-Files kept by hand are `.npz` without pickles: x_train, y_train, x_test, y_test, images uint8 as
-N x H x W or N x H x W x 3. Official files (IDX, the CIFAR binaries, SVHN's Matlab files, the USPS
-text, the zip archives of SYN, Office-Home and Tiny-ImageNet) are read as they are. `test` is the
-split that comes with the files; where that is not the official one, `partial` or `source` says so.
+`test` is the split that comes with the files; where that is not the official one, `partial` or
+`source` says so.
 """
 
-import gzip
-import struct
-import tarfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +15,8 @@ from atoll.core.rng import Stream
 from atoll.data.dataset import Dataset
 from atoll.data.pictures import fitted, noisy, patches, rotated, thick
 from atoll.data.sources import archives
-from atoll.data.sources.fetch import File, Group, obtain, reading, refused, trust
+from atoll.data.sources.fetch import obtain, reading, refused, registry, trust
+from atoll.data.sources.image_formats import Parts, read_parts
 
 __all__ = [
     "cifar10",
@@ -45,139 +41,8 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 
-IDX = (
-    *("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"),
-    *("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"),
-)
-MNIST = "https://storage.googleapis.com/cvdf-datasets/mnist"
-MNIST_HASHES = (
-    "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-    "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-    "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-    "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-)
-FASHION = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
-FASHION_HASHES = (
-    "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-    "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-    "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-    "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-)
-CIFAR = "https://www.cs.toronto.edu/~kriz"
-SVHN = "http://ufldl.stanford.edu/housenumbers"
-USPS = "https://hastie.su.domains/ElemStatLearn/datasets"
-
-
-def _idx_files(place: str, url: str, hashes: tuple[str, ...]) -> Group:
-    files = zip(IDX, hashes, strict=True)
-    return tuple(File(f"images/{place}/{name}", sha256, f"{url}/{name}") for name, sha256 in files)
-
-
-def _npz_file(name: str, sha256: str | None, page: str = "") -> Group:
-    return (File(f"images/{name}.npz", sha256, page=page),)
-
-
-# For each set its alternatives, the best first; `*_complete.npz` is a complete copy of one's own.
-# Pins of the IDX and CIFAR files are those that several projects publish for them.
-FILES: dict[str, tuple[Group, ...]] = {
-    "mnist": (
-        _npz_file("mnist", "094b831e432331f1f6d6829ab9bfff4551410a81e1f816c9cce482d3e9b3ba57"),
-        _idx_files("mnist", MNIST, MNIST_HASHES),
-    ),
-    "fashion-mnist": (
-        _npz_file(
-            "fashion_mnist", "c2c37d617253c9f5a6fc23ba8553045734f3682da04a81934b27e6c7c2363beb"
-        ),
-        _idx_files("fashion-mnist", FASHION, FASHION_HASHES),
-    ),
-    "usps": (
-        _npz_file("usps", "b41b4ded34b54aef8f8e86043bc5bdfa229cdc4528cbe6ec9c91101a8d32221f"),
-        (
-            File("images/usps/zip.train.gz", None, f"{USPS}/zip.train.gz"),
-            File("images/usps/zip.test.gz", None, f"{USPS}/zip.test.gz"),
-        ),
-    ),
-    "svhn": (
-        _npz_file("svhn_complete", None, SVHN),
-        (
-            File(
-                "images/svhn/train_32x32.mat",
-                "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
-                f"{SVHN}/train_32x32.mat",
-            ),
-            File(
-                "images/svhn/test_32x32.mat",
-                "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
-                f"{SVHN}/test_32x32.mat",
-            ),
-        ),
-        _npz_file("svhn", "05357ddc5915cb730d70746fd1e6c436c4d5dd4c19d81fbe3ce8c960e67b6bab"),
-    ),
-    "mnist-m": (
-        _npz_file("mnist_m_complete", None, "https://arxiv.org/abs/1505.07818"),
-        _npz_file("mnist_m", "370d7ec44c1572977054c1f536bf811514f79409decfa2249b532ef04e021124"),
-    ),
-    "cifar10": (
-        (
-            File(
-                "images/cifar-10-binary.tar.gz",
-                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-                f"{CIFAR}/cifar-10-binary.tar.gz",
-            ),
-        ),
-        _npz_file("cifar10", "53757eaff01003aff0728ce95ed0f6d8a919a682689d263e8a384391d6475897"),
-    ),
-    "cifar100": (
-        (
-            File(
-                "images/cifar-100-binary.tar.gz",
-                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-                f"{CIFAR}/cifar-100-binary.tar.gz",
-            ),
-        ),
-        _npz_file("cifar100", "ac63994d10b7b9451137e51f702c42551dad734fd187e29bf5cb29f45d3f6e67"),
-    ),
-    "office-caltech10": (
-        _npz_file(
-            "office_caltech10",
-            "faa9e2f0d5275928dda5afab68b3a0d3657caf9bc76e0c2c49a6570aaaa3524a",
-            "https://github.com/ChristophRaab/Office_Caltech_DA_Dataset",
-        ),
-    ),
-    "office-home": (
-        (
-            File(
-                "images/OfficeHomeDataset_10072016.zip",
-                page="https://www.hemanthdv.org/officeHomeDataset.html",
-                md5="b1c14819770c4448fd5b6d931031c91c",
-            ),
-        ),
-    ),
-    "synthetic-digits": (
-        (
-            File(
-                "images/synthetic-digits.zip",
-                page="https://www.kaggle.com/datasets/prasunroy/synthetic-digits, which wants an "
-                "account: kaggle datasets download -d prasunroy/synthetic-digits",
-            ),
-        ),
-    ),
-    "tiny-imagenet": (
-        (
-            File(
-                "images/tiny-imagenet-200.zip",
-                "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
-                "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-            ),
-        ),
-    ),
-    "cinic10": (
-        _npz_file("cinic10_complete", None, "https://github.com/BayesWatch/cinic-10"),
-        _npz_file(
-            "cinic10_sample", "22f14d9fd3b7315b08028ae2381f42eb717498d00bf99fc3be785d27a29cdab6"
-        ),
-    ),
-}
+KIND = "image"
+FILES = registry(KIND)
 FILES["digits-domains"] = (
     tuple(FILES[name][-1][0] for name in ("svhn", "mnist-m"))
     + tuple(FILES[name][0][0] for name in ("mnist", "usps")),
@@ -221,21 +86,8 @@ OFFICE_CLASSES = (
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Images and labels of the two parts of a set, and where each image comes from if known."""
-
-    x_train: Array  # (rows, channels, height, width) uint8
-    y_train: Array
-    x_test: Array
-    y_test: Array
-    group: Array | None = None  # train rows first
-    groups: tuple[str, ...] = ()
-    classes: tuple[str, ...] = ()  # empty where the files do not say
-
-
-@dataclass(frozen=True)
 class Facts:
-    """What a set must be, and what is said about it."""
+    """The expected contents of a set, and its description."""
 
     counts: tuple[int, int]  # train and test images of the complete set
     shape: tuple[int, int, int]  # channels, height, width
@@ -321,19 +173,21 @@ def digits() -> Dataset:
 def synthetic_digits() -> Dataset:
     """Digits rendered on photographs (SYN of the FCCL paper), 10,000 + 2,000 images 3x32x32."""
     (path,) = obtain("synthetic-digits", FILES["synthetic-digits"])
-    found = archives.labelled(path, r"imgs_(?P<part>train|valid)/(?P<label>[0-9])/(?P<file>[^/]+)$")
-    _counted(path, (len(found.of("train")), len(found.of("valid"))), COUNTS["synthetic-digits"])
-    x = archives.pictures(path, found.members, (3, 32, 32))
+    images = archives.labelled(
+        path, r"imgs_(?P<part>train|valid)/(?P<label>[0-9])/(?P<file>[^/]+)$"
+    )
+    _counted(path, (len(images.of("train")), len(images.of("valid"))), COUNTS["synthetic-digits"])
+    x = archives.pictures(path, images.members, (3, 32, 32))
     trust(path)  # nobody has published its hash
     return Dataset(
         "synthetic-digits",
         "image",
         x,
-        np.array([int(label) for label in found.labels], dtype=np.int64),
+        np.array([int(label) for label in images.labels], dtype=np.int64),
         (),
         TEN,
         "Synthetic digits (Roy et al. 2018), licence at its source; scaled to 32x32",
-        test=np.array([part == "valid" for part in found.parts]),
+        test=np.array([part == "valid" for part in images.parts]),
     )
 
 
@@ -341,21 +195,21 @@ def office_home(size: AtLeastOne = 32) -> Dataset:
     """65 kinds of objects in four domains, 3x32x32; no test rows."""
     (path,) = obtain("office-home", FILES["office-home"])
     names = "|".join(OFFICE_HOME)
-    found = archives.labelled(path, rf"/(?P<part>{names})/(?P<label>[^/]+)/(?P<file>[^/]+)$")
-    counts = tuple(len(found.of(name)) for name in OFFICE_HOME)
+    images = archives.labelled(path, rf"/(?P<part>{names})/(?P<label>[^/]+)/(?P<file>[^/]+)$")
+    counts = tuple(len(images.of(name)) for name in OFFICE_HOME)
     _counted(path, counts, COUNTS["office-home"])
-    classes = tuple(sorted({*found.labels}))
+    classes = tuple(sorted({*images.labels}))
     if len(classes) != CLASSES["office-home"]:
         raise refused(path, f"has {len(classes)} classes, expected {CLASSES['office-home']}")
     return Dataset(
         "office-home",
         "image",
-        archives.pictures(path, found.members, (3, size, size)),
-        np.array([classes.index(label) for label in found.labels], dtype=np.int64),
+        archives.pictures(path, images.members, (3, size, size)),
+        np.array([classes.index(label) for label in images.labels], dtype=np.int64),
         (),
         classes,
         f"Office-Home (Venkateswara et al. 2017), research use; scaled to {size}x{size}",
-        group=np.array([OFFICE_HOME.index(part) for part in found.parts], dtype=np.int64),
+        group=np.array([OFFICE_HOME.index(part) for part in images.parts], dtype=np.int64),
         groups=OFFICE_HOME,
     )
 
@@ -395,16 +249,17 @@ def _counted(path: Path, counts: tuple[int, ...], expected: tuple[int, ...]) -> 
 
 def digits_domains(fourth: Literal["mnist-m", "synthetic-digits"] = "mnist-m") -> Dataset:
     """Digits in four domains, 3x32x32: MNIST, USPS, SVHN, and SYN or MNIST-M in its stead."""
-    shown = {"mnist": mnist(), "usps": usps(), "svhn": svhn()}
-    if fourth == "mnist-m":
+    domains = {"mnist": mnist(), "usps": usps(), "svhn": svhn()}
+    instead = fourth == "mnist-m"
+    if instead:
         # Image i of MNIST-M shows the digit of MNIST's image i: those rows of MNIST are left out.
-        last = _first_rows(mnist_m(), (10_000, 2_000))  # the sizes of SYN
-        counts = (int((~_test(last)).sum()), int(_test(last).sum()))
-        shown["mnist"] = _without_first(shown["mnist"], counts)
+        domains[fourth] = _rows(mnist_m(), slice(10_000), slice(2_000))  # the sizes of SYN
+        tested = int(_test(domains[fourth]).sum())
+        trained = len(domains[fourth]) - tested
+        domains["mnist"] = _rows(domains["mnist"], slice(trained, None), slice(tested, None))
     else:
-        last = synthetic_digits()
-    shown[fourth] = last
-    parts, instead = list(shown.values()), fourth == "mnist-m"
+        domains[fourth] = synthetic_digits()
+    parts = list(domains.values())
     partial = "; ".join(part.title for part in parts if part.partial)
     return Dataset(
         "digits-domains",
@@ -417,7 +272,7 @@ def digits_domains(fourth: Literal["mnist-m", "synthetic-digits"] = "mnist-m") -
         f"mnist-m for syn; {partial}" if instead else partial,
         test=np.concatenate([_test(part) for part in parts]),
         group=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
-        groups=tuple(shown),
+        groups=tuple(domains),
     )
 
 
@@ -426,14 +281,10 @@ def _test(dataset: Dataset) -> Array:
     return dataset.test
 
 
-def _first_rows(dataset: Dataset, counts: tuple[int, int]) -> Dataset:
-    train, test = np.flatnonzero(~_test(dataset)), np.flatnonzero(_test(dataset))
-    return dataset.only(np.concatenate([train[: counts[0]], test[: counts[1]]]))
-
-
-def _without_first(dataset: Dataset, counts: tuple[int, int]) -> Dataset:
-    train, test = np.flatnonzero(~_test(dataset)), np.flatnonzero(_test(dataset))
-    return dataset.only(np.concatenate([train[counts[0] :], test[counts[1] :]]))
+def _rows(dataset: Dataset, train: slice, test: slice) -> Dataset:
+    """The data set with these of its training rows and these of its test rows."""
+    parts = np.flatnonzero(~_test(dataset))[train], np.flatnonzero(_test(dataset))[test]
+    return dataset.only(np.concatenate(parts))
 
 
 def digits_shifted(
@@ -519,8 +370,8 @@ def synthetic_images(
     views = stream.child("views").numpy()
     gains = views.uniform(30, 90, size=domains)
     shifts = views.integers(2, size=(domains, 2))
-    shown = np.stack([np.roll(patterns, tuple(shift), axis=(1, 2)) for shift in shifts])
-    grey = 128 + gains[group, None, None] * shown[group, y]
+    views_of_patterns = np.stack([np.roll(patterns, tuple(shift), axis=(1, 2)) for shift in shifts])
+    grey = 128 + gains[group, None, None] * views_of_patterns[group, y]
     grey += noise * stream.child("noise").numpy().normal(size=grey.shape)
     return Dataset(
         "synthetic-images",
@@ -539,9 +390,9 @@ def _build(name: str, facts: Facts) -> Dataset:
     """Read the files that are at hand, check them, and put train before test."""
     paths = obtain(name, FILES[name])
     with reading(paths[0]):
-        parts = _read(paths)
+        parts = read_parts(paths)
     whole = _complete(paths[0], parts, facts)
-    shown = f"{facts.part[0]:,} + {facts.part[1]:,} of {facts.counts[0]:,} + {facts.counts[1]:,}"
+    counts = f"{facts.part[0]:,} + {facts.part[1]:,} of {facts.counts[0]:,} + {facts.counts[1]:,}"
     return Dataset(
         name,
         "image",
@@ -550,7 +401,7 @@ def _build(name: str, facts: Facts) -> Dataset:
         (),
         facts.classes,
         facts.source,
-        "" if whole else f"{shown} images{facts.note}",
+        "" if whole else f"{counts} images{facts.note}",
         test=np.arange(len(parts.y_train) + len(parts.y_test)) >= len(parts.y_train),
         group=parts.group,
         groups=parts.groups,
@@ -558,7 +409,7 @@ def _build(name: str, facts: Facts) -> Dataset:
 
 
 def _complete(path: Path, parts: Parts, facts: Facts) -> bool:
-    """Whether all images are there; neither all nor the known part is refused."""
+    """Whether all images are there; refuse any other number than all or the known part."""
     counts = (len(parts.x_train), len(parts.x_test))
     if counts not in (facts.counts, facts.part):
         known = [counted for counted in (facts.counts, facts.part) if any(counted)]
@@ -572,85 +423,3 @@ def _complete(path: Path, parts: Parts, facts: Facts) -> bool:
         if y.min() < 0 or y.max() >= len(facts.classes):
             raise refused(path, f"holds labels outside 0..{len(facts.classes) - 1}")
     return counts == facts.counts
-
-
-def _read(paths: list[Path]) -> Parts:
-    """The parts in whichever of the known formats these files have."""
-    if paths[0].suffix == ".npz":
-        return _npz(paths[0])
-    if paths[0].name.startswith("cifar-"):
-        return _cifar(paths[0], labels=2 if "100" in paths[0].name else 1)
-    pairs = {".mat": _matlab, ".gz": _zip_code}
-    if paths[0].suffix == ".mat" or paths[0].name.startswith("zip."):
-        (x_train, y_train), (x_test, y_test) = (pairs[path.suffix](path) for path in paths)
-        return Parts(x_train, y_train, x_test, y_test)
-    arrays = [_idx(path) for path in paths]
-    return Parts(arrays[0][:, None], arrays[1], arrays[2][:, None], arrays[3])
-
-
-def _npz(path: Path) -> Parts:
-    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-        domains, classes = (
-            tuple(arrays[key].tolist()) if key in arrays else ()
-            for key in ("domain_names", "class_names")
-        )
-        return Parts(
-            _channels_first(arrays["x_train"]),
-            arrays["y_train"],
-            _channels_first(arrays["x_test"]),
-            arrays["y_test"],
-            np.concatenate([arrays["d_train"], arrays["d_test"]]) if domains else None,
-            domains,
-            classes,
-        )
-
-
-def _channels_first(x: Array) -> Array:
-    """N x H x W or N x H x W x C becomes N x C x H x W."""
-    return x[:, None] if x.ndim == 3 else np.ascontiguousarray(x.transpose(0, 3, 1, 2))
-
-
-def _idx(path: Path) -> Array:
-    """The array in a gzipped IDX file: two zeros, 8 for bytes, the dimensions, sizes, content."""
-    with reading(path):
-        content = gzip.decompress(path.read_bytes())
-        zeros, kind, dimensions = struct.unpack_from(">HBB", content)
-        if zeros != 0 or kind != 8:
-            raise ValueError("not an IDX file of bytes")
-        shape = struct.unpack_from(f">{dimensions}I", content, 4)
-        return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
-
-
-def _cifar(path: Path, labels: int) -> Parts:
-    """A binary CIFAR archive: a record is its labels (the fine one last) and 3,072 bytes."""
-    with tarfile.open(path, "r:gz") as archive:
-        blobs = {
-            Path(member.name).name: np.frombuffer(stream.read(), dtype=np.uint8)
-            for member in archive
-            if member.name.endswith(".bin") and (stream := archive.extractfile(member)) is not None
-        }
-    sides: list[Array] = []
-    for test in (False, True):
-        names = [name for name in sorted(blobs) if name.startswith("test") is test]
-        records = np.concatenate([blobs[name] for name in names]).reshape(-1, labels + 3_072)
-        sides += [records[:, labels:].reshape(-1, 3, 32, 32), records[:, labels - 1]]
-    return Parts(sides[0], sides[1], sides[2], sides[3])
-
-
-def _matlab(path: Path) -> tuple[Array, Array]:
-    """SVHN as Matlab has it: X is (height, width, channels, rows), y has 10 for the digit 0."""
-    from scipy.io import loadmat  # type: ignore[import-untyped]  # noqa: PLC0415 (few runs need it)
-
-    with reading(path):
-        held = loadmat(str(path), variable_names=("X", "y"))
-        x, y = held["X"], held["y"].ravel().astype(np.int64)
-        return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), y % 10
-
-
-def _zip_code(path: Path) -> tuple[Array, Array]:
-    """USPS as text: the digit, then 256 numbers from -1 to 1, parted by blanks."""
-    with reading(path):
-        lines = [line.split() for line in gzip.decompress(path.read_bytes()).splitlines()]
-        table = np.array(lines, dtype=np.float64)
-        x = np.round((table[:, 1:] + 1) * 127.5).astype(np.uint8)
-        return x.reshape(-1, 1, 16, 16), table[:, 0].astype(np.int64)

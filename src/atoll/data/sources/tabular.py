@@ -1,4 +1,4 @@
-"""Tables: one function a data set, its files and official source in one list."""
+"""Tables: one function for each data set; registry.toml lists their files and sources."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -14,7 +14,7 @@ import pyarrow.parquet
 from atoll.core.options import AtLeastOne, NotNegative
 from atoll.core.rng import Stream
 from atoll.data.dataset import Dataset
-from atoll.data.sources.fetch import File, Group, obtain, reading, refused
+from atoll.data.sources.fetch import obtain, reading, refused, registry
 
 __all__ = [
     "adult",
@@ -31,83 +31,8 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 
-UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
-OPENML = "https://data.openml.org/datasets/0004"
-
-# For each set its alternatives, the best first. Pins of covtype.data.gz and adult.* are those that
-# several projects publish for the UCI files (scikit-learn among them for covtype.data.gz).
-FILES: dict[str, tuple[Group, ...]] = {
-    "covertype": (
-        (
-            File(
-                "tabular/covertype.parquet",
-                "34590f9dc9177c95f0189404df5ed5307f190131ff859985e12808d3d3c7d5a7",
-            ),
-        ),
-        (
-            File(
-                "tabular/covtype.data.gz",
-                "614360d0257557dd1792834a85a1cdebfadc3c4f30b011d56afee7ffb5b15771",
-                f"{UCI}/covtype/covtype.data.gz",
-            ),
-        ),
-    ),
-    "adult": (
-        (
-            File(
-                "tabular/adult.parquet",
-                "ae7587f1521cf88df95818028167107997b826c7d0ab6169c98f2bec8493a3d9",
-            ),
-        ),
-        (
-            File(
-                "tabular/adult.data",
-                "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
-                f"{UCI}/adult/adult.data",
-            ),
-            File(
-                "tabular/adult.test",
-                "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
-                f"{UCI}/adult/adult.test",
-            ),
-        ),
-    ),
-    "jannis": (
-        (File("tabular/dataset_41168.pq", None, f"{OPENML}/41168/dataset_41168.pq"),),
-        (
-            File(
-                "tabular/jannis_subset30145.parquet",
-                "659109af549dedc635880baae98a2d4d0de6b648f26c57325571cc93246136fb",
-            ),
-        ),
-    ),
-    "helena": ((File("tabular/dataset_41169.pq", None, f"{OPENML}/41169/dataset_41169.pq"),),),
-    "sensorless": (
-        (
-            File(
-                "tabular/Sensorless_drive_diagnosis.txt",
-                None,
-                f"{UCI}/00325/Sensorless_drive_diagnosis.txt",
-            ),
-        ),
-        (
-            File(
-                "tabular/sensorless_subset2200.parquet",
-                "66e90afcd9579d1cb25293ddbe7e1b24f8f0ce7256045fb172a6c3c8c1637fac",
-            ),
-        ),
-    ),
-    "aloi": (
-        (
-            File(
-                "tabular/aloi.bz2",
-                None,
-                "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass/aloi.bz2",
-            ),
-        ),
-    ),
-}
-
+KIND = "table"
+FILES = registry(KIND)
 COVERTYPE_COLUMNS = (
     *("Elevation", "Aspect", "Slope"),
     *("Horizontal_Distance_To_Hydrology", "Vertical_Distance_To_Hydrology"),
@@ -260,7 +185,7 @@ def _ruled(rule: str, common: Array, unique: Array, classes: int) -> Array:
 def _by_class(
     name: str, path: Path, shape: tuple[int, int, int], complete: int, source: str
 ) -> Dataset:
-    """A table of numbers whose label stands in the column `class`."""
+    """A table of numbers with the label in the column `class`."""
     with reading(path):
         table = _sensorless(path) if path.suffix == ".txt" else _parquet(path)
         y, classes = _labels(table["class"])
@@ -288,11 +213,11 @@ def _embedded(name: str, loader: str, origin: str) -> Dataset:
 
 
 def _expect(path: Path, x: Array, y: Array, shape: tuple[int, int, int]) -> None:
-    """Refuse a table that has not these rows, columns and classes, or a number that is none."""
-    found = (*x.shape, len(np.unique(y)))
-    if found != shape:
+    """Refuse a table with another number of rows, columns or classes, or with NaN."""
+    actual = (*x.shape, len(np.unique(y)))
+    if actual != shape:
         words = "{:,} rows, {:,} columns, {:,} classes"
-        raise refused(path, f"holds {words.format(*found)}, expected {words.format(*shape)}")
+        raise refused(path, f"holds {words.format(*actual)}, expected {words.format(*shape)}")
     if not np.isfinite(x).all():
         raise refused(path, "holds numbers that are missing or not finite")
 
@@ -326,7 +251,7 @@ def _adult_part(path: Path, split: str) -> pa.Table:
 
 
 def _sensorless(path: Path) -> pa.Table:
-    """UCI's text: 48 numbers and the class, parted by blanks."""
+    """UCI's text: 48 numbers and the class, separated by blanks."""
     names = [*(f"x{number}" for number in range(1, 49)), "class"]
     return pyarrow.csv.read_csv(
         path,

@@ -1,6 +1,6 @@
-"""Texts: one function a data set, its files and official source in one list.
+"""Texts: one function for each data set; registry.toml lists their files and sources.
 
-A text is lower-cased, stripped of punctuation and parted at blanks, as the Keras tokenizer does.
+A text is lower-cased, stripped of punctuation and split at blanks, as the Keras tokenizer does.
 Tokens are numbered by how often a word occurs, in train and test together; 0 is padding and 1 an
 unknown word.
 """
@@ -19,7 +19,7 @@ from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import AtLeastOne
 from atoll.core.rng import Stream
 from atoll.data.dataset import Dataset
-from atoll.data.sources.fetch import File, Group, obtain, reading, refused
+from atoll.data.sources.fetch import obtain, reading, refused, registry
 from atoll.data.tokens import PADDING, UNKNOWN, numbered, tokenised
 
 __all__ = ["docstrings", "reuters8", "subj", "synthetic_text", "tmn", "trec6", "trec50"]
@@ -32,36 +32,8 @@ PACKAGES = (  # in every CPython 3.11 to 3.13, each with more than a hundred doc
 FEWEST_TOKENS = 4  # a shorter docstring says nothing
 
 
-def _file(name: str, sha256: str, page: str) -> tuple[Group, ...]:
-    return ((File(f"text/{name}.parquet", sha256, page=f"{page}; columns split, label, text"),),)
-
-
-TREC = "https://cogcomp.seas.upenn.edu/Data/QA/QC"
-
-# For each set its one file; none of the official sources is a single file of this form.
-FILES: dict[str, tuple[Group, ...]] = {
-    "reuters8": _file(
-        "r8",
-        "c08529713050c39cdce3fbfdf35fda353c3cd09fe99f30c08b1f696ce8da97b2",
-        "https://ana.cachopo.org/datasets-for-single-label-text-categorization",
-    ),
-    "tmn": _file(
-        "tmn",
-        "d7b595e3e72cf6fca732c62d1c3e3b81b6d2164bca44bc9868179cea434f6ea6",
-        "http://acube.di.unipi.it/tmn-dataset",
-    ),
-    "trec6": _file(
-        "trec6", "b3f12166d129bbaa4956c84b7eeebe30f331a8ee997f9943f567698b4e4ce800", TREC
-    ),
-    "trec50": _file(
-        "trec50", "636fd32bb61f9e25d2dce33a5960a028ba19ae000cbf52abb0edc421363df4e8", TREC
-    ),
-    "subj": _file(
-        "subj",
-        "703e6d9569a5667832eb78031e638549e4ce2bb0c5fb4f8ffe088a59f816c210",
-        "https://www.cs.cornell.edu/people/pabo/movie-review-data",
-    ),
-}
+KIND = "text"
+FILES = registry(KIND)
 
 
 def reuters8(length: AtLeastOne = 964) -> Dataset:
@@ -160,8 +132,8 @@ def _build(name: str, shape: tuple[int, int], length: int, source: str) -> Datas
         classes = sorted(set(labels))
         x, words = numbered([tokenised(text) for text in texts], length, fewest=1)
     if (len(x), len(classes)) != shape:
-        found = f"{len(x):,} texts in {len(classes)} classes"
-        raise refused(path, f"holds {found}, expected {shape[0]:,} in {shape[1]}")
+        content = f"{len(x):,} texts in {len(classes)} classes"
+        raise refused(path, f"holds {content}, expected {shape[0]:,} in {shape[1]}")
     places = {label: place for place, label in enumerate(classes)}
     y = np.array([places[label] for label in labels], dtype=np.int64)
     test = np.array([split == "test" for split in splits])

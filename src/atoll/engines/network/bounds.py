@@ -287,8 +287,10 @@ class Bounds:
         _same_form(weights, known)
         first = self.trail.first.get(name, derived or known)
         reach = self.trail.reach.get(name, {})
+        usual = _mean_square(first)
         for key, tensor in weights.items():
             self._near(key, tensor, known[key], first[key], reach.get(key, 0.0))
+            self._drifts(key, tensor, first[key], usual)
         if not self.updates:
             self._tested(name, weights)
 
@@ -301,22 +303,36 @@ class Bounds:
         self.trail.tested[name], self.dirty = (*self._here, digest), True
 
     def _near(self, key: str, new: Tensor, last: Tensor, first: Tensor, own: float) -> None:
+        """Refuse weights that are far from those that came last."""
         if not new.is_floating_point() or not new.numel():
             return
         new, last, first = (t.detach().double().cpu() for t in (new, last, first))
         begun = float(first.norm()) or math.sqrt(first.numel())
         distance, size = float((new - last).norm()), max(begun, float(last.norm()))
         moved = distance / size if distance > STRIDE * own else 0.0
-        drifted = float((new - first).norm()) / begun
-        terms, about = self.terms, f"weights '{key[:80]}'"
-        if terms.move and moved > terms.move:
-            reason = f"moved by {moved:.3g} of their norm; the contract allows {terms.move:g}"
-            raise RefusedError(f"{about} {reason}")
-        if terms.drift and drifted > terms.drift:
-            reason = f"are {drifted:.3g} norms from the first; the contract allows {terms.drift:g}"
-            raise RefusedError(f"{about} {reason}")
-        if terms.drift and new.dim() > 1 and float(new.norm()) < SHRUNK * float(first.norm()):
-            raise RefusedError(f"{about} have almost vanished")
+        if self.terms.move and moved > self.terms.move:
+            reason = f"moved by {moved:.3g} of their norm; the contract allows {self.terms.move:g}"
+            raise RefusedError(f"weights '{key[:80]}' {reason}")
+
+    def _drifts(self, key: str, new: Tensor, first: Tensor, usual: float) -> None:
+        """Refuse weights that are far from the first ones, or a matrix that has almost vanished.
+
+        The first values of a short vector, such as a bias, may all happen to be small. The drift of
+        a vector is therefore measured in no less than the norm that `usual` entries have.
+        """
+        most = self.terms.drift
+        if not most or not new.is_floating_point() or not new.numel():
+            return
+        new, first = new.detach().double().cpu(), first.detach().double().cpu()
+        size = float(first.norm()) or math.sqrt(first.numel())
+        if new.dim() < 2:
+            size = max(size, usual * math.sqrt(first.numel()))
+        drifted = float((new - first).norm()) / size
+        if drifted > most:
+            reason = f"are {drifted:.3g} norms from the first; the contract allows {most:g}"
+            raise RefusedError(f"weights '{key[:80]}' {reason}")
+        if new.dim() > 1 and float(new.norm()) < SHRUNK * float(first.norm()):
+            raise RefusedError(f"weights '{key[:80]}' have almost vanished")
 
     def _admit_gradient(self, gradient: Tensor) -> None:
         most = self.terms.gradient
@@ -324,6 +340,13 @@ class Bounds:
         if most and length > most:
             reason = f"the gradient of a row has the norm {length:.3g}"
             raise RefusedError(f"{reason}; the contract allows {most:g}")
+
+
+def _mean_square(weights: Mapping[str, Tensor]) -> float:
+    """The root mean square of all entries."""
+    floats = [t.detach().double().cpu() for t in weights.values() if t.is_floating_point()]
+    count = sum(t.numel() for t in floats)
+    return math.sqrt(sum(float(t.square().sum()) for t in floats) / max(1, count))
 
 
 def _plain(weights: Mapping[str, Tensor]) -> Tensors:

@@ -48,7 +48,7 @@ def key_pem(key: Any, passphrase: str = "") -> bytes:
 
 
 def read_key(content: bytes, where: str, passphrase: str = "") -> Any:
-    """A private key out of a file; what is wrong with it or with its passphrase is said."""
+    """Read a private key; raise an error that says what is wrong with it or its passphrase."""
     remedy = "give --passphrase, or set ATOLL_PASSPHRASE"
     locked = b"ENCRYPTED" in content
     if locked and not passphrase:

@@ -1,43 +1,95 @@
-"""A site's contract: the terms that its owner writes, and the refusal that enforces them."""
+"""A site's own file with its contract: the terms that its owner writes."""
 
+import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from atoll.core.options import AtLeastOne, NotNegative, NotNegativeInt
+from atoll import methods
+from atoll.core.errors import UserError
+from atoll.core.federation import actions
+from atoll.core.options import AtLeastOne, NotNegative, NotNegativeInt, build, nearest
+from atoll.core.storage import read_toml
+from atoll.engines.network import ranges
+from atoll.runs.replacement import check_replacement
 
-__all__ = ["TELLING", "Contract", "RefusedError"]
+__all__ = ["TELLING", "Contract", "RefusedError", "SiteFile", "read_site"]
 
 TELLING = ("offer", "agree")  # what sites with own tables tell before training
 
 
 class RefusedError(Exception):
-    """Something that the site's contract does not allow."""
+    """A request or answer that the site's contract does not allow."""
 
 
 @dataclass(frozen=True)
 class Contract:
-    """What may leave a site; what is not in it is refused."""
+    """What a site allows; everything else is refused."""
 
-    methods: tuple[str, ...] = ()  # that may be run here
-    actions: tuple[str, ...] = ()  # that may be answered
-    stages: NotNegativeInt = 0  # that may be answered, counted from the first; 0 for all
+    methods: tuple[str, ...] = ()  # that a run may use
+    actions: tuple[str, ...] = ()  # that a coordinator may request
+    stages: NotNegativeInt = 0  # that take part, counted from the first; 0: all
     largest: AtLeastOne = 50_000_000  # bytes of one answer
     total: AtLeastOne = 5_000_000_000  # bytes of all answers of a run
     in_all: AtLeastOne = 50_000_000_000  # bytes of all answers of all runs, ever
-    networks: tuple[str, ...] = ()  # package.module:function that a run may name: code that is here
-    replacements: tuple[str, ...] = ()  # module:function that a run may swap parts of methods with
-    question: AtLeastOne = 200_000_000  # bytes of one question that is read at all
+    networks: tuple[str, ...] = ()  # installed code (package.module:function) that a run may name
+    replacements: tuple[str, ...] = ()  # module:function that may replace parts of a method
+    question: AtLeastOne = 200_000_000  # bytes of one request
+    stored: AtLeastOne = 5_000_000_000  # bytes that one run may keep in the store
+    stored_in_all: AtLeastOne = 50_000_000_000  # bytes that all runs may keep in the store
     parameters: AtLeastOne = 50_000_000  # of the largest network that a run may build here
-    rows: AtLeastOne = 8  # training rows behind an answer, at least
-    step_rows: AtLeastOne = 8  # rows in a training step, at least; a last, smaller batch is free
-    steps: AtLeastOne = 2  # training steps behind an answer, at least
-    unit_rows: AtLeastOne = 3  # rows that reach a unit of the first layer, if any does; 1: any
-    initial_weights: Literal["derived", "any"] = "derived"  # any: a coordinator's own first weights
-    move: NotNegative = 0.5  # of their norm, that shared weights may move in a round; 0: any
-    drift: NotNegative = 50.0  # norms between the first weights and any later ones; 0: any
-    gradient: NotNegative = 10.0  # norm of one row's gradient that may come in; 0: any
-    shown_rows: Literal["refuse", "allow"] = "refuse"  # an update that a training row is read off
+    rows: AtLeastOne = 8  # fewest training rows behind an answer
+    step_rows: AtLeastOne = 8  # fewest rows in a step; the last batch of an epoch may be smaller
+    steps: AtLeastOne = 2  # fewest training steps behind an update
+    unit_rows: AtLeastOne = 3  # fewest rows that activate a unit of the first layer; 1: any
+    initial_weights: Literal["derived", "any"] = "derived"  # any: the coordinator chooses
+    move: NotNegative = 0.5  # largest relative change of shared weights in a round; 0: any
+    drift: NotNegative = 50.0  # largest relative distance from the first weights; 0: any
+    gradient: NotNegative = 10.0  # largest norm of one row's gradient in a request; 0: any
+    shown_rows: Literal["refuse", "allow"] = "refuse"  # updates that reveal a training row
     rounds_in_all: AtLeastOne = 1000  # rounds of all runs on the same data, ever
     epochs_in_all: AtLeastOne = 20_000  # epochs of all runs on the same data, ever
     answers_in_all: AtLeastOne = 200_000  # answers of all runs on the same data, ever
-    options: dict[str, dict[str, Any]] = field(default_factory=dict)  # by method: what it may set
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)  # limits of options, by method
+
+
+@dataclass(frozen=True)
+class SiteFile:
+    """A site's own file: its paths, its engine and its contract."""
+
+    store: str = "store"  # a folder for this site's models, checkpoints and its egress log
+    data: dict[str, Any] = field(default_factory=dict)  # for runs on own files: this site's file
+    engine: dict[str, Any] = field(default_factory=dict)  # of this site: device, threads, mode
+    contract: dict[str, Any] = field(default_factory=dict)  # terms; see Contract
+
+    def terms(self) -> Contract:
+        """The contract, checked."""
+        found = build(Contract, self.contract, "[contract]")
+        for name in found.methods:
+            if name not in methods.names():
+                remedy = nearest(name, methods.names())
+                raise UserError(f"unknown method '{name}'", "[contract] methods", remedy)
+        known = {a for name in found.methods for a in actions(methods.load(name).client)}
+        known |= {*TELLING}
+        for name in found.actions:
+            if name not in known:
+                what = f"no method of the contract has an action '{name}'"
+                raise UserError(what, "[contract] actions", nearest(name, known))
+        for name in found.replacements:
+            check_replacement(name, "[contract] replacements")
+        ranges.check_limits(found.options, found.methods)
+        if not found.methods or not found.actions:
+            raise UserError("the contract allows nothing", "[contract]", "name methods and actions")
+        return found
+
+
+def read_site(path: Path) -> SiteFile:
+    """Read a site's file; its paths are relative to the folder of the file."""
+    values = read_toml(path)
+    found = build(SiteFile, values, str(path))
+    found.terms()
+    home = path.resolve().parent
+    data = dict(found.data)
+    if "files" in data:
+        data["files"] = [str(home / name) for name in data["files"]]
+    return dataclasses.replace(found, store=str(home / found.store), data=data)

@@ -1,7 +1,7 @@
-"""The coordinator's end: it hands runs in as jobs, watches the sites, and goes on after faults.
+"""The coordinator: submits runs as jobs, watches the sites, and resumes after faults.
 
-NVFlare does the network, TLS and authentication. A run whose site, job or server dies is handed in
-again and goes on from its checkpoint, and waiting is never silent.
+NVFlare provides the network, TLS and authentication. If a site, a job or the server dies, the run
+is submitted again and resumes from its checkpoint. It reports for whom it waits.
 """
 
 import hashlib
@@ -80,9 +80,9 @@ class _Serving:
     kit: Kit
     todo: Sequence[tuple[RunConfig, Path]]
     terms: Terms
-    tell: Callable[[str, list[View]], None]  # what is going on, and the parties
+    tell: Callable[[str, list[View]], None]  # shows progress and the parties
     stopping: Callable[[], bool]
-    note: Callable[[str], None]  # what is not of every day
+    note: Callable[[str], None]  # shows a line that stays on the screen
     control: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -251,7 +251,7 @@ class _Serving:
         return any(now - self.heard.get(name, 0.0) < FRESH / 2 for name in away)
 
     def _lost(self, ended: Mapping[str, Any]) -> str:
-        """Why a job was lost, with the name of whoever was gone first as far as that is known."""
+        """Why a job was lost, with the site that ended first where that is known."""
         if ended.get("site"):
             return str(ended["what"])
         ends = read_json(self.control / ENDS).get(str(ended.get("job", "")), [])
@@ -298,7 +298,7 @@ def serve(
 ) -> None:
     """Coordinate some runs to their end; runs that were cut go on.
 
-    `note` is told which keys the parties have, and who was refused.
+    `note` receives lines about the keys of the parties and refused connections.
     """
     build(Terms, vars(terms), "atoll serve")
     for name in sorted({str(config.method["name"]) for config, _ in todo}):

@@ -17,8 +17,6 @@ __all__ = ["drafted_contract", "drafted_file", "written"]
 AGAIN = 5  # as many rounds as the run has may be done, over all runs: rounds may be done again
 ANSWERS = 25  # of a round: its update, and tests of all tasks so far
 STAGES = 20  # that own tables are taken to have, which nobody has seen yet
-# Rate x epochs of a round that the default of `move` is meant for, by optimiser.
-USUAL_PACE = {"adam": 0.005, "sgd": 0.5}
 
 
 def drafted_contract(run: RunConfig) -> Contract:
@@ -33,9 +31,7 @@ def drafted_contract(run: RunConfig) -> Contract:
         actions=tuple(every),
         networks=tuple(sorted({one for one in used if ":" in one})),
         replacements=(run.replace,) if run.replace else (),
-        steps=max(1, min(Contract.steps, epochs)),
-        step_rows=min(Contract.step_rows, int(run.method.get("batch", Contract.step_rows))),
-        move=_move(run, epochs),
+        move=_move(run),
         rounds_in_all=rounds,
         epochs_in_all=rounds * epochs + AGAIN * int(run.method.get("pretrain_epochs", 0)),
         answers_in_all=_answers(run, rounds),
@@ -58,12 +54,10 @@ def _answers(run: RunConfig, rounds: int) -> int:
     return min(Contract.answers_in_all, rounds * ANSWERS)
 
 
-def _move(run: RunConfig, epochs: int) -> float:
-    """How far weights may move in a round: farther with a larger rate, or if rounds are missed."""
-    usual = USUAL_PACE[str(run.method.get("optimiser", "adam"))]
-    pace = float(run.method.get("rate", 0.0)) * epochs / usual
+def _move(run: RunConfig) -> float:
+    """How far weights may move in a round; farther only where a site may miss rounds."""
     missed = run.rounds if run.method.get("cohort") else 1
-    return float(min(Contract.drift, Contract.move * max(1.0, pace) * missed))
+    return float(min(Contract.drift, Contract.move * missed))
 
 
 def drafted_file(run: RunConfig | None, store: str = "../store") -> str:
@@ -80,7 +74,7 @@ def written(terms: Contract) -> str:
         for field in dataclasses.fields(Contract)
         if field.name != "options"
     ]
-    head = "[contract]  # what may leave this site; what is not in it is refused"
+    head = "[contract]  # what this site allows; everything else is refused"
     return "\n".join([head, *lines, *_options(terms.options)]) + "\n"
 
 

@@ -214,7 +214,7 @@ class EgressLog:
         content = json.dumps(body, separators=(",", ":")).encode() + b"\n"
         with disk_errors(self.path):
             if self._length() != self._size:
-                what = "the egress log was changed by somebody else"
+                what = "another process changed the egress log"
                 raise UserError(what, str(self.path), "stop the site, and look at the log")
             self._append(content)
         self.last, self.count = body["hash"], self.count + 1

@@ -9,7 +9,7 @@ from atoll.core.federation import actions, kinds
 from atoll.engines.network import ranges
 from atoll.engines.network.contract import Contract
 
-__all__ = ["explained", "warnings"]
+__all__ = ["explained", "loose_terms", "warnings"]
 
 USUAL = Contract()
 REMAINS = (
@@ -141,10 +141,11 @@ def _words_of(values: list[float]) -> str:
 
 def warnings(terms: Contract) -> list[str]:
     """Every term that is looser than by default, and what it makes possible."""
-    return [*_loose_terms(terms), *_loose_options(terms)]
+    return [*loose_terms(terms), *_loose_options(terms)]
 
 
-def _loose_terms(terms: Contract) -> Iterator[str]:
+def loose_terms(terms: Contract) -> Iterator[str]:
+    """Every term that is looser than by default; the options of methods apart."""
     checks = (
         ("initial_weights", terms.initial_weights == "any"),
         ("move", not terms.move or terms.move > USUAL.move),

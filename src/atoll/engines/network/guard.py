@@ -2,7 +2,7 @@
 
 `python -m atoll.engines.network.guard PROCESS ...` starts one of them with NVFlare's own
 arguments. The filter is in place before the first cell exists, and thus before the first
-connection. NVFlare starts jobs as fresh processes: the launcher is told to start this module.
+connection. NVFlare starts jobs as fresh processes; the launcher starts this module for them too.
 """
 
 import importlib
@@ -74,7 +74,9 @@ MODULES = {
 # A site that the server does not know yet, or not any more, can send these with any signed token.
 WITHOUT_TOKEN = {("task", "challenge"), ("task", "register"), ("task", "heart_beat"),
                  ("cellnet.channel", "bye")}  # fmt: skip
-SECOND_HEADER = "atoll_second"  # of a reply: from where somebody else came under a site's name
+SECOND_HEADER = (
+    "atoll_second"  # of a reply: the address of a second connection under the site's name
+)
 HEART_BEAT = ("task", "heart_beat")
 ENTRANCE = {("task", "challenge"), ("task", "register"), HEART_BEAT}  # all else needs a token
 AGAIN_SECONDS = 1.0  # after which the same refusal is logged again
@@ -156,7 +158,7 @@ class Guard:
             _answer(cell, endpoint, connection, route, message, reason)
 
     def _absent(self, route: Route, connection: Any, message: Message) -> str:
-        """Why the server does not hear a site: it is on no list, or somebody has its name."""
+        """Why the server refuses a site: it is not listed, or another connection has its name."""
         if self.process != "server" or route.local:
             return ""
         reason = self.presence.refusal(route, connection, self._known(route, message))
@@ -165,7 +167,7 @@ class Guard:
         return reason
 
     def _hear(self, route: Route, message: Message) -> None:
-        """What the server's replies say of this site itself, for whoever looks after it."""
+        """Log what the server's replies say about this site."""
         if self.process != "client" or route.kind not in REPLIES or route.origin != "server":
             return
         error, other = _text(message, Header.ERROR), _text(message, SECOND_HEADER)
@@ -182,7 +184,7 @@ class Guard:
             self.notices.write("taken", "the coordinator takes this site")
 
     def _heart_beat(self, original: Any, server: Any, request: Message) -> Message:
-        """NVFlare's reply to a sign of life, with what the site should know."""
+        """NVFlare's reply to a heartbeat, with the address of a refused second connection."""
         reply = cast("Message", original(server, request))
         other = self.presence.second(_text(request, CellMessageHeaderKeys.CLIENT_NAME))
         if other and reply is not None:
@@ -302,7 +304,7 @@ def _read_key_file(path: str) -> Any:
 
 
 def _foreign_stream(route: Route, message: Message) -> str:
-    """Why word on a stream that leaves here is refused: it goes to somebody else.
+    """Why an acknowledgement or error of an outgoing stream is refused: it has another receiver.
 
     NVFlare finds a stream by its number alone, and numbers can be guessed. Only the receiver of a
     stream may acknowledge or end it; the server itself may say that a receiver cannot be reached.
@@ -316,7 +318,7 @@ def _foreign_stream(route: Route, message: Message) -> str:
         task = ByteStreamer.tx_task_map.get(number) if isinstance(number, int) else None
     if task is None or task.target == route.origin:
         return ""
-    return "the stream goes to somebody else"
+    return "the stream goes to another receiver"
 
 
 def _answer(

@@ -6,7 +6,6 @@ A certificate that cannot work is found before anything waits for it.
 import json
 import re
 import shutil
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from typing import Any
 from atoll.core.errors import UserError
 from atoll.core.options import AtLeastOne, build
 from atoll.core.record import disk_errors, write_whole
+from atoll.core.storage import read_toml
 from atoll.engines.network.addresses import is_host, spelled
 from atoll.engines.network.drafts import drafted_file
 from atoll.engines.network.job import CLASSES
@@ -48,12 +48,7 @@ class Project:
 
 def read_project(path: Path) -> Project:
     """A project's file, checked."""
-    with disk_errors(path):
-        text = path.read_bytes()
-    try:
-        values = tomllib.loads(text.decode())
-    except ValueError as error:
-        raise UserError(f"not TOML: {error}", str(path), "mend that line") from error
+    values = read_toml(path)
     found = build(Project, values, str(path))
     for name in (found.name, *found.sites):
         if not NAME.fullmatch(name) or name in (COORDINATOR, "server"):

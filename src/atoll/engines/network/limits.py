@@ -11,7 +11,7 @@ ENVIRONMENT = "ATOLL_MESSAGE_BYTES"
 
 
 def environment(question: int) -> dict[str, str]:
-    """What a site's processes are told of the largest question that its contract allows."""
+    """The variables that limit the size of a request at a site's processes."""
     most = str(question + HEADER_BYTES)
     return {ENVIRONMENT: most, "NVFLARE_STREAMING_MAX_BLOB_SIZE": most}
 

@@ -21,7 +21,7 @@ def readable(words: str) -> str:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that whoever looks after a party should see."""
+    """An event that the operator of a party should see."""
 
     kind: str  # key, second, refused, taken
     words: str

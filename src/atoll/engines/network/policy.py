@@ -1,10 +1,9 @@
-"""The gate of a site: what may come in, what is done with it, what may go out.
+"""The gate of a site: checks requests, runs the client, checks and logs answers.
 
-It holds the one client of a site, its data and its memory, and knows no network. Whatever goes
-wrong here is told to the other side in a few fixed words; the details stay in the site's own log.
+It holds the site's client, data and state, and knows no network. Errors reach the coordinator as a
+kind and fixed words; the details stay in the site's own log.
 """
 
-import dataclasses
 import hashlib
 import json
 import logging
@@ -15,7 +14,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +25,18 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 from torch import Tensor
 
-from atoll import methods
 from atoll.core.errors import BadMessageError, UserError, printable
 from atoll.core.federation import SERVER, Moment, actions, answer
 from atoll.core.messages import Packet, Tensors, pack, unpack
-from atoll.core.options import build, nearest
-from atoll.core.record import FILES, Look, Record, disk_errors, write_whole
+from atoll.core.record import FILES, Record, Snapshot, disk_errors, write_whole
 from atoll.data.dataset import file_fingerprint
 from atoll.data.own.agreement import Agree, Offer, OwnTable, Plan, UntoldError, only_here
 from atoll.data.own.tables import TableOptions
-from atoll.data.splits import scenario
+from atoll.data.splits import split
 from atoll.data.vectors import KINDS as VECTOR_KINDS
 from atoll.engines.network import ranges
 from atoll.engines.network.bounds import Bounds, too_few_rows
-from atoll.engines.network.contract import TELLING, Contract, RefusedError
+from atoll.engines.network.contract import RefusedError, SiteFile
 from atoll.engines.network.egress import Counted, EgressLog
 from atoll.engines.network.faults import spoilt
 from atoll.engines.network.mirror import Mirror
@@ -48,23 +45,9 @@ from atoll.learning.weights import copied, prefixed
 from atoll.runs.config import RunConfig, resolve
 from atoll.runs.parts import Parts, parts
 from atoll.runs.recipe import write_recipe
-from atoll.runs.replacement import check_replacement
 from atoll.runs.result import write_result
 
-__all__ = [
-    "TELLING",
-    "Contract",
-    "Finish",
-    "Gate",
-    "RefusedError",
-    "Reply",
-    "SiteFile",
-    "answered",
-    "handled",
-    "log",
-    "read_site",
-    "told",
-]
+__all__ = ["Finish", "Gate", "Reply", "answered", "handled", "log", "told"]
 
 MOST_AT_ONCE = 4  # questions: one is answered, and asked again up to three times if it takes long
 KEPT = 2  # checkpoints that a site keeps: the server may have died before it wrote its own
@@ -89,55 +72,6 @@ class Finish:
         return cls(state, *map(torch.from_numpy, told))
 
 
-@dataclass(frozen=True)
-class SiteFile:
-    """A site's own file: where things are here, and what may leave."""
-
-    store: str = "store"  # a folder for this site's models, checkpoints and its egress log
-    data: dict[str, Any] = field(default_factory=dict)  # for runs on own files: this site's file
-    engine: dict[str, Any] = field(default_factory=dict)  # of this site: device, threads, mode
-    contract: dict[str, Any] = field(default_factory=dict)  # what may leave
-
-    def terms(self) -> Contract:
-        """The contract, checked."""
-        found = build(Contract, self.contract, "[contract]")
-        for name in found.methods:
-            if name not in methods.names():
-                remedy = nearest(name, methods.names())
-                raise UserError(f"unknown method '{name}'", "[contract] methods", remedy)
-        known = {a for name in found.methods for a in actions(methods.load(name).client)}
-        known |= {*TELLING}
-        for name in found.actions:
-            if name not in known:
-                what = f"no method of the contract has an action '{name}'"
-                raise UserError(what, "[contract] actions", nearest(name, known))
-        for name in found.replacements:
-            check_replacement(name, "[contract] replacements")
-        ranges.check_limits(found.options, found.methods)
-        if not found.methods or not found.actions:
-            raise UserError(
-                "a contract that allows nothing", "[contract]", "name methods and actions"
-            )
-        return found
-
-
-def read_site(path: Path) -> SiteFile:
-    """A site's file; its paths are meant from the folder it is in."""
-    with disk_errors(path):
-        text = path.read_bytes()
-    try:
-        values = tomllib.loads(text.decode())
-    except ValueError as error:
-        raise UserError(f"not TOML: {error}", str(path), "mend that line") from error
-    found = build(SiteFile, values, str(path))
-    found.terms()
-    home = path.resolve().parent
-    data = dict(found.data)
-    if "files" in data:
-        data["files"] = [str(home / name) for name in data["files"]]
-    return dataclasses.replace(found, store=str(home / found.store), data=data)
-
-
 class Gate:
     """One site's half of a run."""
 
@@ -159,7 +93,7 @@ class Gate:
         self._last: tuple[int, str, Packet] | None = None  # number, its digest, the answer
 
     def offer(self, run: str, config: str, client: str, packet: Packet) -> Packet:
-        """Say what this site's own table has, so that columns can be agreed on."""
+        """Describe this site's own table, so that sites can agree on columns."""
         with self._alone("offer"):
             made = self._begin(run, config)
             self._may("offer")
@@ -173,7 +107,7 @@ class Gate:
             return reply
 
     def agree(self, packet: Packet) -> Packet:
-        """Say what else must be known of the columns that all sites have."""
+        """Describe the columns that all sites have."""
         with self._alone("agree"):
             self._may("agree")
             self._fits("agree", packet)
@@ -186,22 +120,32 @@ class Gate:
 
     @contextmanager
     def _untold(self, action: str) -> Iterator[None]:
-        """What of its table a site does not tell: the log here says which column it was."""
+        """Refuse what the site does not disclose; its log names the column."""
         try:
             yield
         except UntoldError as error:
             self.egress.refused(self.run, action, error.what)
             log.warning("%s", printable(f"{action}: {error}"))
-            reason = "this site does not tell so much of a column; its own log says of which"
+            reason = "this site does not disclose so much of a column; its own log names it"
             raise RefusedError(reason) from error
 
     def _fits(self, action: str, packet: Packet) -> None:
-        """Refuse a question that is larger than the contract has it."""
+        """Refuse a request that is larger than the contract allows."""
         size = len(packet.header) + len(packet.block)
         if size > self.terms.question:
             reason = f"a question of {size:,} bytes"
             self.egress.refused(self.run, action, reason)
             raise RefusedError(reason)
+
+    def _reserve(self, action: str, size: int) -> None:
+        """Refuse to write more into the store than the contract allows a run, or all runs."""
+        used = {path.name: _bytes_in(path) for path in self.store.iterdir() if path.is_dir()}
+        own, every = used.get(self.run, 0) + size, sum(used.values()) + size
+        terms = self.terms
+        if own > terms.stored or every > terms.stored_in_all:
+            reason = f"{own:,} bytes of this run and {every:,} of all runs in the store"
+            most = f"{terms.stored:,} and {terms.stored_in_all:,}"
+            self._refuse(action, f"{reason}; the contract allows {most}")
 
     def _may(self, action: str) -> None:
         if action not in self.terms.actions:
@@ -227,6 +171,7 @@ class Gate:
                 raise RefusedError("joint_aug is for simulation: no site has whole images")
             self._refuse("prepare", too_few_rows(self._parts, client, self.terms.rows))
             self._refuse("prepare", self._changed(config))
+            self._reserve("prepare", len(config))
             with disk_errors(self._home):
                 self._home.mkdir(parents=True, exist_ok=True)
             self._bounds = Bounds(
@@ -239,7 +184,7 @@ class Gate:
             return fingerprint
 
     def _refuse(self, action: str, reason: str) -> None:
-        """Write a refusal down and raise it, where there is a reason."""
+        """Log and raise a refusal, where there is a reason."""
         if reason:
             self.egress.refused(self.run, action, reason)
             raise RefusedError(reason)
@@ -390,7 +335,9 @@ class Gate:
     def keep(self, place: str) -> None:
         """Save the client's memory under the name of a place; the last two are kept."""
         with self._alone("keep"):
-            write_whole(self._file(place), save(_arrays(self._ready.state())))
+            content = save(_arrays(self._ready.state()))
+            self._reserve("keep", len(content))
+            write_whole(self._file(place), content)
             kept = sorted(self._home.glob("state-*.safetensors"), key=_age)
             for path in kept[:-KEPT]:
                 path.unlink(missing_ok=True)
@@ -398,7 +345,7 @@ class Gate:
                 self._bounds.keep(place, KEPT)
 
     def restore(self, place: str) -> bool:
-        """Become what was saved at a place; whether that was there.
+        """Restore the client's state of a place; return whether it was there.
 
         A client that was away when it was saved goes on with what it has.
         """
@@ -427,9 +374,10 @@ class Gate:
             return there
 
     def finish(self, packet: Packet) -> None:
-        """Make the store's folder of this run one that predictions can be made with."""
+        """Complete the folder of this run in the store, so that `predict` can use it."""
         with self._alone("finish"):
             self._fits("finish", packet)
+            self._reserve("finish", len(packet.block))
             told = unpack(packet, Finish, SERVER)
             state = prefixed("server", told.state)
             state |= prefixed(f"client/{self.id}", self._ready.state())
@@ -441,13 +389,13 @@ class Gate:
             Record(self._home).checkpoint(_arrays(state), {"stage": 0, "round": 0})
             write_result(self._home)
 
-    def look(self, moment: Moment) -> None:
-        """Keep here what the client sees of itself; it is never sent."""
-        with self._alone("look"):
+    def snapshot(self, moment: Moment) -> None:
+        """Write the client's snapshots to the store; they are never sent."""
+        with self._alone("snapshot"):
             if moment.stage not in range(self._known.scenario.stages):
                 raise RefusedError("a moment that is not in the run")
-            seen: list[Look] = getattr(self._ready, "look", lambda moment: [])(moment)
-            lines = [json.dumps(vars(look), default=list) for look in seen]
+            seen: list[Snapshot] = getattr(self._ready, "snapshot", lambda moment: [])(moment)
+            lines = [json.dumps(vars(snapshot), default=list) for snapshot in seen]
             content = "".join(f"{line}\n" for line in lines).encode()
             write_whole(self._home / f"looks-{moment.stage}.jsonl", content)
 
@@ -464,7 +412,7 @@ class Gate:
 
     @contextmanager
     def _alone(self, doing: str) -> Iterator[None]:
-        """One thing after another, and the word for it where somebody looks; few may wait."""
+        """Handle one request at a time and show it in the status; few requests may wait."""
         if not self._places.acquire(blocking=False):
             raise RefusedError("too many questions at once")
         try:
@@ -480,7 +428,7 @@ class Gate:
             self._places.release()
 
     def _tell(self) -> None:
-        """Where this site stands, for whoever watches it here."""
+        """Write the status that `join` shows."""
         body = {
             "time": time.time(), "run": self.run, "method": self._method, "doing": self.doing,
             "bytes": self.egress.total(self.run), "log": self.egress.last,
@@ -490,8 +438,12 @@ class Gate:
             part = path.with_name(".status.json.part")
             part.write_text(json.dumps(body))
             part.replace(path)
-        except OSError:  # a full disk is told where something is lost by it
+        except OSError:  # a full disk is reported where data would be lost
             pass
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*"))
 
 
 def _digest(action: str, moment: Moment, packet: Packet) -> str:
@@ -508,7 +460,7 @@ def _arrays(state: Tensors) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _sparing(data: dict[str, Any]) -> dict[str, Any]:
-    """How much of a column is told is for the site's file to say; else no more than by default."""
+    """The site's file decides what is disclosed of a column; a run may only ask for less."""
     usual = TableOptions.most_levels
     most = data.get("most_levels", usual)
     return {"keep": (), "most_levels": min(most, usual) if isinstance(most, int) else usual}
@@ -536,7 +488,7 @@ def _own_parts(config: RunConfig, client: str, clients: Sequence[str], text: str
     if config.scale == "global":
         raise RefusedError("scale = 'global' would need all sites' rows; use 'local'")
     dataset = _own_table(client, config).dataset(plan)
-    made = scenario(dataset, config.scenario_options(), config.seed)
+    made = split(dataset, config.scenario_options(), config.seed)
     here = only_here(made, plan, client, clients, dataset.x.shape[1])
     return Parts(config, dataset, here)
 
@@ -574,7 +526,7 @@ def handled(
 
 
 def told(error: BaseException) -> tuple[str, str]:
-    """What the other side is told of an error: its kind, and fixed words without local details."""
+    """The kind of an error and fixed words without local details, for the coordinator."""
     if isinstance(error, RefusedError):
         return "refused", str(error)
     if isinstance(error, BadMessageError):
@@ -582,5 +534,5 @@ def told(error: BaseException) -> tuple[str, str]:
     if isinstance(error, UserError) and error.what == "the disk is full":
         return "failed", "the disk is full there"
     if isinstance(error, UserError):
-        return "failed", "something is to be mended there; the site's log says what"
+        return "failed", "the site has to fix something; its log says what"
     return "failed", f"a fault there: {type(error).__name__}; the site's log says more"

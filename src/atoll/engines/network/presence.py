@@ -3,7 +3,7 @@
 NVFlare closes the first connection of a name when a second one comes, so a copied kit would throw
 its owner out. Here a second one waits beside the first, and what it says decides: a message with
 the token of the site that is registered is that site itself on a new line, and takes the place of
-the old line. Everything else is refused while the first is alive, and both are told.
+the old line. Everything else is refused while the first is alive, and both are notified.
 """
 
 import threading

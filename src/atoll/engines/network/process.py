@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 from atoll.core.errors import UserError
 from atoll.core.record import disk_errors
+from atoll.engines.network import GUARD
 
 __all__ = [
-    "ENDS", "GUARD", "STANDING", "Process", "alone", "certificates", "end_former", "environment",
+    "ENDS", "STANDING", "Process", "alone", "certificates", "end_former", "environment",
     "nvflare", "own_store", "provision", "read_json", "running",
 ]  # fmt: skip
 
-GUARD = "atoll.engines.network.guard"  # the module that starts NVFlare behind its filter
 STANDING = "standing.json"  # in a site's kit: what the server has answered last
 ENDS = "ends.json"  # in the coordinator's folder of work: whose end of a job was over first
 
@@ -39,9 +39,9 @@ class KitFolder(Protocol):
 
 
 def nvflare() -> Any:
-    """The engine's own module, or how to install what it needs."""
+    """The module that starts NVFlare's processes and jobs, or how to install what it needs."""
     with _installed():
-        from atoll.engines.network import nvflare as found  # noqa: PLC0415 - only where it is needed
+        from atoll.engines.network import session as found  # noqa: PLC0415 - only where it is needed
     return found
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from atoll import methods
 from atoll.core.errors import UserError
 from atoll.core.options import nearest
+from atoll.data import splits
 from atoll.data.public import PublicOptions
-from atoll.data.splits import ScenarioOptions
 from atoll.learning.models import ModelOptions
 from atoll.runs.config import RunConfig, resolve
 
@@ -59,9 +59,14 @@ def values_of(config: RunConfig) -> dict[str, Any]:
 
 
 def usual(config: RunConfig) -> dict[str, Any]:
-    """The same options of a run with the same method and data that sets nothing itself."""
+    """The same options of a run with the same method, data and split that sets nothing itself.
+
+    `scenario.split` is the split of a run that names none.
+    """
     plain = {"method": {"name": config.method["name"]}, "data": config.data}
-    found = values_of(resolve(plain, "the method's defaults"))
+    usual = resolve(plain, "the method's defaults")
+    chosen = resolve({**plain, "scenario": {"split": config.split}}, "the method's defaults")
+    found = values_of(chosen) | {"scenario.split": usual.split}
     return {name: value for name, value in found.items() if not name.startswith("data.")}
 
 
@@ -146,11 +151,10 @@ def check_limits(options: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
 def known(method: str) -> set[str]:
     """The full names of all options that a run with this method has."""
     kinds = {
-        "scenario": ScenarioOptions, "model": ModelOptions, "public": PublicOptions,
-        "method": methods.load(method).options,
+        "model": ModelOptions, "public": PublicOptions, "method": methods.load(method).options,
     }  # fmt: skip
     names = {f"{t}.{f.name}" for t, kind in kinds.items() for f in dataclasses.fields(kind)}
-    return names | set(PLAIN)
+    return names | set(PLAIN) | {f"scenario.{name}" for name in splits.option_names()}
 
 
 def _check_limit(limit: Limit, where: str) -> None:

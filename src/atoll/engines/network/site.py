@@ -11,13 +11,13 @@ from pathlib import Path
 from atoll.core.errors import UserError
 from atoll.core.record import disk_errors
 from atoll.engines.network.addresses import dialled, proxies, spelled
+from atoll.engines.network.contract import read_site
 from atoll.engines.network.egress import EgressLog
 from atoll.engines.network.kits import COORDINATOR, Kit, untimely
 from atoll.engines.network.limits import environment as limits_of
 from atoll.engines.network.mirror import ENVIRONMENT as MIRROR
 from atoll.engines.network.mirror import End, Mirror, append_only
 from atoll.engines.network.notices import Notice, Notices
-from atoll.engines.network.policy import read_site
 from atoll.engines.network.process import (
     STANDING,
     Process,
@@ -124,8 +124,8 @@ def join(
 ) -> None:
     """Take part until stopped: keep NVFlare's process at it, and say how it stands.
 
-    `note` is told once, at the start, what has left the site so far, and later what is not of
-    every day: that the coordinator does not take this site, or that somebody else has its name.
+    `note` receives what has left the site so far, once at the start, and later refusals by the
+    coordinator and second connections under this site's name.
     """
     if kit.name == COORDINATOR:
         raise UserError("this is the coordinator's kit", str(kit.folder), "use atoll serve")

@@ -1,4 +1,4 @@
-"""How NVFlare's processes stand, for the screens of whoever started them.
+"""The state of NVFlare's processes, for the screens of `serve` and `join`.
 
 TLS alone says nothing of a site that is revoked: its connection opens, and the server refuses what
 comes over it. So a site's process writes down what the server answered last. The server's process

@@ -2,7 +2,7 @@
 
 NVFlare looks at no host name, and takes a certificate that does not say what it is for. The
 contexts here do: a site takes a coordinator whose certificate is for servers and names the host
-that was called, a coordinator takes clients alone. A refusal is told to whoever keeps the log.
+that was called, a coordinator takes clients alone. Refusals are logged.
 """
 
 import os

@@ -24,9 +24,9 @@ from atoll.learning.task_weights import ALIGNS, Layout
 from atoll.learning.textcnn import TextCNN, Words
 from atoll.methods.fedseit import Options, Rules
 
-__all__ = ["FAULTS", "METHOD", "REPLACEMENTS", "Fault", "brought_back"]
+__all__ = ["FAULTS", "METHODS", "REPLACEMENTS", "Fault", "brought_back"]
 
-METHOD = "fedseit"  # the method whose parts are replaced
+METHODS = ("fedseit",)  # whose parts are replaced
 Shape = tuple[int, ...]
 Names = Callable[[Sequence[str]], Iterable[str]]  # names of all weights -> some of them
 

@@ -1,7 +1,9 @@
-"""A site's model as ONNX: from a file's encoded columns to probabilities, scaling included.
+"""A final model as ONNX: one graph from raw inputs to probabilities, scaling included.
 
-Needs the extra `onnx`. The graph has one input, the columns that the site's model reads in the
-order of the card's `columns`, NaN where a number is missing, and one output, the probabilities.
+Needs the extra `onnx`. The input `x` has the columns that the site's model reads in the order of
+the card's `columns`, NaN where a number is missing; or the bytes of images; or tokens, numbered as
+the card's `words`. Where the network is cut, the graph of a site ends with embeddings; that of the
+server has one input for each site, its embeddings, and ends with probabilities.
 """
 
 import contextlib
@@ -16,49 +18,55 @@ import torch
 from torch import Tensor, nn
 
 from atoll.core.errors import UserError
+from atoll.core.federation import SERVER
 from atoll.core.record import disk_errors
-from atoll.runs.predict.tables import Array, Predictor
+from atoll.runs.predict.model import Predictor
 
-__all__ = ["columns", "write"]
+__all__ = ["write"]
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
+ROWS = 7  # of the inputs that a graph is traced and compared with
 
 
-class _Said(nn.Module):
-    """What the model says of encoded columns, as one graph."""
+class _Graph(nn.Module):
+    """The outputs of a final model as a function of raw inputs."""
 
     def __init__(self, predictor: Predictor) -> None:
         super().__init__()
         self.predictor = predictor
+        predictor.model  # noqa: B018 - restored before the graph is traced
+        self.names = [*predictor.recipe["sites"]] if predictor.site == SERVER else ["x"]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.predictor.spoken(x).float()
-
-
-def columns(predictor: Predictor) -> list[int]:
-    """The numbers of the encoded columns that the site's model reads, ascending."""
-    places = (range(block.start, block.start + block.width) for block in predictor.blocks)
-    return sorted(place for found in places for place in found)
+    def forward(self, *inputs: Tensor) -> Tensor:
+        predictor = self.predictor
+        if predictor.site == SERVER:
+            outputs = predictor.outputs(dict(zip(self.names, inputs, strict=True)))
+        else:
+            outputs = predictor.outputs(predictor.rows(inputs[0]))
+            if predictor.vertical:
+                return outputs.float()
+        return torch.softmax(outputs.double(), -1).float()
 
 
 def write(predictor: Predictor, path: Path) -> Path:
-    """Write the model, and refuse one whose answers differ from our own."""
+    """Write the model, and refuse one whose outputs differ from our own."""
     for name in NEEDED:
         try:
             importlib.import_module(name)
         except ImportError as error:
             remedy = "pip install 'atoll[onnx]', or leave --onnx out"
             raise UserError(f"'{name}' is not installed", "--onnx", remedy) from error
-    read = columns(predictor)
-    rows = torch.from_numpy(_made_up(len(read)))
+    graph, inputs = _Graph(predictor).eval(), _examples(predictor)
+    output = "embedding" if predictor.vertical and predictor.site != SERVER else "probabilities"
+    rows = {0: torch.export.Dim("rows")}
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             torch.onnx.export(
-                _Said(predictor).eval(), (rows,), str(path), dynamo=True, external_data=False,
-                input_names=["x"], output_names=["probabilities"],
-                dynamic_shapes={"x": {0: torch.export.Dim("rows")}}, verbose=False,
+                graph, inputs, str(path), dynamo=True, external_data=False,
+                input_names=graph.names, output_names=[output],
+                dynamic_shapes=((rows,) * len(inputs),), verbose=False,
             )  # fmt: skip
     except OSError:
         with disk_errors(path):
@@ -66,24 +74,36 @@ def write(predictor: Predictor, path: Path) -> Path:
     except Exception as error:
         what = f"this model cannot be written as ONNX: {type(error).__name__}"
         raise UserError(what, str(path), "leave --onnx out: the weights are there") from error
-    _same(predictor, rows.numpy(), path)
+    _compare(graph, inputs, path)
     return path
 
 
-def _made_up(width: int) -> Array:
-    """Some rows to draw the graph with and to compare answers for, one with nothing but gaps."""
-    rows = np.linspace(-2, 2, 7 * width, dtype=np.float32).reshape(7, width)
-    rows[3] = np.nan
-    return rows
+def _examples(predictor: Predictor) -> tuple[Tensor, ...]:
+    """Some inputs to trace the graph with and to compare outputs for; own tables have gaps."""
+    if predictor.site == SERVER:
+        width = int(predictor.config.options().width)
+        one = torch.linspace(-2, 2, ROWS * width, dtype=getattr(torch, predictor.config.dtype))
+        return (one.view(ROWS, width),) * len(predictor.recipe["sites"])
+    shape = (ROWS, *predictor.width)
+    count = int(np.prod(shape))
+    if predictor.kind == "table":
+        table = torch.linspace(-2, 2, count).view(shape)
+        if predictor.about.get("scaling") is not None:  # own tables: gaps are filled in
+            table[3] = torch.nan
+        return (table,)
+    if predictor.kind == "image":
+        return ((torch.arange(count) % 256).to(torch.uint8).view(shape),)
+    return ((torch.arange(count) * 7 % len(predictor.recipe["words"])).int().view(shape),)
 
 
-def _same(predictor: Predictor, rows: Array, path: Path) -> None:
+def _compare(graph: _Graph, inputs: tuple[Tensor, ...], path: Path) -> None:
     runtime = importlib.import_module("onnxruntime")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    (theirs,) = session.run(None, {"x": rows})
+    given = {name: x.numpy() for name, x in zip(graph.names, inputs, strict=True)}
+    (theirs,) = session.run(None, given)
     with torch.no_grad():
-        ours = predictor.spoken(torch.from_numpy(rows)).numpy()
+        ours = graph(*inputs).numpy()
     if not np.allclose(theirs, ours, atol=1e-5):
         path.unlink()
-        what = "the ONNX model answers otherwise than our own"
+        what = "the ONNX model gives other outputs than our own"
         raise UserError(what, str(path), "leave --onnx out, and please report it")

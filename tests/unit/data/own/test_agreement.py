@@ -13,19 +13,21 @@ import torch
 from atoll.core.errors import UserError
 from atoll.core.federation import Moment
 from atoll.core.messages import LARGEST_HEADER, Packet, Tensors, opened, pack, unpack
-from atoll.core.record import Look, Record, Score, read_checkpoint, read_events
+from atoll.core.record import Record, Score, Snapshot, read_checkpoint, read_events
 from atoll.data.own import agreement
 from atoll.data.own.agreement import Agree, Agreed, Offer, Offered, Plan, common, elsewhere, planned
 from atoll.data.own.tables import TableOptions
 from atoll.engines.local import local_engine
+from atoll.engines.network.contract import RefusedError, SiteFile
 from atoll.engines.network.egress import lines
-from atoll.engines.network.policy import Finish, Gate, RefusedError, SiteFile
+from atoll.engines.network.policy import Finish, Gate
 from atoll.runs.config import RunConfig, change, resolve, to_toml
 from atoll.runs.execute import execute
 from atoll.runs.facts import facts
 from atoll.runs.loop import go
 from atoll.runs.parts import Parts
-from atoll.runs.predict.tables import Predictor, predict
+from atoll.runs.predict.model import Predictor
+from atoll.runs.predict.tables import predict
 
 SITES = ("basel", "bern", "geneva")
 
@@ -120,7 +122,7 @@ class Near:
     def restore(self, states: Mapping[str, Tensors], place: str) -> None:
         raise AssertionError("these runs are not resumed")
 
-    def looks(self, moment: Moment) -> list[Look]:
+    def snapshots(self, moment: Moment) -> list[Snapshot]:
         return []
 
 
@@ -244,7 +246,7 @@ def test_a_column_of_names_or_numbers_of_people_is_not_told_as_label_or_stage(
     site = own(tmp_path)
     for data in ({"label": column}, {"stage": column}):
         wide = {**data, "most_levels": 1000, "keep": [column]}  # what the coordinator would like
-        with pytest.raises(RefusedError, match="does not tell so much"):
+        with pytest.raises(RefusedError, match="does not disclose so much"):
             site.offer("run", asked(**wide), "a", pack(Offer("key")))
     *_, last = lines(tmp_path / "store" / "egress.jsonl")
     assert f"'{column}' has 60 values in 60 rows" in last.words
@@ -259,7 +261,7 @@ def test_levels_of_a_column_that_is_left_out_are_not_told_whatever_the_run_says(
     told = unpack(site.offer("run", config_, "a", pack(Offer("key"))), Offered, "a")
     names = {name: agreement._hash(name, "key") for name in ("name", "ward")}
     assert told.columns[names["name"]] == agreement.LEFT_OUT
-    with pytest.raises(RefusedError, match="does not tell so much"):
+    with pytest.raises(RefusedError, match="does not disclose so much"):
         site.agree(pack(Agree([*names.values()])))
     said = unpack(site.agree(pack(Agree([names["ward"]]))), Agreed, "a")
     assert said.levels == {names["ward"]: ["A", "B"]}

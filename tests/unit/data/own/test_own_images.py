@@ -195,7 +195,7 @@ def test_ones_own_file_is_to_be_mended_and_never_deleted(tmp_path: Path) -> None
         (tmp_path / f"{name}.npz").write_bytes(content)
         found = refusal(str(tmp_path / f"{name}.npz"), good)
         assert found.what == "not an npz file of plain arrays that can be read"
-        assert "write it once more" in found.remedy
+        assert "export it again" in found.remedy
     np.savez(tmp_path / "objects.npz", x=np.array([{}] * 6), y=np.arange(6))
     refusal(str(tmp_path / "objects.npz"), good)
     with (tmp_path / "one.npz").open("wb") as file:

@@ -280,7 +280,7 @@ def test_an_identifier_of_a_party_is_left_out_and_told(
     found = data.load("", **OWN)
     assert not any("plan" in name for name in found.columns)
     assert found.layout is not None
-    assert found.layout.told == (
+    assert found.layout.findings == (
         ("'plan' of 1-phone looks like an identifier or free text",
          "left out; to use it, write keep = ['plan']"),
     )  # fmt: skip
@@ -292,4 +292,13 @@ def test_an_identifier_of_a_party_is_left_out_and_told(
     assert "looks like an identifier" in capsys.readouterr().out
     changed("phone.csv", "minutes", lambda row: "")
     with pytest.raises(UserError, match="no column of 1-phone can be learned from"):
+        data.load("", **OWN)
+
+
+@pytest.mark.parametrize("content", ["", "place\n1\n", "row\n1.5\n", f"row\n{'9' * 200_000}\n"])
+def test_an_index_file_of_something_else_is_refused(content: str, tables: Path) -> None:
+    Path("aligned").mkdir()
+    for file in FILES:
+        (Path("aligned") / f"{Path(file).stem}.index.csv").write_text(content)
+    with pytest.raises(UserError, match="no index file, or not one of atoll align"):
         data.load("", **OWN)

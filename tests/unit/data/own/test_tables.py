@@ -13,8 +13,9 @@ import pytest
 
 from atoll import data
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
+from atoll.data import splits
 from atoll.data.own import encoding, sheets, tables
-from atoll.data.splits import ScenarioOptions, scenario
+from atoll.data.splits import split
 
 HEAD = "age,sex,outcome"
 
@@ -53,7 +54,7 @@ def columns(found: tables.Survey) -> dict[str, str]:
 
 
 def findings(found: tables.Survey) -> str:
-    return "\n".join(f"{one.what} -> {one.done}" for one in found.findings)
+    return "\n".join(f"{one.what} -> {one.action}" for one in found.findings)
 
 
 def test_columns_are_common_by_name_and_type_and_own_otherwise() -> None:
@@ -97,7 +98,7 @@ def test_a_delimiter_is_one_sign_or_the_word_tab() -> None:
         made = data.load("", files=["a.csv"], label="outcome", delimiter=sign)
         assert made.x[:, 0].tolist() == [1, 2, 3]
     for sign in (";;", "§", '"', "\n"):
-        with pytest.raises(UserError, match="cannot part columns"):
+        with pytest.raises(UserError, match="cannot separate columns"):
             look("a.csv", delimiter=sign)
 
 
@@ -159,7 +160,7 @@ def test_one_file_with_a_site_column_has_a_site_for_each_value() -> None:
     assert [(site.name, site.rows) for site in found.sites] == [("north", 10), ("south-pole", 10)]
     assert columns(found) == {"age": "common", "lab": "own"}
     made = data.load("", files=["all.csv"], label="outcome", site="place")
-    dealt = scenario(made, ScenarioOptions(split="files"), 0)
+    dealt = split(made, splits.load("files").options(), 0)
     assert dealt.clients == ("north", "south-pole")
     assert [len(dealt.holdings[id][0].own) for id in dealt.clients] == [1, 0]
 
@@ -168,7 +169,7 @@ def test_a_stage_column_makes_it_continual() -> None:
     rows = [f"{i},{'ab'[i % 2]},{2019 + i // 10},{'xy'[i % 3 % 2]}" for i in range(20)]
     write("all.csv", "age,sex,year,outcome", rows)
     made = data.load("", files=["all.csv"], label="outcome", stage="year")
-    dealt = scenario(made, ScenarioOptions(split="files"), 0)
+    dealt = split(made, splits.load("files").options(), 0)
     assert (dealt.stages, dealt.tasks, dealt.known_at) == (2, ("2019", "2020"), (0, 1))
     assert dealt.holdings["all"][0].train.max() < 10 <= dealt.holdings["all"][1].train.min()
 
@@ -292,16 +293,16 @@ def test_a_site_with_one_row_is_refused_by_name() -> None:
     write("b.csv", HEAD, ["40,f,ill"])
     made = data.load("", files=["a.csv", "b.csv"], label="outcome")
     with pytest.raises(UserError, match="site 'b' has too few rows: 1"):
-        scenario(made, ScenarioOptions(split="files"), 0)
+        split(made, splits.load("files").options(), 0)
 
 
 def test_own_tables_are_dealt_out_by_file_alone() -> None:
     made = data.load("", files=[people("a.csv")], label="outcome")
     with pytest.raises(UserError, match="cannot be dealt out by split = 'columns'"):
-        scenario(made, ScenarioOptions(split="columns"), 0)
+        split(made, splits.load("columns").options(), 0)
     wine = data.load("wine")
     with pytest.raises(UserError, match="'wine' is not made of files"):
-        scenario(wine, ScenarioOptions(split="files"), 0)
+        split(wine, splits.load("files").options(), 0)
 
 
 def test_dates_of_another_form_are_refused_by_name() -> None:
@@ -444,3 +445,13 @@ def test_options_that_make_no_sense_are_refused() -> None:
     ):
         with pytest.raises(UserError, match=what):
             tables.survey(**options)
+
+
+def test_codes_that_identify_rows_are_left_out_though_they_are_categorical() -> None:
+    header = "age,code,outcome"
+    for name in ("a.csv", "b.csv"):
+        rows = [f"{40 + i % 7},0{100 + i},{'ill' if i % 3 else 'well'}" for i in range(30)]
+        write(name, header, rows)
+    survey = look("a.csv", "b.csv", categorical=["code"])
+    assert columns(survey)["code"] == "left out"
+    assert "'code' looks like an identifier" in findings(survey)

@@ -14,7 +14,7 @@ from atoll import data
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.record import Score, read_events
 from atoll.data.own import tables
-from atoll.data.splits import ScenarioOptions, scenario
+from atoll.data.splits import split, streams
 from atoll.engines.local import local_engine
 from atoll.runs.config import resolve
 from atoll.runs.execute import execute
@@ -94,7 +94,7 @@ def test_an_encoding_that_does_not_fit_late_in_a_file_is_said(
 def test_a_client_for_each_file_and_a_task_for_each_stage(tmp_path: Path) -> None:
     files = [write(tmp_path / name, rows(start=i)) for i, name in enumerate(("a.csv", "b.jsonl"))]
     made = data.load("", files=files, **HOW)
-    found = scenario(made, ScenarioOptions(split="tasks"), 0)
+    found = split(made, streams.Options(), 0)
     assert found.clients == ("site-0", "site-1")
     assert found.tasks == ("9", "10")
     seen: list[int] = []
@@ -114,7 +114,7 @@ def test_a_client_for_each_file_and_a_task_for_each_stage(tmp_path: Path) -> Non
 def test_a_class_with_one_row_is_trained(tmp_path: Path) -> None:
     found = [*rows(20), {"body": "alone", "topic": "rare", "month": 9}]
     made = data.load("", files=[write(tmp_path / "a.jsonl", found)], **HOW)
-    train = scenario(made, ScenarioOptions(split="tasks"), 0).holdings["site-0"][0].train
+    train = split(made, streams.Options(), 0).holdings["site-0"][0].train
     assert "rare" in {made.classes[label] for label in made.y[train]}
 
 
@@ -280,7 +280,7 @@ def test_a_client_without_rows_for_a_stage_is_named(tmp_path: Path) -> None:
     files = [write(tmp_path / "a.jsonl", rows()), write(tmp_path / "b.jsonl", rows(20))]
     made = data.load("", files=files, **HOW)
     with pytest.raises(UserError, match="'site-1' has no rows for stage '10'"):
-        scenario(made, ScenarioOptions(split="tasks"), 0)
+        split(made, streams.Options(), 0)
 
 
 def test_one_file_is_not_two_clients(tmp_path: Path) -> None:

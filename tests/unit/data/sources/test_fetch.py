@@ -196,7 +196,7 @@ def test_about_says_whether_a_set_is_here(folder: Path) -> None:
     (folder / "images" / "mnist_m.npz").write_bytes(b"")
     assert data.about("mnist-m").presence == "found"
     assert data.about("mnist-m").where == str(folder / "images" / "mnist_m.npz")
-    assert data.about("mnist-m").line.endswith("The file here may be a part of it: a run says so.")
+    assert data.about("mnist-m").line.endswith("may be a part of it; a run reports that.")
     assert "a part of it" not in data.about("wine").line
 
 

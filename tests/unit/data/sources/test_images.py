@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from scipy.io import savemat  # type: ignore[import-untyped]
+from scipy.io import savemat
 
 from atoll import data
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.data.dataset import Dataset
-from atoll.data.sources import fetch, images
+from atoll.data.sources import fetch, image_formats, images
 
 Array = np.ndarray[Any, Any]
 
@@ -64,7 +64,7 @@ def test_idx_files_give_train_and_test(tmp_path: Path) -> None:
         idx(tmp_path / "t10k-images-idx3-ubyte.gz", x[3:]),
         idx(tmp_path / "t10k-labels-idx1-ubyte.gz", np.array([1, 2])),
     ]
-    parts = images._read(paths)
+    parts = image_formats.read_parts(paths)
     assert parts.x_train.shape == (3, 1, 28, 28)
     assert np.array_equal(parts.x_test[:, 0], x[3:])
     assert parts.y_train.tolist() == [7, 0, 9]
@@ -77,14 +77,14 @@ def test_matlab_files_of_svhn_have_rows_last_and_ten_for_zero(tmp_path: Path) ->
     paths = [tmp_path / "train_32x32.mat", tmp_path / "test_32x32.mat"]
     for path, rows in zip(paths, (slice(0, 3), slice(3, 5)), strict=True):
         savemat(str(path), {"X": x[rows].transpose(2, 3, 1, 0), "y": y[rows, None]})
-    parts = images._read(paths)
+    parts = image_formats.read_parts(paths)
     assert np.array_equal(parts.x_train, x[:3])
     assert np.array_equal(parts.x_test, x[3:])
     assert parts.y_train.tolist() == [0, 1, 9]
     assert parts.y_test.tolist() == [2, 0]
     paths[0].write_bytes(paths[0].read_bytes()[:200])
     with pytest.raises(UserError, match=r"train_32x32\.mat cannot be read"):
-        images._read(paths)
+        image_formats.read_parts(paths)
 
 
 @pytest.mark.parametrize("cut", [2, 30, 200])
@@ -92,7 +92,7 @@ def test_a_truncated_idx_file_is_refused(tmp_path: Path, cut: int) -> None:
     path = idx(tmp_path / "train-images-idx3-ubyte.gz", np.arange(2 * 28 * 28).reshape(2, 28, 28))
     path.write_bytes(path.read_bytes()[:-cut])
     with pytest.raises(UserError, match=r"train-images-idx3-ubyte\.gz cannot be read"):
-        images._idx(path)
+        image_formats._idx(path)
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,12 @@ def test_what_is_no_idx_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(content))
     with pytest.raises(UserError, match=r"x\.gz cannot be read"):
-        images._idx(path)
+        image_formats._idx(path)
 
 
 def test_mnist_with_a_wrong_hash_is_refused(folder: Path) -> None:
     (folder / "mnist").mkdir()
-    for name in images.IDX:
+    for name in [Path(file.path).name for file in images.FILES["mnist"][1]]:
         idx(folder / "mnist" / name, np.zeros((2, 28, 28)))
     with pytest.raises(UserError, match="expected 440fcabf73cc546f") as caught:
         data.load("mnist")
@@ -123,7 +123,7 @@ def test_cifar10_records_are_a_label_and_three_planes(tmp_path: Path) -> None:
         tmp_path / "cifar-10-binary.tar.gz",
         {**members, "test_batch.bin": last.tobytes(), "batches.meta.txt": b"airplane\n"},
     )
-    parts = images._read([path])
+    parts = image_formats.read_parts([path])
     assert parts.y_train.tolist() == [3, 9, 1]
     assert parts.y_test.tolist() == [1]
     assert np.array_equal(parts.x_train[0], record.reshape(3, 32, 32))
@@ -134,7 +134,7 @@ def test_cifar100_takes_the_fine_label(tmp_path: Path) -> None:
     path = archive(
         tmp_path / "cifar-100-binary.tar.gz", {"train.bin": content * 2, "test.bin": content}
     )
-    parts = images._read([path])
+    parts = image_formats.read_parts([path])
     assert parts.y_train.tolist() == [99, 99]
     assert parts.x_test.shape == (1, 3, 32, 32)
     assert len(images.CIFAR100_CLASSES) == 100
@@ -146,7 +146,7 @@ def test_usps_text_goes_from_minus_one_to_one(tmp_path: Path) -> None:
     paths = [tmp_path / "zip.train.gz", tmp_path / "zip.test.gz"]
     for path in paths:
         path.write_bytes(gzip.compress(line.encode()))
-    parts = images._read(paths)
+    parts = image_formats.read_parts(paths)
     assert parts.x_train.shape == (1, 1, 16, 16)
     assert (parts.x_train[0, 0, 0, 0], parts.x_train[0, 0, 15, 15]) == (0, 255)
     assert parts.y_train.tolist() == [6]
@@ -174,7 +174,7 @@ def test_domains_in_an_npz_become_groups(tmp_path: Path) -> None:
         d_test=np.array([1]),
         domain_names=np.array(["a", "b"]),
     )
-    parts = images._npz(path)
+    parts = image_formats._npz(path)
     assert parts.groups == ("a", "b")
     assert parts.group is not None
     assert parts.group.tolist() == [1, 0, 1]
@@ -184,13 +184,13 @@ def test_other_counts_shapes_labels_and_classes_are_refused(folder: Path) -> Non
     path = npz(folder / "svhn_complete.npz", 3, 2)
     with pytest.raises(UserError, match=r"holds 3 \+ 2 images, expected 73,257 \+ 26,032 or 6,000"):
         data.load("svhn")
-    parts = images._npz(path)
+    parts = image_formats._npz(path)
     with pytest.raises(UserError, match=r"shape \(3, 32, 32\), expected \(1, 28, 28\)"):
         images._complete(path, parts, images.Facts((3, 2), (1, 28, 28), images.TEN, ""))
     parts.y_train[0] = 10
     with pytest.raises(UserError, match=r"labels outside 0\.\.9"):
         images._complete(path, parts, images.Facts((3, 2), (3, 32, 32), images.TEN, ""))
-    named = images._npz(npz(folder / "named.npz", 3, 2, class_names=np.array(["a", "b"])))
+    named = image_formats._npz(npz(folder / "named.npz", 3, 2, class_names=np.array(["a", "b"])))
     with pytest.raises(UserError, match="has classes a, b"):
         images._complete(path, named, images.Facts((3, 2), (3, 32, 32), images.TEN, ""))
 

@@ -17,10 +17,10 @@ from atoll.core.messages import Check, Empty, Tensors, Weights, pack, unpack
 from atoll.engines.network import egress, ranges
 from atoll.engines.network.audit import shown_rows, singling_units, undone
 from atoll.engines.network.bounds import Trail
-from atoll.engines.network.contract import Contract
+from atoll.engines.network.contract import Contract, RefusedError, SiteFile
 from atoll.engines.network.drafts import drafted_contract, drafted_file, written
-from atoll.engines.network.explain import explained, warnings
-from atoll.engines.network.policy import Gate, RefusedError, SiteFile
+from atoll.engines.network.explain import explained, loose_terms, warnings
+from atoll.engines.network.policy import Gate
 from atoll.families.vertical import Learn
 from atoll.methods import chfl, fedavg
 from atoll.runs.config import RunConfig, change, resolve, to_toml
@@ -106,6 +106,14 @@ def test_a_drafted_contract_allows_its_run_and_no_other_options(changes: dict[st
     assert ranges.violation(options, config(rounds=3)) == ""
     name = next(iter(changes)).split(".")[-1]
     assert f"{name}'" in ranges.violation(options, config(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"epochs": 1}, {"batch": 4}, {"rate": 0.05}, {"optimiser": "sgd", "rate": 5.0}]
+)
+def test_no_term_of_a_draft_is_looser_than_by_default(changes: dict[str, Any]) -> None:
+    """A run that needs a looser term is refused until the site's owner loosens it knowingly."""
+    assert list(loose_terms(drafted_contract(config(**changes)))) == []
 
 
 def test_a_drafted_file_is_one_that_can_be_read(tmp_path: Path) -> None:
@@ -204,6 +212,22 @@ def test_all_moves_together_have_a_limit(tmp_path: Path) -> None:
     fit(made, 1, moved(weights, "weight1", 0.45))
     with pytest.raises(RefusedError, match="norms from the first"):
         fit(made, 2, moved(weights, "weight1", 0.9))
+
+
+def test_a_short_vector_that_begins_small_may_grow_to_the_size_of_the_others(
+    tmp_path: Path,
+) -> None:
+    """The first values of a bias may happen to be tiny; long honest runs move it far from them."""
+    bounds = gate(tmp_path)._bounds
+    assert bounds is not None
+    tiny = torch.full((2,), 1e-3)
+    bounds._drifts("bias", torch.full((2,), 4.9), tiny, usual=0.1)
+    for key, new, first in (
+        ("bias", torch.full((2,), 5.1), tiny),
+        ("weight", torch.full((2, 2), 0.1), torch.full((2, 2), 1e-3)),
+    ):
+        with pytest.raises(RefusedError, match=f"'{key}' are .* norms from the first"):
+            bounds._drifts(key, new, first, usual=0.1)
 
 
 def test_weights_do_not_vanish(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_another_log_in_its_place_stops_the_site(kit: Path, tmp_path: Path) -> N
 def test_a_log_that_goes_while_it_is_open_is_not_begun_anew(kit: Path) -> None:
     made = filled(kit)
     made.path.unlink()
-    with pytest.raises(UserError, match="the egress log was changed by somebody else"):
+    with pytest.raises(UserError, match="another process changed the egress log"):
         made.refused("run-1", "fit", "something")
     assert not made.path.exists()
 

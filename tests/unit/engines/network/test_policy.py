@@ -17,15 +17,10 @@ from atoll.core.federation import Moment
 from atoll.core.messages import Check, Empty, Packet, Weights, pack
 from atoll.engines.local import LocalEngine
 from atoll.engines.network import egress
-from atoll.engines.network.policy import (
-    Gate,
-    RefusedError,
-    SiteFile,
-    handled,
-    read_site,
-    told,
-)
+from atoll.engines.network.contract import RefusedError, SiteFile, read_site
+from atoll.engines.network.policy import Finish, Gate, handled, told
 from atoll.runs.config import change, resolve, to_toml
+from atoll.runs.facts import facts
 from atoll.runs.parts import parts
 
 FIRST = Moment(0, 0, 2)
@@ -262,13 +257,13 @@ def test_all_runs_together_have_a_limit_too(tmp_path: Path) -> None:
         made.handle(1, "fit", FIRST, pack(Empty()))
 
 
-def test_a_site_keeps_places_and_looks_of_the_run_alone(tmp_path: Path) -> None:
+def test_a_site_keeps_places_and_snapshots_of_the_run_alone(tmp_path: Path) -> None:
     made = gate(tmp_path)
     with pytest.raises(RefusedError, match="not a stage and a round"):
         made.keep("abc")
     for stage in (1, "a name"):
         with pytest.raises(RefusedError, match="not in the run"):
-            made.look(Moment(stage, 0, 1))  # type: ignore[arg-type]
+            made.snapshot(Moment(stage, 0, 1))  # type: ignore[arg-type]
 
 
 def test_a_place_is_no_path(tmp_path: Path) -> None:
@@ -346,7 +341,7 @@ def test_a_message_that_is_damaged_is_one_typed_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "a contract that allows nothing"),
+        ("", "the contract allows nothing"),
         ("stor = 1", "unknown option 'stor'"),
         ('[contract]\nmethods = ["fedavgg"]', "unknown method 'fedavgg'"),
         ('[contract]\nmethods = ["fedavg"]\nactions = ["embed"]', "no method .* 'embed'"),
@@ -380,3 +375,28 @@ def test_more_than_four_questions_do_not_wait_at_once(tmp_path: Path) -> None:
         thread.join()
     assert sum("at once" in str(reply.get("reason")) for reply in replies) == 5
     made.handle(99, "fit", FIRST, pack(Empty()))  # and then it is free again
+
+
+def test_a_coordinator_fills_no_disk_by_the_end_of_runs(tmp_path: Path) -> None:
+    """What `finish`, `keep` and `prepare` write is bounded for a run and for all runs."""
+    made = gate(tmp_path, "fedavg", stored=100_000, stored_in_all=150_000)
+    about = json.dumps(facts(made._known))
+
+    def finish(size: int) -> None:
+        made.finish(pack(Finish.of({"shared": torch.zeros(size // 4)}, "", about)))
+
+    def next_run(number: int) -> None:
+        made.prepare(f"run-{number}", config("fedavg"), "site-1")
+        finish(40_000)
+
+    with pytest.raises(RefusedError, match=r"bytes of this run .* allows 100,000"):
+        finish(100_000)
+    finish(40_000)
+    made.keep("0-1")
+    next_run(2)
+    next_run(3)
+    with pytest.raises(RefusedError, match=r"allows 100,000 and 150,000"):
+        next_run(4)
+    sizes = [path.stat().st_size for path in (tmp_path / "store").rglob("*") if path.is_file()]
+    assert sum(sizes) < 160_000
+    assert "bytes of this run" in (tmp_path / "store" / "egress.jsonl").read_text()

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from atoll.engines.network.contract import RefusedError, SiteFile
 from atoll.engines.network.egress import lines
-from atoll.engines.network.policy import Gate, RefusedError, SiteFile
+from atoll.engines.network.policy import Gate
 from atoll.engines.network.ranges import drafted
 from atoll.engines.network.size import parameters
 from atoll.runs.config import RunConfig, change, resolve, to_toml

@@ -1,0 +1,23 @@
+"""Arguments and options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["AsJson", "Config", "Device", "Folder", "Kits", "Project", "Quiet", "Resume", "Set"]
+
+Config = Annotated[
+    str, typer.Argument(help="a preset, a method, or a .toml file", metavar="CONFIG")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="key=value, e.g. data=covertype or method.rate=0.01"),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
+Folder = Annotated[Path | None, typer.Option("--out", help="the run's folder; default runs/NAME-N")]
+Resume = Annotated[bool, typer.Option("--resume", help="continue an interrupted run")]
+AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON and nothing else")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print the result only")]
+Project = Annotated[Path, typer.Argument(help="the project's file, .toml")]
+Kits = Annotated[Path, typer.Option("--out", help="the folder of the kits")]

@@ -1,0 +1,314 @@
+"""What becomes of each column of the user's own tables: common, own, or left out, and why."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from atoll.data.own.encoding import Block, Kind, offset
+from atoll.data.own.leaks import gives_label_away
+from atoll.data.own.profiles import (
+    MOST_DISTINCT,
+    Contents,
+    Profile,
+    TableOptions,
+    natural,
+    unusable,
+)
+from atoll.data.own.sheets import line_of
+
+__all__ = [
+    "ENOUGH", "Column", "ColumnPlan", "Finding", "identifies", "make_block", "offset_of",
+    "refuse_mistakes", "without_case",
+]  # fmt: skip
+
+ENOUGH = 20  # values below which nothing is suspected
+STRAY = 0.9  # share of numbers from which a word among them is a mistake
+UNITS = 1_000.0  # times one site's values are another's, from which units are suspected
+IDENTIFIER = re.compile(r"(^|[ _-])(id|nr|no|number|index|key|uuid|unnamed.*)$", re.IGNORECASE)
+ODD_NUMBERS = (  # what is no number, and what it is called
+    (re.compile(r"^[<>=~≤≥]+ *[-+]?[0-9.,]+$"), "a number after a sign as <"),
+    (re.compile(r"^[-+]?[0-9]{1,3}([,' ][0-9]{3})+(\.[0-9]*)?$"), "a number in groups of digits"),
+    (re.compile(r"^[-+]?[0-9]+,[0-9]+$"), "a decimal comma"),
+    (re.compile(r"^[-+]?[0-9.,]+ *[^0-9., ]+$"), "a number with a unit"),
+)
+CODE = re.compile(r"^0[0-9]+$")
+ODD_DATE = re.compile(r"^\d{1,4}[./-]\d{1,2}[./-]\d{1,4}( .*)?$")
+
+
+class Finding(NamedTuple):
+    """Something worth knowing before anything trains, and what atoll does about it."""
+
+    what: str
+    action: str
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column, who has it, and what becomes of it."""
+
+    name: str
+    kind: str  # number, date, text; or several where sites differ
+    where: str  # common, own, left out
+    sites: tuple[str, ...]
+    missing: dict[str, int]  # rows without a value, by site
+    treatment: str
+
+
+@dataclass
+class ColumnPlan:
+    """What becomes of every column."""
+
+    contents: Contents
+    sites: tuple[str, ...]
+    columns: list[Column] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+
+    @property
+    def options(self) -> TableOptions:
+        """The options of the tables."""
+        return self.contents.options
+
+    def make(self) -> None:
+        """Plan every column, in the order of the files."""
+        names = dict.fromkeys(n for sheet in self.contents.sheets for n in sheet.columns)
+        by_site = {site: self.contents.profiles[site] for site in self.sites}
+        for name in names:
+            profiles = {site: own[name] for site, own in by_site.items() if name in own}
+            if name in self.options.ignore:
+                self.columns.append(Column(name, "", "left out", (), {}, "left out, as you said"))
+            elif profiles:
+                self._column(name, profiles)
+        if not any(column.where == "common" for column in self.columns):
+            where = ", ".join(sheet.path.name for sheet in self.contents.sheets)
+            remedy = "give the same name and type to columns that mean the same at every site"
+            raise unusable("no common column", where, remedy)
+
+    def _column(self, name: str, profiles: Mapping[str, Profile]) -> None:
+        kinds: dict[str, Kind] = {}
+        for site, profile in profiles.items():
+            kind = profile.kind(name in self.options.categorical)
+            if kind:
+                kinds[site] = kind
+                path = str(self.contents.files[site][0].path)
+                refuse_mistakes(name, profile, kind, self.options, path)
+        missing = {site: p.rows - p.present for site, p in profiles.items() if p.gaps}
+        if not kinds:
+            self._leave(name, kinds, tuple(profiles), "no value at any site", missing)
+            return
+        filled = {site: profiles[site] for site in kinds}
+        if name not in self.options.keep and identifies(name, filled, kinds):
+            site = _mixed(name, filled, kinds)
+            why, remedy = "looks like an identifier or free text", f"write keep = ['{name}']"
+            if site:
+                why, remedy = (
+                    _odd_value(filled[site], site),
+                    "fix the file, or add such words to missing",
+                )
+            self._leave(name, kinds, tuple(filled), why, missing, remedy)
+            return
+        one_kind = len(set(kinds.values())) == 1
+        local = self.options.levels == "local" and "text" in kinds.values()
+        common = len(kinds) == len(self.sites) and one_kind and not (local and len(self.sites) > 1)
+        self._suspect(name, filled, kinds, common)
+        if common:
+            treatment = self._add_block(name, kinds[self.sites[0]], [*filled.values()])
+        else:
+            treatment = self.add_own(name, filled, kinds)
+        where = "common" if common else "own"
+        self.columns.append(Column(name, _listed(kinds), where, tuple(kinds), missing, treatment))
+
+    def _leave(
+        self,
+        name: str,
+        kinds: Mapping[str, Kind],
+        sites: tuple[str, ...],
+        why: str,
+        missing: dict[str, int],
+        remedy: str = "",
+    ) -> None:
+        column = Column(name, _listed(kinds), "left out", sites, missing, f"left out: {why}")
+        self.columns.append(column)
+        if kinds:
+            self._note(f"'{name}' {why}", f"left out; to use it, {remedy}")
+
+    def add_own(self, name: str, profiles: Mapping[str, Profile], kinds: Mapping[str, Kind]) -> str:
+        """Add a column as own at each site: its levels and gaps stay there."""
+        treatments = {}
+        for site, profile in profiles.items():
+            treatments[self._add_block(name, kinds[site], [profile], site)] = site
+        return "; ".join(treatments)
+
+    def _add_block(self, name: str, kind: Kind, profiles: Sequence[Profile], site: str = "") -> str:
+        start = self.blocks[-1].start + self.blocks[-1].width if self.blocks else 0
+        block = make_block(name, kind, profiles, self.options.most_levels, start, site)
+        self.blocks.append(block)
+        words = {
+            "number": "a number, scaled",
+            "date": "days since 1970-01-01, scaled",
+            "text": f"{len(block.levels)} columns of 0 and 1, one for each level",
+        }[kind]
+        filled = "; a missing value becomes the mean of the training rows" if kind != "text" else ""
+        return f"{words}{filled}, and a column says that it was missing" if block.missing else words
+
+    def _note(self, what: str, action: str) -> None:
+        self.findings.append(Finding(what, action))
+
+    def _suspect(
+        self, name: str, profiles: Mapping[str, Profile], kinds: Mapping[str, Kind], common: bool
+    ) -> None:
+        """Note conflicts between sites and columns that give the label away."""
+        several = {*kinds.values()}
+        if len(several) > 1:
+            listed = ", ".join(f"{kind} at {site}" for site, kind in kinds.items())
+            self._note(f"'{name}' is {listed}", "an own column at each site")
+        if common and several == {"number"}:
+            self._compare_units(name, profiles)
+        for site, profile in profiles.items():
+            if kinds[site] == "number" and any(CODE.match(value) for value in profile.counts):
+                action = f"read as numbers; for codes, write categorical = ['{name}']"
+                self._note(f"'{name}' at {site} has numbers that begin with 0: codes?", action)
+                break
+        if common and several == {"text"}:
+            self._compare_levels(name, profiles)
+        for site, profile in profiles.items():
+            values, labels = zip(*profile.sample, strict=True) if profile.sample else ((), ())
+            numeric = kinds[site] == "number"
+            if kinds[site] != "date" and gives_label_away(values, labels, numeric):
+                action = "kept; if it is known only after the outcome, add it to ignore"
+                self._note(f"'{name}' at {site} tells the label almost by itself", action)
+                break
+
+    def _compare_units(self, name: str, profiles: Mapping[str, Profile]) -> None:
+        sizes = {site: p.size / p.present for site, p in profiles.items() if p.size}
+        if len(sizes) < 2:
+            return
+        low, high = min(sizes, key=lambda s: sizes[s]), max(sizes, key=lambda s: sizes[s])
+        if sizes[high] >= UNITS * sizes[low]:
+            times = f"about {sizes[high] / sizes[low]:,.0f} times as large at {high} as at {low}"
+            action = "scale = 'local' evens it out; with any other scale, fix the file"
+            self._note(f"'{name}' is {times}: another unit?", action)
+
+    def _compare_levels(self, name: str, profiles: Mapping[str, Profile]) -> None:
+        levels = [{*profile.counts} for profile in profiles.values()]
+        every, shared = set[str]().union(*levels), set.intersection(*levels)
+        if every != shared:
+            alone = ", ".join(sorted(every - shared)[:6])
+            alike = len({without_case(level) for level in every}) < len(every)
+            same = "; some differ in capitals or blanks alone" if alike else ""
+            what = f"'{name}' has levels that not all sites know: {alone}{same}"
+            self._note(what, "all sites have a column for every level")
+        most = self.options.most_levels
+        if len(every) > most:
+            action = f"the {most} most common have a column, others none"
+            self._note(f"'{name}' has {len(every):,} levels", action)
+
+    def crossing(self, classes: Sequence[str]) -> list[str]:
+        """What sites must disclose to each other before training."""
+        common = [column for column in self.columns if column.where == "common"]
+        texts = [column.name for column in common if column.kind == "text"]
+        sentences = [
+            f"the names and types of the {len(common)} common columns, and which of them have "
+            "missing values anywhere",
+            f"the names of the {len(classes)} classes",
+        ]
+        if texts:
+            sentences.append(f"the levels of the common text columns: {', '.join(texts)}")
+        return sentences
+
+
+def refuse_mistakes(
+    name: str, profile: Profile, kind: Kind, options: TableOptions, path: str
+) -> None:
+    """Refuse what is surely a mistake: words among numbers, dates of another form."""
+    if kind == "number" and profile.huge:
+        sheet, row, text = profile.huge
+        what = f"'{text}' in the column '{name}' is too large a number"
+        raise unusable(what, line_of(sheet, row), "write it in another unit")
+    if kind == "date" and options.dates == "refuse":
+        what = f"the column '{name}' has dates"
+        raise unusable(what, path, "write ignore = [...] or dates = 'days'")
+    if kind != "text" or name in options.categorical:
+        return
+    if profile.present >= 10 and profile.numbers >= STRAY * profile.present and profile.word:
+        sheet, row, text = profile.word
+        what = f"the text '{text[:40]}' in the column '{name}', which has numbers otherwise"
+        remedy = f"fix it, add it to missing, or write categorical = ['{name}']"
+        raise unusable(what, line_of(sheet, row), remedy)
+    odd = sum(n for value, n in profile.counts.items() if ODD_DATE.match(value))
+    if odd >= STRAY * profile.present:
+        what = f"the column '{name}' has dates such as '{next(iter(profile.counts))}'"
+        raise unusable(what, path, f"write them as 2024-03-31, or ignore = ['{name}']")
+
+
+def make_block(
+    name: str,
+    kind: Kind,
+    profiles: Sequence[Profile],
+    most_levels: int,
+    start: int = 0,
+    site: str = "",
+) -> Block:
+    """How a column becomes numbers, by all that is known of it."""
+    levels: tuple[str, ...] = ()
+    if kind == "text":
+        counts: Counter[str] = sum((p.counts for p in profiles), Counter())
+        by_count = sorted(counts, key=lambda level: (-counts[level], level))
+        levels = tuple(sorted(by_count[:most_levels], key=natural))
+    gaps = any(profile.gaps for profile in profiles)
+    return Block(name, kind, levels, gaps, start, site, offset_of(kind, profiles))
+
+
+def offset_of(kind: Kind, profiles: Sequence[Profile]) -> float:
+    """What is taken from a column's numbers before they are rounded."""
+    if kind == "text":
+        return 0.0
+    ends = [(p.first, p.final) if kind == "date" else (p.low, p.high) for p in profiles]
+    return offset(float(min(low for low, _ in ends)), float(max(high for _, high in ends)))
+
+
+def identifies(name: str, profiles: Mapping[str, Profile], kinds: Mapping[str, Any]) -> bool:
+    """Whether a column identifies rows and carries little else, at any site."""
+    for site, profile in profiles.items():
+        if profile.present < ENOUGH:
+            continue
+        distinct, present = profile.distinct, profile.present
+        if kinds[site] == "text" and (distinct > present / 2 or distinct >= MOST_DISTINCT):
+            return True
+        if kinds[site] == "number" and profile.whole and distinct >= min(present, MOST_DISTINCT):
+            counts = profile.ordered and profile.high - profile.low == present - 1
+            if counts or IDENTIFIER.search(name):
+                return True
+    return False
+
+
+def _mixed(name: str, profiles: Mapping[str, Profile], kinds: Mapping[str, Kind]) -> str:
+    """A site that has words among the numbers of a column which no other site finds odd."""
+    numbers = {site: profiles[site] for site, kind in kinds.items() if kind == "number"}
+    if IDENTIFIER.search(name) or (numbers and identifies(name, numbers, kinds)):
+        return ""
+    for site, profile in profiles.items():
+        mostly_numbers = numbers or 2 * profile.numbers >= profile.present
+        if kinds[site] == "text" and profile.word and mostly_numbers:
+            return site
+    return ""
+
+
+def _odd_value(profile: Profile, site: str) -> str:
+    """Where the first word among numbers is, and of which kind."""
+    assert profile.word is not None  # else it would be a column of numbers
+    sheet, row, text = profile.word
+    description = next((words for form, words in ODD_NUMBERS if form.match(text)), "a word")
+    place = line_of(sheet, row).removeprefix(f"{sheet.path}, ")
+    return f"has numbers elsewhere and {description} at {site} ({sheet.path.name}, {place})"
+
+
+def _listed(kinds: Mapping[str, Kind]) -> str:
+    return "/".join(dict.fromkeys(kinds.values()))
+
+
+def without_case(text: str) -> str:
+    """A name without capitals and blanks."""
+    return "".join(text.casefold().split())

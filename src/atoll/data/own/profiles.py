@@ -1,0 +1,264 @@
+"""The first pass over the user's own tables: what each column holds at each site.
+
+Files are read in pieces, so memory holds counts and a sample of rows, never a whole file.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from atoll.core.errors import EXIT_DATA_MISSING, UserError
+from atoll.core.options import AtLeastOne, nearest
+from atoll.data.own.encoding import LARGEST, Kind, as_dates, as_numbers
+from atoll.data.own.sheets import Sheet, batches, line_of
+
+__all__ = [
+    "MISSING",
+    "MOST_DISTINCT",
+    "Contents",
+    "Profile",
+    "TableOptions",
+    "natural",
+    "plain_labels",
+    "profile_sheet",
+    "refuse_unknown_columns",
+    "site_name",
+    "unusable",
+]
+
+Array = np.ndarray[Any, Any]
+MISSING = ("NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "?", "#N/A")
+MOST_DISTINCT = 50_000  # distinct values of a column that are counted
+SAMPLE = 2_000  # rows of a site that are searched for leaks of the label
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """The options of `data` beside `files`."""
+
+    # one for each site, or one with a site column, CSV or Parquet; or by site a list, one a stage
+    files: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
+    label: str = ""  # the column to be predicted
+    site: str = ""  # the column that names a row's site, in one file for all
+    stage: str = ""  # the column that names a row's stage, for data that come over time
+    ignore: tuple[str, ...] = ()  # columns to leave out
+    keep: tuple[str, ...] = ()  # columns to keep though they look like identifiers
+    categorical: tuple[str, ...] = ()  # columns to read as text, e.g. codes made of digits
+    levels: Literal["shared", "local"] = "shared"  # local: text columns are own, no level crosses
+    most_levels: AtLeastOne = 50  # of a text column; rarer ones count as unknown
+    dates: Literal["days", "refuse"] = "days"  # days since 1970-01-01, or refused by name
+    missing: tuple[str, ...] = MISSING  # words that mean that a value is missing; "" always does
+    delimiter: str = ""  # of CSV files; empty: detected
+    encoding: str = ""  # of CSV files; empty: detected
+
+    @property
+    def special(self) -> dict[str, str]:
+        """The columns that are no features, by what they are."""
+        named = {"label": self.label, "site": self.site, "stage": self.stage}
+        return {what: name for what, name in named.items() if name}
+
+
+@dataclass
+class Profile:
+    """Statistics of one column at one site."""
+
+    rows: int = 0
+    present: int = 0
+    numbers: int = 0
+    dates: int = 0
+    whole: bool = True
+    ordered: bool = True
+    last: float = -math.inf
+    low: float = math.inf
+    high: float = -math.inf
+    first: float = math.inf  # of the dates, in days
+    final: float = -math.inf
+    size: float = 0.0  # sum of absolute values
+    counts: Counter[str] = field(default_factory=Counter)
+    word: tuple[Sheet, int, str] | None = None  # the first that is no number: file, row, text
+    huge: tuple[Sheet, int, str] | None = None
+    sample: list[tuple[str, str]] = field(default_factory=list)  # value, label
+
+    def add(self, text: pa.Array, labels: pa.Array, rows: Array, sheet: Sheet) -> None:
+        """Add some values; `rows` are their places in the file."""
+        self.rows += len(text)
+        there = text.is_valid().to_numpy(zero_copy_only=False)
+        self.present += int(there.sum())
+        values = as_numbers(text, sheet.comma)
+        words = there & ~values.is_valid().to_numpy(zero_copy_only=False)
+        large = np.abs(pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)) > LARGEST
+        self.word = self.word or _first(words, text, rows, sheet)
+        self.huge = self.huge or _first(large, text, rows, sheet)
+        if len(self.counts) < MOST_DISTINCT:
+            for item in text.drop_null().value_counts().to_pylist():
+                self.counts[item["values"]] += item["counts"]
+        numbers = values.drop_null().to_numpy(zero_copy_only=False)
+        self.numbers += len(numbers)
+        if words.any():  # dates are no numbers, and slow to look for
+            days = as_dates(text).drop_null().to_numpy(zero_copy_only=False)
+            self.dates += len(days)
+            self.first = float(days.min(initial=self.first))
+            self.final = float(days.max(initial=self.final))
+        if len(numbers):
+            self._measure(numbers)
+        if len(self.sample) < SAMPLE:
+            pairs = zip(text[:SAMPLE].to_pylist(), labels[:SAMPLE].to_pylist(), strict=True)
+            self.sample += [(v, y) for v, y in pairs if v is not None and y is not None]
+
+    def _measure(self, numbers: Array) -> None:
+        self.whole = self.whole and bool((numbers == np.round(numbers)).all())
+        steps = np.diff(np.concatenate([[self.last], numbers])) if self.numbers else numbers
+        self.ordered = self.ordered and bool((steps > 0).all())
+        self.last = float(numbers[-1])
+        self.low, self.high = min(self.low, numbers.min()), max(self.high, numbers.max())
+        self.size += float(np.abs(numbers).sum())
+
+    def kind(self, categorical: bool) -> Kind | Literal[""]:
+        """The type of the column here; empty where it has no value."""
+        if not self.present:
+            return ""
+        if categorical:
+            return "text"
+        if self.numbers == self.present:
+            return "number"
+        return "date" if self.dates == self.present else "text"
+
+    @property
+    def gaps(self) -> bool:
+        """Whether some value is missing."""
+        return self.rows > self.present
+
+    @property
+    def distinct(self) -> int:
+        """The number of distinct values, up to a limit."""
+        return len(self.counts)
+
+
+def _first(
+    marked: Array, text: pa.Array, rows: Array, sheet: Sheet
+) -> tuple[Sheet, int, str] | None:
+    """File, row and text of the first value that is marked."""
+    if not marked.any():
+        return None
+    place = int(np.argmax(marked))
+    return sheet, int(rows[place]), str(text[place].as_py())
+
+
+@dataclass
+class Contents:
+    """What the first pass collects from all files."""
+
+    options: TableOptions
+    sheets: tuple[Sheet, ...]
+    profiles: dict[str, dict[str, Profile]] = field(default_factory=dict)  # by site and column
+    files: dict[str, list[Sheet]] = field(default_factory=dict)
+    origins: dict[str, tuple[Path, str]] = field(  # "server" is the part that is no site
+        default_factory=lambda: {"server": (Path(), "")}
+    )
+    classes: dict[str, Counter[str]] = field(default_factory=dict)
+    stages: dict[str, Counter[str]] = field(default_factory=dict)
+
+
+def unusable(what: str, where: str | Path, remedy: str) -> UserError:
+    """The error for a file that cannot be used as it is."""
+    return UserError(what, str(where), remedy, EXIT_DATA_MISSING)
+
+
+def refuse_unknown_columns(known: Collection[str], options: TableOptions, who: str) -> None:
+    """Refuse an option that names a column that no file has, and a label that is ignored."""
+    for name in (*options.ignore, *options.keep, *options.categorical):
+        if name not in known:
+            raise UserError(f"no {who} has a column '{name}'", "[data]", nearest(name, known))
+    if options.label in options.ignore:
+        what = f"ignore names the label '{options.label}'"
+        raise UserError(what, "[data]", "take it out of ignore: the label is no input")
+
+
+def site_name(text: str) -> str:
+    """A name that can stand in file names and tables."""
+    return re.sub(r"[^\w.-]+", "-", text).strip("-") or "site"
+
+
+def profile_sheet(contents: Contents, sheet: Sheet) -> None:
+    """Add the rows of a file to the profiles of their sites."""
+    special = contents.options.special
+    for what, name in special.items():
+        if name not in sheet.columns:
+            remedy = nearest(name, sheet.columns)
+            raise unusable(f"no column '{name}' for the {what}", sheet.path, remedy)
+    total = 0
+    for batch in batches(sheet, contents.options.missing):
+        _refuse_gaps(sheet, batch, [*special.values()], total)
+        for raw, places in _rows_by_site(contents.options, sheet, batch):
+            name = site_name(raw)
+            origin = (Path() if sheet.site else sheet.path, raw)
+            if contents.origins.setdefault(name, origin) != origin:
+                remedy = "rename one of the files or sites"
+                raise unusable(f"two parts would be called '{name}'", sheet.path, remedy)
+            _add_rows(contents, sheet, name, batch.take(pa.array(places)), places + total)
+        total += len(batch)
+    if not total:
+        raise unusable("a header and no rows", sheet.path, "give a file with rows")
+
+
+def _rows_by_site(
+    options: TableOptions, sheet: Sheet, batch: pa.RecordBatch
+) -> Iterator[tuple[str, Array]]:
+    """The sites of a batch, each with the places of its rows."""
+    if not options.site:
+        yield sheet.site or site_name(sheet.path.stem), np.arange(len(batch))
+        return
+    coded = batch.column(options.site).dictionary_encode()
+    places = coded.indices.to_numpy(zero_copy_only=False)
+    for number, name in enumerate(coded.dictionary.to_pylist()):
+        yield str(name), np.flatnonzero(places == number)
+
+
+def _refuse_gaps(sheet: Sheet, batch: pa.RecordBatch, special: Sequence[str], before: int) -> None:
+    """Refuse a row without label, site or stage, by its line."""
+    for name in special:
+        column = batch.column(name)
+        if column.null_count:
+            place = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+            where, remedy = line_of(sheet, before + place), "give it one, or remove the row"
+            raise unusable(f"no value in the column '{name}'", where, remedy)
+
+
+def _add_rows(
+    contents: Contents, sheet: Sheet, site: str, batch: pa.RecordBatch, rows: Array
+) -> None:
+    options = contents.options
+    if sheet not in contents.files.setdefault(site, []):
+        contents.files[site].append(sheet)
+    labels = plain_labels(batch.column(options.label))
+    contents.classes.setdefault(site, Counter()).update(labels.to_pylist())
+    stages = [sheet.stage] * len(rows)
+    if options.stage:
+        stages = plain_labels(batch.column(options.stage)).to_pylist()
+    contents.stages.setdefault(site, Counter()).update(stages)
+    profiles = contents.profiles.setdefault(site, {})
+    for name in sheet.columns:
+        if name not in options.special.values() and name not in options.ignore:
+            column = batch.column(name)
+            profiles.setdefault(name, Profile()).add(column, labels, rows, sheet)
+
+
+def plain_labels(text: pa.Array) -> pa.Array:
+    """Labels as text; 1.0 is the label 1."""
+    return pc.replace_substring_regex(text, r"^(-?[0-9]+)\.0+$", r"\1")
+
+
+def natural(label: str) -> tuple[int, float, str]:
+    """The sort key of a label: numbers by size, before words."""
+    try:
+        return (0, float(label), label)
+    except ValueError:
+        return (1, 0.0, label)

@@ -1,0 +1,202 @@
+"""A survey of the user's own tables, before anything trains: sites, classes, columns, findings."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atoll.core.errors import UserError
+from atoll.core.options import build
+from atoll.data.own.columns import ENOUGH, Column, ColumnPlan, Finding, without_case
+from atoll.data.own.encoding import Block
+from atoll.data.own.profiles import (
+    Contents,
+    TableOptions,
+    natural,
+    profile_sheet,
+    refuse_unknown_columns,
+    site_name,
+    unusable,
+)
+from atoll.data.own.sheets import Sheet, opened
+
+__all__ = ["SiteSurvey", "Survey", "holds", "survey", "widths"]
+
+MOST_CLASSES = 1_000
+
+
+@dataclass(frozen=True)
+class SiteSurvey:
+    """What one site has."""
+
+    name: str
+    file: str
+    rows: int
+    classes: dict[str, int]  # rows of each class
+    stages: dict[str, int]  # rows of each stage
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All that `atoll inspect` shows, and the recipe that `load` follows."""
+
+    options: TableOptions
+    sheets: tuple[Sheet, ...]
+    sites: tuple[SiteSurvey, ...]
+    classes: tuple[str, ...]
+    stages: tuple[str, ...]
+    columns: tuple[Column, ...]
+    findings: tuple[Finding, ...]
+    crossing: tuple[str, ...]  # what sites disclose to each other before training, in sentences
+    blocks: tuple[Block, ...]
+
+
+def survey(**given: Any) -> Survey:
+    """Read the files once; every mistake in them is an error here."""
+    options = build(TableOptions, given, "[data]")
+    _refuse_contradictions(options)
+    sheets = tuple(_sheets(options))
+    _refuse_repeated(sheets)
+    refuse_unknown_columns({name for s in sheets for name in s.columns}, options, "site")
+    contents = Contents(options, sheets)
+    for sheet in sheets:
+        profile_sheet(contents, sheet)
+    sites = tuple(sorted(contents.profiles))
+    classes = sorted(set().union(*contents.classes.values()), key=natural)
+    stages = sorted(set().union(*contents.stages.values()), key=natural)
+    _refuse_label(contents, classes)
+    plan = ColumnPlan(contents, sites)
+    plan.make()
+    return Survey(
+        options,
+        sheets,
+        tuple(_site(contents, name) for name in sites),
+        tuple(classes),
+        tuple(stages) if stages != [""] else (),
+        tuple(plan.columns),
+        tuple(_findings(contents, sites, classes) + plan.findings),
+        tuple(plan.crossing(classes)),
+        tuple(plan.blocks),
+    )
+
+
+def _refuse_contradictions(options: TableOptions) -> None:
+    if not options.files or not options.label:
+        lacking = "files" if not options.files else "label"
+        remedy = 'write for example data = { files = ["a.csv", "b.csv"], label = "outcome" }'
+        raise UserError(f"no {lacking}", "[data]", remedy)
+    if options.label == options.site:
+        what = f"'{options.label}' is the label and the site"
+        raise UserError(what, "[data]", "choose another column for one of the two")
+    if options.site and (len(options.files) > 1 or isinstance(options.files, dict)):
+        raise UserError("a site column and several files", "[data]", "give one of the two")
+
+
+def _sheets(options: TableOptions) -> Iterator[Sheet]:
+    """The files, each with its site and stage where the options name them."""
+    if not isinstance(options.files, dict):
+        for file in options.files:
+            yield opened(Path(file), options.delimiter, options.encoding)
+        return
+    counts = {name: len(files) for name, files in options.files.items()}
+    few, many = min(counts, key=lambda n: counts[n]), max(counts, key=lambda n: counts[n])
+    if counts[few] != counts[many] or not counts[few]:
+        what = f"site '{few}' has {counts[few]} files and '{many}' has {counts[many]}"
+        raise UserError(what, "[data]", "give each site one file for each stage")
+    if options.stage and counts[few] > 1:
+        raise UserError("a stage column and a file a stage", "[data]", "give one of the two")
+    for name, files in options.files.items():
+        for number, file in enumerate(files, 1):
+            sheet = opened(Path(file), options.delimiter, options.encoding)
+            yield replace(sheet, site=name, stage=str(number) if len(files) > 1 else "")
+
+
+def _refuse_repeated(sheets: Sequence[Sheet]) -> None:
+    """Refuse a file that is given twice: the same rows would be learned from and tested on."""
+    seen = set()
+    for sheet in sheets:
+        path = sheet.path.resolve()
+        if path in seen:
+            what = "the same file is given twice"
+            if not sheet.site:
+                what = f"two parts would be called '{site_name(sheet.path.stem)}'"
+            raise unusable(what, sheet.path, "give each site, and each stage, a file of its own")
+        seen.add(path)
+
+
+def _refuse_label(contents: Contents, classes: Sequence[str]) -> None:
+    """Refuse a label that nothing can be learned from."""
+    where = f"column '{contents.options.label}'"
+    total = sum(counts.total() for counts in contents.classes.values())
+    if len(classes) < 2:
+        what = f"every row has the same label '{classes[0]}'"
+        raise unusable(what, where, "choose another label, or more rows")
+    if len(classes) > min(MOST_CLASSES, max(ENOUGH, total // 2)):
+        what = f"the label has {len(classes):,} different values in {total:,} rows"
+        raise unusable(what, where, "atoll predicts classes: choose or make a column")
+
+
+def _site(contents: Contents, name: str) -> SiteSurvey:
+    classes, stages = (
+        dict(sorted(counts[name].items(), key=lambda item: natural(item[0])))
+        for counts in (contents.classes, contents.stages)
+    )
+    files = ", ".join(str(sheet.path) for sheet in contents.files[name])
+    return SiteSurvey(name, files, sum(classes.values()), classes, stages)
+
+
+def _findings(contents: Contents, sites: Sequence[str], classes: Sequence[str]) -> list[Finding]:
+    """What is worth knowing of files, classes and the sizes of sites."""
+    findings = []
+    for sheet in contents.sheets:
+        if sheet.encoding not in ("", "utf-8") or sheet.delimiter not in ("", ","):
+            sign = {"\t": "tab"}.get(sheet.delimiter, sheet.delimiter)
+            comma = "; a decimal comma is read as a point" if sheet.comma else ""
+            what = f"{sheet.path.name} is {sheet.encoding} with '{sign}' between columns"
+            findings.append(Finding(what, f"read so{comma}"))
+    for name in sites:
+        absent = [c for c in classes if c not in contents.classes[name]]
+        if absent:
+            what = f"{name} has no row of class {', '.join(absent[:5])}"
+            findings.append(Finding(what, "its model can still predict that class"))
+    findings += _spellings(classes)
+    rows = [contents.classes[name].total() for name in sites]
+    if max(rows) > 10 * min(rows):
+        what = f"sites differ in size: {min(rows):,} to {max(rows):,} rows"
+        findings.append(Finding(what, "each counts the same unless weighting = 'rows'"))
+    return findings
+
+
+def _spellings(classes: Sequence[str]) -> Iterator[Finding]:
+    """Classes that differ in capitals or blanks alone."""
+    spellings: dict[str, list[str]] = {}
+    for name in classes:
+        spellings.setdefault(without_case(name), []).append(name)
+    for same in spellings.values():
+        if len(same) > 1:
+            names = " and ".join(repr(name) for name in same)
+            what = f"the classes {names} differ in capitals or blanks alone"
+            action = "separate classes; if they are one, use one spelling in the files"
+            yield Finding(what, action)
+
+
+def holds(plan: Survey) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """(sites, blocks): whether a site has a block."""
+    sites_of = {column.name: column.sites for column in plan.columns}
+    rows = [
+        [site.name == b.site if b.site else site.name in sites_of[b.column] for b in plan.blocks]
+        for site in plan.sites
+    ]
+    return np.array(rows)
+
+
+def widths(plan: Survey) -> tuple[int, dict[str, int]]:
+    """How many columns of numbers are common, and how many each site has of its own."""
+    held = holds(plan)
+    size, common = np.array([block.width for block in plan.blocks]), held.all(0)
+    own = {
+        s.name: int(size[mine & ~common].sum()) for s, mine in zip(plan.sites, held, strict=True)
+    }
+    return int(size[common].sum()), own

@@ -1,0 +1,78 @@
+"""Every client is a site of your own tables, tested on rows and columns of its own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from atoll.core.options import Fraction
+from atoll.core.rng import Stream
+from atoll.data import partition
+from atoll.data.dataset import Dataset
+from atoll.data.partition import Array
+from atoll.data.scenario import Holding, Scenario, Split
+
+__all__ = ["SPLIT", "Options", "own_sizes"]
+FEWEST: Final = 5  # rows of a site at a stage: to train, to validate and to test on
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the rows of each site are divided."""
+
+    train: Fraction = 0.6  # share of the rows to train on; train and valid leave the test rows
+    valid: Fraction = 0.2  # share of the rows to validate on
+
+
+def deal(dataset: Dataset, options: Options, seed: int) -> Scenario:
+    """One client for each site; its rows of each stage are partition.cut by class."""
+    partition.check_shares(options.train, options.valid)
+    layout, stream = dataset.layout, Stream.of(seed, "split", "files")
+    if layout is None:
+        raise partition.refusal(
+            f"'{dataset.name}' is not made of files", "give data = { files = [...] }"
+        )
+    common, stages = layout.held.all(0), layout.stages or ("all",)
+    holdings, tests = [], []
+    for number, (name, rows) in enumerate(partition.group_rows(dataset).items()):
+        parts = []
+        for stage, at in enumerate(stages):
+            mine = rows[layout.stage[rows] == stage]
+            _enough(name, at if layout.stages else "", len(mine))
+            take = partition.by_class(dataset.y, stream.child(name, stage).numpy())
+            parts.append(partition.cut(mine, options.train, options.valid, take))
+        own = np.flatnonzero(layout.held[number] & ~common)
+        holdings.append([Holding(part.train, part.valid, own) for part in parts])
+        tests.append([part.test for part in parts])
+    return partition.build_scenario(
+        dataset.groups, holdings, tests, tuple(stages), np.flatnonzero(common)
+    )
+
+
+def _enough(site: str, stage: str, count: int) -> None:
+    if count < FEWEST:
+        when = f" at stage '{stage}'" if stage else ""
+        raise partition.refusal(
+            f"site '{site}' has too few rows{when}: {count}",
+            f"a site needs {FEWEST} or more: add rows, or leave it out",
+        )
+
+
+def own_sizes(site: str, stages: Mapping[str, int], options: Options) -> Array:
+    """The numbers of training, validation and test rows of a site: (stages, 3).
+
+    As `deal` divides them, computed from the numbers of rows without reading the file.
+    """
+    partition.check_shares(options.train, options.valid)
+    sizes = []
+    for number, (stage, count) in enumerate(stages.items()):
+        _enough(site, stage, count)
+        pool, train = round((options.train + options.valid) * count), round(options.train * count)
+        partition.check_training(site, number, train)
+        partition.check_tests(site, stage or "all", count - pool)
+        sizes.append((train, pool - train, count - pool))
+    return np.array(sizes)
+
+
+SPLIT = Split(Options, deal)

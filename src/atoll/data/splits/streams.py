@@ -1,0 +1,56 @@
+"""Every client is one of your own files of texts, and its tasks are the stages of the file."""
+
+from dataclasses import dataclass
+
+from atoll.core.options import Fraction
+from atoll.core.rng import Stream
+from atoll.data import partition
+from atoll.data.dataset import Dataset
+from atoll.data.partition import Array
+from atoll.data.scenario import Holding, Scenario, Split
+
+__all__ = ["SPLIT", "Options"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the rows of each task are divided."""
+
+    train: Fraction = 0.6  # share of the rows to train on; train and valid leave the test rows
+    valid: Fraction = 0.2  # share of the rows to validate on
+
+
+def deal(dataset: Dataset, options: Options, seed: int) -> Scenario:
+    """One client for each file, one task for each of its stages; rows are cut by class."""
+    partition.check_shares(options.train, options.valid)
+    if dataset.stage is None:
+        what = f"'{dataset.name}' is not made of your own texts"
+        raise partition.refusal(
+            what, "give data = { files = [...], text = ... }, or use split = 'tasks'"
+        )
+    groups = list(partition.group_rows(dataset).values())
+    stream, ids = Stream.of(seed, "split", "streams"), partition.client_ids(len(groups))
+    test_share = 1 - options.train - options.valid
+    holdings: list[list[Holding]] = []
+    tests: list[list[Array]] = []
+    for id, mine in zip(ids, groups, strict=True):
+        holdings.append([])
+        tests.append([])
+        for number, name in enumerate(dataset.stages):
+            rows = mine[dataset.stage[mine] == number]
+            if not len(rows):
+                what = f"client '{id}' has no rows for stage '{name}'"
+                raise partition.refusal(
+                    what, "give every file rows of every stage, or leave the stage out"
+                )
+            take = partition.by_class(dataset.y, stream.child(id, name).numpy(), keep=1)
+            test, pool = take(rows, round(test_share * len(rows)))
+            valid, train = take(pool, round(options.valid * len(rows)))
+            holdings[-1].append(Holding(train, valid, partition.NONE))
+            tests[-1].append(test)
+    return partition.build_scenario(
+        ids, holdings, tests, dataset.stages, partition.all_columns(dataset)
+    )
+
+
+SPLIT = Split(Options, deal)

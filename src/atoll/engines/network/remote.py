@@ -1,0 +1,252 @@
+"""The engine between sites: carries packets over NVFlare and looks after sites that take long."""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from nvflare.collab import CollabCallError
+
+from atoll import methods
+from atoll.core import VERSION
+from atoll.core.errors import BadMessageError, ClientFailedError, UserError
+from atoll.core.federation import Moment, actions, kinds
+from atoll.core.messages import Packet, Tensors, opened, pack
+from atoll.core.options import build
+from atoll.core.record import Score, Snapshot, read_checkpoint, read_events
+from atoll.data.own.agreement import Agree, Agreed, Offer, Offered, Plan, common, planned
+from atoll.data.own.tables import TableOptions
+from atoll.engines.network.policy import Finish
+from atoll.learning.weights import without
+from atoll.runs.config import RunConfig, to_toml
+
+__all__ = ["Party", "Remote", "SiteLostError", "packet_bytes"]
+
+PING_SECONDS = 2.0  # between looks at sites that have not answered yet
+PING_TIMEOUT = 5.0
+TRIES = 3  # of one question to a site that is there
+MISFORMED = "its answer is not of the agreed form"
+
+
+class SiteLostError(Exception):
+    """A site that was there and does not answer any more; the run can go on when it is back."""
+
+    def __init__(self, site: str, reason: str) -> None:
+        super().__init__(f"site {site} was lost: {reason}")
+        self.site, self.reason = site, reason
+
+
+def packet_bytes(packet: Packet) -> dict[str, Any]:
+    """A packet as NVFlare carries it."""
+    return {"header": packet.header, "block": packet.block}
+
+
+@dataclass
+class Party:
+    """What the coordinator knows of a site."""
+
+    name: str
+    client: str  # its id in the run
+    proxy: Any = None  # None where it is away
+    doing: str = ""
+    seen: float = 0.0  # when it gave the last sign of life; 0 for never
+    sent: int = 0  # bytes to it
+    received: int = 0  # bytes from it
+    excluded: str = ""  # when and why its answers were left out last
+
+
+@dataclass
+class Remote:
+    """The engine: carries packets to sites and looks after those that take long."""
+
+    config: RunConfig
+    parties: Mapping[str, Party]  # by the client's id
+    deadline: float  # seconds that one exchange may take
+    silence: float  # seconds without a sign of life after which a site counts as lost
+    tell: Callable[[], None]  # called when something is to be shown
+    at_least: int = 0
+    _number: int = 0
+    _run: str = ""
+
+    def __post_init__(self) -> None:
+        """A thread for every question, and one for a look at who answers it."""
+        self._pool = ThreadPoolExecutor(2 * len(self.parties))
+
+    def agreement(self, run: str) -> Plan:
+        """Let sites with own tables agree on columns; only hashes, types and levels come here."""
+        given = {key: value for key, value in self.config.data.items() if key != "name"}
+        options = build(TableOptions, given, "[data]")
+        about = {"run": run, "config": to_toml(self.config)}
+        offer = pack(Offer(run))
+        asked = {id: {**about, "client": id, **packet_bytes(offer)} for id in self.present}
+        offers = self._told("offer", asked, Offered)
+        columns = pack(Agree(common(offers, options)))
+        agreed = self._told("agree", {id: packet_bytes(columns) for id in self.present}, Agreed)
+        return planned(run, offers, agreed, options)
+
+    def _told(self, what: str, asked: Mapping[str, dict[str, Any]], kind: type) -> dict[str, Any]:
+        """Messages that sites with own tables give, in the order of the run's files."""
+        replies = self._ask(what, asked)
+        order = [Path(file).stem for file in self.config.data["files"]]
+        ids = sorted(replies, key=lambda id: (order.index(id) if id in order else len(order), id))
+        return {id: self._opened(id, replies[id], kind).message for id in ids}
+
+    def prepare(self, run: str, plan: Plan | None) -> dict[str, str]:
+        """Make all sites ready for a run; the fingerprints of their data."""
+        about = {
+            "run": run, "config": to_toml(self.config), "clients": sorted(self.parties),
+            "plan": json.dumps(asdict(plan)) if plan else "",
+        }  # fmt: skip
+        self._run = run
+        replies = self._ask("prepare", {id: {**about, "client": id} for id in self.present})
+        for id, reply in replies.items():
+            if not isinstance(reply.get("data"), str):
+                raise BadMessageError(id, MISFORMED)
+        return {id: reply["data"] for id, reply in replies.items()}
+
+    @property
+    def present(self) -> list[str]:
+        """The clients whose sites are there."""
+        return [id for id in sorted(self.parties) if self.parties[id].proxy is not None]
+
+    def carry(
+        self, action: str, moment: Moment, packets: Mapping[str, Packet]
+    ) -> Mapping[str, Packet]:
+        """Bring each packet to its site and bring back the answers; those away give none."""
+        self._number += 1
+        kind = kinds(actions(methods.load(self.config.method["name"]).client)[action])[1]
+        when, asked = [moment.stage, moment.round, moment.rounds], {}
+        for id in (id for id in self.present if id in packets):
+            packet = packets[id]
+            packet = pack(packet.message) if packet.message is not None else packet
+            asked[id] = {
+                "run": self._run, "number": self._number, "action": action, "moment": when,
+                "header": packet.header, "block": packet.block,
+            }  # fmt: skip
+            self.parties[id].sent += packet.size
+        replies = self._ask("handle", asked, action)
+        return {id: self._carried(id, reply, kind) for id, reply in replies.items()}
+
+    def _carried(self, id: str, reply: Mapping[str, Any], kind: type) -> Packet:
+        """An answer; one that cannot be decoded is passed on for the server's half to refuse."""
+        try:
+            return self._opened(id, reply, kind)
+        except BadMessageError:
+            parts = [reply.get(name) for name in ("header", "block")]
+            header, block = (part if isinstance(part, bytes) else b"" for part in parts)
+            return Packet(header, block, 0, len(header) + len(block), ())
+
+    def _opened(self, id: str, reply: Mapping[str, Any], kind: type) -> Packet:
+        header, block = reply.get("header"), reply.get("block")
+        if not isinstance(header, bytes) or not isinstance(block, bytes):
+            raise BadMessageError(id, "its answer is not made of bytes")
+        self.parties[id].received += len(header) + len(block)
+        return opened(header, block, kind, id)
+
+    def finish(self, folder: Path) -> None:
+        """Give every site what it needs to predict by itself: the shared state, its own scores."""
+        tensors = read_checkpoint(folder)[0]
+        state = {name: torch.from_numpy(array) for name, array in tensors.items()}
+        scores = [e for e in read_events(folder) if isinstance(e, Score)]
+        about, asked = (folder / "facts.json").read_text(), {}
+        for id in self.present:
+            own = "".join(
+                json.dumps({"event": "score", **vars(e)}) + "\n" for e in scores if e.client == id
+            )
+            asked[id] = packet_bytes(pack(Finish.of(without("server", state), own, about)))
+        self._ask("finish", asked)
+
+    def states(self, place: str) -> dict[str, Tensors]:
+        """Let every site keep its client's memory; nothing of it comes here."""
+        self._ask("keep", {id: {"place": place} for id in self.present})
+        return {}
+
+    def restore(self, states: Mapping[str, Tensors], place: str) -> None:
+        """Let every site go back to what it kept."""
+        replies = self._ask("restore", {id: {"place": place} for id in self.present})
+        for id, reply in replies.items():
+            if not reply.get("there") and not self.at_least:
+                name = self.parties[id].name
+                raise UserError(
+                    f"site {name} has no memory of round {place}", name,
+                    "give it back its store, or start the run anew in another folder",
+                )  # fmt: skip
+
+    def snapshots(self, moment: Moment) -> list[Snapshot]:
+        """Let every site keep what it sees of itself; nothing of it comes here."""
+        when = [moment.stage, moment.round, moment.rounds]
+        self._ask("snapshot", {id: {"moment": when} for id in self.present})
+        return []
+
+    def _ask(
+        self, what: str, asked: Mapping[str, dict[str, Any]], doing: str = ""
+    ) -> dict[str, dict[str, Any]]:
+        """One exchange: all at once, each answer checked, those that wait looked after."""
+        began = looked = time.monotonic()
+        waiting: dict[Future[Any], str] = {}
+        for id, arguments in asked.items():
+            self.parties[id].doing = doing or what
+            self.parties[id].seen = time.time()
+            waiting[self._pool.submit(self._call, id, what, arguments)] = id
+        replies: dict[str, dict[str, Any]] = {}
+        self.tell()
+        while waiting:
+            done, _ = wait(waiting, PING_SECONDS, FIRST_COMPLETED)
+            for one in done:
+                id = waiting.pop(one)
+                replies[id] = self._checked(id, what, doing or what, one.result())
+            if waiting and time.monotonic() - looked > PING_SECONDS:
+                self._look_after(waiting.values(), doing or what, time.monotonic() - began)
+                looked = time.monotonic()
+        return {id: replies[id] for id in sorted(replies)}
+
+    def _call(self, id: str, what: str, arguments: dict[str, Any]) -> Any:
+        """A question to one site; asked again where the way there failed but the site is there."""
+        party = self.parties[id]
+        for left in reversed(range(TRIES)):
+            try:
+                return getattr(party.proxy(timeout=self.deadline), what)(**arguments)
+            except CollabCallError as error:
+                if not left or not self._ping(party):
+                    raise SiteLostError(party.name, f"{type(error).__name__} in {what}") from error
+        raise AssertionError
+
+    def _ping(self, party: Party) -> bool:
+        with suppress(CollabCallError):
+            party.proxy(timeout=PING_TIMEOUT).ping()
+            party.seen = time.time()
+            return True
+        return False
+
+    def _look_after(self, ids: Iterable[str], doing: str, seconds: float) -> None:
+        for id in ids:
+            party = self.parties[id]
+            self._ping(party)
+            if time.time() - party.seen > self.silence:
+                raise SiteLostError(party.name, f"silent for {self.silence:.0f} s in {doing}")
+            if seconds > self.deadline:
+                raise SiteLostError(party.name, f"no answer to {doing} in {self.deadline:.0f} s")
+        self.tell()
+
+    def _checked(self, id: str, what: str, doing: str, reply: Any) -> dict[str, Any]:
+        party = self.parties[id]
+        party.doing, party.seen = "", time.time()
+        self.tell()
+        if not isinstance(reply, dict):
+            if what == "handle":
+                return {}  # like an answer that cannot be decoded: the server's half refuses it
+            raise BadMessageError(id, MISFORMED)
+        version = str(reply.get("version", VERSION))[:40]
+        if version != VERSION:
+            reason = f"it has atoll {version} and the coordinator {VERSION}; install the same"
+            raise ClientFailedError(party.name, doing, reason)
+        if reply.get("ok") is not True:
+            kind = "refused" if reply.get("kind") == "refused" else "failed"
+            reason = str(reply.get("reason"))[:300]
+            raise ClientFailedError(party.name, doing, f"{kind} there: {reason}")
+        return reply

@@ -1,0 +1,90 @@
+"""A second column that reads the hidden layers of an MLP through lateral weights.
+
+Letters follow section b of the CHFL specification: z_c and z_u are the layer outputs of column one
+and column two, U are the lateral weights, mu is their strength. Layers count from 0. A bank is
+several second columns that read the same column one: their weights, and mu, have one more axis in
+front. In both cases weights may have further axes in front, one for each client.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from atoll.core.rng import Stream
+from atoll.learning.models import draw_linear, linear, outputs
+from atoll.learning.weights import without
+
+__all__ = [
+    "bank_of",
+    "concat_logits",
+    "correct_rows",
+    "draw_laterals",
+    "joint_logits",
+    "lateral_column",
+    "member",
+]
+
+
+def draw_laterals(sizes: Sequence[int], stream: Callable[[int], Stream]) -> dict[str, Tensor]:
+    """The first lateral weights into layers of these sizes, each from a stream of its own."""
+    weights = {}
+    for i, (below, above) in enumerate(pairwise(sizes), 1):
+        (weights[f"lateral{i}"],) = draw_linear(above, below, stream(i), bias=False)
+    return weights
+
+
+def bank_of(column: Mapping[str, Tensor], strengths: Sequence[float]) -> dict[str, Tensor]:
+    """A bank in which every strength has the same first weights; mu stands among them."""
+    count = len(strengths)
+    bank = {f"unique/{n}": w.expand(count, *w.shape).contiguous() for n, w in column.items()}
+    return bank | {"mu": torch.tensor(strengths)[:, None, None]}
+
+
+def member(bank: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
+    """One second column of a bank and its mu, copied."""
+    column = {n: w[number].clone() for n, w in bank.items() if n.startswith("unique/")}
+    return column | {"mu": bank["mu"][number, 0, 0]}
+
+
+def lateral_column(
+    weights: Mapping[str, Tensor], own: Tensor, z_c: list[Tensor], mu: Tensor
+) -> Tensor:
+    """z_u of the last layer: the logits that column two adds (eq. 6).
+
+    weights: weight0, bias0, ..., and lateral1, ... (U of layers 1 to the last).
+    """
+    z_u, depth = own, len(z_c)
+    for i in range(depth):
+        z = linear(z_u, weights[f"weight{i}"], weights[f"bias{i}"])
+        if i > 0:
+            z = linear(mu * _broadcast(z_c[i - 1], mu), weights[f"lateral{i}"], plus=z)
+        z_u = torch.relu(z) if i < depth - 1 else z
+    return z_u
+
+
+def joint_logits(weights: Mapping[str, Tensor], own: Tensor, z_c: list[Tensor]) -> Tensor:
+    """z_c + z_u of the last layer: the logits of both columns (eq. 7)."""
+    z_u = lateral_column(without("unique", weights), own, z_c, weights["mu"])
+    return _broadcast(z_c[-1], weights["mu"]) + z_u
+
+
+def _broadcast(z: Tensor, mu: Tensor) -> Tensor:
+    """An output of column one with an axis for the bank, where mu is that of a bank."""
+    return z.unsqueeze(-3) if mu.dim() > 2 else z
+
+
+def concat_logits(weights: Mapping[str, Tensor], own: Tensor, z: Tensor, how: str) -> Tensor:
+    """The logits of the concatenation baseline: an MLP on F_theta_c(x_c) and the own columns."""
+    common = torch.softmax(z, -1) if how == "prob" else z
+    column = without("concat", weights)
+    return outputs(column, torch.cat([common, own], -1), len(column) // 2)[-1]
+
+
+def correct_rows(logits: Sequence[Tensor], bank: Tensor | None, y: Tensor) -> Tensor:
+    """Which rows each model gets right: (models, rows); those of a bank after the first model."""
+    stacked = [z.unsqueeze(-3) for z in logits]
+    if bank is not None:
+        stacked.insert(1, bank)
+    return torch.cat(stacked, -3).argmax(-1) == y.unsqueeze(-2)

@@ -1,0 +1,1 @@
+"""Numbers from scores: accuracy and forgetting, and the statistics of comparisons."""

@@ -1,0 +1,233 @@
+"""Is one model better than another? Paired comparisons with intervals. Needs no torch.
+
+Every comparison pairs two models on the same test rows. The gain is a mean over these rows, or a
+difference of two AUROCs, and always "first minus second, larger is better". Without groups:
+
+| metric | interval | p-value |
+|---|---|---|
+| accuracy | score interval for paired proportions (Tango, 1998) | mid-p McNemar |
+| AUROC | DeLong, DeLong and Clarke-Pearson, 1988 | the same, normal |
+| losses of rows | paired t | paired t |
+
+With groups (several rows of one patient) the group is the unit: the variance is that of groups,
+and the quantile is that of t with one degree of freedom less than there are groups.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import optimize, stats
+
+__all__ = [
+    "LEVEL",
+    "Comparison",
+    "compare_accuracy",
+    "compare_auroc",
+    "compare_losses",
+    "compare_over_seeds",
+    "compare_over_splits",
+    "holm",
+    "rows_needed",
+]
+
+Array = np.ndarray[Any, Any]
+LEVEL = 0.95  # of every interval, unless several comparisons share it
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The gain of one model over another on the same rows."""
+
+    gain: float
+    error: float  # standard error of the gain
+    low: float
+    high: float
+    p: float  # two-sided, of no gain
+    units: int  # rows, or groups where rows are grouped
+    freedom: float = math.inf  # degrees of freedom of the interval; inf: normal
+
+
+def compare_accuracy(
+    first: Array, second: Array, groups: Array | None = None, level: float = LEVEL
+) -> Comparison:
+    """Compare two models that are right (True) or wrong (False) on the same rows."""
+    first, second = np.asarray(first, bool), np.asarray(second, bool)
+    if groups is not None:
+        return _compare_groups(first.astype(float) - second, groups, level)
+    rows = len(first)
+    only_first = int((first & ~second).sum())
+    only_second = int((second & ~first).sum())
+    gain = (only_first - only_second) / rows
+    error = math.sqrt(max(0.0, (only_first + only_second) / rows - gain**2) / rows)
+    low, high = tango(only_first, only_second, rows, level)
+    return Comparison(gain, error, low, high, mid_p(only_first, only_second), rows)
+
+
+def tango(
+    only_first: int, only_second: int, rows: int, level: float = LEVEL
+) -> tuple[float, float]:
+    """The score interval for a difference of paired proportions (Tango, 1998).
+
+    It is the set of differences that the score test does not reject. The counts are those of rows
+    on which one model alone is right.
+    """
+    quantile = float(stats.norm.ppf((1 + level) / 2))
+    gain = (only_first - only_second) / rows
+
+    def excess(difference: float, sign: int) -> float:
+        return sign * _score(difference, only_first, only_second, rows) - quantile
+
+    low, high = -1.0, 1.0
+    if excess(-1 + 1e-12, 1) > 0 and gain > -1:
+        low = float(optimize.brentq(excess, -1 + 1e-12, gain, args=(1,), xtol=1e-12))
+    if excess(1 - 1e-12, -1) > 0 and gain < 1:
+        high = float(optimize.brentq(excess, gain, 1 - 1e-12, args=(-1,), xtol=1e-12))
+    return low, high
+
+
+def _score(difference: float, only_first: int, only_second: int, rows: int) -> float:
+    """The score statistic of a difference; Tango's equation for the restricted estimate."""
+    a = 2 * rows
+    b = (2 * rows - only_first + only_second) * difference - only_first - only_second
+    c = -only_second * difference * (1 - difference)
+    share = (math.sqrt(max(0.0, b * b - 4 * a * c)) - b) / (2 * a)
+    variance = rows * (2 * share + difference * (1 - difference))
+    distance = only_first - only_second - rows * difference
+    if variance <= 0:
+        return 0.0 if distance == 0 else math.copysign(math.inf, distance)
+    return distance / math.sqrt(variance)
+
+
+def mid_p(only_first: int, only_second: int) -> float:
+    """The two-sided mid-p value of McNemar's test."""
+    total = only_first + only_second
+    if total == 0:
+        return 1.0
+    smaller = min(only_first, only_second)
+    tail = stats.binom.cdf(smaller, total, 0.5) - 0.5 * stats.binom.pmf(smaller, total, 0.5)
+    return float(min(1.0, 2 * tail))
+
+
+def compare_losses(
+    first: Array, second: Array, groups: Array | None = None, level: float = LEVEL
+) -> Comparison:
+    """Compare two models by a loss of each row, such as the Brier score: smaller is better."""
+    gains = np.asarray(second, float) - np.asarray(first, float)
+    if groups is not None:
+        return _compare_groups(gains, groups, level)
+    rows = len(gains)
+    return _by_t(float(gains.mean()), float(gains.std(ddof=1)) / math.sqrt(rows), rows, level)
+
+
+def _compare_groups(gains: Array, groups: Array, level: float) -> Comparison:
+    """A mean over rows whose groups are independent: the variance of a ratio, by jackknife."""
+    names, places = np.unique(np.asarray(groups), return_inverse=True)
+    sums = np.bincount(places, gains, len(names))
+    sizes = np.bincount(places, minlength=len(names)).astype(float)
+    gain = sums.sum() / sizes.sum()
+    without = (sums.sum() - sums) / (sizes.sum() - sizes)  # the mean without each group
+    count = len(names)
+    error = math.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum())
+    return _by_t(float(gain), error, count, level)
+
+
+def _by_t(
+    gain: float, error: float, units: int, level: float, freedom: float | None = None
+) -> Comparison:
+    freedom = units - 1 if freedom is None else freedom
+    half = float(stats.t.ppf((1 + level) / 2, freedom)) * error
+    p = float(2 * stats.t.sf(abs(gain) / error, freedom)) if error > 0 else float(gain == 0)
+    return Comparison(gain, error, gain - half, gain + half, p, units, freedom)
+
+
+def compare_auroc(
+    labels: Array, first: Array, second: Array, groups: Array | None = None, level: float = LEVEL
+) -> Comparison:
+    """Compare the AUROCs of two scores of the same rows (DeLong et al., 1988).
+
+    With groups the same influence values are summed by group (Obuchowski, 1997).
+    """
+    labels = np.asarray(labels, bool)
+    one, other = _placements(labels, np.asarray(first)), _placements(labels, np.asarray(second))
+    gain = float(one[labels].mean() - other[labels].mean())
+    influence = one - other
+    positives, negatives = int(labels.sum()), int((~labels).sum())
+    influence[labels] = (influence[labels] - influence[labels].mean()) / positives
+    influence[~labels] = (influence[~labels] - influence[~labels].mean()) / negatives
+    if groups is None:
+        variance = sum(
+            float((influence[part] ** 2).sum()) * count / (count - 1)
+            for part, count in ((labels, positives), (~labels, negatives))
+        )
+        return _by_t(gain, math.sqrt(variance), len(labels), level, min(positives, negatives) - 1)
+    names, places = np.unique(np.asarray(groups), return_inverse=True)
+    sums = np.bincount(places, influence, len(names))
+    error = math.sqrt(len(names) / (len(names) - 1) * float((sums**2).sum()))
+    smaller = min(len(np.unique(places[part])) for part in (labels, ~labels))
+    return _by_t(gain, error, len(names), level, smaller - 1)
+
+
+def _placements(labels: Array, scores: Array) -> Array:
+    """For each row the share of rows of the other class that it is ordered rightly against."""
+    ranks = stats.rankdata(scores)
+    result = np.empty(len(scores))
+    positives, negatives = int(labels.sum()), int((~labels).sum())
+    result[labels] = (ranks[labels] - stats.rankdata(scores[labels])) / negatives
+    result[~labels] = 1 - (ranks[~labels] - stats.rankdata(scores[~labels])) / positives
+    return result
+
+
+def compare_over_seeds(gains: Array, level: float = LEVEL) -> Comparison:
+    """Rows and seeds as crossed random factors: `gains` is (seeds, rows) on one fixed test set.
+
+    The variance of the grand mean is (MS_seeds + MS_rows - MS_rest) / (seeds * rows), never below
+    either factor alone; degrees of freedom by Satterthwaite.
+    """
+    gains = np.asarray(gains, float)
+    seeds, rows = gains.shape
+    gain = float(gains.mean())
+    by_seed, by_row = gains.mean(1), gains.mean(0)
+    rest = gains - by_seed[:, None] - by_row[None, :] + gain
+    squares = {
+        "seeds": rows * float(by_seed.var(ddof=1)),
+        "rows": seeds * float(by_row.var(ddof=1)),
+        "rest": float((rest**2).sum()) / ((seeds - 1) * (rows - 1)),
+    }
+    total = max(squares["seeds"] + squares["rows"] - squares["rest"], squares["rows"])
+    if total == 0:
+        return _by_t(gain, 0.0, rows, level)
+    parts = squares["seeds"] ** 2 / (seeds - 1) + squares["rows"] ** 2 / (rows - 1)
+    parts += squares["rest"] ** 2 / ((seeds - 1) * (rows - 1))
+    return _by_t(gain, math.sqrt(total / (seeds * rows)), rows, level, total**2 / parts)
+
+
+def compare_over_splits(
+    gains: Sequence[float], train_rows: int, test_rows: int, level: float = LEVEL
+) -> Comparison:
+    """Gains of seeds that each redraw the split of the same rows (Nadeau and Bengio, 2003)."""
+    values = np.asarray(gains, float)
+    count = len(values)
+    variance = (1 / count + test_rows / train_rows) * float(values.var(ddof=1))
+    return _by_t(float(values.mean()), math.sqrt(variance), count, level)
+
+
+def rows_needed(discordant: float, margin: float, level: float = LEVEL, power: float = 0.8) -> int:
+    """Test rows that detect an accuracy gain of the margin, at this share of discordant rows."""
+    discordant = max(discordant, margin)
+    wanted = float(stats.norm.ppf((1 + level) / 2)) * math.sqrt(discordant)
+    reached = float(stats.norm.ppf(power)) * math.sqrt(max(0.0, discordant - margin**2))
+    return math.ceil(((wanted + reached) / margin) ** 2)
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """P-values adjusted for their number (Holm, 1979), in the order given."""
+    order = sorted(range(len(values)), key=lambda place: values[place])
+    adjusted = [0.0] * len(values)
+    largest = 0.0
+    for step, place in enumerate(order):
+        largest = max(largest, min(1.0, (len(values) - step) * values[place]))
+        adjusted[place] = largest
+    return adjusted

@@ -1,0 +1,54 @@
+"""Does joining help? A verdict from comparisons, in words. Needs no torch.
+
+The margin is set before a run. A verdict is never stronger than the interval that is shown: both
+have the same level, and several sites share it (Bonferroni).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from atoll.metrics.statistics import LEVEL, Comparison
+
+__all__ = ["MARGIN", "Verdict", "judge", "shared_level"]
+
+MARGIN = 0.02  # a smaller gain is not worth the effort
+Kind = Literal["helps", "hurts", "no difference", "cannot tell"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the test rows say about joining."""
+
+    kind: Kind
+    text: str
+
+
+def shared_level(sites: int, level: float = LEVEL) -> float:
+    """The level of each of several intervals that together have this level (Bonferroni)."""
+    return 1 - (1 - level) / max(1, sites)
+
+
+def judge(
+    gain: Comparison,
+    joined: Comparison,
+    alone: Comparison,
+    margin: float = MARGIN,
+    needed: str = "more test rows",
+) -> Verdict:
+    """Decide from the gain of joining, and from each model's gain over guessing.
+
+    Guessing is the majority class, an AUROC of 0.5, or the mean. `needed` names what would decide
+    a case that is open: a number of test rows, or more seeds.
+    """
+    points = f"{100 * margin:g} points"
+    if joined.low <= 0 and alone.low <= 0:
+        return Verdict("cannot tell", "cannot tell: neither model beats guessing")
+    if gain.low > 0 and joined.low <= 0:
+        return Verdict("cannot tell", "cannot tell: the joined model does not beat guessing")
+    if gain.low > 0:
+        return Verdict("helps", f"helps, by less than {points}" if gain.high < margin else "helps")
+    if gain.high < 0:
+        return Verdict("hurts", f"hurts, by less than {points}" if gain.low > -margin else "hurts")
+    if -margin < gain.low and gain.high < margin:
+        return Verdict("no difference", f"no difference larger than {points}")
+    return Verdict("cannot tell", f"cannot tell: needs {needed}")

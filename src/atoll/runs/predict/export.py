@@ -1,0 +1,71 @@
+"""A final model as files: weights as safetensors, and a card that says what it reads."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+from atoll.core.federation import SERVER
+from atoll.core.outputs import may_write
+from atoll.core.record import disk_errors, write_whole
+from atoll.metrics.scores import client_accuracy, primary
+from atoll.runs.predict import parties, tables
+from atoll.runs.predict.model import Predictor
+from atoll.runs.result import plain
+
+__all__ = ["export"]
+
+
+def reads(predictor: Predictor) -> dict[str, Any]:
+    """How files become what the model reads, for the card."""
+    recipe = predictor.recipe
+    if predictor.site == SERVER:
+        return {"classes": recipe["classes"], "embeddings": list(recipe["sites"])}
+    about, config = predictor.about, predictor.config
+    card = {"classes": recipe["classes"], "called": about.get("called", predictor.site)}
+    if predictor.kind == "image":
+        number = list(recipe["sites"]).index(predictor.site)
+        network = config.models[number] if config.models else config.model_options().name
+        card |= {"network": network, "shape": recipe["shape"], "scale": config.scale}
+    if predictor.kind == "text":
+        task = predictor.run.facts["tasks"][predictor.task_number]
+        card |= {"task": task, "words": recipe["words"], "vectors": predictor.run.facts["vectors"]}
+    if predictor.kind == "table" or predictor.vertical:
+        card |= {"common": recipe.get("common", []), "own": about["own"]}
+        card["scaling"] = about.get("scaling")  # None: columns as the run scaled them
+    if "blocks" in recipe or "parties" in recipe:
+        of_party = "parties" in recipe
+        own = parties.blocks(recipe, predictor.site) if of_party else tables.blocks(predictor)
+        card["reads"] = [dataclasses.asdict(block) for block in own]
+        card["columns"] = [name for block in own for name in block.names]
+    return card
+
+
+def export(predictor: Predictor, out: Path, crossed: str) -> Path:
+    """Write a model and its card; `crossed` says what left the site in the run."""
+    weights = {n: np.asarray(t.cpu().numpy(), order="C") for n, t in predictor.model.items()}
+    run, variant = predictor.run, predictor.chosen
+    result = primary(run.events, variant, run.facts["known_at"])
+    card = {
+        "method": run.config["method"],
+        "variant": variant,
+        "model": run.config["model"],
+        "site": predictor.site,
+        **reads(predictor),
+        "data": run.facts["data"],
+        "accuracy": client_accuracy(result).get(predictor.site),
+        "metrics_of_all_sites": run.metrics[variant],
+        "what_left_the_site": crossed,
+        "atoll": run.facts["atoll"],
+    }
+    with disk_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+    may_write(out / "card.json", [], [run.folder], lambda head: b'"what_left_the_site"' in head)
+    for name in ("model.safetensors", "model.onnx"):
+        may_write(out / name, [], [run.folder], lambda _: (out / "card.json").exists())
+    write_whole(out / "model.safetensors", save(weights))
+    write_whole(out / "card.json", json.dumps(plain(card), indent=1).encode() + b"\n")
+    return out

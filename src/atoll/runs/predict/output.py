@@ -1,0 +1,91 @@
+"""Predictions as a CSV file: one line a row, with the class and every probability."""
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from atoll.core.outputs import may_write
+from atoll.core.record import disk_errors
+from atoll.core.storage import temporary_name
+
+__all__ = ["Predicted", "Writer", "writing"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Predicted:
+    """What came of a file: how many rows, how many right where the label is known, and remarks."""
+
+    rows: int = 0
+    judged: int = 0  # rows whose label is a class of the model
+    right: int | None = None  # of these; none where there are none
+    unlabelled: int = 0  # rows of a file with labels that have none
+    foreign: int = 0  # rows whose label is no class of the model
+    unseen: dict[str, int] = field(default_factory=dict)  # column -> values that no row had
+    absent: tuple[str, ...] = ()  # columns that the file lacks
+    lacking: dict[str, list[str]] = field(default_factory=dict)  # parties' file -> ids not in it
+
+    def judge(
+        self, guesses: Sequence[str], labels: Sequence[str | None], classes: Sequence[str]
+    ) -> None:
+        """Count what is right, where the label is one of the classes."""
+        for guess, label in zip(guesses, labels, strict=True):
+            if label is None:
+                self.unlabelled += 1
+            elif label not in classes:
+                self.foreign += 1
+            else:
+                self.judged += 1
+                self.right = (self.right or 0) + (guess == label)
+
+
+@dataclass
+class Writer:
+    """Writes lines of predictions and counts them."""
+
+    file: TextIO
+    classes: Sequence[str]
+    counts: Predicted
+
+    def add(
+        self, names: Sequence[Any], probabilities: Array, labels: Sequence[str | None] | None
+    ) -> None:
+        """Write a line for each name; with labels, count what is right."""
+        lines = csv.writer(self.file, lineterminator="\n")
+        guesses = [self.classes[place] for place in probabilities.argmax(1)]
+        for name, guess, row in zip(names, guesses, probabilities, strict=True):
+            lines.writerow([name, guess, *(f"{p:.6f}" for p in row)])
+        self.counts.rows += len(names)
+        if labels is not None:
+            self.counts.judge(guesses, labels, self.classes)
+
+
+@contextmanager
+def writing(
+    out: Path, first: str, recipe: Mapping[str, Any], inputs: Sequence[Path], run: Path
+) -> Iterator[Writer]:
+    """A file of predictions, there whole or not at all; `first` names its first column.
+
+    An input, a file of the run, and anything but predictions of the same columns is not replaced.
+    """
+    line = io.StringIO()
+    names = [first, "prediction", *(f"p {name}" for name in recipe["classes"])]
+    csv.writer(line, lineterminator="\n").writerow(names)
+    header = line.getvalue()
+    may_write(out, inputs, [run], lambda head: head.startswith(header.encode()))
+    temporary = temporary_name(out)
+    with disk_errors(out):
+        try:
+            with temporary.open("w", encoding="utf-8", newline="") as file:
+                file.write(header)
+                yield Writer(file, recipe["classes"], Predicted())
+            temporary.replace(out)
+        finally:
+            temporary.unlink(missing_ok=True)

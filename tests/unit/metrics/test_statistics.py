@@ -1,0 +1,261 @@
+"""Paired comparisons: published and hand-worked values, coverage and power by simulation."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.metrics import roc_auc_score
+
+from atoll.metrics.statistics import (
+    Comparison,
+    compare_accuracy,
+    compare_auroc,
+    compare_losses,
+    compare_over_seeds,
+    compare_over_splits,
+    holm,
+    mid_p,
+    rows_needed,
+    tango,
+)
+from atoll.metrics.verdicts import judge, shared_level
+
+Array = np.ndarray[Any, Any]
+
+
+def rows_of(both: int, first: int, second: int, neither: int) -> tuple[Array, Array]:
+    """Two models by the number of rows on which both, one or none is right."""
+    ones = np.repeat([True, True, False, False], [both, first, second, neither])
+    others = np.repeat([True, False, True, False], [both, first, second, neither])
+    return ones, others
+
+
+def test_tango_without_discordant_rows_by_hand() -> None:
+    """The limit d solves n d^2 = z^2 d (1 - d), so d = z^2 / (n + z^2)."""
+    limit = stats.norm.ppf(0.975) ** 2 / (44 + stats.norm.ppf(0.975) ** 2)
+    assert tango(0, 0, 44) == pytest.approx((-limit, limit), abs=1e-9)
+
+
+def test_tango_excludes_zero_exactly_where_the_score_test_rejects() -> None:
+    z = float(stats.norm.ppf(0.975))
+    for only_first in range(30):
+        for only_second in range(0, 30, 3):
+            low, high = tango(only_first, only_second, 100)
+            total = only_first + only_second
+            rejected = total > 0 and abs(only_first - only_second) / math.sqrt(total) > z
+            assert (low > 0 or high < 0) == rejected
+            assert low <= (only_first - only_second) / 100 <= high
+
+
+def test_tango_turns_with_the_order_of_the_models() -> None:
+    low, high = tango(7, 2, 50)
+    assert tango(2, 7, 50) == pytest.approx((-high, -low), abs=1e-9)
+
+
+def test_tango_is_whole_where_every_row_is_discordant() -> None:
+    assert tango(10, 0, 10)[1] == 1.0
+    assert tango(0, 10, 10)[0] == -1.0
+
+
+def test_mid_p_of_mcnemar_by_hand() -> None:
+    """3 against 0: 2 * (0.5^3 - 0.5 * 0.5^3) = 0.125; no discordant row says nothing."""
+    assert mid_p(3, 0) == pytest.approx(0.125)
+    assert mid_p(0, 3) == pytest.approx(0.125)
+    assert mid_p(0, 0) == 1.0
+    assert mid_p(2, 2) == pytest.approx(1.0)
+
+
+def test_accuracy_counts_only_discordant_rows() -> None:
+    few = compare_accuracy(*rows_of(40, 6, 1, 3))
+    assert few.gain == pytest.approx(0.1)
+    assert few.error == pytest.approx(math.sqrt((7 / 50 - 0.01) / 50))
+    assert few.units == 50
+    assert few == compare_accuracy(*rows_of(3, 6, 1, 40))
+
+
+def test_a_group_is_one_unit() -> None:
+    """Five copies of every row as a group: the same interval as one row each, by t."""
+    first, second = rows_of(10, 6, 2, 4)
+    one = compare_accuracy(first, second, groups=np.arange(22))
+    many = compare_accuracy(
+        np.repeat(first, 5), np.repeat(second, 5), groups=np.repeat(np.arange(22), 5)
+    )
+    assert (many.gain, many.error, many.low) == pytest.approx((one.gain, one.error, one.low))
+    assert many.units == 22
+    plain = compare_losses(1.0 - first, 1.0 - second)
+    assert one.error == pytest.approx(plain.error)
+
+
+def test_losses_follow_the_paired_t_test() -> None:
+    first, second = np.array([0.1, 0.4, 0.2, 0.9]), np.array([0.3, 0.5, 0.1, 1.2])
+    found = compare_losses(first, second)
+    expected = stats.ttest_rel(second, first)
+    interval = expected.confidence_interval(0.95)
+    assert (found.p, found.low, found.high) == pytest.approx(
+        (expected.pvalue, interval.low, interval.high)
+    )
+    assert found.gain == pytest.approx(0.125)
+
+
+def test_auroc_gain_equals_scikit_learn() -> None:
+    stream = np.random.default_rng(3)
+    labels = stream.random(60) < 0.3
+    first, second = stream.normal(labels, 1.0), stream.normal(0.5 * labels, 1.0).round(1)
+    found = compare_auroc(labels, first, second)
+    expected = roc_auc_score(labels, first) - roc_auc_score(labels, second)
+    assert found.gain == pytest.approx(expected, abs=1e-12)
+    alike = compare_auroc(labels, first, 2 * first)
+    assert (alike.gain, alike.error, alike.p) == (0.0, 0.0, 1.0)
+
+
+def test_auroc_error_of_delong_by_hand() -> None:
+    """Positives 3, 1 and negatives 2, 0: placements 1, 1/2 and 1/2, 1 against a constant score."""
+    labels = np.array([True, True, False, False])
+    found = compare_auroc(labels, np.array([3.0, 1.0, 2.0, 0.0]), np.zeros(4))
+    assert found.gain == pytest.approx(0.25)
+    assert found.error == pytest.approx(math.sqrt(0.125 / 2 + 0.125 / 2))
+
+
+def test_seeds_and_rows_both_vary() -> None:
+    """Equal seeds give the interval of rows; equal rows that of seeds."""
+    row_gains = np.array([1.0, 0, 0, -1, 1, 0, 0, 0, 1, 0])
+    alike = compare_over_seeds(np.tile(row_gains, (5, 1)))
+    assert alike.error == pytest.approx(row_gains.std(ddof=1) / math.sqrt(10))
+    seed_gains = np.array([0.1, 0.2, 0.0, 0.3, 0.1])
+    constant = compare_over_seeds(np.tile(seed_gains[:, None], (1, 10)))
+    assert constant.error == pytest.approx(seed_gains.std(ddof=1) / math.sqrt(5))
+    assert constant.freedom == pytest.approx(4)
+
+
+def test_redrawn_splits_are_corrected() -> None:
+    """Nadeau and Bengio: 1/5 + 20/80 in place of 1/5."""
+    values = [0.01, 0.03, 0.02, 0.00, 0.04]
+    found = compare_over_splits(values, train_rows=80, test_rows=20)
+    assert found.error == pytest.approx(np.std(values, ddof=1) * math.sqrt(0.45))
+    assert found.freedom == 4
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
+    assert holm([]) == []
+
+
+# ---------------------------------------------------------------- simulation
+
+
+def world(stream: np.random.Generator, rows: int, size: int) -> dict[str, Array]:
+    """Two correlated models on rows in groups of a size, with the label of a whole group."""
+    count = -(-rows // size)
+    groups = np.repeat(np.arange(count), size)[:rows]
+    labels = np.repeat(stream.random(count) < 0.4, size)[:rows]
+    common = np.repeat(stream.normal(size=count), size)[:rows] + 0.6 * stream.normal(size=rows)
+    first = 1.2 * labels + 0.8 * common + 0.5 * stream.normal(size=rows)
+    second = 1.0 * labels + 0.8 * common + 0.7 * stream.normal(size=rows)
+    return {"groups": groups, "labels": labels, "first": first, "second": second}
+
+
+def brier(rows: dict[str, Array], model: str) -> Array:
+    probability = 1 / (1 + np.exp(-2 * (rows[model] - 0.5)))
+    return np.asarray((probability - rows["labels"]) ** 2)
+
+
+def right(rows: dict[str, Array], model: str) -> Array:
+    return np.asarray((rows[model] > 0.5) == rows["labels"])
+
+
+METRICS: dict[str, Callable[[dict[str, Array], Array | None], Comparison]] = {
+    "accuracy": lambda r, g: compare_accuracy(right(r, "first"), right(r, "second"), g),
+    "auroc": lambda r, g: compare_auroc(r["labels"], r["first"], r["second"], g),
+    "brier": lambda r, g: compare_losses(brier(r, "first"), brier(r, "second"), g),
+}
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize(("rows", "size"), [(30, 1), (100, 1), (400, 1), (100, 4), (400, 4)])
+def test_intervals_cover_the_true_gain(metric: str, rows: int, size: int) -> None:
+    """At least 93.5 % and, at 400 rows, at most 97 %, with room for the 500 trials."""
+    stream = np.random.default_rng([7, rows, size])
+    truth = METRICS[metric](world(stream, 400_000, size), None).gain
+    trials = 500
+    covered = 0
+    for _ in range(trials):
+        drawn = world(stream, rows, size)
+        found = METRICS[metric](drawn, drawn["groups"] if size > 1 else None)
+        covered += found.low <= truth <= found.high
+    allowed = 2.6 * math.sqrt(0.05 * 0.95 / trials)  # 99 % of the noise of a share of 95 %
+    assert covered / trials >= 0.935 - allowed
+    assert rows < 400 or covered / trials <= 0.97 + allowed
+
+
+def test_power_at_the_announced_number_of_rows() -> None:
+    stream = np.random.default_rng(0)
+    for discordant in (0.05, 0.15):
+        margin = 0.02
+        rows = rows_needed(discordant, margin)
+        chances = [(discordant + margin) / 2, (discordant - margin) / 2]
+        counts = stream.multinomial(rows, [*chances, 1 - discordant], size=1500)
+        detected = [tango(int(a), int(b), rows)[0] > 0 for a, b, _ in counts]
+        assert 0.75 <= np.mean(detected) <= 0.85
+
+
+def test_five_points_on_400_rows_are_found() -> None:
+    stream = np.random.default_rng(0)
+    counts = stream.multinomial(400, [0.075, 0.025, 0.9], size=1000)
+    assert np.mean([tango(int(a), int(b), 400)[0] > 0 for a, b, _ in counts]) >= 0.8
+
+
+def test_no_signal_seldom_gets_a_verdict() -> None:
+    """Four sites without any signal: any verdict of helps or hurts in at most 8 %."""
+    stream = np.random.default_rng(1)
+    level, any_verdict = shared_level(4), 0
+    for _ in range(300):
+        kinds = set()
+        for _ in range(4):
+            labels, first, second = stream.random((3, 80)) < 0.4
+            guess = np.zeros(80, bool) == labels
+            comparisons = (
+                compare_accuracy(first == labels, second == labels, level=level),
+                compare_accuracy(first == labels, guess, level=level),
+                compare_accuracy(second == labels, guess, level=level),
+            )
+            kinds.add(judge(*comparisons).kind)
+        any_verdict += bool(kinds & {"helps", "hurts"})
+    assert any_verdict <= 24
+
+
+def interval(low: float, high: float) -> Comparison:
+    return Comparison((low + high) / 2, 0.01, low, high, 0.5, 100)
+
+
+@pytest.mark.parametrize(
+    ("gain", "joined", "alone", "text"),
+    [
+        ((0.01, 0.05), (0.1, 0.2), (0.1, 0.2), "helps"),
+        ((0.001, 0.015), (0.1, 0.2), (0.1, 0.2), "helps, by less than 2 points"),
+        ((0.01, 0.05), (-0.1, 0.2), (0.1, 0.2), "cannot tell: the joined model does not beat"),
+        ((0.01, 0.05), (-0.1, 0.2), (-0.1, 0.2), "cannot tell: neither model beats guessing"),
+        ((-0.05, -0.01), (-0.1, 0.2), (0.1, 0.2), "hurts"),
+        ((-0.01, -0.001), (0.1, 0.2), (0.1, 0.2), "hurts, by less than 2 points"),
+        ((-0.01, 0.01), (0.1, 0.2), (0.1, 0.2), "no difference larger than 2 points"),
+        ((-0.01, 0.03), (0.1, 0.2), (0.1, 0.2), "cannot tell: needs more test rows"),
+        ((0.0, 0.05), (0.1, 0.2), (0.1, 0.2), "cannot tell: needs more test rows"),
+    ],
+)
+def test_verdicts(
+    gain: tuple[float, float],
+    joined: tuple[float, float],
+    alone: tuple[float, float],
+    text: str,
+) -> None:
+    verdict = judge(interval(*gain), interval(*joined), interval(*alone))
+    assert verdict.text.startswith(text)
+    assert text.startswith(verdict.kind)
+
+
+def test_sites_share_the_level() -> None:
+    assert shared_level(1) == pytest.approx(0.95)
+    assert shared_level(4) == pytest.approx(0.9875)
