@@ -162,7 +162,7 @@ def complaint(ended: Ended) -> tuple[str, str, str]:
 
 MISTAKES: dict[str, tuple[list[str], str, str, str]] = {
     "malformed TOML": (["run", "bad.toml"], "not TOML", "bad.toml", "fix that line"),
-    "not text": (["run", "bytes.toml"], "not TOML", "bytes.toml", "mend"),
+    "not text": (["run", "bytes.toml"], "not TOML", "bytes.toml", "fix that line"),
     "no method": (["run", "empty.toml"], "no method", "empty.toml", "method ="),
     "unknown key in a file": (["run", "key.toml"], "'ronds'", "key.toml", "'rounds'"),
     "unknown key in a table": (["run", "table.toml"], "'klients'", "[scenario]", "'clients'"),

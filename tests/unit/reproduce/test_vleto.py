@@ -141,7 +141,7 @@ def test_the_committed_ledger_is_what_the_measurements_give(tmp_path: Path) -> N
     assert as_json(made)["claims"] == kept["claims"]
     assert as_markdown(made) == (LEDGER / "ledger.md").read_text()
     there = [cell for cell in made.cells if cell.ours]
-    assert len({cell.command for cell in there}) == 97
+    assert len({cell.command for cell in there}) == 98
 
 
 def test_a_miniature_runs_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
