@@ -21,6 +21,7 @@ from .poison import LIES, METHODS, WITHIN, config, flipped, honest_runs, run
 LOSS = 0.03  # of accuracy, that honest sites may lose
 SEVERAL = ("fedavg", "chfl", "fml", "fedmd", "fccl", "fedmatch")
 VERTICAL = ("splitnn", "vleto")
+VERTICAL_LONG = ("x100", "x-100", "1e30")
 PUBLIC = ("fedmd", "fccl", "fedmatch")
 UNSEEN = {(method, "rows") for method in ("fml", *PUBLIC)}  # their answers have no row counts
 QUICK = [
@@ -83,7 +84,8 @@ def test_flipped_labels_at_one_site_cost_little(
 
 @pytest.mark.parametrize("method", VERTICAL)
 @pytest.mark.parametrize(
-    "lie", ["x-10", "nan", *(pytest.param(n, marks=slow) for n in ("x100", "x-100", "1e30"))]
+    "lie",
+    [*("noise", "x-10", "nan", "shape"), *(pytest.param(n, marks=slow) for n in VERTICAL_LONG)],
 )
 def test_a_vertical_run_stops_names_the_party_and_goes_on_later(
     method: str, lie: str, tmp_path: Path

@@ -39,6 +39,7 @@ class Outputs:
 
     tails: bool = False  # single rows may be far larger than the others, as those of a table
     common: bool = False  # every site answers for the same rows, in the same order
+    aligned: bool = False  # the same rows too, but every site has coordinates of its own
 
 
 @dataclass(frozen=True)

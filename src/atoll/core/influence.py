@@ -32,6 +32,7 @@ MOST_SCALE = 4.0  # of an update's allowance by rows that only the site itself t
 DEVIATIONS = 4.0  # of the correlation of random numbers: a larger one is agreement
 FLAT = 0.9  # of the flatness of random numbers, above which a spectrum is one of noise
 FEWEST_CLASSES = 6  # with fewer, honest outputs have a flat spectrum too
+FEWEST_ROWS = 12  # of embeddings in one exchange, for the same reason
 ROWS_PER_CLASS = 4  # in one exchange; with fewer, chance decides about spectrum and correlation
 Rule = Literal["exclude", "clip", "trimmed-mean", "median", "none"]
 
@@ -89,10 +90,8 @@ class Guard:
             scales = self._scales(stage, rest) if field in marked(kind, Update) else {}
             sizes, tails = _sizes(field, requests, rest), _has_tails(kind, field)
             reasons |= self._too_large(f"{action}.{field}", sizes, scales, tails)
-            if _is_common(kind, field):
-                reasons |= _noise(
-                    {id: getattr(r, field) for id, r in rest.items() if id not in reasons}, field
-                )
+            rest = {id: reply for id, reply in rest.items() if id not in reasons}
+            reasons |= _noise_of(kind, {id: getattr(r, field) for id, r in rest.items()}, field)
         self._remember(kind, action, requests, [id for id in replies if id not in reasons])
         return {id: BadMessageError(id, reason) for id, reason in reasons.items()}
 
@@ -225,9 +224,12 @@ def _has_tails(kind: type, field: str) -> bool:
     return mark is not None and mark.tails
 
 
-def _is_common(kind: type, field: str) -> bool:
+def _noise_of(kind: type, given: Mapping[str, Tensor], field: str) -> dict[str, str]:
+    """The senders of noise, by the test that the field's mark calls for."""
     mark = marked(kind, Outputs).get(field)
-    return mark is not None and mark.common
+    if mark is not None and mark.common:
+        return _noise(given, field)
+    return _aligned_noise(given, field) if mark is not None and mark.aligned else {}
 
 
 def _sizes(field: str, requests: Mapping[str, Any], replies: Mapping[str, Any]) -> dict[str, float]:
@@ -284,9 +286,57 @@ def _noise(given: Mapping[str, Tensor], field: str) -> dict[str, str]:
     for id, own in units.items():
         others = total - own
         correlation = float((own * others).sum() / others.norm().clamp(min=1e-30))
-        if abs(correlation) < chance and _flatness(own) > FLAT:
+        if abs(correlation) < chance and _flatness(own, classes - 1) > FLAT:
             reasons[id] = f"its '{field}' are noise: correlation with others {correlation:.2g}"
     return reasons
+
+
+def _aligned_noise(given: Mapping[str, Tensor], field: str) -> dict[str, str]:
+    """The senders whose embeddings of aligned rows cannot be told from random numbers.
+
+    Coordinates have no common meaning, so similarities of rows are compared: rows that are alike
+    for the others are alike for an honest site too. Both conditions of `_noise` must hold.
+    """
+    shapes = {tuple(value.shape) for value in given.values()}
+    if len(given) < FEWEST or len(shapes) > 1 or len(*shapes) != 2:
+        return {}
+    rows, width = shapes.pop()
+    if width < FEWEST_CLASSES or rows < FEWEST_ROWS:
+        return {}
+    units = {id: _centred(value) for id, value in given.items()}
+    flat = [id for id, own in units.items() if _flatness(own, width) > FLAT]
+    reasons = {}
+    for id in flat:
+        others = torch.cat([value for other, value in units.items() if other != id], 1)
+        deviations = _association(units[id], others)
+        if abs(deviations) < DEVIATIONS:
+            found = f"association with others {deviations:.2g} deviations"
+            reasons[id] = f"its '{field}' are noise: {found}"
+    return reasons
+
+
+def _centred(outputs: Tensor) -> Tensor:
+    """Outputs without the mean of each column, of norm 1."""
+    centred = outputs.detach().double().cpu()
+    centred = centred - centred.mean(0, keepdim=True)
+    length: Tensor = centred.norm().clamp(min=1e-30)
+    return centred / length
+
+
+def _association(one: Tensor, other: Tensor) -> float:
+    """How far the similarities of rows agree, in standard deviations of unrelated rows.
+
+    The numerator of the RV coefficient, tr(AB) with A = XX' and B = YY' of centred X and Y; its
+    mean and variance for rows paired at random, without the term of fourth moments (Kazi-Aoual
+    et al., 1995).
+    """
+    degrees = len(one) - 1
+    both = (one.T @ other).square().sum()  # tr(AB), without matrices of rows by rows
+    spreads = [(x.square().sum(), (x.T @ x).square().sum()) for x in (one, other)]
+    mean = spreads[0][0] * spreads[1][0] / degrees
+    excess = [degrees * squares - trace.square() for trace, squares in spreads]
+    variance = 2 * excess[0] * excess[1] / (degrees**2 * (degrees + 2) * (degrees - 1))
+    return float((both - mean) / variance.clamp(min=1e-60).sqrt())
 
 
 def _standardised(outputs: Tensor) -> Tensor:
@@ -298,13 +348,14 @@ def _standardised(outputs: Tensor) -> Tensor:
     return centred / length
 
 
-def _flatness(centred: Tensor) -> float:
+def _flatness(centred: Tensor, width: int) -> float:
     """The share of directions that the variance fills: 1 for random numbers, 1/width for one.
 
     The participation ratio (sum e)^2 / (k sum e^2) of the eigenvalues e of the k x k covariance.
-    Random numbers in n rows have 1 / (1 + k/n), so the ratio is divided by that.
+    Random numbers in n rows have 1 / (1 + k/n), so the ratio is divided by that. `width` is k: the
+    columns, less one if the mean of each row was subtracted.
     """
-    rows, width = centred.shape[0] - 1, centred.shape[1] - 1
+    rows = centred.shape[0] - 1
     covariance = centred.T @ centred
     ratio = covariance.trace() ** 2 / (width * covariance.square().sum()).clamp(min=1e-30)
     return float(ratio) * (1 + width / rows)

@@ -96,7 +96,7 @@ class Embed:
 class Embedded:
     """Embeddings, in the order of the requested rows."""
 
-    embedding: Annotated[Tensor, Outputs(tails=True)]  # (rows, width)
+    embedding: Annotated[Tensor, Outputs(tails=True, aligned=True)]  # (rows, width)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Learn:
 class Learned:
     """Embeddings of a step by the current and by the reference weights."""
 
-    embedding: Annotated[Tensor, Outputs(tails=True)]  # (rows, width)
+    embedding: Annotated[Tensor, Outputs(tails=True, aligned=True)]  # (rows, width)
     before: Annotated[Tensor, Outputs(tails=True)]  # (rows, width), or no rows: no reference
 
 

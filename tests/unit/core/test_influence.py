@@ -275,6 +275,46 @@ def test_outputs_that_are_not_noise_are_not_left_out(
     assert noisy(last, others) == []
 
 
+@dataclass(frozen=True)
+class Views:
+    embedding: Annotated[torch.Tensor, Outputs(tails=True, aligned=True)]
+
+
+def unlike(last: torch.Tensor, rows: int = 16) -> list[str]:
+    """Who is left out where three parties see the same objects, each in coordinates of its own."""
+    objects = drawn(0, rows, 4)
+    sent = {n: Views(objects @ drawn(i + 1, 4, 12) + 0.1 * drawn(i + 9, rows, 12))
+            for i, n in enumerate("abc")}  # fmt: skip
+    return list(guard().faults("learn", 0, {}, {**sent, "d": Views(last)}))
+
+
+def test_noise_in_place_of_embeddings_of_aligned_rows_is_left_out() -> None:
+    assert unlike(drawn(20, 16, 12)) == ["d"]
+    assert unlike(drawn(21, 64, 12), 64) == ["d"]
+
+
+@pytest.mark.parametrize(
+    ("last", "rows"),
+    [
+        (drawn(0, 16, 4) @ drawn(20, 4, 12), 16),  # the same objects
+        (drawn(20, 16, 4) @ drawn(21, 4, 12), 16),  # unrelated objects, in few directions
+        (torch.zeros(16, 12), 16),
+        (drawn(20, 8, 12), 8),  # too few rows to tell
+    ],
+)
+def test_embeddings_that_are_not_noise_are_not_left_out(last: torch.Tensor, rows: int) -> None:
+    assert unlike(last, rows) == []
+
+
+def test_flat_embeddings_that_agree_with_the_others_are_not_noise() -> None:
+    """Wide tables with independent columns: a flat spectrum, but the rows are the same."""
+    shared = drawn(0, 64, 12)
+    sent = {
+        name: Views(shared @ torch.linalg.qr(drawn(i, 12, 12)).Q) for i, name in enumerate("abcd")
+    }
+    assert guard().faults("learn", 0, {}, sent) == {}
+
+
 def test_whole_weights_are_compared_with_the_median_of_all() -> None:
     sent: dict[str, Any] = {n: Weights({"w": torch.tensor([5.0 + i])}) for i, n in enumerate("abc")}
     asked = clients({**sent, "d": Weights({"w": torch.tensor([-50.0])})})
