@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -223,7 +224,7 @@ def join_command(
     if warning:
         err.print(warning, soft_wrap=True)
 
-    with stoppable("leaving") as stopping, _lines(quiet) as tell:
+    with stoppable("leaving", signal.SIGTERM) as stopping, _lines(quiet) as tell:
         site_end.join(Kit(kit), site, lambda line: tell([line]), stopping, _note(quiet))
 
 

@@ -11,6 +11,7 @@ from atoll.core.errors import UserError
 from atoll.engines.network.coordinator import Terms, View, lines, serve
 from atoll.engines.network.drafts import drafted_file
 from atoll.engines.network.kits import Kit, Project, read_project
+from atoll.engines.network.rehearsal import _extend_budgets
 from atoll.runs.config import change, resolve
 
 
@@ -107,3 +108,14 @@ def test_terms_that_cannot_be_kept_are_refused(terms: Terms, words: str, tmp_pat
     run = resolve(change({"method": "fedavg"}, {}), "test")
     with pytest.raises(UserError, match=words):
         serve(Kit(tmp_path), [(run, tmp_path)], terms, print, lambda: False)
+
+
+def test_a_rehearsal_has_a_budget_for_all_its_runs_and_changes_no_other_term(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text('store = "x"\n[contract]\nrounds_in_all = 10\nin_all = 7\nsteps = 2\n')
+    _extend_budgets(path)
+    assert path.read_text() == (
+        'store = "x"\n[contract]\nrounds_in_all = 100\nin_all = 7\nsteps = 2\n'
+    )
