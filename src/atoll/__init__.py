@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from atoll.runs.result import Run
 
 __version__ = VERSION
-__all__ = ["__version__", "run"]
+__all__ = ["__version__", "answer", "run"]
 
 
 def run(what: str, out: str | Path | None = None, **changes: Any) -> "Run":
@@ -30,3 +30,14 @@ def run(what: str, out: str | Path | None = None, **changes: Any) -> "Run":
     with place as folder:
         execute(config, folder, engines.load(config.engine_options().name))
     return Run(folder)
+
+
+def answer(*folders: str | Path) -> dict[str, Any]:
+    """Decide whether joining helps in finished runs that differ in their seed alone.
+
+    It trains the same method at each site alone, and writes `answer.json`; see docs/answer.md.
+    """
+    from atoll import engines  # noqa: PLC0415
+    from atoll.runs.answer import write_answer  # noqa: PLC0415
+
+    return write_answer([Path(folder) for folder in folders], engines.load)

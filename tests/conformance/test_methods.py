@@ -25,14 +25,18 @@ from atoll.data.site import Site
 from atoll.engines.local import LocalEngine, local_engine
 from atoll.jobs.train import hits, in_chunks
 from atoll.metrics import scores as metrics
+from atoll.metrics.answer import ALONE, GUESS, JOINED, LOGISTIC
+from atoll.metrics.answer import answer as answered
+from atoll.runs.alone import alone_parts, train_alone
 from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.execute import execute
 from atoll.runs.facts import facts
 from atoll.runs.loop import go
+from atoll.runs.outcomes import outcomes, own_tasks
 from atoll.runs.parts import Parts, parts
 from atoll.runs.predict import onnx
 from atoll.runs.predict.export import export
-from atoll.runs.predict.model import Predictor
+from atoll.runs.predict.model import Predictor, ended_state
 from atoll.runs.predict.parties import Halves
 from atoll.runs.result import Run
 
@@ -427,6 +431,62 @@ def test_final_models_predict_the_recorded_scores_and_are_exported(
         assert (card["site"], card["classes"]) == (id, list(made.dataset.classes))
         if all(importlib.util.find_spec(package) for package in onnx.NEEDED):
             onnx.write(predictor, home / "model.onnx")  # refuses a graph with other outputs
+
+
+def kept(folder: Path, made: Parts) -> Tensors:
+    """The states of the parts of a run at its end, by an engine of this process."""
+    return train_alone(made, folder, local_engine, lambda: False)
+
+
+@every_method
+def test_a_federation_of_one_site_gains_exactly_nothing(name: str, tmp_path: Path) -> None:
+    """The baseline of joining is this federation, so nothing may differ, not even a bit."""
+    whole = parts(small(name, **({"stages": 2} if methods.load(name).split == "tasks" else {})))
+    one = alone_parts(whole, whole.scenario.clients[-1])
+    if not hasattr(one.client(one.scenario.clients[0]), "predict"):
+        pytest.skip("a method of somebody else need not predict")
+    state = kept(tmp_path / "one", one)
+    headline = Run(tmp_path / "one").headline
+    results = outcomes(one, state, headline, local_engine)
+    for outcome in results.values():
+        assert np.isfinite(outcome.outputs[JOINED]).any(1).all()
+        assert np.array_equal(outcome.outputs[JOINED], outcome.outputs[ALONE])
+    body = answered({id: [outcome] for id, outcome in results.items()})
+    assert body["overall"]["gain"]["gain"] == 0
+
+
+@every_method
+def test_every_site_has_an_outcome_of_the_models_that_are_compared(
+    name: str, tmp_path: Path
+) -> None:
+    """The joined model scores what the record says; the fair baseline learns, too."""
+    config = small(name)
+    run(config, tmp_path / "run")
+    made, record = parts(config), Run(tmp_path / "run")
+    if not hasattr(made.client(made.scenario.clients[0]), "predict"):
+        pytest.skip("a method of somebody else need not predict")
+    results = outcomes(made, ended_state(record.folder), record.headline, local_engine)
+    assert list(results) == list(made.scenario.clients)
+    last = {(s.client, s.task): s.correct for s in record.scores if s.variant == record.headline}
+    for id, outcome in results.items():
+        tasks = own_tasks(made.scenario, id)
+        right = int((outcome.outputs[JOINED].argmax(1) == outcome.y).sum())
+        whose = id if (id, tasks[0]) in last else SERVER
+        assert right == sum(last[whose, task] for task in tasks)
+        assert {JOINED, ALONE, GUESS, LOGISTIC} <= outcome.outputs.keys()
+        for values in outcome.outputs.values():
+            assert values.shape == (len(outcome.rows), len(made.dataset.classes))
+
+
+def test_fccl_without_collaboration_gains_exactly_nothing(tmp_path: Path) -> None:
+    """Random streams are named after sites, so the same training gives the same bits."""
+    config = small("fccl", collaborate=False)
+    run(config, tmp_path / "run")
+    results = outcomes(parts(config), ended_state(tmp_path / "run"), "fccl", local_engine)
+    for outcome in results.values():
+        assert np.array_equal(outcome.outputs[JOINED], outcome.outputs[ALONE])
+    body = answered({id: [outcome] for id, outcome in results.items()})
+    assert {site["gain"]["gain"] for site in body["sites"].values()} == {0.0}
 
 
 def stacked(folder: Path) -> bool:

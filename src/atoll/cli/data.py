@@ -25,7 +25,16 @@ from atoll.data.own import alignment, tables
 from atoll.data.sources import fetch
 from atoll.data.splits.files import own_sizes
 from atoll.learning.models import ModelOptions
-from atoll.runs.config import EngineOptions, RunConfig, assignment, change, presets, read, resolve
+from atoll.runs.config import (
+    EngineOptions,
+    ReportOptions,
+    RunConfig,
+    assignment,
+    change,
+    presets,
+    read,
+    resolve,
+)
 from atoll.runs.draft import draft
 from atoll.runs.facts import holdings
 from atoll.runs.parts import parts
@@ -93,6 +102,7 @@ def show_command(
         ("method", method.options, config.method),
         ("engine", EngineOptions, config.engine),
         ("robust", RobustOptions, config.robust),
+        ("report", ReportOptions, config.report),
     ):
         _print_options("run" if kind is RunConfig else f"[{title}]", kind, chosen)
 

@@ -1,19 +1,21 @@
-"""Commands on finished runs: report, watch, predict, export."""
+"""Commands on finished runs: answer, report, watch, predict, export."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from atoll.cli.terminal import err, out
+from atoll.cli.arguments import AsJson, Quiet
+from atoll.cli.terminal import compute_answer, err, out, print_answer
 from atoll.core.errors import UserError
 from atoll.data.own import alignment
 from atoll.runs.predict import images, onnx, parties, tables, texts
 from atoll.runs.predict.export import export
 from atoll.runs.predict.model import Predictor
 from atoll.runs.predict.output import Predicted
-from atoll.runs.result import Run
+from atoll.runs.result import Run, absent_run, runs_in
 
 __all__ = ["register"]
 
@@ -34,6 +36,23 @@ def report_command(
 
     home = runs[0] / "report.html" if len(runs) == 1 else Path("report.html")
     out.print(f"the report is in {page.write(runs, to or home, figures)}", soft_wrap=True)
+
+
+def answer_command(
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs", metavar="RUN...")],
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Decide whether joining helps: compare each site with the same method alone."""
+    for folder in runs:
+        folders = runs_in(folder)
+        if not folders:
+            raise absent_run(folder)
+        answer = compute_answer(folders, quiet or as_json)
+        if as_json:
+            print(json.dumps(answer, allow_nan=False))
+        else:
+            print_answer(answer)
 
 
 def watch_command(
@@ -148,6 +167,7 @@ def export_command(
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
+    app.command("answer")(answer_command)
     app.command("report")(report_command)
     app.command("watch")(watch_command)
     app.command("predict")(predict_command)

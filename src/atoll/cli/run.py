@@ -11,8 +11,18 @@ from rich.table import Table
 
 from atoll import engines
 from atoll.cli.arguments import AsJson, Config, Device, Folder, Quiet, Resume, Set
-from atoll.cli.terminal import Watching, aside, err, guarded, out, print_result, traceback_file
+from atoll.cli.terminal import (
+    Watching,
+    aside,
+    compute_answer,
+    err,
+    guarded,
+    out,
+    print_result,
+    traceback_file,
+)
 from atoll.core.errors import (
+    EXIT_INTERRUPTED,
     EXIT_SITE_FAILED,
     BadMessageError,
     ClientFailedError,
@@ -31,6 +41,7 @@ from atoll.runs.track import known, tracked
 __all__ = ["numbers", "register"]
 
 MOST_SEEDS = 10_000
+MOST_SITES = 50  # each of which is also trained alone when a run has ended
 
 
 def run_command(
@@ -44,10 +55,13 @@ def run_command(
     track: Annotated[
         list[str] | None, typer.Option("--track", help="tensorboard, mlflow or trackio")
     ] = None,
+    answer: Annotated[
+        bool, typer.Option("--answer/--no-answer", help="compare with each site alone at the end")
+    ] = True,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a method and print its results."""
+    """Run a method and print its results, and whether joining helps."""
     changes = dict(assignment(text) for text in set_ or [])
     changes |= {"engine.name": engine} if engine else {}
     changes |= {"engine.device": device} if device else {}
@@ -69,7 +83,23 @@ def run_command(
                 open_engine = engines.load(part_config.engine_options().name)
                 job = partial(execute, part_config, part, open_engine, resume=resume, watch=watch)
                 guarded(part, lambda stopping, job=job: job(stopping=stopping))  # type: ignore[misc]
-        print_result([Run(part) for _, part in todo], folder, as_json)
+        parts = [part for _, part in todo]
+        verdict = _answered(parts, quiet or as_json) if answer else None
+        print_result([Run(part) for part in parts], folder, as_json, verdict)
+
+
+def _answered(folders: list[Path], quiet: bool) -> dict[str, Any] | None:
+    """Whether joining helps; a line that says why where that is not computed."""
+    if len(Run(folders[0]).facts["clients"]) > MOST_SITES:
+        aside(f"no answer for more than {MOST_SITES} sites; compute it with atoll answer")
+        return None
+    try:
+        return compute_answer(folders, quiet)
+    except UserError as error:
+        if error.exit_code == EXIT_INTERRUPTED:
+            raise
+        aside(f"no answer: {error.what}; {error.remedy}")
+        return None
 
 
 def sweep_command(

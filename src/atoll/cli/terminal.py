@@ -6,19 +6,22 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from atoll import engines
 from atoll.core.errors import EXIT_INTERRUPTED, InterruptedRunError, UserError, printable
 from atoll.core.record import Message, Round, Score
+from atoll.metrics.verdicts import in_words
+from atoll.runs.answer import answer_folder, write_answer
 from atoll.runs.config import RunConfig
 from atoll.runs.facts import few_rows
 from atoll.runs.loop import Progress
@@ -28,10 +31,12 @@ __all__ = [
     "Watching",
     "aside",
     "complain",
+    "compute_answer",
     "counted",
     "err",
     "guarded",
     "out",
+    "print_answer",
     "print_grid",
     "print_pairs",
     "print_result",
@@ -167,6 +172,31 @@ def _progress_numbers(progress: Progress) -> list[str]:
     return numbers
 
 
+def compute_answer(folders: Sequence[Path], quiet: bool) -> dict[str, Any]:
+    """Compute whether joining helps, with a line of progress."""
+    live = Live(console=err, transient=True) if err.is_terminal and not quiet else None
+    lines: list[str] = []
+
+    def watch(words: str) -> None:
+        lines.append(words)
+        if live:
+            live.update(Text(f"answer  {words}"))
+        elif not quiet and len(lines) == 1:
+            aside("comparing with the same method at each site alone")
+
+    with live or nullcontext():
+        return guarded(
+            answer_folder(folders),
+            lambda stopping: write_answer(folders, engines.load, watch, stopping),
+        )
+
+
+def print_answer(answer: Mapping[str, Any]) -> None:
+    """Print a sentence on all sites and a line on each."""
+    for line in in_words(answer):
+        out.print(Text(printable(line)), soft_wrap=True)
+
+
 def size(count: float) -> str:
     for unit in ("B", "KB", "MB"):
         if count < 1000:
@@ -205,7 +235,9 @@ def print_grid(title: str, header: list[str], rows: list[list[str]]) -> None:
     out.print(grid)
 
 
-def print_result(runs: list[Run], folder: Path, as_json: bool) -> None:
+def print_result(
+    runs: list[Run], folder: Path, as_json: bool, answer: Mapping[str, Any] | None = None
+) -> None:
     """Print the results of runs that differ in their seed alone, as a table or as JSON."""
     if as_json:
         body = [
@@ -221,7 +253,8 @@ def print_result(runs: list[Run], folder: Path, as_json: bool) -> None:
             }
             for run in runs
         ]
-        print(json.dumps(plain({"runs": body}), allow_nan=False))
+        answered = {"answer": answer} if answer else {}
+        print(json.dumps(plain({"runs": body, **answered}), allow_nan=False))
         return
     header, rows = table(runs)
     method, facts = runs[0].config["method"]["name"], runs[0].facts
@@ -233,6 +266,8 @@ def print_result(runs: list[Run], folder: Path, as_json: bool) -> None:
     out.print(grid)
     for sentence in dict.fromkeys(line for run in runs for line in run.exclusions):
         out.print(Text(printable(sentence)), soft_wrap=True)
+    if answer:
+        print_answer(answer)
     metrics = [run.metrics[run.headline] for run in runs]
     moved = sum(m["bytes_up"] + m["bytes_down"] for m in metrics)
     line = f"{size(moved)} moved between the sites and the server; the record is in {folder}"

@@ -158,7 +158,8 @@ class Snapshot:
 
 FILES = ("events", "times", "looks")
 CHECKPOINT = "checkpoint.safetensors"
-NAMES = (*GROWING, *STATIC, *FINAL, CHECKPOINT, DIGESTS, "result.json")  # that a run writes
+DERIVED = ("result.json", "answer.json", "outcomes.safetensors")
+NAMES = (*GROWING, *STATIC, *FINAL, CHECKPOINT, DIGESTS, *DERIVED)  # that a run writes
 Event = Score | Round | Stage | Message | Absence | Exclusion
 KINDS: Mapping[str, type] = {
     kind.__name__.lower(): kind for kind in (Score, Round, Stage, Message, Absence, Exclusion)

@@ -54,12 +54,15 @@ class Options:
 def consistency(weak: Tensor, strong: Tensor, helpers: Tensor, confidence: float) -> Tensor:
     """(1/H) sum_h KL(p_h || q_weak) + CE(vote, q_strong), the mean over the confident rows.
 
-    The vote is the class that most of the client and its helpers predict, ties to the lowest.
+    The vote is the class that most of the client and its helpers predict, ties to the lowest. A
+    client without helpers, in a federation of one, follows its own vote.
     """
     confident = (F.softmax(weak.detach(), -1).amax(-1) >= confidence).to(weak.dtype)
     predicted = torch.cat([weak.detach()[None], helpers]).argmax(-1)
     vote = F.one_hot(predicted, weak.shape[-1]).sum(0).argmax(-1)
-    losses = divergences(helpers, weak).mean(0) + F.cross_entropy(strong, vote, reduction="none")
+    losses = F.cross_entropy(strong, vote, reduction="none")
+    if len(helpers):
+        losses = divergences(helpers, weak).mean(0) + losses
     return (losses * confident).sum() / confident.sum().clamp(min=1)
 
 
@@ -160,7 +163,11 @@ class Server:
         known = {helper for helpers in self.helpers.values() for helper in helpers}
         if self.helpers.keys() != answers.keys() or not known <= answers.keys():
             self.helpers = nearest(answers, self.options.helpers)
-        return {id: torch.stack([answers[h] for h in self.helpers[id]]) for id in answers}
+        targets = {}
+        for id, own in answers.items():
+            helpers = [answers[helper] for helper in self.helpers[id]]
+            targets[id] = torch.stack(helpers) if helpers else own.new_zeros((0, *own.shape))
+        return targets
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """Every client on every domain."""

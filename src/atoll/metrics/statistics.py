@@ -15,7 +15,7 @@ and the quantile is that of t with one degree of freedom less than there are gro
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,13 +24,18 @@ from scipy import optimize, stats
 __all__ = [
     "LEVEL",
     "Comparison",
+    "combine",
     "compare_accuracy",
     "compare_auroc",
     "compare_losses",
     "compare_over_seeds",
     "compare_over_splits",
+    "compare_units",
     "holm",
+    "placements",
+    "rows_for_error",
     "rows_needed",
+    "with_least_width",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -56,7 +61,8 @@ def compare_accuracy(
     """Compare two models that are right (True) or wrong (False) on the same rows."""
     first, second = np.asarray(first, bool), np.asarray(second, bool)
     if groups is not None:
-        return _compare_groups(first.astype(float) - second, groups, level)
+        by_group = _compare_groups(first.astype(float) - second, groups, level)
+        return with_least_width(by_group, by_group.units, level)
     rows = len(first)
     only_first = int((first & ~second).sum())
     only_second = int((second & ~first).sum())
@@ -151,7 +157,7 @@ def compare_auroc(
     With groups the same influence values are summed by group (Obuchowski, 1997).
     """
     labels = np.asarray(labels, bool)
-    one, other = _placements(labels, np.asarray(first)), _placements(labels, np.asarray(second))
+    one, other = placements(labels, np.asarray(first)), placements(labels, np.asarray(second))
     gain = float(one[labels].mean() - other[labels].mean())
     influence = one - other
     positives, negatives = int(labels.sum()), int((~labels).sum())
@@ -170,7 +176,7 @@ def compare_auroc(
     return _by_t(gain, error, len(names), level, smaller - 1)
 
 
-def _placements(labels: Array, scores: Array) -> Array:
+def placements(labels: Array, scores: Array) -> Array:
     """For each row the share of rows of the other class that it is ordered rightly against."""
     ranks = stats.rankdata(scores)
     result = np.empty(len(scores))
@@ -178,6 +184,45 @@ def _placements(labels: Array, scores: Array) -> Array:
     result[labels] = (ranks[labels] - stats.rankdata(scores[labels])) / negatives
     result[~labels] = 1 - (ranks[~labels] - stats.rankdata(scores[~labels])) / positives
     return result
+
+
+def compare_units(gains: Array, level: float = LEVEL) -> Comparison:
+    """The mean of independent values by t."""
+    error = float(gains.std(ddof=1)) / math.sqrt(len(gains))
+    return _by_t(float(gains.mean()), error, len(gains), level)
+
+
+def combine(comparisons: Sequence[Comparison]) -> Comparison:
+    """The mean over fixed sites whose rows are independent.
+
+    Limits are combined as by Zou and Donner, 2008 (MOVER), so that asymmetric intervals stay so;
+    the p-value is that of t with Satterthwaite's degrees of freedom. The result has the level of
+    the limits given.
+    """
+    count = len(comparisons)
+    gain = sum(one.gain for one in comparisons) / count
+    below = math.sqrt(sum((one.gain - one.low) ** 2 for one in comparisons)) / count
+    above = math.sqrt(sum((one.high - one.gain) ** 2 for one in comparisons)) / count
+    variances = [(one.error / count) ** 2 for one in comparisons]
+    parts = [
+        v**2 / min(one.freedom, one.units - 1)
+        for v, one in zip(variances, comparisons, strict=True)
+    ]
+    freedom = sum(variances) ** 2 / sum(parts) if sum(parts) else math.inf
+    units = sum(one.units for one in comparisons)
+    by_t = _by_t(gain, math.sqrt(sum(variances)), units, LEVEL, freedom)
+    return replace(by_t, low=gain - below, high=gain + above)
+
+
+def with_least_width(result: Comparison, units: int, level: float = LEVEL) -> Comparison:
+    """An interval of accuracy that is at least as wide as Tango's without discordant rows.
+
+    A variance that is estimated as 0 from few rows is not 0.
+    """
+    square = float(stats.norm.ppf((1 + level) / 2)) ** 2
+    half = square / (units + square)
+    low, high = min(result.low, result.gain - half), max(result.high, result.gain + half)
+    return replace(result, low=max(-1.0, low), high=min(1.0, high))
 
 
 def compare_over_seeds(gains: Array, level: float = LEVEL) -> Comparison:
@@ -220,6 +265,14 @@ def rows_needed(discordant: float, margin: float, level: float = LEVEL, power: f
     wanted = float(stats.norm.ppf((1 + level) / 2)) * math.sqrt(discordant)
     reached = float(stats.norm.ppf(power)) * math.sqrt(max(0.0, discordant - margin**2))
     return math.ceil(((wanted + reached) / margin) ** 2)
+
+
+def rows_for_error(
+    deviation: float, margin: float, level: float = LEVEL, power: float = 0.8
+) -> int:
+    """Test rows that detect a gain of the margin, at this deviation of the gains of rows."""
+    quantiles = float(stats.norm.ppf((1 + level) / 2)) + float(stats.norm.ppf(power))
+    return math.ceil((quantiles * deviation / margin) ** 2)
 
 
 def holm(values: Sequence[float]) -> list[float]:

@@ -4,12 +4,13 @@ The margin is set before a run. A verdict is never stronger than the interval th
 have the same level, and several sites share it (Bonferroni).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from atoll.metrics.statistics import LEVEL, Comparison
 
-__all__ = ["MARGIN", "Verdict", "judge", "shared_level"]
+__all__ = ["MARGIN", "Verdict", "in_words", "judge", "shared_level"]
 
 MARGIN = 0.02  # a smaller gain is not worth the effort
 Kind = Literal["helps", "hurts", "no difference", "cannot tell"]
@@ -52,3 +53,39 @@ def judge(
     if -margin < gain.low and gain.high < margin:
         return Verdict("no difference", f"no difference larger than {points}")
     return Verdict("cannot tell", f"cannot tell: needs {needed}")
+
+
+def in_words(answer: Mapping[str, Any]) -> list[str]:
+    """An answer as a sentence on all sites and a line on each."""
+    lines = [_overall(answer["overall"], answer["level"])]
+    for id, site in answer["sites"].items():
+        rows = f"{site['test_rows']:,} test rows"
+        remarks = "".join(f"; {remark}" for remark in site["remarks"])
+        verdict = site["verdict"]["text"]
+        lines.append(f"  {id}: {verdict}; {_points(site['gain'])}, {rows}{remarks}")
+    lines += [f"  {id}: {reason}" for id, reason in answer["withheld"].items()]
+    return lines
+
+
+def _points(gain: Mapping[str, float]) -> str:
+    """A gain and its interval, in percentage points."""
+    value, low, high = (100 * gain[name] + 0.0 for name in ("gain", "low", "high"))
+    return f"{value:+.1f} points ({low:.1f} to {high:.1f})".replace("-0.0", "0.0")
+
+
+def _overall(overall: Mapping[str, Any], level: float) -> str:
+    """The sentence on all sites."""
+    kind, text = overall["verdict"]["kind"], overall["verdict"]["text"]
+    counts = [f"{word} at {overall[word]}" for word in ("helps", "hurts") if overall[word]]
+    if counts:
+        sentence = f"Joining {' and '.join(counts)} of {overall['sites']} sites"
+    elif kind == "cannot tell":
+        sentence = f"Cannot tell whether joining helps{text.removeprefix(kind)}"
+    elif kind == "no difference":
+        sentence = f"Joining makes {text}"
+    else:
+        sentence = f"Joining {text} overall, and no single site is certain"
+    if overall["gain"] is None:
+        return f"{sentence}."
+    mean = _points(overall["gain"]).replace("points (", f"points ({100 * level:g} % interval ")
+    return f"{sentence}; on average {mean}."

@@ -30,10 +30,12 @@ from atoll.data.own.tables import TableOptions
 from atoll.data.public import PublicOptions
 from atoll.data.site import Scale
 from atoll.learning.models import ModelOptions
+from atoll.metrics.answer import Metric
 from atoll.runs.convert import convert_config
 
 __all__ = [
     "EngineOptions",
+    "ReportOptions",
     "RunConfig",
     "assignment",
     "change",
@@ -67,6 +69,14 @@ class EngineOptions:
 
 
 @dataclass(frozen=True)
+class ReportOptions:
+    """What decides whether joining helps; set before a run."""
+
+    margin: Annotated[float, Field(gt=0, le=100)] = 2.0  # points; a smaller gain is not worthwhile
+    metric: Metric = "accuracy"  # what models are compared by; auroc: for two classes
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """A whole run."""
 
@@ -83,6 +93,7 @@ class RunConfig:
     replace: str = ""  # module:function that swaps parts of the method: faults of published code
     engine: dict[str, Any] = field(default_factory=dict)  # how the clients are run
     robust: dict[str, Any] = field(default_factory=dict)  # what is done about a site that lies
+    report: dict[str, Any] = field(default_factory=dict)  # what decides whether joining helps
     dtype: Literal["float32", "float64"] = "float32"  # of weights and inputs
     score_every: NotNegativeInt = 0  # rounds between tests; 0: at the end of a stage only
     checkpoints: bool = True  # save where the run stands and its models; false: numbers only
@@ -130,6 +141,10 @@ class RunConfig:
         """What is done about a site that lies."""
         return build(RobustOptions, self.robust, "[robust]")
 
+    def report_options(self) -> ReportOptions:
+        """What decides whether joining helps."""
+        return build(ReportOptions, self.report, "[report]")
+
 
 # Options that became something else, by method: their old default, and what to write instead.
 MOVED: dict[str, dict[str, tuple[Any, str]]] = {
@@ -144,7 +159,7 @@ MOVED: dict[str, dict[str, tuple[Any, str]]] = {
         ),
     },
 }
-TABLES = ("data", "scenario", "model", "public", "method", "engine", "robust")
+TABLES = ("data", "scenario", "model", "public", "method", "engine", "robust", "report")
 NAMED = ("data", "public", "method")  # tables that may be given by a name alone
 
 
@@ -186,6 +201,7 @@ def place(key: str, values: Mapping[str, Any]) -> str:
     tables: list[tuple[str, type]] = [
         ("method", methods.load(method).options),
         ("model", ModelOptions), ("engine", EngineOptions), ("robust", RobustOptions),
+        ("report", ReportOptions),
     ]  # fmt: skip
     names = {"scenario": splits.option_names()}
     names |= {table: {f.name for f in dataclasses.fields(kind)} for table, kind in tables}
@@ -283,6 +299,7 @@ def resolve(values: Mapping[str, Any], where: str) -> RunConfig:
         method={"name": config.method["name"], **_written(full.options())},
         engine=_written(full.engine_options()),
         robust=_written(full.robust_options()),
+        report=_written(full.report_options()),
     )
 
 

@@ -159,6 +159,9 @@ def parts(config: RunConfig, loaded: dict[str, Dataset] | None = None) -> Parts:
     if vertical and config.model_options().widths != ModelOptions().widths:
         what = f"the networks of '{name}' have no widths that could be set"
         raise UserError(what, "model.widths", "leave it out; method.width is their output")
+    if config.report_options().metric == "auroc" and len(dataset.classes) != 2:
+        what = f"auroc is for two classes and '{dataset.name}' has {len(dataset.classes)}"
+        raise UserError(what, "report.metric", "use accuracy or balanced accuracy")
     dealt = split(dataset, config.scenario_options(), config.seed)
     if config.models and len(config.models) != len(dealt.clients):
         what = f"{len(config.models)} models for {len(dealt.clients)} clients"

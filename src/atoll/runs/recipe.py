@@ -56,6 +56,8 @@ def _tables(parts: Parts) -> Recipe:
     alone = not parts.config.data.get("site")  # each site has a file of its own
     sites = {}
     for number, id in enumerate(dataset.groups):  # at a site of a network, that site alone
+        if id not in scenario.clients:  # a federation of one site
+            continue
         common, own = parts.site(id).scaling()
         rows = np.flatnonzero(dataset.group == number)
         first = int(rows[0]) if alone else 0

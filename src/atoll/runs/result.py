@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from atoll import methods
 from atoll.core.errors import UserError
-from atoll.core.integrity import Extent, Integrity, damaged, write_digests
+from atoll.core.integrity import Extent, Integrity, damaged, digest, write_digests
 from atoll.core.record import (
     Event,
     Exclusion,
@@ -27,8 +27,18 @@ from atoll.core.storage import disk_errors
 from atoll.metrics import scores as metrics
 from atoll.runs.convert import convert_config
 
-__all__ = ["Run", "absent_run", "plain", "runs_in", "table", "write_result"]
+__all__ = [
+    "ANSWER",
+    "Run",
+    "absent_run",
+    "plain",
+    "read_answer",
+    "runs_in",
+    "table",
+    "write_result",
+]
 
+ANSWER = "answer.json"
 SERVER = "server"  # may be scored too, where sites hold columns of the same rows
 
 
@@ -92,6 +102,11 @@ class Run:
     def recipe(self) -> dict[str, Any]:
         """How rows of own files become what models read; empty where a run had no own files."""
         return self._parsed("recipe.json", json.loads, optional=True)
+
+    @cached_property
+    def answer(self) -> dict[str, Any]:
+        """Whether joining helps, from `answer.json`; empty where that was not computed."""
+        return read_answer(self.folder, [self]) or {}
 
     def _parsed(
         self, name: str, parse: Callable[[str], Any], optional: bool = False
@@ -226,6 +241,28 @@ def write_result(folder: Path, extents: Mapping[str, Extent] | None = None) -> R
     write_digests(folder, {**(extents or {}), "result.json": Extent.of(content)})
     write_whole(folder / "result.json", content)
     return run
+
+
+def read_answer(folder: Path, runs: Sequence[Run]) -> dict[str, Any] | None:
+    """The answer in a folder; None where there is none, or one of other or earlier runs."""
+    path = folder / ANSWER
+    if not path.exists():
+        return None
+    with disk_errors(path):
+        content = path.read_bytes()
+    try:
+        body = json.loads(content)
+        own = body.pop("digest")
+        known = dict(body["runs"])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise damaged(path) from error
+    if own != digest(json.dumps(body, sort_keys=True).encode()):
+        raise damaged(path, "remove it and compute it again with atoll answer")
+    events = {}
+    for run in runs:
+        extent = run.integrity.files.get("events.jsonl")
+        events[run.folder.name] = extent.digest if extent else ""
+    return body if known == events else None
 
 
 class _Table(dict[str, Any]):

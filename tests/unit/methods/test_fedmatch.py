@@ -65,3 +65,9 @@ def test_the_distance_is_over_all_rows_and_between_probabilities_not_logits() ->
         "c": torch.tensor([[50.0, 50.0], [1.0, 0.0]]),  # far in logits, near in probabilities
     }
     assert nearest(answers, 1)["a"] == ["c"]
+
+
+def test_a_client_without_helpers_follows_its_own_vote() -> None:
+    """Cross-entropy of the strong logits (0, 0) at the class of the weak ones: log 2."""
+    weak, strong = torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 0.0]])
+    assert float(consistency(weak, strong, torch.zeros(0, 1, 2), 0.5)) == pytest.approx(math.log(2))

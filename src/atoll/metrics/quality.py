@@ -1,0 +1,213 @@
+"""The quality of predicted probabilities, each number with its definition. Needs no torch.
+
+`y` are true classes, `probabilities` (rows, classes). Numbers of two classes take the second class
+as the positive one. A number that the rows do not define, such as the AUROC of one class, is NaN.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from atoll.metrics.statistics import placements
+
+__all__ = [
+    "Bin",
+    "OfClass",
+    "auprc",
+    "auroc",
+    "auroc_contributions",
+    "balanced_accuracy",
+    "balanced_contributions",
+    "brier_losses",
+    "brier_score",
+    "by_class",
+    "confusion",
+    "describe",
+    "expected_calibration_error",
+    "log_loss",
+    "reliability",
+    "sensitivity",
+    "softmax",
+    "threshold_at",
+]
+
+Array = np.ndarray[Any, Any]
+BINS = 10  # of equal width, for calibration
+SPECIFICITY = 0.9  # at which the sensitivity is stated
+
+
+class OfClass(NamedTuple):
+    """How well one class is told from the others."""
+
+    recall: float  # NaN where no row has the class
+    precision: float  # NaN where it is never predicted
+    support: int  # rows that have the class
+
+
+class Bin(NamedTuple):
+    """The rows whose probability lies in one bin."""
+
+    predicted: float  # the mean of their probabilities
+    observed: float  # the share of them that is positive, or right
+    rows: int
+
+
+def softmax(outputs: Array) -> Array:
+    """Probabilities of logits or log-probabilities: (rows, classes)."""
+    outputs = np.asarray(outputs, float)
+    shifted = np.exp(outputs - outputs.max(1, keepdims=True))
+    probabilities: Array = shifted / shifted.sum(1, keepdims=True)
+    return probabilities
+
+
+def auroc(positive: Array, scores: Array) -> float:
+    """The chance that a positive row has a higher score than a negative one; ties count half."""
+    positive = np.asarray(positive, bool)
+    if positive.all() or not positive.any():
+        return math.nan
+    return float(placements(positive, np.asarray(scores))[positive].mean())
+
+
+def auroc_contributions(positive: Array, scores: Array) -> Array:
+    """Numbers of rows whose mean is the AUROC: it, plus the row's influence times the rows."""
+    values = placements(positive, scores)
+    area, rows = float(values[positive].mean()), len(scores)
+    for part in (positive, ~positive):
+        values[part] = area + (values[part] - area) * rows / part.sum()
+    return values
+
+
+def auprc(positive: Array, scores: Array) -> float:
+    """Average precision: the mean of the precision at each positive row, by falling score."""
+    positive, scores = np.asarray(positive, bool), np.asarray(scores, float)
+    if not positive.any():
+        return math.nan
+    order = np.argsort(-scores, kind="stable")
+    hits = np.cumsum(positive[order])
+    last = np.append(np.diff(scores[order]) != 0, True)  # equal scores are one threshold
+    hits, predicted = hits[last], np.flatnonzero(last) + 1
+    gained = np.diff(hits, prepend=0)
+    return float((gained * hits / predicted).sum() / positive.sum())
+
+
+def by_class(y: Array, predicted: Array, classes: int) -> list[OfClass]:
+    """Recall, precision and support of each class."""
+    matrix = confusion(y, predicted, classes)
+    result = []
+    for number in range(classes):
+        right, support = matrix[number, number], int(matrix[number].sum())
+        named = matrix[:, number].sum()
+        recall = right / support if support else math.nan
+        result.append(OfClass(float(recall), float(right / named) if named else math.nan, support))
+    return result
+
+
+def balanced_accuracy(y: Array, predicted: Array) -> float:
+    """The mean recall of the classes that occur."""
+    right = np.asarray(predicted) == y
+    return float(np.mean([right[y == kind].mean() for kind in np.unique(y)]))
+
+
+def balanced_contributions(y: Array, right: Array) -> Array:
+    """Numbers of rows whose mean is the balanced accuracy."""
+    kinds = np.unique(y)
+    recalls = {kind: float(right[y == kind].mean()) for kind in kinds}
+    mean = float(np.mean(list(recalls.values())))
+    values = np.empty(len(y))
+    for kind in kinds:
+        rows = y == kind
+        weight = len(y) / (len(kinds) * rows.sum())
+        values[rows] = mean + (right[rows] - recalls[kind]) * weight
+    return values
+
+
+def confusion(y: Array, predicted: Array, classes: int) -> Array:
+    """Counts of (true class, predicted class)."""
+    counts = np.bincount(np.asarray(y) * classes + predicted, minlength=classes**2)
+    return counts.reshape(classes, classes)
+
+
+def brier_losses(y: Array, probabilities: Array) -> Array:
+    """Squared errors of rows: of the positive class, or summed over more than two classes."""
+    if probabilities.shape[1] == 2:
+        return np.asarray((probabilities[:, 1] - (y == 1)) ** 2)
+    truth = np.eye(probabilities.shape[1])[y]
+    return np.asarray(((probabilities - truth) ** 2).sum(1))
+
+
+def brier_score(y: Array, probabilities: Array) -> float:
+    """The mean squared error of probabilities."""
+    return float(brier_losses(y, probabilities).mean())
+
+
+def log_loss(y: Array, probabilities: Array) -> float:
+    """The mean negative logarithm of the true class's probability, at least the float epsilon."""
+    epsilon = np.finfo(float).eps
+    chosen = np.clip(probabilities, epsilon, 1 - epsilon)
+    chosen = chosen / chosen.sum(1, keepdims=True)
+    return float(-np.log(chosen[np.arange(len(y)), y]).mean())
+
+
+def reliability(outcome: Array, probabilities: Array, bins: int = BINS) -> list[Bin]:
+    """Predicted and observed shares in bins of equal width from 0 to 1; empty bins are left out.
+
+    A bin holds its lower edge; the last one holds 1 too.
+    """
+    edges = np.linspace(0, 1, bins + 1)
+    place = np.searchsorted(edges[1:-1], probabilities)
+    result = []
+    for number in range(bins):
+        rows = place == number
+        if rows.any():
+            predicted, observed = (
+                probabilities[rows].mean(),
+                np.asarray(outcome, float)[rows].mean(),
+            )
+            result.append(Bin(float(predicted), float(observed), int(rows.sum())))
+    return result
+
+
+def expected_calibration_error(y: Array, probabilities: Array, bins: int = BINS) -> float:
+    """The mean distance of confidence and accuracy over bins, weighted by rows.
+
+    Confidence is the probability of the likeliest class (Naeini et al., 2015; Guo et al., 2017).
+    """
+    right = probabilities.argmax(1) == y
+    curve = reliability(right, probabilities.max(1), bins)
+    return sum(abs(one.predicted - one.observed) * one.rows for one in curve) / len(y)
+
+
+def threshold_at(positive: Array, scores: Array, specificity: float = SPECIFICITY) -> float:
+    """The lowest threshold at which these rows have the specificity; choose it on validation rows.
+
+    A row is predicted positive where its score is above the threshold.
+    """
+    negatives = np.sort(np.asarray(scores)[~np.asarray(positive, bool)])
+    if not len(negatives):
+        return math.nan
+    return float(negatives[math.ceil(specificity * len(negatives) - 1e-9) - 1])
+
+
+def sensitivity(positive: Array, scores: Array, threshold: float) -> float:
+    """The share of positive rows whose score is above a threshold."""
+    scores = np.asarray(scores)[np.asarray(positive, bool)]
+    return float((scores > threshold).mean()) if len(scores) else math.nan
+
+
+def describe(y: Array, probabilities: Array) -> dict[str, Any]:
+    """The numbers above as plain values, for a site's own report."""
+    classes, predicted = probabilities.shape[1], probabilities.argmax(1)
+    two = classes == 2
+    return {
+        "accuracy": float((predicted == y).mean()),
+        "balanced accuracy": balanced_accuracy(y, predicted),
+        "auroc": auroc(y == 1, probabilities[:, 1]) if two else None,
+        "auprc": auprc(y == 1, probabilities[:, 1]) if two else None,
+        "brier score": brier_score(y, probabilities),
+        "log loss": log_loss(y, probabilities),
+        "expected calibration error": expected_calibration_error(y, probabilities),
+        "reliability": [list(one) for one in reliability(predicted == y, probabilities.max(1))],
+        "classes": [one._asdict() for one in by_class(y, predicted, classes)],
+        "confusion": confusion(y, predicted, classes).tolist(),
+    }

@@ -1,0 +1,145 @@
+"""The answer of finished runs: computes it, writes it to `answer.json`, reads it again.
+
+One run has its answer in its own folder; the seeds of one config have one in the folder above. The
+file is derived from the record like `result.json`. It has a digest of its own and those of the
+events that it comes from, so that a changed or outdated file is refused.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+from atoll.compute.deterministic import deterministic_torch
+from atoll.core.errors import UserError
+from atoll.core.integrity import digest
+from atoll.core.record import write_whole
+from atoll.data.dataset import Dataset
+from atoll.metrics.answer import Outcome, answer
+from atoll.runs.config import RunConfig
+from atoll.runs.execute import OpenEngine
+from atoll.runs.facts import same_data
+from atoll.runs.folders import recorded
+from atoll.runs.outcomes import outcomes
+from atoll.runs.parts import parts
+from atoll.runs.predict.model import ended_state
+from atoll.runs.result import ANSWER, Run, plain, read_answer
+
+__all__ = ["answer_folder", "write_answer"]
+
+FORMAT = 1
+OUTCOMES = "outcomes.safetensors"
+FREE = ("name", "seed", "engine", "checkpoints", "checkpoint_seconds", "attribution", "looks")
+
+
+def answer_folder(runs: Sequence[Path]) -> Path:
+    """Where the answer of some runs is: in the folder of one run, else in the one above all."""
+    if len(runs) == 1:
+        return runs[0]
+    above = {folder.resolve().parent for folder in runs}
+    if len(above) > 1:
+        what = "the runs lie in different folders"
+        raise UserError(what, str(runs[0]), "give runs of one config that share a folder")
+    return runs[0].parent
+
+
+def write_answer(
+    folders: Sequence[Path],
+    open_engine: Callable[[str], OpenEngine],
+    watch: Callable[[str], None] = lambda words: None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Compute the answer of finished runs that differ in their seed, and write it.
+
+    `open_engine` gives the engine of a name; `watch` receives what is being done, in words.
+    """
+    home = answer_folder(folders)
+    runs = [Run(folder) for folder in folders]
+    existing = read_answer(home, runs) if (home / ANSWER).exists() else None
+    if existing is not None:
+        return existing
+    configs = [recorded(folder) for folder in folders]
+    _refuse_different(configs, folders)
+    loaded: dict[str, Dataset] = {}
+    by_seed = []
+    for run, config in zip(runs, configs, strict=True):
+        engine = open_engine(config.engine_options().name)
+        by_seed.append(_outcomes(run, config, engine, loaded, (watch, stopping)))
+    sites = {id: [seed[id] for seed in by_seed] for id in by_seed[0]}
+    report = configs[0].report_options()
+    body = answer(sites, report.metric, report.margin / 100)
+    head = {
+        "format": FORMAT,
+        "seeds": [config.seed for config in configs],
+        "variant": runs[0].headline,
+        "baseline": f"{configs[0].method['name']} with one site",
+        "runs": {folder.name: _events(run) for folder, run in zip(folders, runs, strict=True)},
+    }
+    return _write(home, plain(head | body))
+
+
+def _events(run: Run) -> str:
+    """The digest of a run's events; empty for a run of an older format."""
+    extent = run.integrity.files.get("events.jsonl")
+    return extent.digest if extent else ""
+
+
+def _write(home: Path, body: dict[str, Any]) -> dict[str, Any]:
+    whole = body | {"digest": digest(json.dumps(body, sort_keys=True).encode())}
+    write_whole(home / ANSWER, json.dumps(whole, indent=1, allow_nan=False).encode() + b"\n")
+    return body
+
+
+def _refuse_different(configs: Sequence[RunConfig], folders: Sequence[Path]) -> None:
+    """Refuse runs that differ in more than the seed."""
+    first = vars(configs[0])
+    for config, folder in zip(configs[1:], folders[1:], strict=True):
+        keys = [
+            key for key, value in vars(config).items() if key not in FREE and value != first[key]
+        ]
+        if keys:
+            what = f"the run has another '{keys[0]}' than {folders[0].name}"
+            raise UserError(
+                what, str(folder), "answer runs together that differ in their seed alone"
+            )
+    seeds = [config.seed for config in configs]
+    if len(set(seeds)) < len(seeds):
+        what = "two of the runs have the same seed"
+        raise UserError(what, str(folders[0]), "give each seed once")
+
+
+def _outcomes(
+    run: Run,
+    config: RunConfig,
+    open_engine: OpenEngine,
+    loaded: dict[str, Dataset],
+    hooks: tuple[Callable[[str], None], Callable[[], bool]],
+) -> Mapping[str, Outcome]:
+    """The outcomes of one run, kept in its folder."""
+    watch, stopping = hooks
+    with deterministic_torch(config.engine_options().deterministic):
+        run_parts = parts(config, loaded)
+        same_data(run_parts, run.facts, str(run.folder))
+        state = ended_state(run.folder)
+        count = len(run_parts.scenario.clients)
+        numbers = {id: number for number, id in enumerate(run_parts.scenario.clients, start=1)}
+        results = outcomes(
+            *(run_parts, state, run.headline, open_engine),
+            watch=lambda id: watch(f"training {id} alone, {numbers[id]} of {count}"),
+            stopping=stopping,
+        )
+    write_whole(run.folder / OUTCOMES, save(_tensors(results)))
+    return results
+
+
+def _tensors(results: Mapping[str, Outcome]) -> dict[str, np.ndarray[Any, Any]]:
+    """Rows, labels and outputs by site and model."""
+    tensors = {}
+    for id, one in results.items():
+        tensors[f"{id}/rows"], tensors[f"{id}/labels"] = one.rows, one.y
+        for model, outputs in one.outputs.items():
+            tensors[f"{id}/outputs/{model}"] = np.ascontiguousarray(outputs)
+    return tensors

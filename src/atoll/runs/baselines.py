@@ -1,0 +1,82 @@
+"""Simple models that a site can train without anybody: class shares and two classifiers.
+
+Each predicts the logarithm of a probability for every class; minus infinity for classes that the
+site has no training row of.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from atoll.metrics.answer import BOOSTING, LOGISTIC
+
+__all__ = ["class_shares", "classifiers"]
+
+Array = np.ndarray[Any, Any]
+Matrix = Any  # (rows, columns), dense or sparse
+WIDEST = 3_000  # columns up to which trees are grown
+MOST = 200_000_000  # numbers in the training rows up to which a classifier is trained
+
+
+def class_shares(y: Array, classes: int, rows: int) -> Array:
+    """The shares of classes among training labels, as log-probabilities: (rows, classes)."""
+    with np.errstate(divide="ignore"):
+        shares = np.log(np.bincount(y, minlength=classes) / len(y))
+    return np.tile(shares, (rows, 1))
+
+
+def classifiers(x: Matrix, y: Array, test: Matrix, classes: int) -> dict[str, Array | str]:
+    """For each classifier the log-probabilities of test rows, or why it is skipped."""
+    results: dict[str, Array | str] = {}
+    for name, make in ((LOGISTIC, _logistic), (BOOSTING, _boosting)):
+        reason = _obstacle(name, x)
+        results[name] = reason or _predicted(make, x, y, test, classes)
+    return results
+
+
+def _obstacle(name: str, x: Matrix) -> str:
+    """Why a classifier is not trained; empty where it is."""
+    numbers = x.nnz if sparse.issparse(x) else x.size
+    if numbers > MOST:
+        return f"the training rows have more than {MOST:,} numbers"
+    if name == BOOSTING and sparse.issparse(x):
+        return "texts have a column for each word"
+    if name == BOOSTING and x.shape[1] > WIDEST:
+        return f"rows have more than {WIDEST:,} columns"
+    return ""
+
+
+def _predicted(
+    make: Callable[[bool], Any], x: Matrix, y: Array, test: Matrix, classes: int
+) -> Array:
+    """Train on some rows, predict others."""
+    seen = np.unique(y)
+    if len(seen) == 1:
+        return class_shares(y, classes, test.shape[0])
+    model = make(not sparse.issparse(x))
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # an optimiser that stops at its limit is good enough
+        model.fit(x, y)
+        outputs = np.full((test.shape[0], classes), -np.inf)
+        outputs[:, seen] = np.log(model.predict_proba(test))
+    return outputs
+
+
+def _logistic(dense: bool) -> Any:
+    """Logistic regression with an L2 penalty, on columns of equal variance."""
+    # scikit-learn takes a second to import
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
+    from sklearn.pipeline import make_pipeline  # noqa: PLC0415
+    from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
+
+    return make_pipeline(StandardScaler(with_mean=dense), LogisticRegression(max_iter=1000))
+
+
+def _boosting(dense: bool) -> Any:
+    """Gradient boosting with the defaults of scikit-learn, all rows used for training."""
+    from sklearn.ensemble import HistGradientBoostingClassifier  # noqa: PLC0415
+
+    return HistGradientBoostingClassifier(early_stopping=False, random_state=0)

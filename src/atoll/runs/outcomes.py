@@ -1,0 +1,144 @@
+"""Outcomes of a run: for each site the outputs of several models on the very same test rows.
+
+They are computed where the data are, kept in the run's folder, and never sent.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import sparse
+
+from atoll.core.errors import UserError
+from atoll.core.messages import Tensors
+from atoll.core.rows import Rows
+from atoll.data.scenario import Scenario
+from atoll.jobs.train import in_chunks
+from atoll.learning.weights import without
+from atoll.metrics.answer import ALONE, GUESS, JOINED, Outcome
+from atoll.runs.alone import alone_parts, train_alone
+from atoll.runs.baselines import class_shares, classifiers
+from atoll.runs.execute import OpenEngine
+from atoll.runs.parts import Parts
+
+__all__ = ["outcomes", "own_tasks"]
+
+Array = np.ndarray[Any, Any]
+
+
+def outcomes(
+    parts: Parts,
+    state: Tensors,
+    variant: str,
+    open_engine: OpenEngine,
+    watch: Callable[[str], None] = lambda id: None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> dict[str, Outcome]:
+    """The outcomes of each site; `state` holds the parts of the run at its end.
+
+    `watch` receives the id of each site before it is trained alone.
+    """
+    results = {}
+    for id in parts.scenario.clients:
+        watch(id)
+        tasks = own_tasks(parts.scenario, id)
+        joined = _logits(parts, state, variant, id, tasks)
+        one = alone_parts(parts, id)
+        with tempfile.TemporaryDirectory(prefix="atoll-alone-") as folder:
+            alone_state = train_alone(one, Path(folder), open_engine, stopping)
+        alone = _logits(one, alone_state, variant, id, tasks)
+        results[id] = _outcome(one, id, tasks, {JOINED: joined, ALONE: alone})
+    return results
+
+
+def own_tasks(scenario: Scenario, id: str) -> list[int]:
+    """The tasks that a site is judged by: all that are known at the end, or its own domain."""
+    place, count = scenario.clients.index(id), len(scenario.clients)
+    domains = 1 < count == len(scenario.tasks) and scenario.stages == 1
+    if domains and not any(scenario.known_at):
+        return [place]
+    return scenario.tasks_at(scenario.stages - 1)
+
+
+def _outcome(one: Parts, id: str, tasks: Sequence[int], outputs: dict[str, Array]) -> Outcome:
+    """Add the labels and the simple models of a site."""
+    scenario, classes = one.scenario, len(one.dataset.classes)
+    rows = np.concatenate([scenario.tests[id][task] for task in tasks])
+    train = np.concatenate([held.train for held in scenario.holdings[id]])
+    _, first = np.unique(train, return_index=True)  # a row may be there at several stages
+    y = one.dataset.y[train[first]]
+    site = one.site(id)
+    learned = _inputs([site.train(stage) for stage in range(scenario.stages)], one)[first]
+    tested = _inputs([site.test(task) for task in tasks], one)
+    models = {**outputs, GUESS: class_shares(y, classes, len(rows))}
+    skipped = {}
+    for name, result in classifiers(learned, y, tested, classes).items():
+        if isinstance(result, str):
+            skipped[name] = result
+        else:
+            models[name] = result
+    return Outcome(rows, one.dataset.y[rows], models, len(first), skipped)
+
+
+def _inputs(several: Sequence[Rows], parts: Parts) -> Any:
+    """Rows as a matrix: columns, pixels, or the number of times that a text has each word."""
+    if parts.dataset.kind != "text":
+        whole = torch.cat([rows.all.flatten(1) for rows in several])
+        return np.nan_to_num(whole.cpu().numpy().astype(np.float64))
+    tokens = torch.cat([rows.x for rows in several]).cpu().numpy()
+    place = np.repeat(np.arange(len(tokens)), tokens.shape[1])
+    width = max(len(parts.dataset.words), int(parts.dataset.x.max()) + 1)
+    ones = np.ones(tokens.size)
+    counts = sparse.coo_array((ones, (place, tokens.ravel())), (len(tokens), width)).tocsr()
+    return counts[:, 1:]  # 0 is padding
+
+
+def _logits(parts: Parts, state: Tensors, variant: str, id: str, tasks: Sequence[int]) -> Array:
+    """The logits of a site's test rows by its final model, or by all parties' where it is cut."""
+    with torch.no_grad():
+        predict = _predictor(parts, state, variant, id)
+        pieces = [predict(task) for task in tasks]
+    return np.asarray(torch.cat(pieces).double().cpu().numpy())
+
+
+def _predictor(
+    parts: Parts, state: Tensors, variant: str, id: str
+) -> Callable[[int], torch.Tensor]:
+    """A function that gives the logits of a task's test rows."""
+    where = parts.site(id).device
+    shared = {name: tensor.to(where) for name, tensor in without("server", state).items()}
+    vertical = parts.scenario.labels_at_server
+    ids = parts.scenario.clients if vertical else (id,)
+    sites = {one: parts.site(one) for one in ids}
+    clients = {one: _restored(parts.client(one), f"client/{one}", state, where) for one in ids}
+    server = _restored(parts.server(), "server", state, where) if vertical else None
+
+    def predict(task: int) -> torch.Tensor:
+        halves = {}
+        for one in ids:
+            model = clients[one].final_model(shared, variant, task)
+            halves[one] = in_chunks(partial(clients[one].predict, model), sites[one].test(task))
+        if server is None:
+            return halves[id]
+        logits: torch.Tensor = server.predict(server.final_model(shared, variant, task), halves)
+        return logits
+
+    return predict
+
+
+def _restored(part: Any, prefix: str, state: Tensors, where: torch.device) -> Any:
+    """A client, or the server, as the run left it."""
+    if not hasattr(part, "predict"):
+        what = "the method has no model to predict with"
+        raise UserError(what, "answer", "its client needs final_model and predict")
+    mine = {name: tensor.to(where) for name, tensor in without(prefix, state).items()}
+    if mine:
+        part.restore(mine)
+    elif part.state():
+        what = f"the model of '{prefix}' is not in the run's folder"
+        raise UserError(what, "answer", "it stayed at its site")
+    return part

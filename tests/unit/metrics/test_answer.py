@@ -1,0 +1,205 @@
+"""Answers from outcomes: two sites worked by hand, shared rows, seeds, and what is withheld."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from atoll.metrics import answer as module
+from atoll.metrics import quality
+from atoll.metrics.answer import ALONE, GUESS, JOINED, LOGISTIC, Outcome, answer
+from atoll.metrics.statistics import tango
+from atoll.metrics.verdicts import in_words
+
+Array = np.ndarray[Any, Any]
+
+
+def outputs(y: Array, right: Array) -> Array:
+    """Logits of two classes whose largest is right or wrong."""
+    return np.eye(2)[np.where(right, y, 1 - y)] * 2.0
+
+
+def site(counts: tuple[int, int, int, int], first_row: int = 0, **more: Array) -> Outcome:
+    """Rows on which both models, the joined one, the one alone, or none is right.
+
+    Half of the rows of each kind have class 1, and guessing always says 0.
+    """
+    joined = np.repeat([True, True, False, False], counts)
+    alone = np.repeat([True, False, True, False], counts)
+    rows = np.arange(len(joined))
+    y = rows % 2
+    models = {JOINED: outputs(y, joined), ALONE: outputs(y, alone), GUESS: outputs(y, y == 0)}
+    return Outcome(rows + first_row, y, models | more, 4 * len(rows))
+
+
+def test_two_sites_by_hand() -> None:
+    """80 rows, 24 against 4 discordant; and 40 rows, 2 against 2."""
+    body = answer({"north": [site((50, 24, 4, 2))], "south": [site((30, 2, 2, 6), 80)]})
+    north, south = body["sites"]["north"], body["sites"]["south"]
+    assert north["scores"][JOINED] == pytest.approx(74 / 80)
+    assert north["scores"][ALONE] == pytest.approx(54 / 80)
+    assert north["scores"][GUESS] == pytest.approx(0.5)
+    assert north["scores"][LOGISTIC] is None
+    assert north["gain"]["gain"] == pytest.approx(20 / 80)
+    assert (north["gain"]["low"], north["gain"]["high"]) == pytest.approx(tango(24, 4, 80, 0.975))
+    assert tuple(north["unadjusted"].values()) == pytest.approx(tango(24, 4, 80))
+    assert north["verdict"] == {"kind": "helps", "text": "helps"}
+    assert (north["test_rows"], north["smallest_class"]) == (80, 40)
+    assert south["gain"]["gain"] == 0
+    assert south["verdict"]["kind"] == "cannot tell"
+    z = stats.norm.ppf(0.9875) * math.sqrt(0.1) + stats.norm.ppf(0.8) * math.sqrt(0.1 - 0.0004)
+    assert south["rows_needed"] == math.ceil((z / 0.02) ** 2)
+    assert str(south["rows_needed"]) in south["verdict"]["text"].replace(",", "")
+    overall = body["overall"]
+    assert overall["gain"]["gain"] == pytest.approx(0.125)
+    below = [20 / 80 - tango(24, 4, 80)[0], 0 - tango(2, 2, 40)[0]]
+    assert overall["gain"]["low"] == pytest.approx(0.125 - math.hypot(*below) / 2)
+    assert (overall["sites"], overall["helps"], overall["hurts"]) == (2, 1, 0)
+    assert overall["verdict"]["text"] == "helps"
+    assert (body["unit"], body["withheld"]) == ("rows", {})
+
+
+def test_the_words_of_two_sites() -> None:
+    body = answer({"north": [site((50, 24, 4, 2))], "south": [site((30, 2, 2, 6), 80)]})
+    lines = in_words(body)
+    assert lines[0].startswith("Joining helps at 1 of 2 sites; on average +12.5 points (95 % int")
+    assert lines[1].startswith("  north: helps; +25.0 points (")
+    assert lines[1].endswith(", 80 test rows")
+    assert lines[2].startswith("  south: cannot tell: needs about ")
+    assert "; 0.0 points (" not in lines[2]
+    assert "; +0.0 points (" in lines[2]
+
+
+def test_the_order_of_sites_does_not_matter() -> None:
+    one, other = [site((50, 24, 4, 2))], [site((30, 2, 2, 6), 80)]
+    first, second = answer({"a": one, "b": other}), answer({"b": other, "a": one})
+    assert first["sites"] == second["sites"]
+    assert first["overall"]["gain"] == pytest.approx(second["overall"]["gain"])
+
+
+def test_a_site_with_nine_rows_is_withheld_and_left_out() -> None:
+    body = answer({"big": [site((50, 24, 4, 2))], "small": [site((9, 0, 0, 0), 80)]})
+    assert body["withheld"] == {"small": "too few test rows"}
+    assert list(body["sites"]) == ["big"]
+    alone = answer({"big": [site((50, 24, 4, 2))]})
+    assert body["overall"] == alone["overall"]
+    assert "small: too few test rows" in in_words(body)[-1]
+
+
+def test_ten_rows_are_enough() -> None:
+    assert list(answer({"a": [site((10, 0, 0, 0))]})["sites"]) == ["a"]
+
+
+def test_all_sites_may_be_withheld() -> None:
+    body = answer({"small": [site((9, 0, 0, 0))]})
+    assert body["overall"]["gain"] is None
+    assert in_words(body)[0] == (
+        "Cannot tell whether joining helps: too few test rows at every site."
+    )
+
+
+def test_equal_outputs_are_no_difference_whatever_the_number_of_rows() -> None:
+    body = answer({"a": [site((9, 0, 0, 3))]})
+    gain = body["sites"]["a"]["gain"]
+    assert [gain[name] for name in ("gain", "low", "high", "p")] == [0, 0, 0, 1]
+    assert body["sites"]["a"]["verdict"]["kind"] == "no difference"
+    assert body["overall"]["verdict"]["kind"] == "no difference"
+    assert in_words(body)[0].startswith("Joining makes no difference: both models")
+
+
+def test_few_equal_predictions_are_not_yet_no_difference() -> None:
+    """The same classes with other probabilities: 12 rows cannot exclude a difference."""
+    one = site((9, 0, 0, 3))
+    other = Outcome(one.rows, one.y, {**one.outputs, ALONE: one.outputs[ALONE] * 2}, 40)
+    assert answer({"a": [other]})["sites"]["a"]["verdict"]["kind"] == "cannot tell"
+
+
+def test_models_that_do_not_beat_guessing_cannot_help() -> None:
+    """24 against 4, but both are right on fewer rows than the majority class."""
+    one = site((10, 24, 4, 42))
+    assert answer({"a": [one]})["sites"]["a"]["verdict"]["text"] == (
+        "cannot tell: neither model beats guessing"
+    )
+
+
+def test_shared_test_rows_are_one_unit() -> None:
+    """Three sites with the same outcomes on the same rows know no more than one of them."""
+    same = site((60, 10, 5, 5))
+    body = answer({name: [same] for name in "abc"})
+    gains = np.repeat([0.0, 1.0, -1.0, 0.0], (60, 10, 5, 5))
+    error = gains.std(ddof=1) / math.sqrt(80)
+    assert body["overall"]["gain"]["error"] == pytest.approx(error)
+    assert body["overall"]["gain"]["units"] == 80
+    assert any("share test rows" in note for note in body["notes"])
+    apart = answer({name: [site((60, 10, 5, 5), 80 * n)] for n, name in enumerate("abc")})
+    assert apart["overall"]["gain"]["error"] == pytest.approx(error / math.sqrt(3), rel=0.01)
+
+
+def test_a_row_that_two_tasks_test_is_one_unit() -> None:
+    one = site((30, 6, 2, 2))
+    twice = Outcome(
+        np.tile(one.rows, 2), np.tile(one.y, 2),
+        {name: np.tile(values, (2, 1)) for name, values in one.outputs.items()}, 100,
+    )  # fmt: skip
+    gain = answer({"a": [twice]})["sites"]["a"]["gain"]
+    gains = np.repeat([0.0, 1.0, -1.0, 0.0], (30, 6, 2, 2))
+    assert gain["units"] == 40
+    assert gain["error"] == pytest.approx(gains.std(ddof=1) / math.sqrt(40))
+
+
+def test_seeds_with_the_same_rows_are_crossed_with_them() -> None:
+    """Equal seeds know no more than one."""
+    body = answer({"a": [site((60, 10, 5, 5))] * 3})
+    gains = np.repeat([0.0, 1.0, -1.0, 0.0], (60, 10, 5, 5))
+    assert body["unit"] == "rows and seeds"
+    assert body["sites"]["a"]["gain"]["error"] == pytest.approx(
+        gains.std(ddof=1) / math.sqrt(80), rel=1e-9
+    )
+
+
+def test_seeds_with_other_rows_are_splits() -> None:
+    """Nadeau and Bengio: 1/3 + 80/320."""
+    seeds = [site((60, 10, 5, 5), 0), site((60, 12, 3, 5), 1), site((60, 5, 10, 5), 2)]
+    body = answer({"a": seeds})
+    gains = [5 / 80, 9 / 80, -5 / 80]
+    error = np.std(gains, ddof=1) * math.sqrt(1 / 3 + 1 / 4)
+    assert body["unit"] == "splits"
+    assert body["sites"]["a"]["gain"]["error"] == pytest.approx(error)
+    assert body["overall"]["gain"]["error"] == pytest.approx(error)
+
+
+def test_seeds_that_differ_more_than_rows_ask_for_seeds() -> None:
+    """Two seeds gain on 8 of 80 rows, another loses on as many."""
+    seeds = [site((70, 8, 0, 2)), site((70, 0, 8, 2)), site((70, 8, 0, 2))]
+    entry = answer({"a": seeds})["sites"]["a"]
+    assert entry["verdict"]["text"] == "cannot tell: needs more seeds or splits, not rows"
+    assert entry["rows_needed"] is None
+
+
+def test_auroc_is_compared_by_its_own_rows() -> None:
+    stream = np.random.default_rng(0)
+    y = (np.arange(60) % 3 == 0).astype(int)
+    models = {}
+    for name, strength in ((JOINED, 3.0), (ALONE, 1.0), (GUESS, 0.0)):
+        scores = strength * y + stream.normal(size=60) * (strength > 0)
+        models[name] = np.stack([-scores, scores], 1)
+    one = Outcome(np.arange(60), y, models, 100)
+    entry = answer({"a": [one]}, "auroc")["sites"]["a"]
+    assert entry["scores"][GUESS] == pytest.approx(0.5)
+    assert entry["gain"]["gain"] == pytest.approx(entry["scores"][JOINED] - entry["scores"][ALONE])
+    assert entry["scores"][JOINED] == pytest.approx(entry["quality"][JOINED]["auroc"])
+    few = Outcome(one.rows[:25], y[:25], {n: v[:25] for n, v in models.items()}, 100)
+    assert answer({"a": [few]}, "auroc")["withheld"] == {"a": "too few test rows of a class"}
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "auroc", "balanced accuracy", "brier score"])
+def test_contributions_have_the_metric_as_their_mean(metric: Any) -> None:
+    stream = np.random.default_rng(1)
+    y = (stream.random(50) < 0.3).astype(int)
+    logits = stream.normal(size=(50, 2)) + np.eye(2)[y]
+    values = module.contributions(metric, y, logits)
+    described = quality.describe(y, quality.softmax(logits))
+    sign = -1 if metric == "brier score" else 1
+    assert sign * values.mean() == pytest.approx(described[metric], abs=1e-12)
