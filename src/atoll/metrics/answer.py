@@ -46,6 +46,7 @@ GUESS: Final = "majority"  # class shares, whose likeliest class is the majority
 LOGISTIC: Final = "logistic regression"
 BOOSTING: Final = "gradient boosting"
 MODELS = (JOINED, ALONE, GUESS, LOGISTIC, BOOSTING)
+OF_CLASSES = ("auroc", "balanced accuracy")  # metrics that need rows of every class
 FEWEST: Final = 10  # test rows of a site, or of a class that the metric needs
 SEEDS: Final = "more seeds or splits, not rows"
 
@@ -149,9 +150,9 @@ def too_few(site: _Site) -> str:
     for outcome in site.seeds:
         if len(np.unique(outcome.rows)) < FEWEST:
             return "too few test rows"
-        if site.metric != "auroc":
-            continue
-        if min(np.sum(outcome.y == 0), np.sum(outcome.y == 1)) < FEWEST:
+        kinds = (0, 1) if site.metric == "auroc" else np.unique(outcome.y)
+        counts = [len(np.unique(outcome.rows[outcome.y == kind])) for kind in kinds]
+        if site.metric in OF_CLASSES and min(counts) < FEWEST:
             return "too few test rows of a class"
     return ""
 

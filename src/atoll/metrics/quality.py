@@ -152,7 +152,7 @@ def log_loss(y: Array, probabilities: Array) -> float:
 def reliability(outcome: Array, probabilities: Array, bins: int = BINS) -> list[Bin]:
     """Predicted and observed shares in bins of equal width from 0 to 1; empty bins are left out.
 
-    A bin holds its lower edge; the last one holds 1 too.
+    A bin holds its upper edge; the first one holds 0 too.
     """
     edges = np.linspace(0, 1, bins + 1)
     place = np.searchsorted(edges[1:-1], probabilities)

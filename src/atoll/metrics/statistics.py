@@ -62,7 +62,7 @@ def compare_accuracy(
     first, second = np.asarray(first, bool), np.asarray(second, bool)
     if groups is not None:
         by_group = _compare_groups(first.astype(float) - second, groups, level)
-        return with_least_width(by_group, by_group.units, level)
+        return by_group if by_group.error else with_least_width(by_group, by_group.units, level)
     rows = len(first)
     only_first = int((first & ~second).sum())
     only_second = int((second & ~first).sum())
@@ -260,11 +260,34 @@ def compare_over_splits(
 
 
 def rows_needed(discordant: float, margin: float, level: float = LEVEL, power: float = 0.8) -> int:
-    """Test rows that detect an accuracy gain of the margin, at this share of discordant rows."""
+    """Test rows that detect an accuracy gain of the margin, at this share of discordant rows.
+
+    The first power of two that has the power is refined by bisection; the power of the score test
+    is computed, not approximated, since few discordant rows are far from normal.
+    """
     discordant = max(discordant, margin)
-    wanted = float(stats.norm.ppf((1 + level) / 2)) * math.sqrt(discordant)
-    reached = float(stats.norm.ppf(power)) * math.sqrt(max(0.0, discordant - margin**2))
-    return math.ceil(((wanted + reached) / margin) ** 2)
+    most = 1
+    while _power(most, discordant, margin, level) < power:
+        most *= 2
+    least = most // 2
+    while most - least > 1:
+        middle = (least + most) // 2
+        if _power(middle, discordant, margin, level) < power:
+            least = middle
+        else:
+            most = middle
+    return most
+
+
+def _power(rows: int, discordant: float, gain: float, level: float) -> float:
+    """The chance that the score test finds a gain: its statistic is (b - c) / sqrt(b + c)."""
+    quantile = float(stats.norm.ppf((1 + level) / 2))
+    spread = math.sqrt(rows * discordant)
+    first = max(1, math.floor(rows * discordant - 8 * spread))
+    totals = np.arange(first, min(rows, math.ceil(rows * discordant + 8 * spread + 8)) + 1)
+    least = np.floor((totals + quantile * np.sqrt(totals)) / 2)  # b must be above it
+    found = stats.binom.sf(least, totals, min(1.0, (1 + gain / discordant) / 2))
+    return float((stats.binom.pmf(totals, rows, min(1.0, discordant)) * found).sum())
 
 
 def rows_for_error(

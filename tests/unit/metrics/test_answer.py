@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from atoll.metrics import answer as module
 from atoll.metrics import quality
 from atoll.metrics.answer import ALONE, GUESS, JOINED, LOGISTIC, Outcome, answer
-from atoll.metrics.statistics import tango
+from atoll.metrics.statistics import rows_needed, tango
 from atoll.metrics.verdicts import in_words
 
 Array = np.ndarray[Any, Any]
@@ -49,8 +48,7 @@ def test_two_sites_by_hand() -> None:
     assert (north["test_rows"], north["smallest_class"]) == (80, 40)
     assert south["gain"]["gain"] == 0
     assert south["verdict"]["kind"] == "cannot tell"
-    z = stats.norm.ppf(0.9875) * math.sqrt(0.1) + stats.norm.ppf(0.8) * math.sqrt(0.1 - 0.0004)
-    assert south["rows_needed"] == math.ceil((z / 0.02) ** 2)
+    assert south["rows_needed"] == rows_needed(0.1, 0.02, level=0.975)
     assert str(south["rows_needed"]) in south["verdict"]["text"].replace(",", "")
     overall = body["overall"]
     assert overall["gain"]["gain"] == pytest.approx(0.125)

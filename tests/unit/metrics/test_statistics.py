@@ -1,7 +1,6 @@
 """Paired comparisons: published and hand-worked values, coverage and power by simulation."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,15 +10,19 @@ from sklearn.metrics import roc_auc_score
 
 from atoll.metrics.statistics import (
     Comparison,
+    combine,
     compare_accuracy,
     compare_auroc,
     compare_losses,
     compare_over_seeds,
     compare_over_splits,
+    compare_units,
     holm,
     mid_p,
+    rows_for_error,
     rows_needed,
     tango,
+    with_least_width,
 )
 from atoll.metrics.verdicts import judge, shared_level
 
@@ -144,70 +147,6 @@ def test_holm_by_hand() -> None:
     assert holm([]) == []
 
 
-# ---------------------------------------------------------------- simulation
-
-
-def world(stream: np.random.Generator, rows: int, size: int) -> dict[str, Array]:
-    """Two correlated models on rows in groups of a size, with the label of a whole group."""
-    count = -(-rows // size)
-    groups = np.repeat(np.arange(count), size)[:rows]
-    labels = np.repeat(stream.random(count) < 0.4, size)[:rows]
-    common = np.repeat(stream.normal(size=count), size)[:rows] + 0.6 * stream.normal(size=rows)
-    first = 1.2 * labels + 0.8 * common + 0.5 * stream.normal(size=rows)
-    second = 1.0 * labels + 0.8 * common + 0.7 * stream.normal(size=rows)
-    return {"groups": groups, "labels": labels, "first": first, "second": second}
-
-
-def brier(rows: dict[str, Array], model: str) -> Array:
-    probability = 1 / (1 + np.exp(-2 * (rows[model] - 0.5)))
-    return np.asarray((probability - rows["labels"]) ** 2)
-
-
-def right(rows: dict[str, Array], model: str) -> Array:
-    return np.asarray((rows[model] > 0.5) == rows["labels"])
-
-
-METRICS: dict[str, Callable[[dict[str, Array], Array | None], Comparison]] = {
-    "accuracy": lambda r, g: compare_accuracy(right(r, "first"), right(r, "second"), g),
-    "auroc": lambda r, g: compare_auroc(r["labels"], r["first"], r["second"], g),
-    "brier": lambda r, g: compare_losses(brier(r, "first"), brier(r, "second"), g),
-}
-
-
-@pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize(("rows", "size"), [(30, 1), (100, 1), (400, 1), (100, 4), (400, 4)])
-def test_intervals_cover_the_true_gain(metric: str, rows: int, size: int) -> None:
-    """At least 93.5 % and, at 400 rows, at most 97 %, with room for the 500 trials."""
-    stream = np.random.default_rng([7, rows, size])
-    truth = METRICS[metric](world(stream, 400_000, size), None).gain
-    trials = 500
-    covered = 0
-    for _ in range(trials):
-        drawn = world(stream, rows, size)
-        found = METRICS[metric](drawn, drawn["groups"] if size > 1 else None)
-        covered += found.low <= truth <= found.high
-    allowed = 2.6 * math.sqrt(0.05 * 0.95 / trials)  # 99 % of the noise of a share of 95 %
-    assert covered / trials >= 0.935 - allowed
-    assert rows < 400 or covered / trials <= 0.97 + allowed
-
-
-def test_power_at_the_announced_number_of_rows() -> None:
-    stream = np.random.default_rng(0)
-    for discordant in (0.05, 0.15):
-        margin = 0.02
-        rows = rows_needed(discordant, margin)
-        chances = [(discordant + margin) / 2, (discordant - margin) / 2]
-        counts = stream.multinomial(rows, [*chances, 1 - discordant], size=1500)
-        detected = [tango(int(a), int(b), rows)[0] > 0 for a, b, _ in counts]
-        assert 0.75 <= np.mean(detected) <= 0.85
-
-
-def test_five_points_on_400_rows_are_found() -> None:
-    stream = np.random.default_rng(0)
-    counts = stream.multinomial(400, [0.075, 0.025, 0.9], size=1000)
-    assert np.mean([tango(int(a), int(b), 400)[0] > 0 for a, b, _ in counts]) >= 0.8
-
-
 def test_no_signal_seldom_gets_a_verdict() -> None:
     """Four sites without any signal: any verdict of helps or hurts in at most 8 %."""
     stream = np.random.default_rng(1)
@@ -225,6 +164,56 @@ def test_no_signal_seldom_gets_a_verdict() -> None:
             kinds.add(judge(*comparisons).kind)
         any_verdict += bool(kinds & {"helps", "hurts"})
     assert any_verdict <= 24
+
+
+def test_the_mean_of_sites_by_hand() -> None:
+    """Limits are combined by the root of the sum of squares, each side for itself."""
+    one = Comparison(0.1, 0.02, 0.07, 0.14, 0.01, 50)
+    other = Comparison(0.0, 0.04, -0.04, 0.03, 0.9, 20, freedom=5)
+    mean = combine([one, other])
+    assert mean.gain == pytest.approx(0.05)
+    assert mean.low == pytest.approx(0.05 - 0.05 / 2)
+    assert mean.high == pytest.approx(0.05 + 0.05 / 2)
+    assert mean.error == pytest.approx(math.hypot(0.02, 0.04) / 2)
+    satterthwaite = (0.01**2 + 0.02**2) ** 2 / (0.01**4 / 49 + 0.02**4 / 5)
+    assert mean.freedom == pytest.approx(satterthwaite)
+    assert mean.units == 70
+
+
+def test_sites_without_any_discordant_row_still_have_an_interval() -> None:
+    mean = combine([compare_accuracy(*rows_of(20, 0, 0, 20))] * 4)
+    single = tango(0, 0, 40)[1]
+    assert (mean.gain, mean.error, mean.p) == (0, 0, 1)
+    assert mean.high == pytest.approx(single / 2)
+
+
+def test_an_interval_is_never_narrower_than_without_discordant_rows() -> None:
+    certain = Comparison(0.0, 0.0, 0.0, 0.0, 1.0, 40)
+    widened = with_least_width(certain, 40)
+    assert (widened.low, widened.high) == pytest.approx(tango(0, 0, 40), abs=1e-9)
+    wide = Comparison(0.0, 0.1, -0.2, 0.2, 1.0, 40)
+    assert with_least_width(wide, 40) == wide
+
+
+def test_units_follow_the_t_test() -> None:
+    values = np.array([0.1, -0.2, 0.3, 0.0, 0.2])
+    expected = stats.ttest_1samp(values, 0)
+    limits = expected.confidence_interval(0.95)
+    result = compare_units(values)
+    assert (result.p, result.low, result.high) == pytest.approx(
+        (expected.pvalue, limits.low, limits.high)
+    )
+
+
+def test_rows_needed_where_all_discordant_rows_agree_by_hand() -> None:
+    """The score test rejects from 4 of 4 rows on: the least N with P(Bin(N, 0.02) >= 4) = 0.8."""
+    rows = rows_needed(0.0, 0.02)
+    assert stats.binom.sf(3, rows, 0.02) >= 0.8 > stats.binom.sf(3, rows - 1, 0.02)
+
+
+def test_rows_for_an_error_by_hand() -> None:
+    quantiles = stats.norm.ppf(0.975) + stats.norm.ppf(0.8)
+    assert rows_for_error(0.3, 0.02) == math.ceil((quantiles * 15) ** 2)
 
 
 def interval(low: float, high: float) -> Comparison:
