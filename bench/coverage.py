@@ -20,9 +20,11 @@ from tests.properties.simulations import (
 ROWS, SIZES = (30, 100, 400), (1, 4)
 HEAD = """# Coverage of intervals
 
-How often 95 % intervals of `atoll.metrics.statistics` cover the true gain, in simulated prediction sets without training, and how often
-a gain is found. `tests/properties/test_coverage.py` runs the same simulations with fewer sets. The bar: at least 93.5 %, and at most 97 % at
-400 rows; five points on 400 rows with 10 % discordant rows found in at least 80 %; the announced number of rows has a power of 75 to 85 %.
+How often 95 % intervals of `atoll.metrics.statistics` cover the true gain, in simulated prediction
+sets without training, and how often a gain is found. `tests/properties/test_coverage.py` runs the
+same simulations with fewer sets. The bar: at least 93.5 %, and at most 97 % at 400 rows; a gain of
+five points on 400 rows with 10 % discordant rows is found in at least 80 %; the announced number of
+rows has a power of 75 to 85 %.
 
 <!-- not run: takes minutes -->
 ```sh

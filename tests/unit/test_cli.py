@@ -21,11 +21,12 @@ from atoll import cli, data, methods
 from atoll.cli import command, terminal
 from atoll.cli import data as data_commands
 from atoll.cli.run import numbers as numbers_of
-from atoll.core.errors import UserError
+from atoll.core.errors import EXIT_USER, UserError
 from atoll.data import splits
 from atoll.data.dataset import Dataset
 from atoll.data.sources import tabular
 from atoll.methods import fedavg
+from atoll.metrics.verdicts import in_words
 from atoll.runs.config import presets
 
 TINY = [
@@ -650,7 +651,7 @@ def test_a_run_prints_a_line_for_each_round_and_a_table(atoll: Command, here: Pa
     ended = atoll("run", "fedavg", *TINY, "--out", "run[red]:bug:")
     assert ended.code == 0
     lines = ended.err.splitlines()
-    assert len(lines) == 2
+    assert lines[2:] == ["comparing with the same method at each site alone"]
     assert lines[0].startswith("fedavg seed 0  stage 1/1  round 1/2  loss ")
     assert "accuracy" in lines[1]
     assert "moved" in lines[1]
@@ -660,6 +661,59 @@ def test_a_run_prints_a_line_for_each_round_and_a_table(atoll: Command, here: Pa
         assert word in ended.out
     assert ended.out.splitlines()[-1].endswith("the record is in run[red]:bug:")
     assert (here / "run[red]:bug:" / "result.json").exists()
+
+
+def test_a_run_says_whether_joining_helps(atoll: Command, here: Path) -> None:
+    ended = atoll("run", "fedavg", *TINY, "--out", "run", "-q")
+    body = json.loads((here / "run" / "answer.json").read_text())
+    sentence, *sites = in_words(body)
+    assert sentence in ended.out
+    assert [line for line in ended.out.splitlines() if line.startswith("  site-")] == sites
+    assert len(sites) == 2
+    again = atoll("answer", "run")
+    assert again.out.splitlines() == [sentence, *sites]
+    assert again.err == ""
+
+
+def test_no_answer_trains_nothing_more(atoll: Command, here: Path) -> None:
+    ended = atoll("run", "fedavg", *TINY, "--out", "run", "--no-answer")
+    assert len(ended.err.splitlines()) == 2
+    assert "oining" not in ended.out
+    assert not (here / "run" / "answer.json").exists()
+    later = atoll("answer", "run", "--json")
+    assert later.err == ""
+    assert json.loads(later.out)["overall"]["sites"] == 2
+    assert (here / "run" / "answer.json").exists()
+
+
+def test_resuming_a_finished_run_answers_again_without_training(atoll: Command, here: Path) -> None:
+    atoll("run", "fedavg", *TINY, "--out", "run", "-q")
+    before = {path.name: path.read_bytes() for path in (here / "run").iterdir()}
+    ended = atoll("run", "fedavg", *TINY, "--out", "run", "--resume")
+    assert ended.code == 0
+    assert "comparing" not in ended.err
+    assert {path.name: path.read_bytes() for path in (here / "run").iterdir()} == before
+
+
+def test_seeds_have_one_answer(atoll: Command, here: Path) -> None:
+    ended = atoll("run", "fedavg", *TINY, "--seeds", "0..1", "--out", "runs", "--json")
+    body = json.loads(ended.out)
+    assert body["answer"]["seeds"] == [0, 1]
+    assert (here / "runs" / "answer.json").exists()
+    assert not (here / "runs" / "seed-0" / "answer.json").exists()
+    assert json.loads(atoll("answer", "runs", "--json").out) == body["answer"]
+
+
+def test_a_run_that_cannot_be_answered_says_why(atoll: Command) -> None:
+    ended = atoll("run", "fedavg", *TINY, "--set", "checkpoints=false")
+    assert ended.code == 0
+    assert "no answer: " in ended.err
+    assert "oining" not in ended.out
+
+
+def test_an_answer_needs_a_run(atoll: Command, here: Path) -> None:
+    (here / "empty").mkdir()
+    assert atoll("answer", "empty").code == EXIT_USER
 
 
 def test_quiet_prints_the_table_alone(atoll: Command) -> None:
