@@ -27,7 +27,7 @@ from atoll.jobs.train import hits, in_chunks
 from atoll.metrics import scores as metrics
 from atoll.metrics.answer import ALONE, GUESS, JOINED, LOGISTIC
 from atoll.metrics.answer import answer as answered
-from atoll.runs.alone import alone_parts, train_alone
+from atoll.runs.alone import alone_parts, train_parts
 from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.execute import execute
 from atoll.runs.facts import facts
@@ -433,11 +433,6 @@ def test_final_models_predict_the_recorded_scores_and_are_exported(
             onnx.write(predictor, home / "model.onnx")  # refuses a graph with other outputs
 
 
-def kept(folder: Path, made: Parts) -> Tensors:
-    """The states of the parts of a run at its end, by an engine of this process."""
-    return train_alone(made, folder, local_engine, lambda: False)
-
-
 @every_method
 def test_a_federation_of_one_site_gains_exactly_nothing(name: str, tmp_path: Path) -> None:
     """The baseline of joining is this federation, so nothing may differ, not even a bit."""
@@ -445,7 +440,7 @@ def test_a_federation_of_one_site_gains_exactly_nothing(name: str, tmp_path: Pat
     one = alone_parts(whole, whole.scenario.clients[-1])
     if not hasattr(one.client(one.scenario.clients[0]), "predict"):
         pytest.skip("a method of somebody else need not predict")
-    state = kept(tmp_path / "one", one)
+    state = train_parts(one, tmp_path / "one", local_engine, lambda: False)
     headline = Run(tmp_path / "one").headline
     results = outcomes(one, state, headline, local_engine)
     for outcome in results.values():

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from tests.properties.shuffled import decides, shuffled_answer
 from tests.properties.simulations import (
     METRICS,
     announced_power,
@@ -57,3 +58,11 @@ def test_five_points_on_400_rows_are_found() -> None:
 def test_the_announced_number_of_rows_has_its_power(discordant: float) -> None:
     _, share = announced_power(discordant, 0.02, 1500)
     assert 0.75 <= share <= 0.85
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_shuffled_labels_get_no_verdict(seed: int) -> None:
+    """Nothing can be learned; `bench/shuffled.py` has 200 runs."""
+    body = shuffled_answer(seed)
+    assert not decides(body)
+    assert {site["verdict"]["kind"] for site in body["sites"].values()} == {"cannot tell"}

@@ -29,6 +29,9 @@ PAGES += sorted((ROOT / "docs").glob("*.md")) + sorted((ROOT / "docs" / "methods
 FENCE = re.compile(r"(?:<!-- (.*?) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DECIMAL = re.compile(r"\d+\.\d+")
 TOLERANCE = 0.03  # of decimal numbers: sums differ a little from machine to machine
+POINTS = re.compile(r"[+-]?\d+\.\d points \(.*?\)")  # a gain and its interval: 3 points are 0.03
+SIGNED = re.compile(r"[+-]?\d+\.\d")
+ESTIMATE = re.compile(r"about [\d,]+ test rows")  # depends on how many predictions differ
 RUNNABLE = ("python", "sh", "console")
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -155,12 +158,18 @@ def commands(text: str) -> list[str]:
 def same(printed: str, shown: str) -> None:
     """Words are equal, decimal numbers nearly."""
     assert worded(printed) == worded(shown)
-    for here, there in zip(DECIMAL.findall(printed), DECIMAL.findall(shown), strict=True):
-        assert float(here) == pytest.approx(float(there), abs=TOLERANCE)
+    gains = zip(POINTS.findall(printed), POINTS.findall(shown), strict=True)
+    for here, there in gains:
+        numbers = zip(SIGNED.findall(here), SIGNED.findall(there), strict=True)
+        assert all(abs(float(a) - float(b)) <= 100 * TOLERANCE for a, b in numbers)
+    others = (DECIMAL.findall(POINTS.sub("", text)) for text in (printed, shown))
+    for one, other in zip(*others, strict=True):
+        assert float(one) == pytest.approx(float(other), abs=TOLERANCE)
 
 
 def worded(text: str) -> list[str]:
-    """The lines that are not empty, every decimal number as one sign."""
+    """The lines that are not empty, every decimal number, gain and estimate as one sign."""
+    text = ESTIMATE.sub("about # test rows", POINTS.sub("#", text))
     return [DECIMAL.sub("#", line.strip()) for line in text.splitlines() if line.strip()]
 
 

@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["AsJson", "Config", "Device", "Folder", "Kits", "Project", "Quiet", "Resume", "Set"]
+__all__ = [
+    "Answer", "AsJson", "Config", "Device", "Folder", "Kits", "Project", "Quiet", "Resume", "Set",
+]  # fmt: skip
 
 Config = Annotated[
     str, typer.Argument(help="a preset, a method, or a .toml file", metavar="CONFIG")
@@ -18,6 +20,9 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 Folder = Annotated[Path | None, typer.Option("--out", help="the run's folder; default runs/NAME-N")]
 Resume = Annotated[bool, typer.Option("--resume", help="continue an interrupted run")]
 AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON and nothing else")]
+Answer = Annotated[
+    bool, typer.Option("--answer/--no-answer", help="compare with each site alone at the end")
+]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print the result only")]
 Project = Annotated[Path, typer.Argument(help="the project's file, .toml")]
 Kits = Annotated[Path, typer.Option("--out", help="the folder of the kits")]

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from atoll import engines
-from atoll.cli.arguments import AsJson, Config, Device, Folder, Quiet, Resume, Set
+from atoll.cli.arguments import Answer, AsJson, Config, Device, Folder, Quiet, Resume, Set
 from atoll.cli.terminal import (
     Watching,
     aside,
@@ -55,9 +55,7 @@ def run_command(
     track: Annotated[
         list[str] | None, typer.Option("--track", help="tensorboard, mlflow or trackio")
     ] = None,
-    answer: Annotated[
-        bool, typer.Option("--answer/--no-answer", help="compare with each site alone at the end")
-    ] = True,
+    answer: Answer = True,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -83,9 +81,8 @@ def run_command(
                 open_engine = engines.load(part_config.engine_options().name)
                 job = partial(execute, part_config, part, open_engine, resume=resume, watch=watch)
                 guarded(part, lambda stopping, job=job: job(stopping=stopping))  # type: ignore[misc]
-        parts = [part for _, part in todo]
-        verdict = _answered(parts, quiet or as_json) if answer else None
-        print_result([Run(part) for part in parts], folder, as_json, verdict)
+        verdict = _answered([part for _, part in todo], quiet or as_json) if answer else None
+        print_result([Run(part) for _, part in todo], folder, as_json, verdict)
 
 
 def _answered(folders: list[Path], quiet: bool) -> dict[str, Any] | None:

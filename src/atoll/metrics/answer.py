@@ -276,7 +276,12 @@ def _in_words(needed: int | None, site: _Site) -> str:
     if needed is None:
         return SEEDS
     rows = len(site.first.rows)
-    return f"about {needed:,} test rows" if needed > rows else f"more than these {rows:,} test rows"
+    return f"{_about(needed)} test rows" if needed > rows else f"more than these {rows:,} test rows"
+
+
+def _about(count: int) -> str:
+    """A number with two digits: no estimate is better than that."""
+    return f"about {float(f'{count:.1e}'):,.0f}"
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
@@ -320,7 +325,7 @@ def _needed_overall(sites: Sequence[_Site], gain: Comparison, margin: float) -> 
     total = round(float(np.mean([number or 0 for number in numbers])))
     rows = len(np.unique(np.concatenate([site.first.rows for site in sites])))
     if total > rows:
-        return f"about {total:,} test rows at all sites together"
+        return f"{_about(total)} test rows at all sites together"
     return f"more than these {rows:,} test rows"
 
 

@@ -56,14 +56,18 @@ def judge(
 
 
 def in_words(answer: Mapping[str, Any]) -> list[str]:
-    """An answer as a sentence on all sites and a line on each."""
-    lines = [_overall(answer["overall"], answer["level"])]
-    for id, site in answer["sites"].items():
-        rows = f"{site['test_rows']:,} test rows"
-        remarks = "".join(f"; {remark}" for remark in site["remarks"])
-        verdict = site["verdict"]["text"]
-        lines.append(f"  {id}: {verdict}; {_points(site['gain'])}, {rows}{remarks}")
+    """An answer as a sentence on all sites, a line on each, and one on logistic regression."""
+    sites, lines = answer["sites"], [_overall(answer["overall"], answer["level"])]
+    for id, site in sites.items():
+        verdict, rows = site["verdict"]["text"], f"{site['test_rows']:,} test rows"
+        lines.append(f"  {id}: {verdict}; {_points(site['gain'])}, {rows}")
     lines += [f"  {id}: {reason}" for id, reason in answer["withheld"].items()]
+    logistic = [site["joined_over_logistic"] for site in sites.values()]
+    beaten = sum(one is not None and one["low"] > 0 for one in logistic)
+    known = sum(one is not None for one in logistic)
+    if known:
+        sentence = "The joined model beats logistic regression of the site alone at"
+        lines.append(f"{sentence} {beaten} of {known} site{'s' if known > 1 else ''}.")
     return lines
 
 

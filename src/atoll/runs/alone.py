@@ -17,7 +17,7 @@ from atoll.runs.facts import facts
 from atoll.runs.loop import go
 from atoll.runs.parts import Parts
 
-__all__ = ["alone_parts", "train_alone"]
+__all__ = ["alone_parts", "train_parts"]
 
 READS_OWN = "columns"  # the split of methods that read the columns of one site alone
 EACH = "_each"  # how options end that have a value for each client
@@ -80,10 +80,10 @@ def _without_own(held: Holding) -> Holding:
     return dataclasses.replace(held, own=held.own[:0])
 
 
-def train_alone(
+def train_parts(
     parts: Parts, folder: Path, open_engine: OpenEngine, stopping: Callable[[], bool]
 ) -> Tensors:
-    """Run the parts of a federation of one in a folder; the states of its parts at the end."""
+    """Run some parts in a folder of their own; the states of clients and server at the end."""
     with (
         Record.create(folder, to_toml(parts.config), facts(parts)) as record,
         open_engine(parts, lambda: dataclasses.replace(parts), folder) as engine,

@@ -71,6 +71,7 @@ def write_answer(
     sites = {id: [seed[id] for seed in by_seed] for id in by_seed[0]}
     report = configs[0].report_options()
     body = answer(sites, report.metric, report.margin / 100)
+    body["notes"] += _notes(configs[0], runs[0])
     head = {
         "format": FORMAT,
         "seeds": [config.seed for config in configs],
@@ -79,6 +80,22 @@ def write_answer(
         "runs": {folder.name: _events(run) for folder, run in zip(folders, runs, strict=True)},
     }
     return _write(home, plain(head | body))
+
+
+def _notes(config: RunConfig, run: Run) -> list[str]:
+    """What else tells the joined model from the one alone, and which rows are pooled."""
+    notes = []
+    if (
+        config.scale == "global"
+        and run.recipe.get("kind") == "table"
+        and len(run.facts["clients"]) > 1
+    ):
+        notes.append("columns of the joined model are scaled by the training rows of all sites")
+    if len(run.facts["tasks"]) > 1 and config.split != "domains":
+        notes.append("test rows of all tasks are pooled")
+    if config.split == "domains":
+        notes.append("each site is tested on its own domain")
+    return notes
 
 
 def _events(run: Run) -> str:

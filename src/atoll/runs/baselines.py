@@ -17,7 +17,7 @@ __all__ = ["class_shares", "classifiers"]
 
 Array = np.ndarray[Any, Any]
 Matrix = Any  # (rows, columns), dense or sparse
-WIDEST = 3_000  # columns up to which trees are grown
+WIDEST = 3_000  # columns times trees of an iteration, up to which trees are grown
 MOST = 200_000_000  # numbers in the training rows up to which a classifier is trained
 
 
@@ -32,20 +32,21 @@ def classifiers(x: Matrix, y: Array, test: Matrix, classes: int) -> dict[str, Ar
     """For each classifier the log-probabilities of test rows, or why it is skipped."""
     results: dict[str, Array | str] = {}
     for name, make in ((LOGISTIC, _logistic), (BOOSTING, _boosting)):
-        reason = _obstacle(name, x)
+        reason = _obstacle(name, x, classes)
         results[name] = reason or _predicted(make, x, y, test, classes)
     return results
 
 
-def _obstacle(name: str, x: Matrix) -> str:
+def _obstacle(name: str, x: Matrix, classes: int) -> str:
     """Why a classifier is not trained; empty where it is."""
     numbers = x.nnz if sparse.issparse(x) else x.size
     if numbers > MOST:
         return f"the training rows have more than {MOST:,} numbers"
     if name == BOOSTING and sparse.issparse(x):
         return "texts have a column for each word"
-    if name == BOOSTING and x.shape[1] > WIDEST:
-        return f"rows have more than {WIDEST:,} columns"
+    trees = classes if classes > 2 else 1
+    if name == BOOSTING and x.shape[1] * trees > WIDEST:
+        return f"{x.shape[1]:,} columns and {classes} classes take too long"
     return ""
 
 

@@ -20,7 +20,7 @@ from atoll.data.scenario import Scenario
 from atoll.jobs.train import in_chunks
 from atoll.learning.weights import without
 from atoll.metrics.answer import ALONE, GUESS, JOINED, Outcome
-from atoll.runs.alone import alone_parts, train_alone
+from atoll.runs.alone import alone_parts, train_parts
 from atoll.runs.baselines import class_shares, classifiers
 from atoll.runs.execute import OpenEngine
 from atoll.runs.parts import Parts
@@ -49,7 +49,7 @@ def outcomes(
         joined = _logits(parts, state, variant, id, tasks)
         one = alone_parts(parts, id)
         with tempfile.TemporaryDirectory(prefix="atoll-alone-") as folder:
-            alone_state = train_alone(one, Path(folder), open_engine, stopping)
+            alone_state = train_parts(one, Path(folder), open_engine, stopping)
         alone = _logits(one, alone_state, variant, id, tasks)
         results[id] = _outcome(one, id, tasks, {JOINED: joined, ALONE: alone})
     return results

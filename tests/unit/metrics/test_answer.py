@@ -1,6 +1,7 @@
 """Answers from outcomes: two sites worked by hand, shared rows, seeds, and what is withheld."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,8 @@ def test_two_sites_by_hand() -> None:
     assert south["gain"]["gain"] == 0
     assert south["verdict"]["kind"] == "cannot tell"
     assert south["rows_needed"] == rows_needed(0.1, 0.02, level=0.975)
-    assert str(south["rows_needed"]) in south["verdict"]["text"].replace(",", "")
+    about = float(f"{south['rows_needed']:.1e}")
+    assert south["verdict"]["text"] == f"cannot tell: needs about {about:,.0f} test rows"
     overall = body["overall"]
     assert overall["gain"]["gain"] == pytest.approx(0.125)
     below = [20 / 80 - tango(24, 4, 80)[0], 0 - tango(2, 2, 40)[0]]
@@ -68,6 +70,22 @@ def test_the_words_of_two_sites() -> None:
     assert lines[2].startswith("  south: cannot tell: needs about ")
     assert "; 0.0 points (" not in lines[2]
     assert "; +0.0 points (" in lines[2]
+
+
+def test_the_words_on_logistic_regression() -> None:
+    """It is right on 20 rows fewer at one site, and as the joined model at the other."""
+    worse = site((50, 24, 4, 2))
+    weak = outputs(worse.y, np.arange(80) < 40)
+    same = site((30, 2, 2, 6), 80)
+    body = answer({
+        "a": [replace(worse, outputs={**worse.outputs, LOGISTIC: weak})],
+        "b": [replace(same, outputs={**same.outputs, LOGISTIC: same.outputs[JOINED]})],
+    })  # fmt: skip
+    assert in_words(body)[-1] == (
+        "The joined model beats logistic regression of the site alone at 1 of 2 sites."
+    )
+    assert body["sites"]["a"]["remarks"] == []
+    assert len(body["sites"]["b"]["remarks"]) == 1
 
 
 def test_the_order_of_sites_does_not_matter() -> None:

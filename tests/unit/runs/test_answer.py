@@ -170,6 +170,23 @@ def test_python_answers_a_finished_run(run: Path) -> None:
     assert atoll.answer(run) == Run(run).answer
 
 
+def test_where_nothing_is_shared_all_sites_gain_exactly_nothing(tmp_path: Path) -> None:
+    """Columns are scaled by each site's own rows; else scaling would be shared."""
+    values = {"scale": "local", "scenario.split": "columns", "clients": 3}
+    execute(config(values, "alone"), tmp_path / "run", local_engine)
+    body = write_answer([tmp_path / "run"], engines.load)
+    tensors = load_file(tmp_path / "run" / "outcomes.safetensors")
+    for id, site in body["sites"].items():
+        joined, alone = (tensors[f"{id}/outputs/{model}"] for model in (JOINED, ALONE))
+        assert np.array_equal(joined, alone)
+        assert (site["gain"]["gain"], site["verdict"]["kind"]) == (0, "no difference")
+    assert len(body["sites"]) == 3
+
+
+def test_scaling_over_all_sites_is_noted(run: Path) -> None:
+    assert any("scaled by the training rows of all" in note for note in Run(run).answer["notes"])
+
+
 # ---------------------------------------------------------------- a federation of one
 
 
