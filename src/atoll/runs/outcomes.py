@@ -25,7 +25,7 @@ from atoll.runs.baselines import class_shares, classifiers
 from atoll.runs.execute import OpenEngine
 from atoll.runs.parts import Parts
 
-__all__ = ["outcomes", "own_tasks"]
+__all__ = ["outcomes", "own_tasks", "without_classes"]
 
 Array = np.ndarray[Any, Any]
 
@@ -74,14 +74,26 @@ def _outcome(one: Parts, id: str, tasks: Sequence[int], outputs: dict[str, Array
     site = one.site(id)
     learned = _inputs([site.train(stage) for stage in range(scenario.stages)], one)[first]
     tested = _inputs([site.test(task) for task in tasks], one)
-    models = {**outputs, GUESS: class_shares(y, classes, len(rows))}
+    excluded = np.isneginf(outputs[JOINED])
+    models = {**outputs, GUESS: without_classes(class_shares(y, classes, len(rows)), excluded)}
     skipped = {}
     for name, result in classifiers(learned, y, tested, classes).items():
         if isinstance(result, str):
             skipped[name] = result
         else:
-            models[name] = result
+            models[name] = without_classes(result, excluded)
     return Outcome(rows, one.dataset.y[rows], models, len(first), skipped)
+
+
+def without_classes(outputs: Array, excluded: Array) -> Array:
+    """Outputs without the classes that the joined model knows a row's task not to have.
+
+    Else a method that is told the task would be compared with models that are not.
+    """
+    masked = np.where(excluded, -np.inf, outputs)
+    nothing = np.isneginf(masked).all(1)
+    masked[nothing] = np.where(excluded[nothing], -np.inf, 0.0)
+    return masked
 
 
 def _inputs(several: Sequence[Rows], parts: Parts) -> Any:

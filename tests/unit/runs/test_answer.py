@@ -20,7 +20,7 @@ from atoll.runs.alone import alone_parts
 from atoll.runs.answer import answer_folder, write_answer
 from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.execute import execute
-from atoll.runs.outcomes import own_tasks
+from atoll.runs.outcomes import own_tasks, without_classes
 from atoll.runs.parts import Parts, parts
 from atoll.runs.result import Run
 
@@ -237,3 +237,11 @@ def test_domains_are_judged_on_their_own() -> None:
     assert [own_tasks(scenario, id) for id in scenario.clients] == [[0], [1]]
     by_class = parts(config({"scenario.split": "classes", "stages": 3})).scenario
     assert own_tasks(by_class, "site-0") == [0, 1, 2]
+
+
+def test_simple_models_know_the_classes_of_a_task_as_the_joined_model_does() -> None:
+    outputs = np.array([[2.0, 1.0, 0.0], [2.0, -np.inf, -np.inf]])
+    excluded = np.array([[True, False, False], [True, False, False]])
+    masked = without_classes(outputs, excluded)
+    assert masked[0].tolist() == [-np.inf, 1.0, 0.0]
+    assert masked[1].tolist() == [-np.inf, 0.0, 0.0]  # nothing is known: all that remain are equal
