@@ -60,6 +60,8 @@ class Outcome:
     outputs: Mapping[str, Array]  # of each model (rows, classes): logits or log-probabilities
     train_rows: int
     skipped: Mapping[str, str] = field(default_factory=dict)  # models that were not trained, why
+    valid_y: Array | None = None  # true classes of validation rows
+    valid: Mapping[str, Array] = field(default_factory=dict)  # outputs there, for thresholds
 
 
 @dataclass(frozen=True)
@@ -225,8 +227,15 @@ def _entry(site: _Site, margin: float, level: float) -> dict[str, Any]:
 
 
 def _quality(site: _Site, model: str) -> dict[str, Any]:
+    """The qualities of a model with the first seed."""
     one = site.first
-    return quality.describe(one.y, quality.softmax(one.outputs[model]))
+    probabilities = quality.softmax(one.outputs[model])
+    described = quality.describe(one.y, probabilities)
+    if model in one.valid and one.valid_y is not None:
+        scores = quality.softmax(one.valid[model])[:, 1]
+        threshold = quality.threshold_at(one.valid_y == 1, scores)
+        described |= quality.at_threshold(one.y == 1, probabilities[:, 1], threshold)
+    return described
 
 
 def _remarks(logistic: Comparison | None) -> list[str]:

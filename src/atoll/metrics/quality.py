@@ -14,6 +14,7 @@ from atoll.metrics.statistics import placements
 __all__ = [
     "Bin",
     "OfClass",
+    "at_threshold",
     "auprc",
     "auroc",
     "auroc_contributions",
@@ -193,6 +194,18 @@ def sensitivity(positive: Array, scores: Array, threshold: float) -> float:
     """The share of positive rows whose score is above a threshold."""
     scores = np.asarray(scores)[np.asarray(positive, bool)]
     return float((scores > threshold).mean()) if len(scores) else math.nan
+
+
+def at_threshold(positive: Array, scores: Array, threshold: float) -> dict[str, float]:
+    """Sensitivity and specificity at a threshold that other rows chose."""
+    negatives = np.asarray(scores)[~np.asarray(positive, bool)]
+    specificity = float((negatives <= threshold).mean()) if len(negatives) else math.nan
+    return {
+        "threshold": threshold,
+        "stated specificity": SPECIFICITY,
+        "specificity": specificity,
+        "sensitivity": sensitivity(positive, scores, threshold),
+    }
 
 
 def describe(y: Array, probabilities: Array) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from atoll.runs.parts import Parts
 __all__ = ["outcomes", "own_tasks", "without_classes"]
 
 Array = np.ndarray[Any, Any]
+_Predict = Callable[[Literal["test", "valid"], int], Array]  # rows of a part and task -> logits
 
 
 def outcomes(
@@ -46,11 +47,11 @@ def outcomes(
     for id in parts.scenario.clients:
         watch(id)
         tasks = own_tasks(parts.scenario, id)
-        joined = _logits(parts, state, variant, id, tasks)
+        joined = _predictor(parts, state, variant, id)
         one = alone_parts(parts, id)
         with tempfile.TemporaryDirectory(prefix="atoll-alone-") as folder:
             alone_state = train_parts(one, Path(folder), open_engine, stopping)
-        alone = _logits(one, alone_state, variant, id, tasks)
+        alone = _predictor(one, alone_state, variant, id)
         results[id] = _outcome(one, id, tasks, {JOINED: joined, ALONE: alone})
     return results
 
@@ -64,9 +65,12 @@ def own_tasks(scenario: Scenario, id: str) -> list[int]:
     return scenario.tasks_at(scenario.stages - 1)
 
 
-def _outcome(one: Parts, id: str, tasks: Sequence[int], outputs: dict[str, Array]) -> Outcome:
-    """Add the labels and the simple models of a site."""
+def _outcome(one: Parts, id: str, tasks: Sequence[int], networks: dict[str, _Predict]) -> Outcome:
+    """The outputs of networks and simple models, with the labels."""
     scenario, classes = one.scenario, len(one.dataset.classes)
+    outputs = {}
+    for model, predict in networks.items():
+        outputs[model] = np.concatenate([predict("test", task) for task in tasks])
     rows = np.concatenate([scenario.tests[id][task] for task in tasks])
     train = np.concatenate([held.train for held in scenario.holdings[id]])
     _, first = np.unique(train, return_index=True)  # a row may be there at several stages
@@ -82,7 +86,13 @@ def _outcome(one: Parts, id: str, tasks: Sequence[int], outputs: dict[str, Array
             skipped[name] = result
         else:
             models[name] = without_classes(result, excluded)
-    return Outcome(rows, one.dataset.y[rows], models, len(first), skipped)
+    valid = scenario.holdings[id][-1].valid
+    chosen = {}
+    if len(valid) and classes == 2:  # thresholds are for two classes
+        chosen = {model: predict("valid", tasks[-1]) for model, predict in networks.items()}
+    return Outcome(
+        rows, one.dataset.y[rows], models, len(first), skipped, one.dataset.y[valid], chosen
+    )
 
 
 def without_classes(outputs: Array, excluded: Array) -> Array:
@@ -109,18 +119,11 @@ def _inputs(several: Sequence[Rows], parts: Parts) -> Any:
     return counts[:, 1:]  # 0 is padding
 
 
-def _logits(parts: Parts, state: Tensors, variant: str, id: str, tasks: Sequence[int]) -> Array:
-    """The logits of a site's test rows by its final model, or by all parties' where it is cut."""
-    with torch.no_grad():
-        predict = _predictor(parts, state, variant, id)
-        pieces = [predict(task) for task in tasks]
-    return np.asarray(torch.cat(pieces).double().cpu().numpy())
+def _predictor(parts: Parts, state: Tensors, variant: str, id: str) -> _Predict:
+    """A function that gives the logits of a site's test rows of a task, or validation rows.
 
-
-def _predictor(
-    parts: Parts, state: Tensors, variant: str, id: str
-) -> Callable[[int], torch.Tensor]:
-    """A function that gives the logits of a task's test rows."""
+    They come from the site's final model, or from those of all parties where the network is cut.
+    """
     where = parts.site(id).device
     shared = {name: tensor.to(where) for name, tensor in without("server", state).items()}
     vertical = parts.scenario.labels_at_server
@@ -129,15 +132,17 @@ def _predictor(
     clients = {one: _restored(parts.client(one), f"client/{one}", state, where) for one in ids}
     server = _restored(parts.server(), "server", state, where) if vertical else None
 
-    def predict(task: int) -> torch.Tensor:
+    @torch.no_grad()
+    def predict(part: Literal["test", "valid"], task: int) -> Array:
         halves = {}
-        for one in ids:
+        for one, site in sites.items():
             model = clients[one].final_model(shared, variant, task)
-            halves[one] = in_chunks(partial(clients[one].predict, model), sites[one].test(task))
-        if server is None:
-            return halves[id]
-        logits: torch.Tensor = server.predict(server.final_model(shared, variant, task), halves)
-        return logits
+            rows = site.test(task) if part == "test" else site.valid(parts.scenario.stages - 1)
+            halves[one] = in_chunks(partial(clients[one].predict, model), rows)
+        logits = halves[id]
+        if server is not None:
+            logits = server.predict(server.final_model(shared, variant, task), halves)
+        return np.asarray(logits.double().cpu().numpy())
 
     return predict
 

@@ -219,3 +219,15 @@ def test_contributions_have_the_metric_as_their_mean(metric: Any) -> None:
     described = quality.describe(y, quality.softmax(logits))
     sign = -1 if metric == "brier score" else 1
     assert sign * values.mean() == pytest.approx(described[metric], abs=1e-12)
+
+
+def test_the_threshold_of_a_sensitivity_comes_from_validation_rows() -> None:
+    """Ten negative validation rows with margins 0 to 9: at 90 % the threshold is that of 8."""
+    one = site((20, 4, 2, 4))
+    margins = np.arange(10.0)
+    valid = np.stack([np.zeros(10), margins], 1)
+    chosen = replace(one, valid_y=np.zeros(10, int), valid={JOINED: valid})
+    entry = answer({"a": [chosen]})["sites"]["a"]["quality"]
+    assert entry[JOINED]["threshold"] == pytest.approx(1 / (1 + math.exp(-8)))
+    assert (entry[JOINED]["sensitivity"], entry[JOINED]["specificity"]) == (0.0, 1.0)
+    assert "threshold" not in entry[ALONE]
