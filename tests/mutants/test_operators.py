@@ -135,6 +135,19 @@ def test_the_tests_that_are_most_likely_to_notice_come_first_within_the_limit() 
     assert ids == wanted
 
 
+def test_all_cheap_tests_of_a_module_are_run_and_constants_are_read_by_its_own_file() -> None:
+    every = mutants("a/thing.py", "MOST = 7\n\n\ndef f(a):\n    return a\n")
+    inside, constant = every[-1], every[0]
+    lines = {"a/thing.py": frozenset({5})}
+    own = [MeasuredTest(f"tests/test_thing.py::t{n:02}", 0.1, lines) for n in range(60)]
+    others = [MeasuredTest(f"tests/test_other.py::t{n:02}", 0.1, lines) for n in range(60)]
+    assert [test.id for test in chosen(inside, [*others, *own], 2.0)] == [t.id for t in own]
+    reader = MeasuredTest("tests/test_thing.py::reads_a_constant", 0.1, {})
+    assert [m.function for m in (inside, constant)] == ["f", ""]
+    assert chosen(constant, [reader], 2.0) == [reader]
+    assert chosen(inside, [reader], 2.0) == []
+
+
 def test_wilsons_interval_worked_out_by_hand() -> None:
     assert wilson(0, 0) == (0.0, 1.0)
     low, high = wilson(90, 100)
