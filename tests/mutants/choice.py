@@ -78,16 +78,18 @@ def chosen(mutant: Mutant, tests: Sequence[MeasuredTest], limit: float) -> list[
     """The tests that run a mutant's lines, those that are most likely to notice it first.
 
     Those with its method's name for a parameter, such as a whole run, if they are quick; all cheap
-    ones of its module's own files, whatever the limits; slower ones of both kinds; then all others
-    by cost.
+    ones of its module's own files, whatever the limits; other cheap ones of the folder that mirrors
+    its package; slower ones of the first two kinds; then all others by cost.
     """
     name = Path(mutant.file).stem
+    folder = f"tests/unit/{Path(mutant.file).parent}/"
 
     def rank(test: MeasuredTest) -> tuple[int, float, str]:
         own = is_own(test, mutant)
         whole = test.id.endswith(f"[{name}]")
         quick = whole and test.seconds < 3 * CHEAP
-        order = (quick, own and test.seconds < CHEAP, whole, own, True).index(True)
+        cheap, near = test.seconds < CHEAP, test.file.startswith(folder)
+        order = (quick, own and cheap, near and cheap, whole, own, True).index(True)
         return order, test.seconds, test.id
 
     found: list[MeasuredTest] = []
