@@ -93,12 +93,12 @@ def chosen(mutant: Mutant, tests: Sequence[MeasuredTest], limit: float) -> list[
         return order, test.seconds, test.id
 
     found: list[MeasuredTest] = []
-    spent = 0.0
+    spent, count = 0.0, 0  # of those with a limit
     for test in sorted((test for test in tests if reaches(test, mutant)), key=rank):
-        spent += test.seconds
-        limited = not (is_own(test, mutant) and test.seconds < CHEAP)
-        if found and limited and (spent > limit or len(found) >= MOST_TESTS):
-            break
+        if not (is_own(test, mutant) and test.seconds < CHEAP):
+            spent, count = spent + test.seconds, count + 1
+            if found and (spent > limit or count > MOST_TESTS):
+                break
         found.append(test)
     return found
 
