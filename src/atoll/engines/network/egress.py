@@ -176,11 +176,18 @@ class EgressLog:
             spent.epochs += counted.epochs
 
     def left(
-        self, run: str, action: str, moment: Moment, packet: Packet, counted: Counted = NOTHING
+        self,
+        run: str,
+        action: str,
+        moment: Moment,
+        packet: Packet,
+        counted: Counted = NOTHING,
+        again: bool = False,
     ) -> None:
-        """Write down an answer; it leaves only when this has been written."""
+        """Write down an answer, or the same one again; it leaves only when this is written."""
         place = f"at stage {moment.stage + 1}, round {moment.round + 1}"
-        words = f"answered '{action}' {place}: {packet.size:,} bytes, {_contents(packet)}"
+        how = "answered again" if again else "answered"
+        words = f"{how} '{action}' {place}: {packet.size:,} bytes, {_contents(packet)}"
         digest = _digest(packet.header + packet.block)
         self._add(run, words, action, packet.size, digest, counted)
 
