@@ -185,6 +185,30 @@ def test_a_second_connection_takes_nothing_from_the_first(presence: Any) -> None
     ]
 
 
+def test_a_copy_that_goes_on_trying_is_told_of_once(
+    presence: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ends hear of it again after a while, and of another address at once."""
+    from atoll.engines.network import presence as module  # noqa: PLC0415
+
+    manager = SimpleNamespace(sfm_endpoints={})
+    greeted(presence, manager, "bern", "bern", time.time())
+    second = greeted(presence, manager, "bern", "bern", time.time())
+    heard = []
+    for _ in range(5):
+        assert presence.refusal(bern(), second.conn, False) == SECOND
+        heard.append(presence.second("bern"))
+    assert heard == ["10.0.0.7", "", "", "", ""]
+    assert len(list(presence.notices.new())) == 1
+    second.conn.get_conn_properties()["peer_addr"] = "10.0.0.8:4000"
+    assert presence.refusal(bern(), second.conn, False) == SECOND
+    assert presence.second("bern") == "10.0.0.8"
+    monkeypatch.setattr(module, "AGAIN_SECONDS", 0.0)
+    assert presence.refusal(bern(), second.conn, False) == SECOND
+    assert presence.second("bern") == "10.0.0.8"
+    assert len(list(presence.notices.new())) == 2
+
+
 def test_a_site_on_a_new_line_takes_the_place_of_its_old_one(presence: Any) -> None:
     """It has its token; the server has not noticed yet that the old line is dead."""
     manager = SimpleNamespace(sfm_endpoints={})

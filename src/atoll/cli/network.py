@@ -201,7 +201,10 @@ def _serve(
     warning = Kit(kit).check()
     if warning:
         err.print(warning, soft_wrap=True)
-    with stoppable("stopping after this round") as stopping, _lines(quiet) as tell:
+    with (
+        stoppable("stopping after this round", signal.SIGTERM) as stopping,
+        _lines(quiet) as tell,
+    ):
         try:
             coordinator.serve(
                 Kit(kit), todo, terms,

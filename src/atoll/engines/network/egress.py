@@ -110,7 +110,7 @@ def audited(store: Path) -> list[Line]:
     mirror = Mirror.of_store(path.parent)
     end = mirror.read() if mirror else End()  # before the log, which a site may be writing now
     if not path.exists() and not (mirror and end.lines):
-        remedy = "give the site's store, as its site.toml names it"
+        remedy = "give the site's store, as its site.toml names it; the first atoll join makes it"
         raise UserError("no egress log here", str(path), remedy)
     found = list(lines(path))
     if mirror:

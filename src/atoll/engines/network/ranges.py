@@ -18,8 +18,8 @@ from atoll.learning.models import ModelOptions
 from atoll.runs.config import RunConfig, resolve
 
 __all__ = [
-    "COORDINATORS", "DEFAULTS", "Limit", "Limits", "check_limits", "drafted", "inside", "known", "limits_of",
-    "violation", "words",
+    "COORDINATORS", "DEFAULTS", "Limit", "Limits", "check_limits", "drafted", "inside", "known",
+    "limits_of", "violation", "words",
 ]  # fmt: skip
 
 Limit = Any  # a value, or a table with least, most or one_of

@@ -229,6 +229,8 @@ def _standing_of(kit: Kit) -> str:
     if time.time() - float(told.get("time", 0.0)) > FRESH_SECONDS:
         return f"reaches {kit.server}:{kit.port}, not admitted yet"
     reason = str(told.get("refused", ""))
+    if told.get("silent"):
+        return "waiting for the coordinator: it does not answer"
     if "is disabled" in reason:
         return "the coordinator has revoked this site"
     return f"the coordinator does not admit this site: {reason}" if reason else ""

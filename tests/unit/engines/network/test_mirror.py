@@ -131,8 +131,9 @@ def test_an_audit_of_a_store_compares_the_log_with_the_copy_of_its_end(kit: Path
     Mirror.of_kit(kit).path.unlink()
     with pytest.raises(UserError, match="no egress log here"):
         audited(store)
-    with pytest.raises(UserError, match="no egress log here"):
+    with pytest.raises(UserError, match="no egress log here") as caught:
         audited(kit.with_name("nowhere"))
+    assert caught.value.remedy.endswith("the first atoll join makes it")
 
 
 def test_an_audit_of_a_store_elsewhere_knows_no_copy(tmp_path: Path) -> None:
