@@ -1,7 +1,9 @@
 """The filter's own parts, on messages that no process has sent: sizes, tokens, lines of the log."""
 
 import logging
+import os
 import time
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,6 +95,18 @@ def test_only_the_receiver_of_a_stream_acknowledges_or_ends_it(topic: str) -> No
         assert refused(f"basel.{JOB}", ["a list"]) == ""
     finally:
         del ByteStreamer.tx_task_map[number]
+
+
+def test_old_jobs_do_not_fill_the_disk_of_a_site(tmp_path: Path) -> None:
+    """NVFlare keeps a folder of every job; the newest stay, and all else that is in the kit."""
+    from atoll.engines.network.guard import KEPT_JOBS, _forget_jobs  # noqa: PLC0415
+
+    jobs = [str(uuid.UUID(int=number)) for number in range(KEPT_JOBS + 3)]
+    for number, name in enumerate((*jobs, "startup", "local")):
+        (tmp_path / name / "app").mkdir(parents=True)
+        os.utime(tmp_path / name, (number, number))
+    _forget_jobs(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {*jobs[3:], "startup", "local"}
 
 
 def test_many_streams_together_hold_no_more_than_two_messages(guard: Any) -> None:

@@ -147,7 +147,12 @@ class EgressLog:
     @property
     def end(self) -> End:
         """How the log ends now."""
-        return End(self.count, self.last, self.total(), self._size)
+        spent = {
+            data: [one.rounds, one.epochs, one.answers]
+            for data, one in self._spent.items()
+            if one.answers
+        }
+        return End(self.count, self.last, self.total(), self._size, spent)
 
     def _length(self) -> int:
         return self.path.stat().st_size if self.path.exists() else 0
