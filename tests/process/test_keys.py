@@ -274,7 +274,7 @@ def test_a_revoked_site_is_refused_at_its_first_message(scene: Scene) -> None:
 
 def test_the_run_beside_all_that_is_as_in_one_process(scene: Scene) -> None:
     ended = scene.made.folder / "run" / "result.json"
-    wait_for("the run has ended", ended.exists, 120)
+    wait_for("the run has ended", ended.exists, 300)
     for file in ("config.toml", "events.jsonl"):
         own = (scene.made.folder / "run" / file).read_bytes()
         assert own == (scene.made.folder / "local" / file).read_bytes(), file
