@@ -22,6 +22,7 @@ __all__ = [
     "Capture",
     "CaptureKind",
     "Kind",
+    "Rules",
     "StackKind",
     "padding_obstacle",
 ]
@@ -76,6 +77,14 @@ class Kind:
     # for the autotuner: a proved choice, or the loop if that is faster; by time, by a fixed rule
     timed: Callable[[Sequence[Any], Choice], Choice] = _unchanged
     fixed: Callable[[Sequence[Any], Choice], Choice] = _unchanged
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How to decide between the loop and a way that is proved."""
+
+    name: str  # part of the cache key: choices of different rules are kept apart
+    finish: Callable[[Kind, Sequence[Any], Choice], Choice]
 
 
 def padding_obstacle(job: Any) -> str:

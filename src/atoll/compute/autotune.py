@@ -1,7 +1,7 @@
 """Which way of running jobs is right and fast: tried on the first batches, and remembered.
 
 An accelerated way is compared with the loop in double precision (proof.py). What was chosen and why
-is kept with the run, and on this machine for later runs (choice.py).
+is kept with the run, and on this machine for later runs (choice_files.py).
 """
 
 import json
@@ -13,32 +13,20 @@ from typing import Any
 
 import torch
 
-from atoll.compute.accelerated import Kind
+from atoll.compute.accelerated import Kind, Rules
 from atoll.compute.cache import UNRESOLVED, Key, cache_key
-from atoll.compute.choice import Choice, choices, name_of, remember, remembered
+from atoll.compute.choice import Choice
+from atoll.compute.choice_files import choices, name_of, remember, remembered
 from atoll.compute.proof import SAMPLE, TOLERANCE, prove
 from atoll.core.record import write_whole
 
-__all__ = ["TRIAL", "Rules", "Tuner", "by_timing", "faster", "proved", "timed", "tune", "what"]
+__all__ = ["TRIAL", "Subject", "Tuner", "faster", "proved", "timed", "tune", "what"]
 
 TRIAL = 3  # batches of a trial
 FAR = 1e300  # stands for a difference that is not finite, which JSON has no number for
 GAIN = 0.95  # the accelerated way must need less than this share of the loop's time
 PLANNED = "; in parts: planned"
 HALVED = "; in parts: out of memory"
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How to decide between the loop and a way that is proved."""
-
-    name: str  # part of the cache key: choices of different rules are kept apart
-    finish: Callable[[Kind, Sequence[Any], Choice], Choice]
-
-
-def by_timing(kind: Kind, jobs: Sequence[Any], choice: Choice) -> Choice:
-    """The faster one, by a trial."""
-    return kind.timed(jobs, choice)
 
 
 def tune(rules: Rules, kind: Kind, work: str, jobs: Sequence[Any]) -> Choice:
@@ -85,6 +73,22 @@ def _wait() -> None:
 def what(key: Any) -> str:
     """How the record calls jobs of this key."""
     return str(key[0]) if isinstance(key, tuple) else "work"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a choice is about."""
+
+    kind: Kind
+    about: Hashable  # identifies it in this process
+    cached: Hashable  # identifies it in the cache, together with the device
+    device: torch.device
+    name: str  # in the record
+
+    @property
+    def work(self) -> tuple[Kind, str]:
+        """The kind of the jobs, and what the record calls them."""
+        return self.kind, self.name
 
 
 class Tuner:
@@ -135,41 +139,25 @@ class Tuner:
         if few and self.mode != "stacked":
             little = Choice(what(key), len(jobs), "loop", "too little to try both ways")
             return self.decide(key, self.key((key, size), device), lambda: little)
-        return self.tuned(kind, key, (key, size), jobs, device, what(key))
+        return self.tuned(Subject(kind, key, (key, size), device, what(key)), jobs)
 
-    def tuned(
-        self,
-        kind: Kind,
-        about: Hashable,
-        cached: Hashable,
-        jobs: Sequence[Any],
-        device: torch.device,
-        work: str,
-    ) -> Choice:
+    def tuned(self, subject: Subject, jobs: Sequence[Any]) -> Choice:
         """Decide by a proof alone where the mode asks for it, else by the rules."""
-        if about in self:
-            return self[about]
-        named = self.key(cached, device)
-        if self.mode == kind.mode(jobs):
-            return self.decide(about, named, lambda: proved(kind, work, jobs))
-        find = lambda: tune(self.rules, kind, work, jobs)  # noqa: E731
-        return self.decide(about, named, lambda: remembered(named, find))
+        if subject.about in self:
+            return self[subject.about]
+        named = self.key(subject.cached, subject.device)
+        if self.mode == subject.kind.mode(jobs):
+            return self.decide(subject.about, named, lambda: proved(*subject.work, jobs))
+        find = lambda: tune(self.rules, *subject.work, jobs)  # noqa: E731
+        return self.decide(subject.about, named, lambda: remembered(named, find))
 
-    def proved(
-        self,
-        kind: Kind,
-        about: Hashable,
-        cached: Hashable,
-        jobs: Sequence[Any],
-        device: torch.device,
-        work: str,
-    ) -> Choice:
+    def proved(self, subject: Subject, jobs: Sequence[Any]) -> Choice:
         """Decide by a proof alone, whatever the mode is."""
-        if about in self:
-            return self[about]
-        named = cache_key(cached, device)
-        find = lambda: proved(kind, work, jobs)  # noqa: E731
-        return self.decide(about, named, lambda: remembered(named, find))
+        if subject.about in self:
+            return self[subject.about]
+        named = cache_key(subject.cached, subject.device)
+        find = lambda: proved(*subject.work, jobs)  # noqa: E731
+        return self.decide(subject.about, named, lambda: remembered(named, find))
 
     def decide(self, about: Hashable, named: Key, find: Callable[[], Choice]) -> Choice:
         """What is known under a name; else what `find` gives."""

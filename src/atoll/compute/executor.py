@@ -16,9 +16,9 @@ import torch
 from atoll.compute import shared_training
 from atoll.compute.accelerated import Accelerated, Capture, CaptureKind, Kind, StackKind
 from atoll.compute.autotune import Tuner
-from atoll.compute.choice import (
+from atoll.compute.choice import Choice
+from atoll.compute.choice_files import (
     CONVOLUTION,
-    Choice,
     keep_timings,
     kept_timings,
     name_of,

@@ -290,11 +290,9 @@ if triton is not None:
         tall: tl.constexpr, broad: tl.constexpr, precision: tl.constexpr,
         block: tl.constexpr, across: tl.constexpr, down: tl.constexpr,
     ):  # fmt: skip
-        """Some weights of a member a program, summed over a part of the places.
+        """Gradients of some weights of one member, summed over a part of the places.
 
-        For TF32 tensor cores want places side by side, where channels are. Copied straight to where
-        products read them, numbers go one by one; trimmed to the bits that count anyway they come
-        in fours, through registers.
+        Values are cut to the bits of TF32, so that they are loaded in fours, through registers.
         """
         high: tl.constexpr = height - tall + 1
         wide: tl.constexpr = width - broad + 1

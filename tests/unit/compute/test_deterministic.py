@@ -15,7 +15,7 @@ import torch
 from safetensors.numpy import load_file
 
 from atoll.compute import autotune, deterministic
-from atoll.compute.choice import choices
+from atoll.compute.choice_files import choices
 from atoll.compute.executor import Executor
 from atoll.compute.kinds.captured import CAPTURED_TRAIN
 from atoll.compute.kinds.train import TRAIN

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from atoll.compute import shared_training
-from atoll.compute.choice import choices
+from atoll.compute.choice_files import choices
 from atoll.compute.compare import max_relative_error
 from atoll.compute.executor import Executor
 from atoll.compute.kinds import STACKED
