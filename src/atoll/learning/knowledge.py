@@ -21,6 +21,7 @@ __all__ = [
     "class_means",
     "combined",
     "delta",
+    "drift",
     "drift_scalar",
     "drift_vector",
     "evolved",
@@ -69,6 +70,13 @@ def drift_scalar(before: Tensor, now: Tensor, here: Tensor) -> Tensor:
 def drift_vector(before: Tensor, now: Tensor, here: Tensor) -> Tensor:
     """How far class means have moved, on average over the classes `here`: (width,)."""
     return torch.where(here[:, None], now - before, 0).sum(0) / here.sum()
+
+
+def drift(kind: str, before: Tensor, now: Tensor, y: Tensor, classes: int) -> Tensor:
+    """Eq. 3 and 4: the drift of a batch's classes, between its old and its new embeddings."""
+    past, _ = batch_means(before, y, classes)
+    means, counts = batch_means(now.detach(), y, classes)
+    return (drift_scalar if kind == "scalar" else drift_vector)(past, means, counts > 0)
 
 
 def combined(parts: list[Tensor], how: str, beta: float) -> Tensor:

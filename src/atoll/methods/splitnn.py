@@ -22,9 +22,8 @@ from atoll.core.messages import Empty, Tensors
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Score
-from atoll.core.rows import Rows
 from atoll.data.vertical_site import VerticalSite
-from atoll.families import vertical
+from atoll.families import vertical, vertical_delegates
 from atoll.jobs.split_round import Lent, SplitJob, Step, draws
 from atoll.learning.knowledge import class_means
 from atoll.learning.models import Architecture
@@ -35,7 +34,6 @@ from atoll.learning.split_nets import NetName
 TAU = 0.1  # temperature of PASS and FedSpace
 W_PA, W_KD = 10.0, 10.0  # PASS: weights of prototypes and of distillation
 W_SPACE = 0.01  # FedSpace: weight of prototypes, and of contrast
-KEPT = ("means", "counts", "radius")  # the server's state beside its half
 
 
 @dataclass(frozen=True)
@@ -110,10 +108,6 @@ class Client:
         self.learner = vertical.Learner(options, site, (turned,) if turns else ())
         self._penalty = W_KD if distils else 0.0  # weight of the distance to old embeddings
 
-    def embed(self, request: vertical.Embed, moment: Moment) -> vertical.Embedded:
-        """The embeddings of rows in the requested order."""
-        return self.learner.embed(request)
-
     def learn(self, request: vertical.Learn, moment: Moment) -> vertical.Embedded:
         """Apply the gradient of the last step, then return the embeddings of the next."""
         if request.step == 0:
@@ -134,27 +128,20 @@ class Client:
         self._begin(moment)
         return self.learner.lend(moment, job, penalty=self._penalty)
 
-    def take(self, weights: Tensors, moment: Moment, steps: int) -> None:
-        """Store the weights that such a round ends with."""
-        self.learner.take(weights, moment, steps)
-
     def state(self) -> Tensors:
         return self.learner.state()
 
     def restore(self, state: Tensors) -> None:
         self.learner.restore(state)
 
-    def final_model(self, shared: Tensors, variant: str, task: int) -> Tensors:
-        """The weights of the bottom network."""
-        return self.learner.half.weights
-
-    def predict(self, model: Tensors, rows: Rows) -> Tensor:
-        """The embeddings of rows, from which the server predicts."""
-        return self.learner.predict(model, rows)
+    embed, take = vertical_delegates.embed, vertical_delegates.take
+    final_model, predict = vertical_delegates.bottom_model, vertical_delegates.predict
 
 
 class Server:
     """Holds labels and the top network, and prototypes where it rehearses."""
+
+    stored = ("means", "counts", "radius")  # its state beside its half
 
     def __init__(self, options: Options, site: VerticalSite) -> None:
         self.options, self.site = options, site
@@ -228,22 +215,13 @@ class Server:
         newest = self.options.fresh or self.options.fil_eval == "current"
         return ids[-1:] if self.site.by_columns and newest else ids
 
-    def final_model(self, shared: Tensors, variant: str, task: int) -> Tensors:
-        """The weights of the top network."""
-        return self.head.final_model()
-
     def predict(self, model: Tensors, parts: Tensors) -> Tensor:
         """The logits of rows, from their embeddings at each client."""
         ids = self._answering(self.site.stages - 1)
         return self.head.logits(self.head.joined({id: parts[id] for id in ids}), model)
 
-    def state(self) -> Tensors:
-        return self.head.state() | {name: getattr(self, name) for name in KEPT}
-
-    def restore(self, state: Tensors) -> None:
-        rest = self.head.restore(state)
-        for name in KEPT:
-            setattr(self, name, rest[name])
+    final_model = vertical_delegates.top_model
+    state, restore = vertical_delegates.server_state, vertical_delegates.restore_server
 
 
 METHOD = Method(Options, Server, Client, split="parties", headline="union")
