@@ -94,14 +94,18 @@ class Bundle:
     def of(rows: Sequence[Rows], into: "Bundle | None" = None) -> "Bundle":
         """These rows; in the tensors of a bundle that is given, if they are laid out as there."""
         places: dict[tuple[int, ...], int] = {}
-        first, kept, count = [], [], 0
+        first, distinct, count = [], [], 0
         for one in rows:
             key = place_of(one)
             if key not in places:
                 places[key], count = count, count + len(one)
-                kept.append(one)
+                distinct.append(one)
             first.append(places[key])
-        x, own, y = [r.x for r in kept], _padded([r.own for r in kept]), [r.y for r in kept]
+        x, own, y = (
+            [r.x for r in distinct],
+            _padded([r.own for r in distinct]),
+            [r.y for r in distinct],
+        )
         shape = (count, *x[0].shape[1:]), (count, own[0].shape[-1])
         if into is None or (into.first, into.x.shape, into.own.shape) != (tuple(first), *shape):
             return Bundle(torch.cat(x), torch.cat(own), torch.cat(y), tuple(first))

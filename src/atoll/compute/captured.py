@@ -126,9 +126,9 @@ class Captured:
         results = []
         for place, job in enumerate(jobs):
             own = {n: w[place] if several else w for n, w in weights.items()}
-            kept = {n: t[place] if several and t.dim() else t for n, t in memory.items()}
+            moments = {n: t[place] if several and t.dim() else t for n, t in memory.items()}
             means = dict(zip(names, losses[place], strict=True))
-            results.append(TrainResult(own, {**copied(job.moments), **kept}, means))
+            results.append(TrainResult(own, {**copied(job.moments), **moments}, means))
         return results
 
     @torch.no_grad()

@@ -6,7 +6,7 @@ A choice is cached under a name that changes with the source of all that it depe
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -62,8 +62,9 @@ def kept_timings() -> dict[str, Timing]:
         return {}
 
 
-def keep_timings() -> None:
-    body = {key: asdict(timing) for key, timing in batched_layers.CHOSEN.items()}
+def keep_timings(timings: Mapping[str, Timing]) -> None:
+    """Add timings to those of earlier runs on this machine."""
+    body = {key: asdict(timing) for key, timing in (kept_timings() | dict(timings)).items()}
     try:
         _cache().mkdir(parents=True, exist_ok=True)
         write_whole(_cache() / "batched_layers.json", json.dumps(body).encode())

@@ -7,7 +7,6 @@ is split in halves.
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -34,7 +33,7 @@ from atoll.compute.verify import STEPS, Verifier, Verify, disagreement, place_of
 from atoll.core.errors import out_of_memory
 from atoll.core.federation import Moment
 from atoll.jobs.identity import no_identity
-from atoll.kernels import batched_layers
+from atoll.kernels.batched_layers import Timings, Way, fixed_ways, timed_ways
 
 __all__ = ["Executor", "JobExecutor", "Mode"]
 
@@ -86,9 +85,8 @@ class Executor:
         self.tuner = Tuner(mode, folder, FIXED if deterministic else BY_TIMING, parts, rounds)
         self.verifier = Verifier(verify, clock)
         self.moment: Moment | None = None
-        self._ways: dict[str, batched_layers.Way] = {}  # of convolutions, chosen by a fixed rule
-        batched_layers.CHOSEN.update(kept_timings() | timings(self.choices.values()))
-        batched_layers.TAKEN.clear()
+        self._ways: dict[str, Way] = {}  # of convolutions, chosen by a fixed rule
+        self._timings = Timings(kept_timings() | timings(self.choices.values()))
         self._stacks: dict[StackKind, list[tuple[Hashable, Accelerated]]] = {}
         self._captured: dict[tuple[CaptureKind, tuple[str, ...], Hashable], Any] = {}
         self._lanes: dict[str, Lane] = {}  # by client: where its graphs run
@@ -106,8 +104,8 @@ class Executor:
         self.moment = moment
         how = f"{self.mode}, {torch.backends.cudnn.allow_tf32}{self.tuner.rules.name}"
         names = shared_training.named(jobs, self.keep, how)
-        fixed = batched_layers.fixed_ways(self._ways) if self.deterministic else nullcontext()
-        with shared_training.alone(names), fixed:
+        ways = fixed_ways(self._ways) if self.deterministic else timed_ways(self._timings)
+        with shared_training.alone(names), ways:
             known = {
                 id: shared_training.load(path, jobs[id])
                 for id, path in names.items()
@@ -274,9 +272,9 @@ class Executor:
         self, kind: CaptureKind, captures: Sequence[Capture], jobs: Jobs
     ) -> list[Any]:
         """The buffers of each; those whose memory is wanted are given up."""
-        wanted = {(kind, capture.ids, capture.layout) for capture in captures}
+        needed = {(kind, capture.ids, capture.layout) for capture in captures}
         coming = {capture.ids for capture in captures}
-        for place in self._captured.keys() - wanted:
+        for place in self._captured.keys() - needed:
             if place[0] is kind and (kind.prunes or place[1] in coming):
                 del self._captured[place]
         for capture in captures:
@@ -348,14 +346,14 @@ class Executor:
 
     def _note_convolutions(self) -> None:
         """Keep which way convolutions were computed, with the run and for later ones."""
-        taken = {k: batched_layers.CHOSEN[k] for k in sorted(batched_layers.TAKEN)}
-        fresh = {k: t for k, t in taken.items() if name_of(k) not in self.choices}
+        used = {key: self._timings.by_shape[key] for key in sorted(self._timings.used)}
+        fresh = {key: timing for key, timing in used.items() if name_of(key) not in self.choices}
         for key, timing in fresh.items():
             slow, fast = max(timing.seconds.values()), timing.seconds[timing.way]
             choice = Choice(f"{CONVOLUTION}{key}", 1, "stacked", timing.way, ratio=slow / fast)
             self.tuner.set(name_of(key), choice)
         if fresh:
-            keep_timings()
+            keep_timings(self._timings.by_shape)
 
 
 def _without(jobs: Jobs, results: Mapping[str, Any]) -> Results:

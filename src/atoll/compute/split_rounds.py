@@ -153,22 +153,22 @@ class _Halves:
         with torch.no_grad():
             for (name, weight), by in zip(self.weights.items(), gradients, strict=True):
                 moved = weight - self.one.rate * by
-                kept = self.frozen.get(name)
-                weight.copy_(moved if kept is None else torch.where(kept, weight, moved))
+                frozen = self.frozen.get(name)
+                weight.copy_(moved if frozen is None else torch.where(frozen, weight, moved))
         self.graph = None
 
 
 @contextmanager
 def _exact_as_products(device: torch.device) -> Iterator[None]:
     """On a GPU, give convolutions the TF32 setting of matrix products."""
-    kept = torch.backends.cudnn.allow_tf32
+    before = torch.backends.cudnn.allow_tf32
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
     try:
         yield
     finally:
         if device.type == "cuda":
-            torch.backends.cudnn.allow_tf32 = kept
+            torch.backends.cudnn.allow_tf32 = before
 
 
 def _first(value: Any) -> Any:

@@ -191,12 +191,12 @@ class Stack:
         known = int(self.data.x.amax()) + 1
         lengths = self.counts[index].sum(-1).cumsum(-1)
         tokens = torch.stack([distinct(self.data.x[rows], known).sum(-1) for rows in index])
-        begin, wanted = 0, []
+        begin, sizes = 0, []
         for active, count in self.blocks():
             steps = slice(begin, begin + count)
-            wanted += [lengths[:, steps, active - 1].amax(), tokens[:, steps, :active].amax()]
+            sizes += [lengths[:, steps, active - 1].amax(), tokens[:, steps, :active].amax()]
             begin += count
-        most = torch.stack(wanted).tolist() if wanted else []
+        most = torch.stack(sizes).tolist() if sizes else []
         for number, (active, _) in enumerate(self.blocks()):
             needed, had = most[2 * number : 2 * number + 2], self.bounds.get(active, Bounds(0, 0))
             if needed[0] > had.pieces or needed[1] > had.tokens:

@@ -97,13 +97,13 @@ class Guard:
 
     def bounded(self, requests: Mapping[str, Any], replies: Mapping[str, Any]) -> dict[str, Any]:
         """The answers with their updates clipped, trimmed or replaced by the median, if asked."""
-        found, rule = dict(replies), self.options.rule
+        answers, rule = dict(replies), self.options.rule
         if rule in ("exclude", "none") or not replies:
-            return found
+            return answers
         for field, mark in marked(type(next(iter(replies.values()))), Update).items():
             bases = {id: getattr(requests[id], mark.of) for id in replies}
-            given = {id: getattr(reply, field) for id, reply in replies.items()}
-            updates = {id: _difference(given[id], bases[id]) for id in replies}
+            fields = {id: getattr(reply, field) for id, reply in replies.items()}
+            updates = {id: _difference(fields[id], bases[id]) for id in replies}
             if rule == "clip":
                 updates = _clipped(updates)
             else:
@@ -111,9 +111,9 @@ class Guard:
                 cut = (count - 1) // 2 if rule == "median" else int(self.options.trim * count)
                 updates = dict.fromkeys(updates, _middle(list(updates.values()), cut))
             for id, update in updates.items():
-                weights = {**given[id], **{n: _moved(bases[id][n], u) for n, u in update.items()}}
-                found[id] = replace(found[id], **{field: weights})
-        return found
+                weights = {**fields[id], **{n: _moved(bases[id][n], u) for n, u in update.items()}}
+                answers[id] = replace(answers[id], **{field: weights})
+        return answers
 
     def beyond(self, state: Mapping[str, Tensor]) -> str:
         """Why a server's state cannot be a mean of the last updates; empty if it can.
@@ -141,14 +141,14 @@ class Guard:
             ):
                 return f"'{field}' is not between {mark.low:g} and {mark.high:g}"
         for field in marked(type(reply), RowCount):
-            told = [getattr(one, field) for one in replies.values()]
-            return self._wrong_rows(stage, id, getattr(reply, field), told)
+            counts = [getattr(one, field) for one in replies.values()]
+            return self._wrong_rows(stage, id, getattr(reply, field), counts)
         return ""
 
     def _known(self, stage: int, id: str) -> int:
         """The training rows of a site, where the coordinator knows them itself; else 0."""
-        held = self._rows.get(id, ())
-        return held[stage] if stage < len(held) else 0
+        rows = self._rows.get(id, ())
+        return rows[stage] if stage < len(rows) else 0
 
     def _scales(self, stage: int, replies: Mapping[str, Any]) -> dict[str, float]:
         """How much longer an update may be at sites with more rows than the median: more steps."""
@@ -224,12 +224,12 @@ def _has_tails(kind: type, field: str) -> bool:
     return mark is not None and mark.tails
 
 
-def _noise_of(kind: type, given: Mapping[str, Tensor], field: str) -> dict[str, str]:
+def _noise_of(kind: type, values: Mapping[str, Tensor], field: str) -> dict[str, str]:
     """The senders of noise, by the test that the field's mark calls for."""
     mark = marked(kind, Outputs).get(field)
     if mark is not None and mark.common:
-        return _noise(given, field)
-    return _aligned_noise(given, field) if mark is not None and mark.aligned else {}
+        return _noise(values, field)
+    return _aligned_noise(values, field) if mark is not None and mark.aligned else {}
 
 
 def _sizes(field: str, requests: Mapping[str, Any], replies: Mapping[str, Any]) -> dict[str, float]:
@@ -237,21 +237,21 @@ def _sizes(field: str, requests: Mapping[str, Any], replies: Mapping[str, Any]) 
     if not replies:
         return {}
     kind = type(next(iter(replies.values())))
-    given = {id: getattr(reply, field) for id, reply in replies.items()}
+    fields = {id: getattr(reply, field) for id, reply in replies.items()}
     if _has_tails(kind, field):
-        return {id: _row_size(value) for id, value in given.items()}
+        return {id: _row_size(value) for id, value in fields.items()}
     if field in marked(kind, Outputs):
-        return {id: _mean_square(_listed(value)) for id, value in given.items()}
+        return {id: _mean_square(_listed(value)) for id, value in fields.items()}
     update = marked(kind, Update).get(field)
     if update is not None:
         bases = {id: getattr(requests[id], update.of) for id in replies}
-    elif len(given) >= FEWEST and len({_form(value) for value in given.values()}) == 1:
+    elif len(fields) >= FEWEST and len({_form(value) for value in fields.values()}) == 1:
         # whole weights: how far they are from what most have
-        centre = _middle(list(given.values()), (len(given) - 1) // 2)
-        bases = dict.fromkeys(given, centre)
+        centre = _middle(list(fields.values()), (len(fields) - 1) // 2)
+        bases = dict.fromkeys(fields, centre)
     else:
-        bases = dict.fromkeys(given, Tensors())
-    return {id: _norm(_difference(given[id], bases[id]).values()) for id in given}
+        bases = dict.fromkeys(fields, Tensors())
+    return {id: _norm(_difference(fields[id], bases[id]).values()) for id in fields}
 
 
 def _other_forms(given: Mapping[str, Any], field: str) -> dict[str, str]:
@@ -291,27 +291,27 @@ def _noise(given: Mapping[str, Tensor], field: str) -> dict[str, str]:
     return reasons
 
 
-def _aligned_noise(given: Mapping[str, Tensor], field: str) -> dict[str, str]:
+def _aligned_noise(values: Mapping[str, Tensor], field: str) -> dict[str, str]:
     """The senders whose embeddings of aligned rows cannot be told from random numbers.
 
     Coordinates have no common meaning, so similarities of rows are compared: rows that are alike
     for the others are alike for an honest site too. Both conditions of `_noise` must hold.
     """
-    shapes = {tuple(value.shape) for value in given.values()}
-    if len(given) < FEWEST or len(shapes) > 1 or len(*shapes) != 2:
+    shapes = {tuple(value.shape) for value in values.values()}
+    if len(values) < FEWEST or len(shapes) > 1 or len(*shapes) != 2:
         return {}
     rows, width = shapes.pop()
     if width < FEWEST_CLASSES or rows < FEWEST_ROWS:
         return {}
-    units = {id: _centred(value) for id, value in given.items()}
+    units = {id: _centred(value) for id, value in values.items()}
     flat = [id for id, own in units.items() if _flatness(own, width) > FLAT]
     reasons = {}
     for id in flat:
         others = torch.cat([value for other, value in units.items() if other != id], 1)
         deviations = _association(units[id], others)
         if abs(deviations) < DEVIATIONS:
-            found = f"association with others {deviations:.2g} deviations"
-            reasons[id] = f"its '{field}' are noise: {found}"
+            detail = f"association with others {deviations:.2g} deviations"
+            reasons[id] = f"its '{field}' are noise: {detail}"
     return reasons
 
 
@@ -434,12 +434,12 @@ def _clipped(updates: Mapping[str, Tensors]) -> dict[str, Tensors]:
 
 def _middle(items: Sequence[Mapping[str, Tensor]], cut: int) -> Tensors:
     """Coordinate by coordinate, the mean without the `cut` smallest and largest numbers."""
-    found = {}
+    means = {}
     for name, first in items[0].items():
         if first.is_floating_point():
             ordered = torch.stack([item[name].to(first.device) for item in items]).sort(0).values
-            found[name] = ordered[cut : len(items) - cut].double().mean(0).to(first.dtype)
-    return found
+            means[name] = ordered[cut : len(items) - cut].double().mean(0).to(first.dtype)
+    return means
 
 
 def _prefixes(state: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> list[str]:

@@ -520,12 +520,12 @@ class Head:
 
     def restore(self, state: Tensors) -> Tensors:
         """Go on from a state; returns what else it holds, on this device."""
-        held = copied({name: tensor.to(self.site.device) for name, tensor in state.items()})
-        self.weights = without("weights", held)
+        tensors = copied({name: tensor.to(self.site.device) for name, tensor in state.items()})
+        self.weights = without("weights", tensors)
         last = self.weights[f"bias{len(self.weights) // 2 - 1}"]
         self.classes = len(last) // self.outputs
-        self.seen = held.pop("seen")
-        return {name: tensor for name, tensor in held.items() if not name.startswith("weights/")}
+        self.seen = tensors.pop("seen")
+        return {name: tensor for name, tensor in tensors.items() if not name.startswith("weights/")}
 
 
 def masked_logits(

@@ -52,8 +52,8 @@ def stepped(course: Tensor, loss: Tensor | float, rule: Rule) -> Tensor:
     ended = torch.where(cut, (lower < rule.least).to(rate), stopped)
     patience = torch.where(cut, rule.patience, patience)
     best = torch.where(gain, loss, best)
-    found = torch.stack([lower, best, patience, ended], -1)
-    return torch.where(stopped[..., None] > 0, course, found)
+    after = torch.stack([lower, best, patience, ended], -1)
+    return torch.where(stopped[..., None] > 0, course, after)
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,9 @@ class EarlyStoppedJob:
             one = replace(
                 self.epoch(float(course[RATE]), stream), ours=alone and weights is not first
             )
-            done = yield replace(one, weights={**weights, KEY: noise}, moments=moments)
-            weights, moments = done.weights, done.moments
-            loss = float(done.losses[one.phases[0].name])
+            result = yield replace(one, weights={**weights, KEY: noise}, moments=moments)
+            weights, moments = result.weights, result.moments
+            loss = float(result.losses[one.phases[0].name])
             if len(self.valid):
                 read = {name: weights[name] for name in self.reads}
                 loss = float((yield EvalJob(read, self.valid, self.function))) / len(self.valid)

@@ -115,7 +115,7 @@ class PublicJob:
         if self.penalty is not None:
             loss = loss + self.penalty({n: weights[n] for n in self.moves})
         moved = [weights[n].detach().clone() for n in self.moves]
-        found = gradients(loss, [weights[n] for n in self.moves])
+        slopes = gradients(loss, [weights[n] for n in self.moves])
         before = {} if self.fresh else self.moments
         taken = float(before.get("steps", torch.tensor(0)))
         memory = [
@@ -124,7 +124,7 @@ class PublicJob:
         ]
         counts = list(torch.full((len(moved),), taken, device=moved[0].device).unbind())
         with torch.no_grad():
-            descend(moved, found, (memory[0], memory[1], counts), self.how)
+            descend(moved, slopes, (memory[0], memory[1], counts), self.how)
         after = {n: w.detach() for n, w in weights.items()} | dict(
             zip(self.moves, moved, strict=True)
         )
@@ -138,8 +138,8 @@ class PublicJob:
 
 def gradients(loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
     """The gradient by each leaf, zeros where the loss does not hang on it."""
-    found = torch.autograd.grad(loss, list(leaves), allow_unused=True)
-    return [torch.zeros_like(w) if g is None else g for w, g in zip(leaves, found, strict=True)]
+    slopes = torch.autograd.grad(loss, list(leaves), allow_unused=True)
+    return [torch.zeros_like(w) if g is None else g for w, g in zip(leaves, slopes, strict=True)]
 
 
 def zeros(like: Sequence[Tensor]) -> list[Tensor]:

@@ -186,12 +186,12 @@ class Memory:
         if not self.steps:
             return
         for kind, mine in (("first", self.first), ("second", self.second)):
-            given = [moments.get(f"{kind}/{n}") for n in self.phase.moves]
-            there = [g for g in given if g is not None]
+            tensors = [moments.get(f"{kind}/{n}") for n in self.phase.moves]
+            there = [g for g in tensors if g is not None]
             if len(there) < len(mine):
                 torch._foreach_zero_(mine)
             if there:
-                places = [m for m, g in zip(mine, given, strict=True) if g is not None]
+                places = [m for m, g in zip(mine, tensors, strict=True) if g is not None]
                 torch._foreach_copy_(places, there)
         taken = moments.get(f"steps/{self.phase.name}")
         count = 0.0 if taken is None else float(taken.flatten()[0])
@@ -202,10 +202,10 @@ class Memory:
         """The memory under the names it has among the moments; the count of steps on the CPU."""
         if not self.steps:
             return {}
-        found = {f"steps/{self.phase.name}": torch.tensor(int(self.steps[0]))}
+        memory = {f"steps/{self.phase.name}": torch.tensor(int(self.steps[0]))}
         for name, first, second in zip(self.phase.moves, self.first, self.second, strict=True):
-            found |= {f"first/{name}": first, f"second/{name}": second}
-        return found
+            memory |= {f"first/{name}": first, f"second/{name}": second}
+        return memory
 
 
 def descend(

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -26,17 +26,18 @@ from atoll.kernels import conv2d as kernels
 from atoll.kernels.conv_pool import convolved, pooled
 
 __all__ = [
-    "CHOSEN",
-    "TAKEN",
     "WAYS",
     "Sizes",
     "Timing",
+    "Timings",
+    "Way",
     "convolve",
     "direct",
     "fixed_ways",
     "for_members",
     "grouped",
     "near",
+    "timed_ways",
     "torch_convolutions",
     "unfolded",
 ]
@@ -66,16 +67,23 @@ class Timing:
     seconds: dict[Way, float]
 
 
+@dataclass
+class Timings:
+    """The fastest ways of convolutions, by shapes, type and device."""
+
+    by_shape: dict[str, Timing] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)  # the shapes that a run has had
+
+
 # without timing, by the kind of device: the first that agrees with torch's own convolution
 PREFERRED: dict[str, tuple[Way, ...]] = {
     "cuda": ("direct", "near", "unfolded", "grouped"),
     "cpu": ("grouped", "unfolded", "near", "direct"),
 }
-# ways by shapes, type and device where a fixed rule chooses; None: the fastest is chosen
+# ways by shapes, type and device where a fixed rule chooses
 _FIXED: ContextVar[dict[str, Way] | None] = ContextVar("fixed convolutions", default=None)
+_TIMED: ContextVar[Timings | None] = ContextVar("timed convolutions", default=None)
 _TORCH: ContextVar[bool] = ContextVar("convolutions of torch alone", default=False)
-CHOSEN: dict[str, Timing] = {}  # by shapes, type and device
-TAKEN: set[str] = set()  # of these, those that were asked for since somebody emptied this
 
 
 def grouped(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
@@ -84,10 +92,10 @@ def grouped(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Ten
     wide = x.transpose(0, 1).reshape(rows, -1, *x.shape[3:])
     flat = None if bias is None else bias.flatten()
     groups = members * sizes.groups
-    said = F.conv2d(
+    result = F.conv2d(
         wide, weight.flatten(0, 1), flat, sizes.stride, sizes.padding, sizes.dilation, groups
     )
-    return said.view(rows, members, -1, *said.shape[2:]).transpose(0, 1)
+    return result.view(rows, members, -1, *result.shape[2:]).transpose(0, 1)
 
 
 def unfolded(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
@@ -101,16 +109,16 @@ def unfolded(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Te
     inside = channels // groups * kernel[0] * kernel[1]
     columns = patches.view(members, rows, groups, inside, -1)
     matrix = weight.reshape(members, 1, groups, -1, inside)
-    said = torch.matmul(matrix, columns).flatten(2, 3)
+    result = torch.matmul(matrix, columns).flatten(2, 3)
     if bias is not None:
-        said = said + bias[:, None, :, None]
+        result = result + bias[:, None, :, None]
     above = [
         (size + 2 * pad - gap * (side - 1) - 1) // step + 1
         for size, pad, gap, side, step in zip(
             (height, width), sizes.padding, sizes.dilation, kernel, sizes.stride, strict=True
         )
     ]
-    return said.view(members, rows, -1, *above)
+    return result.view(members, rows, -1, *above)
 
 
 def near(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
@@ -149,7 +157,7 @@ WAYS: dict[Way, Callable[[Tensor, Tensor, Tensor | None, Sizes], Tensor]] = {
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
-    """A convolution with weights of each member, the way that is faster for this shape."""
+    """A convolution with weights of each member, in the way that the context chooses."""
     return WAYS[_way(x, weight, bias, sizes)](x, weight, bias, sizes)
 
 
@@ -161,6 +169,16 @@ def fixed_ways(ways: dict[str, Way]) -> Iterator[None]:
         yield
     finally:
         _FIXED.reset(token)
+
+
+@contextmanager
+def timed_ways(timings: Timings) -> Iterator[None]:
+    """Choose the fastest way; a shape that `timings` does not have is timed and added."""
+    token = _TIMED.set(timings)
+    try:
+        yield
+    finally:
+        _TIMED.reset(token)
 
 
 @contextmanager
@@ -177,23 +195,30 @@ def torch_convolutions() -> Iterator[None]:
 
 
 def _way(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Way:
-    if _TORCH.get():
+    """By a fixed rule, else the fastest; torch's own where the context chooses none."""
+    fixed, timings = _FIXED.get(), _TIMED.get()
+    if _TORCH.get() or (fixed is None and timings is None):
         return "grouped"
     key = _key(x, weight, bias, sizes)
-    fixed = _FIXED.get()
     if fixed is not None:
         if key not in fixed and not _capturing(x):
             fixed[key] = _fixed_way(x, weight, bias, sizes)
         return fixed.get(key, "grouped")
-    if key not in CHOSEN or CHOSEN[key].way not in WAYS:
+    assert timings is not None
+    known = timings.by_shape.get(key)
+    if known is None or known.way not in WAYS:
         if _capturing(x):
             return "grouped"  # no clock runs while a graph is captured
-        ways = _offered(x, weight, sizes)
-        ways = _agreeing(ways, x, weight, bias, sizes)
-        seconds = {name: _seconds(WAYS[name], x, weight, bias, sizes) for name in ways}
-        CHOSEN[key] = Timing(min(ways, key=lambda name: seconds[name]), seconds)
-    TAKEN.add(key)
-    return CHOSEN[key].way
+        known = timings.by_shape[key] = _timing(x, weight, bias, sizes)
+    timings.used.add(key)
+    return known.way
+
+
+def _timing(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Timing:
+    """Time the ways that agree with torch's own."""
+    ways = _agreeing(_offered(x, weight, sizes), x, weight, bias, sizes)
+    seconds = {name: _seconds(WAYS[name], x, weight, bias, sizes) for name in ways}
+    return Timing(min(ways, key=lambda name: seconds[name]), seconds)
 
 
 def _capturing(x: Tensor) -> bool:
@@ -231,9 +256,12 @@ def _results(
     """What comes out, and the gradients of the sum of its squares that are asked for."""
     x, weight = (t.detach().requires_grad_(t.requires_grad) for t in (x, weight))
     moved = [t for t in (x, weight) if t.requires_grad]
-    said = way(x, weight, None if bias is None else bias.detach(), sizes)
-    said = said if said.dtype == torch.float64 else said.float()
-    return [said.detach(), *(torch.autograd.grad((said * said).sum(), moved) if moved else ())]
+    result = way(x, weight, None if bias is None else bias.detach(), sizes)
+    result = result if result.dtype == torch.float64 else result.float()
+    return [
+        result.detach(),
+        *(torch.autograd.grad((result * result).sum(), moved) if moved else ()),
+    ]
 
 
 def _near_to(most: float, ours: Tensor, theirs: Tensor) -> bool:
@@ -275,13 +303,13 @@ def _seconds(
     moved = [t for t in (x, weight) if t.requires_grad]
 
     def step() -> None:
-        said = way(x, weight, None if bias is None else bias.detach(), sizes)
+        result = way(x, weight, None if bias is None else bias.detach(), sizes)
         if moved:  # a gradient that is given, not found, would make torch import sympy: seconds
-            torch.autograd.grad((said * 1.0).sum(), moved)
+            torch.autograd.grad((result * 1.0).sum(), moved)
 
     # the first one is not counted: kernels are looked for
-    found = [_timed(step, x.device) for _ in range(1 + TRIALS)]
-    return min(found[1:])
+    seconds = [_timed(step, x.device) for _ in range(1 + TRIALS)]
+    return min(seconds[1:])
 
 
 def _timed(step: Callable[[], None], device: torch.device) -> float:
@@ -321,12 +349,12 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        sizes, wanted = ctx.sizes, [*ctx.needs_input_grad[:2], ctx.biased is not None]
-        found = torch.ops.aten.convolution_backward(
+        sizes, needed = ctx.sizes, [*ctx.needs_input_grad[:2], ctx.biased is not None]
+        gradients = torch.ops.aten.convolution_backward(
             gradient, x, weight, ctx.biased, sizes.stride, sizes.padding, sizes.dilation, False,
-            (0, 0), sizes.groups, wanted,
+            (0, 0), sizes.groups, needed,
         )  # fmt: skip
-        return (*found, None)
+        return (*gradients, None)
 
     @staticmethod
     def vmap(
@@ -344,8 +372,8 @@ class _Pooling(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        found, places = F.max_pool2d(x, 2, return_indices=True)
-        return found, places
+        largest, places = F.max_pool2d(x, 2, return_indices=True)
+        return largest, places
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -355,19 +383,19 @@ class _Pooling(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Tensor:
         x, places = ctx.saved_tensors
-        found: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
+        by_input: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
             gradient, x, [2, 2], [2, 2], [0, 0], [1, 1], False, places
         )
-        return found
+        return by_input
 
     @staticmethod
     def vmap(info: Any, axes: tuple[Any, ...], x: Tensor) -> tuple[tuple[Tensor, Tensor], Any]:
         x = _in_front(x, axes[0], info.batch_size)
         if x.dim() == 5 and x.is_cuda and x.movedim(2, -1).is_contiguous():
-            found = pooled(x.movedim(2, -1), 2).movedim(-1, 2)
+            largest = pooled(x.movedim(2, -1), 2).movedim(-1, 2)
         else:
-            found = F.max_pool2d(x.flatten(0, -4), 2).unflatten(0, x.shape[:-3])
-        return (found, x.new_empty(0)), (0, None)  # nobody asks for the places
+            largest = F.max_pool2d(x.flatten(0, -4), 2).unflatten(0, x.shape[:-3])
+        return (largest, x.new_empty(0)), (0, None)  # nobody asks for the places
 
 
 class _Pool(nn.Module):
@@ -375,8 +403,8 @@ class _Pool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The largest of neighbours."""
-        found: Tensor = _Pooling.apply(x)[0]
-        return found
+        largest: Tensor = _Pooling.apply(x)[0]
+        return largest
 
 
 class _Linear(torch.autograd.Function):
@@ -407,9 +435,11 @@ class _Linear(torch.autograd.Function):
         count = info.batch_size
         x, weight = _in_front(x, axes[0], count), _in_front(weight, axes[1], count)
         if bias is None or x.dim() != 3:
-            said = torch.matmul(x, weight.mT.unflatten(0, (count, *[1] * (x.dim() - 3))))
+            result = torch.matmul(x, weight.mT.unflatten(0, (count, *[1] * (x.dim() - 3))))
             front = None if bias is None else _in_front(bias, axes[2], count)
-            return said if front is None else said + front.view(count, *[1] * (x.dim() - 2), -1), 0
+            return result if front is None else result + front.view(
+                count, *[1] * (x.dim() - 2), -1
+            ), 0
         return many(x, weight, _in_front(bias, axes[2], count)), 0
 
 

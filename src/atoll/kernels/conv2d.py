@@ -50,8 +50,8 @@ def direct(
     """A convolution: kernel (members, out, channels, height, width), offset (members, out)."""
     if not fits(x, kernel, stride, dilation):
         return convolved(x, kernel, offset, stride, dilation)
-    found: Tensor = _Direct.apply(x, kernel, offset)
-    return found
+    result: Tensor = _Direct.apply(x, kernel, offset)
+    return result
 
 
 def fits(
@@ -108,31 +108,31 @@ def _forth(x: Tensor, kernel: Tensor, offset: Tensor | None) -> Tensor:
     members, rows, height, width, channels = x.shape
     out, _, tall, broad = kernel.shape[1:]
     high, wide = height - tall + 1, width - broad + 1
-    found = x.new_empty((members, rows, high, wide, out))
+    result = x.new_empty((members, rows, high, wide, out))
     # what is summed over lies side by side, as tensor cores want it for 32 bits
     weights = kernel.permute(0, 1, 3, 4, 2).contiguous()
     across, tiles = _tiles(out)
     _met[triton.cdiv(rows * high * wide, BLOCK) * tiles, members](
-        x, weights, weights if offset is None else offset.contiguous(), found, rows,
+        x, weights, weights if offset is None else offset.contiguous(), result, rows,
         height, width, channels, out, tall, broad, _precision(x),
         moved=offset is not None, deep=_deep(x, channels), across=across, block=BLOCK, **TILES,
     )  # fmt: skip
-    return found
+    return result
 
 
 def _back(gradient: Tensor, kernel: Tensor, shape: torch.Size) -> Tensor:
     """The gradient of pixels."""
     members, rows, height, width, channels = shape
     out, _, tall, broad = kernel.shape[1:]
-    found = gradient.new_empty(shape)
+    result = gradient.new_empty(shape)
     weights = kernel.permute(0, 3, 4, 2, 1).contiguous()
     across, tiles = _tiles(channels)
     _returned[triton.cdiv(rows * height * width, BLOCK) * tiles, members](
-        gradient, weights, found, rows,
+        gradient, weights, result, rows,
         height, width, channels, out, tall, broad, _precision(gradient),
         deep=_deep(gradient, out), across=across, block=BLOCK, **TILES,
     )  # fmt: skip
-    return found
+    return result
 
 
 def _for_kernel(x: Tensor, gradient: Tensor, shape: torch.Size) -> Tensor:
@@ -143,20 +143,20 @@ def _for_kernel(x: Tensor, gradient: Tensor, shape: torch.Size) -> Tensor:
     across, tiles = _tiles(out)
     block = max(LEAST, DEEP // x.element_size())
     splits, length = _splits(places, members * triton.cdiv(depth, WIDEST) * tiles, block)
-    found = x.new_empty((members, splits, out, depth), dtype=torch.float32)
+    result = x.new_empty((members, splits, out, depth), dtype=torch.float32)
     _summed[triton.cdiv(depth, BLOCK) * tiles, splits, members](
-        x, gradient, found, rows, length,
+        x, gradient, result, rows, length,
         height, width, channels, out, tall, broad, _precision(x),
         block=block, across=across, down=BLOCK, **TILES,
     )  # fmt: skip
-    by_kernel = found.sum(1).to(x.dtype).view(members, out, tall, broad, channels)
+    by_kernel = result.sum(1).to(x.dtype).view(members, out, tall, broad, channels)
     return by_kernel.movedim(-1, 2)
 
 
 def _splits(places: int, programs: int, block: int) -> Pair:
     """Into how many parts places are dealt, and how long one is, in whole blocks."""
-    wanted = max(-(-PROGRAMS // programs), -(-places // LONGEST))
-    splits = max(1, min(wanted, -(-places // SHORTEST)))
+    needed = max(-(-PROGRAMS // programs), -(-places // LONGEST))
+    splits = max(1, min(needed, -(-places // SHORTEST)))
     length = -(-places // (splits * block)) * block
     return -(-places // length), length
 
@@ -195,15 +195,15 @@ if triton is not None:
         return (image * height + row) * width + column
 
     @triton.jit  # type: ignore[untyped-decorator]
-    def _write(found, total, line, column, lines, columns: tl.constexpr):  # type: ignore[no-untyped-def]
+    def _write(result, total, line, column, lines, columns: tl.constexpr):  # type: ignore[no-untyped-def]
         """What is in the tile, as far as it lies in the matrix."""
-        where = found + (line * columns)[:, None] + column[None, :]
+        where = result + (line * columns)[:, None] + column[None, :]
         inside = (line < lines)[:, None] & (column < columns)[None, :]
-        tl.store(where, total.to(found.dtype.element_ty), mask=inside)
+        tl.store(where, total.to(result.dtype.element_ty), mask=inside)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _met(  # type: ignore[no-untyped-def] # noqa: PLR0913, PLR0915, PLR0917 - Triton reads it
-        x, weights, offset, found, rows,
+        x, weights, offset, result, rows,
         height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, out: tl.constexpr,
         tall: tl.constexpr, broad: tl.constexpr, precision: tl.constexpr, moved: tl.constexpr,
         deep: tl.constexpr, across: tl.constexpr, block: tl.constexpr,
@@ -240,11 +240,11 @@ if triton is not None:
         if moved:
             more = tl.load(offset + member * out + kind, mask=kind < out, other=0.0)
             total += more.to(tl.float32)[None, :]
-        _write(found + member * (rows * (high * wide * out)), total, place, kind, places, out)
+        _write(result + member * (rows * (high * wide * out)), total, place, kind, places, out)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _returned(  # type: ignore[no-untyped-def] # noqa: PLR0913, PLR0915, PLR0917 - Triton reads it
-        gradient, weights, found, rows,
+        gradient, weights, result, rows,
         height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, out: tl.constexpr,
         tall: tl.constexpr, broad: tl.constexpr, precision: tl.constexpr,
         deep: tl.constexpr, across: tl.constexpr, block: tl.constexpr,
@@ -280,12 +280,12 @@ if triton is not None:
                 slope = tl.load(read + behind, mask=valid & here[None, :], other=0.0)
                 weight = tl.load(by + along, mask=here[:, None], other=0.0)
             total = tl.dot(slope, weight, total, input_precision=precision)
-        found += member * (rows * (height * width * channels))
-        _write(found, total, pixel, channel, count, channels)
+        result += member * (rows * (height * width * channels))
+        _write(result, total, pixel, channel, count, channels)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _summed(  # type: ignore[no-untyped-def] # noqa: PLR0913, PLR0917 - Triton reads it
-        x, gradient, found, rows, length,
+        x, gradient, result, rows, length,
         height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, out: tl.constexpr,
         tall: tl.constexpr, broad: tl.constexpr, precision: tl.constexpr,
         block: tl.constexpr, across: tl.constexpr, down: tl.constexpr,
@@ -322,5 +322,5 @@ if triton is not None:
                 pixels = (pixels.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
                 slope = (slope.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
             total = tl.dot(pixels, slope, total, input_precision=precision)
-        found += (member * tl.num_programs(1) + split) * (depth * out)
-        _write(found, tl.trans(total), kind, weight, out, depth)
+        result += (member * tl.num_programs(1) + split) * (depth * out)
+        _write(result, tl.trans(total), kind, weight, out, depth)

@@ -50,8 +50,8 @@ def class_means(embeddings: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Te
 def evolved(old: Tensor, known: Tensor, new: Tensor, counts: Tensor, beta: float) -> Tensor:
     """Eq. 5: a new class is inserted, a known one is mixed, one without rows is left as it is."""
     mixed = beta * new + (1 - beta) * old
-    found = torch.where(known[:, None], mixed, new)
-    return torch.where((counts > 0)[:, None], found, old)
+    prototypes = torch.where(known[:, None], mixed, new)
+    return torch.where((counts > 0)[:, None], prototypes, old)
 
 
 def batch_means(embeddings: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -86,10 +86,10 @@ def combined(parts: list[Tensor], how: str, beta: float) -> Tensor:
     """
     if how == "sum":
         return torch.stack(parts).sum(0)
-    found = parts[0]
+    mixed = parts[0]
     for part in parts[1:]:
-        found = beta * part + (1 - beta) * found
-    return parts[-1] if how == "current" else found
+        mixed = beta * part + (1 - beta) * mixed
+    return parts[-1] if how == "current" else mixed
 
 
 def fisher(network: Bottom, weights: Mapping[str, Tensor], x: Tensor, g: Tensor) -> Tensors:
@@ -109,8 +109,8 @@ def fisher(network: Bottom, weights: Mapping[str, Tensor], x: Tensor, g: Tensor)
         with torch.enable_grad():
             embedding = network.unfolded(own, rows[:, None])
         # copied: how a product is rounded may depend on where a message's bytes happen to lie
-        found = torch.autograd.grad(embedding, list(own.values()), gradients[:, None].clone())
-        for name, each in zip(own, found, strict=True):
+        slopes = torch.autograd.grad(embedding, list(own.values()), gradients[:, None].clone())
+        for name, each in zip(own, slopes, strict=True):
             total[name] += pairwise_sum(each**2)
     return {name: summed / len(x) for name, summed in total.items()}
 
@@ -168,8 +168,8 @@ def _largest(f: Tensors, rho: float) -> Tensors:
     chosen = torch.zeros_like(flat, dtype=torch.bool)
     chosen[order[: round(rho * len(flat))]] = True
     pieces = chosen.split([f[name].numel() for name in names])
-    found = {name: piece.view(f[name].shape) for name, piece in zip(names, pieces, strict=True)}
-    return {name: found[name] for name in f}
+    masks = {name: piece.view(f[name].shape) for name, piece in zip(names, pieces, strict=True)}
+    return {name: masks[name] for name in f}
 
 
 def share(mask: Tensors) -> float:

@@ -135,13 +135,13 @@ class MLP(nn.Module):
 
 def outputs(weights: Mapping[str, Tensor], x: Tensor, depth: int) -> list[Tensor]:
     """The outputs of layers weight0, bias0, weight1, ...: after ReLU, but the last as it is."""
-    found = []
+    layers = []
     for i in range(depth):
         x = linear(x, weights[f"weight{i}"], weights[f"bias{i}"])
         if i < depth - 1:
             x = torch.relu(x)
-        found.append(x)
-    return found
+        layers.append(x)
+    return layers
 
 
 MIXING = (nn.modules.batchnorm._BatchNorm, nn.Dropout, image_nets.StreamDropout)

@@ -131,11 +131,12 @@ def _windows(texts: _Texts, filters: Tensor) -> Tensor:
     """
     outputs, dimension, size = filters.shape[-3:]
     by_word = filters.movedim(-3, -1).reshape(-1, dimension, size * outputs)
-    said = torch.matmul(texts.vectors.to(filters.dtype), by_word)  # (.., words, size x outputs)
+    # (.., words, size x outputs)
+    responses = torch.matmul(texts.vectors.to(filters.dtype), by_word)
     length, step = texts.x.shape[1], torch.arange(size, device=texts.x.device)
     starts = texts.windows.clamp(max=length - size) + texts.text[:, None] * length
     rows = texts.cells.flatten()[starts[..., None] + step] * size + step
-    sums: Tensor = F.embedding_bag(rows.view(-1, size), said.view(-1, outputs), mode="sum")
+    sums: Tensor = F.embedding_bag(rows.view(-1, size), responses.view(-1, outputs), mode="sum")
     return sums.view(-1, PIECE, outputs)
 
 
@@ -149,13 +150,13 @@ class _Largest(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, filters: Tensor, texts: _Texts, table: Tensor) -> Tensor:
         values, within = _windows(texts, filters).max(1)  # in each piece
-        found, number = values[texts.order].max(1)  # in each text
+        largest, number = values[texts.order].max(1)  # in each text
         piece = texts.order.gather(1, number)
         starts = (texts.start[:, None] + within).clamp_(max=texts.x.shape[1] - filters.shape[-1])
         members = filters.shape[:-3]
         ctx.save_for_backward(texts.x.unflatten(0, (*members, -1)), starts.gather(0, piece), table)
         ctx.shape = filters.shape
-        by_member: Tensor = found.unflatten(0, (*members, -1))
+        by_member: Tensor = largest.unflatten(0, (*members, -1))
         return by_member
 
     @staticmethod
@@ -193,13 +194,13 @@ def _in_parts(
 
 def _borders(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
     """Where to cut rows so that those between two cuts have no more than this, if one has not."""
-    found, begin, total = [], 0, 0
+    borders, begin, total = [], 0, 0
     for end, size in enumerate(sizes):
         if end > begin and total + size > most:
-            found.append((begin, end))
+            borders.append((begin, end))
             begin, total = end, 0
         total += size
-    return [*found, (begin, len(sizes))]
+    return [*borders, (begin, len(sizes))]
 
 
 def _filled(x: Tensor) -> Tensor:
@@ -238,12 +239,12 @@ def extremes(words: Words, x: Tensor, banks: Sequence[Tensor]) -> list[Tensor]:
     """For each bank the largest values over time, then the smallest: (rows, 2 x filters)."""
 
     def both(x: Tensor) -> list[Tensor]:
-        texts, found = _cut(words, x, None), []
+        texts, extremes = _cut(words, x, None), []
         for bank in banks:
             windows = _windows(texts, bank)
             top, bottom = windows.amax(1)[texts.order], windows.amin(1)[texts.order]
-            found.append(torch.cat([top.amax(1), bottom.amin(1)], -1))
-        return found
+            extremes.append(torch.cat([top.amax(1), bottom.amin(1)], -1))
+        return extremes
 
     if torch.compiler.is_exporting():
         plain = (_plain(words, x, bank) for bank in banks)
@@ -312,7 +313,7 @@ class TextCNN(nn.Module):
 
     def logits(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """The logits under other weights."""
-        said = highest(self.words, x, [weights[f"conv{size}"] for size in KERNELS])
+        responses = highest(self.words, x, [weights[f"conv{size}"] for size in KERNELS])
         biases = [weights[f"bias{size}"].unsqueeze(-2) for size in KERNELS]
-        z = torch.cat([torch.relu(s + b) for s, b in zip(said, biases, strict=True)], -1)
+        z = torch.cat([torch.relu(s + b) for s, b in zip(responses, biases, strict=True)], -1)
         return linear(z, weights["weight"], weights["bias"])

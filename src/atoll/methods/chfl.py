@@ -298,11 +298,11 @@ class Client:
             counts = (yield EvalJob(weights, rows, how, self.own_inputs)).tolist()
         bank, rest = counts[1 : 1 + members], counts[1 + members :]
         self.chosen = self._choose(bank)
-        found = {"common": counts[0]} | {v: bank[number] for v, number in self.chosen.items()}
+        hits_of = {"common": counts[0]} | {v: bank[number] for v, number in self.chosen.items()}
         own = ("common/", f"{READ}/", "unique/", "concat/")
         self.candidate = {n: w for n, w in weights.items() if n.startswith(own)}
         if self.concat:
-            found["concat"] = rest.pop(0)
+            hits_of["concat"] = rest.pop(0)
         if self.local:
             best = self.local[rest.index(max(rest))]
             self.candidate |= prefixed("local", without(best, weights))
@@ -310,7 +310,7 @@ class Client:
         if count > int(self.best_local) or not len(rows) or self.options.select == "last":
             self.best_local = torch.tensor(count)
             self._save_best(["local"])
-        return {v: found[v] for v in reported(self.options) if v != "local"}
+        return {v: hits_of[v] for v in reported(self.options) if v != "local"}
 
     def _choose(self, bank: list[int]) -> dict[str, int]:
         """The member of the bank that each variant uses, by hits; ties go to the smaller mu."""
@@ -323,10 +323,10 @@ class Client:
     def _save_best(self, variants: Iterable[str]) -> None:
         """Copy the candidates of these variants."""
         candidate = self.candidate
-        wanted = [v for v in variants if candidate and v in reported(self.options)]
-        reading = set(wanted) - {"common", "local"}
+        names = [v for v in variants if candidate and v in reported(self.options)]
+        reading = set(names) - {"common", "local"}
         read = prefixed("common", copied(without(READ, candidate))) if reading else {}
-        for variant in wanted:
+        for variant in names:
             if variant in self.chosen:
                 bank = candidate | {"mu": self.weights["mu"]}
                 self.best[variant] = read | lateral.member(bank, self.chosen[variant])

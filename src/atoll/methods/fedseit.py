@@ -219,10 +219,10 @@ class Client:
         options, known = self.options, self._vocabulary(moment.stage)
         x = textcnn.restricted(self.site.train(moment.stage).x, known)
         assert self.words is not None  # images are not described
-        found = centres(
+        vectors = centres(
             textcnn.document_means(self.words, x), options.centres, options.least_cluster
         )
-        return Described(unit_mean(found) if options.representation == "mean_unit" else found)
+        return Described(unit_mean(vectors) if options.representation == "mean_unit" else vectors)
 
     def receive(self, request: Foreign, moment: Moment) -> Empty:
         """Take the foreign parts for the task that begins."""
@@ -252,9 +252,9 @@ class Client:
         rows = self._rows("train", moment.stage)
         if len(rows) and not self.course[STOPPED]:
             job = self._training(rows, moment)
-            done = yield job
-            self.weights |= {name: done.weights[name] for name in job.work.phases[0].moves}
-            self.moments, self.course = done.moments, done.course
+            result = yield job
+            self.weights |= {name: result.weights[name] for name in job.work.phases[0].moves}
+            self.moments, self.course = result.moments, result.course
         self.site.probe("own", moment, self._checked, "own")
         count = len(rows) if self.options.weighting == "rows" else 0
         rate, stopped = float(self.course[RATE]), bool(self.course[STOPPED])
@@ -262,12 +262,12 @@ class Client:
 
     def fit_channels(self, request: Fit, moment: Moment) -> Working[Trimmed]:
         """The same, but give the base of those filters alone whose masks are large (J7)."""
-        done = yield from self.fit(request, moment)
-        found: Tensors = {}
+        fitted = yield from self.fit(request, moment)
+        channels: Tensors = {}
         for layer in self.layout.layers:
-            kept = above_share(self.weights[f"now/mask/{layer}"].abs(), self.options.channel_sparse)
-            found |= trimmed(layer, done.base[layer], kept)
-        return Trimmed(found, done.rate, done.stopped)
+            mask = above_share(self.weights[f"now/mask/{layer}"].abs(), self.options.channel_sparse)
+            channels |= trimmed(layer, fitted.base[layer], mask)
+        return Trimmed(channels, fitted.rate, fitted.stopped)
 
     def share(self, request: Empty, moment: Moment) -> Shared:
         """Give what is left of the task's adaptive part after pruning."""
@@ -292,10 +292,10 @@ class Client:
         return Checked(len(rows), correct, f1)
 
     def _hits(self, weights: Tensors, rows: Rows, task: int) -> tuple[int, float]:
-        said = in_chunks(partial(logits, weights, plan=self._plan()), rows)
-        unseen = torch.full_like(said[:, :1], -math.inf)  # a class never trained, never said
+        scores = in_chunks(partial(logits, weights, plan=self._plan()), rows)
+        unseen = torch.full_like(scores[:, :1], -math.inf)  # a class never trained, never said
         beyond = bool((rows.y >= max(1, len(self._labels(task)))).any())
-        return hits(torch.cat([said, unseen], 1) if beyond else said, rows.y)
+        return hits(torch.cat([scores, unseen], 1) if beyond else scores, rows.y)
 
     def snapshot(self, moment: Moment) -> list[Snapshot]:
         """How much this client attends to each foreign part, and what it loses without it."""
@@ -369,10 +369,10 @@ class Client:
         if self.options.combine == "sum":
             return number
         banks = [weights[f"foreign/{n}"] for n in CONVS if f"foreign/{n}" in weights]
-        found = self.like.new_zeros((x.shape[0], 2 * self.layout.slots * self.layout.width))
+        features = self.like.new_zeros((x.shape[0], 2 * self.layout.slots * self.layout.width))
         if banks and self.words is not None:
-            found = self.rules.features(self.words, x, banks)
-        return torch.cat([number, found], 1)
+            features = self.rules.features(self.words, x, banks)
+        return torch.cat([number, features], 1)
 
     def _weights_of(self, task: int) -> Tensors:
         layers, threshold = self.layout.layers, self.options.lambda1
@@ -418,8 +418,8 @@ class Client:
 
     def state(self) -> Tensors:
         parts = {"weights": self.weights, "moments": self.moments, "read": self.read}
-        found = {n: t for name, part in parts.items() for n, t in prefixed(name, part).items()}
-        return {**found, "task": torch.tensor(self.task), "course": self.course}
+        tensors = {n: t for name, part in parts.items() for n, t in prefixed(name, part).items()}
+        return {**tensors, "task": torch.tensor(self.task), "course": self.course}
 
     def restore(self, state: Tensors) -> None:
         self.weights = copied(without("weights", state))
@@ -472,23 +472,23 @@ class Server:
             notes[f"rate {id}"] = reply.rate
         if self.options.average:
             self.base = self._mean(clients.ids)
-        done = len(self.stopped) == len(clients.ids)
-        if self.options.combine != "none" and (moment.last or done):
+        finished = len(self.stopped) == len(clients.ids)
+        if self.options.combine != "none" and (moment.last or finished):
             for id, shared in clients.ask_all(Client.share, Empty()).items():
                 self.index.adaptive[moment.stage, id] = shared.adaptive
                 notes[f"nonzero {id}"] = float(len(shared.adaptive["values"]))
-        return {**notes, "finished": float(done)}
+        return {**notes, "finished": float(finished)}
 
     def _fitted(self, clients: Clients, asked: Sequence[str]) -> dict[str, Fitted]:
         """Let clients train; of filters that a client did not send its base is zero."""
         requests = dict.fromkeys(asked, Fit(self.base))
         if not self.options.channel_sparse:
             return clients.ask(Client.fit, requests)
-        found = {}
+        replies = {}
         for id, reply in clients.ask(Client.fit_channels, requests).items():
             base = {n: widened(n, reply.channels, like, id) for n, like in self.base.items()}
-            found[id] = Fitted(base, 0, reply.rate, reply.stopped)
-        return found
+            replies[id] = Fitted(base, 0, reply.rate, reply.stopped)
+        return replies
 
     def _mean(self, ids: Sequence[str]) -> Tensors:
         """The mean base; of filters that some did not send, over those that did."""
@@ -529,12 +529,12 @@ class Server:
         return [Snapshot(stage, SERVER, kind, self.ids, names, table) for kind, table in pairs]
 
     def state(self) -> Tensors:
-        found = prefixed("base", self.base)
+        state = prefixed("base", self.base)
         for id, base in self.bases.items():
-            found |= prefixed(f"bases/{id}", base)
-            found[f"rows/{id}"] = torch.tensor(self.rows[id])
-            found[f"stopped/{id}"] = torch.tensor(id in self.stopped)
-        return found | self.index.state()
+            state |= prefixed(f"bases/{id}", base)
+            state[f"rows/{id}"] = torch.tensor(self.rows[id])
+            state[f"stopped/{id}"] = torch.tensor(id in self.stopped)
+        return state | self.index.state()
 
     def restore(self, state: Tensors) -> None:
         state = copied(state)

@@ -86,15 +86,15 @@ def losses(
     loss = entropy(joint, y)
     if how.replay == "none":
         return {"loss": loss}
-    wanted = picked(given["old"], len(y), draws(step.key, 1))
+    classes = picked(given["old"], len(y), draws(step.key, 1))
     if how.replay == "fedprok":
-        moved = translated(joint, given["current"][y], means[wanted])
-        return {"loss": loss + entropy(moved, wanted)}
-    rows = noisy(means[wanted], given["radius"], draws(step.key, 2))
-    rehearsed = entropy(rows, wanted * how.outputs)
+        moved = translated(joint, given["current"][y], means[classes])
+        return {"loss": loss + entropy(moved, classes)}
+    rows = noisy(means[classes], given["radius"], draws(step.key, 2))
+    rehearsed = entropy(rows, classes * how.outputs)
     if how.replay == "pass":
         return {"loss": loss + W_PA * rehearsed}
-    both, labels = torch.cat([joint, rows]), torch.cat([y, wanted])
+    both, labels = torch.cat([joint, rows]), torch.cat([y, classes])
     return {"loss": loss + W_SPACE * (rehearsed + contrast(both, labels, len(y)))}
 
 

@@ -135,8 +135,8 @@ def _public_captures(
     captures = []
     for id, job in jobs.items():
         device = _device(job)
-        wanted = tuner.mode == "captured" or (tuner.mode == "auto" and available(device))
-        key = job.key() if wanted and capturable(job) else None
+        enabled = tuner.mode == "captured" or (tuner.mode == "auto" and available(device))
+        key = job.key() if enabled and capturable(job) else None
         if key is None or (key not in tuner and job.follow is None):
             continue
         subject = Subject(PUBLIC, key, key, device, "public step")
