@@ -1,4 +1,4 @@
-"""What the executor knows of jobs: each type of job has a kind that says how it runs fast.
+"""What the executor knows of jobs: each type of job has a kind that describes how to accelerate it.
 
 A kind is a table of functions. It holds all that the proof, the autotuner and the checks need to
 know of a type of job, so these name no type of job. A kind accelerates in one of two ways: one

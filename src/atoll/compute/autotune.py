@@ -1,4 +1,4 @@
-"""Which way of running jobs is right and fast: tried on the first batches, and remembered.
+"""The autotuner: proves and times an accelerated way on the first batches, and stores the choice.
 
 An accelerated way is compared with the loop in double precision (proof.py). What was chosen and why
 is kept with the run, and on this machine for later runs (choice_files.py).
@@ -22,8 +22,8 @@ from atoll.core.record import write_whole
 
 __all__ = ["TRIAL", "Subject", "Tuner", "faster", "proved", "timed", "tune", "what"]
 
-TRIAL = 3  # batches of a trial
-FAR = 1e300  # stands for a difference that is not finite, which JSON has no number for
+TRIAL = 3  # batches that are timed
+FAR = 1e300  # written in place of a difference that is not finite, for JSON
 GAIN = 0.95  # the accelerated way must need less than this share of the loop's time
 PLANNED = "; in parts: planned"
 HALVED = "; in parts: out of memory"
@@ -127,10 +127,9 @@ class Tuner:
         device: torch.device,
         steps: int | None = None,
     ) -> Choice:
-        """How jobs of this key are run; tried once, whatever their number is later.
+        """How to run jobs of this key; tuned once, even if their number changes later.
 
-        If their `steps` in all rounds are so few that a trial takes longer than it could gain, they
-        run one by one.
+        If their `steps` in all rounds are too few to repay the tuning, they run one by one.
         """
         if key in self:  # names for the cache take time
             return self[key]
@@ -152,7 +151,7 @@ class Tuner:
         return self.decide(subject.about, named, lambda: remembered(named, find))
 
     def proved(self, subject: Subject, jobs: Sequence[Any]) -> Choice:
-        """Decide by a proof alone, whatever the mode is."""
+        """Decide by a proof alone, in any mode."""
         if subject.about in self:
             return self[subject.about]
         named = cache_key(subject.cached, subject.device)
@@ -160,7 +159,7 @@ class Tuner:
         return self.decide(subject.about, named, lambda: remembered(named, find))
 
     def decide(self, about: Hashable, named: Key, find: Callable[[], Choice]) -> Choice:
-        """What is known under a name; else what `find` gives."""
+        """The known choice of this name, else the result of `find`."""
         if about not in self:
             if named.name not in self.choices:
                 self.note(named.name, find())
@@ -168,7 +167,7 @@ class Tuner:
         return self[about]
 
     def refuse(self, job: Any, reason: str) -> None:
-        """Note why a job is not stacked."""
+        """Record why a job is not stacked."""
         self.note(name_of(reason), Choice(type(job).__name__, 1, "loop", reason))
 
     def halve(self, about: Hashable) -> None:
@@ -193,7 +192,7 @@ class Tuner:
             self.set(name, choice)
 
     def set(self, name: str, choice: Choice) -> None:
-        """Write a choice down."""
+        """Store a choice."""
         self.choices[name] = choice
         if self.folder:
             body = {key: asdict(value) for key, value in self.choices.items()}
@@ -201,7 +200,7 @@ class Tuner:
 
 
 def _trial(members: int) -> int:
-    """The steps that a trial takes.
+    """The steps that tuning takes.
 
     Of each job in the sample: twice in double precision, twice in its own, twice timed, and some
     that warm up; and stacks of all.

@@ -55,7 +55,7 @@ def load(
 ) -> None:
     """Copy what the members bring into the buffers, in few kernels; zeros for what is missing.
 
-    What the stack gave out last and comes back as the same objects is in the buffers already.
+    Tensors that the stack returned last, and that come back unchanged, are in the buffers already.
     """
     places, tensors = [], []
     for name, buffer in buffers.items():
@@ -92,7 +92,7 @@ class Bundle:
 
     @staticmethod
     def of(rows: Sequence[Rows], into: "Bundle | None" = None) -> "Bundle":
-        """These rows; in the tensors of a bundle that is given, if they are laid out as there."""
+        """A bundle of these rows; reuses the tensors of `into` if the layout is the same."""
         places: dict[tuple[int, ...], int] = {}
         first, distinct, count = [], [], 0
         for one in rows:
@@ -128,5 +128,5 @@ class Bundle:
 
 
 def place_of(rows: Rows) -> tuple[int, ...]:
-    """Where rows lie in memory."""
+    """The address of rows in memory."""
     return rows.x.data_ptr(), rows.own.data_ptr(), rows.y.data_ptr(), len(rows)

@@ -32,7 +32,7 @@ CONVOLUTION = "convolution "  # begins the description of a convolution's choice
 
 
 def choices(folder: Path) -> dict[str, Choice]:
-    """The choices that were kept with a run."""
+    """The choices that a run stored in its folder."""
     path = folder / "engine.json"
     if not path.exists():
         return {}
@@ -54,7 +54,7 @@ def timings(chosen: Iterable[Choice]) -> dict[str, Timing]:
 
 
 def kept_timings() -> dict[str, Timing]:
-    """The ways that earlier runs on this machine found faster."""
+    """The fastest ways of convolutions in earlier runs on this machine."""
     try:
         body = json.loads((_cache() / "batched_layers.json").read_text())
         return {key: Timing(**timing) for key, timing in body.items()}
@@ -82,7 +82,7 @@ def name_of(text: str) -> str:
 
 
 def remembered(key: Key, find: Callable[[], Choice]) -> Choice:
-    """What an earlier run on this machine chose for the same work; else what a trial finds."""
+    """The choice of an earlier run on this machine, else the result of `find`."""
     if not key.lasting:
         return find()
     try:

@@ -62,13 +62,13 @@ class Stack:
         jobs = [jobs[i] for i in self.order]
         self.steps = [job.steps for job in jobs]
         self.rows = [len(job.rows) for job in jobs]
-        self.held = [job.rows for job in jobs]  # so that no other rows come to lie where they are
+        self.held = [job.rows for job in jobs]  # keeps their memory allocated
         self.places = [place_of(one) for one in self.held]
         self.data = Bundle.of(self.held)
         self.phases, self.batch = jobs[0].phases, jobs[0].batch
         self.buffers = {n: Buffer([j.weights[n] for j in jobs]) for n in jobs[0].weights}
         self.weights: Tensors = {name: buffer.whole for name, buffer in self.buffers.items()}
-        self.given: list[Tensors] = []  # the members' weights as it last gave them out
+        self.given: list[Tensors] = []  # the members' weights as last returned
         device = self.data.y.device
         self.mapped, self.done = mapped, 0
         uneven = mapped and any(count % self.batch for count in self.rows)
@@ -128,7 +128,7 @@ class Stack:
         probe.take(weights, dict(zip(names, self.losses[:, place].unbind(), strict=True)))
 
     def take(self, rows: list[Rows]) -> None:
-        """Take other rows than those of last time into the same buffers."""
+        """Load other rows into the same buffers."""
         places = [place_of(one) for one in rows]
         if places == self.places:
             return
@@ -204,7 +204,7 @@ class Stack:
                 self.captured.pop(active, None)
 
     def blocks(self) -> list[tuple[int, int]]:
-        """(members that are not done, steps that they share), in order."""
+        """(active members, steps that they share), in order."""
         blocks, taken = [], 0
         for count in sorted(set(self.steps)):
             active = sum(steps >= count for steps in self.steps)

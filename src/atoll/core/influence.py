@@ -23,12 +23,12 @@ from atoll.core.options import NotNegativeInt
 
 __all__ = ["Guard", "RobustOptions", "implausible_state"]
 
-FEWEST = 3  # answers that give a median which one liar cannot choose
-LARGEST = 1e12  # norm of a message or a state beyond which its values cannot have been trained
+FEWEST = 3  # answers from which one liar cannot choose the median
+LARGEST = 1e12  # norm of a message or a state above which its values cannot come from training
 MOST_ROWS = 10**9  # training rows of one site
 MOST_TIMES_ROWS = 1000  # rows of one site as a multiple of the round's median
 TAIL = 20  # times the median row that a row of heavy-tailed outputs may be
-MOST_SCALE = 4.0  # of an update's allowance by rows that only the site itself tells
+MOST_SCALE = 4.0  # largest factor on an update's limit for rows that only the site itself reports
 DEVIATIONS = 4.0  # of the correlation of random numbers: a larger one is agreement
 FLAT = 0.9  # of the flatness of random numbers, above which a spectrum is one of noise
 FEWEST_CLASSES = 6  # with fewer, honest outputs have a flat spectrum too
@@ -71,7 +71,7 @@ class Guard:
         self._reach = math.inf  # how far a mean of the last updates may be from their base
 
     def least(self, asked: int) -> int:
-        """The number of answers without which a round cannot go on."""
+        """The smallest number of answers with which a round continues."""
         return self.options.at_least or max(2, asked // 2 + 1)
 
     def faults(
@@ -130,7 +130,7 @@ class Guard:
         return ""
 
     def _reason(self, stage: int, id: str, reply: Any, replies: Mapping[str, Any]) -> str:
-        """Why an answer is implausible by itself; empty if it is not."""
+        """Why an answer is implausible regardless of the others; empty if it is not."""
         size = _magnitude(contents(reply).values())
         if not size <= LARGEST:
             return f"values as large as {size:.3g}; if training diverges, use a smaller rate"
@@ -160,12 +160,12 @@ class Guard:
             for id, scale in scales.items()
         }
 
-    def _wrong_rows(self, stage: int, id: str, rows: int, told: Sequence[int]) -> str:
-        """Why a number of training rows cannot be; the first plausible one is remembered."""
+    def _wrong_rows(self, stage: int, id: str, rows: int, counts: Sequence[int]) -> str:
+        """Why a number of training rows is impossible; stores the first plausible one."""
         known = self._known(stage, id)
         most = known or self._declared.get((stage, id), MOST_ROWS)
-        if not known and len(told) >= FEWEST:
-            most = min(most, MOST_TIMES_ROWS * max(1, median_low(told)))
+        if not known and len(counts) >= FEWEST:
+            most = min(most, MOST_TIMES_ROWS * max(1, median_low(counts)))
         if not 0 <= rows <= most:
             return f"{str(rows)[:20]} rows, more than the {most} that it can have"
         self._declared.setdefault((stage, id), rows)
@@ -267,7 +267,7 @@ def _other_forms(given: Mapping[str, Any], field: str) -> dict[str, str]:
 
 
 def _noise(given: Mapping[str, Tensor], field: str) -> dict[str, str]:
-    """The senders whose outputs for common rows cannot be told from random numbers.
+    """The senders whose outputs for common rows are indistinguishable from noise.
 
     Two conditions must hold together. The correlation with the mean of the others is what random
     numbers have by chance, and the spectrum of the outputs is as flat as that of random numbers:
@@ -292,7 +292,7 @@ def _noise(given: Mapping[str, Tensor], field: str) -> dict[str, str]:
 
 
 def _aligned_noise(values: Mapping[str, Tensor], field: str) -> dict[str, str]:
-    """The senders whose embeddings of aligned rows cannot be told from random numbers.
+    """The senders whose embeddings of aligned rows are indistinguishable from noise.
 
     Coordinates have no common meaning, so similarities of rows are compared: rows that are alike
     for the others are alike for an honest site too. Both conditions of `_noise` must hold.

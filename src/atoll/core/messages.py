@@ -1,4 +1,4 @@
-"""What parts say to each other: frozen dataclasses, as a JSON header and a safetensors block.
+"""Messages: frozen dataclasses, packed as a JSON header and a safetensors block.
 
 Nothing is pickled. A packet is admitted only if its header names the expected kind, its fields
 are those of the message, and every number in it is finite; otherwise its sender is named.
@@ -100,7 +100,7 @@ class Packet:
     message: Any = None
     wholes: tuple[Tensor, ...] = ()  # its tensors, each with those of like messages: (messages, …)
     header_size: Callable[[], int] = int  # counts the bytes of a header that is not written
-    checked: bool = False  # whether somebody sees to it that all numbers are finite
+    checked: bool = False  # whether the engine checks elsewhere that all numbers are finite
 
     @property
     def size(self) -> int:
@@ -179,7 +179,7 @@ def _json(value: Any) -> str:
     """A value as JSON; numbers, of which there are many, at once."""
     if type(value) is int or (type(value) is float and math.isfinite(value)):
         return repr(value)
-    return _ENCODER.encode(value)  # NaN as it is: whoever reads it refuses it, names the sender
+    return _ENCODER.encode(value)  # NaN stays NaN: the receiver refuses it and names the sender
 
 
 def _signature(tensors: Tensors) -> Form:
@@ -361,7 +361,7 @@ def _read_block(block: bytes, sender: str) -> Tensors:
 
 
 def _admit(tensors: Tensors, form: Form, sender: str) -> None:
-    """Refuse what no message may have; all but truth values is told by the form of the tensors."""
+    """Refuse tensors that no message may hold; except for booleans, types and shapes decide."""
     if len(form) > MOST_TENSORS or any(len(name) > LARGEST_NAME for name, _, _ in form):
         raise BadMessageError(sender, "too many tensors or too long a name")
     for name, kind, shape in form:
@@ -383,7 +383,7 @@ def _numbers(tensors: Tensors) -> Tensors:
 
 
 def _finite(tensors: Tensors, sender: str) -> None:
-    """Refuse numbers that are not finite; their norm is looked at first, once for all tensors."""
+    """Refuse numbers that are not finite; checks the norm of all tensors first."""
     if not tensors or math.isfinite(float(get_total_norm(list(tensors.values())))):
         return  # else the norm may have overflowed
     for name, tensor in tensors.items():
@@ -441,7 +441,7 @@ def _tensor_fields(
             keys = sorted(key for key in left if key.startswith(f"{name}/"))
             if len(keys) != named[name]:
                 raise BadMessageError(
-                    sender, f"{len(keys)} tensors in '{name}', not as many as said"
+                    sender, f"{len(keys)} tensors in '{name}', not as many as announced"
                 )
             read[name] = {key.removeprefix(f"{name}/"): left.pop(key) for key in keys}
     if left:
@@ -453,7 +453,7 @@ def same_shapes(request: Any, reply: Any, sender: str) -> None:
     """Tensors that a reply gives under a name of its request have the request's names and shapes,
     and so have updates of a field of the request.
 
-    So weights that come back are the weights that went out, and a client cannot slip in others.
+    So returned weights match the sent ones, and a client can neither add nor omit a tensor.
     """
     requested, replied = _fields(type(request)), _fields(type(reply))
     bases = {name: name for name in requested.keys() & replied.keys()}

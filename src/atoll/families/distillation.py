@@ -312,7 +312,7 @@ class Exchange:
         requests: Mapping[ClientId, Any],
         admit: Admit | None = None,
     ) -> dict[ClientId, Any]:
-        """One message to each remaining client; `admit` raises for a reply that cannot be."""
+        """One message to each remaining client; `admit` raises for an impossible reply."""
         requests = {id: requests[id] for id in self.ids}
         if self.settings.absent:
             replies = self.clients.ask_each(action, requests, self._exclude, admit)

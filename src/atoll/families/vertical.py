@@ -5,7 +5,7 @@ up, gradients come down; the message that brings one batch's gradient asks for t
 embeddings, so a step is one exchange. `Learner` is the client's half, `Head` the server's. `Head`
 trains message by message or, where one process holds all halves, as one `SplitJob`.
 
-A method passes the loss of the top, and whatever its paper adds: frozen entries, a penalty on the
+A method passes the loss of the top, and what its paper adds: frozen entries, a penalty on the
 distance to reference embeddings, further views of each row, reference embeddings, class sums.
 """
 

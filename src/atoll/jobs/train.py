@@ -62,7 +62,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What local training gives."""
+    """The result of local training."""
 
     weights: Tensors
     moments: Tensors
@@ -81,8 +81,8 @@ class TrainJob:
     epochs: int
     stream: Stream
     own: frozenset[str] = frozenset()  # weights whose last axis ends with the own columns
-    common: bool = False  # other runs do the very same, so its result may be kept for them
-    ours: bool = False  # weights and moments are nobody else's and need not be copied
+    common: bool = False  # other runs have the same job, so its result may be stored for them
+    ours: bool = False  # weights and moments are not shared and need not be copied
 
     @staticmethod
     def sgd(  # noqa: PLR0913 - what plain training needs, by keyword
@@ -131,7 +131,7 @@ class TrainJob:
         return self.epochs * -(-len(self.rows) // self.batch)
 
     def taken(self, steps: int) -> TrainResult:
-        """What the first so many steps give; losses are divided by all rows nevertheless."""
+        """The result of the first steps alone; losses are still divided by all rows."""
         weights, moments = (
             dict(named) if self.ours else copied(named) for named in (self.weights, self.moments)
         )
@@ -162,7 +162,7 @@ class TrainJob:
 
 
 class Memory:
-    """What the optimiser of a phase remembers of its weights."""
+    """The optimiser state of a phase."""
 
     def __init__(self, phase: Phase, weights: Sequence[Tensor], moments: Tensors) -> None:
         self.phase, adaptive = phase, phase.optimiser.kind == "adam"
@@ -182,7 +182,7 @@ class Memory:
 
     @torch.no_grad()
     def load(self, moments: Tensors) -> None:
-        """Remember these moments instead, in place; none: nothing yet."""
+        """Load these moments, in place; none: reset."""
         if not self.steps:
             return
         for kind, mine in (("first", self.first), ("second", self.second)):
@@ -215,7 +215,7 @@ def descend(
     how: Optimiser,
 ) -> None:
     """One step of the optimiser, in place."""
-    # torch's fused kernels take a gradient to lie in memory as its weight does
+    # torch's fused kernels assume that a gradient has the memory layout of its weight
     gradients = [gradient.contiguous() for gradient in gradients]
     if how.kind == "sgd":
         none: list[Tensor | None] = [None] * len(weights)
@@ -230,7 +230,7 @@ def descend(
 
 @dataclass(frozen=True)
 class EvalJob:
-    """A count over rows, without gradient: the sum of what a function says of each."""
+    """A sum of a function over rows, without gradient."""
 
     weights: Tensors
     rows: Rows
@@ -289,7 +289,7 @@ def hits(logits: Tensor, y: Tensor, top: int = 1) -> tuple[int, float]:
 
 
 def checked(model: nn.Module, rows: Rows) -> Checked:
-    """How a network does on test rows."""
+    """The test result of a network."""
     training = model.training
     model.eval()
     correct, f1 = hits(in_chunks(lambda part: model(part.x), rows), rows.y)

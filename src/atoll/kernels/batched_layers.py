@@ -1,13 +1,12 @@
 """Layers of torch's own networks with weights for each member of a stack.
 
-A network is written for one client. For many it is mapped over their weights by torch.func, and
-its convolutions, poolings and linear layers say themselves how that is done: torch has no
-convolution with other weights for each image. There are four ways to make one: all members are
-groups of channels of one large convolution; or every patch of an image becomes a column and a
-product of matrices does the rest; or the same with channels last and gradients of our own; or, on a
-GPU, kernels of our own that multiply pixels where they lie. Which is faster depends on shapes and
-device, so all that differ for a shape are timed once for it; one whose result or gradients are not
-those of the first, which is torch's own, is left out.
+A network is written for one client; torch.func maps it over the weights of many. Convolutions,
+poolings and linear layers define their own vmap rules, because torch has no convolution with
+different weights for each image. There are four ways to compute one: one large convolution with
+members as groups of channels; unfolding and a matrix product; the same with channels last and
+gradients of our own; and, on a GPU, Triton kernels that read pixels in place. Which is fastest
+depends on shape and device, so each shape is timed once. A way whose result or gradients differ
+from torch's own convolution is not used.
 """
 
 import time
@@ -43,7 +42,7 @@ __all__ = [
 ]
 
 TRIALS = 3  # of each way, the fastest counts
-HEAD_START = 8_000_000  # ticks of a GPU, some 5 ms: until then the host has sent off a step
+HEAD_START = 8_000_000  # GPU clock ticks, about 5 ms: time for the host to launch a step
 Pair = tuple[int, int]
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 Way = Literal["grouped", "unfolded", "near", "direct"]
@@ -51,7 +50,7 @@ Way = Literal["grouped", "unfolded", "near", "direct"]
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a convolution does beside its weights."""
+    """The parameters of a convolution besides its weights."""
 
     stride: Pair
     padding: Pair
@@ -61,7 +60,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Timing:
-    """Which way was taken for a shape, and the seconds of each for one step forth and back."""
+    """The fastest way for a shape, and the seconds of each for a forward and backward pass."""
 
     way: Way
     seconds: dict[Way, float]
@@ -132,7 +131,7 @@ def near(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor
 
 
 def direct(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
-    """Channels last, neighbourhoods never in memory; where that cannot be done it is `near`."""
+    """Channels last, without unfolding in memory; falls back to `near`."""
     if sizes.groups > 1:
         return unfolded(x, weight, bias, sizes)
     down, right = sizes.padding
@@ -143,7 +142,7 @@ def direct(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tens
 
 
 def _differs(x: Tensor, weight: Tensor, sizes: Sizes) -> bool:
-    """Whether `direct` is another way than `near`."""
+    """Whether `direct` differs from `near` for these shapes."""
     last = x.movedim(2, -1)
     return kernels.fits(last, weight, sizes.stride, sizes.dilation, sizes.padding)
 
@@ -183,9 +182,9 @@ def timed_ways(timings: Timings) -> Iterator[None]:
 
 @contextmanager
 def torch_convolutions() -> Iterator[None]:
-    """Take torch's own convolutions: in a proof, whose shapes never come back, timing is a waste.
+    """Use torch's own convolutions: the shapes of a proof do not recur, so timing is wasted.
 
-    The other ways are held to torch's own when they are chosen for a shape.
+    The other ways are compared with torch's own when they are timed for a shape.
     """
     token = _TORCH.set(True)
     try:
@@ -237,7 +236,7 @@ def _fixed_way(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> 
 def _agreeing(
     ways: list[Way], x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes
 ) -> list[Way]:
-    """Of these ways those that give what torch's own convolution gives, and its gradients."""
+    """The ways whose results and gradients agree with those of torch's own convolution."""
     if "grouped" not in ways:
         return ways
     theirs = _results(grouped, x, weight, bias, sizes)
@@ -253,7 +252,7 @@ def _agreeing(
 def _results(
     way: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes
 ) -> list[Tensor]:
-    """What comes out, and the gradients of the sum of its squares that are asked for."""
+    """The result, and the required gradients of the sum of its squares."""
     x, weight = (t.detach().requires_grad_(t.requires_grad) for t in (x, weight))
     moved = [t for t in (x, weight) if t.requires_grad]
     result = way(x, weight, None if bias is None else bias.detach(), sizes)
@@ -270,7 +269,7 @@ def _near_to(most: float, ours: Tensor, theirs: Tensor) -> bool:
 
 
 def _tolerance(x: Tensor) -> float:
-    """How far apart ways may be: rounding differs, a wrong place or a missing sum shows."""
+    """The tolerance between ways: above rounding errors, below any mistake."""
     if x.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(x.device.type):
         return 0.1
     if x.dtype == torch.float64:
@@ -279,7 +278,7 @@ def _tolerance(x: Tensor) -> float:
 
 
 def _offered(x: Tensor, weight: Tensor, sizes: Sizes) -> list[Way]:
-    """The ways to choose from: none is offered twice, and one that is asked for alone stays."""
+    """The ways to choose from, without equal ones; a single way in `WAYS` always stays."""
     ways = [name for name in WAYS if name != "direct" or _differs(x, weight, sizes)]
     return ways or list(WAYS)
 
@@ -298,22 +297,22 @@ def _key(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> str:
 def _seconds(
     way: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes
 ) -> float:
-    """The time of one step forth and, where it is asked for, back."""
+    """The time of a forward pass and, if required, of its backward pass."""
     x, weight = (t.detach().requires_grad_(t.requires_grad) for t in (x, weight))
     moved = [t for t in (x, weight) if t.requires_grad]
 
     def step() -> None:
         result = way(x, weight, None if bias is None else bias.detach(), sizes)
-        if moved:  # a gradient that is given, not found, would make torch import sympy: seconds
+        if moved:  # a product, since grad_outputs would make torch import sympy: seconds
             torch.autograd.grad((result * 1.0).sum(), moved)
 
-    # the first one is not counted: kernels are looked for
+    # the first warms up
     seconds = [_timed(step, x.device) for _ in range(1 + TRIALS)]
     return min(seconds[1:])
 
 
 def _timed(step: Callable[[], None], device: torch.device) -> float:
-    """Seconds of a step; on a GPU without the host's, as steps are replayed from a graph there."""
+    """Seconds of a step; on a GPU those of the device alone, since graphs replay steps there."""
     if device.type != "cuda":
         began = time.perf_counter()
         step()
@@ -329,12 +328,12 @@ def _timed(step: Callable[[], None], device: torch.device) -> float:
 
 
 def _in_front(tensor: Tensor, axis: int | None, members: int) -> Tensor:
-    """The axis of the members first; what all members share is repeated without copying."""
+    """Move the axis of the members to the front; expand tensors that all members share."""
     return tensor.expand(members, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution that knows what to do when it is mapped over members."""
+    """A convolution with a vmap rule."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
@@ -368,7 +367,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Pooling(torch.autograd.Function):
-    """The largest of each 2x2 neighbours, two apart, which knows how to be mapped over members."""
+    """Max pooling 2x2 with stride 2 and a vmap rule."""
 
     @staticmethod
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -395,20 +394,20 @@ class _Pooling(torch.autograd.Function):
             largest = pooled(x.movedim(2, -1), 2).movedim(-1, 2)
         else:
             largest = F.max_pool2d(x.flatten(0, -4), 2).unflatten(0, x.shape[:-3])
-        return (largest, x.new_empty(0)), (0, None)  # nobody asks for the places
+        return (largest, x.new_empty(0)), (0, None)  # the places are not used
 
 
 class _Pool(nn.Module):
     """Pooling 2x2."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The largest of neighbours."""
+        """The pooled images."""
         largest: Tensor = _Pooling.apply(x)[0]
         return largest
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer that knows what to do when it is mapped over members."""
+    """A linear layer with a vmap rule."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, many: Linear) -> Tensor:
@@ -452,7 +451,7 @@ class _Layer(nn.Module):
         self.function, self.how = function, how
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the other layer says."""
+        """The output of the other layer."""
         return self.function(x, self.weight, self.bias, self.how)
 
 

@@ -1,13 +1,12 @@
 """Convolution with weights of each member that never writes the neighbourhoods to memory.
 
-Shapes are those of blocks.py: (members, rows, height, width, channels). There the neighbourhood of
-each place is copied, nine times the image for a kernel of 3x3, and a product of matrices reads it
-again, forth and back. Here kernels of our own in Triton read the pixels where they lie and multiply
-them at once, tile by tile. Nothing but the image and the kernel is kept for the way back.
+Shapes are those of conv_pool.py: (members, rows, height, width, channels). There each neighbourhood
+is copied, nine times the image for a kernel of 3x3, and a matrix product reads the copy, forward
+and backward. Here Triton kernels read the pixels in place and multiply them tile by tile.
+Only the image and the kernel are saved for the backward pass.
 
-No two programs add to one number: equal steps give equal bits. Of three tiles that were timed for
-each kernel on an H200 the fastest is taken; to try them on each machine would take three times as
-long to compile.
+No two programs add to the same number, so equal steps give equal bits. The tile sizes are the
+fastest of three that were timed on an H200; autotuning them would triple the compile time.
 """
 
 from typing import Any
@@ -61,7 +60,7 @@ def fits(
     dilation: Pair = ONE,
     padding: Pair = (0, 0),
 ) -> bool:
-    """Whether these kernels do such a convolution; else it is left to blocks.py."""
+    """Whether these kernels support such a convolution; else conv_pool.py computes it."""
     members, rows, *sides, channels = x.shape
     out = kernel.shape[1]
     height, width = (side + 2 * pad for side, pad in zip(sides, padding, strict=True))
@@ -79,7 +78,7 @@ def _ours(x: Tensor) -> bool:
 
 
 def _known(x: Tensor, kernel: Tensor) -> bool:
-    """Whether their type is one that is multiplied here, and nobody wants another one."""
+    """Whether the kernels support the type, and autocast asks for no other."""
     rounded = torch.is_autocast_enabled(x.device.type)
     return x.dtype == kernel.dtype and x.dtype in TYPES and not rounded
 
@@ -109,7 +108,7 @@ def _forth(x: Tensor, kernel: Tensor, offset: Tensor | None) -> Tensor:
     out, _, tall, broad = kernel.shape[1:]
     high, wide = height - tall + 1, width - broad + 1
     result = x.new_empty((members, rows, high, wide, out))
-    # what is summed over lies side by side, as tensor cores want it for 32 bits
+    # the summed axis is contiguous, as tensor cores need it for 32 bits
     weights = kernel.permute(0, 1, 3, 4, 2).contiguous()
     across, tiles = _tiles(out)
     _met[triton.cdiv(rows * high * wide, BLOCK) * tiles, members](
@@ -154,7 +153,7 @@ def _for_kernel(x: Tensor, gradient: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _splits(places: int, programs: int, block: int) -> Pair:
-    """Into how many parts places are dealt, and how long one is, in whole blocks."""
+    """The number of parts that places are divided into, and their length in whole blocks."""
     needed = max(-(-PROGRAMS // programs), -(-places // LONGEST))
     splits = max(1, min(needed, -(-places // SHORTEST)))
     length = -(-places // (splits * block)) * block
@@ -196,7 +195,7 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _write(result, total, line, column, lines, columns: tl.constexpr):  # type: ignore[no-untyped-def]
-        """What is in the tile, as far as it lies in the matrix."""
+        """Store the part of a tile that is inside the matrix."""
         where = result + (line * columns)[:, None] + column[None, :]
         inside = (line < lines)[:, None] & (column < columns)[None, :]
         tl.store(where, total.to(result.dtype.element_ty), mask=inside)

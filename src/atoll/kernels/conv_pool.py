@@ -2,9 +2,9 @@
 
 Shapes are (members, rows, height, width, channels). A convolution is a product of each pixel's
 neighbourhood with the kernel; its gradient goes back to the pixels of the neighbourhoods. On a GPU
-these ways there and back, and pooling, are kernels of our own in Triton: as slices and sums they
-would be many passes, and torch's pooling keeps the place of every maximum in eight bytes. Sizes are
-known when a kernel is compiled, so that places are found without divisions.
+unfolding, its gradient and pooling are Triton kernels: as slices and sums they would take many
+passes, and torch's pooling stores the index of every maximum in eight bytes. Sizes are constants of
+a compiled kernel, so that indices need no divisions.
 """
 
 from dataclasses import dataclass
@@ -102,7 +102,7 @@ class _Convolution(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         near, kernel = ctx.saved_tensors
-        how, flat = ctx.how, gradient.flatten(1, 3).to(near.dtype)  # autocast rounds what was said
+        how, flat = ctx.how, gradient.flatten(1, 3).to(near.dtype)  # autocast rounds the output
         by_kernel = torch.bmm(flat.mT, near).unflatten(2, (*how.sides, -1)).movedim(-1, 2)
         by_x = None
         if ctx.needs_input_grad[0]:
@@ -112,7 +112,7 @@ class _Convolution(torch.autograd.Function):
 
 
 def _neighbourhoods(x: Tensor, how: _How) -> Tensor:
-    """What the kernel meets at each place: (members, places, sides x channels)."""
+    """The unfolded input: (members, places, sides x channels)."""
     if not _ours(x):
         return torch.cat(how.places(x), -1).flatten(1, 3)
     members, rows, *sizes, channels = x.shape
@@ -151,7 +151,7 @@ def _returned(near: Tensor, shape: torch.Size, how: _How) -> Tensor:
 
 
 class _Pool(torch.autograd.Function):
-    """Pooling that remembers nothing but its input; of equal values the first gets the gradient."""
+    """Pooling that saves only its input; of equal values the first gets the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, step: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a task is like, in a few vectors of which none stands for a single text."""
+"""A task described by a few vectors, none of which represents a single text."""
 
 from collections.abc import Mapping, Sequence
 

@@ -54,7 +54,7 @@ KEEPING = Sizes((1, 1), (2, 2), (1, 1), 1)  # a convolution of 5 x 5 that keeps 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the network is put together and what holds it back; the same for all clients of a run."""
+    """The structure of the network and its penalties; the same for all clients of a run."""
 
     words: Words | None  # none: rows are images, and the network is LeNet
     layers: tuple[str, ...]  # those with base, mask and adaptive part
@@ -110,7 +110,7 @@ def foreign_features(words: Words, x: Tensor, foreign: Sequence[Tensor]) -> Tens
 def _foreign(weights: Named, batch: Rows, plan: Plan) -> Tensor:
     """Eq. 2 and 3 from the extremes kept with the rows: alpha * max if alpha >= 0, else * min.
 
-    Without projections that align it (J12) what foreign filters find is given as it is.
+    Without projections that align them (J12), the foreign features are used unchanged.
     """
     slots, filters = weights["now/foreign_bias/conv3"].shape[-2:]
     extreme_values = batch.own[..., 1:].unflatten(-1, (2, len(KERNELS), slots, filters))
@@ -165,7 +165,7 @@ def _of_images(weights: Named, x: Tensor, plan: Plan) -> Tensor:
 
 
 def logits(weights: Named, batch: Rows, plan: Plan, noise: bool = False) -> Tensor:
-    """What the network says of rows; the first of `own` is the row's number, then features."""
+    """The logits of rows; the first column of `own` is the row's number, then features."""
     z = (
         _of_images(weights, batch.x, plan)
         if plan.words is None
@@ -213,10 +213,10 @@ Terms = tuple[_Pull | _Hold, ...]
 
 
 class _Penalties(torch.autograd.Function):
-    """All penalties in as few passes over large weights, and as few small kernels, as can be.
+    """All penalties, with few passes over large weights and few small kernels.
 
-    The first tensor is lambda2: members of a stack may have one each. Gradients of what is held
-    are found on the way, as values of all of it would not stay in a cache until they are wanted.
+    The first tensor is lambda2: members of a stack may have one each. The forward pass computes the
+    gradients of past weights too, while their values are in the cache.
     """
 
     @staticmethod
@@ -255,7 +255,7 @@ class _Penalties(torch.autograd.Function):
         gradients, ctx.gradients = (
             ctx.gradients,
             None,
-        )  # they are scaled in place, so there is one way back
+        )  # they are scaled in place, so backward runs once
         for gradient in gradients.values():
             gradient.mul_(_spread(slope, gradient))
         for pull in pulls:
@@ -285,10 +285,10 @@ class _Value(NamedTuple):
 
 
 def _held(parts: Sequence[Tensor], strength: Tensor, one: float, axes: int, wanted: bool) -> _Value:
-    """Parts: base, masks, adaptive parts and targets; `wanted`: masks move too.
+    """Parts: base, masks, adaptive parts and targets; `wanted`: masks are trained too.
 
-    One by one, task after task, so that what is looked at stays in a cache; a stack has few and
-    large operations instead, on CUDA a single one. The distance is rounded as in `restored`: right
+    A single client goes task by task, so that values stay in the cache; a stack has few large
+    operations instead, on CUDA a single one. The distance is rounded as in `restored`: right
     after the snapshot it is exactly 0, of which Adam takes no sign.
     """
     base, mask, past, target = parts
@@ -372,7 +372,7 @@ def penalty(weights: Named, plan: Plan, axes: int = 0) -> Tensor:
 
 
 def objective(weights: Named, batch: Rows, *, plan: Plan) -> Tensor:
-    """What a client brings down: cross-entropy and all that holds it back."""
+    """The objective of a client: cross-entropy and all penalties."""
     loss = cross_entropy(logits(weights, batch, plan, noise=True), batch)
     return loss + penalty(weights, plan, loss.dim())
 

@@ -51,7 +51,7 @@ class StreamDropout(nn.Module):
         return x * mask / (1 - self.rate)
 
     def extra_repr(self) -> str:
-        """What tells two of them apart: the key is no weight, and a graph has it built in."""
+        """What distinguishes two of them: the key is not a weight, and a graph contains it."""
         return f"{self.rate}, key={self.key}"
 
 
@@ -309,9 +309,7 @@ def _foreign(name: str, shape: Shape, classes: int, stream: Stream) -> nn.Module
     try:
         factory = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"no network at '{name}': {error}", "model.name", "mend the path"
-        ) from error
+        raise UserError(f"no network at '{name}': {error}", "model.name", "fix the path") from error
     with torch.device("meta"):
         model = factory(shape, classes)
     if not isinstance(model, nn.Module):

@@ -1,4 +1,4 @@
-"""What is kept of earlier tasks: prototypes and their drift, Fisher diagonals, what they freeze.
+"""Knowledge of earlier tasks: prototypes and their drift, Fisher diagonals, frozen entries.
 
 Letters and equations are those of V-LETO's specification: mu are class means of embeddings, beta
 the weight of the new one, s the drift, F the Fisher diagonal, kappa the threshold.
@@ -39,7 +39,7 @@ CHUNK = 64  # samples whose gradients are held at once
 def class_means(embeddings: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Eq. 2: the mean embedding of each class (classes, width), and the rows it is the mean of.
 
-    Summed in double precision, so that order and batches make no difference that is seen.
+    Sums in double precision, so that order and batching do not change the result.
     """
     total = embeddings.new_zeros((classes, embeddings.shape[1]), dtype=torch.float64)
     total.index_add_(0, y, embeddings.double())
@@ -108,7 +108,7 @@ def fisher(network: Bottom, weights: Mapping[str, Tensor], x: Tensor, g: Tensor)
         }
         with torch.enable_grad():
             embedding = network.unfolded(own, rows[:, None])
-        # copied: how a product is rounded may depend on where a message's bytes happen to lie
+        # copied: the rounding of a product may depend on the alignment of a message's bytes
         slopes = torch.autograd.grad(embedding, list(own.values()), gradients[:, None].clone())
         for name, each in zip(own, slopes, strict=True):
             total[name] += pairwise_sum(each**2)

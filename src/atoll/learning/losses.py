@@ -1,8 +1,7 @@
 """Losses: pure functions of weights and a batch, one number for each member of a stack or bank.
 
-A loss's further arguments are bound with functools.partial, so that two clients' losses can be
-seen to be the same function; whatever differs between clients (an anchor, a strength) stands among
-the weights.
+Bind the further arguments of a loss with functools.partial, so that the losses of two clients
+compare as equal. What differs between clients (an anchor, a strength) is among the weights.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,7 +45,7 @@ def plain(network: Architecture, weights: Mapping[str, Tensor], batch: Rows) -> 
 def proximal(network: Architecture, weights: Mapping[str, Tensor], batch: Rows) -> Tensor:
     """Cross-entropy plus strength/2 times the squared distance to the anchor (Li et al. 2020).
 
-    The anchor stands among the weights as anchor/NAME, the strength as `strength`.
+    The weights hold the anchor as anchor/NAME and the strength as `strength`.
     """
     anchor = without("anchor", weights)
     own = {name: weights[name] for name in anchor}

@@ -1,11 +1,10 @@
 """The text CNN: frozen word vectors, three banks of filters, the largest value over time.
 
-Texts are rows of tokens, 0 for padding at the end. The windows of a text, up to the first that is
-padding alone (it stands for all others of padding), are cut into pieces of equal size, and the
-pieces of all texts lie end to end: so padding costs next to nothing, and changes nothing. A filter
-is multiplied once with the vector of each different word of a batch; what it says of a window is
-then a sum of numbers that are looked up. A stack of networks has one more axis in front of every
-weight and row, as in models.py.
+Texts are rows of tokens, padded with 0 at the end. The windows of a text, up to the first one of
+padding alone, are cut into pieces of equal size, and the pieces of all texts are concatenated, so
+that padding costs little and changes nothing. A filter is multiplied once with the vector of each
+distinct word of a batch; its response to a window is then a sum of looked-up numbers. A stack of
+networks has one more axis in front of every weight and row, as in models.py.
 """
 
 import hashlib
@@ -77,14 +76,14 @@ class _Texts(NamedTuple):
     x: Tensor  # (texts, length)
     text: Tensor  # (pieces,) which text each is of
     start: Tensor  # (pieces,) its first window
-    windows: Tensor  # (pieces, PIECE) all of them; those of the last piece may lie behind the end
+    windows: Tensor  # (pieces, PIECE) all of them; those of the last piece may be beyond the end
     order: Tensor  # (texts, most) the pieces of each text; the last stands in for missing ones
     vectors: Tensor  # (members, words, D) of the different words of each member's texts
     cells: Tensor  # (texts, length) where each token has its vector among those of all members
 
 
 def _cut(words: Words, x: Tensor, bounds: Bounds | None) -> _Texts:
-    """The pieces of texts; `bounds` say how much room they and their words need, else we look."""
+    """The pieces of texts; `bounds` give the sizes that they and their words need, if known."""
     members = x.shape[0] if x.dim() == 3 else 1
     flat, fixed = x.flatten(0, -2), bounds is not None or _capturing(x)
     counts = pieces(flat)
@@ -304,7 +303,7 @@ class TextCNN(nn.Module):
         return {f"conv{size}": (self.filters, self.words.dimension, size) for size in KERNELS}
 
     def extra_repr(self) -> str:
-        """The word vectors, so that networks on others are told apart."""
+        """The word vectors, which distinguish networks."""
         return repr(self.words)
 
     def forward(self, x: Tensor) -> Tensor:

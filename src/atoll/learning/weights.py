@@ -45,7 +45,7 @@ def copied(weights: Named) -> dict[str, Tensor]:
 
 
 def placed(weights: Named, device: torch.device) -> dict[str, Tensor]:
-    """The same names on a device; what is there already is the very same, not to be changed."""
+    """The same names on a device; tensors that are there already are shared, not copied."""
     if all(t.device == device for t in weights.values()):
         return cast("dict[str, Tensor]", weights)
     return {n: t.to(device) for n, t in weights.items()}
@@ -80,6 +80,6 @@ def without(prefix: str, weights: Named) -> dict[str, Tensor]:
 
 
 def sent(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Numbers on a device, brought there without waiting for what it is doing."""
+    """Numbers on a device, copied there asynchronously."""
     tensor = torch.tensor(values, dtype=dtype)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -107,7 +107,7 @@ class Client:
 
 
 class Server:
-    """Asks everybody to train; holds nothing."""
+    """Asks all clients to train; holds no state."""
 
     def __init__(self, options: Options, site: Site) -> None:
         pass

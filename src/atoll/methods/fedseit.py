@@ -215,7 +215,7 @@ class Client:
         self._cache: dict[tuple[str, int], Rows] = {}  # rows with what foreign filters find
 
     def describe(self, request: Empty, moment: Moment) -> Described:
-        """Say what the task that begins is like."""
+        """Describe the task that begins."""
         options, known = self.options, self._vocabulary(moment.stage)
         x = textcnn.restricted(self.site.train(moment.stage).x, known)
         assert self.words is not None  # images are not described
@@ -293,7 +293,7 @@ class Client:
 
     def _hits(self, weights: Tensors, rows: Rows, task: int) -> tuple[int, float]:
         scores = in_chunks(partial(logits, weights, plan=self._plan()), rows)
-        unseen = torch.full_like(scores[:, :1], -math.inf)  # a class never trained, never said
+        unseen = torch.full_like(scores[:, :1], -math.inf)  # an untrained class
         beyond = bool((rows.y >= max(1, len(self._labels(task)))).any())
         return hits(torch.cat([scores, unseen], 1) if beyond else scores, rows.y)
 
@@ -364,7 +364,7 @@ class Client:
         return textcnn.known_words(texts, len(self.words.table))
 
     def _features(self, x: Tensor, weights: Tensors) -> Tensor:
-        """A number for each row, and what foreign filters find in it."""
+        """The number of each row, and the responses of foreign filters."""
         number = torch.arange(x.shape[0], device=x.device).unsqueeze(1).to(self.like)
         if self.options.combine == "sum":
             return number

@@ -49,7 +49,7 @@ CACHE = 24 << 20  # bytes of weights, gradients and moments that a CPU's cache m
 MOST_DRAWN = 1 << 24  # rows of all batches of a member, which a stack draws at once
 FEWEST = 4  # members of a stack in a proof: with fewer, some of them come twice
 BATCHES = 3  # of the member with most rows
-TAKEN = 7  # steps that an optimiser without moments is said to have taken
+TAKEN = 7  # step count for an optimiser without moments
 LEAST = 1e-4  # of a second moment
 EPSILON = 1e-3  # of Adam where its moments are zero: rounding errors must not become steps
 
