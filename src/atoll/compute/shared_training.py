@@ -15,9 +15,8 @@ import torch
 from safetensors.torch import load_file, save
 
 from atoll.compute.cache import cache_key
-from atoll.compute.captured import step_key
 from atoll.core.record import locked, write_whole
-from atoll.jobs.train import TrainJob, TrainResult
+from atoll.jobs.train import TrainJob, TrainResult, step_key
 from atoll.learning.weights import prefixed, without
 
 __all__ = ["alone", "load", "named", "save_as"]

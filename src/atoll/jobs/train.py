@@ -20,8 +20,7 @@ from atoll.core.messages import Checked, Tensors
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.jobs.identity import identities, shapes
-from atoll.learning.losses import Loss
-from atoll.learning.models import Architecture
+from atoll.learning.models import Architecture, Loss
 from atoll.learning.weights import copied, placed
 
 __all__ = [
@@ -35,6 +34,7 @@ __all__ = [
     "descend",
     "hits",
     "in_chunks",
+    "step_key",
 ]
 
 CHUNK = 4096  # rows of one pass without gradient
@@ -159,6 +159,17 @@ class TrainJob:
             order = self.stream.child("epoch", epoch).permutation(len(self.rows), device)
             for start in range(0, len(self.rows), self.batch):
                 yield self.rows.at(order[start : start + self.batch])
+
+
+def step_key(job: TrainJob) -> Hashable | None:
+    """The key of one step of a job: all sizes but the numbers of rows and epochs."""
+    key = replace(job, epochs=1).key()
+    if key is None:
+        return None
+    rates = tuple(phase.optimiser.rate for phase in job.phases)
+    own, y = job.rows.own, job.rows.y
+    rows = (own.shape[1:], own.dtype, y.shape[1:], y.dtype, job.rows.share is None)
+    return key, rates, shapes(job.weights), rows
 
 
 class Memory:

@@ -4,7 +4,7 @@ Bind the further arguments of a loss with functools.partial, so that the losses 
 compare as equal. What differs between clients (an anchor, a strength) is among the weights.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
@@ -13,9 +13,7 @@ from atoll.core.rows import Rows
 from atoll.learning.models import Architecture
 from atoll.learning.weights import without
 
-__all__ = ["Loss", "cross_entropy", "plain", "proximal"]
-
-Loss = Callable[[Architecture, Mapping[str, Tensor], Rows], Tensor]
+__all__ = ["cross_entropy", "plain", "proximal"]
 
 
 def cross_entropy(logits: Tensor, batch: Rows) -> Tensor:

@@ -20,12 +20,14 @@ from torch.nn import functional as F  # noqa: N812
 from atoll.core.errors import UserError
 from atoll.core.options import AtLeastOne, NotNegative
 from atoll.core.rng import Stream
+from atoll.core.rows import Rows
 from atoll.kernels.batched_layers import for_members
 from atoll.learning import image_nets
 
 __all__ = [
     "MLP",
     "Architecture",
+    "Loss",
     "ModelOptions",
     "draw_layers",
     "draw_linear",
@@ -214,6 +216,9 @@ class Architecture:
     def _many(self) -> nn.Module:
         """The network with layers that have vmap rules."""
         return for_members(copy.deepcopy(self.model).to("meta"), linear)
+
+
+Loss = Callable[[Architecture, Mapping[str, Tensor], Rows], Tensor]
 
 
 def features(network: Architecture, weights: Mapping[str, Tensor], x: Tensor) -> Tensor | None:

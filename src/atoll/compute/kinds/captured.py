@@ -10,7 +10,7 @@ from torch import Tensor
 from atoll.compute import autotune, captured
 from atoll.compute.accelerated import Candidate, Capture, CaptureKind, Kind
 from atoll.compute.autotune import TRIAL, Subject, Tuner, faster
-from atoll.compute.captured import Captured, step_key
+from atoll.compute.captured import Captured
 from atoll.compute.choice import Choice
 from atoll.compute.deterministic import EQUAL
 from atoll.compute.graphs import available
@@ -19,7 +19,7 @@ from atoll.compute.perturb import Draw, named, perturbed, stream_of, tiled, type
 from atoll.compute.probe import Probe, Seen
 from atoll.compute.public_steps import CapturedStep, capturable, stepped
 from atoll.jobs.public_step import PublicJob, PublicResult
-from atoll.jobs.train import TrainJob, TrainResult
+from atoll.jobs.train import TrainJob, TrainResult, step_key
 
 __all__ = ["CAPTURED", "CAPTURED_PUBLIC", "CAPTURED_TRAIN", "CAPTURED_TRAINING", "LOCAL", "PUBLIC"]
 
