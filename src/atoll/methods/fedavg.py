@@ -31,14 +31,14 @@ from atoll.learning.weights import copied, mean, placed, prefixed
 class Options:
     """The options of `fedavg`."""
 
-    rate: Positive = 0.001  # size of a local step
-    batch: AtLeastOne = 64  # rows in a local step
-    epochs: AtLeastOne = 5  # passes over the rows in a round
+    rate: Positive = 0.001  # learning rate of local training
+    batch: AtLeastOne = 64  # batch size; the last, smaller batch is kept
+    epochs: AtLeastOne = 5  # local epochs per round
     optimiser: Literal["adam", "sgd"] = "adam"  # fresh in every round
     penalty: Literal["none", "proximal"] = "none"  # proximal: stay near the shared model (FedProx)
-    strength: NotNegative = 0.01  # of the penalty
-    weighting: Literal["equal", "rows"] = "equal"  # how much each client counts in the mean
-    cohort: NotNegativeInt = 0  # clients asked in a round, drawn anew each time; 0 for all
+    strength: NotNegative = 0.01  # weight of the penalty (mu in FedProx)
+    weighting: Literal["equal", "rows"] = "equal"  # weight of each client in the mean
+    cohort: NotNegativeInt = 0  # clients sampled per round; 0: all
     tester: Literal["all", "first"] = "all"  # first: one client tests for all; for shared test rows
 
 

@@ -58,27 +58,27 @@ class Options:
 
     combine: Literal["banks", "sum", "none"] = "banks"  # FedSeIT, FedWeIT, nothing from others
     transfer: Literal["previous", "sit"] = "previous"  # every client's last task, or the nearest
-    keep: AtLeastOne = 3  # sit: how many past tasks a client is given (K)
-    dls: bool = False  # banks: the projections are shared too
+    keep: AtLeastOne = 3  # sit: number of past tasks that a client receives (K)
+    dls: bool = False  # banks: share the projections too
     dense: bool = False  # sum: one more private layer before the head (FedWeIT-Dense)
-    average: bool = True  # false: no mean of the base; with combine = "none" each learns alone
-    lambda1: NotNegative = 0.001  # pull of adaptive parts to zero, and threshold of pruning
-    lambda2: NotNegative = 1.0  # how strongly the weights of past tasks are held
-    lambda_m: NotNegative = 0.0  # pull of masks to zero
+    average: bool = True  # false: do not average the base; with combine = "none": train alone
+    lambda1: NotNegative = 0.001  # L1 penalty on adaptive parts, and threshold of pruning
+    lambda2: NotNegative = 1.0  # penalty on changes of the weights of past tasks
+    lambda_m: NotNegative = 0.0  # L1 penalty on masks
     decay: NotNegative = 0.0001  # weight decay of adaptive parts, masks, projections, first base
-    rate: Positive = 0.0001  # size of a local step at the beginning of a task
-    batch: AtLeastOne = 64  # rows in a local step
-    epochs: AtLeastOne = 5  # passes over the rows in a round, at most; the paper and preset: 50
-    dropout: Share = 0.3  # share of the units that a training step leaves out
-    patience: AtLeastOne = 3  # epochs without gain on validation rows before the rate is cut
-    rate_cut: Annotated[float, Field(gt=1)] = 3.0  # what the rate is divided by then
-    least_rate: Positive = 1e-10  # a client with a smaller rate is done with the task
-    weighting: Literal["equal", "rows"] = "equal"  # how much each client counts in the mean
+    rate: Positive = 0.0001  # initial learning rate of a task
+    batch: AtLeastOne = 64  # batch size of local training
+    epochs: AtLeastOne = 5  # maximum local epochs per round; the paper and preset: 50
+    dropout: Share = 0.3  # dropout rate in training
+    patience: AtLeastOne = 3  # epochs without improvement on validation rows before the rate drops
+    rate_cut: Annotated[float, Field(gt=1)] = 3.0  # divisor of the learning rate at each drop
+    least_rate: Positive = 1e-10  # a client with a smaller learning rate finishes the task
+    weighting: Literal["equal", "rows"] = "equal"  # weight of each client in the mean
     channel_sparse: Share = 0.0  # share of the filters whose base is not sent; FedWeIT's code: 0.3
     vocabulary: Literal["shared", "local"] = "shared"  # local: of the client's own texts so far
-    start: NotNegative = 0.2  # an adaptive part begins as this share of the base
-    centres: AtLeastOne = 200  # sit: most vectors that stand for a task (Q)
-    least_cluster: AtLeastOne = 2  # sit: different texts behind each of them, at least
+    start: NotNegative = 0.2  # initial value of an adaptive part, as a share of the base
+    centres: AtLeastOne = 200  # sit: maximum number of vectors that describe a task (Q)
+    least_cluster: AtLeastOne = 2  # sit: minimum number of distinct texts per vector
     representation: Literal["centres", "mean_unit"] = "centres"  # sit: or one vector, same ranking
     similarity: Literal["mean", "rectified"] = "mean"  # sit: of all pairs, or of those above 0.7
     test_global: bool = False  # test with the mean base too, which is then sent for every test

@@ -40,27 +40,27 @@ W_SPACE = 0.01  # FedSpace: weight of prototypes, and of contrast
 class Options:
     """The options of `splitnn`."""
 
-    rate: Positive = 0.01  # size of a step, of all networks
-    batch: AtLeastOne = 128  # rows in a step; the last, smaller batch is kept
-    epochs: AtLeastOne = 1  # passes over the rows in a round
+    rate: Positive = 0.01  # learning rate of all networks
+    batch: AtLeastOne = 128  # batch size; the last, smaller batch is kept
+    epochs: AtLeastOne = 1  # epochs per round
     network: NetName = "auto"  # lenet3, lenet2, mlp, dense; auto: lenet3 where it fits, else dense
-    width: AtLeastOne = 50  # of an embedding (d)
-    dropout: Fraction = 0.5  # of the embedding in training, with network = "mlp" only
-    agg: Agg = "sum"  # how embeddings are joined: sum, mean or concat
+    width: AtLeastOne = 50  # width of an embedding (d)
+    dropout: Fraction = 0.5  # dropout of the embedding in training, with network = "mlp" only
+    agg: Agg = "sum"  # aggregation of embeddings: sum, mean or concat
     fresh: bool = False  # new networks at each stage, tested on that stage's task: Standalone
-    replay: Literal["none", "pass", "fedspace", "fedprok"] = "none"  # a rehearsal of old classes
-    rotate: bool = True  # replay = "pass", on images: each row also turned by 180 degrees
-    protocol: Literal["P1", "P2"] = "P1"  # columns by stage: the new client alone, or all so far
-    fil_eval: Literal["sum", "current"] = "sum"  # columns by stage: joined at the test, or newest
-    seen_mask: bool = False  # leave out classes that no stage has had yet
-    declared: NotNegativeInt = 0  # classes that are known from the start; 0 for all of the data set
-    undeclared: Literal["refuse", "widen"] = "refuse"  # what a class beyond those does
-    pixel_mean: tuple[float, ...] = ()  # of each channel, from 0 to 1; empty: pixels from -1 to 1
-    pixel_std: tuple[float, ...] = ()  # of each channel, with pixel_mean
-    clip: NotNegative = 0.0  # longest gradient of a row that is sent; 0 for any
-    noise: NotNegative = 0.0  # deviation of the noise on gradients that are sent
-    secret: bool = False  # draw it from the machine, not from the run's seed, which clients know
-    digits: NotNegativeInt = 0  # behind the point, of embeddings that are sent; 0 for all
+    replay: Literal["none", "pass", "fedspace", "fedprok"] = "none"  # replay of old classes
+    rotate: bool = True  # replay = "pass", on images: add each row rotated by 180 degrees
+    protocol: Literal["P1", "P2"] = "P1"  # columns by stage: train the new client, or all so far
+    fil_eval: Literal["sum", "current"] = "sum"  # columns by stage: sum at the test, or newest
+    seen_mask: bool = False  # mask classes that no stage has had yet
+    declared: NotNegativeInt = 0  # number of classes known from the start; 0: all of the data set
+    undeclared: Literal["refuse", "widen"] = "refuse"  # what to do with a class beyond those
+    pixel_mean: tuple[float, ...] = ()  # channel means, from 0 to 1; empty: pixels from -1 to 1
+    pixel_std: tuple[float, ...] = ()  # standard deviation of each channel, with pixel_mean
+    clip: NotNegative = 0.0  # maximum norm of a row's gradient that is sent; 0: no clipping
+    noise: NotNegative = 0.0  # standard deviation of the noise added to gradients that are sent
+    secret: bool = False  # draw the noise from the operating system, not from the run's seed
+    digits: NotNegativeInt = 0  # decimal places of embeddings that are sent; 0: all
 
 
 class How(NamedTuple):

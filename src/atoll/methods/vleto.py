@@ -42,37 +42,37 @@ SHOWN = 120  # test rows of a task in a picture
 class Options:
     """The options of `vleto`; sections f and j of the specification."""
 
-    rate: Positive = 0.01  # size of a step, of all networks (lr)
-    batch: AtLeastOne = 128  # rows in a step; the last, smaller batch is kept
-    epochs: AtLeastOne = 1  # passes over the rows in a round
+    rate: Positive = 0.01  # learning rate of all networks
+    batch: AtLeastOne = 128  # batch size; the last, smaller batch is kept
+    epochs: AtLeastOne = 1  # epochs per round
     network: NetName = "auto"  # lenet3, lenet2, mlp, dense; auto: lenet3 where it fits, else dense
-    width: AtLeastOne = 50  # of an embedding (d)
-    dropout: Fraction = 0.5  # of the embedding in training, with network = "mlp" only
-    agg: Literal["sum", "mean"] = "sum"  # how embeddings are joined
+    width: AtLeastOne = 50  # width of an embedding (d)
+    dropout: Fraction = 0.5  # dropout of the embedding in training, with network = "mlp" only
+    agg: Literal["sum", "mean"] = "sum"  # aggregation of embeddings: sum or mean
     lambda_ce: NotNegative = 0.5  # weight of the cross-entropy after the first stage
     lambda_a: NotNegative = 0.5  # weight of old prototypes: classes by stage
     lambda_f: NotNegative = 0.5  # weight of mixed prototypes: columns by stage
-    beta: Fraction = 0.5  # weight of what is new in a mixed prototype or embedding
+    beta: Fraction = 0.5  # weight of the new part in a mixed prototype or embedding
     gamma: NotNegative = 0.0  # how far old prototypes follow the drift; 0: not at all
     drift: Literal["scalar", "vector"] = "scalar"  # paper: mean cosine; vector: mean movement
-    prototype_noise: NotNegative = 0.01  # deviation of the noise on rehearsed prototypes
-    k0: NotNegative = 15.0  # deviations below the mean, at which weights are held back
-    alpha: NotNegative = 3.0  # further deviations for each unit of ln(task + 1)
+    prototype_noise: NotNegative = 0.01  # standard deviation of the noise on replayed prototypes
+    k0: NotNegative = 15.0  # threshold for freezing, in standard deviations below the mean
+    alpha: NotNegative = 3.0  # further standard deviations per unit of ln(task + 1)
     lmo_rule: knowledge.LmoRule = "paper"  # which weights are frozen; paper, code: in effect all
-    rho: Fraction = 0.5  # share of weights held back, with lmo_rule = "quantile"
-    fisher_rows: AtLeastOne = 1024  # training rows that Fisher diagonals are measured on
-    protocol: Literal["P1", "P2"] = "P1"  # columns by stage: the new client alone, or all so far
-    fil_eval: Literal["mix", "sum", "current"] = "mix"  # P1: how embeddings are joined at the test
+    rho: Fraction = 0.5  # share of frozen weights, with lmo_rule = "quantile"
+    fisher_rows: AtLeastOne = 1024  # training rows for the Fisher diagonal
+    protocol: Literal["P1", "P2"] = "P1"  # columns by stage: train the new client, or all so far
+    fil_eval: Literal["mix", "sum", "current"] = "mix"  # P1: aggregation of embeddings at the test
     stream: bool = False  # columns by stage: prototypes from the last round's training embeddings
-    seen_mask: bool = False  # leave out classes that no stage has had yet
-    declared: NotNegativeInt = 0  # classes that are known from the start; 0 for all of the data set
-    undeclared: Literal["refuse", "widen"] = "refuse"  # what a class beyond those does
-    pixel_mean: tuple[float, ...] = ()  # of each channel, from 0 to 1; empty: pixels from -1 to 1
-    pixel_std: tuple[float, ...] = ()  # of each channel, with pixel_mean
-    clip: NotNegative = 0.0  # longest gradient of a row that is sent; 0 for any
-    noise: NotNegative = 0.0  # deviation of the noise on gradients that are sent
-    secret: bool = False  # draw it from the machine, not from the run's seed, which clients know
-    digits: NotNegativeInt = 0  # behind the point, of embeddings that are sent; 0 for all
+    seen_mask: bool = False  # mask classes that no stage has had yet
+    declared: NotNegativeInt = 0  # number of classes known from the start; 0: all of the data set
+    undeclared: Literal["refuse", "widen"] = "refuse"  # what to do with a class beyond those
+    pixel_mean: tuple[float, ...] = ()  # channel means, from 0 to 1; empty: pixels from -1 to 1
+    pixel_std: tuple[float, ...] = ()  # standard deviation of each channel, with pixel_mean
+    clip: NotNegative = 0.0  # maximum norm of a row's gradient that is sent; 0: no clipping
+    noise: NotNegative = 0.0  # standard deviation of the noise added to gradients that are sent
+    secret: bool = False  # draw the noise from the operating system, not from the run's seed
+    digits: NotNegativeInt = 0  # decimal places of embeddings that are sent; 0: all
 
 
 @dataclass(frozen=True)
