@@ -766,7 +766,7 @@ def test_columns_set_the_width_of_what_is_piped(monkeypatch: pytest.MonkeyPatch)
             "chfl",
             ["lateral_source", '"covertype"', "list of float", "[method]", "[scenario]", "[model]"],
         ),
-        ("demo", ['"digits-table"', "[64, 32]", "[0.01, 0.1, 1.0]", "passes over the rows"]),
+        ("demo", ['"digits-table"', "[64, 32]", "[0.01, 0.1, 1.0]", "local epochs per round"]),
         ("fedavg", ["penalty", "none | proximal", "> 0", ">= 1", "[engine]"]),
     ],
 )

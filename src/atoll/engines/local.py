@@ -32,7 +32,7 @@ from atoll.core.messages import (
 )
 from atoll.core.record import Snapshot
 from atoll.learning.weights import copied
-from atoll.runs.execute import executor_for
+from atoll.runs.executors import executor_for
 from atoll.runs.memory import Peak, plan, write_plan
 from atoll.runs.parts import Parts
 

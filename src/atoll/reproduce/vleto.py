@@ -18,8 +18,9 @@ from atoll.core.errors import BadMessageError, UserError
 from atoll.core.record import Round, Score
 from atoll.reproduce.figures import sensitivity_figure
 from atoll.reproduce.ledger import Cell, Ledger
-from atoll.reproduce.measured import Measurement, swept_together
+from atoll.reproduce.measured import Measurement
 from atoll.reproduce.paper import Measured, Missing, Paper, Say, Stopwatch, facts_of
+from atoll.reproduce.sweeps import swept_together
 from atoll.reproduce.vleto_claims import after, average, by_stage, claims
 from atoll.reproduce.vleto_tables import (
     ABLATED,
