@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, Mapping[str, Listed]] = {
         "reproduce": Listed("run", "Reproduce a paper's tables and print ours beside theirs."),
     },
     "Results": {
+        "answer": Listed("results", "Decide whether joining helps, site by site."),
         "report": Listed("results", "Write one HTML page about one or several runs."),
         "watch": Listed("results", "Serve a live report of running runs to this machine alone."),
         "predict": Listed("results", "Predict rows, images or texts with the model of one site."),

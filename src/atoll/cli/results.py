@@ -43,7 +43,7 @@ def answer_command(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Decide whether joining helps: compare each site with the same method alone."""
+    """Decide whether joining helps, site by site."""
     for folder in runs:
         folders = runs_in(folder)
         if not folders:

@@ -59,7 +59,7 @@ def run_command(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a method and print its results, and whether joining helps."""
+    """Run a method and print its results."""
     changes = dict(assignment(text) for text in set_ or [])
     changes |= {"engine.name": engine} if engine else {}
     changes |= {"engine.device": device} if device else {}
