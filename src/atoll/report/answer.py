@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import UserError
+from atoll.core.integrity import digest
 from atoll.core.storage import disk_errors
 from atoll.report.tables import Group
 
@@ -17,6 +18,7 @@ __all__ = [
     "Answer",
     "Gain",
     "Overall",
+    "Quality",
     "SiteAnswer",
     "Verdict",
     "answer_of",
@@ -27,6 +29,7 @@ __all__ = [
 FILE = "answer.json"
 FORMAT = 1
 NUMBERS = ("gain", "error", "low", "high", "p")
+LOSSES = ("brier score", "brier", "log loss", "mse", "rmse", "mae")
 KINDS = ("helps", "hurts", "no difference", "cannot tell")
 
 
@@ -62,10 +65,21 @@ class SiteAnswer:
     unadjusted: tuple[float, float] | None  # the interval of this site alone
     verdict: Verdict
     rows_needed: int | None  # test rows that would detect the margin
+    remarks: tuple[str, ...] = ()
+    quality: tuple["Quality", ...] = ()  # of each model that was measured
 
     def score(self, name: str) -> float:
         """The score of a predictor; NaN where it was not measured."""
         return self.scores.get(name, math.nan)
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Other metrics of one model on the test rows of a site."""
+
+    model: str
+    metrics: Mapping[str, float]  # NaN where undefined
+    reliability: tuple[tuple[float, float, float], ...]  # predicted, observed, rows
 
 
 @dataclass(frozen=True)
@@ -93,6 +107,12 @@ class Answer:
     withheld: Mapping[str, str]  # site -> reason
     overall: Overall
     notes: tuple[str, ...]
+    runs: Mapping[str, str] | None = None  # folder -> digest of its events; None: not recorded
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether a smaller score is the better one; gains are always the larger the better."""
+        return self.metric.lower() in LOSSES
 
     @property
     def site_count(self) -> int:
@@ -118,9 +138,18 @@ def answer_of(group: Group) -> Answer | None:
     for folder in folders:
         if (folder / FILE).is_file():
             answer = read_answer(folder / FILE)
-            if tuple(sorted(answer.seeds)) == seeds:
+            if tuple(sorted(answer.seeds)) == seeds and answer.runs in (None, _digests(group)):
                 return answer
     return None
+
+
+def _digests(group: Group) -> dict[str, str]:
+    """The digest of each run's events, as an answer names the runs that it is of."""
+    digests = {}
+    for run in group.runs:
+        extent = run.integrity.files.get("events.jsonl")
+        digests[run.folder.name] = extent.digest if extent else ""
+    return digests
 
 
 def read_answer(path: Path) -> Answer:
@@ -130,6 +159,9 @@ def read_answer(path: Path) -> Answer:
     try:
         body = json.loads(content.decode())
         version = body["format"]
+        own = body.pop("digest", None)
+        if own not in (None, digest(json.dumps(body, sort_keys=True).encode())):
+            raise ValueError("it was changed after it was written")
         if version == FORMAT:
             return _answer(body)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -155,6 +187,7 @@ def _answer(body: Mapping[str, Any]) -> Answer:
         withheld={name: _text(reason) for name, reason in body["withheld"].items()},
         overall=_overall(body["overall"]),
         notes=_texts(body["notes"]),
+        runs=dict(body["runs"]) if "runs" in body else None,
     )
 
 
@@ -178,7 +211,17 @@ def _site(name: str, body: Mapping[str, Any]) -> SiteAnswer:
         unadjusted=None if alone is None else (_number(alone["low"]), _number(alone["high"])),
         verdict=_verdict(body["verdict"]),
         rows_needed=_optional_count(body["rows_needed"]),
+        remarks=_texts(body.get("remarks", [])),
+        quality=tuple(_quality(model, one) for model, one in body.get("quality", {}).items()),
     )
+
+
+def _quality(model: str, body: Mapping[str, Any]) -> Quality:
+    """The metrics that are numbers, and the reliability diagram."""
+    plain = {k: _number(v) for k, v in body.items() if v is None or type(v) in (int, float)}
+    bins = body.get("reliability") or []
+    curve = tuple((_number(x), _number(y), _number(rows)) for x, y, rows in bins)
+    return Quality(model, plain, curve)
 
 
 def _gain(body: Mapping[str, Any]) -> Gain:

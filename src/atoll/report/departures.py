@@ -242,7 +242,7 @@ def flow(run: Run, label: str, name: str) -> Picture | None:
     every = sum(band.bytes for band in bands)
     kinds = [kind for kind in KINDS if any(kind in band.kinds for band in bands)]
     with style(name):
-        figure = Figure(figsize=(5.0, max(1.6, 0.9 + 0.42 * len(bands))))
+        figure = Figure(figsize=(4.3, max(1.6, 0.9 + 0.42 * len(bands))))
         axes = figure.add_axes((0.3, 0.02, 0.58, 0.8))
         titles = _ribbons(axes, bands, every)
         axes.set_axis_off()

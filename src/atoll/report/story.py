@@ -12,6 +12,7 @@ from atoll.report import (
     domains,
     figures,
     leakage,
+    quality,
     tables,
     transfer,
     verdict,
@@ -48,6 +49,7 @@ class Part:
     before: str
     exclusions: list[str]
     answered: Table | None
+    quality: Section | None
     sites: Table
     holdings: Table | None
     rows: Picture | None
@@ -58,7 +60,7 @@ class Part:
     def pictures(self) -> list[Picture]:
         """Every figure of the group."""
         drawn = [self.heat, *(self.attributed.pictures if self.attributed else [])]
-        for section in self.sections:
+        for section in [*self.sections, *([self.quality] if self.quality else [])]:
             drawn += section.pictures
         return [picture for picture in (*drawn, self.flow, self.rows) if picture]
 
@@ -172,15 +174,14 @@ def _part(number: int, group: Group) -> Part:
     path = group.first.folder / "config.toml"
     config = (group.first.integrity.read(path) or b"").decode(errors="replace")
     sections = [section(group, number) for section in SECTIONS]
-    badge = leakage.badge(group)
     return Part(
         group.label,
         tuple(int(run.config["seed"]) for run in group.runs),
         group.method != tables.ALONE,
         verdict.card(group),
-        badge,
+        leakage.badge(group),
         verdict.gain_plot(group),
-        _summary(group, badge),
+        _summary(group),
         figures.heat(group, f"accuracy-{number}"),
         _attributed(number, group),
         [section for section in sections if section is not None],
@@ -189,6 +190,7 @@ def _part(number: int, group: Group) -> Part:
         departures.before_training(group.first),
         group.first.exclusions,
         verdict.site_table(group),
+        quality.section(group, f"calibration-{number}"),
         tables.sites(group),
         tables.holdings(group),
         figures.rows(group, f"rows-{number}"),
@@ -233,11 +235,9 @@ def mean_accuracy(group: Group) -> float:
     return sum(accuracies) / len(accuracies) if accuracies else math.nan
 
 
-def _summary(group: Group, badge: Badge) -> str:
+def _summary(group: Group) -> str:
     """What was run and measured, in sentences; the gain is the card's to state."""
     words = [_ran(group), _scored(group), _forgot(group), _left(group)]
-    if badge.tone == "warn":
-        words.append(f"{badge.title}: {badge.words}")
     words.append(_checked(group))
     return " ".join(word for word in words if word)
 

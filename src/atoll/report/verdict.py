@@ -76,6 +76,8 @@ def _answered(group: Group, answer: Answer) -> Card:
     symbol = {"good": SYMBOLS["helps"], "warn": SYMBOLS["hurts"]}.get(
         tone, SYMBOLS[overall.verdict.kind]
     )
+    if overall.helps and overall.hurts:
+        symbol = SYMBOLS["helps"] + SYMBOLS["hurts"]
     return Card(
         group.label, tone, symbol, _headline(answer), _sentence(answer, unit),
         tuple(_numbers(answer, unit)), (*_remarks(answer), *answer.notes),
@@ -138,17 +140,22 @@ def _remarks(answer: Answer) -> Iterable[str]:
     """Sentences on simple models that do as well, and on sites that are left out."""
     pairs = [(site.score(LOGISTIC), site.score(JOINED)) for site in answer.sites]
     known = [(simple, joined) for simple, joined in pairs if math.isfinite(simple)]
-    as_good = sum(simple >= joined for simple, joined in known)
-    if as_good:
+    better = sum(_better(answer, simple, joined) for simple, joined in known)
+    if better:
         yield (
-            f"Logistic regression at the site scores at least as high as the joined model at "
-            f"{as_good} of {len(known)} sites."
+            f"Logistic regression at the site scores at least as well as the joined model at "
+            f"{better} of {len(known)} sites."
         )
     by_reason: dict[str, list[str]] = {}
     for site, reason in sorted(answer.withheld.items()):
         by_reason.setdefault(reason, []).append(site)
     for reason, sites in by_reason.items():
         yield f"Withheld, {reason}: {', '.join(sites)}."
+
+
+def _better(answer: Answer, one: float, other: float) -> bool:
+    """Whether a score is at least as good as another."""
+    return one <= other if answer.lower_is_better else one >= other
 
 
 @dataclass(frozen=True)
@@ -244,12 +251,12 @@ def gain_plot(group: Group) -> GainPlot | None:
         axis.ticks(unit),
         axis.place(0.0),
         (axis.place(-answer.margin), axis.place(answer.margin)),
-        tuple(_gain_row(site, axis, unit) for site in answer.sites),
+        tuple(_gain_row(site, axis, unit, answer.lower_is_better) for site in answer.sites),
         tuple(sorted(answer.withheld.items())),
     )
 
 
-def _gain_row(site: SiteAnswer, axis: Axis, unit: Unit) -> GainRow:
+def _gain_row(site: SiteAnswer, axis: Axis, unit: Unit, lower: bool) -> GainRow:
     gain = site.gain
     hover = f"{site.site}: {unit.difference(gain.gain)}, {unit.interval(gain.low, gain.high)}"
     if site.unadjusted:
@@ -268,13 +275,19 @@ def _gain_row(site: SiteAnswer, axis: Axis, unit: Unit) -> GainRow:
         axis.place(gain.low) if known else axis.place(gain.gain),
         axis.place(gain.high) if known else axis.place(gain.gain),
         hover,
-        tuple(_ticks(site, axis, unit)),
+        tuple(_ticks(site, axis, unit, lower)),
     )
 
 
-def _ticks(site: SiteAnswer, axis: Axis, unit: Unit) -> Iterable[Tick]:
+def _over_alone(site: SiteAnswer, name: str, lower: bool) -> float:
+    """How much better a predictor is than training alone."""
+    difference = site.score(name) - site.score(SINGLE)
+    return 0.0 - difference if lower else difference
+
+
+def _ticks(site: SiteAnswer, axis: Axis, unit: Unit, lower: bool) -> Iterable[Tick]:
     for name in REFERENCES:
-        value = site.score(name) - site.score(SINGLE)
+        value = _over_alone(site, name, lower)
         if math.isfinite(value):
             text = f"{name}: {unit.value(site.score(name))}, {unit.difference(value)} over alone"
             yield Tick(name, axis.place(value), text, axis.beyond(value))
@@ -302,7 +315,7 @@ def site_table(group: Group) -> Table | None:
             Cell(unit.interval(site.gain.low, site.gain.high), site.gain.low),
             Cell(alone, site.unadjusted[0] if site.unadjusted else math.nan),
             Cell(f"{site.gain.p:.3f}" if math.isfinite(site.gain.p) else DASH, site.gain.p),
-            Cell(site.verdict.text),
+            Cell("; ".join([site.verdict.text, *site.remarks])),
         ))  # fmt: skip
     header = ("site", "test rows", *scores, *gains, "p-value", "verdict")
     caption = (
@@ -361,7 +374,7 @@ def picture(group: Group, name: str) -> Picture | None:
             axes.plot(limits, [place, place], color=colour, linewidth=2.5)
             axes.plot([unit.factor * gain.gain], [place], "o", color=colour, markersize=7)
             for reference, mark in zip(REFERENCES, ("|", "x"), strict=True):
-                value = site.score(reference) - site.score(SINGLE)
+                value = _over_alone(site, reference, answer.lower_is_better)
                 if math.isfinite(value):
                     axes.plot([unit.factor * value], [place], mark, color=INK, markersize=7)
         names = [f"{SYMBOLS[s.verdict.kind]} {s.site} ({s.test_rows:,})" for s in answer.sites]

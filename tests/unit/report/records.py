@@ -105,5 +105,6 @@ def many_sites(folder: Path, count: int = 24) -> Path:
     gains = (0.08, 0.01, 0.0, -0.06)
     sites = {}
     for place, name in enumerate(names[1:]):
-        sites[name] = (gains[place % 4] + place / 1000, 0.03 + place / 500, kinds[place % 4])
+        half = (0.02, 0.05, 0.015, 0.02)[place % 4]
+        sites[name] = (gains[place % 4] + place / 5000, half, kinds[place % 4])
     return answered(folder, answer(sites, withheld={names[0]: "too few test rows"}))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atoll.core.errors import UserError
-from atoll.report import page, verdict
+from atoll.report import page, quality, verdict
 from atoll.report.answer import answer_of, read_answer
 from atoll.report.tables import Group, gather
 from tests.unit.report.records import answer, answered, many_sites, record
@@ -84,7 +84,7 @@ def test_an_answer_for_other_seeds_is_not_shown(tmp_path: Path) -> None:
     [
         ("helps", (2, 0), "Joining: helps at 2 of 3 sites", "good", "▲"),
         ("hurts", (0, 1), "Joining: hurts at 1 of 3 sites", "warn", "▼"),
-        ("cannot tell", (1, 1), "Joining: helps at 1 of 3 sites, hurts at 1", "warn", "▼"),
+        ("cannot tell", (1, 1), "Joining: helps at 1 of 3 sites, hurts at 1", "warn", "▲▼"),
         ("cannot tell", (1, 0), "Joining: helps at 1 of 3 sites", "good", "▲"),
         ("no difference", (0, 0), "Joining: no difference", "none", "="),
         ("cannot tell", (0, 0), "Joining: cannot tell", "none", "?"),
@@ -114,7 +114,7 @@ def test_the_card_has_margin_chance_level_and_smallest_test_set(tmp_path: Path) 
         "Counted over": "rows; seed 0",
     }
     assert card.notes == (
-        "Logistic regression at the site scores at least as high as the joined model at "
+        "Logistic regression at the site scores at least as well as the joined model at "
         "2 of 3 sites.",
         "Withheld, too few test rows: d.",
         *notes,
@@ -171,3 +171,44 @@ def test_a_page_of_many_sites_has_every_one_of_them(tmp_path: Path) -> None:
     assert text.count('data-site="hospital-23"') >= 2
     assert "data-filter" in text
     assert "24 sites" in text
+
+
+def test_an_answer_of_earlier_runs_or_one_that_was_changed_is_not_shown(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", "fedavg", 0, HITS)
+    answered(run, answer(SITES, runs={"run": ""}))
+    assert answer_of(gather([run])[0]) is not None
+    answered(run, answer(SITES, runs={"run": "0" * 64}))
+    assert answer_of(gather([run])[0]) is None
+    answered(run, answer(SITES, digest="0" * 64))
+    with pytest.raises(UserError, match="changed after it was written"):
+        answer_of(gather([run])[0])
+
+
+def test_a_smaller_brier_score_is_better(tmp_path: Path) -> None:
+    """Logistic regression has 0.72, alone 0.70, joined 0.64, 0.80 and 0.71."""
+    lossy = group(tmp_path / "run", metric="brier score")
+    assert verdict.card(lossy).notes[0].endswith("the joined model at 1 of 3 sites.")
+    plot = verdict.gain_plot(lossy)
+    assert plot is not None
+    assert plot.rows[0].ticks[1].text == "logistic regression: 0.720, -0.020 over alone"
+
+
+def test_calibration_has_a_table_and_a_diagram(tmp_path: Path) -> None:
+    body = answer(SITES)
+    body["sites"]["b"]["quality"] = {
+        model: {"accuracy": 0.8, "auroc": None, "brier score": 0.125, "confusion": [[1]],
+                "reliability": [[0.1, 0.2, 5], [0.9, 0.8, 5], [0.5, None, 0]]}
+        for model in ("joined", "alone")
+    }  # fmt: skip
+    body["sites"]["b"]["remarks"] = ["the joined model does not beat logistic regression"]
+    (only,) = gather([answered(record(tmp_path / "run", "fedavg", 0, HITS), body)])
+    made = quality.section(only, "calibration-1")
+    assert made is not None
+    (table,) = made.tables
+    assert table.header == ("site", "model", "accuracy, %", "auroc, %", "brier score")
+    rows = [[cell.text for cell in row] for row in table.rows]
+    assert rows[0] == ["b", "joined", "80.0", "\N{EN DASH}", "0.125"]
+    assert len(made.pictures) == 1
+    text = page.page([only])
+    assert "Calibration and other metrics: fedavg" in text
+    assert "helps at b; the joined model does not beat logistic regression" in text
