@@ -6,6 +6,7 @@ checkpoint has the lengths and digests of these files; resuming checks them and 
 One process at a time writes in a folder: it holds the folder's lock.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -22,7 +23,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from atoll.core.errors import EXIT_USER, UserError
+from atoll.core.errors import EXIT_USER, InterruptedRunError, UserError, printable
 from atoll.core.integrity import (
     DIGESTED,
     DIGESTS,
@@ -48,6 +49,7 @@ from atoll.core.storage import (
 )
 
 __all__ = [
+    "FAILURE",
     "FILES",
     "NAMES",
     "Absence",
@@ -158,7 +160,9 @@ class Snapshot:
 
 FILES = ("events", "times", "looks")
 CHECKPOINT = "checkpoint.safetensors"
-NAMES = (*GROWING, *STATIC, *FINAL, CHECKPOINT, DIGESTS, "result.json")  # that a run writes
+REASON = 500  # characters of a failure that are written
+FAILURE = "failure.json"  # why a run that failed has ended; gone when it goes on
+NAMES = (*GROWING, *STATIC, *FINAL, CHECKPOINT, DIGESTS, FAILURE, "result.json")  # of a run
 Event = Score | Round | Stage | Message | Absence | Exclusion
 KINDS: Mapping[str, type] = {
     kind.__name__.lower(): kind for kind in (Score, Round, Stage, Message, Absence, Exclusion)
@@ -373,6 +377,8 @@ class Record:
         record = Record(folder, lock)
         try:
             remove_temporary(folder, NAMES)
+            with disk_errors(folder):
+                (folder / FAILURE).unlink(missing_ok=True)
             known = read_integrity(folder)
             for name in STATIC:
                 known.read(folder / name, optional=True)
@@ -415,7 +421,15 @@ class Record:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
+        if isinstance(error, Exception) and not isinstance(error, InterruptedRunError):
+            self._write_failure(error)
         self.close()
+
+    def _write_failure(self, error: Exception) -> None:
+        """Why the run failed, for those who watch it; the error itself goes on to the caller."""
+        reason = printable(str(error))[:REASON] or type(error).__name__
+        with contextlib.suppress(UserError):  # the disk may be what failed
+            write_whole(self.folder / FAILURE, json.dumps({"reason": reason}).encode() + b"\n")
 
     def add(self, events: Iterable[Event]) -> None:
         """Append events."""

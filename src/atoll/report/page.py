@@ -15,7 +15,7 @@ from atoll.report.figures import BEGINNING, Picture
 from atoll.report.story import stories
 from atoll.report.tables import Group
 
-__all__ = ["page", "pictures", "resource", "write"]
+__all__ = ["page", "pictures", "resource", "style_sheet", "write"]
 
 TITLE = " · atoll</title>"  # by which a page is known to be a report
 

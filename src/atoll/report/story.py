@@ -95,9 +95,10 @@ class Story:
         return [*self.curves, *self.overall, *drawn]
 
     @property
-    def has_stages(self) -> bool:
-        """Whether something is learned over stages."""
-        return any(part.heat or part.attributed or part.sections for part in self.parts)
+    def has_results(self) -> bool:
+        """Whether a model was tested, or there is another figure to show."""
+        shown = any(part.heat or part.sections for part in self.parts)
+        return bool(self.results.rows) or shown
 
 
 def stories(groups: Sequence[Group]) -> list[Story]:
@@ -279,7 +280,8 @@ def _forgot(group: Group) -> str:
     value = _lost(group)
     if not math.isfinite(value):
         return ""
-    words = f"Earlier tasks ended {100 * value:.1f} points below their best accuracy."
+    verb = "ended" if _ended(group) else "are"
+    words = f"Earlier tasks {verb} {100 * value:.1f} points below their best accuracy."
     return f"{words} {attribution.sentence(group)}".strip()
 
 
@@ -289,7 +291,14 @@ def _left(group: Group) -> str:
         return "Nothing has left any site."
     low, high = size(min(sent.values())), size(max(sent.values()))
     amount = low if low == high else f"{low} to {high}"
-    return f"Each site sent {amount} (seed {group.first.config['seed']})."
+    verb = "sent" if _ended(group) else "has so far sent"
+    return f"Each site {verb} {amount} (seed {group.first.config['seed']})."
+
+
+def _ended(group: Group) -> bool:
+    """Whether every stage of the first run is finished."""
+    finished = sum(isinstance(event, Stage) for event in group.first.events)
+    return finished >= int(group.first.facts["stages"])
 
 
 def _checked(group: Group) -> str:

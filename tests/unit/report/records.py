@@ -22,6 +22,7 @@ def record(
     *,
     device: str = "cpu",
     engine: str = "",
+    ended: bool = True,
 ) -> Path:
     """A run of two sites with ten test rows each; `hits` by variant and site."""
     clients = list(next(iter(hits.values())))
@@ -51,8 +52,10 @@ def record(
                 for task in range(stage + 1):
                     correct = count - 3 * (stage - task)
                     made.add([Score(stage, 0, id, task, variant, "test", 10, correct, 0.5)])
-        made.add([Stage(stage, 1)])
+        if ended:
+            made.add([Stage(stage, 1)])
         made.time(stage=stage, round=0, seconds=1.5)
+    made.close()
     return folder
 
 
