@@ -16,7 +16,7 @@ from atoll.runs.result import Run
 __all__ = ["STATES", "Progress", "Spark", "progress"]
 
 STATES: Mapping[str, str] = {  # state -> symbol
-    "running": "▶", "stopped": "⏸", "failed": "✕", "finished": "✓", "unreadable": "?",
+    "running": "▶", "stopped": "■", "failed": "✕", "finished": "✓", "unreadable": "?",
 }  # fmt: skip
 RECENT = 20  # rounds whose time predicts the time left
 MOST = 24  # sites with a sparkline

@@ -73,8 +73,8 @@ def _reliability(answer: Answer, label: str, name: str) -> Picture | None:
             axes.set_title(site.site, loc="left")
         figure.axes[0].set_ylabel("observed, %")
         figure.axes[0].set_xlabel("predicted, %")
-        figure.legend(*legend_entries(figure), ncols=2, loc="upper left", fontsize=SIZE - 1,
-                      bbox_to_anchor=(0.1, 1.08))  # fmt: skip
+        figure.legend(*legend_entries(figure), ncols=2, loc="lower left", fontsize=SIZE - 1,
+                      bbox_to_anchor=(0.1, 0.97))  # fmt: skip
         figure.subplots_adjust(wspace=0.35, hspace=0.5)
         words = "On the dotted line predicted probabilities are right on average."
         if len(sites) == MOST:

@@ -190,8 +190,8 @@ def results(groups: Sequence[Group]) -> Table:
 
 
 def forgets(group: Group) -> bool:
-    """Whether a task was learned before the last stage: else forgetting is undefined."""
-    last = int(group.first.facts["stages"]) - 1
+    """Whether a task was learned before the last tested stage: else forgetting is undefined."""
+    last = max((score.stage for score in group.first.scores), default=0)
     return any(int(stage) < last for stage in group.first.facts["known_at"])
 
 

@@ -80,8 +80,12 @@ def _answered(group: Group, answer: Answer) -> Card:
         symbol = SYMBOLS["helps"] + SYMBOLS["hurts"]
     return Card(
         group.label, tone, symbol, _headline(answer), _sentence(answer, unit),
-        tuple(_numbers(answer, unit)), (*_remarks(answer), *answer.notes),
+        tuple(_numbers(answer, unit)), (*_remarks(answer), *map(_as_sentence, answer.notes)),
     )  # fmt: skip
+
+
+def _as_sentence(note: str) -> str:
+    return f"{note[:1].upper()}{note[1:].rstrip('.')}."
 
 
 def _headline(answer: Answer) -> str:
@@ -293,6 +297,12 @@ def _ticks(site: SiteAnswer, axis: Axis, unit: Unit, lower: bool) -> Iterable[Ti
             yield Tick(name, axis.place(value), text, axis.beyond(value))
 
 
+def _p_value(p: float) -> str:
+    if not math.isfinite(p):
+        return DASH
+    return f"{p:.3f}" if p >= 0.001 else "< 0.001"
+
+
 def site_table(group: Group) -> Table | None:
     """Every score and interval of the answer, site by site."""
     answer = answer_of(group)
@@ -314,7 +324,7 @@ def site_table(group: Group) -> Table | None:
             Cell(unit.signed(site.gain.gain), site.gain.gain),
             Cell(unit.interval(site.gain.low, site.gain.high), site.gain.low),
             Cell(alone, site.unadjusted[0] if site.unadjusted else math.nan),
-            Cell(f"{site.gain.p:.3f}" if math.isfinite(site.gain.p) else DASH, site.gain.p),
+            Cell(_p_value(site.gain.p), site.gain.p),
             Cell("; ".join([site.verdict.text, *site.remarks])),
         ))  # fmt: skip
     header = ("site", "test rows", *scores, *gains, "p-value", "verdict")

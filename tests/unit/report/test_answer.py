@@ -103,7 +103,7 @@ def test_the_card_claims_what_the_answer_has(
 
 
 def test_the_card_has_margin_chance_level_and_smallest_test_set(tmp_path: Path) -> None:
-    notes = ["The test rows are the same for every seed."]
+    notes = ["the test rows are the same for every seed"]
     card = verdict.card(group(tmp_path / "run", notes=notes, withheld={"d": "too few test rows"}))
     assert dict(card.numbers) == {
         "Margin, set before the run": "2.0 points",
@@ -117,7 +117,7 @@ def test_the_card_has_margin_chance_level_and_smallest_test_set(tmp_path: Path) 
         "Logistic regression at the site scores at least as well as the joined model at "
         "2 of 3 sites.",
         "Withheld, too few test rows: d.",
-        *notes,
+        "The test rows are the same for every seed.",
     )
 
 

@@ -249,6 +249,11 @@ def test_forgetting_is_a_dash_where_it_is_undefined(tmp_path: Path) -> None:
     rows = texts(tables.results(gather([staged, single])))
     assert [row[5] for row in rows] == ["30.0", "\N{EN DASH}"]
     assert tables.forgetting(gather([single])) is None
+    lines = (staged / "events.jsonl").read_text().splitlines(keepends=True)
+    cut = next(n for n, line in enumerate(lines) if '"event":"stage"' in line)
+    (staged / "events.jsonl").write_text("".join(lines[: cut + 1]))
+    assert tables.forgetting(gather([staged])) is None  # it is still at its first stage
+    assert "points below their best" not in page.page(gather([staged]))
 
 
 def test_every_run_has_its_own_panel_and_its_own_stage_lines(tmp_path: Path) -> None:
