@@ -75,8 +75,7 @@ mutants: $(READY)
 browser: $(READY)
 	$(BIN)/pytest -q -m browser
 
-# The pictures in the documents: the demo with three seeds beside the method alone, and a run that
-# is watched, in a real browser.
+# The pictures in the documents: a run with its verdict, and a run that is watched, in a real browser.
 picture: $(READY)
 	docs/picture.sh "$(BIN)/atoll" docs
 

@@ -14,15 +14,14 @@ shot() {
     "$@" 2>/dev/null
 }
 report() {
-  "$atoll" run demo --seeds 0..2 --quiet --out demo
-  "$atoll" run alone --set split=columns --set clients=4 --set ratio=0.4 --set 'widths=[64, 32]' \
-    --set rounds=12 --seeds 0..2 --quiet --out alone
-  "$atoll" report demo alone -o report.html
+  "$atoll" run fedavg --set data=breast-cancer --set clients=4 --set rounds=5 --set 'widths=[16]' --quiet --out four
+  "$atoll" answer four
+  "$atoll" report four -o report.html
   shot --window-size=1080,1240 --screenshot="$out/report.png" "file://$folder/report.html"
 }
 # The watch: a long run is going on.
 watched() {
-  "$atoll" run fedavg --set split=classes --set stages=3 --set rounds=4000 --quiet --out live/staged &
+  "$atoll" run fedavg --set split=classes --set stages=3 --set rounds=4000 --set score_every=1 --quiet --out live/staged &
   run=$!
   "$atoll" watch live --port 8231 >watch.log &
   watch="$! $run"

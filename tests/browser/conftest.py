@@ -12,6 +12,7 @@ import select
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +26,9 @@ START = (
     "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); "
     "os.execv(sys.argv[3], sys.argv[3:])"
 )
-KEYS = {"Tab": 9, "Enter": 13, " ": 32, "ArrowRight": 39}
+KEYS = {"Tab": 9, "Enter": 13, " ": 32, "ArrowLeft": 37, "ArrowRight": 39}
+AXE = "axe-core@4.10.3"  # from npm, at test time
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "atoll-tests"
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +38,24 @@ def browser() -> str:
         if path:
             return path
     pytest.skip(f"needs a browser, and none of {', '.join(BROWSERS)} is installed")
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The script of axe-core, kept in a cache; skipped where npm cannot get it."""
+    script = CACHE / AXE / "package" / "axe.min.js"
+    if not script.exists():
+        npm = shutil.which("npm")
+        if npm is None:
+            pytest.skip(f"needs {AXE}, and npm is not installed")
+        script.parent.parent.mkdir(parents=True, exist_ok=True)
+        command = [npm, "pack", AXE, "--silent", "--pack-destination", str(CACHE)]
+        packed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        if packed.returncode:
+            pytest.skip(f"needs {AXE}, and npm cannot get it: {packed.stderr.strip()[:200]}")
+        with tarfile.open(CACHE / packed.stdout.split()[-1]) as archive:
+            archive.extract("package/axe.min.js", script.parent.parent, filter="data")
+    return script.read_text(encoding="utf-8")
 
 
 class NavigatedError(Exception):
@@ -101,6 +122,14 @@ class Tab:
     def says(self, expression: str) -> Any:
         """The value of an expression in the page."""
         found = self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def resolves(self, expression: str) -> Any:
+        """The value of a promise in the page."""
+        found = self.ask(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 

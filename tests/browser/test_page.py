@@ -10,6 +10,7 @@ import pytest
 
 import atoll
 from atoll.report import page
+from tests.unit.report.records import answer, answered, many_sites
 
 pytestmark = pytest.mark.browser
 
@@ -44,13 +45,22 @@ SORT = f"""(function () {{
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a real run of CHFL and one with stages."""
+    """The page of a real run of CHFL with a verdict, and of one with stages."""
     folder = tmp_path_factory.mktemp("report")
     tiny: dict[str, Any] = {"data": "wine", "clients": 3, "widths": [8], "engine.mode": "loop"}
-    atoll.run("chfl", out=folder / "chfl", rounds=4, mu=[0.1], **tiny)
+    run = atoll.run("chfl", out=folder / "chfl", rounds=4, mu=[0.1], **tiny)
     staged: dict[str, Any] = {"split": "classes", "stages": 3, "attribution": True}
     atoll.run("fedavg", out=folder / "staged", rounds=2, **staged, **tiny)
+    kinds = [(0.08, 0.05, "helps"), (0.01, 0.06, "cannot tell"), (-0.05, 0.04, "hurts")]
+    answered(folder / "chfl", answer(dict(zip(run.facts["clients"], kinds, strict=True))))
     return page.write([folder / "chfl", folder / "staged"], folder / "report.html")
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run of 24 sites."""
+    folder = tmp_path_factory.mktemp("crowd")
+    return page.write([many_sites(folder / "run")], folder / "report.html")
 
 
 def opened(browser: str, path: Path, probe: str, *options: str) -> tuple[Any, str]:
@@ -73,7 +83,8 @@ def test_it_opens_from_disk_without_network_and_complains_of_nothing(
     browser: str, report: Path
 ) -> None:
     found, log = opened(browser, report, "document.querySelectorAll('svg').length")
-    assert found == 7  # gain, curves, two for each run, and whose doing forgetting is
+    # for each run accuracy, flow, rows and two curves; what causes forgetting
+    assert found == 2 * 5 + 1
     assert "CONSOLE" not in log, log
 
 
@@ -112,7 +123,7 @@ def test_the_keyboard_alone_sorts_a_table_and_opens_what_is_folded(tab: Any, rep
     tab.offline()
     tab.open(report.as_uri())
     wanted = "document.activeElement.closest('#results') && document.activeElement.tagName"
-    for _ in range(80):  # links and regions come first
+    for _ in range(80):  # links, tabs and regions come first
         tab.press("Tab")
         if tab.says(wanted) == "BUTTON":
             break
@@ -145,10 +156,123 @@ def test_every_word_of_every_figure_can_be_read_aloud(tab: Any, report: Path) ->
     tab.open(report.as_uri())
     labels = tab.says("Array.from(document.querySelectorAll('figure [role=img]'))"
                       ".map(function (f) { return f.ariaLabel; })")  # fmt: skip
-    assert len(labels) == 7
+    assert len(labels) == 11
     assert all(len(label) > 20 for label in labels)
 
 
-def test_it_prints(tab: Any, report: Path) -> None:
+ALL_OPEN = "document.querySelectorAll('details').forEach(function (d) { d.open = true; })"
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_a_phone_shows_24_sites_and_what_is_folded(tab: Any, crowd: Path, width: int) -> None:
+    tab.resize(width)
+    tab.open(crowd.as_uri())
+    tab.says(ALL_OPEN)
+    assert tab.says("document.documentElement.scrollWidth") <= width
+    assert tab.says("document.querySelectorAll('.gains li').length") == 24
+    heights = tab.says("Array.from(document.querySelectorAll('.gains li'))"
+                       ".map(function (r) { return r.offsetHeight; })")  # fmt: skip
+    assert max(heights) < 120
+
+
+def test_the_first_thing_on_the_page_is_the_verdict(tab: Any, report: Path) -> None:
+    tab.resize(1280, 800)
     tab.open(report.as_uri())
-    assert tab.pdf().startswith(b"%PDF")
+    card = "document.querySelector('.card').getBoundingClientRect()"
+    assert tab.says(f"{card}.bottom") < 800
+    assert tab.says("document.querySelector('.card h3').innerText").startswith("▲▼")
+    assert "helps at 1 of 3 sites, hurts at 1" in tab.says(
+        "document.querySelector('.card').innerText"
+    )
+
+
+def test_tabs_show_one_task_each_and_links_open_the_right_one(tab: Any, report: Path) -> None:
+    tab.open(report.as_uri())
+    shown = (
+        "Array.from(document.querySelectorAll('.story')).map(function (s) { return !s.hidden; })"
+    )
+    assert tab.says(shown) == [True, False]
+    tab.says("document.getElementById('tab-1').focus()")
+    tab.press("ArrowRight")
+    assert tab.says(shown) == [False, True]
+    assert tab.says("document.activeElement.id") == "tab-2"
+    tab.press("ArrowLeft")
+    assert tab.says(shown) == [True, False]
+    tab.says("location.hash = '#curves-2'")
+    tab.until("document.getElementById('story-2').hidden === false")
+    assert tab.says("document.getElementById('curves-2').open")
+    assert tab.complaints == []
+
+
+def test_the_skip_link_comes_first_and_leads_to_the_verdict(tab: Any, report: Path) -> None:
+    tab.open(report.as_uri())
+    tab.press("Tab")
+    assert tab.says("document.activeElement.className") == "skip"
+    assert tab.says("document.activeElement.getBoundingClientRect().left") >= 0
+    tab.press("Enter")
+    tab.until("location.hash === '#main'")
+    assert tab.says("document.activeElement.id") == "main"
+
+
+def test_sites_are_filtered_by_name(tab: Any, crowd: Path) -> None:
+    tab.open(crowd.as_uri())
+    tab.says("var f = document.querySelector('[data-filter]'); f.value = 'TAL-2'; "
+             "f.dispatchEvent(new Event('input'))")  # fmt: skip
+    names = tab.says("Array.from(document.querySelectorAll('.gains li'))"
+                     ".filter(function (r) { return r.offsetHeight; })"
+                     ".map(function (r) { return r.dataset.site; })")  # fmt: skip
+    assert sorted(names) == [f"hospital-2{n}" for n in range(4)]
+
+
+def test_names_of_regions_and_ids_are_unique(tab: Any, report: Path) -> None:
+    tab.open(report.as_uri())
+    for what, key in (("[role=region]", "ariaLabel"), ("[id]", "id")):
+        names = tab.says(f"Array.from(document.querySelectorAll('{what}'))"
+                         f".map(function (r) {{ return r.{key}; }})")  # fmt: skip
+        assert len(names) > 5
+        assert len(names) == len(set(names))
+
+
+VIOLATIONS = """axe.run(document).then(function (r) { return r.violations.map(function (v) {
+  return v.id + ": " + v.nodes.slice(0, 3).map(function (n) { return n.html.slice(0, 160); });
+}); })"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("which", ["report", "crowd"])
+def test_axe_finds_nothing(
+    tab: Any, axe: str, request: pytest.FixtureRequest, which: str, scheme: str
+) -> None:
+    tab.scheme(scheme)
+    tab.resize(1280)
+    tab.open(request.getfixturevalue(which).as_uri())
+    tab.says(ALL_OPEN)
+    tab.says(f"{axe}; 1")
+    for story in range(tab.says("document.querySelectorAll('.story').length")):
+        tab.says(f"window.report.start({story + 1})")
+        assert tab.resolves(VIOLATIONS) == []
+
+
+def test_axe_would_find_a_fault(tab: Any, axe: str, crowd: Path) -> None:
+    tab.open(crowd.as_uri())
+    tab.says("document.querySelector('.note').style.color = '#ccc'")
+    tab.says(f"{axe}; 1")
+    count = "axe.run(document).then(function (r) { return r.violations.length; })"
+    assert tab.resolves(count) > 0
+
+
+def test_print_unfolds_the_details_and_shows_every_task(tab: Any, report: Path) -> None:
+    tab.open(report.as_uri())
+    printed = tab.pdf()
+    assert printed.startswith(b"%PDF")
+    assert not tab.says("document.querySelector('details').open")  # afterwards as before
+    tab.ask("Emulation.setEmulatedMedia", media="print")
+    tab.says("window.dispatchEvent(new Event('beforeprint'))")
+    folded = tab.says("Array.from(document.querySelectorAll('details'))"
+                      ".filter(function (d) { return !d.open; }).length")  # fmt: skip
+    assert folded == 0
+    heights = tab.says("Array.from(document.querySelectorAll('.story'))"
+                       ".map(function (s) { return s.offsetHeight; })")  # fmt: skip
+    assert all(height > 500 for height in heights)
+    heads = tab.says("getComputedStyle(document.querySelector('thead')).display")
+    assert heads == "table-row-group"  # a head that is repeated on every page is blank

@@ -14,8 +14,10 @@ pytestmark = pytest.mark.browser
 
 ATOLL = [sys.executable, "-c", "from atoll.cli import main; main()"]
 TINY = ["data=wine", "clients=3", "widths=[8]", "engine.mode=loop", "checkpoint_seconds=0"]
-ROUNDS = "(document.querySelector('#live') || document.body).textContent"
-COUNT = f"Number((/(?:round|after) (\\d+)/.exec({ROUNDS}) || [0, 0])[1])"  # rounds that are done
+COUNT = "Number((document.querySelector('[data-rounds]') || document.body).dataset.rounds || 0)"
+RUNS = "Array.from(document.querySelectorAll('[data-state]'))"
+STATES = f"{RUNS}.map(function (r) {{ return r.dataset.state; }})"
+BAR = "document.querySelector('#live').textContent"
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -66,6 +68,10 @@ def test_the_page_fills_itself_and_grows_while_a_run_goes_on(
     assert process.poll() is None  # the run goes on
     assert tab.says("document.querySelector('#curves svg') !== null")
     assert tab.says("document.querySelector('#live').dataset.on") == "yes"
+    assert tab.says(f"{STATES}[0]") == "running"
+    assert tab.says(BAR) == "1 running"
+    assert tab.until("document.querySelector('progress').value") < 100
+    assert tab.until("document.querySelectorAll('.sparks polyline').length") >= 1
     assert tab.says("window.mark") == 1
     assert tab.complaints == []
 
@@ -77,12 +83,14 @@ def test_stop_and_resume_and_a_second_run_are_seen(tab: Any, start: Start, tmp_p
     tab.until("document.querySelector('#curves svg') !== null")
     first.send_signal(signal.SIGINT)
     assert first.wait(60) == 130
+    tab.until(f"{STATES}[0] === 'stopped'")
+    assert tab.says(BAR) == "1 stopped"
     stopped = done(tab)
     start(*run(one, 400, "--resume"))
     tab.until(f"{COUNT} > {stopped + 1}")
     second = start(*run(two, 3))
     assert second.wait(120) == 0
-    tab.until(f"/two: ended after 3 rounds/.test({ROUNDS})")
+    tab.until(f"{STATES}[1] === 'finished'")
     rows = "Array.from(document.querySelectorAll('#results tbody th')).length"
     assert tab.until(rows) >= 1
     assert tab.complaints == []
@@ -95,7 +103,7 @@ def test_what_the_reader_has_done_to_the_page_stays(tab: Any, start: Start, tmp_
     tab.says(f"{button}.click()")
     tab.says("document.querySelectorAll('details').forEach(function (d) { d.open = true; })")
     assert start(*run(tmp_path / "runs" / "two", 4)).wait(120) == 0
-    tab.until(f"/two: ended/.test({ROUNDS})")
+    tab.until(f"{STATES}[1] === 'finished'")
     assert tab.says(f"{button}.parentNode.getAttribute('aria-sort')") == "ascending"
     assert tab.says("document.querySelector('details').open")
 
@@ -115,7 +123,8 @@ def test_a_watch_that_ends_harms_nothing_and_is_found_again(
     tab.until("document.querySelector('#live').dataset.on === 'no'")
     assert running.wait(120) == 0  # the run never depended on it
     start("watch", str(tmp_path / "run"), "--port", found[1])
-    tab.until(f"/ended after 200 rounds/.test({ROUNDS})")
+    tab.until(f"{STATES}[0] === 'finished'")
+    assert tab.says(BAR) == "1 finished"
 
 
 def test_the_live_page_is_narrow_and_dark_too(tab: Any, start: Start, tmp_path: Path) -> None:

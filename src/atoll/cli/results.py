@@ -155,7 +155,7 @@ def export_command(
     ] = False,
 ) -> None:
     """Write one site's model as safetensors with a card in JSON."""
-    from atoll.report.tables import departures  # noqa: PLC0415
+    from atoll.report.departures import departures  # noqa: PLC0415
 
     predictor = Predictor(run, site, model, task)
     sentences = {one.client: one.sentence for one in departures(Run(run))}

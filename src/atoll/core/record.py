@@ -6,6 +6,7 @@ digests of these files; resuming checks and truncates them.
 One process at a time writes in a folder: it holds the folder's lock.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -21,7 +22,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from atoll.core.errors import EXIT_USER, UserError
+from atoll.core.errors import EXIT_USER, InterruptedRunError, UserError, printable
 from atoll.core.integrity import (
     DIGESTED,
     DIGESTS,
@@ -47,6 +48,7 @@ from atoll.core.storage import (
 )
 
 __all__ = [
+    "FAILURE",
     "FILES",
     "NAMES",
     "Absence",
@@ -157,8 +159,10 @@ class Snapshot:
 
 FILES = ("events", "times", "looks")
 CHECKPOINT = "checkpoint.safetensors"
+REASON = 500  # characters of a failure that are written
+FAILURE = "failure.json"  # why a run that failed has ended; gone when it goes on
 DERIVED = ("result.json", "answer.json", "outcomes.safetensors")
-NAMES = (*GROWING, *STATIC, *FINAL, CHECKPOINT, DIGESTS, *DERIVED)  # that a run writes
+NAMES = (*GROWING, *STATIC, *FINAL, CHECKPOINT, DIGESTS, FAILURE, *DERIVED)  # that a run writes
 Event = Score | Round | Stage | Message | Absence | Exclusion
 KINDS: Mapping[str, type] = {
     kind.__name__.lower(): kind for kind in (Score, Round, Stage, Message, Absence, Exclusion)
@@ -373,6 +377,8 @@ class Record:
         record = Record(folder, lock)
         try:
             remove_temporary(folder, NAMES)
+            with disk_errors(folder):
+                (folder / FAILURE).unlink(missing_ok=True)
             known = read_integrity(folder)
             for name in STATIC:
                 known.read(folder / name, optional=True)
@@ -409,8 +415,21 @@ class Record:
     def __enter__(self) -> "Record":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Exception) and not isinstance(error, InterruptedRunError):
+            self._write_failure(error)
         self.close()
+
+    def _write_failure(self, error: Exception) -> None:
+        """Why the run failed, for those who watch it; the error itself goes on to the caller."""
+        reason = printable(str(error))[:REASON] or type(error).__name__
+        with contextlib.suppress(UserError):  # the disk may be what failed
+            write_whole(self.folder / FAILURE, json.dumps({"reason": reason}).encode() + b"\n")
 
     def add(self, events: Iterable[Event]) -> None:
         """Append events."""

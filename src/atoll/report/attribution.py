@@ -1,4 +1,4 @@
-"""Whose doing forgetting is: a site's own training, or what it received from others.
+"""What causes forgetting: a site's own training, or what it received from others.
 
 A run with `attribution = true` tests a site's model each time it has changed, on every task known
 by then. Each change in accuracy on a task after the stage at which it was learned is put down to
@@ -18,6 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from atoll.core.record import Score
 from atoll.report.figures import COLOURS, INK, Picture, quiet, style, svg
 from atoll.report.tables import Cell, Group, Table, number
+from atoll.report.units import points
 from atoll.runs.result import Run
 
 __all__ = ["Share", "picture", "sentence", "shares", "table"]
@@ -112,13 +113,13 @@ def table(group: Group) -> Table | None:
             cells.append(number(seeds, signed=True))
         rows.append(tuple(cells))
     titles = {"own": "own training", "others": "what came from others", "total": "together"}
-    titles["choice"] = "choice of the round to keep"
+    titles["choice"] = "choice of the best round"
     caption = (
         f"{group.title(group.first.headline)}: changes in accuracy on tasks of earlier stages, "
         "after the stage at which each was learned; the mean over those tasks, and over seeds. "
         "Below zero something was forgotten. Together they are the backward transfer above."
     )
-    return Table(caption, ("site", *(titles[name] for name in columns)), tuple(rows))
+    return Table(caption, ("site", *(f"{titles[name]}, points" for name in columns)), tuple(rows))
 
 
 def _values(shares_of: dict[str, Share], client: str, column: str) -> float:
@@ -134,7 +135,7 @@ def sentence(group: Group) -> str:
         return ""
     return (
         "On what was learned in earlier stages, own training moved accuracy by "
-        f"{100 * own:+.1f} points, and what came from others by {100 * others:+.1f}."
+        f"{points(own)}, and what came from others by {points(others)}."
     )
 
 
@@ -155,7 +156,7 @@ def picture(group: Group, name: str) -> Picture | None:
             "came from others. Right: accuracy on the first task, the mean over sites and seeds; a "
             "coloured piece is what that did to it. A dotted line is the end of a stage."
         )
-        title = f"Whose doing forgetting is: {group.label}"
+        title = f"What causes forgetting: {group.label}"
         return Picture(name, title, words, svg(figure, name))
 
 
@@ -185,7 +186,7 @@ def _course(axes: Axes, group: Group) -> None:
     walks = [walked for run in group.runs for (_, task), walked in steps(run).items() if task == 0]
     keys = [(step.stage, step.round, step.doing) for step in walks[0]]
     equal = [w for w in walks if [(s.stage, s.round, s.doing) for s in w] == keys]
-    mean = [_mean([walked[place].accuracy for walked in equal]) for place in range(len(keys))]
+    mean = [100 * _mean([walked[place].accuracy for walked in equal]) for place in range(len(keys))]
     colours = {"own": COLOURS[1], "others": COLOURS[0], "choice": COLOURS[6]}
     rounds = sorted({(stage, at) for stage, at, _ in keys})
     x = [rounds.index(key[:2]) + _within(keys, place) for place, key in enumerate(keys)]
@@ -194,6 +195,6 @@ def _course(axes: Axes, group: Group) -> None:
         axes.plot(x[pair], mean[pair], color=colours[keys[place][2]])
     for border in (p for p, (_, at) in enumerate(rounds) if at == 0 and p):
         axes.axvline(border, color=INK, alpha=0.3, linestyle=":")
-    axes.set_title("first task", loc="left")
+    axes.set_title("accuracy on the first task, %", loc="left")
     axes.set_xlabel("rounds, all stages")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

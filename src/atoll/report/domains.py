@@ -14,7 +14,17 @@ from matplotlib.ticker import MaxNLocator
 
 from atoll.core.record import Score, Snapshot
 from atoll.metrics import scores as metrics
-from atoll.report.figures import COLOURS, INK, SIZE, Picture, grid, quiet, style, svg
+from atoll.report.figures import (
+    COLOURS,
+    INK,
+    SIZE,
+    Picture,
+    grid,
+    legend_entries,
+    quiet,
+    style,
+    svg,
+)
 from atoll.report.section import Section
 from atoll.report.tables import Cell, Group, Table
 from atoll.runs.result import Run
@@ -89,9 +99,9 @@ def _table(group: Group) -> Table:
                     Cell(f"{100 * other:.1f}", float(other)),
                 )
             )
-    caption = "Test accuracy in percent on the own domain and on the others, the mean over seeds."
+    caption = "Test accuracy on the own domain and on the others, the mean over seeds."
     return Table(
-        caption, ("model", "site (its domain)", "own domain", "other domains"), tuple(rows)
+        caption, ("model", "site (its domain)", "own domain, %", "other domains, %"), tuple(rows)
     )
 
 
@@ -126,7 +136,7 @@ def _over_rounds(group: Group, name: str) -> Picture | None:
         for colour, variant in zip(COLOURS, group.first.variants, strict=False):
             parts = [_split(_matrix(group, variant, number)) for number in rounds]
             for axes, lines in zip(panels, zip(*parts, strict=True), strict=True):
-                means = [float(np.mean(line)) for line in lines]
+                means = [100 * float(np.mean(line)) for line in lines]
                 axes.plot([r + 1 for r in rounds], means, marker="o", ms=3, color=colour,
                           label=variant or group.method)  # fmt: skip
         for axes, title in zip(panels, ("own domain", "other domains"), strict=True):
@@ -134,7 +144,7 @@ def _over_rounds(group: Group, name: str) -> Picture | None:
             axes.set_title(title, loc="left")
             axes.set_xlabel("round")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        panels[0].set_ylabel("test accuracy")
+        panels[0].set_ylabel("test accuracy, %")
         panels[0].legend(fontsize=SIZE - 1)
         words = "The mean over sites and seeds at every test."
         return Picture(name, f"Domains over rounds: {group.label}", words, svg(figure, name))
@@ -234,7 +244,9 @@ def _drawn(bars: _Bars, name: str, turned: bool = False) -> str:
             for i, kind in enumerate(kinds):
                 there = [place for place in places if (place, kind) in values]
                 x = [places.index(p) + (i - (len(kinds) - 1) / 2) * width for p in there]
-                spreads = [metrics.spread(values[p, kind]) for p in there]
+                spreads = [
+                    metrics.spread([100 * value for value in values[p, kind]]) for p in there
+                ]
                 error = [d if len(values[p, kind]) > 1 else 0.0
                          for p, (_, d) in zip(there, spreads, strict=True)]  # fmt: skip
                 axes.bar(x, [mean for mean, _ in spreads], 0.9 * width, label=kind,
@@ -246,7 +258,7 @@ def _drawn(bars: _Bars, name: str, turned: bool = False) -> str:
             axes.set_xticks(range(len(places)), places, rotation=angle, ha=side)
             axes.set_title(title, loc="left")
         figure.subplots_adjust(wspace=0.28)
-        figure.axes[0].set_ylabel("test accuracy")
+        figure.axes[0].set_ylabel("test accuracy, %")
         figure.axes[1].legend(fontsize=SIZE - 1, loc="upper left", bbox_to_anchor=(1.01, 1))
         return svg(figure, name)
 
@@ -309,7 +321,7 @@ def _features(group: Group, name: str) -> Picture | None:
             axes.set_title(snapshot.part, loc="left")
             axes.set_xticks([])
             axes.set_yticks([])
-        figure.axes[0].legend(fontsize=SIZE - 2, ncols=4, loc="upper left",
+        figure.axes[0].legend(*legend_entries(figure), fontsize=SIZE - 2, ncols=4, loc="upper left",
                               bbox_to_anchor=(0, -0.02))  # fmt: skip
         words = (
             "t-SNE of what the last layer of each site's network reads, for up to 40 test rows of "

@@ -4,10 +4,11 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from xml.sax.saxutils import escape
 
 import matplotlib as mpl
 import numpy as np
@@ -18,7 +19,8 @@ from matplotlib.ticker import MaxNLocator
 
 from atoll.core.record import Round, Score, Stage
 from atoll.metrics import scores as metrics
-from atoll.report.tables import Group, Pair
+from atoll.report.palette import COLOURS
+from atoll.report.tables import Group
 
 __all__ = [
     "BEGINNING",
@@ -27,9 +29,9 @@ __all__ = [
     "SIZE",
     "Picture",
     "curves",
-    "gain",
     "grid",
     "heat",
+    "legend_entries",
     "quiet",
     "rows",
     "style",
@@ -37,10 +39,10 @@ __all__ = [
 ]
 
 INK = "#010203"  # stands for the page's own text colour
-COLOURS = ("#3b82c4", "#e08a2c", "#2a9d8f", "#c65b7c", "#8a6fc9", "#7a8b3a", "#64748b")
 SIZE = 9.5  # points
 BEGINNING = '<svg style="width:'  # of every figure, by which one is known again
 SIDES, SCALE = ("width", "height"), 1.4  # screen pixels for a point of the drawing
+SMALLEST = 0.75  # of its size that a figure shrinks to; below it scrolls, so that words can be read
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be found, read aloud and copied
     "text.parse_math": False,  # a dollar sign in a site's name is a dollar sign
@@ -79,8 +81,11 @@ def style(name: str) -> Iterator[None]:
         yield
 
 
-def svg(figure: Figure, name: str) -> str:
-    """The figure as an element of a page: no fixed size, no white paper, names of its own."""
+def svg(figure: Figure, name: str, titles: Mapping[str, str] | None = None) -> str:
+    """The figure as an element of a page: no fixed size, no white paper, names of its own.
+
+    `titles` are hover texts by the id of an element.
+    """
     file = io.BytesIO()
     figure.savefig(
         file, format="svg", transparent=True, bbox_inches="tight", pad_inches=0.04,
@@ -90,13 +95,25 @@ def svg(figure: Figure, name: str) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = text.replace(INK, "currentColor")
+    for id, words in (titles or {}).items():
+        text = text.replace(f'<g id="{id}">', f'<g id="{id}"><title>{escape(words)}</title>', 1)
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r"url\(#", f"url(#{name}-", text)
     text = re.sub(r'xlink:href="#', f'xlink:href="#{name}-', text)
     width, height = (float(text.split(f'{side}="')[1].split("pt")[0]) for side in SIDES)
     text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)
-    style = f"{width * SCALE:.0f}px;aspect-ratio:{width:g}/{height:g}"
+    least = SMALLEST * width * SCALE
+    style = f"{width * SCALE:.0f}px;min-width:{least:.0f}px;aspect-ratio:{width:g}/{height:g}"
     return text.replace("<svg", f'{BEGINNING}{style}"', 1)
+
+
+def legend_entries(figure: Figure) -> tuple[list[Any], list[str]]:
+    """Every line that a panel of a figure names, once."""
+    by_label: dict[str, Any] = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            by_label.setdefault(label, handle)
+    return list(by_label.values()), list(by_label)
 
 
 def quiet(axes: Axes) -> None:
@@ -105,34 +122,6 @@ def quiet(axes: Axes) -> None:
     axes.set_axisbelow(True)
     for spine in axes.spines.values():
         spine.set_alpha(0.35)
-
-
-def gain(group: Group, pair: Pair, name: str) -> Picture:
-    """For each site where it stands alone and where it stands with the others."""
-    headline = group.first.headline
-    with_others = _by_client(group, headline)
-    clients = [c for c in sorted(with_others) if math.isfinite(pair.clients.get(c, math.nan))]
-    with style(name):
-        figure = Figure(figsize=(6.4, 0.9 + 0.34 * len(clients)))
-        axes = figure.add_subplot()
-        quiet(axes)
-        for place, client in enumerate(clients):
-            together, moved = with_others[client], pair.clients[client]
-            colour = COLOURS[0] if moved >= 0 else COLOURS[3]
-            axes.plot([together - moved, together], [place, place], color=colour, linewidth=3)
-            axes.plot([together - moved], [place], "o", color=INK, alpha=0.55, markersize=6)
-            axes.plot([together], [place], "o", color=colour, markersize=8)
-            axes.annotate(
-                f"{100 * moved:+.1f}", (max(together, together - moved), place),
-                xytext=(8, 0), textcoords="offset points", va="center", fontsize=SIZE,
-            )  # fmt: skip
-        axes.set_yticks(range(len(clients)), clients)
-        axes.set_ylim(len(clients) - 0.4, -0.6)
-        axes.margins(x=0.12)
-        axes.set_xlabel("accuracy: grey alone, coloured together; the number is in points")
-        title = f"What each site gained over being alone: {group.label}"
-        words = f"{pair.name} against {pair.against}, by site, the mean over seeds."
-        return Picture(name, title, words, svg(figure, name))
 
 
 def _by_client(group: Group, variant: str) -> dict[str, float]:
@@ -144,35 +133,58 @@ def _by_client(group: Group, variant: str) -> dict[str, float]:
     return {client: sum(values) / len(values) for client, values in accuracies.items()}
 
 
-def curves(groups: Sequence[Group], name: str) -> Picture | None:
-    """Loss, validation and test accuracy by round, the mean over seeds."""
-    panels = [
-        ("training loss", [_line(g, "loss") for g in groups]),
-        ("validation accuracy", [_line(g, f"valid {g.first.headline}") for g in groups]),
-        ("test accuracy", [_tests(g) for g in groups]),
-    ]
-    filled = [(title, lines) for title, lines in panels if any(len(line) > 1 for line in lines)]
-    if not filled:
-        return None
+def curves(groups: Sequence[Group], number: int) -> list[Picture]:
+    """Loss, validation and test accuracy by round: one panel per run, axes shared by the story.
+
+    `number` is that of the first group on the page.
+    """
+    drawn: list[Picture] = []
+    for key, title in PANELS.items():
+        lines = [_panel(group, key) for group in groups]
+        every = [point for line in lines for point in line]
+        if not every:
+            continue
+        right = max(x for x, _ in every)
+        low, high = min(y for _, y in every), max(y for _, y in every)
+        room = 0.06 * (high - low) or 0.5
+        limits = (1 - 0.03 * right, 1.03 * right), (low - room, high + room)
+        for place, (group, line) in enumerate(zip(groups, lines, strict=True), number):
+            if len(line) > 1:
+                drawn.append(_curve(group, line, title, limits, f"{key}-{place}"))
+    return drawn
+
+
+PANELS = {"loss": "training loss", "valid": "validation accuracy, %", "test": "test accuracy, %"}
+Limits = tuple[tuple[float, float], tuple[float, float]]
+
+
+def _panel(group: Group, key: str) -> "Line":
+    """The points of a panel; accuracy in percent."""
+    if key == "loss":
+        return _line(group, "loss")
+    line = _tests(group) if key == "test" else _line(group, f"valid {group.first.headline}")
+    return [(place, 100 * value) for place, value in line]
+
+
+def _curve(group: Group, line: "Line", title: str, limits: Limits, name: str) -> Picture:
     with style(name):
-        figure = Figure(figsize=(3.5 * len(filled) + 0.4, 2.7))
-        for place, (title, lines) in enumerate(filled, 1):
-            axes = figure.add_subplot(1, len(filled), place)
-            quiet(axes)
-            axes.set_title(title, loc="left")
-            axes.set_xlabel("round")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            for number, (group, line) in enumerate(zip(groups, lines, strict=True)):
-                colour = COLOURS[number % len(COLOURS)]
-                if line:
-                    axes.plot(*zip(*line, strict=True), color=colour, label=group.label)
-            for border in _borders(groups[0]):
-                axes.axvline(border, color=INK, alpha=0.3, linestyle=":")
-        figure.subplots_adjust(wspace=0.3)
-        if len(groups) > 1:
-            figure.axes[0].legend(fontsize=SIZE - 1)
-        words = "The mean over seeds (and sites). A dotted line is the end of a stage."
-        return Picture(name, "Learning curves", words, svg(figure, name))
+        figure = Figure(figsize=(3.4, 2.4))
+        axes = figure.add_subplot()
+        quiet(axes)
+        axes.set_xlabel("round")
+        axes.set_ylabel(title)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.plot(*zip(*line, strict=True), color=COLOURS[0])
+        axes.set_xlim(limits[0])
+        axes.set_ylim(limits[1])
+        borders = _borders(group)
+        for border in borders:
+            axes.axvline(border, color=INK, alpha=0.3, linestyle=":")
+        words = "The mean over seeds and sites."
+        if borders:
+            words += " A dotted line is the end of a stage."
+        heading = f"{title.removesuffix(', %').capitalize()}: {group.label}"
+        return Picture(name, heading, words, svg(figure, name))
 
 
 Line = list[tuple[float, float]]  # (round counted over all stages from 1, value)
@@ -205,7 +217,7 @@ def _borders(group: Group) -> list[float]:
 
 
 def heat(group: Group, name: str) -> Picture | None:
-    """Accuracy by client, task and stage; with one task by client and model."""
+    """Accuracy by site, task and stage; with one task by site and model."""
     first = group.first
     if not first.variants:
         return None
@@ -213,6 +225,8 @@ def heat(group: Group, name: str) -> Picture | None:
     result = metrics.primary(first.events, variant, first.facts["known_at"])
     if result.accuracy.shape[1:] == (1, 1):
         return _models(group, name)
+    if len(result.stages) < 2:
+        return None  # the section on domains has it
     cells = _mean_cells(group, variant)
     with style(name):
         clients, tasks, stages = cells.shape
@@ -231,7 +245,7 @@ def heat(group: Group, name: str) -> Picture | None:
                 axes.set_xlabel("after stage")
         figure.subplots_adjust(wspace=0.18, hspace=0.65)
         words = (
-            f"{group.title(variant)}: accuracy of each site on each task after each stage, "
+            f"{group.title(variant)}: accuracy in % of each site on each task after each stage, "
             "the mean over seeds. Empty where never tested."
         )
         return Picture(name, f"Who knows what when: {group.label}", words, svg(figure, name))
@@ -269,7 +283,7 @@ def _models(group: Group, name: str) -> Picture:
         grid(axes, cells)
         axes.set_xticks(range(len(variants)), [v or group.method for v in variants])
         axes.set_yticks(range(len(clients)), clients)
-        words = f"{group.label}: accuracy of each model at each site, the mean over seeds."
+        words = f"{group.label}: accuracy in % of each model at each site, the mean over seeds."
         return Picture(name, f"Accuracy by site: {group.label}", words, svg(figure, name))
 
 
@@ -289,7 +303,7 @@ def grid(axes: Axes, cells: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -
 
 
 def rows(group: Group, name: str) -> Picture | None:
-    """How many rows each site learns from, chooses by and is tested on."""
+    """How many rows each site has for training, validation and test."""
     held = group.first.facts.get("holdings")
     if not held:
         return None
@@ -301,11 +315,13 @@ def rows(group: Group, name: str) -> Picture | None:
         left = np.zeros(len(clients))
         for part, colour in zip(("train", "valid", "test"), COLOURS, strict=False):
             counts = np.array([sum(held["sites"][client][part]) for client in clients], float)
+            if not counts.any():
+                continue
             axes.barh(range(len(clients)), counts, left=left, color=colour, label=part, height=0.6)
             left += counts
         axes.set_yticks(range(len(clients)), clients)
         axes.set_ylim(len(clients) - 0.4, -0.6)
         axes.set_xlabel("rows, all stages together")
         axes.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1), fontsize=SIZE - 1)
-        words = "Rows to learn from, to choose by and to be tested on; sites may share test rows."
+        words = "Rows for training, validation and test; sites may share test rows."
         return Picture(name, f"Rows by site: {group.label}", words, svg(figure, name))

@@ -1,39 +1,37 @@
-"""Records become tables and sentences: what was found, by whom, and what left each site."""
+"""Records become tables: scores in percent, differences in percentage points."""
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 
-from atoll.core.record import Message, Score
+from atoll.core.record import Score
 from atoll.metrics import scores as metrics
+from atoll.report.units import DASH, SHARE, size
 from atoll.runs.result import Run, absent_run, runs_in
 
 __all__ = [
     "ALONE",
     "Cell",
-    "Departure",
     "Group",
     "Pair",
     "Table",
-    "departures",
+    "comparable",
     "differences",
+    "forgets",
     "forgetting",
-    "gains",
     "gather",
     "holdings",
+    "names_of",
     "number",
     "results",
     "sites",
-    "size",
     "traffic",
-    "unpaired_note",
 ]
 
-SERVER = "server"
 ALONE = "alone"  # the method whose sites do not talk
 LOCAL = ("local", "solo")  # variants of methods that each site trains alone
 UNPAIRED = "unpaired: kernels were chosen by timing; set engine.deterministic = true"
@@ -157,34 +155,30 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def number(values: Sequence[float], signed: bool = False) -> Cell:
-    """The mean of some values, and their spread where there are several."""
+    """The mean of some shares in percent, and their spread where there are several."""
     there = [value for value in values if math.isfinite(value)]
     if not there:
-        return Cell("not known", math.nan)
+        return Cell(DASH, math.nan)
     mean, deviation = metrics.spread(there)
-    text = f"{mean:+.4f}" if signed else f"{mean:.4f}"
-    return Cell(f"{text} ± {deviation:.4f}" if len(there) > 1 else text, mean)
-
-
-def size(count: float) -> str:
-    """Bytes in human-readable units."""
-    for unit in ("B", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
+    text = SHARE.signed(mean) if signed else SHARE.bare(mean)
+    return Cell(f"{text} ± {SHARE.bare(deviation)}" if len(there) > 1 else text, mean)
 
 
 def results(groups: Sequence[Group]) -> Table:
     """One row for each model: mean and spread over seeds."""
-    columns = {"accuracy": "final_accuracy", "macro-F1": "macro_f1", "worst client": "worst_client"}
-    if any(int(group.first.facts["stages"]) > 1 for group in groups):
-        columns |= {"average over stages": "average_accuracy", "forgetting": FORGETTING[0]}
+    columns = {
+        "accuracy, %": "final_accuracy", "macro-F1, %": "macro_f1", "worst site, %": "worst_client",
+    }  # fmt: skip
+    if any(map(forgets, groups)):
+        columns |= {
+            "average over stages, %": "average_accuracy",
+            "forgetting, points": FORGETTING[0],
+        }
     rows = []
     for group in groups:
         for variant in group.first.variants:
             summaries = [run.metrics[variant] for run in group.runs if variant in run.metrics]
-            numbers = [number([m[name] for m in summaries]) for name in columns.values()]
+            numbers = [_metric(group, summaries, name) for name in columns.values()]
             headline = " (headline)" if variant and variant == group.first.headline else ""
             name = Cell(f"{group.title(variant)}{headline}")
             rows.append((name, *numbers, Cell(str(len(summaries)), len(summaries))))
@@ -193,6 +187,19 @@ def results(groups: Sequence[Group]) -> Table:
         "± the population standard deviation over the seeds."
     )
     return Table(caption, ("model", *columns, "seeds"), tuple(rows))
+
+
+def forgets(group: Group) -> bool:
+    """Whether a task was learned before the last tested stage: else forgetting is undefined."""
+    last = max((score.stage for score in group.first.scores), default=0)
+    return any(int(stage) < last for stage in group.first.facts["known_at"])
+
+
+def _metric(group: Group, summaries: Sequence[Mapping[str, float]], name: str) -> Cell:
+    """One metric over seeds; a dash where it is undefined."""
+    if name in (*FORGETTING, "backward_transfer") and not forgets(group):
+        return Cell(DASH, math.nan)
+    return number([summary[name] for summary in summaries])
 
 
 def _pair(one: tuple[Group, str], other: tuple[Group, str]) -> Pair:
@@ -217,35 +224,12 @@ def _timed(group: Group) -> bool:
     )
 
 
-def unpaired_note(pair: Pair) -> str:
-    """A sentence for a comparison of runs whose common training may differ; else nothing."""
-    return f" The runs are {UNPAIRED}." if pair.unpaired else ""
-
-
-def _comparable(a: Group, b: Group) -> bool:
+def comparable(a: Group, b: Group) -> bool:
     """Whether two groups have the same data, dealt out the same way."""
     keys = ("scenario", "scale")
     same = all(a.first.config.get(key) == b.first.config.get(key) for key in keys)
     ours, theirs = a.first.facts["data"], b.first.facts["data"]
     return same and bool(ours["fingerprint"] == theirs["fingerprint"])
-
-
-def gains(groups: Sequence[Group]) -> dict[str, Pair]:
-    """For each group what its headline gained over being alone, where that is known."""
-    pairs = {}
-    for group in groups:
-        mine = (group, group.first.headline)
-        if group.method == ALONE or not group.first.variants:
-            continue
-        local = _local(group)
-        if local and mine[1] != local:
-            pairs[group.label] = _pair(mine, (group, local))
-        for other in groups:
-            if other.method == ALONE and _comparable(group, other) and other.first.variants:
-                pair = _pair(mine, (other, other.first.headline))
-                if pair.differences:
-                    pairs[group.label] = pair
-    return {label: pair for label, pair in pairs.items() if pair.differences}
 
 
 def _local(group: Group) -> str:
@@ -262,7 +246,7 @@ def differences(groups: Sequence[Group]) -> Table | None:
         models = [v for v in group.first.variants if v != base and _tested(group, v) == tested]
         pairs += [_pair((group, variant), (group, base)) for variant in models]
     for a, b in combinations(groups, 2):
-        if _comparable(a, b) and a.first.variants and b.first.variants:
+        if comparable(a, b) and a.first.variants and b.first.variants:
             pairs.append(_pair((a, a.first.headline), (b, b.first.headline)))
     rows = tuple(_difference(pair) for pair in pairs if pair.differences)
     if not rows:
@@ -270,11 +254,14 @@ def differences(groups: Sequence[Group]) -> Table | None:
     caption = (
         "Accuracy of the first minus accuracy of the second, on the same sites, rows and seeds. "
         "± is the population standard deviation over seeds of the mean over sites. The last column "
-        "counts pairs (site and seed) in which the first is better, equal, worse."
+        "counts pairs (site and seed) in which the first is better, equal, worse. This table "
+        "describes; it tests nothing."
     )
     if any(pair.unpaired for pair in pairs):
         caption += f" Marked rows are {UNPAIRED}."
-    header = ("first", "second", "difference", "smallest at a site", "largest at a site", "b/e/w")
+    header = (
+        "first", "second", "difference, points", "smallest at a site", "largest at a site", "b/e/w",
+    )  # fmt: skip
     return Table(caption, header, rows)
 
 
@@ -301,8 +288,8 @@ def _difference(pair: Pair) -> tuple[Cell, ...]:
     )
 
 
-def sites(group: Group, gain: Pair | None) -> Table:
-    """Accuracy by site and model, the mean over seeds, and the gain over being alone."""
+def sites(group: Group) -> Table:
+    """Accuracy by site and model, the mean over seeds."""
     variants = group.first.variants
     clients = sorted({c for by_client in group.accuracy.values() for c in by_client})
     rows = []
@@ -311,31 +298,28 @@ def sites(group: Group, gain: Pair | None) -> Table:
         for variant in variants:
             every = [a for (_, v), a in group.accuracy.items() if v == variant]
             cells.append(number([a.get(client, math.nan) for a in every]))
-        if gain:
-            cells.append(number([gain.clients.get(client, math.nan)], signed=True))
         rows.append(tuple(cells))
-    header = ("site", *(v or group.method for v in variants))
-    if gain:
-        header += (f"{group.first.headline or group.method} minus alone",)
+    header = ("site", *(f"{v or group.method}, %" for v in variants))
     caption = "Accuracy on each site's test rows after the last stage, over the tasks known then."
     return Table(caption, header, tuple(rows))
 
 
 def forgetting(groups: Sequence[Group]) -> Table | None:
     """Forgetting in each of its named definitions, where there were several stages."""
-    staged = [group for group in groups if int(group.first.facts["stages"]) > 1]
+    staged = [group for group in groups if forgets(group)]
     if not staged:
         return None
     rows = []
     for group in staged:
         for variant in group.first.variants:
             summaries = [run.metrics[variant] for run in group.runs if variant in run.metrics]
-            names = (*FORGETTING, "backward_transfer")
-            numbers = [number([m[name] for m in summaries]) for name in names]
+            keys = (*FORGETTING, "backward_transfer")
+            numbers = [number([m[key] for m in summaries]) for key in keys]
             rows.append((Cell(group.title(variant)), *numbers))
-    header = ("model", "best to last", "first to last", "when learned to last", "backward transfer")
+    names = ("best to last", "first to last", "when learned to last", "backward transfer")
+    header = ("model", *(f"{name}, points" for name in names))
     words = [f"{name}: {metrics.DEFINITIONS[key]}" for name, key in zip(
-        header[1:], (*FORGETTING, "backward_transfer"), strict=True)]  # fmt: skip
+        names, (*FORGETTING, "backward_transfer"), strict=True)]  # fmt: skip
     return Table(". ".join(words) + ".", header, tuple(rows))
 
 
@@ -344,102 +328,32 @@ def holdings(group: Group) -> Table | None:
     facts = group.first.facts.get("holdings")
     if not facts:
         return None
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
+    own: list[Cell] = []
     for id, site in sorted(facts["sites"].items()):
         counts = [sum(site["train"]), sum(site["valid"]), sum(site["test"]), max(site["classes"])]
         columns = [int(facts["common"]), int(site["own"])]
         cells = [Cell(f"{count:,}", count) for count in counts + columns]
-        rows.append((Cell(id), *cells, Cell(_names(site["own_names"]))))
-    header = (
+        rows.append((Cell(id), *cells))
+        own.append(Cell(names_of(site["own_names"])))
+    header: tuple[str, ...] = (
         "site", "training rows", "validation rows", "test rows", "classes at most in a stage",
-        "common columns", "own columns", "names of own columns",
+        "common columns", "own columns",
     )  # fmt: skip
-    common = _names(facts["common_names"])
+    if any(cell.text for cell in own):
+        header += ("names of own columns",)
+        rows = [(*row, cell) for row, cell in zip(rows, own, strict=True)]
+    common = names_of(facts["common_names"])
     caption = "Columns as the networks read them; text columns count once for each level."
     if common:
         caption += f" Common: {common}."
     return Table(caption, header, tuple(rows))
 
 
-def _names(names: Sequence[str], most: int = 12) -> str:
+def names_of(names: Sequence[str], most: int = 12) -> str:
+    """Names in a row; of many the first ones."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-@dataclass(frozen=True)
-class Departure:
-    """What left one site, as the ledger of one run has it."""
-
-    client: str
-    sentence: str
-
-
-def departures(run: Run) -> list[Departure]:
-    """For each site what it sent, in words; nothing that the ledger does not show."""
-    ledger = [event for event in run.events if isinstance(event, Message)]
-    clients = sorted({event.sender for event in ledger} - {SERVER})
-    before = _told_before(run)
-    return [Departure(client, _departed(client, ledger) + before) for client in clients]
-
-
-def _told_before(run: Run) -> str:
-    """What sites with tables of their own tell each other before the first message, if they do."""
-    common = [block for block in run.recipe.get("blocks", ()) if not block["site"]]
-    if not common or len(run.recipe["sites"]) < 2:
-        return ""
-    names = list(dict.fromkeys(block["column"] for block in common))
-    texts = list(dict.fromkeys(block["column"] for block in common if block["levels"]))
-    levels = f", and each level (value) of the text columns {_names(texts)}" if texts else ""
-    return (
-        f" Before training, so that the tables agree, sites tell each other the names and types of "
-        f"the common columns ({_names(names)}), the names of the {len(run.recipe['classes'])} "
-        f"classes{levels}."
-    )
-
-
-def _departed(client: str, ledger: Sequence[Message]) -> str:
-    sent = [event for event in ledger if event.sender == client]
-    received = {shape for event in ledger if event.receiver == client for shape in event.tensors}
-    count, bytes_, payload = (
-        sum(getattr(event, name) for event in sent) for name in ("count", "bytes", "payload")
-    )
-    first = f"{count} messages, {size(bytes_)}."
-    tensors = sorted({shape for event in sent for shape in event.tensors})
-    if not tensors:
-        return f"{first} No tensor at all: only headers and plain values. {_plain(sent)}"
-    strange = [shape for shape in tensors if shape not in received]
-    words = [first, f"{size(payload)} of it tensors: {_shapes(tensors)}."]
-    if not strange:
-        words.append(
-            "Each has the name, type and shape of a tensor that the server had sent to this site: "
-            "weights of the shared model, as the site trained them. No other tensor left: no table "
-            "of rows, no list of labels."
-        )
-    else:
-        words.append(f"Not of a form that the server had sent to this site: {_shapes(strange)}.")
-    return " ".join([*words, _plain(sent)])
-
-
-def _plain(sent: Sequence[Message]) -> str:
-    """What the ledger shows of headers and plain values: their kinds and bytes."""
-    rest = sum(event.bytes - event.payload for event in sent)
-    each = max((event.bytes - event.payload) / event.count for event in sent)
-    kinds = ", ".join(sorted({event.kind for event in sent}))
-    return (
-        f"{size(rest)} were headers and plain values (numbers such as losses, counts of rows and "
-        f"hits), at most {each:.0f} bytes a message; kinds of message: {kinds}."
-    )
-
-
-def _shapes(tensors: Sequence[tuple[str, str, tuple[int, ...]]], most: int = 12) -> str:
-    sides: dict[tuple[str, str, tuple[int, ...]], list[int]] = {}
-    for name, kind, shape in tensors:  # those that differ in their rows alone are one
-        sides.setdefault((name, kind, shape[1:]), []).extend(shape[:1])
-    listed = []
-    for (name, _, rest), rows in sides.items():
-        first = [f"{min(rows)} to {max(rows)}" if len(rows) > 1 else f"{rows[0]}"] if rows else []
-        listed.append(f"{name} ({' x '.join([*first, *map(str, rest)]) or 'one number'})")
-    return _names(listed, most)
 
 
 def traffic(groups: Sequence[Group]) -> Table:

@@ -14,9 +14,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch
 
 from atoll.core.record import Round, Score, Snapshot
-from atoll.report.figures import COLOURS, INK, SIZE, Picture, quiet, style, svg
+from atoll.report.figures import COLOURS, INK, SIZE, Picture, legend_entries, quiet, style, svg
 from atoll.report.section import Section
 from atoll.report.tables import Cell, Group, Table
+from atoll.report.units import DASH
 
 __all__ = ["Link", "links", "section"]
 
@@ -110,12 +111,12 @@ def _table(given: Sequence[Link], tasks: Sequence[str]) -> Table:
         )
         for link in given
     )  # fmt: skip
-    caption = "Each task that a client was given; similarity is empty where none was computed."
+    caption = "Each task that a client was given; a dash where no similarity was computed."
     return Table(caption, header, rows)
 
 
 def _cell(value: float, form: str) -> Cell:
-    return Cell(form.format(value) if math.isfinite(value) else "", value)
+    return Cell(form.format(value) if math.isfinite(value) else DASH, value)
 
 
 def _map(given: Sequence[Link], clients: Sequence[str], tasks: Sequence[str], name: str) -> Picture:
@@ -151,14 +152,14 @@ def _arrow(link: Link, clients: Sequence[str]) -> FancyArrowPatch:
         begin, end, arrowstyle="-|>", mutation_scale=9, shrinkA=5, shrinkB=6,
         connectionstyle=f"arc3,rad={0.12 if begin[1] != end[1] else -0.25}",
         linewidth=0.6 + 4 * link.used, alpha=0.75,
-        color=COLOURS[3] if link.gain <= 0 else COLOURS[0],
+        color=COLOURS[1] if link.gain <= 0 else COLOURS[0],
     )  # fmt: skip
 
 
 def _legend() -> list[Line2D]:
     return [
         Line2D([], [], color=COLOURS[0], linewidth=2.5, label="of use"),
-        Line2D([], [], color=COLOURS[3], linewidth=2.5, label="of none, or harmful"),
+        Line2D([], [], color=COLOURS[1], linewidth=2.5, label="of none, or harmful"),
     ]
 
 
@@ -180,25 +181,25 @@ def _course(group: Group, clients: Sequence[str], name: str) -> Picture | None:
                 axes.plot(*zip(*line, strict=True), color=colour, marker="o", markersize=2.5,
                           label=str(run.facts["tasks"][task]))  # fmt: skip
             axes.set_title(client, loc="left")
-            axes.set_ylim(0, 1.03)
+            axes.set_ylim(0, 103)
             if place >= len(clients) - across:
                 axes.set_xlabel("round, counted over all tasks")
-        figure.axes[0].legend(fontsize=SIZE - 2)
+        figure.axes[0].legend(*legend_entries(figure), fontsize=SIZE - 2)
         figure.subplots_adjust(hspace=0.45)
         words = (
-            "Accuracy of each task on its whole test set, at every round in which it was tested: "
-            "with score_every = 1 after each round, else at the end of each task."
+            "Accuracy in % of each task on its whole test set, at every round in which it was "
+            "tested: with score_every = 1 after each round, else at the end of each task."
         )
         return Picture(name, "Accuracy of each task by round", words, svg(figure, name))
 
 
 def _tests(group: Group) -> dict[str, dict[int, list[tuple[int, float]]]]:
-    """Client -> task -> (round counted over all stages, accuracy)."""
+    """Client -> task -> (round counted over all stages, accuracy in %)."""
     tested: dict[str, dict[int, list[tuple[int, float]]]] = {}
     place = 0
     for event in group.first.events:
         place += isinstance(event, Round)
         if isinstance(event, Score) and event.variant == group.first.headline and event.rows:
             tasks = tested.setdefault(event.client, {})
-            tasks.setdefault(event.task, []).append((place, event.accuracy))
+            tasks.setdefault(event.task, []).append((place, 100 * event.accuracy))
     return tested

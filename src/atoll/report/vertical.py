@@ -10,15 +10,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from atoll.core.record import Round, Score, Snapshot
+from atoll.report import leakage
 from atoll.report.figures import COLOURS, INK, SIZE, Picture, grid, quiet, style, svg
 from atoll.report.section import Section
 from atoll.report.tables import Cell, Group, Table
+from atoll.report.units import SHARE
 
 __all__ = ["overall", "section"]
 
 METHODS = ("vleto", "splitnn")
 NEIGHBOURS = 20.0  # perplexity of t-SNE
 MOST = 600  # points of a picture
+STILL = 5e-4  # of its length: below, a prototype has not moved
 CLASSES = (*COLOURS, "#9b5d3b", "#d6b21f", "#4ec3e0")  # ten classes have ten colours
 Array = np.ndarray[Any, Any]
 
@@ -28,7 +31,7 @@ def section(group: Group, number: int) -> Section | None:
     if group.method not in METHODS:
         return None
     drawn = [_map(group, f"map-{number}"), _lineage(group, f"prototypes-{number}")]
-    listed = [_tasks(group), _held(group), _ancestry(group), _leaks(group)]
+    listed = [_tasks(group), _held(group), _ancestry(group), leakage.table(group)]
     return Section(
         "Stage by stage",
         "Rows are tested without their labels, unless a model is called label_oracle. Prototypes "
@@ -40,7 +43,7 @@ def section(group: Group, number: int) -> Section | None:
 
 
 def _percent(value: float) -> Cell:
-    return Cell("" if math.isnan(value) else f"{100 * value:.1f}", value)
+    return Cell(SHARE.bare(value), value)
 
 
 def _tasks(group: Group) -> Table | None:
@@ -141,8 +144,9 @@ def _fate(stage: int, first: int, moved: float, again: bool) -> str:
 def _lineage(group: Group, name: str) -> Picture | None:
     """How far each prototype is from where it began, after each stage."""
     paths = {kind: path for kind, path in _paths(group).items() if len(path) > 1}
-    if not paths:
-        return None
+    moved = [away for path in paths.values() for away in _steps(path).values()]
+    if all(away < STILL for away in moved):
+        return None  # the weights were frozen, or no class came again: a flat line says nothing
     with style(name):
         figure = Figure(figsize=(5.2, 3.0))
         axes = figure.add_subplot()
@@ -162,8 +166,6 @@ def _lineage(group: Group, name: str) -> Picture | None:
         words = (
             "In % of a prototype's first length; a flat line is a class that did not come again."
         )
-        if all(away < 5e-4 for path in paths.values() for away in _steps(path).values()):
-            words = "No prototype moved: the weights were held back, or no class came again."
         return Picture(name, f"Drift of prototypes: {group.label}", words, svg(figure, name))
 
 
@@ -233,34 +235,6 @@ def _scatter(
     axes.margins(0.08)
     for spine in axes.spines.values():
         spine.set_alpha(0.25)
-
-
-def _leaks(group: Group) -> Table | None:
-    """What a curious part could find out, after the last stage, and what would make it harder."""
-    rows = []
-    labels = _snapshots(group, "labels from gradients")
-    if labels:
-        for how, (guessed, chance) in zip(labels[-1].rows, labels[-1].values, strict=True):
-            what = "a site guesses labels from gradients"
-            rows.append(
-                (Cell(what), Cell(how), _percent(guessed), Cell(f"chance {100 * chance:.0f}"))
-            )
-    columns = _snapshots(group, "columns from embeddings")
-    last = max((snapshot.stage for snapshot in columns), default=0)
-    for snapshot in columns:
-        if snapshot.stage == last:
-            what = f"the server guesses the columns of {snapshot.part} from embeddings"
-            for how, (explained,) in zip(snapshot.rows, snapshot.values, strict=True):
-                rows.append((Cell(what), Cell(how), _percent(explained), Cell("mean alone 0")))
-    if not rows:
-        return None
-    caption = (
-        "Two plain attacks on this run's own messages, measured at home: they are lower bounds. "
-        "Labels: three rows of each class are known; in % of the others guessed right. Columns: "
-        "two thirds of the rows are known; in % of the others' variance explained by a linear map. "
-        "Clip and noise are in parts of the mean gradient: options clip, noise and digits."
-    )
-    return Table(caption, ("what", "messages", "%", "without them"), tuple(rows))
 
 
 def overall(groups: Sequence[Group]) -> list[Picture]:
@@ -333,7 +307,7 @@ def _sensitivity(groups: Sequence[Group], options: Sequence[str], name: str) -> 
                     by_stage.setdefault(event.stage, []).append(event.accuracy)
         place = setting[0] if len(options) == 1 else float(order.index(setting))
         for stage, values in by_stage.items():
-            lines.setdefault(stage, []).append((place, float(np.mean(values))))
+            lines.setdefault(stage, []).append((place, 100 * float(np.mean(values))))
     title = " / ".join(options)
     with style(name):
         figure = Figure(figsize=(5.2, 3.0))
@@ -344,10 +318,10 @@ def _sensitivity(groups: Sequence[Group], options: Sequence[str], name: str) -> 
             axes.plot(*zip(*sorted(line), strict=True), marker="o", color=colour,
                       label=f"after stage {stage + 1}")  # fmt: skip
         if len(options) > 1:
-            said = [" / ".join(f"{value:g}" for value in setting) for setting in order]
-            axes.set_xticks(range(len(order)), said)
+            labels = [" / ".join(f"{value:g}" for value in setting) for setting in order]
+            axes.set_xticks(range(len(order)), labels)
         axes.set_xlabel(title)
-        axes.set_ylabel("test accuracy")
+        axes.set_ylabel("test accuracy, %")
         axes.legend(fontsize=SIZE - 1, loc="upper left", bbox_to_anchor=(1, 1))
         words = f"Accuracy over {title}, the mean over seeds; other options are the same."
         return Picture(name, f"Sensitivity to {title}", words, svg(figure, name))

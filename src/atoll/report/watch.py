@@ -11,23 +11,28 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
 
 from atoll.core.errors import UserError
-from atoll.core.record import Round
+from atoll.core.record import FAILURE
 from atoll.core.storage import LOCK, FolderLock
 from atoll.report import page, tables
-from atoll.runs.result import Run, runs_in
+from atoll.report.progress import STATES, Progress, progress
+from atoll.runs.result import runs_in
 
 __all__ = ["HOST", "Watch", "serve"]
 
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")  # a page of another name may not read this one through the browser
-FILES = ("config.toml", "facts.json", "events.jsonl", "times.jsonl", "looks.jsonl", "result.json")
+FILES = (
+    "config.toml", "facts.json", "events.jsonl", "times.jsonl", "looks.jsonl", "result.json",
+    "answer.json", FAILURE,
+)  # fmt: skip
+MAIN = '<main id="main" tabindex="-1">'  # where the content of a page begins
 BEAT = 15.0  # seconds after which a silent line is shown to be alive
 
 
@@ -62,15 +67,16 @@ class Watch:
             html, kind = self._waiting("The record cannot be read just now."), "waiting"
         with self.changed:
             self.version = f"{time.time_ns():x}"
-            states = [_state(home) for home in homes]
-            self.html = _live(html, self.version, kind, states)
+            runs = [progress(home) for home in homes]
+            self.html = _live(html, self.version, kind, runs)
             self.changed.notify_all()
         return True
 
     def _waiting(self, words: str = "") -> str:
         names = ", ".join(str(folder) for folder in self.folders)
         words = words or f"{names} holds no run yet. This page fills itself when a run begins."
-        return _template("waiting.html").render(words=words)
+        style = Markup(page.style_sheet())
+        return _template("waiting.html").render(words=words, style=style)
 
     def keep_looking(self) -> None:
         """Look again and again; a page that takes long to make is made less often."""
@@ -102,33 +108,25 @@ def _stamps(homes: Sequence[Path]) -> Iterator[tuple[str, str, int, int]]:
 
 
 def _template(name: str) -> Template:
-    source = (files("atoll") / "report" / name).read_text(encoding="utf-8")
-    return Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return environment.from_string(page.resource(name))
 
 
-def _live(html: str, version: str, kind: str, states: Sequence[str]) -> str:
-    """The report with a line that says how the runs stand, and what keeps it fresh."""
+def _live(html: str, version: str, kind: str, runs: Sequence[Progress]) -> str:
+    """The report with the progress of the runs at its top, and a script that keeps it fresh."""
     body = html.replace("<body>", f'<body data-version="{version}" data-kind="{kind}">', 1)
+    if runs:
+        panel = _template("progress.html").render(runs=runs)
+        body = body.replace(MAIN, MAIN + panel, 1)
     end = body.rindex("</body>")
-    return f"{body[:end]}{_template('live.html').render(states=states)}{body[end:]}"
+    return f"{body[:end]}{_template('live.html').render(summary=_summary(runs))}{body[end:]}"
 
 
-def _state(home: Path) -> str:
-    """How far a run is, in words."""
-    run = Run(home)
-    try:
-        rounds, stages = int(run.config["rounds"]), int(run.facts["stages"])
-        past = [event for event in run.events if isinstance(event, Round)]
-    except (UserError, KeyError):
-        return f"{home}: cannot be read just now"
-    if (home / "result.json").exists():
-        return f"{home}: ended after {len(past)} rounds"
-    place = "no round yet"
-    if past:
-        stage = f"stage {past[-1].stage + 1}/{stages}, " if stages > 1 else ""
-        place = f"{stage}round {past[-1].round + 1}/{rounds}"
-    stopped = "" if FolderLock.has_writer(home) else " (stopped; continue with --resume)"
-    return f"{home}: {place}{stopped}"
+def _summary(runs: Sequence[Progress]) -> str:
+    """How many runs are in which state."""
+    states = [run.state for run in runs]
+    counts = [f"{states.count(state)} {state}" for state in STATES if state in states]
+    return ", ".join(counts) or "waiting for a run"
 
 
 class _Handler(BaseHTTPRequestHandler):

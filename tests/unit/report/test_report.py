@@ -5,59 +5,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from atoll.core.errors import UserError
-from atoll.core.record import Message, Record, Round, Score, Snapshot, Stage
+from atoll.core.record import Record, Snapshot
 from atoll.report import attribution, page, tables
+from atoll.report.departures import departures, merged
+from atoll.report.figures import curves
+from atoll.report.story import stories
 from atoll.report.tables import Group, gather
 from atoll.runs.result import Run
-
-SHAPE = (("weights/w", "float32", (2, 3)),)
-
-
-def record(
-    folder: Path,
-    method: str,
-    seed: int,
-    hits: dict[str, dict[str, int]],
-    stages: int = 1,
-    tensors: Any = SHAPE,
-    *,
-    device: str = "cpu",
-    engine: str = "",
-) -> Path:
-    """A run of two sites with ten test rows each; `hits` by variant and site."""
-    facts = {
-        "atoll": "0", "python": "3", "packages": {"torch": "2"}, "threads": 1, "device": device,
-        "data": {"name": "made", "title": "made", "rows": 20, "classes": 2, "source": "here",
-                 "partial": "", "fingerprint": "f" * 64},
-        "clients": ["a", "b"], "tasks": [f"task-{n}" for n in range(stages)],
-        "known_at": list(range(stages)), "stages": stages, "headline": next(reversed(hits)),
-        "holdings": {"common": 3, "common_names": ["age", "sex", "<b>"], "sites": {
-            id: {"train": [6], "valid": [2], "test": [10], "classes": [2], "own": 1,
-                 "own_names": ["lab"]} for id in ("a", "b")}},
-    }  # fmt: skip
-    config = f'name = "{method}"\nseed = {seed}\n[scenario]\n[method]\nname = "{method}"\n'
-    config += f"[engine]\n{engine}\n" if engine else ""
-    made = Record.create(folder, config, facts)
-    for stage in range(stages):
-        made.add([Round(stage, 0, {"loss": 1.0})])
-        for id in ("a", "b"):
-            made.add([
-                Message(stage, 0, "server", id, "fit", "Fit", SHAPE, 1, 24, 50),
-                Message(stage, 0, id, "server", "fit", "Fitted", tensors, 2, 48, 1_000),
-            ])  # fmt: skip
-        for variant, sites in hits.items():
-            for id, count in sites.items():
-                for task in range(stage + 1):
-                    correct = count - 3 * (stage - task)
-                    made.add([Score(stage, 0, id, task, variant, "test", 10, correct, 0.5)])
-        made.add([Stage(stage, 1)])
-        made.time(stage=stage, round=0, seconds=1.5)
-    return folder
+from tests.unit.report.records import answer, answered, record
 
 
 @pytest.fixture
@@ -82,9 +41,11 @@ def test_runs_that_differ_in_their_seed_alone_are_one_group(groups: list[Group])
 def test_the_table_has_mean_and_spread_over_seeds(groups: list[Group]) -> None:
     rows = texts(tables.results(groups))
     # seed 0: (0.8 + 0.6) / 2 = 0.70, seed 1: (0.8 + 0.7) / 2 = 0.75
-    assert rows[0][:2] == ["fedavg", "0.7250 ± 0.0250"]
-    assert rows[0][3] == "0.6500 ± 0.0500"  # the worst site
-    assert rows[1][:2] == ["alone", "0.7000 ± 0.0000"]
+    assert rows[0][:2] == ["fedavg", "72.5 ± 2.5"]
+    assert rows[0][3] == "65.0 ± 5.0"  # the worst site
+    assert rows[1][:2] == ["alone", "70.0 ± 0.0"]
+    table = tables.results(groups)
+    assert table.header == ("model", "accuracy, %", "macro-F1, %", "worst site, %", "seeds")
 
 
 def two_methods(folder: Path, device: str, *engines: str) -> list[Group]:
@@ -119,28 +80,30 @@ def test_methods_on_a_gpu_are_unpaired_unless_their_kernels_are_fixed(
     assert names == ["fccl: fccl", "fccl: fccl" + " (unpaired)" * unpaired]
     assert table is not None
     assert (UNPAIRED in table.caption) == unpaired
-    assert page.page(groups).count(UNPAIRED) == 2 * unpaired  # beside the table, and in words
+    assert page.page(groups).count(UNPAIRED) == unpaired
 
 
 def test_differences_are_paired_by_seed_and_site(groups: list[Group]) -> None:
     (row,) = texts(tables.differences(groups))
     # site a gains 0.1 twice; site b loses 0.1, then nothing
-    assert row == ["fedavg", "alone", "+0.0250 ± 0.0250", "-0.0500", "+0.1000", "2/1/1"]
+    assert row == ["fedavg", "alone", "+2.5 ± 2.5", "-5.0", "+10.0", "2/1/1"]
 
 
-def test_a_gain_over_being_alone_is_told_only_where_it_is_known(groups: list[Group]) -> None:
-    together, single = page.page(groups), page.page(groups[:1])
-    assert "sites gained 2.5 points on average: from -5.0 (b) to +10.0 (a)" in together
-    assert "One site lost." in together
-    assert "is not known from these runs" in single
-    assert "points on average" not in single
+def test_without_an_answer_the_page_makes_no_claim(groups: list[Group]) -> None:
+    """Not with one seed, not with several, not beside a run of the method alone."""
+    for some in (groups, groups[:1]):
+        text = page.page(some)
+        assert "No verdict yet" in text
+        assert "atoll answer " in text
+        for word in ("gained", "lost", "gain over being alone", "No site"):
+            assert word not in text
 
 
 def test_a_site_that_was_away_in_one_seed_has_the_mean_of_the_others(tmp_path: Path) -> None:
     hits = [{"a": 8, "b": 6}, {"a": 8}]
     found = [record(tmp_path / str(n), "fedavg", n, {"": told}) for n, told in enumerate(hits)]
-    assert texts(tables.sites(gather(found)[0], None)) == [
-        ["a", "0.8000 ± 0.0000"], ["b", "0.6000"],
+    assert texts(tables.sites(gather(found)[0])) == [
+        ["a", "80.0 ± 0.0"], ["b", "60.0"],
     ]  # fmt: skip
 
 
@@ -164,20 +127,20 @@ def test_other_data_are_not_compared(tmp_path: Path) -> None:
     facts["data"]["fingerprint"] = "0" * 64
     (two / "facts.json").write_text(json.dumps(facts))
     found = gather([one, two])
-    assert tables.gains(found) == {}
     assert tables.differences(found) is None
+    assert len(stories(found)) == 2  # two tasks, not one comparison
 
 
-def test_the_network_trained_alone_inside_a_run_is_a_yardstick_too(tmp_path: Path) -> None:
+def test_models_of_a_run_are_compared_with_the_one_trained_alone(tmp_path: Path) -> None:
     hits = {"local": {"a": 5, "b": 5}, "auto": {"a": 7, "b": 6}}
-    (pair,) = tables.gains(gather([record(tmp_path / "run", "chfl", 0, hits)])).values()
-    assert pair.clients == {"a": pytest.approx(0.2), "b": pytest.approx(0.1)}
+    (row,) = texts(tables.differences(gather([record(tmp_path / "run", "chfl", 0, hits)])))
+    assert row == ["chfl: auto", "chfl: local", "+15.0", "+10.0", "+20.0", "2/0/0"]
 
 
 def test_forgetting_is_told_in_each_definition(tmp_path: Path) -> None:
     found = gather([record(tmp_path / "run", "fedavg", 0, {"": {"a": 8, "b": 8}}, stages=2)])
     assert texts(tables.forgetting(found)) == [
-        ["fedavg", "0.3000", "0.3000", "0.3000", "-0.3000"]
+        ["fedavg", "30.0", "30.0", "30.0", "-30.0"]
     ]  # fmt: skip
     assert "Earlier tasks ended 30.0 points below their best accuracy." in page.page(found)
     assert "Not in the record of this run: with attribution = true" in page.page(found)
@@ -209,15 +172,20 @@ def test_every_change_is_put_down_to_what_was_done_last(tmp_path: Path) -> None:
     assert share.choice == 0
     table = attribution.table(gather([folder])[0])
     assert table is not None
-    assert table.header == ("site", "own training", "what came from others", "together")
-    assert [cell.text for cell in table.rows[0]] == ["a", "-0.4000", "+0.1000", "-0.3000"]
+    assert table.header == (
+        "site", "own training, points", "what came from others, points", "together, points",
+    )  # fmt: skip
+    assert [cell.text for cell in table.rows[0]] == ["a", "-40.0", "+10.0", "-30.0"]
     text = page.page(gather([folder]))
-    assert "own training moved accuracy by -40.0 points, and what came from others by +10.0" in text
-    assert "Whose doing forgetting is: fedavg" in text
+    assert (
+        "own training moved accuracy by -40.0 points, and what came from others by +10.0 points"
+        in text
+    )
+    assert "What causes forgetting: fedavg" in text
 
 
 def test_what_left_is_what_the_ledger_has(groups: list[Group]) -> None:
-    (a, b) = tables.departures(groups[0].first)
+    (a, b) = departures(groups[0].first)
     assert (a.client, b.client) == ("a", "b")
     assert a.sentence.startswith("2 messages, 1.0 KB. 48 B of it tensors: weights/w (2 x 3).")
     assert "No other tensor left: no table of rows, no list of labels." in a.sentence
@@ -232,19 +200,77 @@ def test_what_sites_tell_before_training_is_said_where_they_have_own_tables(
     mine = {**block, "column": "ward", "site": "a"}
     recipe = {"classes": ["ill", "well"], "blocks": [{**block, "column": "sex"}, mine], "sites": {}}
     (folder / "recipe.json").write_text(json.dumps({**recipe, "sites": {"a": {}, "b": {}}}))
-    sentence = tables.departures(gather([folder])[0].first)[0].sentence
+    sentence = departures(gather([folder])[0].first)[0].sentence
     assert sentence.endswith(
         "the names and types of the common columns (sex), the names of the 2 classes, and each "
         "level (value) of the text columns sex."
     )
     (folder / "recipe.json").write_text(json.dumps({**recipe, "sites": {"a": {}}}))
-    assert "Before training" not in tables.departures(gather([folder])[0].first)[0].sentence
+    assert "Before training" not in departures(gather([folder])[0].first)[0].sentence
+
+
+def test_sites_that_sent_the_same_have_one_paragraph(groups: list[Group]) -> None:
+    (both,) = merged(departures(groups[0].first))
+    assert both.title == "a, b (2 sites)"
+    assert both.sentence.startswith("2 messages, 1.0 KB each. 48 B of it tensors: weights/w (2 x")
+    assert both.total == {"weights": 96, "headers and plain values": 1904}
+    assert page.page(groups[:1]).count("No other tensor left") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("weights/1.bias", "weights"), ("embedding", "embeddings"), ("logits", "logits"),
+     ("gradient", "gradients"), ("labels", "labels"), ("something", "other tensors")],
+)  # fmt: skip
+def test_a_tensor_is_of_the_kind_of_its_field(tmp_path: Path, name: str, kind: str) -> None:
+    sent = ((name, "float32", (6,)), ("weights/w", "float64", (3,)))
+    folder = record(tmp_path / "run", "fedavg", 0, {"": {"a": 8, "b": 8}}, tensors=sent)
+    by_kind = dict(departures(Run(folder))[0].by_kind)
+    assert by_kind.pop("headers and plain values") == 952
+    assert by_kind == ({"weights": 48} if kind == "weights" else {"weights": 24, kind: 24})
+
+
+def test_a_command_runs_every_seed_again_and_names_every_data_set(tmp_path: Path) -> None:
+    folders = [record(tmp_path / f"m{n}", "fedavg", n, {"": {"a": 8, "b": 8}}) for n in (0, 3)]
+    other = record(tmp_path / "other", "splitnn", 1, {"": {"a": 8, "b": 8}})
+    facts = json.loads((other / "facts.json").read_text())
+    facts["data"] |= {"title": "elsewhere", "fingerprint": "0123456789abcdef" * 4}
+    (other / "facts.json").write_text(json.dumps(facts))
+    text = page.page(gather([*folders, other]))
+    assert f"atoll run {folders[0]}/config.toml --seeds 0,3 --out again-1" in text
+    assert f"atoll run {other}/config.toml --out again-2" in text
+    assert "Fingerprint ffffffffffffffff." in text
+    assert "elsewhere, 20 rows, 2 classes. here. Fingerprint 0123456789abcdef." in text
+
+
+def test_forgetting_is_a_dash_where_it_is_undefined(tmp_path: Path) -> None:
+    staged = record(tmp_path / "two", "chfl", 0, {"": {"a": 8, "b": 8}}, stages=2)
+    single = record(tmp_path / "one", "fedavg", 0, {"": {"a": 8, "b": 8}})
+    rows = texts(tables.results(gather([staged, single])))
+    assert [row[5] for row in rows] == ["30.0", "\N{EN DASH}"]
+    assert tables.forgetting(gather([single])) is None
+    lines = (staged / "events.jsonl").read_text().splitlines(keepends=True)
+    cut = next(n for n, line in enumerate(lines) if '"event":"stage"' in line)
+    (staged / "events.jsonl").write_text("".join(lines[: cut + 1]))
+    assert tables.forgetting(gather([staged])) is None  # it is still at its first stage
+    assert "points below their best" not in page.page(gather([staged]))
+
+
+def test_every_run_has_its_own_panel_and_its_own_stage_lines(tmp_path: Path) -> None:
+    staged = record(tmp_path / "two", "chfl", 0, {"": {"a": 8, "b": 8}}, stages=2)
+    longer = record(tmp_path / "three", "fedavg", 0, {"": {"a": 8, "b": 8}}, stages=3)
+    single = record(tmp_path / "one", "splitnn", 0, {"": {"a": 8, "b": 8}})
+    drawn = {one.name: one for one in curves(gather([staged, longer, single]), 1)}
+    assert sorted(drawn) == ["loss-1", "loss-2", "test-1", "test-2"]  # one round has no curve
+    assert drawn["loss-1"].title == "Training loss: chfl"
+    dotted = [drawn[name].svg.count("stroke-dasharray") for name in ("loss-1", "loss-2")]
+    assert dotted == [1, 2]
 
 
 def test_a_tensor_that_no_server_sent_is_named_and_nothing_is_promised(tmp_path: Path) -> None:
     odd = (("rows", "float32", (200, 3)),)
     folder = record(tmp_path / "run", "fedavg", 0, {"": {"a": 8, "b": 8}}, tensors=odd)
-    sentence = tables.departures(gather([folder])[0].first)[0].sentence
+    sentence = departures(gather([folder])[0].first)[0].sentence
     assert "Not of a form that the server had sent to this site: rows (200 x 3)." in sentence
     assert "no table of rows" not in sentence
 
@@ -265,16 +291,20 @@ def test_a_run_that_has_not_been_tested_yet_has_a_page(tmp_path: Path) -> None:
     folder = record(tmp_path / "run", "fedavg", 0, {"": {"a": 8, "b": 8}})
     (folder / "events.jsonl").write_text("")
     text = page.page(gather([folder]))
-    assert "The run has not ended: 0 of 1 stages are done." in text
+    assert "fedavg has not ended: it runs on made" in text
+    assert "0 of 1 stages are finished." in text
+    assert "The run has not ended. There is a verdict after the last stage." in text
     assert "It has not been tested yet." in text
 
 
 def test_figures_come_as_files_too(tmp_path: Path, groups: list[Group]) -> None:
     folders = [run.folder for group in groups for run in group.runs]
+    answered(tmp_path, answer({"a": (0.1, 0.05, "helps")}, seeds=[0, 1]))
     page.write(folders, tmp_path / "page.html", tmp_path / "figures")
     names = sorted(path.name for path in (tmp_path / "figures").iterdir())
     assert names == [
-        "accuracy-1.svg", "accuracy-2.svg", "gain-1.svg", "rows-1.svg", "rows-2.svg",
+        "accuracy-1.svg", "accuracy-2.svg", "flow-1.svg", "flow-2.svg", "gain-1.svg", "gain-2.svg",
+        "rows-1.svg", "rows-2.svg",
     ]  # fmt: skip
     assert "currentColor" not in (tmp_path / "figures" / "gain-1.svg").read_text()
     page.write(folders, tmp_path / "page.html", tmp_path / "figures")  # earlier ones are replaced

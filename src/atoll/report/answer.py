@@ -1,0 +1,267 @@
+"""Reads answer.json, which `atoll answer` writes: the paired gain of joining, with its verdict."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.core.errors import UserError
+from atoll.core.integrity import digest
+from atoll.core.storage import disk_errors
+from atoll.report.tables import Group
+
+__all__ = [
+    "FILE",
+    "KINDS",
+    "Answer",
+    "Gain",
+    "Overall",
+    "Quality",
+    "SiteAnswer",
+    "Verdict",
+    "answer_of",
+    "home_of",
+    "read_answer",
+]
+
+FILE = "answer.json"
+FORMAT = 1
+NUMBERS = ("gain", "error", "low", "high", "p")
+LOSSES = ("brier score", "brier", "log loss", "mse", "rmse", "mae")
+KINDS = ("helps", "hurts", "no difference", "cannot tell")
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A paired difference with its interval; NaN where a number is undefined."""
+
+    gain: float
+    error: float  # standard error
+    low: float
+    high: float
+    p: float
+    units: int  # rows, groups or splits that the test counts
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One of four kinds, and the sentence that states it."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class SiteAnswer:
+    """What joining changes at one site."""
+
+    site: str
+    test_rows: int
+    smallest_class: int | None  # test rows of the rarest class; None for a regression
+    scores: Mapping[str, float]  # by predictor, in the order of the file; NaN: not measured
+    gain: Gain
+    unadjusted: tuple[float, float] | None  # the interval of this site alone
+    verdict: Verdict
+    rows_needed: int | None  # test rows that would detect the margin
+    remarks: tuple[str, ...] = ()
+    quality: tuple["Quality", ...] = ()  # of each model that was measured
+
+    def score(self, name: str) -> float:
+        """The score of a predictor; NaN where it was not measured."""
+        return self.scores.get(name, math.nan)
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Other metrics of one model on the test rows of a site."""
+
+    model: str
+    metrics: Mapping[str, float]  # NaN where undefined
+    reliability: tuple[tuple[float, float, float], ...]  # predicted, observed, rows
+
+
+@dataclass(frozen=True)
+class Overall:
+    """The unweighted mean over the sites."""
+
+    gain: Gain | None
+    verdict: Verdict
+    helps: int
+    hurts: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Whether joining helps, site by site and overall."""
+
+    metric: str
+    margin: float
+    level: float
+    unit: str  # rows, rows and seeds, or splits
+    seeds: tuple[int, ...]
+    variant: str
+    baseline: str
+    sites: tuple[SiteAnswer, ...]  # the largest gain first
+    withheld: Mapping[str, str]  # site -> reason
+    overall: Overall
+    notes: tuple[str, ...]
+    runs: Mapping[str, str] | None = None  # folder -> digest of its events; None: not recorded
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether a smaller score is the better one; gains are always the larger the better."""
+        return self.metric.lower() in LOSSES
+
+    @property
+    def site_count(self) -> int:
+        """All sites, those whose numbers are withheld included."""
+        return len(self.sites) + len(self.withheld)
+
+
+def home_of(group: Group) -> Path | None:
+    """The folder that `atoll answer` takes for these runs; None where they have no common one."""
+    if len(group.runs) == 1:
+        return group.first.folder
+    parents = {run.folder.parent for run in group.runs}
+    return parents.pop() if len(parents) == 1 else None
+
+
+def answer_of(group: Group) -> Answer | None:
+    """The answer for exactly the seeds of a group; None where it has not been computed."""
+    home = home_of(group)
+    if home is None:
+        return None
+    seeds = tuple(int(run.config["seed"]) for run in group.runs)
+    folders = (home, home.parent) if len(group.runs) == 1 else (home,)
+    for folder in folders:
+        if (folder / FILE).is_file():
+            answer = read_answer(folder / FILE)
+            if tuple(sorted(answer.seeds)) == seeds and answer.runs in (None, _digests(group)):
+                return answer
+    return None
+
+
+def _digests(group: Group) -> dict[str, str]:
+    """The digest of each run's events, as an answer names the runs that it is of."""
+    digests = {}
+    for run in group.runs:
+        extent = run.integrity.files.get("events.jsonl")
+        digests[run.folder.name] = extent.digest if extent else ""
+    return digests
+
+
+def read_answer(path: Path) -> Answer:
+    """The answer in a file; one that is malformed is a user error."""
+    with disk_errors(path):
+        content = path.read_bytes()
+    try:
+        body = json.loads(content.decode())
+        version = body["format"]
+        own = body.pop("digest", None)
+        if own not in (None, digest(json.dumps(body, sort_keys=True).encode())):
+            raise ValueError("it was changed after it was written")
+        if version == FORMAT:
+            return _answer(body)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        what = f"{FILE} is malformed: {reason}"
+        raise UserError(what, str(path), f"run atoll answer {path.parent} again") from error
+    what = f"{FILE} has format {version}, and this atoll reads format {FORMAT}"
+    raise UserError(what, str(path), f"run atoll answer {path.parent} again")
+
+
+def _answer(body: Mapping[str, Any]) -> Answer:
+    sites = [_site(name, one) for name, one in body["sites"].items()]
+    sites.sort(key=lambda site: (-_finite(site.gain.gain), site.site))
+    return Answer(
+        metric=_text(body["metric"]),
+        margin=_number(body["margin"]),
+        level=_number(body["level"]),
+        unit=_text(body["unit"]),
+        seeds=tuple(_count(seed) for seed in body["seeds"]),
+        variant=_text(body["variant"]),
+        baseline=_text(body["baseline"]),
+        sites=tuple(sites),
+        withheld={name: _text(reason) for name, reason in body["withheld"].items()},
+        overall=_overall(body["overall"]),
+        notes=_texts(body["notes"]),
+        runs=dict(body["runs"]) if "runs" in body else None,
+    )
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else -math.inf
+
+
+def _overall(body: Mapping[str, Any]) -> Overall:
+    gain = _gain(body["gain"]) if body["gain"] is not None else None
+    return Overall(gain, _verdict(body["verdict"]), _count(body["helps"]), _count(body["hurts"]))
+
+
+def _site(name: str, body: Mapping[str, Any]) -> SiteAnswer:
+    alone = body["unadjusted"]
+    return SiteAnswer(
+        site=name,
+        test_rows=_count(body["test_rows"]),
+        smallest_class=_optional_count(body["smallest_class"]),
+        scores={key: _number(value) for key, value in body["scores"].items()},
+        gain=_gain(body["gain"]),
+        unadjusted=None if alone is None else (_number(alone["low"]), _number(alone["high"])),
+        verdict=_verdict(body["verdict"]),
+        rows_needed=_optional_count(body["rows_needed"]),
+        remarks=_texts(body.get("remarks", [])),
+        quality=tuple(_quality(model, one) for model, one in body.get("quality", {}).items()),
+    )
+
+
+def _quality(model: str, body: Mapping[str, Any]) -> Quality:
+    """The metrics that are numbers, and the reliability diagram."""
+    plain = {k: _number(v) for k, v in body.items() if v is None or type(v) in (int, float)}
+    bins = body.get("reliability") or []
+    curve = tuple((_number(x), _number(y), _number(rows)) for x, y, rows in bins)
+    return Quality(model, plain, curve)
+
+
+def _gain(body: Mapping[str, Any]) -> Gain:
+    gain, error, low, high, p = (_number(body[name]) for name in NUMBERS)
+    return Gain(gain, error, low, high, p, _count(body["units"]))
+
+
+def _verdict(body: Mapping[str, Any]) -> Verdict:
+    kind = _text(body["kind"])
+    if kind not in KINDS:
+        raise ValueError(f"unknown verdict '{kind}'")
+    return Verdict(kind, _text(body["text"]))
+
+
+def _number(value: Any) -> float:
+    """A number; null is NaN."""
+    if value is None:
+        return math.nan
+    if type(value) not in (int, float):
+        raise TypeError(f"{value!r} is not a number")
+    return float(value)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{value!r} is not a count")
+    return value
+
+
+def _optional_count(value: Any) -> int | None:
+    return None if value is None else _count(value)
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError(f"{value!r} is not text")
+    return value
+
+
+def _texts(values: Sequence[Any]) -> tuple[str, ...]:
+    if not isinstance(values, list):
+        raise TypeError(f"{values!r} is not a list")
+    return tuple(_text(value) for value in values)

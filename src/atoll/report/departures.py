@@ -1,0 +1,298 @@
+"""What left each site, from the ledger of messages: in words, and as a flow to the server."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, PathPatch, Rectangle
+from matplotlib.path import Path as Outline
+
+from atoll.core.record import Message
+from atoll.report.figures import COLOURS, INK, SIZE, Picture, style, svg
+from atoll.report.tables import names_of
+from atoll.report.units import size
+from atoll.runs.result import Run
+
+__all__ = ["KINDS", "Departure", "Merged", "before_training", "departures", "flow", "merged"]
+
+SERVER = "server"
+Tensor = tuple[str, str, tuple[int, ...]]  # name, type, shape
+FIELDS: Mapping[str, str] = {  # by the field of a message that holds the tensor
+    "weights": "weights", "base": "weights", "own": "weights", "adaptive": "weights",
+    "channels": "weights", "embedding": "embeddings", "before": "embeddings",
+    "centres": "embeddings", "prototypes": "embeddings", "logits": "logits",
+    "gradient": "gradients", "labels": "labels", "y": "labels",
+}  # fmt: skip
+PLAIN, OTHER = "headers and plain values", "other tensors"
+KINDS: Mapping[str, str] = {
+    "weights": COLOURS[0], "embeddings": COLOURS[1], "logits": COLOURS[5], "gradients": COLOURS[2],
+    "labels": COLOURS[4], OTHER: COLOURS[3], PLAIN: COLOURS[6],
+}  # fmt: skip
+MOST = 12  # bands of a flow; smaller ones are drawn as one
+
+
+@dataclass(frozen=True)
+class Departure:
+    """What left one site, as the ledger of one run has it."""
+
+    client: str
+    count: int  # messages
+    bytes: int
+    payload: int  # bytes of tensors
+    tensors: tuple[Tensor, ...]
+    strange: tuple[Tensor, ...]  # not of a form that the server had sent to this site
+    kinds: tuple[str, ...]  # of message
+    plain_each: float  # most bytes of a message beside its tensors
+    by_kind: Mapping[str, float]  # kind of content -> bytes
+    before: str  # what sites tell each other before training
+
+    @property
+    def sentence(self) -> str:
+        """All of it in words."""
+        first = f"{self.count} messages, {size(self.bytes)}."
+        return f"{first} {self.details}{self.before}"
+
+    @property
+    def details(self) -> str:
+        """What the messages hold."""
+        rest = (
+            f"{size(self.bytes - self.payload)} were headers and plain values (numbers such as "
+            f"losses, counts of rows and hits), at most {self.plain_each:.0f} bytes a message; "
+            f"kinds of message: {', '.join(self.kinds)}."
+        )
+        if not self.tensors:
+            return f"No tensor at all: only headers and plain values. {rest}"
+        listed = f"{size(self.payload)} of it tensors: {_shapes(self.tensors)}."
+        return f"{listed} {self._origin} {rest}"
+
+    @property
+    def _origin(self) -> str:
+        if self.strange:
+            return f"Not of a form that the server had sent to this site: {_shapes(self.strange)}."
+        return (
+            "Each has the name, type and shape of a tensor that the server had sent to this site: "
+            "weights of the shared model, as the site trained them. No other tensor left: no table "
+            "of rows, no list of labels."
+        )
+
+
+def departures(run: Run) -> list[Departure]:
+    """For each site what it sent; nothing that the ledger does not show."""
+    ledger = [event for event in run.events if isinstance(event, Message)]
+    clients = sorted({event.sender for event in ledger} - {SERVER})
+    before = before_training(run)
+    return [_departure(client, ledger, f" {before}" if before else "") for client in clients]
+
+
+def before_training(run: Run) -> str:
+    """What sites with tables of their own tell each other before the first message, if they do."""
+    common = [block for block in run.recipe.get("blocks", ()) if not block["site"]]
+    if not common or len(run.recipe["sites"]) < 2:
+        return ""
+    names = list(dict.fromkeys(block["column"] for block in common))
+    texts = list(dict.fromkeys(block["column"] for block in common if block["levels"]))
+    levels = f", and each level (value) of the text columns {names_of(texts)}" if texts else ""
+    return (
+        f"Before training, so that the tables agree, sites tell each other the names and types of "
+        f"the common columns ({names_of(names)}), the names of the {len(run.recipe['classes'])} "
+        f"classes{levels}."
+    )
+
+
+def _departure(client: str, ledger: Sequence[Message], before: str) -> Departure:
+    sent = [event for event in ledger if event.sender == client]
+    received = {shape for event in ledger if event.receiver == client for shape in event.tensors}
+    tensors = sorted({shape for event in sent for shape in event.tensors})
+    return Departure(
+        client,
+        sum(event.count for event in sent),
+        sum(event.bytes for event in sent),
+        sum(event.payload for event in sent),
+        tuple(tensors),
+        tuple(shape for shape in tensors if shape not in received),
+        tuple(sorted({event.kind for event in sent})),
+        max((event.bytes - event.payload) / max(1, event.count) for event in sent),
+        _by_kind(sent, received),
+        before,
+    )
+
+
+def _by_kind(sent: Sequence[Message], received: set[Tensor]) -> dict[str, float]:
+    """Bytes by kind of content; the tensors of a message share its payload by their sizes."""
+    totals = dict.fromkeys(KINDS, 0.0)
+    for event in sent:
+        sizes = [_width(kind) * math.prod(shape) for _, kind, shape in event.tensors]
+        for tensor, count in zip(event.tensors, sizes, strict=True):
+            totals[_kind(tensor, received)] += event.payload * count / max(1, sum(sizes))
+        totals[PLAIN] += event.bytes - (event.payload if sum(sizes) else 0)
+    return {kind: total for kind, total in totals.items() if total > 0}
+
+
+def _kind(tensor: Tensor, received: set[Tensor]) -> str:
+    field = tensor[0].split("/", 1)[0]
+    return FIELDS.get(field, "weights" if tensor in received else OTHER)
+
+
+def _width(kind: str) -> int:
+    """Bytes of an element of a type such as float32 or int64."""
+    digits = "".join(letter for letter in kind if letter.isdigit())
+    return max(1, int(digits or 8) // 8)
+
+
+def _shapes(tensors: Sequence[Tensor], most: int = 12) -> str:
+    sides: dict[tuple[str, str, tuple[int, ...]], list[int]] = {}
+    for name, kind, shape in tensors:  # those that differ in their rows alone are one
+        sides.setdefault((name, kind, shape[1:]), []).extend(shape[:1])
+    listed = []
+    for (name, _, rest), rows in sides.items():
+        first = [f"{min(rows)} to {max(rows)}" if len(rows) > 1 else f"{rows[0]}"] if rows else []
+        listed.append(f"{name} ({' x '.join([*first, *map(str, rest)]) or 'one number'})")
+    return names_of(listed, most)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Sites that sent the same kinds of messages and tensors."""
+
+    sites: tuple[str, ...]
+    departure: Departure  # of the first; it stands for all
+    low: int  # fewest bytes that a site sent
+    high: int
+    total: Mapping[str, float]  # kind of content -> bytes of all sites together
+
+    @property
+    def title(self) -> str:
+        """The names of the sites."""
+        count = f" ({len(self.sites)} sites)" if len(self.sites) > 1 else ""
+        return f"{names_of(self.sites, 6)}{count}"
+
+    @property
+    def amount(self) -> str:
+        """How much left each site."""
+        low, high = size(self.low), size(self.high)
+        each = " each" if len(self.sites) > 1 else ""
+        return (low if low == high else f"{low} to {high}") + each
+
+    @property
+    def sentence(self) -> str:
+        """What left each site, once for all of them."""
+        example = f" At {self.sites[0]}: " if self.low != self.high else " "
+        return f"{self.departure.count} messages, {self.amount}.{example}{self.departure.details}"
+
+
+def merged(every: Sequence[Departure]) -> list[Merged]:
+    """Sites that sent the same, as one."""
+    alike: dict[Any, list[Departure]] = {}
+    for one in every:
+        alike.setdefault((one.count, one.kinds, one.tensors, one.strange), []).append(one)
+    groups = []
+    for ones in alike.values():
+        kinds = [kind for kind in KINDS if any(kind in one.by_kind for one in ones)]
+        total = {kind: sum(one.by_kind.get(kind, 0.0) for one in ones) for kind in kinds}
+        sizes = [one.bytes for one in ones]
+        sites = tuple(one.client for one in ones)
+        groups.append(Merged(sites, ones[0], min(sizes), max(sizes), total))
+    return sorted(groups, key=lambda group: (-sum(group.total.values()), group.sites))
+
+
+@dataclass(frozen=True)
+class _Band:
+    """One ribbon group of a flow."""
+
+    label: str
+    kinds: Mapping[str, float]
+
+    @property
+    def bytes(self) -> float:
+        """All kinds together."""
+        return sum(self.kinds.values())
+
+
+def _bands(groups: Sequence[Merged]) -> list[_Band]:
+    """The largest groups, and the others as one."""
+    shown = groups if len(groups) <= MOST else groups[: MOST - 1]
+    bands = [_Band(f"{_short(group)}\n{group.amount}", group.total) for group in shown]
+    rest = groups[len(shown) :]
+    if rest:
+        kinds = [kind for kind in KINDS if any(kind in group.total for group in rest)]
+        total = {kind: sum(group.total.get(kind, 0.0) for group in rest) for kind in kinds}
+        count = sum(len(group.sites) for group in rest)
+        bands.append(_Band(f"{count} more sites\n{size(sum(total.values()))} in all", total))
+    return bands
+
+
+def _short(group: Merged) -> str:
+    if len(group.sites) > 3:
+        return f"{len(group.sites)} sites"
+    return ", ".join(group.sites)
+
+
+GAP, TALL, THIN = 0.06, 1.0, 0.004  # of the height of the flow
+
+
+def flow(run: Run, label: str, name: str) -> Picture | None:
+    """Ribbons from sites to the server: width is bytes, colour is the kind of content."""
+    groups = merged(departures(run))
+    if not groups:
+        return None
+    bands = _bands(groups)
+    every = sum(band.bytes for band in bands)
+    kinds = [kind for kind in KINDS if any(kind in band.kinds for band in bands)]
+    with style(name):
+        figure = Figure(figsize=(4.3, max(1.6, 0.9 + 0.42 * len(bands))))
+        axes = figure.add_axes((0.3, 0.02, 0.58, 0.8))
+        titles = _ribbons(axes, bands, every)
+        axes.set_axis_off()
+        axes.set_xlim(0, 1)
+        handles = []
+        for kind in kinds:
+            share = sum(band.kinds.get(kind, 0.0) for band in bands) / every
+            handles.append(Patch(color=KINDS[kind], label=f"{kind} {_share(share)}"))
+        figure.legend(handles=handles, loc="upper left", ncols=2, fontsize=SIZE - 1,
+                      bbox_to_anchor=(0, 1.12), handlelength=1.1)  # fmt: skip
+        shares = ", ".join(str(handle.get_label()) for handle in handles)
+        words = f"{size(every)} in all: {shares}. The width of a band is its number of bytes."
+        return Picture(name, f"From sites to the server: {label}", words, svg(figure, name, titles))
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.01 else "under 1 %"
+
+
+def _ribbons(axes: Axes, bands: Sequence[_Band], every: float) -> dict[str, str]:
+    """Draw all bands; returns the hover text of each ribbon."""
+    titles: dict[str, str] = {}
+    total = TALL + GAP * (len(bands) - 1)
+    left, right = 0.0, (total - TALL) / 2
+    axes.add_patch(Rectangle((0.97, right), 0.03, TALL, color=INK, alpha=0.75, linewidth=0))
+    axes.text(1.03, right + TALL / 2, "server", va="center", ha="left", weight="bold")
+    for number, band in enumerate(bands):
+        tall = TALL * band.bytes / every
+        axes.text(-0.03, left + tall / 2, band.label, va="center", ha="right", fontsize=SIZE - 0.5)
+        for kind, count in band.kinds.items():
+            high = TALL * count / every
+            id = f"band-{number}-{list(KINDS).index(kind)}"
+            ribbon = _ribbon(left, right, max(high, THIN), KINDS[kind])
+            ribbon.set_gid(id)
+            axes.add_patch(ribbon)
+            titles[id] = f"{band.label.splitlines()[0]}: {kind}, {size(count)}"
+            left += high
+            right += high
+        left += GAP
+    axes.set_ylim(total + 0.02, -0.02)
+    return titles
+
+
+def _ribbon(left: float, right: float, high: float, colour: str) -> PathPatch:
+    """A band of constant height from the left edge to the right one."""
+    points = [
+        (0.0, left), (0.45, left), (0.5, right), (0.97, right),
+        (0.97, right + high), (0.5, right + high), (0.45, left + high), (0.0, left + high),
+        (0.0, left),
+    ]  # fmt: skip
+    curve = [Outline.CURVE4] * 3
+    codes = [Outline.MOVETO, *curve, Outline.LINETO, *curve, Outline.CLOSEPOLY]
+    return PathPatch(Outline(points, codes), facecolor=colour, linewidth=0, alpha=0.85)

@@ -1,0 +1,82 @@
+"""Calibration and other metrics of the joined model and the one trained alone, site by site."""
+
+import math
+
+from matplotlib.figure import Figure
+
+from atoll.report.answer import Answer, answer_of
+from atoll.report.figures import COLOURS, INK, SIZE, Picture, legend_entries, quiet, style, svg
+from atoll.report.section import Section
+from atoll.report.tables import Cell, Group, Table
+from atoll.report.units import unit_of
+
+__all__ = ["section"]
+
+WORDS = (
+    "On the test rows of each site. Expected calibration error is the mean distance between "
+    "predicted probability and observed share of right predictions."
+)
+MARKS = {"joined": ("o", COLOURS[0]), "alone": ("s", COLOURS[1])}
+MOST = 12  # sites of a figure
+
+
+def section(group: Group, name: str) -> Section | None:
+    """Metrics and reliability diagrams; None where the answer has none."""
+    answer = answer_of(group)
+    if answer is None or not any(site.quality for site in answer.sites):
+        return None
+    drawn = _reliability(answer, group.label, name)
+    return Section("Calibration", WORDS, [drawn] if drawn else [], [_table(answer)])
+
+
+def _table(answer: Answer) -> Table:
+    """One row for each site and model."""
+    names: dict[str, None] = {}
+    for site in answer.sites:
+        for quality in site.quality:
+            names.update(dict.fromkeys(quality.metrics))
+    rows = []
+    for site in answer.sites:
+        for quality in site.quality:
+            values = [quality.metrics.get(name, math.nan) for name in names]
+            cells = [Cell(unit_of(n).bare(v), v) for n, v in zip(names, values, strict=True)]
+            rows.append((Cell(site.site), Cell(quality.model), *cells))
+    heads = [f"{name}{_comma(unit_of(name).value_name)}" for name in names]
+    return Table("A dash is undefined.", ("site", "model", *heads), tuple(rows))
+
+
+def _comma(unit: str) -> str:
+    return f", {unit.strip()}" if unit.strip() else ""
+
+
+def _reliability(answer: Answer, label: str, name: str) -> Picture | None:
+    """Observed share by predicted probability, a panel for each site."""
+    sites = [site for site in answer.sites if any(q.reliability for q in site.quality)][:MOST]
+    if not sites:
+        return None
+    across = min(4, len(sites))
+    down = math.ceil(len(sites) / across)
+    with style(name):
+        figure = Figure(figsize=(2.2 * across, 2.3 * down))
+        for place, site in enumerate(sites, 1):
+            axes = figure.add_subplot(down, across, place)
+            quiet(axes)
+            axes.plot([0, 100], [0, 100], color=INK, alpha=0.4, linestyle=":")
+            for quality in site.quality:
+                mark, colour = MARKS.get(quality.model, ("^", COLOURS[2]))
+                points = [(100 * x, 100 * y) for x, y, rows in quality.reliability if rows]
+                if points:
+                    axes.plot(*zip(*points, strict=True), marker=mark, markersize=4, color=colour,
+                              label=quality.model)  # fmt: skip
+            axes.set_xlim(0, 100)
+            axes.set_ylim(0, 100)
+            axes.set_title(site.site, loc="left")
+        figure.axes[0].set_ylabel("observed, %")
+        figure.axes[0].set_xlabel("predicted, %")
+        figure.legend(*legend_entries(figure), ncols=2, loc="lower left", fontsize=SIZE - 1,
+                      bbox_to_anchor=(0.1, 0.97))  # fmt: skip
+        figure.subplots_adjust(wspace=0.35, hspace=0.5)
+        words = "On the dotted line predicted probabilities are right on average."
+        if len(sites) == MOST:
+            words += f" The {MOST} sites with the largest gain."
+        return Picture(name, f"Reliability: {label}", words, svg(figure, name))
