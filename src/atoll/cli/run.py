@@ -20,7 +20,8 @@ from atoll.core.errors import (
 )
 from atoll.core.record import disk_errors, write_whole
 from atoll.engines.local import LocalEngine
-from atoll.reproduce.ledger import Ledger, as_json, as_markdown
+from atoll.reproduce.ledger import Ledger, as_json
+from atoll.reproduce.pages import as_markdown
 from atoll.runs.config import assignment, change, read, resolve
 from atoll.runs.execute import execute
 from atoll.runs.folders import refuse_absent, refuse_other_config, run_folder

@@ -10,8 +10,10 @@ from typing import Any
 
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import nearest
+from atoll.reproduce.costs import estimate
 from atoll.reproduce.ledger import Ledger
 from atoll.reproduce.measured import Measurement
+from atoll.reproduce.origin import describe
 from atoll.reproduce.paper import Paper, Say, silent
 from atoll.runs.config import assignment
 
@@ -79,13 +81,28 @@ def _rendered(
     usual = _plan(paper, replace(asked, plan=()))
     command = f"atoll reproduce {paper.name}{' --quick' if asked.quick else ''}"
     for setting in (*paper.settings, *paper.studies):
-        plans = [plan] if setting in selected or not paper.storage.pairs_seeds else [plan, usual]
-        stored = [one for each in plans if (one := paper.partly(setting, each))]
-        if stored:
-            measured[setting.name] = max(stored, key=lambda one: len(one["runs"]))
+        given = asked.plan and (setting in selected or not paper.storage.pairs_seeds)
+        one = paper.partly(setting, plan) if given else paper.stored(setting, usual)
+        if one:
+            measured[setting.name] = one
         elif setting in selected or setting in paper.settings:
             missing.setdefault(setting.name, _absence(paper, command, setting, plan))
-    return paper.ledger(measured, missing), paper.figures(measured)
+    ledger = paper.ledger(measured, missing)
+    return _completed(paper, ledger, measured), paper.figures(measured)
+
+
+def _completed(paper: AnyPaper, ledger: Ledger, measured: dict[str, Measurement]) -> Ledger:
+    """The ledger with margins, with the cost of what was not measured, and with origins."""
+    every = {setting.name: setting for setting in (*paper.settings, *paper.studies)}
+    costs: dict[str, float | None] = {}
+    cells = []
+    for cell in ledger.cells:
+        if not cell.ours and cell.setting in every and cell.setting not in costs:
+            costs[cell.setting] = estimate(every.values(), every[cell.setting], measured)
+        seconds = None if cell.ours else costs.get(cell.setting)
+        cells.append(replace(cell, base_margin=ledger.rule.margin, seconds=seconds))
+    origins = {name: describe(one) for name, one in measured.items()}
+    return replace(ledger, cells=tuple(cells), origins=origins)
 
 
 def _absence(paper: AnyPaper, command: str, setting: Any, plan: Any) -> str:
