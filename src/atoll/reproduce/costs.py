@@ -1,12 +1,12 @@
 """What measuring takes, from the seconds of what was measured."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from atoll.reproduce.measured import Measurement
 
-__all__ = ["estimate", "seconds_of"]
+__all__ = ["costs", "seconds_of"]
 
 
 def seconds_of(measurement: Measurement) -> float:
@@ -17,14 +17,31 @@ def seconds_of(measurement: Measurement) -> float:
     return float(measurement["seconds"]) / len(together)
 
 
-def estimate(
-    settings: Iterable[Any], setting: Any, measured: Mapping[str, Measurement]
-) -> float | None:
-    """The seconds of a setting: the median of measured ones on the same data, else of all."""
-    known = {one: measured[one.name] for one in settings if _timed(measured.get(one.name))}
-    same = [seconds_of(one) for other, one in known.items() if _data(other) == _data(setting)]
-    others = [seconds_of(one) for one in known.values()]
-    return median(same or others) if others else None
+def costs(
+    settings: Sequence[Any], measured: Mapping[str, Measurement]
+) -> dict[str, dict[str, Any]]:
+    """Runs and GPU seconds of every setting: as measured, or estimated from others."""
+    known = {one.name: one for one in settings if _timed(measured.get(one.name))}
+    listed = {}
+    for setting in settings:
+        if setting.name in known:
+            one = measured[setting.name]
+            listed[setting.name] = {"measured": True, "runs": len(one["runs"]),
+                                    "seconds": round(seconds_of(one), 1)}  # fmt: skip
+        elif known:
+            listed[setting.name] = {"measured": False, **_estimate(setting, known, measured)}
+    return listed
+
+
+def _estimate(
+    setting: Any, known: Mapping[str, Any], measured: Mapping[str, Measurement]
+) -> dict[str, Any]:
+    """The medians of measured settings on the same data, else of all."""
+    data = _data(setting)
+    same = [name for name, other in known.items() if _data(other) == data]
+    ones = [measured[name] for name in same or known]
+    seconds = round(median(seconds_of(one) for one in ones), 1)
+    return {"runs": int(median(len(one["runs"]) for one in ones)), "seconds": seconds}
 
 
 def _timed(one: Measurement | None) -> bool:

@@ -127,6 +127,7 @@ class Ledger:
     claims: tuple[Claim, ...] = ()
     rule: Rule = RULES["chfl"]
     origins: dict[str, str] = field(default_factory=dict)  # setting -> what measured it
+    costs: dict[str, dict[str, Any]] = field(default_factory=dict)  # setting -> runs, GPU seconds
 
     def judged(self) -> list[Judged]:
         """The claims with their verdicts."""
@@ -152,6 +153,7 @@ def as_json(ledger: Ledger) -> dict[str, Any]:
         "rule": asdict(ledger.rule),
         "facts": ledger.facts,
         "origins": ledger.origins,
+        "costs": ledger.costs,
         "cells": [_cell_as_json(cell) for cell in ledger.cells],
         "claims": [_claim_as_json(judged) for judged in ledger.judged()],
     }

@@ -114,6 +114,9 @@ class Storage(Protocol):
     def sizes(self, name: str, plan: Any) -> dict[str, tuple[int, ...]]:
         """The seeds that a setting was measured with, as fields of the plan; {} if it was not."""
 
+    def paths(self, name: str, plan: Any) -> list[Path]:
+        """The files of a setting."""
+
     def conflicts(self, name: str, plan: Any, config: str) -> list[Path]:
         """The files that a new measurement of this setting would replace."""
 
@@ -131,6 +134,10 @@ class OneFile:
         return _same(plan.folder, name, config)
 
     partly = known
+
+    def paths(self, name: str, plan: Plan) -> list[Path]:
+        """The file of this name."""
+        return [_path(plan.folder, name)]
 
     def sizes(self, name: str, plan: Plan) -> dict[str, tuple[int, ...]]:
         """The seeds of the file's runs, and their feature splits where the plan has some."""
@@ -181,11 +188,15 @@ class FilePerSeed:
         whole = [run for run in there if run["rounds"] == plan.rounds]
         return {"setting": name, "config": config, "runs": whole or there} if there else None
 
+    def paths(self, name: str, plan: Plan) -> list[Path]:
+        """The files of all seeds."""
+        start = _path(plan.folder, self.name(name, 0)).name.removesuffix("0.json")
+        files = plan.folder.glob(f"{start}*.json")
+        return [path for path in files if path.stem.removeprefix(start).isdigit()]
+
     def sizes(self, name: str, plan: Plan) -> dict[str, tuple[int, ...]]:
         """The seeds that have a file."""
-        pattern = _path(plan.folder, self.name(name, 0)).name.removesuffix("0.json")
-        endings = [p.stem.removeprefix(pattern) for p in plan.folder.glob(f"{pattern}*.json")]
-        seeds = sorted(int(ending) for ending in endings if ending.isdigit())
+        seeds = sorted(int(path.stem.rpartition("-")[2]) for path in self.paths(name, plan))
         return {"seeds": tuple(seeds)} if seeds else {}
 
     def conflicts(self, name: str, plan: Plan, config: str) -> list[Path]:

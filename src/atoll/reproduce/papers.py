@@ -1,6 +1,7 @@
 """`atoll reproduce PAPER`: plan what is run, measure what is missing, render what there is."""
 
 import importlib
+import json
 import subprocess
 import sys
 import time
@@ -10,14 +11,16 @@ from typing import Any
 
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import nearest
-from atoll.reproduce.costs import estimate
-from atoll.reproduce.ledger import Ledger
+from atoll.reproduce.costs import costs
+from atoll.reproduce.ledger import Ledger, as_json
 from atoll.reproduce.measured import Measurement
 from atoll.reproduce.origin import describe
+from atoll.reproduce.pages import as_markdown
 from atoll.reproduce.paper import Paper, Say, silent
+from atoll.reproduce.verify import Check, verify
 from atoll.runs.config import assignment
 
-__all__ = ["PAPERS", "Asked", "again", "load"]
+__all__ = ["PAPERS", "Asked", "again", "load", "pages", "verified"]
 
 PAPERS = ("chfl", "fccl", "fedseit", "vleto")
 AnyPaper = Paper[Any, Any]
@@ -72,6 +75,18 @@ def again(
     return _rendered(paper, asked, missing)
 
 
+def pages(ledger: Ledger, figures: dict[str, bytes]) -> dict[str, bytes]:
+    """The files of a ledger, by name."""
+    plain = json.dumps(as_json(ledger), indent=1).encode()
+    return {"ledger.json": plain, "ledger.md": as_markdown(ledger).encode(), **figures}
+
+
+def verified(name: str, asked: Asked, count: int, say: Say = silent) -> list[Check]:
+    """Measure random cells of the folder again; nothing in it changes."""
+    paper = load(name)
+    return verify(paper, _plan(paper, asked), count, say)
+
+
 def _rendered(
     paper: AnyPaper, asked: Asked, missing: dict[str, str]
 ) -> tuple[Ledger, dict[str, bytes]]:
@@ -93,16 +108,14 @@ def _rendered(
 
 def _completed(paper: AnyPaper, ledger: Ledger, measured: dict[str, Measurement]) -> Ledger:
     """The ledger with margins, with the cost of what was not measured, and with origins."""
-    every = {setting.name: setting for setting in (*paper.settings, *paper.studies)}
-    costs: dict[str, float | None] = {}
+    listed = costs((*paper.settings, *paper.studies), measured)
     cells = []
     for cell in ledger.cells:
-        if not cell.ours and cell.setting in every and cell.setting not in costs:
-            costs[cell.setting] = estimate(every.values(), every[cell.setting], measured)
-        seconds = None if cell.ours else costs.get(cell.setting)
+        cost = None if cell.ours else listed.get(cell.setting)
+        seconds = cost["seconds"] if cost else None
         cells.append(replace(cell, base_margin=ledger.rule.margin, seconds=seconds))
     origins = {name: describe(one) for name, one in measured.items()}
-    return replace(ledger, cells=tuple(cells), origins=origins)
+    return replace(ledger, cells=tuple(cells), origins=origins, costs=listed)
 
 
 def _absence(paper: AnyPaper, command: str, setting: Any, plan: Any) -> str:
