@@ -4,25 +4,51 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from scipy import stats
 
 from atoll.core.errors import UserError
 from atoll.core.rng import Stream
-from atoll.reproduce.measured import Measurement
+from atoll.reproduce.measured import Measurement, Storage
 from atoll.reproduce.origin import machine, source
-from atoll.reproduce.paper import Paper, Say, silent
 
 __all__ = ["Check", "prediction_interval", "verify"]
 
 LEVEL = 0.99
 LEAST = 0.001  # half-width of an interval, where all stored runs agree
 SCORES = ("accuracy", "tasks", "union", "matrix")  # what a run stores of its tests
+Say = Callable[[str], None]
+
+
+class Measurable(Protocol):
+    """What is needed of a paper: its settings, what is stored of them, and how to measure them."""
+
+    @property
+    def name(self) -> str:
+        """The name of the paper."""
+
+    @property
+    def settings(self) -> Sequence[Any]:
+        """What the paper prints."""
+
+    @property
+    def studies(self) -> Sequence[Any]:
+        """What we add to it."""
+
+    @property
+    def storage(self) -> Storage:
+        """Where measurements lie."""
+
+    def stored(self, setting: Any, plan: Any) -> Measurement | None:
+        """The stored measurement of a setting."""
+
+    def measure(self, settings: Sequence[Any], plan: Any, say: Say) -> dict[str, Measurement]:
+        """Measure settings as one sweep."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +77,7 @@ class Check:
         )
 
 
-def verify(paper: Paper[Any, Any], plan: Any, count: int, say: Say = silent) -> list[Check]:
+def verify(paper: Measurable, plan: Any, count: int, say: Say) -> list[Check]:
     """Measure `count` random cells again, each of another setting where there are enough."""
     every = [*paper.settings, *paper.studies]
     stored = {setting.name: (setting, one) for setting in every
@@ -70,7 +96,7 @@ def verify(paper: Paper[Any, Any], plan: Any, count: int, say: Say = silent) -> 
 
 
 def _check(
-    paper: Paper[Any, Any], plan: Any, setting: Any, one: Measurement, draws: Any, say: Say
+    paper: Measurable, plan: Any, setting: Any, one: Measurement, draws: Any, say: Say
 ) -> Check:
     place = int(draws.integers(len(one["runs"])))
     run = one["runs"][place]
@@ -101,7 +127,7 @@ def _same_machine_and_source(plan: Any, one: Measurement, run: dict[str, Any]) -
 
 
 def _plan_of(
-    paper: Paper[Any, Any], plan: Any, setting: Any, one: Measurement, run: dict[str, Any]
+    paper: Measurable, plan: Any, setting: Any, one: Measurement, run: dict[str, Any]
 ) -> Any:
     """The plan that a setting was measured with: seeds, precision and mode."""
     sizes: dict[str, Any] = paper.storage.sizes(setting.name, plan)
@@ -112,7 +138,7 @@ def _plan_of(
     return replace(plan, **{key: engine[key] for key in own if key in engine}, **sizes)
 
 
-def _copy_others(paper: Paper[Any, Any], plan: Any, own: Any, names: set[str]) -> None:
+def _copy_others(paper: Measurable, plan: Any, own: Any, names: set[str]) -> None:
     """Give the new measurement what others stored: a study takes the rate of its setting."""
     left_out = [setting for setting in (*paper.settings, *paper.studies) if setting.name in names]
     stale = {path.name for s in left_out for path in paper.storage.paths(s.name, plan)}

@@ -10,6 +10,7 @@ import pytest
 from atoll.core.errors import UserError
 from atoll.reproduce import vleto
 from atoll.reproduce.origin import describe, provenance, source
+from atoll.reproduce.paper import silent
 from atoll.reproduce.verify import Check, prediction_interval, verify
 from atoll.reproduce.vleto import PAPER
 from tests.unit.reproduce.test_vleto import by_name, miniature
@@ -27,7 +28,7 @@ def test_cells_are_measured_again_and_a_doctored_one_is_seen(
     PAPER.measure([by_name("FMNIST CIL PyVertical")], plan)
     path, one = stored(tmp_path)
     before = sorted(tmp_path.iterdir())
-    (check,) = verify(PAPER, plan, 5)
+    (check,) = verify(PAPER, plan, 5, silent)
     assert check.exact  # the same machine and source: to the last bit
     assert check.passed
     assert check.again == check.stored
@@ -36,16 +37,16 @@ def test_cells_are_measured_again_and_a_doctored_one_is_seen(
         for scores in (run["union"], run["tasks"]):
             scores.update({place: value + 1e-9 for place, value in scores.items()})
     path.write_text(json.dumps(one))
-    assert not verify(PAPER, plan, 1)[0].passed
+    assert not verify(PAPER, plan, 1, silent)[0].passed
     del one["provenance"]
     path.write_text(json.dumps(one))
-    (near,) = verify(PAPER, plan, 1)
+    (near,) = verify(PAPER, plan, 1, silent)
     assert (near.exact, near.passed) == (False, True)  # inside the prediction interval
     for run in one["runs"]:
         for scores in (run["union"], run["tasks"]):
             scores.update({place: value + 50 for place, value in scores.items()})
     path.write_text(json.dumps(one))
-    assert not verify(PAPER, plan, 1)[0].passed
+    assert not verify(PAPER, plan, 1, silent)[0].passed
 
 
 def test_a_new_measurement_names_its_commit_machine_and_seconds(
@@ -90,4 +91,4 @@ def test_a_check_passes_by_bits_or_by_interval() -> None:
 
 def test_without_measurements_there_is_nothing_to_verify(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing to verify"):
-        verify(PAPER, vleto.Plan(tmp_path), 1)
+        verify(PAPER, vleto.Plan(tmp_path), 1, silent)
