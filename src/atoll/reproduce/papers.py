@@ -64,7 +64,7 @@ def again(
     plan, selected = _plan(paper, asked), _select(paper, asked)
     missing: dict[str, str] = {}  # by setting, why there is no measurement
     if not asked.render:
-        fresh = [s for s in selected if paper.known(s, plan) is None]
+        fresh = [s for s in selected if not _is_measured(paper, asked, s, plan)]
         _refuse_to_replace([path for s in fresh for path in paper.conflicts(s, plan)])
         try:
             _measure(paper, asked, fresh, missing, say)
@@ -73,6 +73,14 @@ def again(
                 raise
             failed.append(error)
     return _rendered(paper, asked, missing)
+
+
+def _is_measured(paper: AnyPaper, asked: Asked, setting: Any, plan: Any) -> bool:
+    """Whether a setting has a file; one with other seeds counts, unless --set asks for some."""
+    if paper.known(setting, plan) is not None:
+        return True
+    whole = not paper.storage.pairs_seeds  # else single seeds may be missing
+    return whole and not asked.plan and paper.stored(setting, plan) is not None
 
 
 def pages(ledger: Ledger, figures: dict[str, bytes]) -> dict[str, bytes]:

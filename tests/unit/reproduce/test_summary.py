@@ -131,6 +131,8 @@ def test_a_file_with_other_seeds_counts_and_one_of_another_config_does_not(tmp_p
     config = PAPER.config(chosen, Plan(folder, seeds=tuple(range(20))))
     (folder / name).write_text(json.dumps({**one, "runs": more, "config": config}))
     assert len(cell_of(folder, setting, "Task 4").ours) == 20
+    again("vleto", Asked(folder, only=setting, device="cpu"))  # it is not measured again
+    assert len(json.loads((folder / name).read_text())["runs"]) == 20
     (folder / name).write_text(json.dumps({**one, "runs": more, "config": "another"}))
     cell = cell_of(folder, setting, "Task 4")
     assert not cell.ours

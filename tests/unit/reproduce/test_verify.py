@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from atoll.cli import app
 from atoll.core.errors import UserError
-from atoll.reproduce import vleto
+from atoll.reproduce import papers, vleto
 from atoll.reproduce.origin import describe, provenance, source
 from atoll.reproduce.paper import silent
 from atoll.reproduce.verify import Check, prediction_interval, verify
@@ -92,3 +94,17 @@ def test_a_check_passes_by_bits_or_by_interval() -> None:
 def test_without_measurements_there_is_nothing_to_verify(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing to verify"):
         verify(PAPER, vleto.Plan(tmp_path), 1, silent)
+
+
+def test_the_command_fails_where_a_cell_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = Check("s", "c", 0.5, 0.5, 0.4, 0.6, exact=False)
+    bad = Check("t", "c", 0.5, 0.7, 0.4, 0.6, exact=False)
+    words = ["reproduce", "vleto", "--verify", "2"]
+    monkeypatch.setattr(papers, "verified", lambda *_: [good, good])
+    result = CliRunner().invoke(app, words)
+    assert (result.exit_code, "2 cells are what is stored" in result.output) == (0, True)
+    monkeypatch.setattr(papers, "verified", lambda *_: [good, bad])
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, UserError)
+    assert "1 of 2 cells are not what is stored" in str(result.exception)
+    assert "FAILED: t, c" in result.output
