@@ -10,14 +10,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from atoll.core.record import write_whole
+from atoll.metrics.replication import interval
+from atoll.reproduce.alternatives import Comparison, comparisons
 from atoll.reproduce.claims import OURS
 from atoll.reproduce.ledger import VERDICTS, counted
 
-__all__ = ["PAGE", "SUMMARY", "page", "summarize", "update"]
+__all__ = ["PAGE", "PAGES", "SUMMARY", "page", "summarize", "update"]
 
 SUMMARY = "summary.json"
 PAGE = "README.md"
+PAGES = (PAGE, "pays.md")
 PAPERS = ("chfl", "vleto", "fedseit", "fccl")
 MOST_EVIDENCE = 120  # characters
 RELEASED = "as released"  # ends the titles of tables with the authors' faults, beside the paper's
@@ -61,6 +66,25 @@ def summarize(ledgers: Mapping[str, Plain]) -> Plain:
     return {
         "papers": {name: _paper(ledger) for name, ledger in ledgers.items()},
         "costs": _costs(ledgers),
+        "pays": [_pays(one) for one in comparisons(ledgers)],
+    }
+
+
+def _pays(one: Comparison) -> Plain:
+    """A method beside its best alternative."""
+    low, high = interval(one.gains, 0.95)
+    return {
+        "task": one.task,
+        "method": one.method,
+        "accuracy": float(np.mean(one.ours)),
+        "alternatives": {key: float(np.mean(v)) for key, v in one.alternatives.items()},
+        "pooled": one.pooled,
+        "gain": float(np.mean(one.gains)),
+        "interval_95": [low, high] if len(one.gains) > 1 else None,
+        "units": len(one.gains),
+        "best": one.best,
+        "answer": one.answer,
+        "note": one.note,
     }
 
 
@@ -133,6 +157,7 @@ def page(text: str, summary: Plain) -> str:
     parts = {
         "costs": _cost_table(summary["costs"]),
         "counts": _count_table(summary["papers"]),
+        "pays": _pays_table(summary["pays"]),
         **{name: _claim_lists(paper) for name, paper in summary["papers"].items()},
     }
     for name, lines in parts.items():
@@ -174,6 +199,25 @@ def _count_table(papers: Mapping[str, Plain]) -> list[str]:
     return lines
 
 
+def _pays_table(rows: Sequence[Plain]) -> list[str]:
+    lines = [
+        "| task | method | alternatives | pooled | method minus the best alternative | better? | |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        others = ", ".join(f"{name} {value:.3f}" for name, value in row["alternatives"].items())
+        pooled = "-" if row["pooled"] is None else f"{row['pooled']:.3f}"
+        gain = f"{row['gain']:+.3f}"
+        if row["interval_95"]:
+            low, high = row["interval_95"]
+            gain += f" ({low:+.3f} to {high:+.3f}, n = {row['units']})"
+        method = f"{row['method']} {row['accuracy']:.3f}"
+        parts = (row["task"], method, others, pooled, f"{row['best']}: {gain}", row["answer"],
+                 row["note"])  # fmt: skip
+        lines.append(f"| {' | '.join(parts)} |")
+    return lines
+
+
 def _claim_lists(paper: Plain) -> list[str]:
     """The claims of a paper by verdict; of undecided ones what they need."""
     lines: list[str] = []
@@ -182,7 +226,7 @@ def _claim_lists(paper: Plain) -> list[str]:
         if verdict == "undecidable here":
             lines += _undecidable(those)
             continue
-        lines.append(f"- **{verdict.capitalize()}**: {len(those)} claims.")
+        lines.append(f"- **{verdict.capitalize()}** ({len(those)}){':' if those else ''}")
         lines += [f"  - {_claim_line(claim)}" for claim in those]
     return lines
 
@@ -198,7 +242,9 @@ def _claim_line(claim: Plain) -> str:
 
 def _undecidable(claims: Sequence[Plain]) -> list[str]:
     """Claims on stand-ins and parts: counted, and those on which these data speak."""
-    lines = [f"- **Undecidable here**: {len(claims)} claims; on the data that are here:"]
+    if not claims:
+        return ["- **Undecidable here** (0)"]
+    lines = [f"- **Undecidable here** ({len(claims)}); on the data that are here:"]
     for here in ("reproduced", "refuted"):
         those = [claim for claim in claims if claim["here"] == here]
         texts = "; ".join(claim["text"] for claim in those)
@@ -212,6 +258,6 @@ def update(folder: Path) -> None:
     ledgers = {name: json.loads(path.read_text()) for name, path in files.items() if path.exists()}
     summary = summarize(ledgers)
     write_whole(folder / SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
-    path = folder / PAGE
-    if path.exists():
-        write_whole(path, page(path.read_text(), summary).encode())
+    for path in (folder / name for name in PAGES):
+        if path.exists():
+            write_whole(path, page(path.read_text(), summary).encode())

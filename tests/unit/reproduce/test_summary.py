@@ -11,9 +11,10 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from atoll.cli import app
+from atoll.reproduce.alternatives import Comparison, comparisons
 from atoll.reproduce.margins import RULES
 from atoll.reproduce.papers import PAPERS, Asked, again
-from atoll.reproduce.summary import PAGE, SUMMARY, page, summarize, update
+from atoll.reproduce.summary import PAGE, PAGES, SUMMARY, page, summarize, update
 from atoll.reproduce.vleto import PAPER, SETTINGS, Plan
 
 FOLDER = Path(__file__).parents[3] / "docs" / "reproduction"
@@ -27,9 +28,10 @@ def test_the_summary_is_what_the_ledgers_say() -> None:
 
 
 def test_the_page_is_what_the_summary_says() -> None:
-    text = (FOLDER / PAGE).read_text()
     summary = json.loads((FOLDER / SUMMARY).read_text())
-    assert page(text, summary) == text
+    for name in PAGES:
+        assert page((FOLDER / name).read_text(), summary) == (FOLDER / name).read_text()
+    text = (FOLDER / PAGE).read_text()
     for name in ("costs", "counts", *PAPERS):
         assert f"<!-- begin: {name} -->\n\n" in text
     changed = json.loads(json.dumps(summary))
@@ -170,3 +172,29 @@ def test_costs_are_the_runs_that_are_lacking_times_measured_seconds() -> None:
     assert (first["settings"], first["measured"], first["runs_open"]) == (2, 1, 17)
     assert first["gpu_minutes"] == pytest.approx((7 * 10 + 10 * 20) / 60)
     assert (rest["settings"], rest["gpu_minutes"]) == (1, 0.0)
+
+
+def test_a_method_is_held_against_its_best_alternative_unit_by_unit() -> None:
+    ours, alone, fedavg = (0.80, 0.82, 0.84), (0.70, 0.71, 0.72), (0.79, 0.80, 0.83)
+    one = Comparison("a task", "a method", ours, {"alone": alone, "FedAvg": fedavg})
+    assert one.best == "FedAvg"
+    assert one.gains == pytest.approx((0.01, 0.02, 0.01))
+    assert one.answer == "cannot tell"  # 0.0133, 95 %: -0.001 to 0.028
+    assert Comparison("a task", "a method", ours, {"alone": alone}).answer == "yes"
+    fixed = Comparison("a task", "a method", ours, {"linear": (0.9,) * 3})
+    assert fixed.gains == pytest.approx((-0.10, -0.08, -0.06))
+    assert fixed.answer == "no"
+    assert Comparison("a task", "a method", (0.9,), {"alone": (0.1,)}).answer == "cannot tell"
+
+
+def test_an_alternative_with_fewer_units_is_not_dropped() -> None:
+    cells = [
+        ("CHFL mu>0", [0.8, 0.7, 0.6, 0.5]), ("Local", [0.7, 0.7]), ("Common", [0.1] * 4),
+    ]  # fmt: skip
+    rows = [
+        {"table": "Table III", "row": "covertype K=5 30%", "column": column, "ours": values,
+         "splits": values, "obstacle": ""} for column, values in cells
+    ]  # fmt: skip
+    (one,) = comparisons({"chfl": {"cells": rows}})
+    assert one.best == "alone"
+    assert one.gains == pytest.approx((0.1, 0.0))
