@@ -314,7 +314,7 @@ def _ledger(measured: Measured, missing: Missing) -> Ledger:
         for method, theirs in rows.items():
             cells += _row(title, Setting(task, method, homogeneous=homogeneous), kind, theirs,
                           measured, missing)  # fmt: skip
-    cells += [*_public_cells(measured, missing), *_without(measured)]
+    cells += [*_public_cells(measured, missing), *_without(measured), *_studied(measured)]
     facts = {name: measurement["runs"][0]["facts"] for name, measurement in measured.items()}
 
     def find(
@@ -437,6 +437,16 @@ def _without(measured: Measured) -> Iterator[Cell]:
                 values = list(series(one, kind, at, variant, 3, domain).values())
                 where = (f"{kind}-domain, digits, without MNIST-M", method, column)
                 yield _cell(where, None, (at, values), source, measured, {})
+
+
+def _studied(measured: Measured) -> Iterator[Cell]:
+    """Our studies on the digits, means over domains."""
+    for setting in (one for one in STUDIES if one.name in measured):
+        one = measured[setting.name]
+        at = after(one)
+        for kind in ("inter", "intra"):
+            where = (f"Studies, {kind}-domain, digits, means over domains", setting.method, "AVG")
+            yield _cell(where, None, (at, means(one, kind, "", at)), setting, measured, {})
 
 
 def _figures(measured: Measured) -> dict[str, bytes]:

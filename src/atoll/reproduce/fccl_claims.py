@@ -40,6 +40,7 @@ def claims(find: Lookup) -> Iterator[Claim]:
     yield from _rounds(find)
     for domains in (0, 3):
         yield from _pairs(find, domains)
+    yield from _studies(find)
 
 
 def _against(one: Measurement, other: Measurement, kind: str, name: str, domains: int = 0,
@@ -224,6 +225,16 @@ def _fall(one: Measurement) -> Series:
         values = [means({"runs": [run]}, "intra", "", at)[0] for at in rounds]
         falls[run["seed"]] = max(values) - values[-1]
     return falls
+
+
+def _studies(find: Lookup) -> Iterator[Claim]:
+    """FCCL over FCCL with one part changed, where that was measured."""
+    for name in ("FCCL w/o COL", "FCCL inter only", "FCCL intra only", "FCCL off-diagonal 0"):
+        pair = _pair(find("digits", "FCCL"), find("digits", name))
+        for kind in ("inter", "intra") if pair else ():
+            parts = (_against(*pair, kind, name),) if pair else ()
+            yield Claim(f"digits: FCCL above {name}, {kind}-domain", "study", parts,
+                        OBSTACLES["digits"])  # fmt: skip
 
 
 def _pairs(find: Lookup, domains: int) -> Iterator[Claim]:

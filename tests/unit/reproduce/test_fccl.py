@@ -137,6 +137,21 @@ def test_without_mnist_m_neither_its_client_nor_its_rows_count() -> None:
     assert without.verdict == "undecidable here"
 
 
+def test_studies_that_were_measured_are_in_the_ledger() -> None:
+    study = Setting("digits", "FCCL w/o COL")
+    measured = {
+        Setting("digits", "FCCL").name: found(run(0, 0.8, 0.40), run(1, 0.82, 0.42)),
+        study.name: found(run(0, 0.7, 0.30), run(1, 0.73, 0.31)),
+    }
+    made = PAPER.ledger(measured, {})
+    cells = {c.table: c for c in made.cells if c.setting == study.name}
+    assert list(cells) == [f"Studies, {k}-domain, digits, means over domains"
+                           for k in ("inter", "intra")]  # fmt: skip
+    (claim,) = [c for c in made.claims if c.text == "digits: FCCL above FCCL w/o COL, inter-domain"]
+    assert claim.source == "study"
+    assert claim.parts[0].gains == pytest.approx((0.1, 0.11))
+
+
 def test_claims_of_table_3_and_of_other_public_images_have_lines_of_their_own() -> None:
     measured = {
         Setting("office", "FCCL", homogeneous=True).name: found(
