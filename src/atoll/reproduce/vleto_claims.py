@@ -75,8 +75,10 @@ class _Data:
 
     @property
     def obstacle(self) -> str:
-        """Whether the set is here in part."""
+        """Whether the set is here in part, or was run in small."""
         every = [one for name, one in self.measured.items() if name.startswith(f"{self.name} ")]
+        if any(one["miniature"] for one in every):
+            return "a miniature"
         parts = [one["facts"]["data"]["partial"] for one in every]
         return f"partial: {parts[0]}" if parts and parts[0] else ""
 

@@ -180,6 +180,8 @@ def test_a_miniature_runs_and_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
     assert first["runs"][0]["frozen"]["4"] == 1.0
     made = PAPER.ledger({setting.name: first}, {})
     assert {cell.obstacle for cell in made.cells if cell.ours} == {"a miniature"}
+    own = [claim for claim in made.claims if "FMNIST CIL" in claim.text and claim.parts]
+    assert {claim.obstacle for claim in own} == {"a miniature"}
     assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
 
 
