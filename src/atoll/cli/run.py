@@ -142,6 +142,14 @@ def _print_sweep(members: list[Point], runs: list[Run], folder: Path, as_json: b
     out.print(f"{len(runs)} records are in {folder}", soft_wrap=True)
 
 
+Render = Annotated[
+    bool, typer.Option("--render", help="run nothing: only what was measured before")
+]
+Verify = Annotated[
+    int, typer.Option("--verify", help="measure so many random cells again and compare", min=0)
+]
+
+
 def reproduce_command(
     paper: Annotated[str, typer.Argument(help="whose tables, e.g. chfl")],
     table_: Annotated[str, typer.Option("--table", help="e.g. 2 or figure4; default all")] = "",
@@ -150,17 +158,13 @@ def reproduce_command(
     quick: Annotated[bool, typer.Option("--quick", help="a miniature: few and short runs")] = False,
     tf32: Annotated[bool, typer.Option("--tf32", help="rounded products, faster on a GPU")] = False,
     studies: Annotated[bool, typer.Option("--studies", help="also what options change")] = False,
-    render: Annotated[
-        bool, typer.Option("--render", help="run nothing: only what was measured before")
-    ] = False,
+    render: Render = False,
     jobs: Annotated[int, typer.Option(help="settings at a time, each in a process", min=1)] = 1,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="how much is run: key=value, e.g. seeds=[0] or rounds=5"),
     ] = None,
-    verify: Annotated[
-        int, typer.Option("--verify", help="measure so many random cells again and compare", min=0)
-    ] = 0,
+    verify: Verify = 0,
     measure: Annotated[bool, typer.Option("--measure", hidden=True)] = False,
     to: Annotated[
         Path | None,

@@ -22,8 +22,9 @@ from atoll.reproduce.fedseit_claims import claims, orders, relative, series
 from atoll.reproduce.figures import course_figure
 from atoll.reproduce.ledger import Cell, Ledger, means_and_spreads
 from atoll.reproduce.margins import RULES
-from atoll.reproduce.measured import CHECKPOINTS, Measurement, swept_together
+from atoll.reproduce.measured import CHECKPOINTS, Measurement
 from atoll.reproduce.paper import Measured, Missing, Paper, Say, Stopwatch, facts_of
+from atoll.reproduce.sweeps import swept_together
 from atoll.runs.config import change, read
 from atoll.runs.result import Run
 
