@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,7 +31,6 @@ from atoll.core.errors import (
 )
 from atoll.core.record import disk_errors, write_whole
 from atoll.engines.local import LocalEngine
-from atoll.reproduce.ledger import Ledger, as_json, as_markdown
 from atoll.runs.config import assignment, change, read, resolve
 from atoll.runs.execute import execute
 from atoll.runs.folders import refuse_absent, refuse_other_config, run_folder
@@ -169,6 +169,14 @@ def _print_sweep(members: list[Point], runs: list[Run], folder: Path, as_json: b
     out.print(f"{len(runs)} records are in {folder}", soft_wrap=True)
 
 
+Render = Annotated[
+    bool, typer.Option("--render", help="run nothing: only what was measured before")
+]
+Verify = Annotated[
+    int, typer.Option("--verify", help="measure so many random cells again and compare", min=0)
+]
+
+
 def reproduce_command(
     paper: Annotated[str, typer.Argument(help="whose tables, e.g. chfl")],
     table_: Annotated[str, typer.Option("--table", help="e.g. 2 or figure4; default all")] = "",
@@ -177,14 +185,13 @@ def reproduce_command(
     quick: Annotated[bool, typer.Option("--quick", help="a miniature: few and short runs")] = False,
     tf32: Annotated[bool, typer.Option("--tf32", help="rounded products, faster on a GPU")] = False,
     studies: Annotated[bool, typer.Option("--studies", help="also what options change")] = False,
-    render: Annotated[
-        bool, typer.Option("--render", help="run nothing: only what was measured before")
-    ] = False,
+    render: Render = False,
     jobs: Annotated[int, typer.Option(help="settings at a time, each in a process", min=1)] = 1,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="how much is run: key=value, e.g. seeds=[0] or rounds=5"),
     ] = None,
+    verify: Verify = 0,
     measure: Annotated[bool, typer.Option("--measure", hidden=True)] = False,
     to: Annotated[
         Path | None,
@@ -193,31 +200,47 @@ def reproduce_command(
 ) -> None:
     """Reproduce a paper's tables and print ours beside theirs."""
     # Figures need matplotlib, which takes a second to import and writes a cache of fonts.
-    from atoll.reproduce.papers import Asked, again  # noqa: PLC0415
+    from atoll.reproduce.papers import Asked, again, pages, verified  # noqa: PLC0415
 
     to = to or Path("reproduction") / (f"{paper}-quick" if quick else paper)
     plan = tuple(set_ or ())
     request = Asked(to, table_, only, device, quick, tf32, studies, render, jobs, plan)
+    if verify:
+        _report_checks(verified(paper, request, verify, err.print))
+        return
     failed: list[Exception] = []
-    ledger, figures = again(paper, request, err.print, failed)
+    files = pages(*again(paper, request, err.print, failed))
     if not measure:  # else the process that started this one writes and prints
-        _write_ledger(ledger, figures, to)
+        _write_ledger(files, to)
     for error in failed:
         raise _of_a_measurement(error)
     if not measure:
-        out.print(as_markdown(ledger), soft_wrap=True)
+        out.print(files["ledger.md"].decode(), soft_wrap=True)
         out.print(f"the ledger is in {to}", soft_wrap=True)
 
 
-def _write_ledger(ledger: Ledger, figures: dict[str, bytes], to: Path) -> None:
-    files = {
-        "ledger.json": json.dumps(as_json(ledger), indent=1).encode(),
-        "ledger.md": as_markdown(ledger).encode(),
-    }
+def _report_checks(checks: Sequence[Any]) -> None:
+    """Print what was measured again; an error if a cell is another."""
+    for check in checks:
+        out.print(str(check), soft_wrap=True)
+    failures = [check for check in checks if not check.passed]
+    if failures:
+        what = f"{len(failures)} of {len(checks)} cells are not what is stored"
+        remedy = "compare commit, machine and data of the file with those here"
+        raise UserError(what, failures[0].setting, remedy)
+    out.print(f"{len(checks)} cells are what is stored")
+
+
+def _write_ledger(files: dict[str, bytes], to: Path) -> None:
+    """Write the ledger and its figures, and the summary beside it where there is one."""
+    from atoll.reproduce.summary import SUMMARY, update  # noqa: PLC0415
+
     with disk_errors(to):
         to.mkdir(parents=True, exist_ok=True)
-    for name, content in (files | figures).items():
+    for name, content in files.items():
         write_whole(to / name, content)
+    if (to.parent / SUMMARY).exists():
+        update(to.parent)
 
 
 def _of_a_measurement(error: Exception) -> Exception:

@@ -8,7 +8,6 @@ of a setting and takes the setting's rate, so that its runs can be paired with t
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,11 @@ import numpy as np
 
 from atoll.core.record import Round
 from atoll.methods import load
+from atoll.reproduce.chfl_claims import RATIOS, claims, series, study_claims
+from atoll.reproduce.claims import Claim
 from atoll.reproduce.figures import ratio_figure, strength_figure
-from atoll.reproduce.ledger import Cell, Claim, Ledger, means_and_spreads, paired
+from atoll.reproduce.ledger import Cell, Ledger, means_and_spreads
+from atoll.reproduce.margins import RULES
 from atoll.reproduce.measured import Measurement
 from atoll.reproduce.paper import Measured, Missing, Paper, Say, Stopwatch, facts_of
 from atoll.reproduce.sweeps import swept
@@ -27,7 +29,6 @@ from atoll.runs.result import Run
 
 __all__ = ["METHODS", "PAPER", "PRINTED", "RATES", "SETTINGS", "STUDIES", "Plan", "Setting"]
 
-RATIOS = (10, 20, 30, 40, 50)  # % of columns that all clients share, in Figure 4
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 NO_DATA = ("aloi", "helena")  # we had no file of these
 METHODS = {
@@ -236,18 +237,6 @@ def values_of(measurement: Measurement, variant: str) -> list[float]:
     return [run["accuracy"][variant] for run in measurement["runs"]]
 
 
-def _splits(measurement: Measurement, variant: str) -> tuple[float, ...]:
-    seeds = sorted({run["feature_seed"] for run in measurement["runs"]})
-    return tuple(
-        float(
-            np.mean(
-                [r["accuracy"][variant] for r in measurement["runs"] if r["feature_seed"] == seed]
-            )
-        )
-        for seed in seeds
-    )
-
-
 def _ledger(measured: Measured, missing: Missing) -> Ledger:
     """The cells of every table for which there is something to say."""
     cells = []
@@ -255,90 +244,57 @@ def _ledger(measured: Measured, missing: Missing) -> Ledger:
         for row, theirs in rows.items():
             cells += _row(table, row, theirs, measured.get(row), missing)
     facts = {name: measurement["facts"] for name, measurement in measured.items()}
-    return Ledger("CHFL", facts, tuple(cells), tuple(_claims(measured)))
+    return Ledger("CHFL", facts, tuple(cells), tuple(_claims(measured)), RULES["chfl"])
 
 
 def _row(
     table: str,
     row: str,
-    theirs: Sequence[tuple[float, float] | None],
+    numbers: Sequence[tuple[float, float] | None],
     one: Measurement | None,
     missing: Missing,
 ) -> list[Cell]:
     cells = []
-    for (column, variant), printed in zip(METHODS.items(), theirs, strict=True):
+    for (column, variant), printed in zip(METHODS.items(), numbers, strict=True):
         if printed is None and table != "Figure 4" and column == "Concatenation":
             continue
-        cell = Cell(table, row, column, *(printed or (None, None)))
-        if one is None:
-            note = missing.get(row, "not measured: atoll has no setting for this row")
-            data = row.partition(" ")[0]
-            if data in NO_DATA:
-                instead = f"no data: get '{data}' (see atoll list data), then run "
-                note = note.replace("not run yet: ", instead)
-            cells.append(replace(cell, note=note))
-            continue
-        data = one["facts"]["data"]
-        measured = replace(
-            cell,
-            ours=tuple(values_of(one, variant)),
-            splits=_splits(one, variant),
-            command=f"atoll reproduce chfl --only '{row}'",
-            config=one["config"],
-            data=data["fingerprint"][:12],
-            note=f"partial: {data['partial']}" if data["partial"] else "",
-            order_holds=_ordered(one, theirs),
-        )
-        cells.append(measured)
+        theirs, spread = printed or (None, None)
+        cell = Cell(table, row, column, theirs, spread, setting=row)
+        cells.append(_measured_cell(cell, one, variant) if one else _open(cell, missing))
     return cells
 
 
-def _ordered(measurement: Measurement, theirs: Sequence[tuple[float, float] | None]) -> bool:
-    """Whether our means rank the methods as the paper's do."""
-    printed = [
-        (pair[0], variant) for pair, variant in zip(theirs, METHODS.values(), strict=True) if pair
-    ]
-    ours = [(float(np.mean(values_of(measurement, variant))), variant) for _, variant in printed]
-    return [v for _, v in sorted(printed)] == [v for _, v in sorted(ours)]
+def _open(cell: Cell, missing: Missing) -> Cell:
+    """A cell that was not measured, and what measures it."""
+    data = cell.row.partition(" ")[0]
+    note = missing.get(cell.row, "not measured: atoll has no setting for this row")
+    if data not in NO_DATA:
+        return replace(cell, note=note)
+    get = f"no data: get '{data}' (see atoll list data), then run "
+    return replace(cell, note=note.replace("not run yet: ", get), obstacle=f"no data: {data}")
 
 
-def _claims(measured: Measured) -> list[Claim]:
-    """The paper's claims that covertype can speak to, and what studies change, on paired runs."""
-    claims = []
-    for clients in (5, 2, 10):
-        name = f"covertype K={clients} 30%"
-        if name in measured:
-            claims += _claims_of(name, measured[name], clients)
-    ratios = [f"covertype K=5 {ratio}%" for ratio in RATIOS]
-    if all(name in measured for name in ratios):
-        common = [float(np.mean(values_of(measured[name], "common"))) for name in ratios]
-        listed = ", ".join(f"{value:.4f}" for value in common)
-        rising = all(a < b for a, b in pairwise(common))
-        claims.append(Claim("Common rises with the ratio (10 to 50 %)", rising, listed))
+def _measured_cell(cell: Cell, one: Measurement, variant: str) -> Cell:
+    data = one["facts"]["data"]
+    partial = f"partial: {data['partial']}" if data["partial"] else ""
+    return replace(
+        cell,
+        ours=tuple(values_of(one, variant)),
+        splits=tuple(series(one, variant).values()),
+        command=f"atoll reproduce chfl --only '{cell.row}'",
+        config=one["config"],
+        data=data["fingerprint"][:12],
+        note="TF32" if one["engine"].get("tf32") else "",
+        obstacle=partial,
+    )
+
+
+def _claims(measured: Measured) -> Iterator[Claim]:
+    """The paper's claims, and what studies change, on paired feature splits."""
+    yield from claims(measured)
     for study in STUDIES:
         if study.name in measured and study.of in measured:
-            one, other = measured[study.name], measured[study.of]
-            claims += [
-                _paired(f"{study.name}: {v} above that without", (one, v), (other, v))
-                for v in ("mu=0", "mu>0", "auto")
-            ]
-    return claims
-
-
-def _claims_of(name: str, one: Measurement, clients: int) -> list[Claim]:
-    better = max(("common", "local"), key=lambda v: float(np.mean(values_of(one, v))))
-    pairs = [("mu>0", "mu=0"), ("mu=0", better), ("mu>0", better)]
-    if clients != 5:
-        pairs = [("mu>0", v) for v in ("mu=0", "common", "local")]
-    else:
-        pairs.append(("mu=0", "concat"))
-    return [_paired(f"{name}: {a} above {b}", (one, a), (one, b)) for a, b in pairs]
-
-
-def _paired(text: str, one: tuple[Measurement, str], other: tuple[Measurement, str]) -> Claim:
-    """Two variants, of the same setting or of two, run by run and split by split."""
-    splits = [run["feature_seed"] for run in one[0]["runs"]]
-    return paired(text, values_of(*one), values_of(*other), splits)
+            yield from study_claims(study.name, measured[study.name], measured[study.of])
 
 
 def _figures(measured: Measured) -> dict[str, bytes]:

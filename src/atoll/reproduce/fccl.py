@@ -19,16 +19,19 @@ from atoll.data.dataset import Dataset
 from atoll.engines.local import local_engine
 from atoll.metrics import scores as metrics
 from atoll.reproduce.domain_figures import bars, matrices, over_rounds
-from atoll.reproduce.ledger import Cell, Claim, Ledger, paired
+from atoll.reproduce.fccl_claims import OBSTACLES, claims
+from atoll.reproduce.fccl_scores import after, last, means, means_of, series, tested
+from atoll.reproduce.ledger import Cell, Ledger
+from atoll.reproduce.margins import RULES
 from atoll.reproduce.measured import CHECKPOINTS, FilePerSeed, Measurement, workplace, write
+from atoll.reproduce.origin import provenance
 from atoll.reproduce.paper import Measured, Missing, Paper, Say, facts_of, silent
 from atoll.runs.config import change, read, resolve
 from atoll.runs.execute import execute
 from atoll.runs.result import Run
 
 __all__ = [
-    "COMPARED", "PAPER", "PRINTED", "SETTINGS", "STUDIES", "Plan", "Setting", "after",
-    "measure_seed",
+    "COMPARED", "PAPER", "PRINTED", "SETTINGS", "STUDIES", "Plan", "Setting", "measure_seed",
 ]  # fmt: skip
 
 # What a method changes in the preset.
@@ -49,8 +52,8 @@ METHODS: dict[str, dict[str, Any]] = {
 COMPARED = ("FedMD", "FML", "RCFL", "FedDF", "FedMatch", "FCCL")
 CIFAR = "cifar100"  # the public images of the tables
 PUBLIC_ONLY = ("public_batch", "public_epochs")  # options that methods without public images lack
+DERIVED = "the paper prints no mean: that of its row"
 DOMAINS = {"digits": ("M", "U", "SV", "SY"), "office": ("A", "C", "P", "R")}
-STAND_INS = {"digits": "MNIST-M stands in for SYN", "office": "Office-Caltech-10, not Office-Home"}
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,11 @@ BY_PUBLIC: dict[str, dict[str, tuple[float, float]]] = {
     "tiny-imagenet": {"FCCL": (35.70, 86.09), "FCCL w/o CON": (30.26, 82.21)},
     "fashion-mnist": {"FCCL": (36.82, 85.77), "FCCL w/o CON": (32.42, 83.29)},
 }
+# Figure 7: FCCL on other domains, by public set and domain; CIFAR-100 is in Table 1.
+BY_DOMAIN = {
+    "tiny-imagenet": (21.62, 21.12, 47.73, 52.34),
+    "fashion-mnist": (21.12, 24.07, 51.97, 50.13),
+}
 
 
 @dataclass(frozen=True)
@@ -232,6 +240,7 @@ def measure_seed(
     def store(run: Run) -> Measurement:
         seconds = max(time.monotonic() - began, run.seconds)  # the latter, if it was resumed
         measurement = {"config": config, "tiny": plan.tiny, **_brief(run), "seconds": seconds}
+        measurement["provenance"] = provenance(plan.device, seconds, [setting.name])
         write(plan.folder, STORAGE.name(setting.name, seed), measurement)
         return measurement
 
@@ -296,40 +305,6 @@ def _matrix(scores: Sequence[Score], variant: str, number: int) -> list[list[flo
     return listed
 
 
-def _means(matrix: Sequence[Sequence[float]]) -> dict[str, float]:
-    by_domain = {kind: _by_domain(matrix, kind) for kind in ("intra", "inter")}
-    return {kind: float(np.mean(values)) for kind, values in by_domain.items()}
-
-
-def _by_domain(matrix: Sequence[Sequence[float]], kind: str) -> list[float]:
-    """A client's accuracy on its own domain, or the plain mean over the others."""
-    cells = np.asarray(matrix)
-    own = cells.diagonal()
-    others = (cells.sum(1) - own) / (cells.shape[1] - 1)
-    return [float(value) for value in (own if kind == "intra" else others)]
-
-
-def after(*measurements: Measurement) -> str:
-    """The last round at which all runs were tested, so that they can be compared."""
-    common = set.intersection(*(_tested(one) for one in measurements))
-    return max(common, key=int) if common else "0"
-
-
-def _tested(measurement: Measurement) -> set[str]:
-    """The rounds after which all seeds of a setting were tested."""
-    return set.intersection(*(set(run["matrix"]) for run in measurement["runs"]))
-
-
-def means(measurement: Measurement, kind: str, variant: str = "", at: str = "") -> list[float]:
-    """The mean over domains of a setting's model, or of another one, seed by seed."""
-    return [_means(_last(run, variant, at))[kind] for run in measurement["runs"]]
-
-
-def _last(run: dict[str, Any], variant: str, at: str = "") -> list[list[float]]:
-    matrix: list[list[float]] = run["matrix"][at or str(run["rounds"])][variant or run["headline"]]
-    return matrix
-
-
 def _ledger(measured: Measured, missing: Missing) -> Ledger:
     """The cells of every table for which there is something to say."""
     cells: list[Cell] = []
@@ -339,9 +314,15 @@ def _ledger(measured: Measured, missing: Missing) -> Ledger:
         for method, theirs in rows.items():
             cells += _row(title, Setting(task, method, homogeneous=homogeneous), kind, theirs,
                           measured, missing)  # fmt: skip
-    cells += _public_cells(measured, missing)
+    cells += [*_public_cells(measured, missing), *_without(measured), *_studied(measured)]
     facts = {name: measurement["runs"][0]["facts"] for name, measurement in measured.items()}
-    return Ledger("FCCL", facts, tuple(cells), tuple(_claims(measured)))
+
+    def find(
+        task: str, method: str, public: str = CIFAR, homogeneous: bool = False
+    ) -> Measurement | None:
+        return measured.get(Setting(task, method, public, homogeneous).name)
+
+    return Ledger("FCCL", facts, tuple(cells), tuple(claims(find)), RULES["fccl"])
 
 
 def _row(
@@ -358,22 +339,24 @@ def _row(
     one, variant = measured.get(source.name), "solo" if solo else ""
     numbers = [*theirs, float(np.mean(theirs))]
     at = _table_round(setting, measured)
-    if one is not None and at not in _tested(one):  # it was cut before
+    if one is not None and at not in tested(one):  # it was cut before
         at = after(one)
     cells = []
     for place, column in enumerate((*DOMAINS[setting.task], "AVG")):
         where = (title, setting.method, column)
         ours: Sequence[float] = ()
         if one is not None:
-            matrices = [_by_domain(_last(run, variant, at), kind) for run in one["runs"]]
-            ours = [float(np.mean(row)) if column == "AVG" else row[place] for row in matrices]
-        cells.append(_cell(where, numbers[place] / 100, (at, ours), source, measured, missing))
+            domain = None if column == "AVG" else place
+            ours = list(series(one, kind, at, variant, 0, domain).values())
+        cell = _cell(where, numbers[place] / 100, (at, ours), source, measured, missing)
+        derived = column == "AVG" and not title.startswith("Table 1")
+        cells.append(replace(cell, note=f"{DERIVED}; {cell.note}") if derived else cell)
     return cells
 
 
 def _cell(
     where: tuple[str, str, str],  # table, row, column
-    printed: float,
+    printed: float | None,
     results: tuple[str, Sequence[float]],  # round, and a value for each seed
     source: Setting,
     measured: Measured,
@@ -381,20 +364,22 @@ def _cell(
 ) -> Cell:
     if source.name not in measured:
         note = missing.get(source.name, f"not run: --only '{source.name}'")
-        return Cell(*where, printed, None, note=note)
+        return Cell(*where, printed, None, note=note, setting=source.name)
     run, (at, ours) = measured[source.name]["runs"][0], results
-    note = "a miniature: other data and networks" if run["tiny"] else STAND_INS[source.task]
-    note += f"; {len(ours)} seed{'s' * (len(ours) > 1)}"
+    note = f"{len(ours)} seed{'s' * (len(ours) > 1)}"
     if where[1] != "SOLO":  # which is trained before the first round
         note += f", {at} rounds"
     if run["model"]["precision"] != "float32":
         note += f"; {run['model']['precision']}"
+    obstacle = "a miniature: other data and networks" if run["tiny"] else OBSTACLES[source.task]
     return Cell(
         *(*where, printed, None, tuple(ours)),
         command=f"atoll reproduce fccl --only '{source.name}'",
         config=measured[source.name]["config"],
         data=run["facts"]["data"]["fingerprint"][:12],
         note=note,
+        obstacle=obstacle,
+        setting=source.name,
     )
 
 
@@ -414,97 +399,54 @@ def _table_round(setting: Setting, measured: Measured) -> str:
     return max((after(measured[name]) for name in names if name in measured), key=int, default="0")
 
 
-def _public_cells(measured: Measured, missing: Missing) -> list[Cell]:
+def _public_cells(measured: Measured, missing: Missing) -> Iterator[Cell]:
     """Figures 7 and 8: FCCL, with and without its continual part, by public set."""
     names = [Setting("digits", m, public).name for public, rows in BY_PUBLIC.items() for m in rows]
     several = [measured[name] for name in names if name in measured]
     at = after(*several) if several else "0"
-    cells = []
     for public, rows in BY_PUBLIC.items():
         for method, pair in rows.items():
             setting = Setting("digits", method, public)
+            one = measured.get(setting.name)
             for kind, printed in zip(("inter", "intra"), pair, strict=True):
-                where = (
-                    f"Figures 7 and 8, {kind}-domain, digits, means over domains",
-                    method,
-                    public,
-                )
-                one = measured.get(setting.name)
+                title = f"Figures 7 and 8, {kind}-domain, digits, means over domains"
                 ours = means(one, kind, "", at) if one else ()
-                cells.append(_cell(where, printed / 100, (at, ours), setting, measured, missing))
-    return cells
+                where = (title, method, public)
+                yield _cell(where, printed / 100, (at, ours), setting, measured, missing)
+    for public, numbers in BY_DOMAIN.items():
+        setting = Setting("digits", "FCCL", public)
+        one = measured.get(setting.name)
+        for place, printed in enumerate(numbers):
+            values = list(series(one, "inter", at, "", 0, place).values()) if one else []
+            where = ("Figure 7, inter-domain, digits, by domain", public, DOMAINS["digits"][place])
+            yield _cell(where, printed / 100, (at, values), setting, measured, missing)
 
 
-def _claims(measured: Measured) -> list[Claim]:
-    """The paper's claims, seed by seed."""
-    claims: list[Claim] = []
-    for full in (one for one in SETTINGS if one.method == "FCCL"):
-        if full.name in measured:
-            claims += _above_others(full, measured)
-            claims += _continual(full, measured)
-    known = measured.get(Setting("digits", "FCCL").name)
-    return claims + (_diagonal(known) if known else [])
-
-
-def _above_others(full: Setting, measured: Measured) -> list[Claim]:
-    """FCCL against each method of its table; only that of CIFAR-100 has other methods."""
-    if full.public != CIFAR:
-        return []
-    ours, about = measured[full.name], f"{full.task}{', all ResNet-18' * full.homogeneous}"
-    claims = []
+def _without(measured: Measured) -> Iterator[Cell]:
+    """Tables 1 and 2 without MNIST-M: M, U and SV tested on each other; nothing printed beside."""
     for kind in ("inter", "intra"):
-        text = f"{about}: FCCL above SOLO, {kind}-domain"
-        claims.append(_paired(text, (ours, ""), (ours, "solo"), kind))
-        for method in ("FedAvg", *COMPARED[:-1]):
-            other = measured.get(replace(full, method=method).name)
-            if other and after(ours, other) != "0":
-                text = f"{about}: FCCL above {method}, {kind}-domain"
-                claims.append(_paired(text, (ours, ""), (other, ""), kind))
-    return claims
+        for method in ("SOLO", *COMPARED):
+            setting = Setting("digits", method)
+            source = _with_solo(setting, measured) if method == "SOLO" else setting
+            one = measured.get(source.name)
+            if one is None:
+                continue
+            at, variant = after(one), "solo" if method == "SOLO" else ""
+            for place, column in enumerate((*DOMAINS["digits"][:3], "AVG")):
+                domain = None if column == "AVG" else place
+                values = list(series(one, kind, at, variant, 3, domain).values())
+                where = (f"{kind}-domain, digits, without MNIST-M", method, column)
+                yield _cell(where, None, (at, values), source, measured, {})
 
 
-def _continual(full: Setting, measured: Measured) -> list[Claim]:
-    """FCCL against FCCL without its continual part."""
-    without = measured.get(replace(full, method="FCCL w/o CON").name)
-    if not without:
-        return []
-    about = full.task if full.public == CIFAR else f"{full.task}, {full.public}"
-    return [
-        _paired(
-            f"{about}: the continual part adds to {kind}-domain accuracy",
-            (measured[full.name], ""), (without, ""), kind,
-        )
-        for kind in ("inter", "intra")
-    ]  # fmt: skip
-
-
-Model = tuple[Measurement, str]  # what was measured, and which of its models
-
-
-def _paired(text: str, one: Model, other: Model, kind: str) -> Claim:
-    """A claim on the seeds that both have, at the last round that both have."""
-    values, at = [], after(one[0], other[0])
-    for measurement, variant in (one, other):
-        seeds = [run["seed"] for run in measurement["runs"]]
-        values.append(dict(zip(seeds, means(measurement, kind, variant, at), strict=True)))
-    common = sorted(values[0].keys() & values[1].keys())
-    if not common:
-        return Claim(text, None, "no seed in common", open=True)
-    return paired(text, *([each[seed] for seed in common] for each in values))
-
-
-def _diagonal(measurement: Measurement) -> list[Claim]:
-    """Claim 6: on public images the diagonal of M grows and the rest falls below 0."""
-    first, last = ([run["notes"][i] for run in measurement["runs"]] for i in (0, -1))
-    grown = [b["diagonal"] - a["diagonal"] for a, b in zip(first, last, strict=True)]
-    rest = [note["off diagonal"] for note in last]
-    listed = ", ".join(f"{a['diagonal']:.3f} to {b['diagonal']:.3f}" for a, b in
-                       zip(first, last, strict=True))  # fmt: skip
-    below = ", ".join(f"{value:+.3f}" for value in rest)
-    return [
-        Claim("digits: the diagonal of M on public data grows", min(grown) > 0, listed),
-        Claim("digits: off the diagonal M ends below 0", max(rest) < 0, below),
-    ]
+def _studied(measured: Measured) -> Iterator[Cell]:
+    """Our studies on the digits, means over domains."""
+    for setting in (one for one in STUDIES if one.name in measured):
+        one = measured[setting.name]
+        at = after(one)
+        for kind in ("inter", "intra"):
+            where = (f"Studies, {kind}-domain, digits, means over domains", setting.method, "AVG")
+            yield _cell(where, None, (at, means(one, kind, "", at)), setting, measured, {})
 
 
 def _figures(measured: Measured) -> dict[str, bytes]:
@@ -513,17 +455,17 @@ def _figures(measured: Measured) -> dict[str, bytes]:
     for task, names in DOMAINS.items():
         here = {m: measured.get(Setting(task, m).name) for m in COMPARED}
         there = {m: measurement for m, measurement in here.items() if measurement}
-        last = max((int(after(measurement)) for measurement in there.values()), default=0)
+        furthest = max((int(after(measurement)) for measurement in there.values()), default=0)
         runs = {
             m: measurement["runs"]
             for m, measurement in there.items()
-            if after(measurement) == str(last)
+            if after(measurement) == str(furthest)
         }
         if "FCCL" in runs:
             lines = {m: [_by_round(run) for run in measurement] for m, measurement in runs.items()}
             figures[f"figure6-{task}.svg"] = over_rounds(lines)
-            cells = {"SOLO": [_last(run, "solo") for run in runs["FCCL"]]}
-            cells |= {m: [_last(run, "") for run in measurement] for m, measurement in runs.items()}
+            cells = {"SOLO": [last(run, "solo") for run in runs["FCCL"]]}
+            cells |= {m: [last(run, "") for run in measurement] for m, measurement in runs.items()}
             figures[f"matrix-{task}.svg"] = matrices(cells, names)
     by_public = {
         (public, method): measured[Setting("digits", method, public).name]
@@ -541,7 +483,7 @@ def _figures(measured: Measured) -> dict[str, bytes]:
 
 
 def _by_round(run: dict[str, Any]) -> dict[int, dict[str, float]]:
-    return {int(r): _means(by_model[run["headline"]]) for r, by_model in run["matrix"].items()}
+    return {int(r): means_of(by_model[run["headline"]]) for r, by_model in run["matrix"].items()}
 
 
 STORAGE = FilePerSeed()

@@ -9,6 +9,7 @@ of these differences alone and is paired with the same setting without it.
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ import numpy as np
 
 from atoll.core.record import Round, Score
 from atoll.metrics import scores as metrics
+from atoll.reproduce.claims import Claim, above
+from atoll.reproduce.fedseit_claims import claims, orders, relative, series
 from atoll.reproduce.figures import course_figure
-from atoll.reproduce.ledger import Cell, Claim, Ledger, means_and_spreads, paired
+from atoll.reproduce.ledger import Cell, Ledger, means_and_spreads
+from atoll.reproduce.margins import RULES
 from atoll.reproduce.measured import CHECKPOINTS, Measurement
 from atoll.reproduce.paper import Measured, Missing, Paper, Say, Stopwatch, facts_of
 from atoll.reproduce.sweeps import swept_together
@@ -73,6 +77,18 @@ PRINTED = {
         SUBJ   | 85.6±0.6  89.1±0.4  88.8±0.1  90.4±1.5  88.1±1.3  90.2±1.8  84.2±2.6
     """),
 }
+
+# The column Gain %: the method in bold and its printed gain over FedWeIT, relative.
+BEST = {
+    "1.0": {
+        "R8": ("SIT K=5", 14.5), "TMN": ("SIT K=5", 5.2), "TREC6": ("FedSeIT", 6.9),
+        "TREC50": ("SIT K=5", 4.2), "SUBJ": ("SIT K=5", 3.5),
+    },
+    "0.1": {
+        "R8": ("FedSeIT", 32.0), "TMN": ("FedSeIT", 9.4), "TREC6": ("SIT K=3", 10.1),
+        "TREC50": ("FedSeIT", 6.7), "SUBJ": ("SIT K=5", 5.6),
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -249,7 +265,8 @@ def _ledger(measured: Measured, missing: Missing) -> Ledger:
             table = f"lambda2 = {setting.strength}, with one fault of the released code"
             cells.append(_cell(setting, table, None, None, measured))
     facts = {name: measurement["facts"] for name, measurement in measured.items()}
-    return Ledger("FedSeIT", facts, tuple(cells), (*_claims(measured), *_effects(measured)))
+    claims = (*_claims(measured), *_controls(measured), *_effects(measured))
+    return Ledger("FedSeIT", facts, tuple(cells), claims, RULES["fedseit"])
 
 
 def _row(row: str, strength: str, profile: str, measured: Measured, missing: Missing) -> list[Cell]:
@@ -262,22 +279,52 @@ def _row(row: str, strength: str, profile: str, measured: Measured, missing: Mis
         if setting.name in measured:
             cells.append(_cell(setting, table, theirs, spread, measured))
         elif column in COLUMNS:
-            command = _command(setting)
-            note = missing.get(setting.name, f"not run yet: {command}")
-            cells.append(Cell(table, row, column, theirs, spread, command=command, note=note))
-    return cells
+            cells.append(_open(setting, table, theirs, spread, missing))
+    return [*cells, _gain(row, strength, profile, measured, table)]
+
+
+def _open(
+    setting: Setting, table: str, theirs: float | None, spread: float | None, missing: Missing
+) -> Cell:
+    """A cell that was not measured, with the command that measures it."""
+    command = _command(setting)
+    note = missing.get(setting.name, f"not run yet: {command}")
+    return Cell(
+        table, setting.row, setting.method, theirs, spread, command=command, note=note,
+        setting=setting.name,
+    )  # fmt: skip
 
 
 def _cell(
     setting: Setting, table: str, theirs: float | None, spread: float | None, measured: Measured
 ) -> Cell:
     """What was measured of a setting."""
-    measurement = measured[setting.name]
+    one = measured[setting.name]
     return Cell(
-        table, setting.row, setting.method, theirs, spread, tuple(_values(measurement)), (),
-        _command(setting), measurement["config"], measurement["facts"]["data"]["fingerprint"][:12],
-        f"vectors {measurement['facts']['vectors']['name']}", _ordered(setting, measured),
+        table, setting.row, setting.method, theirs, spread, tuple(_values(one)),
+        command=_command(setting), config=one["config"], note=_note(one), setting=setting.name,
+        data=one["facts"]["data"]["fingerprint"][:12], obstacle=RULES["fedseit"].differs,
     )  # fmt: skip
+
+
+def _note(measurement: Measurement) -> str:
+    precision = "TF32" if measurement["engine"].get("tf32") else "float32"
+    return f"vectors {measurement['facts']['vectors']['name']}; {precision}"
+
+
+def _gain(row: str, strength: str, profile: str, measured: Measured, table: str) -> Cell:
+    """The column Gain %: the best method of the paper's row over FedWeIT, relative."""
+    column, printed = BEST[strength][row]
+    best = Setting(row, column, strength, profile)
+    base = replace(best, column="FedWeIT")
+    cell = Cell(table, row, "Gain %", round(printed / 100, 4), None, setting=best.name)
+    lacking = [_command(one) for one in (best, base) if one.name not in measured]
+    if lacking:
+        return replace(cell, note=f"not run yet: {lacking[0]}")
+    gains = tuple(relative(measured[best.name], measured[base.name]).values())
+    note = f"{column} over FedWeIT, relative; {_note(measured[best.name])}"
+    return replace(cell, ours=gains, note=note, obstacle=RULES["fedseit"].differs,
+                   command=_command(best), config=measured[best.name]["config"])  # fmt: skip
 
 
 def _command(setting: Setting) -> str:
@@ -288,70 +335,39 @@ def _values(measurement: Measurement) -> list[float]:
     return [run["accuracy"] for run in measurement["runs"]]
 
 
-def _ordered(setting: Setting, measured: Measured) -> bool:
-    """Whether a method stands to FedWeIT as in the paper; FedWeIT: whether all others do."""
-    baseline = replace(setting, column="FedWeIT")
-    columns = list(COLUMNS)[1:] if setting == baseline else [setting.column]
-    others = {c: measured.get(replace(setting, column=c).name) for c in columns if c in COLUMNS}
-    there = {
-        column: measurement for column, measurement in others.items() if measurement is not None
-    }
-    if baseline.name not in measured or not there:
-        return False
-    cells, ours = PRINTED[setting.strength][setting.row], _mean(measured[baseline.name])
-    theirs = [cell[0] for cell in cells if cell is not None]  # FedSeIT's table has no empty cell
-    return all(
-        (_mean(measurement) > ours) == (theirs[list(COLUMNS).index(column)] > theirs[0])
-        for column, measurement in there.items()
-    )
+def _printed(row: str, column: str, strength: str) -> float:
+    pair = PRINTED[strength][row][list(COLUMNS).index(column)]
+    assert pair is not None  # FedSeIT's table has no empty cell
+    return pair[0]
 
 
-def _mean(measurement: Measurement) -> float:
-    return float(np.mean(_values(measurement)))
-
-
-PAIRS = (
-    ("FedSeIT", "FedWeIT"),
-    ("SIT K=3", "FedWeIT"),
-    ("FedSeIT", "FedWeIT-Dense"),
-    ("FedSeIT", "Local"),
-    ("FedSeIT", "FedSeIT+DLS"),
-)
-
-
-def _claims(measured: Measured) -> list[Claim]:
-    """The paper's claims on paired seeds, wherever both sides were run."""
-    claims = []
+def _claims(measured: Measured) -> Iterator[Claim]:
+    """The paper's claims on paired seeds; those of the profile `released` are a study."""
     for profile in PROFILES:
+
+        def find(row: str, column: str, strength: str, profile: str = profile) -> Any:
+            return measured.get(Setting(row, column, strength, profile).name)
+
         end = "" if profile == "default" else ", as released"
-        for strength in STRENGTHS:
-            for row in DATA:
-                by_column = {
-                    column: _values(measured[setting.name])
-                    for column in (*COLUMNS, *CONTROLS)
-                    if (setting := Setting(row, column, strength, profile)).name in measured
-                }
-                place = f"{row}, lambda2 = {strength}{end}"
-                claims += [
-                    paired(f"{place}: {a} above {b}", by_column[a], by_column[b])
-                    for a, b in PAIRS
-                    if a in by_column and b in by_column
-                ]
-                if {"FedSeIT", "SIT K=3"} <= by_column.keys():
-                    claims.append(_near(place, by_column["SIT K=3"], by_column["FedSeIT"]))
-    return claims
+        yield from claims(find, end, "" if profile == "default" else "study")
+        yield from orders(find, _printed, end)
 
 
-def _near(place: str, one: list[float], other: list[float]) -> Claim:
-    """That the mean of one is within a point of the other's, on the same seeds."""
-    difference = float(np.mean(one) - np.mean(other))
-    text = f"{place}: SIT K=3 within one point of FedSeIT"
-    return Claim(text, abs(difference) <= 0.01, f"{100 * difference:+.3f} points")
+def _controls(measured: Measured) -> Iterator[Claim]:
+    """FedSeIT against the controls, wherever both were run."""
+    for row, strength, control in product(DATA, STRENGTHS, CONTROLS):
+        one, other = (Setting(row, c, strength).name for c in ("FedSeIT", control))
+        if one in measured and other in measured:
+            text = f"{row}, lambda2 = {strength}: FedSeIT above {control}"
+            yield _above(text, measured[one], measured[other])
 
 
-def _effects(measured: Measured) -> list[Claim]:
+def _above(text: str, one: Measurement, other: Measurement) -> Claim:
+    return Claim(text, "study", (above("gain", series(one), series(other)),))
+
+
+def _effects(measured: Measured) -> Iterator[Claim]:
     """What a fault alone does to a method, and where FedSeIT then stands to FedWeIT."""
-    claims = []
     for one in FAULTY:
         others = [replace(one, fault="")]
         if one.column == "FedSeIT":
@@ -360,9 +376,7 @@ def _effects(measured: Measured) -> list[Claim]:
         for other in others:
             if one.name in measured and other.name in measured:
                 text = f"{one.row}, lambda2 = {one.strength}: {one.method} above {other.method}"
-                ours, theirs = (_values(measured[s.name]) for s in (one, other))
-                claims.append(paired(text, ours, theirs))
-    return claims
+                yield _above(text, measured[one.name], measured[other.name])
 
 
 def _figures(measured: Measured) -> dict[str, bytes]:

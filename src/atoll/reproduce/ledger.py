@@ -1,12 +1,22 @@
-"""A ledger of reproduced cells: ours, theirs, a verdict, and what it took."""
+"""A ledger of reproduced cells and claims: ours, theirs, a verdict, and what it took."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["Cell", "Claim", "Ledger", "as_json", "as_markdown", "means_and_spreads", "paired"]
+from atoll.metrics.replication import Replication, interval, replicate, runs_needed
+from atoll.metrics.verdicts import MARGIN
+from atoll.reproduce.claims import Claim, Judged, judge
+from atoll.reproduce.margins import RULES, Rule
+
+__all__ = [
+    "VERDICTS", "Cell", "CellVerdict", "Ledger", "as_json", "counted", "means_and_spreads",
+]  # fmt: skip
+
+VERDICTS = ("reproduced", "refuted", "undecided", "undecidable here")
+CellVerdict = Literal["reproduced", "refuted", "undecided", "undecidable here", "not printed"]
 
 
 @dataclass(frozen=True)
@@ -18,13 +28,17 @@ class Cell:
     column: str
     theirs: float | None  # the paper's mean, None where it prints none
     their_spread: float | None
-    ours: tuple[float, ...] = ()  # one for each run, empty where the data are not here
+    ours: tuple[float, ...] = ()  # one for each run, empty where it was not measured
     splits: tuple[float, ...] = ()  # the means of the feature splits
     command: str = ""
     config: str = ""  # hash of what was asked for
     data: str = ""  # hash of the data
-    note: str = ""  # partial data, a stand-in, or why there is no number
-    order_holds: bool = True  # whether its row has the paper's order of methods at this cell
+    note: str = ""  # precision, rate, or why there is no number
+    obstacle: str = ""  # why no run here can decide it: a stand-in, partial data, no data
+    invalid: str = ""  # why the values do not count
+    setting: str = ""  # the setting that measures it
+    base_margin: float = MARGIN
+    seconds: float | None = None  # estimated GPU time of its setting, where it was not measured
 
     @property
     def mean(self) -> float:
@@ -37,27 +51,70 @@ class Cell:
         return float(np.std(self.ours))
 
     @property
-    def verdict(self) -> str:
-        """Inside the paper's spread; else whether the order of methods holds at least."""
-        if not self.ours:
-            return "open"
+    def units(self) -> tuple[float, ...]:
+        """The independent values: of feature splits where there are some, else of seeds."""
+        return self.splits or self.ours
+
+    @property
+    def margin(self) -> float:
+        """The largest difference that does not matter; it includes the printed deviation."""
+        return self.base_margin + (self.their_spread or 0.0)
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's."""
+        if not self.ours or self.theirs is None:
+            return None
+        return float(np.mean(self.units)) - self.theirs
+
+    def difference_interval(self, level: float) -> tuple[float, float]:
+        """The interval of ours minus the paper's."""
+        low, high = interval(self.units, level)
+        return low - (self.theirs or 0.0), high - (self.theirs or 0.0)
+
+    @property
+    def _judgeable(self) -> bool:
+        return bool(self.ours) and self.theirs is not None
+
+    @property
+    def here(self) -> Replication:
+        """What the rule says of the data that are here."""
+        if not self._judgeable or self.invalid:
+            return "undecided"
+        return replicate(self.units, self.theirs or 0.0, self.margin)
+
+    @property
+    def verdict(self) -> CellVerdict:
+        """The verdict; never reproduced or refuted on a stand-in or a part of the data."""
         if self.theirs is None:
-            return "no figure in the paper"
-        if self.their_spread is None:  # a single number
-            return f"{self.mean - self.theirs:+.4f}"
-        if abs(self.mean - self.theirs) <= self.their_spread:
-            return "inside the paper's spread"
-        return "outside, the order holds" if self.order_holds else "differs"
+            return "not printed"
+        return "undecidable here" if self.obstacle else self.here
+
+    @property
+    def runs(self) -> int | None:
+        """For an undecided cell, the units that would decide it; None: unknown or over 1,000."""
+        if self.verdict != "undecided" or self.invalid or not self._judgeable:
+            return None
+        return runs_needed(self.units, self.theirs or 0.0, self.margin)
+
+    @property
+    def reason(self) -> str:
+        """Why a cell is not decided."""
+        if self.verdict == "undecidable here":
+            return self.obstacle
+        if self.verdict != "undecided":
+            return ""
+        if self.invalid:
+            return self.invalid
+        if not self.ours:
+            return f"not measured; budget: {_minutes(self.seconds)}"
+        if len(self.units) < 2:
+            return "one run: its deviation is not known"
+        return f"needs {self.runs} runs" if self.runs else "needs more than 1,000 runs"
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A sentence of the paper, and what our runs say to it."""
-
-    text: str
-    holds: bool | None  # None: the difference is within two standard errors
-    evidence: str
-    open: bool = False  # what it needs was not run, or one run alone, of which no error is known
+def _minutes(seconds: float | None) -> str:
+    return "not known" if seconds is None else f"{seconds / 60:.1f} GPU minutes"
 
 
 @dataclass(frozen=True)
@@ -68,6 +125,13 @@ class Ledger:
     facts: dict[str, Any] = field(default_factory=dict)
     cells: tuple[Cell, ...] = ()
     claims: tuple[Claim, ...] = ()
+    rule: Rule = RULES["chfl"]
+    origins: dict[str, str] = field(default_factory=dict)  # setting -> what measured it
+    costs: dict[str, dict[str, Any]] = field(default_factory=dict)  # setting -> runs, GPU seconds
+
+    def judged(self) -> list[Judged]:
+        """The claims with their verdicts."""
+        return judge(self.claims)
 
 
 def means_and_spreads(text: str) -> dict[str, tuple[tuple[float, float] | None, ...]]:
@@ -82,73 +146,50 @@ def means_and_spreads(text: str) -> dict[str, tuple[tuple[float, float] | None, 
     return table
 
 
-def paired(
-    text: str, one: Sequence[float], other: Sequence[float], splits: Sequence[int] = ()
-) -> Claim:
-    """The claim that one is above the other, on paired runs, beyond two standard errors.
-
-    Runs of one split of the data are not independent of each other. So where runs share splits, the
-    difference must also exceed two standard errors of the means of splits.
-    """
-    difference = np.asarray(one) - np.asarray(other)
-    mean, above = float(difference.mean()), int((difference > 0).sum())
-    if len(difference) == 1:
-        return Claim(text, None, f"{mean:+.4f} in the one run that there is", open=True)
-    error = _error(difference)
-    evidence = f"{mean:+.4f} ± {error:.4f}, above in {above} of {len(difference)} runs"
-    if len({*splits}) > 1:
-        names = sorted({*splits})
-        means = np.asarray([difference[np.asarray(splits) == split].mean() for split in names])
-        error = max(error, _error(means))
-        listed = ", ".join(f"{value:+.4f}" for value in means)
-        evidence += f"; splits {listed} (± {_error(means):.4f})"
-    return Claim(text, mean > 0 if abs(mean) > 2 * error else None, evidence)
-
-
-def _error(values: np.ndarray) -> float:
-    """The standard error of their mean."""
-    return float(values.std(ddof=1) / np.sqrt(len(values)))
-
-
 def as_json(ledger: Ledger) -> dict[str, Any]:
     """The ledger as plain values."""
-    cells = []
-    for cell in ledger.cells:
-        derived = {"mean": cell.mean, "spread": cell.spread} if cell.ours else {}
-        cells.append({**asdict(cell), **derived, "verdict": cell.verdict})
-    claims = [asdict(claim) for claim in ledger.claims]
-    for claim in claims:
-        if not claim["open"]:
-            del claim["open"]
-    return {"title": ledger.title, "facts": ledger.facts, "cells": cells, "claims": claims}
+    return {
+        "title": ledger.title,
+        "rule": asdict(ledger.rule),
+        "facts": ledger.facts,
+        "origins": ledger.origins,
+        "costs": ledger.costs,
+        "cells": [_cell_as_json(cell) for cell in ledger.cells],
+        "claims": [_claim_as_json(judged) for judged in ledger.judged()],
+    }
 
 
-def as_markdown(ledger: Ledger) -> str:
-    """The ledger as tables."""
-    lines = [f"## {ledger.title}", ""]
-    for table in dict.fromkeys(cell.table for cell in ledger.cells):
-        lines += [f"### {table}", "", *_table([c for c in ledger.cells if c.table == table]), ""]
-    if ledger.claims:
-        lines += ["### The paper's claims", "", "| claim | holds | evidence |", "|---|---|---|"]
-        for claim in ledger.claims:
-            answer = {True: "yes", False: "**no**", None: "within noise"}[claim.holds]
-            answer = "open" if claim.open else answer
-            lines.append(f"| {claim.text} | {answer} | {claim.evidence} |")
-        lines.append("")
-    return "\n".join(lines)
+def _cell_as_json(cell: Cell) -> dict[str, Any]:
+    derived: dict[str, Any] = {"verdict": cell.verdict, "reason": cell.reason}
+    if cell.ours:
+        derived |= {"mean": cell.mean, "spread": cell.spread, "units": len(cell.units)}
+    if cell.difference is not None:
+        derived |= {"difference": cell.difference, "margin": cell.margin, "here": cell.here}
+        if len(cell.units) > 1:
+            derived["interval_90"] = list(cell.difference_interval(0.90))
+            derived["interval_95"] = list(cell.difference_interval(0.95))
+    if cell.runs:
+        derived["further_runs"] = cell.runs - len(cell.units)
+    return {**asdict(cell), **derived}
 
 
-def _table(cells: Sequence[Cell]) -> list[str]:
-    lines = [
-        "| row | method | paper | ours | over splits | verdict | note |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for cell in cells:
-        theirs = "-" if cell.theirs is None else f"{cell.theirs:.4f}"
-        if cell.their_spread is not None:
-            theirs += f" ± {cell.their_spread:.4f}"
-        ours = f"{cell.mean:.4f} ± {cell.spread:.4f}" if cell.ours else "-"
-        splits = f"± {float(np.std(cell.splits)):.4f}" if cell.splits else "-"
-        parts = (cell.row, cell.column, theirs, ours, splits, cell.verdict, cell.note)
-        lines.append(f"| {' | '.join(parts)} |")
-    return lines
+def _claim_as_json(judged: Judged) -> dict[str, Any]:
+    claim = judged.claim
+    return {
+        "text": claim.text,
+        "source": claim.source,
+        "verdict": judged.verdict,
+        "here": judged.here,
+        "obstacle": claim.obstacle,
+        "missing": claim.missing,
+        "p": judged.p,
+        "p_holm": judged.adjusted,
+        "runs_needed": judged.runs,
+        "evidence": judged.evidence,
+        "parts": [asdict(part) for part in claim.parts],
+    }
+
+
+def counted(verdicts: Sequence[str]) -> dict[str, int]:
+    """How many there are of each of the four verdicts."""
+    return {verdict: sum(one == verdict for one in verdicts) for verdict in VERDICTS}

@@ -105,6 +105,12 @@ class Storage(Protocol):
     def partly(self, name: str, plan: Any, config: str) -> Measurement | None:
         """The measurement of a setting, complete or not."""
 
+    def sizes(self, name: str, plan: Any) -> dict[str, tuple[int, ...]]:
+        """The seeds that a setting was measured with, as fields of the plan; {} if it was not."""
+
+    def paths(self, name: str, plan: Any) -> list[Path]:
+        """The files of a setting."""
+
     def conflicts(self, name: str, plan: Any, config: str) -> list[Path]:
         """The files that a new measurement of this setting would replace."""
 
@@ -122,6 +128,19 @@ class OneFile:
         return _same(plan.folder, name, config)
 
     partly = known
+
+    def paths(self, name: str, plan: Plan) -> list[Path]:
+        """The file of this name."""
+        return [_path(plan.folder, name)]
+
+    def sizes(self, name: str, plan: Plan) -> dict[str, tuple[int, ...]]:
+        """The seeds of the file's runs, and their feature splits where the plan has some."""
+        runs = (_read(plan.folder, name) or {}).get("runs", [])
+        fields = {"seeds": "seed", "feature_seeds": "feature_seed"}
+        there = {field: key for field, key in fields.items() if hasattr(plan, field) and runs}
+        return {
+            field: tuple(dict.fromkeys(run[key] for run in runs)) for field, key in there.items()
+        }
 
     def conflicts(self, name: str, plan: Plan, config: str) -> list[Path]:
         """The file of this name, if it has another config."""
@@ -162,6 +181,17 @@ class FilePerSeed:
         there = [run for run in runs if run is not None]
         whole = [run for run in there if run["rounds"] == plan.rounds]
         return {"setting": name, "config": config, "runs": whole or there} if there else None
+
+    def paths(self, name: str, plan: Plan) -> list[Path]:
+        """The files of all seeds."""
+        start = _path(plan.folder, self.name(name, 0)).name.removesuffix("0.json")
+        files = plan.folder.glob(f"{start}*.json")
+        return [path for path in files if path.stem.removeprefix(start).isdigit()]
+
+    def sizes(self, name: str, plan: Plan) -> dict[str, tuple[int, ...]]:
+        """The seeds that have a file."""
+        seeds = sorted(int(path.stem.rpartition("-")[2]) for path in self.paths(name, plan))
+        return {"seeds": tuple(seeds)} if seeds else {}
 
     def conflicts(self, name: str, plan: Plan, config: str) -> list[Path]:
         """Files with another config, or with more rounds than the plan."""

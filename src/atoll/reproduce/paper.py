@@ -7,7 +7,7 @@ stored, and which settings run as one sweep.
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -15,6 +15,7 @@ from atoll.core.errors import UserError
 from atoll.core.options import nearest
 from atoll.reproduce.ledger import Ledger
 from atoll.reproduce.measured import Measurement, OneFile, Plan, Storage, fingerprint
+from atoll.reproduce.origin import provenance
 from atoll.runs.loop import Progress
 from atoll.runs.result import Run
 
@@ -78,6 +79,12 @@ class Paper(Generic[S, P]):
         """The stored measurement of a setting, complete or not."""
         return self.storage.partly(setting.name, plan, self.config(setting, plan))
 
+    def stored(self, setting: S, plan: P) -> Measurement | None:
+        """The stored measurement of a setting, with as many seeds as it has."""
+        sizes = self.storage.sizes(setting.name, plan)
+        own = replace(plan, **sizes) if sizes else plan  # type: ignore[type-var]
+        return self.partly(setting, own)
+
     def conflicts(self, setting: S, plan: P) -> list[Path]:
         """The files of other measurements that measuring this setting would replace."""
         return self.storage.conflicts(setting.name, plan, self.config(setting, plan))
@@ -108,8 +115,11 @@ class Paper(Generic[S, P]):
         """Measure settings as one sweep and store them; complete ones are read, not run again."""
         stored = {setting.name: self.known(setting, plan) for setting in settings}
         fresh = [setting for setting in settings if stored[setting.name] is None]
+        names, began = [setting.name for setting in fresh], time.monotonic()
         for setting, body in self.execute(fresh, plan, say) if fresh else ():
-            head = {"setting": setting.name, "config": self.config(setting, plan)}
+            head: dict[str, Any] = {"setting": setting.name, "config": self.config(setting, plan)}
+            seconds = time.monotonic() - began
+            head["provenance"] = provenance(plan.device, seconds, names)
             stored[setting.name] = {**head, **body}
             self.storage.write(setting.name, plan, {**head, **body})
         return {name: one for name, one in stored.items() if one is not None}

@@ -1,6 +1,7 @@
 """`atoll reproduce PAPER`: plan what is run, measure what is missing, render what there is."""
 
 import importlib
+import json
 import subprocess
 import sys
 import time
@@ -10,12 +11,16 @@ from typing import Any
 
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import nearest
-from atoll.reproduce.ledger import Ledger
+from atoll.reproduce.costs import costs
+from atoll.reproduce.ledger import Ledger, as_json
 from atoll.reproduce.measured import Measurement
+from atoll.reproduce.origin import describe
+from atoll.reproduce.pages import as_markdown
 from atoll.reproduce.paper import Paper, Say, silent
+from atoll.reproduce.verify import Check, verify
 from atoll.runs.config import assignment
 
-__all__ = ["PAPERS", "Asked", "again", "load"]
+__all__ = ["PAPERS", "Asked", "again", "load", "pages", "verified"]
 
 PAPERS = ("chfl", "fccl", "fedseit", "vleto")
 AnyPaper = Paper[Any, Any]
@@ -59,7 +64,7 @@ def again(
     plan, selected = _plan(paper, asked), _select(paper, asked)
     missing: dict[str, str] = {}  # by setting, why there is no measurement
     if not asked.render:
-        fresh = [s for s in selected if paper.known(s, plan) is None]
+        fresh = [s for s in selected if not _is_measured(paper, asked, s, plan)]
         _refuse_to_replace([path for s in fresh for path in paper.conflicts(s, plan)])
         try:
             _measure(paper, asked, fresh, missing, say)
@@ -68,6 +73,26 @@ def again(
                 raise
             failed.append(error)
     return _rendered(paper, asked, missing)
+
+
+def _is_measured(paper: AnyPaper, asked: Asked, setting: Any, plan: Any) -> bool:
+    """Whether a setting has a file; one with other seeds counts, unless --set asks for some."""
+    if paper.known(setting, plan) is not None:
+        return True
+    whole = not paper.storage.pairs_seeds  # else single seeds may be missing
+    return whole and not asked.plan and paper.stored(setting, plan) is not None
+
+
+def pages(ledger: Ledger, figures: dict[str, bytes]) -> dict[str, bytes]:
+    """The files of a ledger, by name."""
+    plain = json.dumps(as_json(ledger), indent=1).encode()
+    return {"ledger.json": plain, "ledger.md": as_markdown(ledger).encode(), **figures}
+
+
+def verified(name: str, asked: Asked, count: int, say: Say = silent) -> list[Check]:
+    """Measure random cells of the folder again; nothing in it changes."""
+    paper = load(name)
+    return verify(paper, _plan(paper, asked), count, say)
 
 
 def _rendered(
@@ -79,13 +104,26 @@ def _rendered(
     usual = _plan(paper, replace(asked, plan=()))
     command = f"atoll reproduce {paper.name}{' --quick' if asked.quick else ''}"
     for setting in (*paper.settings, *paper.studies):
-        plans = [plan] if setting in selected or not paper.storage.pairs_seeds else [plan, usual]
-        stored = [one for each in plans if (one := paper.partly(setting, each))]
-        if stored:
-            measured[setting.name] = max(stored, key=lambda one: len(one["runs"]))
+        given = asked.plan and (setting in selected or not paper.storage.pairs_seeds)
+        one = paper.partly(setting, plan) if given else paper.stored(setting, usual)
+        if one:
+            measured[setting.name] = one
         elif setting in selected or setting in paper.settings:
             missing.setdefault(setting.name, _absence(paper, command, setting, plan))
-    return paper.ledger(measured, missing), paper.figures(measured)
+    ledger = paper.ledger(measured, missing)
+    return _completed(paper, ledger, measured), paper.figures(measured)
+
+
+def _completed(paper: AnyPaper, ledger: Ledger, measured: dict[str, Measurement]) -> Ledger:
+    """The ledger with margins, with the cost of what was not measured, and with origins."""
+    listed = costs((*paper.settings, *paper.studies), measured)
+    cells = []
+    for cell in ledger.cells:
+        cost = None if cell.ours else listed.get(cell.setting)
+        seconds = cost["seconds"] if cost else None
+        cells.append(replace(cell, base_margin=ledger.rule.margin, seconds=seconds))
+    origins = {name: describe(one) for name, one in measured.items()}
+    return replace(ledger, cells=tuple(cells), origins=origins, costs=listed)
 
 
 def _absence(paper: AnyPaper, command: str, setting: Any, plan: Any) -> str:

@@ -10,9 +10,12 @@ import pytest
 
 from atoll.core.errors import UserError
 from atoll.reproduce import fccl
+from atoll.reproduce.claims import Judged
 from atoll.reproduce.fccl import PAPER, PRINTED, Plan, Setting
-from atoll.reproduce.ledger import as_json, as_markdown
+from atoll.reproduce.fccl_scores import after
+from atoll.reproduce.ledger import as_json
 from atoll.reproduce.measured import file_name, fingerprint, write
+from atoll.reproduce.pages import as_markdown
 from atoll.runs.config import resolve
 
 INTER = "Table 1, inter-domain, digits"
@@ -23,7 +26,7 @@ def run(seed: int, own: float, others: float, solo: float = 0.1) -> dict[str, An
     """A kept run: each client has one accuracy on its own domain and one on the others."""
     matrix = (np.full((4, 4), others) + np.eye(4) * (own - others)).tolist()
     facts = {"data": {"fingerprint": "abc"}, "atoll": "", "packages": {}, "device": "cpu"}
-    note = {"diagonal": 0.5, "off diagonal": -0.05}
+    note = {"diagonal": 0.5, "off diagonal": -0.05, "loss": 0.0225 + 0.001 * seed}
     return {
         "seed": seed,
         "tiny": False,
@@ -31,7 +34,7 @@ def run(seed: int, own: float, others: float, solo: float = 0.1) -> dict[str, An
         "headline": "m",
         "rounds": 40,
         "matrix": {"40": {"m": matrix, "solo": np.full((4, 4), solo).tolist()}},
-        "notes": [note, {**note, "diagonal": 0.8}],
+        "notes": [note, {**note, "diagonal": 0.8 + 0.01 * seed}],
         "facts": facts,
         "model": {"precision": "float32"},
     }
@@ -39,6 +42,10 @@ def run(seed: int, own: float, others: float, solo: float = 0.1) -> dict[str, An
 
 def found(*runs: dict[str, Any]) -> dict[str, Any]:
     return {"config": "c", "runs": list(runs)}
+
+
+def judged(measured: dict[str, Any]) -> dict[str, Judged]:
+    return {one.claim.text: one for one in PAPER.ledger(measured, {}).judged()}
 
 
 def test_the_papers_means_are_those_of_its_rows() -> None:
@@ -77,8 +84,11 @@ def test_a_cell_is_the_mean_over_clients_of_own_or_other_domains() -> None:
     assert inter.theirs == pytest.approx(0.3351)
     assert cells["Table 2, intra-domain, digits", "FCCL", "M"].ours == pytest.approx((0.8, 0.9))
     assert cells["Table 1, inter-domain, digits", "SOLO", "AVG"].ours == pytest.approx((0.1, 0.1))
-    assert cells["Table 1, inter-domain, office", "FCCL", "A"].verdict == "open"
-    assert "MNIST-M stands in for SYN; 2 seeds, 40 rounds" in inter.note
+    assert cells["Table 1, inter-domain, office", "FCCL", "A"].verdict == "undecided"
+    assert inter.obstacle == "MNIST-M stands in for SYN; a part of SVHN"
+    assert inter.verdict == "undecidable here"
+    assert inter.note == "2 seeds, 40 rounds"
+    assert cells["inter-domain, digits, without MNIST-M", "FCCL", "AVG"].verdict == "not printed"
     assert json.loads(json.dumps(as_json(made)))["cells"]
     assert "| FCCL | AVG | 0.3351 |" in as_markdown(made)
 
@@ -90,14 +100,56 @@ def test_claims_compare_the_seeds_that_both_have() -> None:
         Setting("digits", "FedMD").name: found(run(1, 0.9, 0.3), run(2, 0.91, 0.3)),
         Setting("digits", "FCCL w/o CON").name: found(run(0, 0.7, 0.45), run(1, 0.7, 0.46)),
     }
-    claims = {c.text: c for c in PAPER.ledger(measured, {}).claims}
-    assert claims["digits: FCCL above SOLO, inter-domain"].holds is True
+    claims = judged(measured)
     above = claims["digits: FCCL above FedMD, inter-domain"]
-    assert above.holds is True
-    assert "2 of 2" in above.evidence
-    assert claims["digits: FCCL above FedMD, intra-domain"].holds is False
-    assert claims["digits: the continual part adds to inter-domain accuracy"].holds is False
-    assert claims["digits: the diagonal of M on public data grows"].holds is True
+    assert above.here == "reproduced"
+    assert above.claim.parts[0].gains == pytest.approx((0.12, 0.11))  # seeds 1 and 2
+    below = claims["digits: FCCL above FedMD, intra-domain"]
+    assert below.claim.parts[0].gains == pytest.approx((-0.08, -0.1))
+    assert below.here == "undecided"  # two seeds: p = 0.07
+    adds = claims["digits, CIFAR-100: the continual part adds to inter-domain accuracy"]
+    assert adds.claim.parts[0].gains == pytest.approx((-0.05, -0.04))
+    assert adds.verdict == "undecidable here"
+    best = claims["digits: FCCL above SOLO and all compared methods, inter-domain"].claim
+    assert best.missing == "not measured: FML, RCFL, FedDF, FedMatch"
+    assert [part.text for part in best.parts] == ["over SOLO", "over FedMD"]
+    assert claims["digits: the diagonal of M on public images grows"].here == "reproduced"
+    assert claims["digits: the loss of local updating ends at 0.0225"].here == "reproduced"
+
+
+def test_without_mnist_m_neither_its_client_nor_its_rows_count() -> None:
+    def with_fourth(seed: int, value: float) -> dict[str, Any]:
+        one = run(seed, 0.8, 0.4 + 0.01 * seed)
+        matrix = one["matrix"]["40"]["m"]
+        matrix[3] = [value] * 4
+        for row in matrix:
+            row[3] = value
+        return one
+
+    ours = found(*(with_fourth(seed, 0.0) for seed in range(3)))
+    other = found(*(run(seed, 0.8, 0.3 + 0.01 * (seed == 1)) for seed in range(3)))
+    claims = judged({Setting("digits", "FCCL").name: ours, Setting("digits", "FML").name: other})
+    text = "digits: FCCL above FML, inter-domain"
+    assert claims[text].claim.parts[0].mean < 0
+    without = claims[f"{text}, without MNIST-M"]
+    assert without.claim.parts[0].gains == pytest.approx((0.1, 0.1, 0.12))
+    assert without.here == "reproduced"
+    assert without.verdict == "undecidable here"
+
+
+def test_studies_that_were_measured_are_in_the_ledger() -> None:
+    study = Setting("digits", "FCCL w/o COL")
+    measured = {
+        Setting("digits", "FCCL").name: found(run(0, 0.8, 0.40), run(1, 0.82, 0.42)),
+        study.name: found(run(0, 0.7, 0.30), run(1, 0.73, 0.31)),
+    }
+    made = PAPER.ledger(measured, {})
+    cells = {c.table: c for c in made.cells if c.setting == study.name}
+    assert list(cells) == [f"Studies, {k}-domain, digits, means over domains"
+                           for k in ("inter", "intra")]  # fmt: skip
+    (claim,) = [c for c in made.claims if c.text == "digits: FCCL above FCCL w/o COL, inter-domain"]
+    assert claim.source == "study"
+    assert claim.parts[0].gains == pytest.approx((0.1, 0.11))
 
 
 def test_claims_of_table_3_and_of_other_public_images_have_lines_of_their_own() -> None:
@@ -112,12 +164,15 @@ def test_claims_of_table_3_and_of_other_public_images_have_lines_of_their_own() 
         Setting("digits", "FCCL", "fashion-mnist").name: found(run(0, 0.8, 0.40), run(1, 0.8, 0.4)),
         Setting("digits", "FCCL w/o CON", "fashion-mnist").name: found(run(0, 0.7, 0.5)),
     }
-    claims = {c.text: c for c in PAPER.ledger(measured, {}).claims}
-    assert claims["office, all ResNet-18: FCCL above FedAvg, intra-domain"].holds is True
-    assert claims["office, all ResNet-18: FCCL above FedAvg, inter-domain"].holds is False
-    fashion = "digits, fashion-mnist: the continual part adds to"
-    assert "-0.1000 in the one run" in claims[f"{fashion} inter-domain accuracy"].evidence
-    assert not any(text.startswith(("office: ", "digits: ")) for text in claims)
+    claims = judged(measured)
+    best = "office, all ResNet-18: FCCL above SOLO and all compared methods"
+    inter, intra = (claims[f"{best}, {kind}-domain"].claim.parts for kind in ("inter", "intra"))
+    assert [part.text for part in inter] == ["over SOLO", "over FedAvg"]
+    assert inter[1].gains == pytest.approx((-0.2, -0.2))
+    assert intra[1].gains == pytest.approx((0.1, 0.1))
+    fashion = claims["digits, Fashion-MNIST: the continual part adds to inter-domain accuracy"]
+    assert fashion.evidence == "over w/o CON -0.1000 (one run)"
+    assert fashion.here == "undecided"
 
 
 def test_a_row_that_was_cut_says_so_and_is_compared_at_the_last_round_that_both_have() -> None:
@@ -136,10 +191,11 @@ def test_a_row_that_was_cut_says_so_and_is_compared_at_the_last_round_that_both_
     for row, value, rounds in (("FCCL", 0.6, 40), ("FedMD", 0.2, 10), ("FML", 0.2, 8)):
         assert cells[row].ours == pytest.approx((value,))
         assert f"1 seed, {rounds} rounds" in cells[row].note
-    claims = {c.text: c.evidence for c in made.claims}
-    assert claims["digits: FCCL above FedMD, inter-domain"].startswith("+0.1000")
+    claims = {c.text: c for c in made.claims}
+    part = claims["digits: FCCL above FedMD, inter-domain"].parts[0]
+    assert part.gains == pytest.approx((0.1,))
     assert "digits: FCCL above FML, inter-domain" not in claims
-    assert fccl.after(found(long)) == "40"
+    assert after(found(long)) == "40"
 
 
 def test_seeds_that_were_cut_are_left_out_where_others_went_to_their_end(tmp_path: Path) -> None:
@@ -209,19 +265,3 @@ def test_unknown_tables_and_settings_are_named() -> None:
         PAPER.select("x", "")
     assert {s.task for s in PAPER.select("", "3")} == {"office"}
     assert len(PAPER.select("", "1")) == 12
-
-
-def test_the_ledger_in_the_documents_is_that_of_its_files() -> None:
-    plan = Plan(LEDGER)
-    found = {s.name: PAPER.partly(s, plan) for s in fccl.SETTINGS}
-    measured = {name: one for name, one in found.items() if one is not None}
-    seeds = {"FCCL": 3, "FedMD": 3, "FML": 3, "RCFL": 3, "FedDF": 3, "FedMatch": 3}
-    wanted = {Setting("digits", m).name: n for m, n in {**seeds, "FCCL w/o CON": 3}.items()}
-    wanted = {s.name: 1 for s in fccl.SETTINGS if s.public != "tiny-imagenet"} | wanted
-    assert {name: len(one["runs"]) for name, one in measured.items()} == wanted
-    missing = {
-        name: f"not run yet: atoll reproduce fccl --only '{name}'"
-        for name, one in found.items()
-        if one is None
-    }
-    assert as_markdown(PAPER.ledger(measured, missing)) == (LEDGER / "ledger.md").read_text()

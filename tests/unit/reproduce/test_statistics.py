@@ -6,22 +6,36 @@ import numpy as np
 import pytest
 
 from atoll.core.record import Score
-from atoll.reproduce import chfl, fccl, fedseit, figures, vleto_claims
+from atoll.reproduce import (
+    chfl_claims,
+    fccl,
+    fccl_scores,
+    fedseit_claims,
+    figures,
+    vleto_claims,
+)
 from atoll.reproduce.vleto_tables import STAGES
 
 
 def test_the_means_of_splits_are_over_the_runs_of_each_in_the_order_of_their_numbers() -> None:
     runs = [(7, 0.5), (2, 0.1), (7, 0.7), (2, 0.3), (2, 0.5)]
     found: Any = {"runs": [{"feature_seed": s, "accuracy": {"own": a}} for s, a in runs]}
-    assert chfl._splits(found, "own") == pytest.approx((0.3, 0.6))
+    assert chfl_claims.series(found, "own") == pytest.approx({2: 0.3, 7: 0.6})
+    assert list(chfl_claims.series(found, "own")) == [2, 7]
 
 
 def test_own_domains_are_on_the_diagonal_and_others_are_averaged_without_it() -> None:
     matrix = [[0.9, 0.1, 0.3], [0.2, 0.6, 0.6], [0.5, 0.1, 0.3]]
-    assert fccl._by_domain(matrix, "intra") == pytest.approx([0.9, 0.6, 0.3])
-    assert fccl._by_domain(matrix, "inter") == pytest.approx([0.2, 0.4, 0.3])
-    assert fccl._by_domain(matrix[:2], "inter") == pytest.approx([0.2, 0.4])
-    assert fccl._means(matrix) == pytest.approx({"intra": 0.6, "inter": 0.3})
+    assert fccl_scores.by_domain(matrix, "intra") == pytest.approx([0.9, 0.6, 0.3])
+    assert fccl_scores.by_domain(matrix, "inter") == pytest.approx([0.2, 0.4, 0.3])
+    assert fccl_scores.by_domain(matrix[:2], "inter") == pytest.approx([0.2, 0.4])
+    assert fccl_scores.means_of(matrix) == pytest.approx({"intra": 0.6, "inter": 0.3})
+
+
+def test_a_domain_can_be_left_out_as_client_and_as_test_domain() -> None:
+    matrix = [[0.9, 0.1, 0.3], [0.2, 0.6, 0.6], [0.5, 0.1, 0.3]]
+    assert fccl_scores.by_domain(matrix, "inter", 2) == pytest.approx([0.1, 0.2])
+    assert fccl_scores.by_domain(matrix, "intra", 2) == pytest.approx([0.9, 0.6])
 
 
 def test_a_matrix_has_the_scores_of_one_variant_after_one_round() -> None:
@@ -34,14 +48,16 @@ def test_a_matrix_has_the_scores_of_one_variant_after_one_round() -> None:
     assert fccl._matrix(scores, "own", 3) == [[0.3, 0.4], [0.1, 0.2]]
 
 
-def test_one_mean_is_near_another_within_a_hundredth() -> None:
-    near = fedseit._near("here", [0.51, 0.52], [0.51, 0.51])
-    assert (near.holds, near.evidence) == (True, "+0.500 points")
-    assert fedseit._near("here", [0.01], [0.0]).holds is True
-    below = fedseit._near("here", [0.50, 0.51], [0.51, 0.53])
-    assert (below.holds, below.evidence) == (False, "-1.500 points")
-    assert fedseit._near("here", [0.54], [0.51]).holds is False
-    assert fedseit._mean({"runs": [{"accuracy": 0.2}, {"accuracy": 0.6}]}) == pytest.approx(0.4)
+def test_relative_gains_are_of_the_seeds_that_both_have() -> None:
+    one: Any = {"runs": [{"seed": 1, "accuracy": 0.9}, {"seed": 2, "accuracy": 0.6}]}
+    other: Any = {"runs": [{"seed": 2, "accuracy": 0.5}, {"seed": 3, "accuracy": 0.1}]}
+    assert fedseit_claims.relative(one, other) == pytest.approx({2: 0.2})
+
+
+def test_forgetting_is_the_mean_fall_of_earlier_tasks_by_seed() -> None:
+    tasks = {"1|1": 0.9, "2|2": 0.8, "3|3": 0.7, "1|4": 0.3, "2|4": 0.5, "3|4": 0.6, "4|4": 1.0}
+    found: Any = {"runs": [{"seed": 5, "union": {}, "tasks": tasks}]}
+    assert vleto_claims.forgetting(found) == pytest.approx({5: (0.6 + 0.3 + 0.1) / 3})
 
 
 def test_the_error_of_a_paired_difference_is_its_deviation_by_the_root_of_the_runs() -> None:
