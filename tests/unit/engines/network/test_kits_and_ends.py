@@ -76,7 +76,7 @@ def test_a_method_that_needs_every_site_takes_no_quorum(tmp_path: Path) -> None:
         serve(Kit(tmp_path), [(run, tmp_path)], Terms(at_least=2), print, lambda: False)
     assert (
         caught.value.remedy
-        == "leave it out; alone, analytic, chfl, fccl, fedavg, fedmatch, fedmd, fml can"
+        == "leave it out; alone, analytic, chfl, fccl, fedavg, fedmatch, fedmd, fml, replay can"
     )
 
 

@@ -1,4 +1,4 @@
-"""Penalties against forgetting in whole runs: stacked, stopped and resumed, rebuilt."""
+"""Clients that remember earlier stages, in whole runs: stacked, stopped and resumed, rebuilt."""
 
 import json
 from collections.abc import Mapping
@@ -19,40 +19,50 @@ from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.execute import execute
 from atoll.runs.parts import Parts, parts
 
-PENALTIES = pytest.mark.parametrize("penalty", ["ewc", "si", "lwf"])
+CASES: dict[str, dict[str, Any]] = {
+    "none": {"method": "fedavg"},
+    "proximal": {"method": "fedavg", "penalty": "proximal", "strength": 3.0},
+    "ewc": {"method": "fedavg", "penalty": "ewc", "strength": 3.0},
+    "si": {"method": "fedavg", "penalty": "si", "strength": 3.0},
+    "lwf": {"method": "fedavg", "penalty": "lwf", "strength": 3.0},
+    "random replay": {"method": "replay", "memory": 40},
+    "herding": {"method": "replay", "memory": 40, "choice": "herding"},
+}
+REMEMBERING = [name for name in CASES if name not in ("none", "proximal")]
+remembering = pytest.mark.parametrize("name", REMEMBERING)
 
 
-def small(**options: Any) -> RunConfig:
+def small(name: str, **options: Any) -> RunConfig:
     given = {
         "data": "digits-table", "split": "classes", "stages": 3, "clients": 4, "rounds": 2,
         "rows": "dirichlet", "alpha": 1.0, "widths": [12], "epochs": 2, "batch": 16,
-        "strength": 3.0, "dtype": "float64", "engine.mode": "loop", "checkpoint_seconds": 0,
+        "dtype": "float64", "engine.mode": "loop", "checkpoint_seconds": 0,
     }  # fmt: skip
-    return resolve(change({"method": "fedavg"}, {**given, **options}), "test")
+    case = dict(CASES[name])
+    return resolve(change({"method": case.pop("method")}, {**given, **case, **options}), "test")
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return load((folder / "checkpoint.safetensors").read_bytes())
 
 
-@PENALTIES
-def test_a_stack_gives_what_clients_give_one_by_one(penalty: str, tmp_path: Path) -> None:
+@remembering
+def test_a_stack_gives_what_clients_give_one_by_one(name: str, tmp_path: Path) -> None:
     for mode in ("loop", "stacked"):
-        execute(small(penalty=penalty, **{"engine.mode": mode}), tmp_path / mode, local_engine)
+        execute(small(name, **{"engine.mode": mode}), tmp_path / mode, local_engine)
     torch.testing.assert_close(
         tensors(tmp_path / "stacked"), tensors(tmp_path / "loop"), rtol=1e-9, atol=1e-9
     )
     choices = json.loads((tmp_path / "stacked" / "engine.json").read_text()).values()
     assert {choice["mode"] for choice in choices} == {"stacked"}
-    assert len(choices) >= 2  # the first stage, and those with a past
 
 
-@PENALTIES
+@remembering
 @pytest.mark.parametrize("after", [2, 3])
 def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
-    penalty: str, after: int, tmp_path: Path
+    name: str, after: int, tmp_path: Path
 ) -> None:
-    execute(small(penalty=penalty), tmp_path / "whole", local_engine)
+    execute(small(name), tmp_path / "whole", local_engine)
     calls: list[int] = []
 
     def stopping() -> bool:
@@ -60,12 +70,12 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
         return len(calls) == after
 
     with pytest.raises(InterruptedRunError):
-        execute(small(penalty=penalty), tmp_path / "cut", local_engine, stopping=stopping)
-    execute(small(penalty=penalty), tmp_path / "cut", local_engine, resume=True)
+        execute(small(name), tmp_path / "cut", local_engine, stopping=stopping)
+    execute(small(name), tmp_path / "cut", local_engine, resume=True)
     whole, cut = tensors(tmp_path / "whole"), tensors(tmp_path / "cut")
     assert whole.keys() == cut.keys()
-    assert all(torch.equal(whole[name], cut[name]) for name in whole)
-    events = [(tmp_path / name / "events.jsonl").read_bytes() for name in ("whole", "cut")]
+    assert all(torch.equal(whole[key], cut[key]) for key in whole)
+    events = [(tmp_path / part / "events.jsonl").read_bytes() for part in ("whole", "cut")]
     assert events[0] == events[1]
 
 
@@ -80,15 +90,15 @@ class Rebuilding:
         self, action: str, moment: Moment, packets: Mapping[str, Packet]
     ) -> Mapping[str, Packet]:
         for id in packets if self.rebuild else ():
-            state = {name: tensor.clone() for name, tensor in self.clients[id].state().items()}
+            state = {key: tensor.clone() for key, tensor in self.clients[id].state().items()}
             self.clients[id] = self.made.client(id)
             self.clients[id].restore(state)
         return {id: answer(self.clients[id], action, moment, p) for id, p in packets.items()}
 
 
-@PENALTIES
-def test_clients_rebuilt_before_every_message_give_the_same_weights(penalty: str) -> None:
-    made, ends = parts(small(penalty=penalty)), []
+@remembering
+def test_clients_rebuilt_before_every_message_give_the_same_weights(name: str) -> None:
+    made, ends = parts(small(name)), []
     for rebuild in (False, True):
         server, transport = made.server(), Rebuilding(made, rebuild)
         for stage in range(3):
@@ -96,24 +106,24 @@ def test_clients_rebuilt_before_every_message_give_the_same_weights(penalty: str
                 moment = Moment(stage, number, 2)
                 server.round(Clients(made.scenario.clients, transport, moment), moment)
         ends.append(server.state())
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
 
 
-def test_each_penalty_trains_other_weights_after_the_first_stage(tmp_path: Path) -> None:
+def test_each_trains_other_weights_after_the_first_stage(tmp_path: Path) -> None:
     ends = {}
-    for penalty in ("none", "proximal", "ewc", "si", "lwf"):
-        execute(small(penalty=penalty), tmp_path / penalty, local_engine)
-        ends[penalty] = tensors(tmp_path / penalty)["server/weight1"]
+    for name in CASES:
+        execute(small(name), tmp_path / name, local_engine)
+        ends[name] = tensors(tmp_path / name)["server/weight1"]
     names = list(ends)
     for number, one in enumerate(names):
         for other in names[number + 1 :]:
             assert float((ends[one] - ends[other]).abs().max()) > 1e-6, (one, other)
 
 
-def test_lwf_forgets_less_than_no_penalty(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["lwf", "random replay", "herding"])
+def test_less_is_forgotten_than_by_plain_averaging(name: str, tmp_path: Path) -> None:
     accuracies = {}
-    for penalty in ("none", "lwf"):
-        config = small(penalty=penalty, rounds=6, rows="even", rate=0.01)
-        execute(config, tmp_path / penalty, local_engine)
-        accuracies[penalty] = metrics.summary(read_events(tmp_path / penalty), "")["final_accuracy"]
-    assert accuracies["lwf"] > accuracies["none"] + 0.1
+    for one in ("none", name):
+        execute(small(one, rounds=6, rows="even", rate=0.01), tmp_path / one, local_engine)
+        accuracies[one] = metrics.summary(read_events(tmp_path / one), "")["final_accuracy"]
+    assert accuracies[name] > accuracies["none"] + 0.1
