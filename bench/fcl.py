@@ -38,6 +38,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "lwf": {"method": "fedavg", "penalty": "lwf", "strength": 1.0},
     "replay": {"method": "replay", "choice": "random"},
     "herding": {"method": "replay", "choice": "herding"},
+    "fot": {"method": "fot"},
     "analytic": {"method": "analytic"},
 }
 

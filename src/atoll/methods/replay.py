@@ -11,22 +11,22 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from atoll.core.annotations import RowCount, Update
-from atoll.core.federation import Clients, Moment, Working, scores, shares
-from atoll.core.messages import Check, Checked, Tensors, Weights
+from atoll.core.federation import Clients, Moment, Working, scores
+from atoll.core.messages import Tensors, Weights
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, NotNegativeInt, Positive
 from atoll.core.record import Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
-from atoll.jobs.train import Optimiser, Phase, TrainJob, hits, in_chunks
+from atoll.families import averaging
+from atoll.families.averaging import Fitted, Weighting
+from atoll.jobs.train import Optimiser, Phase, TrainJob, in_chunks
 from atoll.learning import exemplars
 from atoll.learning.losses import plain
 from atoll.learning.models import shared
 from atoll.learning.ridge import frozen_features
-from atoll.learning.weights import copied, mean, placed
+from atoll.learning.weights import copied, placed
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,13 @@ class Options:
     batch: AtLeastOne = 64  # rows in a local step
     epochs: AtLeastOne = 5  # passes over the rows in a round
     optimiser: Literal["adam", "sgd"] = "adam"  # fresh in every round
-    weighting: Literal["equal", "rows"] = "equal"  # how much each client counts in the mean
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A client's weights after local training."""
-
-    weights: Annotated[Tensors, Update(of="weights")]
-    loss: float  # the mean over the rows of an epoch
-    rows: Annotated[int, RowCount()]  # of the stage, without memory
+    weighting: Weighting = "equal"  # how much each client counts in the mean
 
 
 class Client:
     """Trains the shared model on the rows of the stage and on its memory."""
+
+    check, final_model, predict = averaging.check, averaging.final_model, averaging.predict
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
@@ -109,25 +102,11 @@ class Client:
             groups[kind, moment.stage] = [int(places[number]) for number in order]
         self.memory = exemplars.shortened(groups, self.options.memory)
 
-    def check(self, request: Check, moment: Moment) -> Checked:
-        """Test the shared weights on a task."""
-        weights, rows = placed(request.weights, self.site.device), self.site.test(request.task)
-        correct, f1 = hits(in_chunks(partial(self.predict, weights), rows), rows.y)
-        return Checked(len(rows), {"": correct}, {"": f1})
-
     def state(self) -> Tensors:
         return {"memory": exemplars.to_table(self.memory)}
 
     def restore(self, state: Tensors) -> None:
         self.memory, self._epoch = exemplars.from_table(state["memory"]), None
-
-    def final_model(self, shared: Tensors, variant: str, task: int) -> Tensors:
-        """The shared model."""
-        return shared
-
-    def predict(self, model: Tensors, rows: Rows) -> Tensor:
-        """The logits of a final model."""
-        return self.tested(model, rows.x)
 
 
 class Server:
@@ -140,10 +119,8 @@ class Server:
     def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
         """Send the model out, take the mean of what comes back."""
         replies = clients.ask_all(Client.fit, Weights(self.weights))
-        rows = shares({id: reply.rows for id, reply in replies.items()})
-        weighting = rows if self.options.weighting == "rows" else None
-        self.weights = mean([reply.weights for reply in replies.values()], weighting)
-        return {"loss": sum(reply.loss for reply in replies.values()) / len(replies)}
+        self.weights, loss = averaging.averaged(replies, self.options.weighting)
+        return {"loss": loss}
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """Test the shared model on every client's test rows."""

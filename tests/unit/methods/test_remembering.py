@@ -27,6 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "lwf": {"method": "fedavg", "penalty": "lwf", "strength": 3.0},
     "random replay": {"method": "replay", "memory": 40},
     "herding": {"method": "replay", "memory": 40, "choice": "herding"},
+    "fot": {"method": "fot", "energy": 0.8},
 }
 REMEMBERING = [name for name in CASES if name not in ("none", "proximal")]
 remembering = pytest.mark.parametrize("name", REMEMBERING)
