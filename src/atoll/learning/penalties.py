@@ -16,8 +16,8 @@ from torch.nn import functional as F  # noqa: N812
 from atoll.core.messages import Tensors
 from atoll.core.rows import Rows
 from atoll.learning.distill import logits
-from atoll.learning.losses import Loss, cross_entropy, plain, proximal
-from atoll.learning.models import Architecture
+from atoll.learning.losses import cross_entropy, plain, proximal
+from atoll.learning.models import Architecture, Loss
 from atoll.learning.weights import copied, prefixed, without
 
 __all__ = ["Past", "Penalty", "distilled", "fisher_diagonal", "gradient", "path_terms", "weighted"]

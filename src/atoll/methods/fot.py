@@ -34,11 +34,11 @@ class Options:
 
     energy: Annotated[float, Field(gt=0, lt=1)] = 0.95  # share of activations that is protected
     floor: AtLeastOne = 10  # training rows of a stage below which a site sends no activations
-    rate: Positive = 0.001  # size of a local step
-    batch: AtLeastOne = 64  # rows in a local step
-    epochs: AtLeastOne = 5  # passes over the rows in a round
+    rate: Positive = 0.001  # learning rate of local training
+    batch: AtLeastOne = 64  # batch size; the last, smaller batch is kept
+    epochs: AtLeastOne = 5  # local epochs per round
     optimiser: Literal["adam", "sgd"] = "adam"  # fresh in every round
-    weighting: Weighting = "equal"  # how much each client counts in the mean
+    weighting: Weighting = "equal"  # weight of each client in the mean
 
 
 @dataclass(frozen=True)

@@ -36,11 +36,11 @@ class Options:
     memory: NotNegativeInt = 200  # rows of earlier stages that a site keeps at most
     choice: Literal["random", "herding"] = "random"  # herding: rows near the mean of their class
     share: Annotated[float, Field(ge=0, le=0.9)] = 0.5  # of memory rows in an epoch, by repetition
-    rate: Positive = 0.001  # size of a local step
-    batch: AtLeastOne = 64  # rows in a local step
-    epochs: AtLeastOne = 5  # passes over the rows in a round
+    rate: Positive = 0.001  # learning rate of local training
+    batch: AtLeastOne = 64  # batch size; the last, smaller batch is kept
+    epochs: AtLeastOne = 5  # local epochs per round
     optimiser: Literal["adam", "sgd"] = "adam"  # fresh in every round
-    weighting: Weighting = "equal"  # how much each client counts in the mean
+    weighting: Weighting = "equal"  # weight of each client in the mean
 
 
 class Client:
