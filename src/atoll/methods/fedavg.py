@@ -2,7 +2,7 @@
 
 McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017.
 With penalty = "proximal" this is FedProx: Li et al., Federated Optimization in Heterogeneous
-Networks, 2020.
+Networks, 2020. The penalties "ewc", "si" and "lwf" act against forgetting (learning/penalties.py).
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal
 
-import torch
 from torch import Tensor
 
 from atoll.core.annotations import RowCount, Update
@@ -22,9 +21,9 @@ from atoll.core.record import Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.jobs.train import Optimiser, Phase, TrainJob, hits, in_chunks
-from atoll.learning.losses import plain, proximal
 from atoll.learning.models import shared
-from atoll.learning.weights import copied, mean, placed, prefixed
+from atoll.learning.penalties import Past, Penalty
+from atoll.learning.weights import copied, mean, placed
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Options:
     batch: AtLeastOne = 64  # batch size; the last, smaller batch is kept
     epochs: AtLeastOne = 5  # local epochs per round
     optimiser: Literal["adam", "sgd"] = "adam"  # fresh in every round
-    penalty: Literal["none", "proximal"] = "none"  # proximal: stay near the shared model (FedProx)
+    penalty: Penalty = "none"  # proximal: stay near the shared model (FedProx); others: of the past
     strength: NotNegative = 0.01  # weight of the penalty (mu in FedProx)
     weighting: Literal["equal", "rows"] = "equal"  # weight of each client in the mean
     cohort: NotNegativeInt = 0  # clients sampled per round; 0: all
@@ -52,30 +51,30 @@ class Fitted:
 
 
 class Client:
-    """Trains the shared model; nothing outlives a message."""
+    """Trains the shared model; what its penalty remembers of earlier stages outlives a message."""
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
         self.network = shared(site.outline())
         self.tested = shared(site.outline(training=False))
         self.moves = tuple(name for name, _ in site.outline().named_parameters())
-        loss = plain if options.penalty == "none" else proximal
-        how = Optimiser(options.optimiser, options.rate)
-        self.phase = Phase("loss", self.moves, partial(loss, self.network), how)
+        self.past = Past(options.penalty, options.strength, self.tested)
 
     def fit(self, request: Weights, moment: Moment) -> Working[Fitted]:
         """Train the shared weights on the rows of the stage."""
         options, rows = self.options, self.site.train(moment.stage)
         weights = placed(request.weights, self.site.device)
         self.site.probe("others", moment, partial(self._checked, weights))
-        if options.penalty == "proximal":
-            weights = {**weights, **prefixed("anchor", {n: weights[n] for n in self.moves})}
-            weights["strength"] = torch.tensor(options.strength, device=self.site.device)
+        self.past.begin(weights, moment.stage)
+        loss, constants, batches = self.past.terms(weights, rows)
+        how = Optimiser(options.optimiser, options.rate)
+        phase = Phase("loss", self.moves, partial(loss, self.network), how)
         stream = self.site.stream("fit", moment)
         result = yield TrainJob(
-            weights, {}, (self.phase,), rows, options.batch, options.epochs, stream
+            constants, {}, (phase,), batches, options.batch, options.epochs, stream
         )
         fitted = {name: result.weights[name] for name in request.weights}
+        self.past.end(weights, fitted, rows, moment.last)
         self.site.probe("own", moment, partial(self._checked, fitted))
         return Fitted(fitted, result.losses["loss"], len(rows))
 
@@ -92,10 +91,10 @@ class Client:
         return Checked(len(rows), {"": correct}, {"": f1})
 
     def state(self) -> Tensors:
-        return {}  # nothing outlives a message
+        return self.past.state()
 
     def restore(self, state: Tensors) -> None:
-        pass
+        self.past.restore(state)
 
     def final_model(self, shared: Tensors, variant: str, task: int) -> Tensors:
         """The shared model."""

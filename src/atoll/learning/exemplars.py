@@ -1,0 +1,72 @@
+"""Which rows an exemplar memory holds: by class and stage, in the order in which they matter.
+
+Herding: Welling 2009; Rebuffi et al., iCaRL: Incremental Classifier and Representation Learning,
+CVPR 2017.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from atoll.core.rows import Rows
+
+__all__ = ["Groups", "from_table", "herding_order", "joined", "repeated", "shortened", "to_table"]
+
+Groups = Mapping[tuple[int, int], list[int]]  # class and stage -> rows of the stage, best first
+
+
+def herding_order(features: Tensor, count: int) -> list[int]:
+    """The first rows of an order whose running means stay near the mean: (rows, width).
+
+    Features have length 1. The next row is the one that brings the mean of those chosen nearest to
+    the mean of all; of equal ones the first.
+    """
+    unit = F.normalize(features.double(), dim=1)
+    target, chosen = unit.mean(0), list[int]()
+    total, left = torch.zeros_like(target), torch.ones(len(unit), dtype=torch.bool)
+    for size in range(1, min(count, len(unit)) + 1):
+        distances = (target - (total + unit) / size).norm(dim=1).cpu()
+        best = int(torch.where(left, distances, torch.inf).argmin())
+        chosen.append(best)
+        total, left[best] = total + unit[best], False
+    return chosen
+
+
+def shortened(groups: Groups, memory: int) -> dict[tuple[int, int], list[int]]:
+    """Equal parts of the memory for all groups; what is left over by division is not used.
+
+    With less memory than groups nothing is kept.
+    """
+    quota = memory // max(1, len(groups))
+    return {key: rows[:quota] for key, rows in groups.items() if quota}
+
+
+def to_table(groups: Groups) -> Tensor:
+    """Groups as whole numbers (class, stage, row), in their order."""
+    lines = [(*key, row) for key, rows in groups.items() for row in rows]
+    return torch.tensor(lines, dtype=torch.int64).view(-1, 3)
+
+
+def from_table(table: Tensor) -> dict[tuple[int, int], list[int]]:
+    """What `to_table` wrote."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for kind, stage, row in table.tolist():
+        groups.setdefault((kind, stage), []).append(row)
+    return groups
+
+
+def joined(parts: list[Rows]) -> Rows:
+    """Rows one after the other."""
+    x, own, y = (torch.cat([getattr(part, name) for part in parts]) for name in ("x", "own", "y"))
+    return Rows(x, own, y)
+
+
+def repeated(memory: Rows, rows: int, share: float) -> Rows:
+    """Memory rows again and again, until they are this share of an epoch beside `rows` others.
+
+    At least each of them once.
+    """
+    count = max(len(memory), round(rows * share / (1 - share)))
+    return memory.at(torch.arange(count, device=memory.y.device) % max(1, len(memory)))
