@@ -23,7 +23,7 @@ from atoll.core.record import disk_errors, write_whole
 from atoll.data import splits
 from atoll.data.own import alignment, tables
 from atoll.data.sources import fetch
-from atoll.data.splits.files import own_sizes
+from atoll.data.splits.files import own_sizes, part_sizes
 from atoll.learning.models import ModelOptions
 from atoll.runs.config import EngineOptions, RunConfig, assignment, change, presets, read, resolve
 from atoll.runs.draft import draft
@@ -198,12 +198,18 @@ def inspect_command(what: Config, set_: Set = None) -> None:
 
 
 def _to_be_dealt(survey: tables.Survey, config: RunConfig) -> list[list[str]]:
-    """What each site will have, from the numbers of its rows: the file is not read again."""
+    """What each site will have; without groups from numbers of rows, and no file is read again."""
     common, own = tables.widths(survey)
-    rows = []
+    options, rows = config.scenario_options(), []
+    scenario = None
+    if tables.grouped(survey.options):  # who goes where depends on the rows of each person
+        scenario = splits.split(tables.dataset(survey), options, config.seed)
     for site in survey.sites:
         stages = {stage: site.stages.get(stage, 0) for stage in survey.stages or ("",)}
-        sizes = own_sizes(site.name, stages, config.scenario_options()).sum(0)
+        if scenario is None:
+            sizes = own_sizes(site.name, stages, options).sum(0)
+        else:
+            sizes = part_sizes(scenario, site.name)
         rows.append([site.name, *(f"{n:,}" for n in sizes), str(common), str(own[site.name])])
     return rows
 

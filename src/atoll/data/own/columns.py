@@ -65,6 +65,7 @@ class ColumnPlan:
     columns: list[Column] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
+    rare: dict[str, list[str]] = field(default_factory=dict)  # levels without a column of their own
 
     @property
     def options(self) -> TableOptions:
@@ -81,10 +82,23 @@ class ColumnPlan:
                 self.columns.append(Column(name, "", "left out", (), {}, "left out, as you said"))
             elif profiles:
                 self._column(name, profiles)
+            elif treatment := self._named(name):
+                self.columns.append(Column(name, "", "left out", (), {}, treatment))
         if not any(column.where == "common" for column in self.columns):
             where = ", ".join(sheet.path.name for sheet in self.contents.sheets)
             remedy = "give the same name and type to columns that mean the same at every site"
             raise unusable("no common column", where, remedy)
+
+    def _named(self, name: str) -> str:
+        """What becomes of the columns of ids and people; empty for any other."""
+        rules = [self.options.rules(site) for site in self.sites]
+        if any(name == one.group for one in rules):
+            return "the group: its rows are dealt together, no input"
+        return (
+            "the id: goes into predictions, no input"
+            if any(name == one.id for one in rules)
+            else ""
+        )
 
     def _column(self, name: str, profiles: Mapping[str, Profile]) -> None:
         kinds: dict[str, Kind] = {}
@@ -145,6 +159,10 @@ class ColumnPlan:
         start = self.blocks[-1].start + self.blocks[-1].width if self.blocks else 0
         block = make_block(name, kind, profiles, self.options.most_levels, start, site)
         self.blocks.append(block)
+        if kind == "text":
+            levels = set[str]().union(*(profile.counts for profile in profiles))
+            if rare := sorted(levels - {*block.levels}):
+                self.rare.setdefault(name, []).extend(rare)
         words = {
             "number": "a number, scaled",
             "date": "days since 1970-01-01, scaled",

@@ -45,6 +45,7 @@ class Sheet:
     stamp: tuple[int, int]  # size and time of the last change
     site: str = ""  # its site, where the options name it; else the site has the name of the file
     stage: str = ""  # when its rows come, where each stage has a file
+    written: tuple[str, ...] = ()  # the names of columns in the file, where they were renamed
 
     @property
     def comma(self) -> bool:

@@ -1,26 +1,28 @@
 """A survey of the user's own tables, before anything trains: sites, classes, columns, findings."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from atoll.core.errors import UserError
-from atoll.core.options import build
+from atoll.core.options import build, nearest
 from atoll.data.own.columns import ENOUGH, Column, ColumnPlan, Finding, without_case
 from atoll.data.own.encoding import Block
 from atoll.data.own.profiles import (
     Contents,
     TableOptions,
+    in_order,
+    known_columns,
     natural,
+    open_sheet,
     profile_sheet,
     refuse_unknown_columns,
     site_name,
     unusable,
 )
-from atoll.data.own.sheets import Sheet, opened
+from atoll.data.own.sheets import Sheet
 
 __all__ = ["SiteSurvey", "Survey", "holds", "survey", "widths"]
 
@@ -51,6 +53,7 @@ class Survey:
     findings: tuple[Finding, ...]
     crossing: tuple[str, ...]  # what sites disclose to each other before training, in sentences
     blocks: tuple[Block, ...]
+    rare: Mapping[str, Sequence[str]] = field(default_factory=dict)  # levels without a column
 
 
 def survey(**given: Any) -> Survey:
@@ -59,13 +62,16 @@ def survey(**given: Any) -> Survey:
     _refuse_contradictions(options)
     sheets = tuple(_sheets(options))
     _refuse_repeated(sheets)
-    refuse_unknown_columns({name for s in sheets for name in s.columns}, options, "site")
+    refuse_unknown_columns(known_columns(sheets), options, "site")
+    options = options.renamed()
     contents = Contents(options, sheets)
     for sheet in sheets:
         profile_sheet(contents, sheet)
     sites = tuple(sorted(contents.profiles))
     classes = sorted(set().union(*contents.classes.values()), key=natural)
-    stages = sorted(set().union(*contents.stages.values()), key=natural)
+    stages = set[str]().union(*contents.stages.values())
+    if options.sites:
+        _refuse_unknown_sites(options, sites)
     _refuse_label(contents, classes)
     plan = ColumnPlan(contents, sites)
     plan.make()
@@ -74,11 +80,12 @@ def survey(**given: Any) -> Survey:
         sheets,
         tuple(_site(contents, name) for name in sites),
         tuple(classes),
-        tuple(stages) if stages != [""] else (),
+        in_order(stages, options.order) if stages != {""} else (),
         tuple(plan.columns),
         tuple(_findings(contents, sites, classes) + plan.findings),
         tuple(plan.crossing(classes)),
         tuple(plan.blocks),
+        plan.rare,
     )
 
 
@@ -94,11 +101,17 @@ def _refuse_contradictions(options: TableOptions) -> None:
         raise UserError("a site column and several files", "[data]", "give one of the two")
 
 
+def _refuse_unknown_sites(options: TableOptions, sites: Sequence[str]) -> None:
+    for name in options.sites:
+        if name not in sites:
+            raise UserError(f"no site '{name}'", f"[data.sites.{name}]", nearest(name, sites))
+
+
 def _sheets(options: TableOptions) -> Iterator[Sheet]:
     """The files, each with its site and stage where the options name them."""
     if not isinstance(options.files, dict):
         for file in options.files:
-            yield opened(Path(file), options.delimiter, options.encoding)
+            yield open_sheet(file, options)
         return
     counts = {name: len(files) for name, files in options.files.items()}
     few, many = min(counts, key=lambda n: counts[n]), max(counts, key=lambda n: counts[n])
@@ -109,7 +122,7 @@ def _sheets(options: TableOptions) -> Iterator[Sheet]:
         raise UserError("a stage column and a file a stage", "[data]", "give one of the two")
     for name, files in options.files.items():
         for number, file in enumerate(files, 1):
-            sheet = opened(Path(file), options.delimiter, options.encoding)
+            sheet = open_sheet(file, options, site_name(name))
             yield replace(sheet, site=name, stage=str(number) if len(files) > 1 else "")
 
 
