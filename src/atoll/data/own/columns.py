@@ -195,8 +195,9 @@ class ColumnPlan:
             values, labels = zip(*profile.sample, strict=True) if profile.sample else ((), ())
             numeric = kinds[site] == "number"
             if kinds[site] != "date" and gives_label_away(values, labels, numeric):
-                action = "kept; if it is known only after the outcome, add it to ignore"
-                self._note(f"'{name}' at {site} tells the label almost by itself", action)
+                action = f"kept; if it is known only after, write ignore = ['{name}']"
+                what = f"'{name}' at {site} predicts the label almost alone"
+                self._note(f"{what}: is it known before the outcome?", action)
                 break
 
     def _compare_units(self, name: str, profiles: Mapping[str, Profile]) -> None:
