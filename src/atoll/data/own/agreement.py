@@ -252,7 +252,9 @@ def planned(
         gaps = any(one.gaps.get(hashed, False) for one in agreed.values())
         columns.append(Common(hashed, kind, in_order(every), gaps))
     left = {h for one in offers.values() for h, kind in one.columns.items() if kind == LEFT_OUT}
-    refuse_spellings({site: dict.fromkeys(one.classes, 1) for site, one in offers.items()}, options)
+    if options.labels != "as-is":
+        names = {site: dict.fromkeys(one.classes, 1) for site, one in offers.items()}
+        refuse_spellings(names, options.label)
     classes = _together(one.classes for one in offers.values())
     stages = _together((one.stages for one in offers.values()), options.order)
     if len(classes) < 2:

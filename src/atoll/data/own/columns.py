@@ -25,7 +25,6 @@ __all__ = [
 
 ENOUGH = 20  # values below which nothing is suspected
 STRAY = 0.9  # share of numbers from which a word among them is a mistake
-UNITS = 1_000.0  # times one site's values are another's, from which units are suspected
 IDENTIFIER = re.compile(r"(^|[ _-])(id|nr|no|number|index|key|uuid|unnamed.*)$", re.IGNORECASE)
 ODD_NUMBERS = (  # what is no number, and what it is called
     (re.compile(r"^[<>=~≤≥]+ *[-+]?[0-9.,]+$"), "a number after a sign as <"),
@@ -33,7 +32,6 @@ ODD_NUMBERS = (  # what is no number, and what it is called
     (re.compile(r"^[-+]?[0-9]+,[0-9]+$"), "a decimal comma"),
     (re.compile(r"^[-+]?[0-9.,]+ *[^0-9., ]+$"), "a number with a unit"),
 )
-CODE = re.compile(r"^0[0-9]+$")
 ODD_DATE = re.compile(r"^\d{1,4}[./-]\d{1,2}[./-]\d{1,4}( .*)?$")
 
 
@@ -182,13 +180,6 @@ class ColumnPlan:
         if len(several) > 1:
             listed = ", ".join(f"{kind} at {site}" for site, kind in kinds.items())
             self._note(f"'{name}' is {listed}", "an own column at each site")
-        if common and several == {"number"}:
-            self._compare_units(name, profiles)
-        for site, profile in profiles.items():
-            if kinds[site] == "number" and any(CODE.match(value) for value in profile.counts):
-                action = f"read as numbers; for codes, write categorical = ['{name}']"
-                self._note(f"'{name}' at {site} has numbers that begin with 0: codes?", action)
-                break
         if common and several == {"text"}:
             self._compare_levels(name, profiles)
         for site, profile in profiles.items():
@@ -199,16 +190,6 @@ class ColumnPlan:
                 what = f"'{name}' at {site} predicts the label almost alone"
                 self._note(f"{what}: is it known before the outcome?", action)
                 break
-
-    def _compare_units(self, name: str, profiles: Mapping[str, Profile]) -> None:
-        sizes = {site: p.size / p.present for site, p in profiles.items() if p.size}
-        if len(sizes) < 2:
-            return
-        low, high = min(sizes, key=lambda s: sizes[s]), max(sizes, key=lambda s: sizes[s])
-        if sizes[high] >= UNITS * sizes[low]:
-            times = f"about {sizes[high] / sizes[low]:,.0f} times as large at {high} as at {low}"
-            action = "scale = 'local' evens it out; with any other scale, fix the file"
-            self._note(f"'{name}' is {times}: another unit?", action)
 
     def _compare_levels(self, name: str, profiles: Mapping[str, Profile]) -> None:
         levels = [{*profile.counts} for profile in profiles.values()]

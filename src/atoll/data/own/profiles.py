@@ -30,8 +30,8 @@ from atoll.data.own.harmonise import (
 from atoll.data.own.sheets import Sheet, batches, line_of, opened
 
 __all__ = [
-    "MISSING", "MOST_DISTINCT", "Contents", "Profile", "TableOptions", "harmonised", "in_order",
-    "known_columns", "natural", "open_sheet", "profile_sheet", "refuse_unknown_columns",
+    "MISSING", "MOST_DISTINCT", "Contents", "Profile", "Repeats", "TableOptions", "harmonised",
+    "in_order", "known_columns", "natural", "open_sheet", "profile_sheet", "refuse_unknown_columns",
     "rename_columns", "site_name", "unusable",
 ]  # fmt: skip
 
@@ -215,12 +215,12 @@ class Profile:
     dates: int = 0
     whole: bool = True
     ordered: bool = True
+    adjacent: int = 0  # values that equal the one before
     last: float = -math.inf
     low: float = math.inf
     high: float = -math.inf
     first: float = math.inf  # of the dates, in days
     final: float = -math.inf
-    size: float = 0.0  # sum of absolute values
     counts: Counter[str] = field(default_factory=Counter)
     word: tuple[Sheet, int, str] | None = None  # the first that is no number: file, row, text
     huge: tuple[Sheet, int, str] | None = None
@@ -231,6 +231,8 @@ class Profile:
         self.rows += len(text)
         there = text.is_valid().to_numpy(zero_copy_only=False)
         self.present += int(there.sum())
+        if len(text) > 1:
+            self.adjacent += int(pc.sum(pc.equal(text[1:], text[:-1])).as_py() or 0)
         values = as_numbers(text, sheet.comma)
         words = there & ~values.is_valid().to_numpy(zero_copy_only=False)
         large = np.abs(pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)) > LARGEST
@@ -258,7 +260,6 @@ class Profile:
         self.ordered = self.ordered and bool((steps > 0).all())
         self.last = float(numbers[-1])
         self.low, self.high = min(self.low, numbers.min()), max(self.high, numbers.max())
-        self.size += float(np.abs(numbers).sum())
 
     def kind(self, categorical: bool) -> Kind | Literal[""]:
         """The type of the column here; empty where it has no value."""
@@ -304,6 +305,22 @@ class Contents:
     )
     classes: dict[str, Counter[str]] = field(default_factory=dict)
     stages: dict[str, Counter[str]] = field(default_factory=dict)
+    repeats: "Repeats | None" = None  # None: they are not looked for
+
+
+@dataclass
+class Repeats:
+    """Rows by a hash of their values, to find those that are there twice."""
+
+    within: dict[str, Counter[int]] = field(default_factory=dict)  # by site, of all columns
+    across: dict[str, Counter[int]] = field(default_factory=dict)  # by site, of the common ones
+
+    def add(self, site: str, batch: pa.RecordBatch, columns: Sequence[str]) -> None:
+        """Add some rows of a site; `columns` are those that all sites have."""
+        for counts, names in ((self.within, batch.schema.names), (self.across, columns)):
+            texts = [pc.fill_null(batch.column(name), "") for name in sorted(names)]
+            rows = pc.binary_join_element_wise(*texts, "\x1f")
+            counts.setdefault(site, Counter()).update(hash(row) for row in rows.to_pylist())
 
 
 def profile_sheet(contents: Contents, sheet: Sheet) -> None:
@@ -363,6 +380,12 @@ def _add_rows(
     if options.stage:
         stages = plain_labels(batch.column(options.stage)).to_pylist()
     contents.stages.setdefault(site, Counter()).update(stages)
+    if contents.repeats is not None:
+        left_out = {*options.ignore, options.rules(site).id}
+        every = [sheet.columns for sheet in contents.sheets]
+        shared = set.intersection(*map(set, every)) - left_out
+        named = [name for name in batch.schema.names if name not in left_out]
+        contents.repeats.add(site, batch.select(named), sorted(shared))
     profiles = contents.profiles.setdefault(site, {})
     rules = options.rules(site)
     left_out = {*options.special.values(), *options.ignore, rules.id, rules.group}

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from atoll.core.errors import UserError
-from atoll.data.own.profiles import TableOptions
 
 __all__ = ["folded", "refuse_spellings", "same_classes"]
 
@@ -46,14 +45,14 @@ def same_classes(classes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
     return same
 
 
-def refuse_spellings(classes: Mapping[str, Mapping[str, int]], options: TableOptions) -> None:
+def refuse_spellings(classes: Mapping[str, Mapping[str, int]], label: str) -> None:
     """Refuse to train while classes look like spellings of each other."""
     same = same_classes(classes)
-    if not same or options.labels == "as-is":
+    if not same:
         return
     name, other = next(iter(same.items()))
     at, there = ([site for site, rows in classes.items() if one in rows] for one in (name, other))
     entries = ", ".join(f'"{old}" = "{new}"' for old, new in same.items())
     what = f"the classes '{name}' ({at[0]}) and '{other}' ({there[0]}) look like one"
     remedy = f'write labels = {{ {entries} }} in [data], or labels = "as-is" if they differ'
-    raise UserError(what, f"column '{options.label}'", remedy)
+    raise UserError(what, f"column '{label}'", remedy)

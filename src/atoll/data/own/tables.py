@@ -43,7 +43,8 @@ class Arrays:
 def load(name: str = "", **given: Any) -> Dataset:
     """The user's own tables as numbers; equal files give equal data."""
     plan = survey(**given)
-    refuse_spellings({site.name: site.classes for site in plan.sites}, plan.options)
+    if plan.options.labels != "as-is":
+        refuse_spellings({site.name: site.classes for site in plan.sites}, plan.options.label)
     return dataset(plan, name)
 
 
