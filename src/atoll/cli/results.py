@@ -11,7 +11,7 @@ from atoll.core.errors import UserError
 from atoll.data.own import alignment
 from atoll.runs.predict import images, onnx, parties, tables, texts
 from atoll.runs.predict.export import export
-from atoll.runs.predict.model import Predictor
+from atoll.runs.predict.model import Predictor, predictor_of
 from atoll.runs.predict.output import Predicted
 from atoll.runs.result import Run
 
@@ -51,7 +51,9 @@ def watch_command(
 
 
 def predict_command(
-    run: Annotated[Path, typer.Argument(help="the folder of a run", metavar="RUN")],
+    run: Annotated[
+        Path, typer.Argument(help="a run, or a folder of its seeds: their mean", metavar="RUN")
+    ],
     file: Annotated[
         Path | None,
         typer.Argument(help="rows or texts: CSV or Parquet; images: a folder, .npz or Parquet"),
@@ -74,7 +76,11 @@ def predict_command(
     ] = "drop",
 ) -> None:
     """Predict rows, images or texts with the model of one site, or with a file of each party."""
-    predictor = Predictor(run, site, model, task)
+    predictor = predictor_of(run, site, model, task)
+    if predictor.others and (held_out or data):
+        what = f"the folder has runs of {len(predictor.others) + 1} seeds"
+        remedy = f"give one of them, for example {predictor.folder}"
+        raise UserError(what, "--held-out" if held_out else "--data", remedy)
     if data:
         result = _predict_parties(predictor, file, data, lacking, to, held_out)
     elif file is None or not site:
