@@ -14,6 +14,7 @@ import pytest
 from atoll import cli, data
 from atoll.core.errors import UserError
 from atoll.data.own import tables
+from atoll.runs.config import resolve
 
 Command = Callable[..., tuple[object, str, str]]
 ICD = ["250.83", "V27", "414", "428", "786.5", "E909", "401.9"]
@@ -195,3 +196,53 @@ def test_excel_reads_as_csv_does() -> None:
     Path("c.xlsx").write_bytes(b"no Excel")
     with pytest.raises(UserError, match="not an Excel file"):
         tables.survey(files=["c.xlsx"], label="outcome")
+
+
+def test_init_writes_configs_for_texts_and_images(atoll: Command) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for site in "ab":
+        words = ["good", "bad", "fine"]
+        lines = [f'{{"text": "{words[i % 3]} day", "label": "{"pn"[i % 2]}"}}' for i in range(30)]
+        Path(f"{site}.jsonl").write_text("\n".join(lines) + "\n")
+        for kind in ("cat", "dog"):
+            Path(site, kind).mkdir(parents=True)
+            for number in range(10):
+                pixels = np.full((8, 8, 3), 20 * number, dtype=np.uint8)
+                image.fromarray(pixels).save(Path(site, kind, f"{number}.png"))
+    assert atoll("init", "a.jsonl", "b.jsonl", "--label", "label", "-o", "texts.toml")[0] == 0
+    code, shown, _ = atoll("inspect", "texts.toml")
+    assert code == 0
+    assert ["vocabulary", "4", "words"] in [line.split() for line in shown.splitlines()]
+    assert ["a.jsonl", "30", "n:", "15,", "p:", "15", "2,", "at", "most", "2", "4"] in [
+        line.split() for line in shown.splitlines()
+    ]
+    assert atoll("init", "a", "b", "-o", "images.toml")[0] == 0
+    code, shown, _ = atoll("inspect", "images.toml")
+    assert code == 0
+    assert "cat: 10, dog: 10  32 x 32, 3 channels" in shown
+    assert "site-0 tests on 8 rows: one row is 12 points of its accuracy" in shown
+
+
+@pytest.mark.parametrize(
+    "data", ['{ images = ["a", "b"] }', '{ files = ["a.jsonl", "b.jsonl"], text = "text" }']
+)
+def test_alone_runs_on_own_images_and_texts_as_the_report_advises(data: str) -> None:
+    values = tomllib.loads(f'method = "alone"\ndata = {data}')
+    assert resolve(values, "alone").split == ("domains" if "images" in data else "streams")
+
+
+def test_alone_on_parties_names_methods_that_can(atoll: Command) -> None:
+    for name, header in (("a", "id,x,outcome"), ("b", "id,z,w")):
+        rows = [f"{i},{i % 7}.5,{'pq'[i % 2] if name == 'a' else i % 5}" for i in range(40)]
+        Path(f"{name}.csv").write_text("\n".join([header, *rows]) + "\n")
+    data = '{ parties = ["a.csv", "b.csv"], label = "outcome", assume_aligned = true }'
+    Path("run.toml").write_text(f'method = "alone"\ndata = {data}\n')
+    code, _, told = atoll("run", "run.toml", "--quiet")
+    assert code == 2
+    assert "'alone' needs whole rows" in told
+    assert "use splitnn or vleto; for one party alone, give its table as data.files" in told
+    Path("run.toml").write_text(f'method = "splitnn"\ndata = {data}\n')
+    code, shown, _ = atoll("inspect", "run.toml")
+    assert code == 0
+    assert ["1-b", "z,", "w"] in [line.split() for line in shown.splitlines()]
+    assert "40 of 40 rows of the party with the label" in shown

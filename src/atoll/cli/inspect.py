@@ -21,6 +21,7 @@ from atoll.runs.parts import Parts, parts
 __all__ = ["inspect_command"]
 
 Array = np.ndarray[Any, Any]
+RESERVED = 2  # tokens that are no words: padding and unknown
 FEW_TESTS = 30  # test rows of a site below which its result says little
 DEALT = ("train", "valid", "test", "common", "own")
 
@@ -103,13 +104,16 @@ def _print_groups(dataset: Dataset, title: str, measure: Callable[[Array], list[
     last = ["tokens", "words"] if dataset.kind == "text" else ["size"]
     print_grid(title, ["site", "rows", "classes", *last], rows)
     if dataset.kind == "text":
-        print_pairs([("vocabulary", f"{len(dataset.words):,} words")])
+        print_pairs([("vocabulary", f"{len(dataset.words) - RESERVED:,} words")])
 
 
 def _text_lengths(tokens: Array) -> list[str]:
     """Median and largest number of tokens of a text, and distinct words; 0 is padding."""
     lengths = (tokens != 0).sum(1)
-    return [f"{int(np.median(lengths))}, at most {lengths.max()}", f"{len(np.unique(tokens)):,}"]
+    return [
+        f"{int(np.median(lengths))}, at most {lengths.max()}",
+        f"{len(np.unique(tokens[tokens > 0])):,}",
+    ]
 
 
 def _image_sizes(images: Array) -> list[str]:
