@@ -22,7 +22,7 @@ def folded(name: str) -> str:
 
 
 def same_classes(classes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
-    """Which classes are probably one: each spelling -> the one that most rows have.
+    """Which classes are probably one: each spelling -> the name at the site to go by.
 
     `classes` are the rows of each class by site. Words for yes and no are compared between sites,
     and only where a site has no other classes: a class `n` beside `m` is no "no".
@@ -38,11 +38,28 @@ def same_classes(classes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
     for name in counts:
         key = TRUTH[folded(name)] if name in truths else folded(name)
         meanings.setdefault(key, []).append(name)
+    usual = _usual_names(classes)
     same: dict[str, str] = {}
     for names in meanings.values():
-        common = max(names, key=lambda name: (counts[name], not name.isdigit(), name))
+        known = [name for name in names if name in usual]
+        common = known[0] if known else max(names, key=lambda name: (counts[name], name))
         same |= {name: common for name in names if name != common}
     return same
+
+
+def _usual_names(classes: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """The names of classes at the sites to go by: words before digits, then by rows."""
+    rows: dict[tuple[str, ...], int] = {}
+    for counts in classes.values():
+        names = tuple(sorted(counts))
+        rows[names] = rows.get(names, 0) + sum(counts.values())
+
+    def rank(names: tuple[str, ...]) -> tuple[bool, int, bool, int, tuple[str, ...]]:
+        text = "".join(names)
+        signs = len(text) - len(folded(text))
+        return (not text.isdigit(), rows[names], text == text.lower(), -signs, names)
+
+    return [*max(rows, key=rank)] if rows else []
 
 
 def refuse_spellings(classes: Mapping[str, Mapping[str, int]], label: str) -> None:

@@ -11,6 +11,7 @@ from atoll.core.errors import UserError
 from atoll.core.options import build
 from atoll.data.own import evidence
 from atoll.data.own.profiles import TableOptions
+from atoll.data.own.spellings import same_classes
 from atoll.data.own.suggestions import Suggestion, examine, repeated_rows, suggest
 from atoll.data.own.survey import read_contents
 
@@ -81,7 +82,14 @@ def test_a_label_in_another_spelling_is_renamed_at_its_site() -> None:
         examine(files=["a.csv"], label="outcom")
 
 
-def test_labels_that_look_like_spellings_are_mapped_to_the_most_common() -> None:
+def test_labels_are_mapped_to_the_names_of_one_site() -> None:
+    """Not yes for one class and 0 for the other, whatever the numbers of rows are."""
+    classes = {"a": {"yes": 92, "no": 88}, "b": {"0": 97, "1": 83}, "c": {"No": 96, "Yes": 84}}
+    names = {"0": "no", "No": "no", "1": "yes", "Yes": "yes"}
+    assert same_classes(classes) == names
+
+
+def test_labels_that_look_like_spellings_are_mapped() -> None:
     one, other = base(seed=1), base(30, seed=2)
     one["outcome"] = ["yes", "no"] * 50
     other["outcome"] = [1, 0] * 15

@@ -359,8 +359,8 @@ def test_classes_that_differ_in_capitals_or_blanks_are_told() -> None:
     people("a.csv")
     write("b.csv", HEAD, [f"{i % 7}.5,{'fm'[i % 2]},{['Ill', 'wel l'][i % 2]}" for i in range(12)])
     told = suggested("a.csv", "b.csv")
-    assert "classes that look like one: well and wel l, Ill and ill" in told
-    assert 'labels = { well = "wel l", Ill = "ill" }' in told
+    assert "classes that look like one: wel l and well, Ill and ill" in told
+    assert 'labels = { "wel l" = "well", Ill = "ill" }' in told
     assert suggested("a.csv") == ""
 
 
