@@ -19,6 +19,7 @@ import jobs
 import numpy as np
 import torch
 
+from atoll.compute.choice_files import kept_timings
 from atoll.compute.kinds import STACKED
 from atoll.compute.kinds.train import TRAIN_STACKS
 from atoll.compute.stacking import Stack
@@ -82,7 +83,6 @@ def values(given: Any, variant: Variant) -> dict[str, Any]:
 def only(variant: Variant) -> Iterator[None]:
     """Let the engine do convolutions in one way, with or without a graph."""
     ways = batched_layers.WAYS
-    batched_layers.CHOSEN.clear()
     if variant.way:
         batched_layers.WAYS = {variant.way: ways[variant.way]}  # type: ignore[index,dict-item]
     kind = Idle if variant.idle else Stack
@@ -101,7 +101,7 @@ def measure(given: Any, variant: Variant, dataset: Dataset) -> dict[str, Any]:
     """Run once; what it took."""
     with only(variant):
         done = jobs.run(jobs.config(values(given, variant)), dataset, inside=given.inside)
-        ways = {k: [t.way, t.seconds] for k, t in batched_layers.CHOSEN.items()}
+        ways = {k: [t.way, t.seconds] for k, t in kept_timings().items()}
     return {
         **vars(variant), "seconds": round(done.seconds, 3), "work": round(done.work, 3),
         "seconds for 1,500 rounds": round(1500 * done.seconds / variant.rounds, 2),

@@ -77,38 +77,47 @@ def _lot(mutant: Mutant) -> str:
 def chosen(mutant: Mutant, tests: Sequence[MeasuredTest], limit: float) -> list[MeasuredTest]:
     """The tests that run a mutant's lines, those that are most likely to notice it first.
 
-    Those with its method's name for a parameter, such as a whole run, if they are quick; the cheap
-    ones of its module's own file; slower ones of both kinds; then all others by cost.
+    Those with its method's name for a parameter, such as a whole run, if they are quick; all cheap
+    ones of its module's own files, whatever the limits; other cheap ones of the folder that mirrors
+    its package; slower ones of the first two kinds; then all others by cost.
     """
     name = Path(mutant.file).stem
+    folder = f"tests/unit/{Path(mutant.file).parent}/"
 
     def rank(test: MeasuredTest) -> tuple[int, float, str]:
-        own = Path(test.file).name.startswith(f"test_{name}")
+        own = is_own(test, mutant)
         whole = test.id.endswith(f"[{name}]")
         quick = whole and test.seconds < 3 * CHEAP
-        order = (quick, own and test.seconds < CHEAP, whole, own, True).index(True)
+        cheap, near = test.seconds < CHEAP, test.file.startswith(folder)
+        order = (quick, own and cheap, near and cheap, whole, own, True).index(True)
         return order, test.seconds, test.id
 
     found: list[MeasuredTest] = []
-    spent = 0.0
+    spent, count = 0.0, 0  # of those with a limit
     for test in sorted((test for test in tests if reaches(test, mutant)), key=rank):
-        spent += test.seconds
-        if found and (spent > limit or len(found) == MOST_TESTS):
-            break
+        if not (is_own(test, mutant) and test.seconds < CHEAP):
+            spent, count = spent + test.seconds, count + 1
+            if found and (spent > limit or count > MOST_TESTS):
+                break
         found.append(test)
     return found
+
+
+def is_own(test: MeasuredTest, mutant: Mutant) -> bool:
+    """Whether a test is in a file of the mutant's module."""
+    return Path(test.file).name.startswith(f"test_{Path(mutant.file).stem}")
 
 
 def reaches(test: MeasuredTest, mutant: Mutant) -> bool:
     """Whether a test runs what is changed.
 
-    The fields of a class and constants are run by whoever runs the module, and read by a test that
-    has the module's name for a parameter: one of its documented options, say.
+    The fields of a class and constants are run by whoever runs the module, and read by a test in
+    a file of the module or with the module's name for a parameter: one of its options, say.
     """
     lines = test.lines.get(mutant.file, frozenset())
     if mutant.inside:
         return not lines.isdisjoint(mutant.lines)
-    return bool(lines) or test.id.endswith(f"[{Path(mutant.file).stem}]")
+    return bool(lines) or is_own(test, mutant) or test.id.endswith(f"[{Path(mutant.file).stem}]")
 
 
 class Reach:

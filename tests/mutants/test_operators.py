@@ -128,11 +128,26 @@ def test_the_tests_that_are_most_likely_to_notice_come_first_within_the_limit() 
         MeasuredTest("tests/unit/b/test_other.py::cheap", 0.1, lines),
         MeasuredTest("tests/unit/a/test_thing.py::cheap", 0.15, lines),
         MeasuredTest("tests/unit/a/test_thing_more.py::dear", 2.0, lines),
+        MeasuredTest("tests/unit/a/test_near.py::cheap", 0.1, lines),
         MeasuredTest("tests/unit/a/test_thing.py::away", 0.1, {"a/thing.py": frozenset({7})}),
     ]
     ids = [test.id.partition("test_")[2] for test in chosen(mutant, tests, 6.0)]
-    wanted = ["thing.py::cheap", "golden.py::run[thing]", "thing_more.py::dear", "other.py::cheap"]
-    assert ids == wanted
+    likely = ["thing.py::cheap", "near.py::cheap", "golden.py::run[thing]", "thing_more.py::dear"]
+    assert ids == [*likely, "other.py::cheap"]
+
+
+def test_all_cheap_tests_of_a_module_are_run_and_constants_are_read_by_its_own_file() -> None:
+    every = mutants("a/thing.py", "MOST = 7\n\n\ndef f(a):\n    return a\n")
+    inside, constant = every[-1], every[0]
+    lines = {"a/thing.py": frozenset({5})}
+    own = [MeasuredTest(f"tests/test_thing.py::t{n:02}", 0.1, lines) for n in range(60)]
+    others = [MeasuredTest(f"tests/test_other.py::t{n:02}", 0.1, lines) for n in range(60)]
+    both = [test.id for test in chosen(inside, [*others, *own], 2.05)]
+    assert both == [test.id for test in (*own, *others[:20])]
+    reader = MeasuredTest("tests/test_thing.py::reads_a_constant", 0.1, {})
+    assert [m.function for m in (inside, constant)] == ["f", ""]
+    assert chosen(constant, [reader], 2.0) == [reader]
+    assert chosen(inside, [reader], 2.0) == []
 
 
 def test_wilsons_interval_worked_out_by_hand() -> None:

@@ -147,8 +147,17 @@ class Federation:
             try:
                 process.communicate(timeout=20)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
+                _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a command that waits for the end of a round: a second signal ends it at once."""
+    process.terminate()
+    try:
+        process.communicate(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
 
 
 JOBS = ("client_job", "server_job")

@@ -1,8 +1,9 @@
-"""A stolen kit on a connection that is named like a job of its site, for tests.
+"""A stolen kit on a connection under a name of its own choice, for tests.
 
-`python -m tests.process.impostor KIT PORT NAME ORIGIN` connects with the kit's certificate under
-NAME, writes ORIGIN into the headers of its messages, and tries to register as the kit's site. It
-prints the token that it gets, or why it gets none.
+`python -m tests.process.impostor KIT PORT NAME ORIGIN [GREETING]` connects with the kit's
+certificate under NAME, writes ORIGIN into the headers of its messages, and tries to register as the
+site of NAME. With GREETING that is the name it gives when it connects. It prints the token that it
+gets, or why it gets none.
 """
 
 import json
@@ -14,11 +15,27 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.endpoint import Endpoint
+from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
 from nvflare.private.fed.authenticator import Authenticator
 
 
-def main(kit: str, port: str, name: str, origin: str) -> None:
+def greet_as(name: str) -> None:
+    """Give another name than the cell's own in the first frame of every connection."""
+    original = SfmConnection.send_handshake
+
+    def send_handshake(connection: Any, kind: int) -> None:
+        own, connection.local_endpoint = connection.local_endpoint, Endpoint(name)
+        original(connection, kind)
+        connection.local_endpoint = own
+
+    SfmConnection.send_handshake = send_handshake
+
+
+def main(kit: str, port: str, name: str, origin: str, greeting: str = "") -> None:
     """Try to register."""
+    if greeting:
+        greet_as(greeting)
     startup, site = Path(kit) / "startup", name.partition(".")[0]
     files = {"ca_cert": "rootCA.pem", "client_cert": "client.crt", "client_key": "client.key"}
     paths = {key: str(startup / file) for key, file in files.items()}
@@ -44,7 +61,7 @@ def main(kit: str, port: str, name: str, origin: str) -> None:
         token = Authenticator(
             *(cell, project, site, "regular", "localhost", True),
             *(paths["ca_cert"], paths["client_key"], paths["client_cert"]),
-            *(5.0, 1.0, 15.0),
+            *(5.0, 1.0, 6.0 if greeting else 15.0),
         ).authenticate(FLContext(), Signal())[0]
         sys.stdout.write(f"registered with the token {token}\n")
     except Exception as error:

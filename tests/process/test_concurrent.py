@@ -47,8 +47,8 @@ def check(found: list[dict[str, Any]]) -> None:
 
 
 def test_of_three_processes_one_wins_and_the_others_say_why(tmp_path: Path) -> None:
-    found = triples(tmp_path, 0, 8)
-    assert len(found) == 8
+    found = triples(tmp_path, 0, 10)
+    assert len(found) == 10
     check(found)
 
 

@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 
+from atoll.core.errors import EXIT_INTERRUPTED
 from atoll.core.record import Absence, Exclusion, read_events
 from atoll.engines.local import local_engine
 from atoll.engines.network import egress
+from atoll.engines.network.process import running
 from atoll.engines.network.rehearsal import outdate
 from atoll.runs.config import read, resolve
 from atoll.runs.execute import execute
@@ -133,6 +135,27 @@ def test_serve_itself_may_be_killed_and_goes_on_with_resume(alps: Federation) ->
     serving.communicate()
     again = alps.serve("alone.toml", "--out", "serve", "--resume")
     ended_well(alps, "serve", again)
+
+
+def test_a_signal_to_end_leaves_nothing_running_at_either_end(alps: Federation) -> None:
+    """SIGTERM is what service managers send; the run is saved, and goes on with --resume."""
+    serving = begun(alps, "term")
+    kits = {name: str(alps.kit(name).resolve()) for name in ("coordinator", "geneva")}
+    assert all(running(kit) for kit in kits.values())
+    serving.send_signal(signal.SIGTERM)
+    _, said = serving.communicate(timeout=60)
+    assert serving.returncode == EXIT_INTERRUPTED, said[-3000:]
+    assert "interrupted; the state is saved" in said
+    wait_for("nothing runs there", lambda: not running(kits["coordinator"]), 10)
+    assert alps.joined["geneva"].poll() is None, "a site goes on waiting"
+    again = alps.serve("alone.toml", "--out", "term", "--resume")
+    ended_well(alps, "term", again)
+    leaving = alps.joined["geneva"]
+    leaving.send_signal(signal.SIGTERM)
+    _, said = leaving.communicate(timeout=60)
+    assert leaving.returncode == 0, said[-3000:]
+    wait_for("nothing runs here", lambda: not running(kits["geneva"]), 10)
+    come(alps, "geneva")
 
 
 def test_a_site_that_stays_away_is_named_and_asked_again_when_it_is_back(

@@ -1,7 +1,9 @@
 """The filter's own parts, on messages that no process has sent: sizes, tokens, lines of the log."""
 
 import logging
+import os
 import time
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,6 +97,18 @@ def test_only_the_receiver_of_a_stream_acknowledges_or_ends_it(topic: str) -> No
         del ByteStreamer.tx_task_map[number]
 
 
+def test_old_jobs_do_not_fill_the_disk_of_a_site(tmp_path: Path) -> None:
+    """NVFlare keeps a folder of every job; the newest stay, and all else that is in the kit."""
+    from atoll.engines.network.guard import KEPT_JOBS, _forget_jobs  # noqa: PLC0415
+
+    jobs = [str(uuid.UUID(int=number)) for number in range(KEPT_JOBS + 3)]
+    for number, name in enumerate((*jobs, "startup", "local")):
+        (tmp_path / name / "app").mkdir(parents=True)
+        os.utime(tmp_path / name, (number, number))
+    _forget_jobs(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {*jobs[3:], "startup", "local"}
+
+
 def test_many_streams_together_hold_no_more_than_two_messages(guard: Any) -> None:
     open_tasks = [Task(tasks()) for _ in range(5)]
     assert [received(guard, task, 50) for task in open_tasks] == [True] * 4 + [False]
@@ -183,6 +197,30 @@ def test_a_second_connection_takes_nothing_from_the_first(presence: Any) -> None
     assert [notice.words for notice in presence.notices.new()] == [
         "refused a second connection of bern from 10.0.0.7"
     ]
+
+
+def test_a_copy_that_goes_on_trying_is_told_of_once(
+    presence: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ends hear of it again after a while, and of another address at once."""
+    from atoll.engines.network import presence as module  # noqa: PLC0415
+
+    manager = SimpleNamespace(sfm_endpoints={})
+    greeted(presence, manager, "bern", "bern", time.time())
+    second = greeted(presence, manager, "bern", "bern", time.time())
+    heard = []
+    for _ in range(5):
+        assert presence.refusal(bern(), second.conn, False) == SECOND
+        heard.append(presence.second("bern"))
+    assert heard == ["10.0.0.7", "", "", "", ""]
+    assert len(list(presence.notices.new())) == 1
+    second.conn.get_conn_properties()["peer_addr"] = "10.0.0.8:4000"
+    assert presence.refusal(bern(), second.conn, False) == SECOND
+    assert presence.second("bern") == "10.0.0.8"
+    monkeypatch.setattr(module, "AGAIN_SECONDS", 0.0)
+    assert presence.refusal(bern(), second.conn, False) == SECOND
+    assert presence.second("bern") == "10.0.0.8"
+    assert len(list(presence.notices.new())) == 2
 
 
 def test_a_site_on_a_new_line_takes_the_place_of_its_old_one(presence: Any) -> None:

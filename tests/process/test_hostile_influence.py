@@ -100,7 +100,7 @@ def test_whatever_a_site_sends_the_run_completes_and_names_it(scene: Federation)
     execute(resolve(read(path), path), scene.folder / "honest", local_engine)
     for number, how in enumerate([*LIES, "shape"]):  # of which each has one whole round at least
         lie(scene, how)
-        wait_for(f"two rounds of {how}", partial(reached, run, 2 * number + 2, serving))
+        wait_for(f"two rounds of {how}", partial(reached, run, 2 * number + 2, serving), 300)
     printed, said = serving.communicate(timeout=200)
     assert serving.returncode == 0, said[-3000:]
     for name in ("fedavg", "chfl", "fedmd"):

@@ -147,21 +147,35 @@ def test_a_second_connection_under_one_name_is_refused_and_both_are_told(scene: 
 JOB = "9ed80a6e-fb83-4a5d-b303-0e6b87c52e97"
 
 
+def impostor(scene: Scene, *names: str) -> subprocess.CompletedProcess[str]:
+    """Connect with bern's kit under a name, and try to register."""
+    kit, port = str(scene.made.kit("bern")), str(scene.port)
+    command = [sys.executable, "-m", "tests.process.impostor", kit, port, *names]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["basel", f"basel.{JOB}", f"server.{JOB}", "_admin_x"])
+def test_the_certificate_of_a_site_is_taken_under_no_other_name(scene: Scene, name: str) -> None:
+    """Neither for another site or its job, nor for the coordinator's own processes."""
+    scene.wait_for("serve", "basel has the key")
+    before = scene.made.main_process("basel")
+    ended = impostor(scene, "bern", name, name)
+    assert ended.stdout.startswith("FLCommunicationError"), ended.stdout + ended.stderr[-3000:]
+    words = f"authenticated as 'bern' but claimed endpoint '{name}'"
+    assert words in said(scene.made, "coordinator")
+    assert scene.made.main_process("basel") == before
+    assert "refuses this site" not in scene.shown("basel")
+
+
 @pytest.mark.parametrize("origin", ["bern", f"bern.{JOB}"])
 def test_a_stolen_kit_registers_for_no_site_on_a_line_named_like_a_job(
     scene: Scene, origin: str
 ) -> None:
     """Only the site's own connection registers; the site that is there stays."""
-    kit, before = scene.made.kit("bern"), scene.made.main_process("bern")
-    command = [sys.executable, "-m", "tests.process.impostor", str(kit), str(scene.port)]
-    ended = subprocess.run(
-        [*command, f"bern.{JOB}", origin],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    before = scene.made.main_process("bern")
+    ended = impostor(scene, f"bern.{JOB}", origin)
     assert "registered" not in ended.stdout, ended.stdout
     assert "refused" in ended.stdout, ended.stdout + ended.stderr[-3000:]
     refused(scene.made, "coordinator", f"task:challenge from {origin}: '")
@@ -260,7 +274,7 @@ def test_a_revoked_site_is_refused_at_its_first_message(scene: Scene) -> None:
 
 def test_the_run_beside_all_that_is_as_in_one_process(scene: Scene) -> None:
     ended = scene.made.folder / "run" / "result.json"
-    wait_for("the run has ended", ended.exists, 120)
+    wait_for("the run has ended", ended.exists, 300)
     for file in ("config.toml", "events.jsonl"):
         own = (scene.made.folder / "run" / file).read_bytes()
         assert own == (scene.made.folder / "local" / file).read_bytes(), file

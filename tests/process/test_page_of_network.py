@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from .federation import Federation, free_port
+from atoll.core.errors import EXIT_INTERRUPTED
+from atoll.engines.network.process import running
+
+from .federation import Federation, free_port, wait_for
 
 pytest.importorskip("nvflare", reason="needs the extra nvflare")
 pytestmark = pytest.mark.process
@@ -83,6 +86,19 @@ model = { widths = [8] }
 method = { name = "fedavg", epochs = 1 }
 engine = { mode = "loop", threads = 1 }
 """
+
+
+def test_a_rehearsal_that_is_ended_leaves_nothing_running(reader: Federation) -> None:
+    reader.folder.joinpath("project.toml").write_text(PROJECT.format(port=free_port()))
+    reader.folder.joinpath("run.toml").write_text(RUN)
+    typed(reader, "atoll network init project.toml --run run.toml")
+    rehearsing = reader.start("rehearse", "project.toml", "run.toml", "--out", "rehearsal")
+    kits = [reader.folder / "rehearsal" / "kits" / name for name in ("basel", "coordinator")]
+    wait_for("both ends", lambda: all(running(str(kit)) for kit in kits), 120)
+    rehearsing.terminate()
+    rehearsing.communicate(timeout=120)
+    assert rehearsing.returncode == EXIT_INTERRUPTED
+    wait_for("nothing runs", lambda: not any(running(str(kit)) for kit in kits), 10)
 
 
 @pytest.mark.long

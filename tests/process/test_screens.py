@@ -16,7 +16,8 @@ import pytest
 from atoll.core.errors import BadMessageError, ClientFailedError, UserError
 from atoll.engines.network import kits
 from atoll.engines.network.kits import Kit
-from atoll.engines.network.site import _remedy, reachable
+from atoll.engines.network.process import STANDING
+from atoll.engines.network.site import _remedy, _standing_of, reachable
 
 from .federation import Federation, federation, wait_for
 
@@ -151,6 +152,63 @@ def test_a_coordinators_certificate_of_another_time_is_shown_with_both_times(
 
 
 # Who is connected
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("target_unreachable", "waiting for the coordinator: it does not answer"),
+        ("timeout", "waiting for the coordinator: it does not answer"),
+        ("comm_error", "waiting for the coordinator: it does not answer"),
+        (None, "waiting for the coordinator: it does not answer"),
+        ("authentication_error", "the coordinator does not admit this site: no more"),
+        ("ok", ""),
+    ],
+)
+def test_a_coordinator_that_is_gone_has_refused_nobody(
+    code: str | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a normal end of a run the server is gone, and heartbeats reach nobody."""
+    from nvflare.fuel.f3.cellnet.core_cell import CoreCell  # noqa: PLC0415
+    from nvflare.fuel.f3.cellnet.utils import make_reply  # noqa: PLC0415
+
+    from atoll.engines.network import standing  # noqa: PLC0415
+
+    reply = make_reply(code, error="no more") if code == "authentication_error" else None
+    reply = reply or (make_reply(code) if code else None)
+    monkeypatch.setattr(CoreCell, "send_request", lambda *_, **__: reply)
+    standing.watch_server(tmp_path / STANDING)
+    CoreCell.send_request(None, "task", "heart_beat")
+    (tmp_path / "kit.json").write_text('{"name": "bern", "server": "localhost", "port": 8102}')
+    assert _standing_of(Kit(tmp_path)) == words
+
+
+def test_a_run_that_has_ended_shows_the_bytes_of_every_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all its jobs; the file with the status of a job is gone when the job is."""
+    from atoll.engines.network import coordinator  # noqa: PLC0415
+
+    made, noted = Federation(tmp_path), list[str]()
+    made.init(["basel"])
+    kit = Kit(made.kit("coordinator"))
+    serving = coordinator._Serving(
+        kit, [], coordinator.Terms(), lambda *_: None, lambda: False, noted.append
+    )
+    serving.control.mkdir()
+    ends = iter(["lost", "done"])
+
+    def watch(job: str, sites: list[str]) -> None:
+        status = {"sites": {"basel": {"sent": 1000, "received": 300}}}
+        (serving.control / "status.json").write_text(json.dumps(status))
+        (serving.control / "ended.json").write_text(json.dumps({"ended": next(ends)}))
+        assert serving._views()[0].sent in (1000, 2000)
+
+    monkeypatch.setattr(serving, "_watch", watch)
+    monkeypatch.setattr(serving, "_wait", lambda: ["basel"])
+    monkeypatch.setattr(serving.session, "submit", lambda folder: "job")
+    serving.go()
+    assert noted == ["basel: 2,000 bytes to it, 600 from it"]
 
 
 def reading(process: subprocess.Popen[str]) -> list[str]:

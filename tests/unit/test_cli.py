@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 
 from atoll import cli, data, methods
-from atoll.cli import command, terminal
+from atoll.cli import command, console, terminal
 from atoll.cli import data as data_commands
 from atoll.cli.run import numbers as numbers_of
 from atoll.core.errors import UserError
@@ -757,9 +757,9 @@ def test_types_are_shown_without_python_syntax(atoll: Command) -> None:
 
 
 def test_columns_set_the_width_of_what_is_piped(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert terminal._console(stderr=False).width == terminal.PLAIN_WIDTH
+    assert console._console(stderr=False).width == console.PLAIN_WIDTH
     monkeypatch.setenv("COLUMNS", "72")
-    assert terminal._console(stderr=False).width == 72
+    assert console._console(stderr=False).width == 72
 
 
 @pytest.mark.parametrize(
@@ -769,7 +769,7 @@ def test_columns_set_the_width_of_what_is_piped(monkeypatch: pytest.MonkeyPatch)
             "chfl",
             ["lateral_source", '"covertype"', "list of float", "[method]", "[scenario]", "[model]"],
         ),
-        ("demo", ['"digits-table"', "[64, 32]", "[0.01, 0.1, 1.0]", "passes over the rows"]),
+        ("demo", ['"digits-table"', "[64, 32]", "[0.01, 0.1, 1.0]", "local epochs per round"]),
         ("fedavg", ["penalty", "none | proximal", "> 0", ">= 1", "[engine]"]),
     ],
 )

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import data, network, results, run
-from atoll.cli.terminal import complain, out, traceback_file
+from atoll.cli.console import complain, out, traceback_file
+from atoll.cli.lazy import LazyGroup
 from atoll.core import VERSION
 from atoll.core.errors import (
     EXIT_INTERRUPTED,
@@ -23,13 +23,11 @@ from atoll.core.errors import (
     memory_error,
     out_of_memory,
 )
-from atoll.core.options import SYNONYMS
-from atoll.data import splits
-from atoll.runs.config import RunConfig
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
+    cls=LazyGroup,
     no_args_is_help=True,
     add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -55,11 +53,6 @@ def options(
 ) -> None:
     """Federated continual learning: sites learn together, keep their data, and do not forget."""
 
-
-run.register(app)
-data.register(app)
-results.register(app)
-network.register(app)
 
 TAKES_SET = ("run", "sweep", "inspect", "reproduce")  # commands that have --set
 METHOD_OPTIONS = {"rate", "epochs", "batch", "mu", "widths"}  # that people look for as flags
@@ -114,6 +107,10 @@ def _usage(error: Exception) -> None:
 
 def _as_option(error: Exception, what: str) -> str:
     """What --set would say, where an option of the run was given to the command; else nothing."""
+    from atoll.core.options import SYNONYMS  # noqa: PLC0415 - help must not wait for torch
+    from atoll.data import splits  # noqa: PLC0415
+    from atoll.runs.config import RunConfig  # noqa: PLC0415
+
     flag = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
     option = SYNONYMS.get(flag, flag)
     known = {field.name for field in fields(RunConfig)} | splits.option_names()

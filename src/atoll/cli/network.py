@@ -201,7 +201,10 @@ def _serve(
     warning = Kit(kit).check()
     if warning:
         err.print(warning, soft_wrap=True)
-    with stoppable("stopping after this round") as stopping, _lines(quiet) as tell:
+    with (
+        stoppable("stopping after this round", signal.SIGTERM) as stopping,
+        _lines(quiet) as tell,
+    ):
         try:
             coordinator.serve(
                 Kit(kit), todo, terms,
@@ -236,7 +239,7 @@ def rehearse_command(
 ) -> None:
     """Try a federation on this machine, first undisturbed, then with faults: go or no go."""
     config = resolve(read(run), run)
-    with tempfile.TemporaryDirectory(prefix="atoll-") as temporary:
+    with _terminable(), tempfile.TemporaryDirectory(prefix="atoll-") as temporary:
         folder = to or Path(temporary) / "rehearsal"
         if folder.exists():
             raise UserError("the folder is there already", str(folder), "choose another --out")
@@ -245,6 +248,16 @@ def rehearse_command(
     _say("go" if not failed else f"NO GO: {len(failed)} of {len(items)}")
     if failed:
         raise UserError(f"no go: {failed[0].what}", str(project), failed[0].words, EXIT_SITE_FAILED)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM interrupts like Ctrl-C, so that what was started is ended."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def explain_command(site: Annotated[Path, typer.Argument(help="a site's own file, .toml")]) -> None:

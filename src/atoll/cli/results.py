@@ -77,10 +77,7 @@ def predict_command(
 ) -> None:
     """Predict rows, images or texts with the model of one site, or with a file of each party."""
     predictor = predictor_of(run, site, model, task)
-    if predictor.others and (held_out or data):
-        what = f"the folder has runs of {len(predictor.others) + 1} seeds"
-        remedy = f"give one of them, for example {predictor.folder}"
-        raise UserError(what, "--held-out" if held_out else "--data", remedy)
+    _refuse_seeds(predictor, "--held-out" if held_out else "--data" if data else "")
     if data:
         result = _predict_parties(predictor, file, data, lacking, to, held_out)
     elif file is None or not site:
@@ -91,6 +88,13 @@ def predict_command(
         result = PREDICT[predictor.kind](predictor, file, to, held_out)
     _remark(result)
     out.print(f"{result.rows:,} predictions in {to}{_share(result)}", soft_wrap=True)
+
+
+def _refuse_seeds(predictor: Predictor, option: str) -> None:
+    """Refuse an option that is for one run where the folder has several seeds."""
+    if predictor.others and option:
+        what = f"the folder has runs of {len(predictor.others) + 1} seeds"
+        raise UserError(what, option, f"give one of them, for example {predictor.folder}")
 
 
 def _remark(result: Predicted) -> None:

@@ -1,22 +1,18 @@
 """What the command prints: tables, progress, errors; and what stops it."""
 
 import json
-import os
 import signal
-import sys
-import tempfile
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from atoll.cli.console import aside, complain, err, out, traceback_file
 from atoll.core.errors import EXIT_INTERRUPTED, InterruptedRunError, UserError, printable
 from atoll.core.record import Message, Round, Score
 from atoll.runs.config import RunConfig
@@ -42,21 +38,6 @@ __all__ = [
 
 
 T = TypeVar("T")
-PLAIN_WIDTH = 240  # characters of a line in a file or a pipe, so that hardly one is broken
-
-
-def _console(stderr: bool) -> Console:
-    """As wide as the terminal or COLUMNS; else as PLAIN_WIDTH."""
-    stream = sys.stderr if stderr else sys.stdout
-    wide = None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
-    return Console(stderr=stderr, width=wide, markup=False, emoji=False, highlight=False)
-
-
-out, err = _console(stderr=False), _console(stderr=True)
-
-
-def aside(words: str) -> None:
-    err.print(words, soft_wrap=True)
 
 
 @contextmanager
@@ -96,19 +77,6 @@ def guarded(folder: Path, work: Callable[[Callable[[], bool]], T]) -> T:
 
 def _stopped(what: str, folder: Path) -> UserError:
     return UserError(what, str(folder), "continue with --resume", EXIT_INTERRUPTED)
-
-
-def traceback_file(error: Exception, folder: Path | None) -> str:
-    """The file with all that is known of a fault: in the run's folder, else a temporary one."""
-    content = "".join(traceback.format_exception(error))
-    try:
-        whole = folder is not None and (folder / "config.toml").exists()
-        home = folder if folder and whole else Path(tempfile.mkdtemp(prefix="atoll-"))
-        path = home / "traceback.txt"
-        path.write_text(content)
-        return str(path)
-    except OSError as refused:
-        return f"no traceback file, {refused.strerror}: {error}"
 
 
 class Watching:
@@ -182,13 +150,6 @@ def print_pairs(pairs: list[tuple[str, str]], title: str | None = None) -> None:
     for pair in pairs:
         grid.add_row(*map(Text, pair))
     out.print(grid)
-
-
-def complain(what: str, where: str, remedy: str, exit_code: int) -> None:
-    """Three lines on what is wrong, where, and what to do; then the end."""
-    for name, text in (("error", what), ("where", where), ("to do", remedy)):
-        print(f"{name}: {printable(text)}", file=sys.stderr)
-    raise SystemExit(exit_code)
 
 
 def counted(counts: Mapping[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""What the executor knows of jobs: each type of job has a kind that says how it runs fast.
+"""What the executor knows of jobs: each type of job has a kind that describes how to accelerate it.
 
 A kind is a table of functions. It holds all that the proof, the autotuner and the checks need to
 know of a type of job, so these name no type of job. A kind accelerates in one of two ways: one
@@ -22,6 +22,7 @@ __all__ = [
     "Capture",
     "CaptureKind",
     "Kind",
+    "Rules",
     "StackKind",
     "padding_obstacle",
 ]
@@ -76,6 +77,14 @@ class Kind:
     # for the autotuner: a proved choice, or the loop if that is faster; by time, by a fixed rule
     timed: Callable[[Sequence[Any], Choice], Choice] = _unchanged
     fixed: Callable[[Sequence[Any], Choice], Choice] = _unchanged
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How to decide between the loop and a way that is proved."""
+
+    name: str  # part of the cache key: choices of different rules are kept apart
+    finish: Callable[[Kind, Sequence[Any], Choice], Choice]
 
 
 def padding_obstacle(job: Any) -> str:

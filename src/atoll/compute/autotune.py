@@ -1,7 +1,7 @@
-"""Which way of running jobs is right and fast: tried on the first batches, and remembered.
+"""The autotuner: proves and times an accelerated way on the first batches, and stores the choice.
 
 An accelerated way is compared with the loop in double precision (proof.py). What was chosen and why
-is kept with the run, and on this machine for later runs (choice.py).
+is kept with the run, and on this machine for later runs (choice_files.py).
 """
 
 import json
@@ -13,32 +13,20 @@ from typing import Any
 
 import torch
 
-from atoll.compute.accelerated import Kind
+from atoll.compute.accelerated import Kind, Rules
 from atoll.compute.cache import UNRESOLVED, Key, cache_key
-from atoll.compute.choice import Choice, choices, name_of, remember, remembered
+from atoll.compute.choice import Choice
+from atoll.compute.choice_files import choices, name_of, remember, remembered
 from atoll.compute.proof import SAMPLE, TOLERANCE, prove
 from atoll.core.record import write_whole
 
-__all__ = ["TRIAL", "Rules", "Tuner", "by_timing", "faster", "proved", "timed", "tune", "what"]
+__all__ = ["TRIAL", "Subject", "Tuner", "faster", "proved", "timed", "tune", "what"]
 
-TRIAL = 3  # batches of a trial
-FAR = 1e300  # stands for a difference that is not finite, which JSON has no number for
+TRIAL = 3  # batches that are timed
+FAR = 1e300  # written in place of a difference that is not finite, for JSON
 GAIN = 0.95  # the accelerated way must need less than this share of the loop's time
 PLANNED = "; in parts: planned"
 HALVED = "; in parts: out of memory"
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How to decide between the loop and a way that is proved."""
-
-    name: str  # part of the cache key: choices of different rules are kept apart
-    finish: Callable[[Kind, Sequence[Any], Choice], Choice]
-
-
-def by_timing(kind: Kind, jobs: Sequence[Any], choice: Choice) -> Choice:
-    """The faster one, by a trial."""
-    return kind.timed(jobs, choice)
 
 
 def tune(rules: Rules, kind: Kind, work: str, jobs: Sequence[Any]) -> Choice:
@@ -87,6 +75,22 @@ def what(key: Any) -> str:
     return str(key[0]) if isinstance(key, tuple) else "work"
 
 
+@dataclass(frozen=True)
+class Subject:
+    """What a choice is about."""
+
+    kind: Kind
+    about: Hashable  # identifies it in this process
+    cached: Hashable  # identifies it in the cache, together with the device
+    device: torch.device
+    name: str  # in the record
+
+    @property
+    def work(self) -> tuple[Kind, str]:
+        """The kind of the jobs, and what the record calls them."""
+        return self.kind, self.name
+
+
 class Tuner:
     """Chooses for each key of jobs, and remembers what it chose."""
 
@@ -123,10 +127,9 @@ class Tuner:
         device: torch.device,
         steps: int | None = None,
     ) -> Choice:
-        """How jobs of this key are run; tried once, whatever their number is later.
+        """How to run jobs of this key; tuned once, even if their number changes later.
 
-        If their `steps` in all rounds are so few that a trial takes longer than it could gain, they
-        run one by one.
+        If their `steps` in all rounds are too few to repay the tuning, they run one by one.
         """
         if key in self:  # names for the cache take time
             return self[key]
@@ -135,44 +138,28 @@ class Tuner:
         if few and self.mode != "stacked":
             little = Choice(what(key), len(jobs), "loop", "too little to try both ways")
             return self.decide(key, self.key((key, size), device), lambda: little)
-        return self.tuned(kind, key, (key, size), jobs, device, what(key))
+        return self.tuned(Subject(kind, key, (key, size), device, what(key)), jobs)
 
-    def tuned(
-        self,
-        kind: Kind,
-        about: Hashable,
-        cached: Hashable,
-        jobs: Sequence[Any],
-        device: torch.device,
-        work: str,
-    ) -> Choice:
+    def tuned(self, subject: Subject, jobs: Sequence[Any]) -> Choice:
         """Decide by a proof alone where the mode asks for it, else by the rules."""
-        if about in self:
-            return self[about]
-        named = self.key(cached, device)
-        if self.mode == kind.mode(jobs):
-            return self.decide(about, named, lambda: proved(kind, work, jobs))
-        find = lambda: tune(self.rules, kind, work, jobs)  # noqa: E731
-        return self.decide(about, named, lambda: remembered(named, find))
+        if subject.about in self:
+            return self[subject.about]
+        named = self.key(subject.cached, subject.device)
+        if self.mode == subject.kind.mode(jobs):
+            return self.decide(subject.about, named, lambda: proved(*subject.work, jobs))
+        find = lambda: tune(self.rules, *subject.work, jobs)  # noqa: E731
+        return self.decide(subject.about, named, lambda: remembered(named, find))
 
-    def proved(
-        self,
-        kind: Kind,
-        about: Hashable,
-        cached: Hashable,
-        jobs: Sequence[Any],
-        device: torch.device,
-        work: str,
-    ) -> Choice:
-        """Decide by a proof alone, whatever the mode is."""
-        if about in self:
-            return self[about]
-        named = cache_key(cached, device)
-        find = lambda: proved(kind, work, jobs)  # noqa: E731
-        return self.decide(about, named, lambda: remembered(named, find))
+    def proved(self, subject: Subject, jobs: Sequence[Any]) -> Choice:
+        """Decide by a proof alone, in any mode."""
+        if subject.about in self:
+            return self[subject.about]
+        named = cache_key(subject.cached, subject.device)
+        find = lambda: proved(*subject.work, jobs)  # noqa: E731
+        return self.decide(subject.about, named, lambda: remembered(named, find))
 
     def decide(self, about: Hashable, named: Key, find: Callable[[], Choice]) -> Choice:
-        """What is known under a name; else what `find` gives."""
+        """The known choice of this name, else the result of `find`."""
         if about not in self:
             if named.name not in self.choices:
                 self.note(named.name, find())
@@ -180,7 +167,7 @@ class Tuner:
         return self[about]
 
     def refuse(self, job: Any, reason: str) -> None:
-        """Note why a job is not stacked."""
+        """Record why a job is not stacked."""
         self.note(name_of(reason), Choice(type(job).__name__, 1, "loop", reason))
 
     def halve(self, about: Hashable) -> None:
@@ -205,7 +192,7 @@ class Tuner:
             self.set(name, choice)
 
     def set(self, name: str, choice: Choice) -> None:
-        """Write a choice down."""
+        """Store a choice."""
         self.choices[name] = choice
         if self.folder:
             body = {key: asdict(value) for key, value in self.choices.items()}
@@ -213,7 +200,7 @@ class Tuner:
 
 
 def _trial(members: int) -> int:
-    """The steps that a trial takes.
+    """The steps that tuning takes.
 
     Of each job in the sample: twice in double precision, twice in its own, twice timed, and some
     that warm up; and stacks of all.

@@ -55,7 +55,7 @@ def load(
 ) -> None:
     """Copy what the members bring into the buffers, in few kernels; zeros for what is missing.
 
-    What the stack gave out last and comes back as the same objects is in the buffers already.
+    Tensors that the stack returned last, and that come back unchanged, are in the buffers already.
     """
     places, tensors = [], []
     for name, buffer in buffers.items():
@@ -92,16 +92,20 @@ class Bundle:
 
     @staticmethod
     def of(rows: Sequence[Rows], into: "Bundle | None" = None) -> "Bundle":
-        """These rows; in the tensors of a bundle that is given, if they are laid out as there."""
+        """A bundle of these rows; reuses the tensors of `into` if the layout is the same."""
         places: dict[tuple[int, ...], int] = {}
-        first, kept, count = [], [], 0
+        first, distinct, count = [], [], 0
         for one in rows:
             key = place_of(one)
             if key not in places:
                 places[key], count = count, count + len(one)
-                kept.append(one)
+                distinct.append(one)
             first.append(places[key])
-        x, own, y = [r.x for r in kept], _padded([r.own for r in kept]), [r.y for r in kept]
+        x, own, y = (
+            [r.x for r in distinct],
+            _padded([r.own for r in distinct]),
+            [r.y for r in distinct],
+        )
         shape = (count, *x[0].shape[1:]), (count, own[0].shape[-1])
         if into is None or (into.first, into.x.shape, into.own.shape) != (tuple(first), *shape):
             return Bundle(torch.cat(x), torch.cat(own), torch.cat(y), tuple(first))
@@ -124,5 +128,5 @@ class Bundle:
 
 
 def place_of(rows: Rows) -> tuple[int, ...]:
-    """Where rows lie in memory."""
+    """The address of rows in memory."""
     return rows.x.data_ptr(), rows.own.data_ptr(), rows.y.data_ptr(), len(rows)

@@ -35,7 +35,7 @@ SETTINGS = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDN
 
 
 class UnresolvedError(Exception):
-    """An object whose source or value cannot be told, so nothing about it may be kept."""
+    """An object without a readable source or value, so nothing about it may be cached."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _root() -> Path:
 
 @functools.cache
 def _library() -> tuple[Path, ...]:
-    """Where Python's own modules lie."""
+    """The folders of Python's own modules."""
     return tuple(Path(sysconfig.get_paths()[n]).resolve() for n in ("stdlib", "platstdlib"))
 
 
@@ -298,7 +298,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _is_known(name: str, namespace: Mapping[str, Any]) -> bool:
-    """Whether a module is installed, built in, or part of this package: a version says all."""
+    """Whether a module is installed, built in, or part of atoll: its version identifies it."""
     file = namespace.get("__file__")
     if file is None:
         spec = namespace.get("__spec__")

@@ -11,8 +11,7 @@ in one step: weights and rows have one more axis and batches have the same size.
 and every replica has batch and running statistics of its own.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,6 @@ from atoll.compute.graphs import Lane
 from atoll.compute.probe import Probe
 from atoll.core.rng import permutations
 from atoll.core.rows import Rows
-from atoll.jobs.identity import shapes
 from atoll.jobs.train import Memory, TrainJob, TrainResult
 from atoll.learning.weights import copied, copied_at_once, into
 
@@ -32,22 +30,10 @@ __all__ = [
     "Captured",
     "replicas",
     "run_captured",
-    "step_key",
 ]
 
 END = object()
 EAGER = 3  # steps of one size before it is captured: libraries choose their kernels there
-
-
-def step_key(job: TrainJob) -> Hashable | None:
-    """What a captured step depends on: its key and all sizes but the number of rows and epochs."""
-    key = replace(job, epochs=1).key()
-    if key is None:
-        return None
-    rates = tuple(phase.optimiser.rate for phase in job.phases)
-    own, y = job.rows.own, job.rows.y
-    rows = (own.shape[1:], own.dtype, y.shape[1:], y.dtype, job.rows.share is None)
-    return key, rates, shapes(job.weights), rows
 
 
 class Captured:
@@ -126,9 +112,9 @@ class Captured:
         results = []
         for place, job in enumerate(jobs):
             own = {n: w[place] if several else w for n, w in weights.items()}
-            kept = {n: t[place] if several and t.dim() else t for n, t in memory.items()}
+            moments = {n: t[place] if several and t.dim() else t for n, t in memory.items()}
             means = dict(zip(names, losses[place], strict=True))
-            results.append(TrainResult(own, {**copied(job.moments), **kept}, means))
+            results.append(TrainResult(own, {**copied(job.moments), **moments}, means))
         return results
 
     @torch.no_grad()

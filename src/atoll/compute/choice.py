@@ -1,35 +1,9 @@
-"""Choices of the autotuner, kept with a run and on this machine for later runs.
+"""A choice of the autotuner: how jobs of one key run."""
 
-A choice is cached under a name that changes with the source of all that it depends on (cache.py).
-"""
-
-import hashlib
-import json
-import os
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Literal
 
-from atoll.compute.cache import Key
-from atoll.core.errors import UserError
-from atoll.core.record import write_whole
-from atoll.kernels import batched_layers
-from atoll.kernels.batched_layers import Timing
-
-__all__ = [
-    "CONVOLUTION",
-    "Choice",
-    "choices",
-    "keep_timings",
-    "kept_timings",
-    "name_of",
-    "remember",
-    "remembered",
-    "timings",
-]
-
-CONVOLUTION = "convolution "
+__all__ = ["Choice"]
 
 
 @dataclass(frozen=True)
@@ -47,74 +21,3 @@ class Choice:
     parts: int = 1  # stacks that members are dealt to: as memory allows, as a cache is large
     rounding: float = 0.0  # between the two ways in the run's own type, which checks allow for
     refuted: str = ""  # where a check during a run found another result than the loop's
-
-
-def choices(folder: Path) -> dict[str, Choice]:
-    """The choices that were kept with a run."""
-    path = folder / "engine.json"
-    if not path.exists():
-        return {}
-    try:
-        return {name: Choice(**body) for name, body in json.loads(path.read_bytes()).items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise UserError("not an engine's choices", str(path), "delete the file") from error
-
-
-def timings(chosen: Iterable[Choice]) -> dict[str, Timing]:
-    """The ways of convolutions among a run's choices."""
-    return {
-        choice.work.removeprefix(CONVOLUTION): Timing(way, {way: 1.0})
-        for choice in chosen
-        if choice.work.startswith(CONVOLUTION)
-        for way in batched_layers.WAYS
-        if way == choice.reason
-    }
-
-
-def kept_timings() -> dict[str, Timing]:
-    """The ways that earlier runs on this machine found faster."""
-    try:
-        body = json.loads((_cache() / "batched_layers.json").read_text())
-        return {key: Timing(**timing) for key, timing in body.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
-
-
-def keep_timings() -> None:
-    body = {key: asdict(timing) for key, timing in batched_layers.CHOSEN.items()}
-    try:
-        _cache().mkdir(parents=True, exist_ok=True)
-        write_whole(_cache() / "batched_layers.json", json.dumps(body).encode())
-    except (OSError, UserError):  # a cache that cannot be written is no cache
-        pass
-
-
-def _cache() -> Path:
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "atoll" / "choices"
-
-
-def name_of(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def remembered(key: Key, find: Callable[[], Choice]) -> Choice:
-    """What an earlier run on this machine chose for the same work; else what a trial finds."""
-    if not key.lasting:
-        return find()
-    try:
-        return Choice(**json.loads((_cache() / f"{key.name}.json").read_text()))
-    except (OSError, ValueError, TypeError):
-        choice = find()
-    remember(key.name, choice)
-    return choice
-
-
-def remember(name: str, choice: Choice) -> None:
-    """Keep a choice for later runs on this machine."""
-    path = _cache() / f"{name}.json"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(choice)).encode())
-    except (OSError, UserError):  # a cache that cannot be written is no cache
-        pass

@@ -1,4 +1,4 @@
-"""Deferred numbers: whoever reads one waits until the device has computed it, and nobody before.
+"""Deferred numbers: reading one waits until the device has computed it.
 
 A host that reads every number at once is idle while the device works, and then the device is idle
 while the host prepares the next round. Numbers that only the record wants, such as losses, and the

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from atoll.compute.accelerated import Kind
-from atoll.compute.autotune import Rules, by_timing
+from atoll.compute.accelerated import Kind, Rules
 from atoll.compute.choice import Choice
 from atoll.kernels.batched_layers import fixed_ways
 
@@ -24,11 +23,15 @@ EQUAL = "equal; a fixed rule, nothing was timed"
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS reads it when a handle is created
 
 
+def _timed(kind: Kind, jobs: Sequence[Any], choice: Choice) -> Choice:
+    return kind.timed(jobs, choice)
+
+
 def _fixed(kind: Kind, jobs: Sequence[Any], choice: Choice) -> Choice:
     return kind.fixed(jobs, choice)
 
 
-BY_TIMING = Rules("", by_timing)
+BY_TIMING = Rules("", _timed)
 FIXED = Rules(", fixed rules", _fixed)
 
 

@@ -137,11 +137,11 @@ class EarlyStoppedStack:
         """Step the courses; all of it on the device."""
         course = stepped(self.course, self._loss(), self.rule)
         if self.rule.fresh:
-            kept = (course[:, RATE] == self.course[:, RATE]).double()
-            self.optimiser.taken.mul_(kept)
+            unchanged = (course[:, RATE] == self.course[:, RATE]).double()
+            self.optimiser.taken.mul_(unchanged)
             for buffer in self.optimiser.buffers.values():
                 shape = (-1, *[1] * (buffer.whole.dim() - 1))
-                buffer.whole.mul_(kept.to(buffer.whole.dtype).view(shape))
+                buffer.whole.mul_(unchanged.to(buffer.whole.dtype).view(shape))
         self.course.copy_(course)
         self.epoch += 1
         self.stack.losses.zero_()

@@ -7,7 +7,6 @@ is split in halves.
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -16,9 +15,9 @@ import torch
 from atoll.compute import shared_training
 from atoll.compute.accelerated import Accelerated, Capture, CaptureKind, Kind, StackKind
 from atoll.compute.autotune import Tuner
-from atoll.compute.choice import (
+from atoll.compute.choice import Choice
+from atoll.compute.choice_files import (
     CONVOLUTION,
-    Choice,
     keep_timings,
     kept_timings,
     name_of,
@@ -34,7 +33,7 @@ from atoll.compute.verify import STEPS, Verifier, Verify, disagreement, place_of
 from atoll.core.errors import out_of_memory
 from atoll.core.federation import Moment
 from atoll.jobs.identity import no_identity
-from atoll.kernels import batched_layers
+from atoll.kernels.batched_layers import Timings, Way, fixed_ways, timed_ways
 
 __all__ = ["Executor", "JobExecutor", "Mode"]
 
@@ -52,7 +51,7 @@ class JobExecutor(Protocol):
         ...
 
     def do(self, jobs: Jobs, moment: Moment | None = None) -> Results:
-        """The results of jobs by the id of who asked for them."""
+        """The results of jobs by the id of their client."""
         ...
 
 
@@ -86,28 +85,27 @@ class Executor:
         self.tuner = Tuner(mode, folder, FIXED if deterministic else BY_TIMING, parts, rounds)
         self.verifier = Verifier(verify, clock)
         self.moment: Moment | None = None
-        self._ways: dict[str, batched_layers.Way] = {}  # of convolutions, chosen by a fixed rule
-        batched_layers.CHOSEN.update(kept_timings() | timings(self.choices.values()))
-        batched_layers.TAKEN.clear()
+        self._ways: dict[str, Way] = {}  # of convolutions, chosen by a fixed rule
+        self._timings = Timings(kept_timings() | timings(self.choices.values()))
         self._stacks: dict[StackKind, list[tuple[Hashable, Accelerated]]] = {}
         self._captured: dict[tuple[CaptureKind, tuple[str, ...], Hashable], Any] = {}
         self._lanes: dict[str, Lane] = {}  # by client: where its graphs run
 
     @property
     def choices(self) -> dict[str, Choice]:
-        """What was chosen, by its name in the cache."""
+        """The choices, by their names in the cache."""
         return self.tuner.choices
 
     def do(self, jobs: Jobs, moment: Moment | None = None) -> Results:
-        """The results of jobs by the id of who asked for them; some may be known from before.
+        """The results of jobs by the id of their client; some may come from the cache.
 
-        `moment`: where the run stands, by which it is known when results are checked.
+        `moment`: the current place in the run, which decides when results are checked.
         """
         self.moment = moment
         how = f"{self.mode}, {torch.backends.cudnn.allow_tf32}{self.tuner.rules.name}"
         names = shared_training.named(jobs, self.keep, how)
-        fixed = batched_layers.fixed_ways(self._ways) if self.deterministic else nullcontext()
-        with shared_training.alone(names), fixed:
+        ways = fixed_ways(self._ways) if self.deterministic else timed_ways(self._timings)
+        with shared_training.alone(names), ways:
             known = {
                 id: shared_training.load(path, jobs[id])
                 for id, path in names.items()
@@ -131,7 +129,7 @@ class Executor:
         return {id: results[id] if id in results else job.run() for id, job in jobs.items()}
 
     def _common(self, jobs: Jobs) -> Results:
-        """Jobs that other runs have too, each by itself.
+        """Jobs that other runs have too, one by one.
 
         In a stack their last bits would depend on the other members. Here they depend on the job
         alone, so all methods that begin with it continue from the same bits.
@@ -144,7 +142,7 @@ class Executor:
         return results
 
     def _compose(self, jobs: Jobs) -> Results:
-        """Jobs that consist of others: their parts run side by side."""
+        """Jobs that consist of other jobs: their parts run together."""
         parts = {id: COMPOSED[type(job)](job) for id, job in jobs.items()}
         results: Results = {}
         answers: Results = dict.fromkeys(parts)
@@ -161,7 +159,7 @@ class Executor:
     # many jobs in one computation
 
     def _stack(self, jobs: Jobs) -> tuple[Results, frozenset[str]]:
-        """The results of those that are stacked, and who is in a group that is not."""
+        """The results of stacked jobs, and the clients of groups that are not stacked."""
         results: Results = {}
         refused: set[str] = set()
         for (kind, key, _), ids in self._groups(jobs).items():
@@ -175,7 +173,7 @@ class Executor:
         return results, frozenset(refused)
 
     def _groups(self, jobs: Jobs) -> dict[tuple[StackKind, Hashable, str], list[str]]:
-        """Who may be in one stack; who may not is in the record, with the reason."""
+        """The clients whose jobs may be one stack; records the reason for the others."""
         groups: dict[tuple[StackKind, Hashable, str], list[str]] = {}
         for id, job in jobs.items():
             kind = STACKED.get(type(job))
@@ -195,8 +193,8 @@ class Executor:
     def _in_parts(self, kind: StackKind, about: Hashable, jobs: Sequence[Any]) -> list[Any] | None:
         """The results of a stack, or of halves of it, and of halves of these, as memory allows.
 
-        Jobs change nothing, so those that ran before memory ended run again. None: a stack that
-        cannot be halved finds no memory.
+        Jobs change nothing, so those that ran before memory ran out run again. None: not enough
+        memory for a stack that cannot be halved.
         """
         choice = self.tuner[about]
         size = max(1, -(-len(jobs) // choice.parts)) if kind.halves else len(jobs)
@@ -217,7 +215,7 @@ class Executor:
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if (kind.halves and size == 1) or not out_of_memory(error):
                 raise
-        self._stacks.clear()  # out here, the error and all that its trace held is gone
+        self._stacks.clear()  # here, the error and the tensors of its traceback are released
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         if not kind.halves:
@@ -273,10 +271,10 @@ class Executor:
     def _captured_buffers(
         self, kind: CaptureKind, captures: Sequence[Capture], jobs: Jobs
     ) -> list[Any]:
-        """The buffers of each; those whose memory is wanted are given up."""
-        wanted = {(kind, capture.ids, capture.layout) for capture in captures}
+        """The buffers of each capture; frees those that are no longer needed."""
+        needed = {(kind, capture.ids, capture.layout) for capture in captures}
         coming = {capture.ids for capture in captures}
-        for place in self._captured.keys() - wanted:
+        for place in self._captured.keys() - needed:
             if place[0] is kind and (kind.prunes or place[1] in coming):
                 del self._captured[place]
         for capture in captures:
@@ -289,10 +287,10 @@ class Executor:
         return [self._captured[kind, capture.ids, capture.layout] for capture in captures]
 
     def _lane(self, name: str, weights: Mapping[str, torch.Tensor]) -> Lane:
-        """Where a client's graphs run: those of local and of public steps take turns.
+        """The lane on which a client's graphs run: those of local and public steps alternate.
 
         Where clients' graphs run one after another, all lanes are on one stream and local steps
-        have one for all: another run of a sweep may be at them while public steps wait.
+        have one for all: another run of a sweep may use them while public steps wait.
         """
         if name not in self._lanes:
             device = next(iter(weights.values())).device
@@ -318,7 +316,7 @@ class Executor:
     def _verified(
         self, kind: Kind, about: Hashable, jobs: Sequence[Any], probe: Probe, result: Any
     ) -> bool:
-        """Whether the member of a probe has what the loop gives; if not, the record says so."""
+        """Whether the member of a probe agrees with the loop; if not, the record states it."""
         job, choice = jobs[probe.member], self.tuner[about]
         seen = kind.seen(job, result) or probe.seen
         if seen is None:  # it has no steps
@@ -328,7 +326,7 @@ class Executor:
         with self.verifier.checking(about, self.moment):
             try:
                 wrong = disagreement(kind, job, seen, choice.rounding, confirm)
-            except RuntimeError as error:  # a check that finds no memory is left out
+            except RuntimeError as error:  # without memory, skip the check
                 if not out_of_memory(error):
                     raise
                 wrong = ""
@@ -347,15 +345,15 @@ class Executor:
             self._stacks[known] = [kept for kept in pool if kept[0] not in falls]
 
     def _note_convolutions(self) -> None:
-        """Keep which way convolutions were computed, with the run and for later ones."""
-        taken = {k: batched_layers.CHOSEN[k] for k in sorted(batched_layers.TAKEN)}
-        fresh = {k: t for k, t in taken.items() if name_of(k) not in self.choices}
+        """Store the ways of convolutions with the run and for later runs."""
+        used = {key: self._timings.by_shape[key] for key in sorted(self._timings.used)}
+        fresh = {key: timing for key, timing in used.items() if name_of(key) not in self.choices}
         for key, timing in fresh.items():
             slow, fast = max(timing.seconds.values()), timing.seconds[timing.way]
             choice = Choice(f"{CONVOLUTION}{key}", 1, "stacked", timing.way, ratio=slow / fast)
             self.tuner.set(name_of(key), choice)
         if fresh:
-            keep_timings()
+            keep_timings(self._timings.by_shape)
 
 
 def _without(jobs: Jobs, results: Mapping[str, Any]) -> Results:

@@ -14,14 +14,12 @@ from torch import Tensor
 from atoll.core.messages import Tensors
 from atoll.core.rng import Stream, normals
 from atoll.core.rows import Rows
-from atoll.jobs.train import Optimiser
 
 __all__ = [
     "ACTUAL",
     "AS_RUN",
     "DRAWS",
     "Draw",
-    "damped",
     "named",
     "of_member",
     "perturbed",
@@ -31,8 +29,6 @@ __all__ = [
     "typed",
     "typed_rows",
 ]
-
-EPSILON = 1e-3  # of Adam where its moments are zero: rounding errors must not become steps
 
 
 @dataclass(frozen=True)
@@ -61,11 +57,6 @@ def stream_of(number: int, draw: Draw) -> Stream:
 def named(**parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of several parts under the names PART/NAME."""
     return {f"{part}/{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
-
-
-def damped(how: Optimiser) -> Optimiser:
-    """An optimiser whose Adam does not step by rounding errors when its moments are zero."""
-    return replace(how, epsilon=max(how.epsilon, EPSILON))
 
 
 def tiled(rows: Rows, count: int) -> Rows:

@@ -72,8 +72,8 @@ def _prove(
             wrong = f"{type(error).__name__}: {error}"[:200]
             continue
         if _finite(kind, exact, expected):
-            given = _as_given(kind, jobs) if draws is DRAWS else []
-            return _first_equal(kind, [(exact, expected), *given], candidates)
+            unperturbed = _as_given(kind, jobs) if draws is DRAWS else []
+            return _first_equal(kind, [(exact, expected), *unperturbed], candidates)
         wrong = "numbers that are not finite"
     return Verdict("", math.inf, f"no proof: perturbed values give {wrong}")
 

@@ -42,7 +42,7 @@ class CapturedStep:
         self.given: Tensors = {}
         self.z: Tensor | None = None
         self.place: Place | None = None  # of the forward pass that the buffers hold
-        self.held: Tensors | None = None  # the weights that were given out then
+        self.held: Tensors | None = None  # the weights returned with it
         self.taken, self.graphs = 0, list[Any]()
         self.lane = lane or Lane(device)
 
@@ -112,7 +112,7 @@ class CapturedStep:
         self.taken += 1
         if self.lane.captures and self.taken >= EAGER:
             self.graphs = [self.lane.captured(half) for half in (self._forward, self._backward)]
-            torch.cuda.empty_cache()  # what the steps before took beside the graphs' own memory
+            torch.cuda.empty_cache()  # memory of the eager steps
         return followed
 
     def _forward(self) -> None:

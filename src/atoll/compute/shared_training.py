@@ -1,4 +1,4 @@
-"""Training that several runs have in common runs once and is kept as a file.
+"""Training that several runs have in common runs once, and its result is stored in a file.
 
 Methods that are compared begin with the same model, trained alone. Such a job is `common`; its name
 is a hash of all its values, so a file is used only for the very same job on the same kind of
@@ -15,9 +15,8 @@ import torch
 from safetensors.torch import load_file, save
 
 from atoll.compute.cache import cache_key
-from atoll.compute.captured import step_key
 from atoll.core.record import locked, write_whole
-from atoll.jobs.train import TrainJob, TrainResult
+from atoll.jobs.train import TrainJob, TrainResult, step_key
 from atoll.learning.weights import prefixed, without
 
 __all__ = ["alone", "load", "named", "save_as"]
@@ -45,7 +44,7 @@ def alone(names: Mapping[str, Path]) -> Iterator[None]:
 
 
 def _hash(job: TrainJob, how: str) -> str:
-    """A hash of values, source and machine; empty where the source of a loss cannot be told."""
+    """A hash of values, source and machine; empty where the source of a loss is unknown."""
     if job.key() is None:
         return ""
     key = cache_key(
@@ -62,7 +61,7 @@ def _hash(job: TrainJob, how: str) -> str:
 
 
 def save_as(path: Path, result: TrainResult) -> None:
-    """Keep the result of a job."""
+    """Store the result of a job."""
     read = {name: float(loss) for name, loss in result.losses.items()}
     losses = {name: torch.tensor(loss, dtype=torch.float64) for name, loss in read.items()}
     parts = {"weights": result.weights, "moments": result.moments, "losses": losses}
@@ -72,7 +71,7 @@ def save_as(path: Path, result: TrainResult) -> None:
 
 
 def load(path: Path, job: TrainJob) -> TrainResult:
-    """The result that a job gave before."""
+    """The stored result of a job."""
     tensors = load_file(str(path), str(job.rows.y.device))
     moments = {
         n: t.cpu() if n.startswith("steps/") else t for n, t in without("moments", tensors).items()

@@ -99,7 +99,7 @@ class _Halves:
         size = max(1, CELLS // len(self.x))
         for number, x in enumerate([self.x, *(view(self.x) for view in views)]):
             parts = [self._embed(weights, part) for part in x.split(size, 1)]
-            if number < len(tables):  # a captured graph reads them where they lie
+            if number < len(tables):  # a captured graph reads them at this address
                 tables[number].copy_(torch.cat(parts, 1))
             else:
                 tables.append(torch.cat(parts, 1))
@@ -153,22 +153,22 @@ class _Halves:
         with torch.no_grad():
             for (name, weight), by in zip(self.weights.items(), gradients, strict=True):
                 moved = weight - self.one.rate * by
-                kept = self.frozen.get(name)
-                weight.copy_(moved if kept is None else torch.where(kept, weight, moved))
+                frozen = self.frozen.get(name)
+                weight.copy_(moved if frozen is None else torch.where(frozen, weight, moved))
         self.graph = None
 
 
 @contextmanager
 def _exact_as_products(device: torch.device) -> Iterator[None]:
     """On a GPU, give convolutions the TF32 setting of matrix products."""
-    kept = torch.backends.cudnn.allow_tf32
+    before = torch.backends.cudnn.allow_tf32
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
     try:
         yield
     finally:
         if device.type == "cuda":
-            torch.backends.cudnn.allow_tf32 = kept
+            torch.backends.cudnn.allow_tf32 = before
 
 
 def _first(value: Any) -> Any:
@@ -186,7 +186,7 @@ class SplitStack:
         self.one, self.runs = one, len(jobs)
         self.device = one.y.device
         self.signature = split_signature(jobs)
-        self.held = list(jobs)  # so that nothing else comes to lie where their rows are
+        self.held = list(jobs)  # keeps the memory of their rows allocated
         self.y = torch.stack([job.y for job in jobs])
         self.groups = self._grouped(jobs, way)
         self.weights: Tensors = {}

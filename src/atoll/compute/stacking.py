@@ -62,13 +62,13 @@ class Stack:
         jobs = [jobs[i] for i in self.order]
         self.steps = [job.steps for job in jobs]
         self.rows = [len(job.rows) for job in jobs]
-        self.held = [job.rows for job in jobs]  # so that no other rows come to lie where they are
+        self.held = [job.rows for job in jobs]  # keeps their memory allocated
         self.places = [place_of(one) for one in self.held]
         self.data = Bundle.of(self.held)
         self.phases, self.batch = jobs[0].phases, jobs[0].batch
         self.buffers = {n: Buffer([j.weights[n] for j in jobs]) for n in jobs[0].weights}
         self.weights: Tensors = {name: buffer.whole for name, buffer in self.buffers.items()}
-        self.given: list[Tensors] = []  # the members' weights as it last gave them out
+        self.given: list[Tensors] = []  # the members' weights as last returned
         device = self.data.y.device
         self.mapped, self.done = mapped, 0
         uneven = mapped and any(count % self.batch for count in self.rows)
@@ -128,7 +128,7 @@ class Stack:
         probe.take(weights, dict(zip(names, self.losses[:, place].unbind(), strict=True)))
 
     def take(self, rows: list[Rows]) -> None:
-        """Take other rows than those of last time into the same buffers."""
+        """Load other rows into the same buffers."""
         places = [place_of(one) for one in rows]
         if places == self.places:
             return
@@ -191,12 +191,12 @@ class Stack:
         known = int(self.data.x.amax()) + 1
         lengths = self.counts[index].sum(-1).cumsum(-1)
         tokens = torch.stack([distinct(self.data.x[rows], known).sum(-1) for rows in index])
-        begin, wanted = 0, []
+        begin, sizes = 0, []
         for active, count in self.blocks():
             steps = slice(begin, begin + count)
-            wanted += [lengths[:, steps, active - 1].amax(), tokens[:, steps, :active].amax()]
+            sizes += [lengths[:, steps, active - 1].amax(), tokens[:, steps, :active].amax()]
             begin += count
-        most = torch.stack(wanted).tolist() if wanted else []
+        most = torch.stack(sizes).tolist() if sizes else []
         for number, (active, _) in enumerate(self.blocks()):
             needed, had = most[2 * number : 2 * number + 2], self.bounds.get(active, Bounds(0, 0))
             if needed[0] > had.pieces or needed[1] > had.tokens:
@@ -204,7 +204,7 @@ class Stack:
                 self.captured.pop(active, None)
 
     def blocks(self) -> list[tuple[int, int]]:
-        """(members that are not done, steps that they share), in order."""
+        """(active members, steps that they share), in order."""
         blocks, taken = [], 0
         for count in sorted(set(self.steps)):
             active = sum(steps >= count for steps in self.steps)

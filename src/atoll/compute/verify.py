@@ -4,10 +4,9 @@ The accelerated computation does the round as always and copies what the member'
 after at most eight steps (probe.py). Nothing is computed twice on its side, so graphs,
 buffers and random draws are those of a run without checks. The plain loop then does these steps for
 that member alone, in the run's own type. Both are compared within a tolerance that the proof has
-measured: how far two right ways are apart by rounding. What looks wrong is looked at once more in
-double precision, from the actual values and on the way that was chosen, so that a run whose
-gradients are rounding errors by now is not taken for a mistake; losses that are far apart are one
-in any case.
+measured: the rounding error between two correct ways. An apparent error is checked again in double
+precision, from the actual values and in the chosen way, so that a converged run, whose gradients
+are rounding errors, is not reported as wrong. Losses that differ by more are always an error.
 """
 
 import time
@@ -34,7 +33,7 @@ SHARE = 0.01  # of the elapsed time that later checks may take
 FACTOR = 10  # between what rounding was seen to do and what is allowed
 FLOORS = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the tolerance; of others 1e-2
 LOSSES = {torch.float64: 1e-8, torch.float32: 1e-3}  # the same for losses
-FAR = 0.05  # losses that are further apart are no rounding
+FAR = 0.05  # losses that differ by more than this are not rounding
 
 
 @dataclass
@@ -56,7 +55,7 @@ class Verifier:
         self._states: dict[Hashable, _State] = {}
 
     def due(self, key: Hashable, moment: Moment | None, members: int) -> int | None:
-        """The member to check now, another one each time; None: nobody."""
+        """The member to check now, another one each time; None: no check."""
         if self.how == "off" or not members:
             return None
         state = self._states.setdefault(key, _State())
@@ -92,14 +91,14 @@ def _wait() -> None:
 
 
 def place_of(moment: Moment | None) -> str:
-    """Where a run stands, in words."""
+    """The current place in the run, in words."""
     return "a round" if moment is None else f"round {moment.round + 1} of stage {moment.stage + 1}"
 
 
 def disagreement(
     kind: Kind, job: Any, actual: Seen, rounding: float, confirm: Callable[[], Verdict]
 ) -> str:
-    """Why what a member was seen to have is not what the loop gives; empty where it is.
+    """Why a member disagrees with the loop; empty if it agrees.
 
     `confirm` compares the accelerated way with the loop in double precision, from the actual
     values.

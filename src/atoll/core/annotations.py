@@ -1,7 +1,8 @@
 """What a tensor field of a message means, declared on the field; it does not change the wire.
 
-A message says `weights: Annotated[Tensors, SharedWeights()]`. Site policies and robust aggregation
-read these marks and never guess from a field's name. A field without a mark has no special rule.
+A message declares `weights: Annotated[Tensors, SharedWeights()]`. Site policies and robust
+aggregation read these marks and never guess from a field's name. A field without a mark has no
+special rule.
 """
 
 from collections.abc import Hashable
@@ -23,7 +24,7 @@ class SharedWeights:
 
 @dataclass(frozen=True)
 class Update:
-    """In an answer: what a site made of the request's field `of`; the difference is its update."""
+    """In an answer: the new value of the request's field `of`; the difference is the update."""
 
     of: str
 

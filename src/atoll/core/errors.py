@@ -27,13 +27,13 @@ EXIT_INTERRUPTED: Final = 130
 
 
 def printable(words: str) -> str:
-    """Words of somebody else, in one line and without letters that command a terminal."""
+    """Foreign text as one line, without control characters for the terminal."""
     line = "".join(" " if letter.isspace() else letter for letter in words)
     return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
 class UserError(Exception):
-    """Something the user can mend: what is wrong, where it is, what to do about it."""
+    """An error that the user can fix: what is wrong, where it is, what to do about it."""
 
     def __init__(self, what: str, where: str, remedy: str, exit_code: int = EXIT_USER) -> None:
         super().__init__(f"{what} ({where}): {remedy}")
@@ -49,7 +49,7 @@ class BadMessageError(Exception):
 
 
 class ClientFailedError(Exception):
-    """A client that did not answer: who, doing what, and why."""
+    """A client that did not answer: its id, the action, and the reason."""
 
     def __init__(self, client: str, action: str, reason: str) -> None:
         self.client, self.action = printable(client), printable(action)
@@ -58,7 +58,7 @@ class ClientFailedError(Exception):
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether this is a want of memory: torch has a class for it on GPUs, and words on the CPU."""
+    """Whether memory ran out: torch has a class for it on GPUs, and only a message on the CPU."""
     named = type(error).__name__ == "OutOfMemoryError"
     return named or isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 

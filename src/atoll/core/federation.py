@@ -48,7 +48,7 @@ class Job(Protocol):
     """A piece of work that a client hands to the engine; running it changes nothing."""
 
     def key(self) -> Hashable | None:
-        """Jobs with equal keys may run as one computation; None: nothing is known of it."""
+        """Jobs with equal keys may run as one computation; None: the job runs alone."""
         ...
 
     def run(self) -> Any:
@@ -59,7 +59,7 @@ class Job(Protocol):
 ClientId = str
 Q = TypeVar("Q")
 R = TypeVar("R")
-Admit = Callable[[ClientId, Any], None]  # raises BadMessageError for a reply that cannot be
+Admit = Callable[[ClientId, Any], None]  # raises BadMessageError for an impossible reply
 Working = Generator[Job, Any, R]  # what an action returns that hands jobs to the engine
 SERVER = "server"
 MOST_ROWS = 1 << 53  # from there on a float does not count one by one
@@ -93,12 +93,12 @@ class Client(Protocol):
     logits` for predictions after a run (see `core/method.py`), and `snapshot(moment) ->
     list[Snapshot]` for figures: numbers about the client at the end of a stage, which stay at the
     site. A server may have all three too.
-    `lend(moment, work)` and `take(done, moment)` are for an engine that holds all parts and does
-    many exchanges at once (`Clients.whole`). No server can ask for any of these.
+    An engine that holds all clients calls `lend(moment, job)` and `take(weights, moment, steps)` to
+    run many exchanges as one computation (`Clients.whole`). No server can ask for any of these.
     """
 
     def state(self) -> Tensors:
-        """All that must outlive a message."""
+        """The state that must outlive a message."""
         ...
 
     def restore(self, state: Tensors) -> None:
@@ -118,7 +118,7 @@ class Server(Protocol):
         ...
 
     def state(self) -> Tensors:
-        """All that must outlive a round."""
+        """The state that must outlive a round."""
         ...
 
     def restore(self, state: Tensors) -> None:
@@ -155,25 +155,25 @@ def _is_action(name: str, value: Any) -> bool:
 
 
 class Observer(Protocol):
-    """Whoever looks at an exchange at a client, such as a site's policy; it may raise."""
+    """Inspects exchanges at a client, as a site's policy does; it may raise."""
 
     def on_request(self, request: Any) -> None:
-        """Look at a request before the client does."""
+        """Inspect a request before the client sees it."""
         ...
 
     def on_job(self, job: Job) -> None:
-        """Look at a piece of work before it is done."""
+        """Inspect a job before it runs."""
         ...
 
     def on_reply(self, reply: Any) -> None:
-        """Look at an answer before it is packed."""
+        """Inspect a reply before it is packed."""
         ...
 
 
 def begin(
     client: Any, action: str, moment: Moment, packet: Packet, observer: Observer | None = None
 ) -> Working[Any]:
-    """The half of an exchange that happens at a client: yields its work, returns its message."""
+    """The client's half of an exchange: yields jobs, returns the reply."""
     known = actions(type(client))
     if action not in known:
         raise BadMessageError(SERVER, f"{action[:80]!r} is not an action of this method")
@@ -205,7 +205,7 @@ def answer(
 
 @cache
 def kinds(action: Callable[..., Any]) -> tuple[type, type]:
-    """The messages that an action takes and gives, whether or not it yields work in between."""
+    """The types of an action's request and reply, whether or not it yields jobs in between."""
     hints = get_type_hints(action)
     reply = hints.pop("return")
     requests = [hint for name, hint in hints.items() if name not in ("self", "moment")]
@@ -264,7 +264,7 @@ class Clients:
     ) -> dict[str, Any]:
         """One exchange: a request to some clients, their replies in the order of their ids.
 
-        `admit` raises BadMessageError for a reply that cannot be. Where there is a guard and the
+        `admit` raises BadMessageError for an impossible reply. Where there is a guard and the
         method can do without a client, such replies and implausible ones are left out: the client
         is excluded from the rest of the round.
         """
@@ -278,9 +278,9 @@ class Clients:
         failed: Callable[[ClientId, Exception], None],
         admit: Admit | None = None,
     ) -> dict[ClientId, Any]:
-        """The same, client by client: one that fails is told to `failed`, and the rest goes on."""
+        """The same, client by client: `failed` receives a failure, and the others continue."""
         replies, errors = dict[ClientId, Any](), dict[ClientId, BadMessageError]()
-        self.settle()  # what is refused from here on is this exchange's
+        self.settle()  # refusals from here on belong to this exchange
         for id, request in requests.items():
             try:
                 one, bad = self._exchanged(action, {id: request}, admit)
@@ -297,7 +297,7 @@ class Clients:
         requests: Mapping[ClientId, Any],
         admit: Admit | None,
     ) -> tuple[dict[ClientId, Any], dict[ClientId, BadMessageError]]:
-        """Replies as they came; those that cannot be are errors where there is a guard."""
+        """The replies as received; where there is a guard, impossible ones are errors."""
         out = {exclusion.client for exclusion in self.excluded}
         requests = {id: request for id, request in requests.items() if id not in out}
         name, (_, kind) = action.__name__, kinds(action)
@@ -329,7 +329,7 @@ class Clients:
         replies: dict[ClientId, Any],
         errors: dict[ClientId, BadMessageError],
     ) -> dict[ClientId, Any]:
-        """The replies that count, their updates bounded where the run's options say so."""
+        """The accepted replies, their updates bounded where the run's options ask for it."""
         if self.guard is None:
             return replies
         errors |= self.guard.faults(action.__name__, self.moment.stage, requests, replies)
@@ -340,7 +340,7 @@ class Clients:
     def exclude(
         self, action: Callable[..., Any], errors: Mapping[ClientId, BadMessageError], answers: int
     ) -> None:
-        """Leave clients out of the rest of the round; raise where the run cannot do without."""
+        """Exclude clients from the rest of the round; raise if the run needs them."""
         for error in errors.values():
             guard = self.guard
             if guard is None or not guard.quorum or answers - len(errors) < guard.least(answers):
@@ -350,24 +350,28 @@ class Clients:
             self.excluded[Exclusion(*what, error.reason[:300])] = None
 
     def whole(self, work: Any) -> Any:
-        """Many exchanges as one piece of work; None where the engine cannot: then ask step by step.
+        """Run many exchanges as one job; None if the engine cannot: then ask step by step.
 
-        What would have been sent is entered in the ledger with `note`.
+        The caller enters the messages it replaces in the ledger, with `note`.
         """
         do = getattr(self.transport, "whole", None)
         return do(work, self.moment) if do else None
 
     def note(
-        self, action: Callable[..., Any], ids: Sequence[ClientId], said: tuple[Any, Any], count: int
+        self,
+        action: Callable[..., Any],
+        ids: Sequence[ClientId],
+        messages: tuple[Any, Any],
+        count: int,
     ) -> None:
-        """Enter exchanges of one form in the ledger that were part of a whole: request, reply.
+        """Enter exchanges that were part of one job in the ledger, as request and reply.
 
         Their tensors need no values.
         """
-        request, reply = wrap(said[0]), wrap(said[1])
+        request, reply = wrap(messages[0]), wrap(messages[1])
         for id in ids:
-            self._count(action.__name__, SERVER, id, type(said[0]), request, count)
-            self._count(action.__name__, id, SERVER, type(said[1]), reply, count)
+            self._count(action.__name__, SERVER, id, type(messages[0]), request, count)
+            self._count(action.__name__, id, SERVER, type(messages[1]), reply, count)
 
     @overload
     def ask_all(
@@ -390,14 +394,14 @@ class Clients:
 
     @property
     def present(self) -> Sequence[ClientId]:
-        """The clients that are there, as far as the engine knows."""
+        """The clients that the engine knows to be present."""
         there = getattr(self.transport, "present", None)
         return self.ids if there is None else [id for id in self.ids if id in there]
 
     def _miss(self, id: ClientId, action: str, asked: int, answers: int) -> None:
-        """Note that a client did not answer, or end the run where it cannot do without.
+        """Record that a client did not answer, or end the run if it needs the client.
 
-        Where only some were asked, as many of them may be away as of all.
+        If only some were asked, as many of them may be absent as of all.
         """
         away = len(self.ids) - self.at_least
         if not self.at_least or answers < max(1, asked - away):
@@ -420,25 +424,25 @@ class Clients:
         self.sent.setdefault(what, []).append(amounts)
 
     def settle(self) -> None:
-        """Wait until the engine has checked all messages so far; raise for one that is refused."""
+        """Wait until the engine has checked all messages so far; raise for a refused one."""
         finish = getattr(self.transport, "settle", None)
         if finish:
             finish()
 
     @property
     def traffic(self) -> list[Message]:
-        """The ledger of this moment: what passed, from whom to whom, how often, how many bytes."""
+        """The ledger of this moment: messages with sender, receiver, count and bytes."""
         here = self.moment.stage, self.moment.round
         return [Message(*here, *what, *_summed(amounts)) for what, amounts in self.sent.items()]
 
     @property
     def absences(self) -> list[Absence]:
-        """Who was away, in the order in which it was seen."""
+        """The absent clients, in the order of detection."""
         return list(self.absent)
 
     @property
     def exclusions(self) -> list[Exclusion]:
-        """Whose answers were left out, in the order of exchanges."""
+        """The excluded clients, in the order of exchanges."""
         return list(self.excluded)
 
 
@@ -498,7 +502,7 @@ def scores(
 
 
 def _plausible(id: ClientId, reply: Checked) -> None:
-    """Refuse scores that cannot be."""
+    """Refuse impossible scores."""
     possible(reply.correct, reply.rows, id)
     if reply.correct.keys() != reply.macro_f1.keys():
         raise BadMessageError(id, "hits and macro-F1 name different variants")
@@ -519,7 +523,7 @@ def _other_variants(replies: Mapping[ClientId, Checked]) -> dict[ClientId, BadMe
 
 
 def possible(hits: Mapping[str, int], rows: int, sender: ClientId) -> None:
-    """Refuse hits that a client cannot have had on as many rows as it tells."""
+    """Refuse hits that are impossible for the number of rows that a client reports."""
     counted(rows, sender)
     if len(hits) > MOST_VARIANTS:
         raise BadMessageError(sender, f"hits of {len(hits)} variants")
@@ -528,12 +532,12 @@ def possible(hits: Mapping[str, int], rows: int, sender: ClientId) -> None:
 
 
 def counted(rows: int, sender: ClientId) -> int:
-    """A number of rows that a client tells, refused where it cannot be one."""
+    """The number of rows that a client reports; raises if it is impossible."""
     if not 0 <= rows < MOST_ROWS:
         raise BadMessageError(sender, f"{str(rows)[:20]} rows")
     return rows
 
 
 def shares(rows: Mapping[ClientId, int]) -> list[float]:
-    """What each client counts in a mean that is weighted by the rows that each tells."""
+    """The weight of each client in a mean weighted by the reported rows."""
     return [float(counted(count, id)) for id, count in rows.items()]

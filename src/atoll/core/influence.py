@@ -23,12 +23,12 @@ from atoll.core.options import NotNegativeInt
 
 __all__ = ["Guard", "RobustOptions", "implausible_state"]
 
-FEWEST = 3  # answers that give a median which one liar cannot choose
-LARGEST = 1e12  # norm of a message or a state beyond which its values cannot have been trained
+FEWEST = 3  # answers from which one liar cannot choose the median
+LARGEST = 1e12  # norm of a message or a state above which its values cannot come from training
 MOST_ROWS = 10**9  # training rows of one site
 MOST_TIMES_ROWS = 1000  # rows of one site as a multiple of the round's median
 TAIL = 20  # times the median row that a row of heavy-tailed outputs may be
-MOST_SCALE = 4.0  # of an update's allowance by rows that only the site itself tells
+MOST_SCALE = 4.0  # largest factor on an update's limit for rows that only the site itself reports
 DEVIATIONS = 4.0  # of the correlation of random numbers: a larger one is agreement
 FLAT = 0.9  # of the flatness of random numbers, above which a spectrum is one of noise
 FEWEST_CLASSES = 6  # with fewer, honest outputs have a flat spectrum too
@@ -71,7 +71,7 @@ class Guard:
         self._reach = math.inf  # how far a mean of the last updates may be from their base
 
     def least(self, asked: int) -> int:
-        """The number of answers without which a round cannot go on."""
+        """The smallest number of answers with which a round continues."""
         return self.options.at_least or max(2, asked // 2 + 1)
 
     def faults(
@@ -97,13 +97,13 @@ class Guard:
 
     def bounded(self, requests: Mapping[str, Any], replies: Mapping[str, Any]) -> dict[str, Any]:
         """The answers with their updates clipped, trimmed or replaced by the median, if asked."""
-        found, rule = dict(replies), self.options.rule
+        answers, rule = dict(replies), self.options.rule
         if rule in ("exclude", "none") or not replies:
-            return found
+            return answers
         for field, mark in marked(type(next(iter(replies.values()))), Update).items():
             bases = {id: getattr(requests[id], mark.of) for id in replies}
-            given = {id: getattr(reply, field) for id, reply in replies.items()}
-            updates = {id: _difference(given[id], bases[id]) for id in replies}
+            fields = {id: getattr(reply, field) for id, reply in replies.items()}
+            updates = {id: _difference(fields[id], bases[id]) for id in replies}
             if rule == "clip":
                 updates = _clipped(updates)
             else:
@@ -111,9 +111,9 @@ class Guard:
                 cut = (count - 1) // 2 if rule == "median" else int(self.options.trim * count)
                 updates = dict.fromkeys(updates, _middle(list(updates.values()), cut))
             for id, update in updates.items():
-                weights = {**given[id], **{n: _moved(bases[id][n], u) for n, u in update.items()}}
-                found[id] = replace(found[id], **{field: weights})
-        return found
+                weights = {**fields[id], **{n: _moved(bases[id][n], u) for n, u in update.items()}}
+                answers[id] = replace(answers[id], **{field: weights})
+        return answers
 
     def beyond(self, state: Mapping[str, Tensor]) -> str:
         """Why a server's state cannot be a mean of the last updates; empty if it can.
@@ -130,7 +130,7 @@ class Guard:
         return ""
 
     def _reason(self, stage: int, id: str, reply: Any, replies: Mapping[str, Any]) -> str:
-        """Why an answer is implausible by itself; empty if it is not."""
+        """Why an answer is implausible regardless of the others; empty if it is not."""
         size = _magnitude(contents(reply).values())
         if not size <= LARGEST:
             return f"values as large as {size:.3g}; if training diverges, use a smaller rate"
@@ -141,14 +141,14 @@ class Guard:
             ):
                 return f"'{field}' is not between {mark.low:g} and {mark.high:g}"
         for field in marked(type(reply), RowCount):
-            told = [getattr(one, field) for one in replies.values()]
-            return self._wrong_rows(stage, id, getattr(reply, field), told)
+            counts = [getattr(one, field) for one in replies.values()]
+            return self._wrong_rows(stage, id, getattr(reply, field), counts)
         return ""
 
     def _known(self, stage: int, id: str) -> int:
         """The training rows of a site, where the coordinator knows them itself; else 0."""
-        held = self._rows.get(id, ())
-        return held[stage] if stage < len(held) else 0
+        rows = self._rows.get(id, ())
+        return rows[stage] if stage < len(rows) else 0
 
     def _scales(self, stage: int, replies: Mapping[str, Any]) -> dict[str, float]:
         """How much longer an update may be at sites with more rows than the median: more steps."""
@@ -160,12 +160,12 @@ class Guard:
             for id, scale in scales.items()
         }
 
-    def _wrong_rows(self, stage: int, id: str, rows: int, told: Sequence[int]) -> str:
-        """Why a number of training rows cannot be; the first plausible one is remembered."""
+    def _wrong_rows(self, stage: int, id: str, rows: int, counts: Sequence[int]) -> str:
+        """Why a number of training rows is impossible; stores the first plausible one."""
         known = self._known(stage, id)
         most = known or self._declared.get((stage, id), MOST_ROWS)
-        if not known and len(told) >= FEWEST:
-            most = min(most, MOST_TIMES_ROWS * max(1, median_low(told)))
+        if not known and len(counts) >= FEWEST:
+            most = min(most, MOST_TIMES_ROWS * max(1, median_low(counts)))
         if not 0 <= rows <= most:
             return f"{str(rows)[:20]} rows, more than the {most} that it can have"
         self._declared.setdefault((stage, id), rows)
@@ -224,12 +224,12 @@ def _has_tails(kind: type, field: str) -> bool:
     return mark is not None and mark.tails
 
 
-def _noise_of(kind: type, given: Mapping[str, Tensor], field: str) -> dict[str, str]:
+def _noise_of(kind: type, values: Mapping[str, Tensor], field: str) -> dict[str, str]:
     """The senders of noise, by the test that the field's mark calls for."""
     mark = marked(kind, Outputs).get(field)
     if mark is not None and mark.common:
-        return _noise(given, field)
-    return _aligned_noise(given, field) if mark is not None and mark.aligned else {}
+        return _noise(values, field)
+    return _aligned_noise(values, field) if mark is not None and mark.aligned else {}
 
 
 def _sizes(field: str, requests: Mapping[str, Any], replies: Mapping[str, Any]) -> dict[str, float]:
@@ -237,21 +237,21 @@ def _sizes(field: str, requests: Mapping[str, Any], replies: Mapping[str, Any]) 
     if not replies:
         return {}
     kind = type(next(iter(replies.values())))
-    given = {id: getattr(reply, field) for id, reply in replies.items()}
+    fields = {id: getattr(reply, field) for id, reply in replies.items()}
     if _has_tails(kind, field):
-        return {id: _row_size(value) for id, value in given.items()}
+        return {id: _row_size(value) for id, value in fields.items()}
     if field in marked(kind, Outputs):
-        return {id: _mean_square(_listed(value)) for id, value in given.items()}
+        return {id: _mean_square(_listed(value)) for id, value in fields.items()}
     update = marked(kind, Update).get(field)
     if update is not None:
         bases = {id: getattr(requests[id], update.of) for id in replies}
-    elif len(given) >= FEWEST and len({_form(value) for value in given.values()}) == 1:
+    elif len(fields) >= FEWEST and len({_form(value) for value in fields.values()}) == 1:
         # whole weights: how far they are from what most have
-        centre = _middle(list(given.values()), (len(given) - 1) // 2)
-        bases = dict.fromkeys(given, centre)
+        centre = _middle(list(fields.values()), (len(fields) - 1) // 2)
+        bases = dict.fromkeys(fields, centre)
     else:
-        bases = dict.fromkeys(given, Tensors())
-    return {id: _norm(_difference(given[id], bases[id]).values()) for id in given}
+        bases = dict.fromkeys(fields, Tensors())
+    return {id: _norm(_difference(fields[id], bases[id]).values()) for id in fields}
 
 
 def _other_forms(given: Mapping[str, Any], field: str) -> dict[str, str]:
@@ -267,7 +267,7 @@ def _other_forms(given: Mapping[str, Any], field: str) -> dict[str, str]:
 
 
 def _noise(given: Mapping[str, Tensor], field: str) -> dict[str, str]:
-    """The senders whose outputs for common rows cannot be told from random numbers.
+    """The senders whose outputs for common rows are indistinguishable from noise.
 
     Two conditions must hold together. The correlation with the mean of the others is what random
     numbers have by chance, and the spectrum of the outputs is as flat as that of random numbers:
@@ -291,27 +291,27 @@ def _noise(given: Mapping[str, Tensor], field: str) -> dict[str, str]:
     return reasons
 
 
-def _aligned_noise(given: Mapping[str, Tensor], field: str) -> dict[str, str]:
-    """The senders whose embeddings of aligned rows cannot be told from random numbers.
+def _aligned_noise(values: Mapping[str, Tensor], field: str) -> dict[str, str]:
+    """The senders whose embeddings of aligned rows are indistinguishable from noise.
 
     Coordinates have no common meaning, so similarities of rows are compared: rows that are alike
     for the others are alike for an honest site too. Both conditions of `_noise` must hold.
     """
-    shapes = {tuple(value.shape) for value in given.values()}
-    if len(given) < FEWEST or len(shapes) > 1 or len(*shapes) != 2:
+    shapes = {tuple(value.shape) for value in values.values()}
+    if len(values) < FEWEST or len(shapes) > 1 or len(*shapes) != 2:
         return {}
     rows, width = shapes.pop()
     if width < FEWEST_CLASSES or rows < FEWEST_ROWS:
         return {}
-    units = {id: _centred(value) for id, value in given.items()}
+    units = {id: _centred(value) for id, value in values.items()}
     flat = [id for id, own in units.items() if _flatness(own, width) > FLAT]
     reasons = {}
     for id in flat:
         others = torch.cat([value for other, value in units.items() if other != id], 1)
         deviations = _association(units[id], others)
         if abs(deviations) < DEVIATIONS:
-            found = f"association with others {deviations:.2g} deviations"
-            reasons[id] = f"its '{field}' are noise: {found}"
+            detail = f"association with others {deviations:.2g} deviations"
+            reasons[id] = f"its '{field}' are noise: {detail}"
     return reasons
 
 
@@ -434,12 +434,12 @@ def _clipped(updates: Mapping[str, Tensors]) -> dict[str, Tensors]:
 
 def _middle(items: Sequence[Mapping[str, Tensor]], cut: int) -> Tensors:
     """Coordinate by coordinate, the mean without the `cut` smallest and largest numbers."""
-    found = {}
+    means = {}
     for name, first in items[0].items():
         if first.is_floating_point():
             ordered = torch.stack([item[name].to(first.device) for item in items]).sort(0).values
-            found[name] = ordered[cut : len(items) - cut].double().mean(0).to(first.dtype)
-    return found
+            means[name] = ordered[cut : len(items) - cut].double().mean(0).to(first.dtype)
+    return means
 
 
 def _prefixes(state: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> list[str]:

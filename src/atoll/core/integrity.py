@@ -1,4 +1,4 @@
-"""Digests of a run's files: what was written is told from what was changed. Needs no torch.
+"""Digests of a run's files, which reveal later changes. Needs no torch.
 
 A checkpoint has the length and the digest of every file at its moment; digests.json has those of
 a finished run. A file that still grows is checked up to the length that is known.
@@ -65,13 +65,13 @@ class Rolling:
         self._hash, self.length = hashlib.blake2b(content, digest_size=16), len(content)
 
     def update(self, content: bytes) -> None:
-        """Take note of what was appended."""
+        """Add appended bytes."""
         self._hash.update(content)
         self.length += len(content)
 
     @property
     def extent(self) -> Extent:
-        """Length and digest up to now."""
+        """The current length and digest."""
         return Extent(self.length, self._hash.hexdigest())
 
 
@@ -117,12 +117,12 @@ class Integrity:
 
 
 def damaged(path: Path, remedy: str = REMEDY) -> UserError:
-    """The error of a file that cannot be read as what it is."""
+    """The error for a file whose content cannot be parsed."""
     return UserError("the file is damaged", str(path), remedy)
 
 
 def format_of(folder: Path) -> int:
-    """The format of a run's folder, as its facts have it; 1 for those before there were digests."""
+    """The format of a run's folder, from its facts; 1 for folders without digests."""
     path = folder / "facts.json"
     with disk_errors(path):
         content = path.read_bytes()
@@ -133,7 +133,7 @@ def format_of(folder: Path) -> int:
 
 
 def read_digests(folder: Path) -> Integrity:
-    """What digests.json of a finished run says; empty for a run of an older format."""
+    """The contents of digests.json of a finished run; empty for an older format."""
     path = folder / DIGESTS
     if not path.exists():
         if format_of(folder) >= DIGESTED:

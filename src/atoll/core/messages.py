@@ -1,4 +1,4 @@
-"""What parts say to each other: frozen dataclasses, as a JSON header and a safetensors block.
+"""Messages: frozen dataclasses, packed as a JSON header and a safetensors block.
 
 Nothing is pickled. A packet is admitted only if its header names the expected kind, its fields
 are those of the message, and every number in it is finite; otherwise its sender is named.
@@ -100,7 +100,7 @@ class Packet:
     message: Any = None
     wholes: tuple[Tensor, ...] = ()  # its tensors, each with those of like messages: (messages, …)
     header_size: Callable[[], int] = int  # counts the bytes of a header that is not written
-    checked: bool = False  # whether somebody sees to it that all numbers are finite
+    checked: bool = False  # whether the engine checks elsewhere that all numbers are finite
 
     @property
     def size(self) -> int:
@@ -179,7 +179,7 @@ def _json(value: Any) -> str:
     """A value as JSON; numbers, of which there are many, at once."""
     if type(value) is int or (type(value) is float and math.isfinite(value)):
         return repr(value)
-    return _ENCODER.encode(value)  # NaN as it is: whoever reads it refuses it, names the sender
+    return _ENCODER.encode(value)  # NaN stays NaN: the receiver refuses it and names the sender
 
 
 def _signature(tensors: Tensors) -> Form:
@@ -232,12 +232,12 @@ def wrap_all(messages: Mapping[str, Any], checked: bool = False) -> dict[str, Pa
         tensors = _listed(message, layout)
         kinds = [(t.dtype, t.shape, t.get_device()) for t in tensors]
         alike.setdefault((layout, *kinds), {})[id] = tensors
-    for (layout, *_), held in alike.items():
-        form = _signature(contents(messages[next(iter(held))]))
-        payload = sum(tensor.nbytes for tensor in next(iter(held.values())))
+    for (layout, *_), group in alike.items():
+        form = _signature(contents(messages[next(iter(group))]))
+        payload = sum(tensor.nbytes for tensor in next(iter(group.values())))
         written = _overhead(form) + payload
-        wholes, copies = _copies(list(held.values()))
-        for id, mine in zip(held, copies, strict=True):
+        wholes, copies = _copies(list(group.values()))
+        for id, mine in zip(group, copies, strict=True):
             copy = _with(messages[id], layout, mine)
             size = partial(_length, _header_of(copy))
             packets[id] = Packet(b"", b"", payload, written, form, copy, wholes, size, checked)
@@ -258,11 +258,11 @@ def _listed(message: Any, layout: Layout) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _copies(held: list[list[Tensor]]) -> tuple[tuple[Tensor, ...], Iterable[Sequence[Tensor]]]:
+def _copies(tensors: list[list[Tensor]]) -> tuple[tuple[Tensor, ...], Iterable[Sequence[Tensor]]]:
     """Copies of what messages of one form hold: one tensor of all messages, and each one's part."""
-    wholes = tuple(torch.stack(same) for same in zip(*held, strict=True))
+    wholes = tuple(torch.stack(same) for same in zip(*tensors, strict=True))
     parts = zip(*(whole.unbind(0) for whole in wholes), strict=True)
-    return wholes, parts if wholes else [()] * len(held)
+    return wholes, parts if wholes else [()] * len(tensors)
 
 
 def _with(message: Any, layout: Layout, tensors: Iterable[Tensor]) -> Any:
@@ -361,7 +361,7 @@ def _read_block(block: bytes, sender: str) -> Tensors:
 
 
 def _admit(tensors: Tensors, form: Form, sender: str) -> None:
-    """Refuse what no message may have; all but truth values is told by the form of the tensors."""
+    """Refuse tensors that no message may hold; except for booleans, types and shapes decide."""
     if len(form) > MOST_TENSORS or any(len(name) > LARGEST_NAME for name, _, _ in form):
         raise BadMessageError(sender, "too many tensors or too long a name")
     for name, kind, shape in form:
@@ -383,7 +383,7 @@ def _numbers(tensors: Tensors) -> Tensors:
 
 
 def _finite(tensors: Tensors, sender: str) -> None:
-    """Refuse numbers that are not finite; their norm is looked at first, once for all tensors."""
+    """Refuse numbers that are not finite; checks the norm of all tensors first."""
     if not tensors or math.isfinite(float(get_total_norm(list(tensors.values())))):
         return  # else the norm may have overflowed
     for name, tensor in tensors.items():
@@ -402,11 +402,11 @@ def _plain_hints(kind: Any) -> dict[str, Any]:
 
 
 def _values(given: dict[str, Any], kind: type, sender: str) -> dict[str, Any]:
-    wanted = _plain(kind)
-    if set(given) != set(wanted):
-        raise BadMessageError(sender, f"values {str(sorted(given))[:200]}, not {sorted(wanted)}")
+    hints = _plain(kind)
+    if set(given) != set(hints):
+        raise BadMessageError(sender, f"values {str(sorted(given))[:200]}, not {sorted(hints)}")
     read = {}
-    for name, hint in wanted.items():
+    for name, hint in hints.items():
         try:
             read[name] = _adapter(hint).validate_json(json.dumps(given[name]), strict=True)
         except (ValueError, RecursionError) as error:
@@ -441,7 +441,7 @@ def _tensor_fields(
             keys = sorted(key for key in left if key.startswith(f"{name}/"))
             if len(keys) != named[name]:
                 raise BadMessageError(
-                    sender, f"{len(keys)} tensors in '{name}', not as many as said"
+                    sender, f"{len(keys)} tensors in '{name}', not as many as announced"
                 )
             read[name] = {key.removeprefix(f"{name}/"): left.pop(key) for key in keys}
     if left:
@@ -453,13 +453,13 @@ def same_shapes(request: Any, reply: Any, sender: str) -> None:
     """Tensors that a reply gives under a name of its request have the request's names and shapes,
     and so have updates of a field of the request.
 
-    So weights that come back are the weights that went out, and a client cannot slip in others.
+    So returned weights match the sent ones, and a client can neither add nor omit a tensor.
     """
-    asked, given = _fields(type(request)), _fields(type(reply))
-    bases = {name: name for name in asked.keys() & given.keys()}
+    requested, replied = _fields(type(request)), _fields(type(reply))
+    bases = {name: name for name in requested.keys() & replied.keys()}
     bases |= {name: mark.of for name, mark in marked(type(reply), Update).items()}
     for name, base in bases.items():
-        if asked[base] == Tensors and given[name] == Tensors:
+        if requested[base] == Tensors and replied[name] == Tensors:
             _same(getattr(request, base), getattr(reply, name), name, sender)
 
 
@@ -467,10 +467,10 @@ def _same(asked: Tensors, given: Tensors, field: str, sender: str) -> None:
     for key in sorted(asked.keys() | given.keys()):
         if key not in asked or key not in given:
             raise BadMessageError(sender, f"tensor {key!r} is unknown or missing in '{field}'")
-        wanted, actual = asked[key], given[key]
-        if wanted.shape != actual.shape or wanted.dtype != actual.dtype:
+        expected, actual = asked[key], given[key]
+        if expected.shape != actual.shape or expected.dtype != actual.dtype:
             raise BadMessageError(
                 sender,
                 f"tensor {key!r} is {actual.dtype} {tuple(actual.shape)}, "
-                f"not {wanted.dtype} {tuple(wanted.shape)}",
+                f"not {expected.dtype} {tuple(expected.shape)}",
             )

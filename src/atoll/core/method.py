@@ -21,7 +21,7 @@ class Method:
     server: Callable[[Any, Any], Any]  # (options, site) -> Server
     client: Callable[[Any, Any], Any]  # (options, site) -> Client
     split: str = "rows"  # the kind of scenario it is made for
-    headline: str = ""  # the variant that stands for the method where one number is wanted
+    headline: str = ""  # the variant that represents the method where one number is shown
     quorum: bool = False  # whether a round can do without some of the clients
     # (options, clients) -> how many of them a round asks at most; None: all
     asked: Callable[[Any, int], int] | None = None

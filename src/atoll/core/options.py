@@ -1,4 +1,4 @@
-"""Plain mappings become frozen options; a mistake is answered with what would have been right."""
+"""Builds frozen options from plain mappings; an error suggests the correct spelling."""
 
 import dataclasses
 import difflib

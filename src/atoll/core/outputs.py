@@ -1,4 +1,4 @@
-"""Files that a user names for results: never over data, a record, or what somebody else wrote."""
+"""Output files named by the user: never overwrites data, a record, or foreign files."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -1,8 +1,8 @@
 """A run's folder: its config, its events, its last checkpoint. Needs no torch.
 
-events.jsonl has one event a line and no clock in it, so two equal runs have equal files; seconds
-stand in times.jsonl, and what parts saw of themselves and sent to nobody in looks.jsonl. A
-checkpoint has the lengths and digests of these files; resuming checks them and cuts them there.
+events.jsonl has one event per line and no clock, so equal runs have equal files. times.jsonl has
+seconds, and looks.jsonl has snapshots, which are never sent. A checkpoint stores the lengths and
+digests of these files; resuming checks and truncates them.
 One process at a time writes in a folder: it holds the folder's lock.
 """
 
@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -339,7 +338,7 @@ class Record:
     """A run's folder, open for writing."""
 
     def __init__(self, folder: Path, lock: FolderLock | None = None) -> None:
-        """A record of a folder that nobody else writes in; see `create` and `reopen`."""
+        """A record of a folder that this process alone writes; see `create` and `reopen`."""
         self.folder = folder
         self._files = {name: folder / f"{name}.jsonl" for name in FILES}
         self._lock = lock
@@ -409,12 +408,7 @@ class Record:
     def __enter__(self) -> "Record":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def add(self, events: Iterable[Event]) -> None:
@@ -453,7 +447,7 @@ class Record:
     def checkpoint(
         self, tensors: Mapping[str, np.ndarray[Any, Any]], progress: Mapping[str, int]
     ) -> None:
-        """Save where the run stands, in one file that is there whole or not at all."""
+        """Save a checkpoint as one file, written whole or not at all."""
         for name, path in self._files.items():
             with disk_errors(path), path.open("rb+") as file:
                 os.fsync(file.fileno())
@@ -470,7 +464,7 @@ class Record:
         }
         head["head"] = _head_digest(head)
         head["digest"] = _digest(tensors, head)
-        # safetensors writes a view's memory as it lies, so each array is laid out first
+        # safetensors writes the memory of a view unchanged, so make each array contiguous
         arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}
         content = save(arrays, {"atoll": json.dumps(head)})
         write_whole(self.folder / CHECKPOINT, content)
@@ -485,7 +479,7 @@ class Record:
         return self._static
 
     def ended(self, checkpoints: bool) -> bool:
-        """Whether the run has ended with all that it was to keep; its files are checked then."""
+        """Whether the run has ended with its checkpoints; checks its files if so."""
         there = (self.folder / CHECKPOINT).exists()
         if not (self.folder / "result.json").exists() or (checkpoints and not there):
             return False
@@ -503,7 +497,7 @@ class Record:
         tensors, head = read_checkpoint(self.folder) if there else ({}, {})
         contents = self._check_lines(head)
         with disk_errors(self.folder):
-            for name in ("result.json", DIGESTS):  # they are about the end, which is to come
+            for name in ("result.json", DIGESTS):  # they describe the end of the run
                 (self.folder / name).unlink(missing_ok=True)
         for name, path in self._files.items():
             with disk_errors(path):

@@ -1,4 +1,4 @@
-"""Random streams that have names: a draw depends on the names alone, not on earlier draws.
+"""Named random streams: a draw depends on the names alone, not on earlier draws.
 
 Permutations come from a counter: row i gets the 64-bit hash of (key, i), and the order of the
 hashes is the order of the rows. The hash is whole-number arithmetic, so every device gives the
@@ -73,7 +73,7 @@ def _shift(bits: Tensor, count: int) -> Tensor:
 
 
 def hashes(keys: Tensor, numbers: Tensor) -> Tensor:
-    """64 bits for each key and number, whose shapes are brought together; equal on every device."""
+    """64 bits for each key and number, with broadcast shapes; equal on every device."""
     bits = keys + (numbers + 1) * _STEP
     bits = (bits ^ _shift(bits, 30)) * _FIRST
     bits = (bits ^ _shift(bits, 27)) * _SECOND

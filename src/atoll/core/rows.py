@@ -1,4 +1,4 @@
-"""Rows of data as training sees them; both the data and the learning layer speak of them."""
+"""Rows of data as training reads them; shared by the data and the learning packages."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -47,7 +47,7 @@ class Rows:
     x: Tensor  # (rows, common columns), or (rows, channels, height, width)
     own: Tensor  # (rows, own columns)
     y: Tensor  # (rows,)
-    share: Tensor | None = None  # (rows,) how much a row counts, where some stand in for none
+    share: Tensor | None = None  # (rows,) weight of a row in a padded batch
     bounds: Bounds | None = field(
         default=None, kw_only=True
     )  # of sequences, where shapes are fixed

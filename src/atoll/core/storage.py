@@ -12,7 +12,6 @@ import tomllib
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from atoll.core.errors import UserError
@@ -36,7 +35,7 @@ WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn whatever the disk refuses into an error that the user can fix."""
+    """Turn errors of the disk into errors that the user can fix."""
     try:
         yield
     except OSError as error:
@@ -64,7 +63,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def locked(lock: Path) -> Iterator[None]:
-    """Of several processes that want a lock one is in here; a process that ends gives it back."""
+    """Hold a lock between processes; a process that ends releases it."""
     while True:
         with disk_errors(lock):
             lock.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +76,7 @@ def locked(lock: Path) -> Iterator[None]:
                 finally:
                     lock.unlink(missing_ok=True)
                 return
-        # who had it took the file away while this process waited: another file is the lock now
+        # its owner removed the file while this process waited: another file is the lock now
 
 
 def _is_at(handle: int, path: Path) -> bool:
@@ -91,7 +90,7 @@ class FolderLock:
     """The right to write in a folder, until it is released or the process ends.
 
     The lock is advisory (flock): the system drops it with the process, so the lock file of a
-    killed process locks nobody out. The file names the process for those who are refused.
+    killed process blocks no other. The file names the process, for error messages.
     """
 
     def __init__(self, folder: Path, patience: float = 0.0) -> None:
@@ -132,7 +131,7 @@ class FolderLock:
         return self._try()
 
     def release(self) -> None:
-        """Give the lock back; its file goes."""
+        """Release the lock and remove its file."""
         if self._finalizer is not None:
             self._finalizer()
 
@@ -165,12 +164,7 @@ class FolderLock:
     def __enter__(self) -> "FolderLock":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

@@ -15,15 +15,14 @@ from atoll.core.record import Snapshot
 from atoll.core.rng import Stream
 from atoll.core.rows import Public, Rows
 from atoll.data.dataset import Dataset
+from atoll.data.scaling import Scale, colours
 from atoll.data.scenario import Scenario
 
 __all__ = [
-    "AttributionProbe", "Scale", "Shelf", "Site", "View", "colours", "filled", "moments",
-    "standardised", "varied",
+    "AttributionProbe", "Shelf", "Site", "View", "filled", "moments", "standardised", "varied",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
-Scale = Literal["global", "local", "none", "imagenet"]
 Network = Callable[[tuple[int, ...], int, Stream], nn.Module]  # input shape, classes, initial draw
 
 
@@ -98,16 +97,6 @@ def varied(images: Tensor, stream: Stream) -> Tensor:
     place = torch.arange(rows, device=images.device)
     found: Tensor = padded[place[:, None, None], :, i[:, :, None], j[:, None, :]]
     return found.permute(0, 3, 1, 2)
-
-
-def colours(scale: Scale, channels: int, name: str = "") -> tuple[list[Any], list[Any]]:
-    """Mean and deviation of each channel, for values from 0 to 1: (channels, 1, 1) as lists."""
-    if scale != "imagenet" or channels != 3:
-        return [[[0.5]]] * channels, [[[0.5]]] * channels
-    mean, deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    if name == "cifar100":
-        mean, deviation = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-    return [[[m]] for m in mean], [[[d]] for d in deviation]
 
 
 def standardised(x: Tensor, fit: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from atoll.core.messages import (
 )
 from atoll.core.record import Snapshot
 from atoll.learning.weights import copied
-from atoll.runs.execute import executor_for
+from atoll.runs.executors import executor_for
 from atoll.runs.memory import Peak, plan, write_plan
 from atoll.runs.parts import Parts
 
@@ -157,29 +157,29 @@ class LocalEngine:
 class _Check:
     """Whether all numbers of messages of one form are finite; begun on the device.
 
-    It holds the plain values of the messages and the extremes of their tensors, not the tensors.
+    It holds the plain values of the messages and the largest magnitude in each of their tensors.
     """
 
     def __init__(self, packets: Sequence[tuple[str, Packet]]) -> None:
         """`packets`: each with its sender."""
         self._values = [(sender, plain_values(packet.message)) for sender, packet in packets]
         first = packets[0][1]
-        extremes: dict[torch.device, dict[str, Tensor]] = {}
+        largest: dict[torch.device, dict[str, Tensor]] = {}
         for (name, _, _), whole in zip(first.tensors, first.wholes, strict=True):
             if whole.is_floating_point() and whole.numel():
                 rows = whole.flatten(1) if whole.dim() > 1 else whole[:, None]
-                both = torch.stack((rows.amin(1), rows.amax(1)))  # NaN where one number is NaN
-                extremes.setdefault(whole.device, {})[name] = both
-        self._names = [name for named in extremes.values() for name in named]
-        self._extremes = [HostCopy(torch.stack([*named.values()])) for named in extremes.values()]
+                size = torch.linalg.vector_norm(rows, math.inf, 1)  # NaN where one number is NaN
+                largest.setdefault(whole.device, {})[name] = size
+        self._names = [name for named in largest.values() for name in named]
+        self._largest = [HostCopy(torch.stack([*named.values()])) for named in largest.values()]
 
     def finish(self) -> None:
         """Refuse the first message with a number that is not finite."""
-        extremes = [both for copy in self._extremes for both in copy.numbers]
+        largest = [sizes for copy in self._largest for sizes in copy.numbers]
         for place, (sender, values) in enumerate(self._values):
             finite_values(values, sender)
-            for name, (low, high) in zip(self._names, extremes, strict=True):
-                if not (math.isfinite(low[place]) and math.isfinite(high[place])):
+            for name, sizes in zip(self._names, largest, strict=True):
+                if not math.isfinite(sizes[place]):
                     reason = f"tensor {name!r} has numbers that are not finite"
                     raise BadMessageError(sender, reason)
 

@@ -5,7 +5,7 @@ public batch asks for the logits of the next, so a step is one exchange. Order a
 the images follow from a key that the server sends, so all clients read the same images. `Learner`
 is the client's half, `Exchange` the server's. A method adds the loss of a public step, the rule
 that combines logits into targets, and the loss of local training. The functions at the end are
-actions and hooks that a method's `Client` takes over as they are.
+methods that the classes of a method bind as they are.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +18,9 @@ from torch import Tensor
 
 from atoll.core.annotations import Outputs
 from atoll.core.errors import BadMessageError, ClientFailedError, UserError
-from atoll.core.federation import Admit, ClientId, Clients, Moment, Working
+from atoll.core.federation import Admit, ClientId, Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors, Weights
-from atoll.core.record import Snapshot
+from atoll.core.record import Score, Snapshot
 from atoll.core.rng import Stream
 from atoll.core.rows import Public, Rows
 from atoll.data.site import Site
@@ -43,6 +43,7 @@ __all__ = [
     "Trained",
     "aligned",
     "check",
+    "evaluate",
     "final_model",
     "join",
     "mean_logits",
@@ -312,7 +313,7 @@ class Exchange:
         requests: Mapping[ClientId, Any],
         admit: Admit | None = None,
     ) -> dict[ClientId, Any]:
-        """One message to each remaining client; `admit` raises for a reply that cannot be."""
+        """One message to each remaining client; `admit` raises for an impossible reply."""
         requests = {id: requests[id] for id in self.ids}
         if self.settings.absent:
             replies = self.clients.ask_each(action, requests, self._exclude, admit)
@@ -446,6 +447,11 @@ def share(self: Participant, request: Empty, moment: Moment) -> Weights:
 def check(self: Participant, request: Check, moment: Moment) -> Checked:
     """Test the current and the solo model on a domain."""
     return self.learner.check(request.task)
+
+
+def evaluate(self: object, clients: Clients, moment: Moment) -> list[Score]:
+    """The scores of every client on every domain; the server's method."""
+    return scores(clients, check, {}, moment)
 
 
 def snapshot(self: Participant, moment: Moment) -> list[Snapshot]:

@@ -5,7 +5,7 @@ up, gradients come down; the message that brings one batch's gradient asks for t
 embeddings, so a step is one exchange. `Learner` is the client's half, `Head` the server's. `Head`
 trains message by message or, where one process holds all halves, as one `SplitJob`.
 
-A method passes the loss of the top, and whatever its paper adds: frozen entries, a penalty on the
+A method passes the loss of the top, and what its paper adds: frozen entries, a penalty on the
 distance to reference embeddings, further views of each row, reference embeddings, class sums.
 """
 
@@ -520,12 +520,12 @@ class Head:
 
     def restore(self, state: Tensors) -> Tensors:
         """Go on from a state; returns what else it holds, on this device."""
-        held = copied({name: tensor.to(self.site.device) for name, tensor in state.items()})
-        self.weights = without("weights", held)
+        tensors = copied({name: tensor.to(self.site.device) for name, tensor in state.items()})
+        self.weights = without("weights", tensors)
         last = self.weights[f"bias{len(self.weights) // 2 - 1}"]
         self.classes = len(last) // self.outputs
-        self.seen = held.pop("seen")
-        return {name: tensor for name, tensor in held.items() if not name.startswith("weights/")}
+        self.seen = tensors.pop("seen")
+        return {name: tensor for name, tensor in tensors.items() if not name.startswith("weights/")}
 
 
 def masked_logits(

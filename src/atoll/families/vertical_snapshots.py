@@ -1,5 +1,7 @@
 """Snapshots of split learning for figures: embeddings, and which weights are frozen."""
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from atoll.core.federation import SERVER, Moment
@@ -8,7 +10,7 @@ from atoll.core.record import Snapshot
 from atoll.data.vertical_site import VerticalSite
 from atoll.learning.knowledge import share
 
-__all__ = ["embeddings_snapshot", "frozen_snapshot"]
+__all__ = ["embeddings_snapshot", "frozen_snapshots", "moved_snapshots"]
 
 
 def embeddings_snapshot(
@@ -21,8 +23,16 @@ def embeddings_snapshot(
     return Snapshot(moment.stage, SERVER, name, classes, columns, values)
 
 
-def frozen_snapshot(site: VerticalSite, moment: Moment, masks: Tensors) -> Snapshot:
-    """The share of frozen entries of each weight, and its size."""
+def moved_snapshots(moment: Moment, distances: Mapping[str, float]) -> list[Snapshot]:
+    """How far a stage moved the prototype of each class; nothing where it moved none."""
+    values = tuple((distance,) for distance in distances.values())
+    snapshot = Snapshot(moment.stage, SERVER, "mixed", tuple(distances), ("moved",), values)
+    return [snapshot] if distances else []
+
+
+def frozen_snapshots(site: VerticalSite, moment: Moment, masks: Tensors) -> list[Snapshot]:
+    """The share of frozen entries of each weight, and its size; nothing without masks."""
     values = tuple((share({name: mask}), float(mask.numel())) for name, mask in masks.items())
     columns = ("share", "weights")
-    return Snapshot(moment.stage, site.id, "held back", tuple(masks), columns, values)
+    snapshot = Snapshot(moment.stage, site.id, "held back", tuple(masks), columns, values)
+    return [snapshot] if masks else []

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 RATE, BEST, PATIENCE, STOPPED = range(4)  # places in a course
-KEY = "noise"  # the weight that is another one in each epoch
+KEY = "noise"  # the weight that changes with each epoch
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Rule:
     patience: int  # epochs without gain before the rate is cut
     cut: float  # what the rate is divided by then
     least: float  # with a smaller rate training ends
-    fresh: bool = False  # whether the optimiser forgets at a cut
+    fresh: bool = False  # whether a cut resets the optimiser
 
 
 def stepped(course: Tensor, loss: Tensor | float, rule: Rule) -> Tensor:
@@ -52,13 +52,13 @@ def stepped(course: Tensor, loss: Tensor | float, rule: Rule) -> Tensor:
     ended = torch.where(cut, (lower < rule.least).to(rate), stopped)
     patience = torch.where(cut, rule.patience, patience)
     best = torch.where(gain, loss, best)
-    found = torch.stack([lower, best, patience, ended], -1)
-    return torch.where(stopped[..., None] > 0, course, found)
+    after = torch.stack([lower, best, patience, ended], -1)
+    return torch.where(stopped[..., None] > 0, course, after)
 
 
 @dataclass(frozen=True)
 class EarlyStoppedResult:
-    """What watched training gives."""
+    """The result of early-stopped training."""
 
     weights: Tensors
     moments: Tensors
@@ -67,7 +67,7 @@ class EarlyStoppedResult:
 
 @dataclass(frozen=True)
 class EarlyStoppedJob:
-    """A client's epochs of a round, until its course says that it stops. Changes nothing."""
+    """A client's epochs of a round, until early stopping ends them. Changes nothing."""
 
     work: TrainJob  # one epoch; its rate and its stream are not used
     streams: tuple[Stream, ...]  # of the order of rows, one for each epoch
@@ -105,7 +105,7 @@ class EarlyStoppedJob:
             return result
 
     def parts(self, alone: bool = False) -> Generator[TrainJob | EvalJob, Any, EarlyStoppedResult]:
-        """Its works and counts, one after the other; alone, each goes on in the same memory."""
+        """Its training and evaluation jobs, in order; alone, each reuses the memory of the last."""
         weights, moments, course = self.work.weights, self.work.moments, self.course
         first = weights
         for stream, key in zip(self.streams, self.keys, strict=True):
@@ -115,9 +115,9 @@ class EarlyStoppedJob:
             one = replace(
                 self.epoch(float(course[RATE]), stream), ours=alone and weights is not first
             )
-            done = yield replace(one, weights={**weights, KEY: noise}, moments=moments)
-            weights, moments = done.weights, done.moments
-            loss = float(done.losses[one.phases[0].name])
+            result = yield replace(one, weights={**weights, KEY: noise}, moments=moments)
+            weights, moments = result.weights, result.moments
+            loss = float(result.losses[one.phases[0].name])
             if len(self.valid):
                 read = {name: weights[name] for name in self.reads}
                 loss = float((yield EvalJob(read, self.valid, self.function))) / len(self.valid)
@@ -127,14 +127,14 @@ class EarlyStoppedJob:
         return EarlyStoppedResult(weights, moments, course)
 
     def epoch(self, rate: float, stream: Stream) -> TrainJob:
-        """The work of an epoch."""
+        """The training job of an epoch."""
         (phase,) = self.work.phases
         phases = (replace(phase, optimiser=replace(phase.optimiser, rate=rate)),)
         return replace(self.work, phases=phases, stream=stream)
 
     @property
     def first(self) -> TrainJob:
-        """The work of the first epoch, as it would be done alone."""
+        """The training job of the first epoch."""
         key = torch.tensor(self.keys[0], device=self.work.rows.y.device)
         one = self.epoch(float(self.course[RATE]), self.streams[0])
         return replace(one, weights={**self.work.weights, KEY: key})

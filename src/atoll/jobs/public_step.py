@@ -1,4 +1,4 @@
-"""A training step on public images: follow the target of one batch, then answer the next.
+"""A training step on public images: learn the target of one batch, then return logits of the next.
 
 Between its answer and the target a client keeps the autograd graph of its forward pass.
 `compute/public_steps.py` captures both halves as CUDA graphs.
@@ -26,7 +26,7 @@ Place = tuple[int, ...]  # which batch of which round, and the key of its draws
 
 @dataclass(frozen=True)
 class Forward:
-    """A forward pass that waits for its target; a cache alone, never the only copy of anything."""
+    """A forward pass that waits for its target; only a cache, so losing it changes no result."""
 
     place: Place
     weights: Tensors  # those that will move as leaves, buffers as the pass left them
@@ -35,7 +35,7 @@ class Forward:
 
 @dataclass(frozen=True)
 class PublicResult:
-    """What a step gives."""
+    """The result of a step."""
 
     weights: Tensors
     moments: Tensors
@@ -60,8 +60,8 @@ class PublicJob:
     given: Tensors  # what the loss reads beside the logits
     loss: StepLoss
     how: Optimiser
-    fresh: bool = True  # Adam forgets after every step
-    penalty: Callable[[Tensors], Tensor] | None = None  # what the parameters themselves cost
+    fresh: bool = True  # reset Adam after every step
+    penalty: Callable[[Tensors], Tensor] | None = None  # a penalty on the parameters
     waiting: Any = None  # the forward pass that the step before left
 
     def key(self) -> Hashable | None:
@@ -100,7 +100,7 @@ class PublicJob:
         return PublicResult(weights, moments, followed, loss, waiting.z.detach(), waiting)
 
     def at(self, step: int) -> Place:
-        """What tells a batch from all others of a run."""
+        """Identifies a batch within a run."""
         return (*self.place, step)
 
     def _forward(self, weights: Tensors, step: int) -> Forward:
@@ -115,7 +115,7 @@ class PublicJob:
         if self.penalty is not None:
             loss = loss + self.penalty({n: weights[n] for n in self.moves})
         moved = [weights[n].detach().clone() for n in self.moves]
-        found = gradients(loss, [weights[n] for n in self.moves])
+        slopes = gradients(loss, [weights[n] for n in self.moves])
         before = {} if self.fresh else self.moments
         taken = float(before.get("steps", torch.tensor(0)))
         memory = [
@@ -124,7 +124,7 @@ class PublicJob:
         ]
         counts = list(torch.full((len(moved),), taken, device=moved[0].device).unbind())
         with torch.no_grad():
-            descend(moved, found, (memory[0], memory[1], counts), self.how)
+            descend(moved, slopes, (memory[0], memory[1], counts), self.how)
         after = {n: w.detach() for n, w in weights.items()} | dict(
             zip(self.moves, moved, strict=True)
         )
@@ -137,9 +137,9 @@ class PublicJob:
 
 
 def gradients(loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient by each leaf, zeros where the loss does not hang on it."""
-    found = torch.autograd.grad(loss, list(leaves), allow_unused=True)
-    return [torch.zeros_like(w) if g is None else g for w, g in zip(leaves, found, strict=True)]
+    """The gradient by each leaf, zeros where the loss does not depend on it."""
+    slopes = torch.autograd.grad(loss, list(leaves), allow_unused=True)
+    return [torch.zeros_like(w) if g is None else g for w, g in zip(leaves, slopes, strict=True)]
 
 
 def zeros(like: Sequence[Tensor]) -> list[Tensor]:

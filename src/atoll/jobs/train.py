@@ -20,8 +20,7 @@ from atoll.core.messages import Checked, Tensors
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.jobs.identity import identities, shapes
-from atoll.learning.losses import Loss
-from atoll.learning.models import Architecture
+from atoll.learning.models import Architecture, Loss
 from atoll.learning.weights import copied, placed
 
 __all__ = [
@@ -35,6 +34,7 @@ __all__ = [
     "descend",
     "hits",
     "in_chunks",
+    "step_key",
 ]
 
 CHUNK = 4096  # rows of one pass without gradient
@@ -62,7 +62,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What local training gives."""
+    """The result of local training."""
 
     weights: Tensors
     moments: Tensors
@@ -81,8 +81,8 @@ class TrainJob:
     epochs: int
     stream: Stream
     own: frozenset[str] = frozenset()  # weights whose last axis ends with the own columns
-    common: bool = False  # other runs do the very same, so its result may be kept for them
-    ours: bool = False  # weights and moments are nobody else's and need not be copied
+    common: bool = False  # other runs have the same job, so its result may be stored for them
+    ours: bool = False  # weights and moments are not shared and need not be copied
 
     @staticmethod
     def sgd(  # noqa: PLR0913 - what plain training needs, by keyword
@@ -131,7 +131,7 @@ class TrainJob:
         return self.epochs * -(-len(self.rows) // self.batch)
 
     def taken(self, steps: int) -> TrainResult:
-        """What the first so many steps give; losses are divided by all rows nevertheless."""
+        """The result of the first steps alone; losses are still divided by all rows."""
         weights, moments = (
             dict(named) if self.ours else copied(named) for named in (self.weights, self.moments)
         )
@@ -161,8 +161,19 @@ class TrainJob:
                 yield self.rows.at(order[start : start + self.batch])
 
 
+def step_key(job: TrainJob) -> Hashable | None:
+    """The key of one step of a job: all sizes but the numbers of rows and epochs."""
+    key = replace(job, epochs=1).key()
+    if key is None:
+        return None
+    rates = tuple(phase.optimiser.rate for phase in job.phases)
+    own, y = job.rows.own, job.rows.y
+    rows = (own.shape[1:], own.dtype, y.shape[1:], y.dtype, job.rows.share is None)
+    return key, rates, shapes(job.weights), rows
+
+
 class Memory:
-    """What the optimiser of a phase remembers of its weights."""
+    """The optimiser state of a phase."""
 
     def __init__(self, phase: Phase, weights: Sequence[Tensor], moments: Tensors) -> None:
         self.phase, adaptive = phase, phase.optimiser.kind == "adam"
@@ -182,16 +193,16 @@ class Memory:
 
     @torch.no_grad()
     def load(self, moments: Tensors) -> None:
-        """Remember these moments instead, in place; none: nothing yet."""
+        """Load these moments, in place; none: reset."""
         if not self.steps:
             return
         for kind, mine in (("first", self.first), ("second", self.second)):
-            given = [moments.get(f"{kind}/{n}") for n in self.phase.moves]
-            there = [g for g in given if g is not None]
+            tensors = [moments.get(f"{kind}/{n}") for n in self.phase.moves]
+            there = [g for g in tensors if g is not None]
             if len(there) < len(mine):
                 torch._foreach_zero_(mine)
             if there:
-                places = [m for m, g in zip(mine, given, strict=True) if g is not None]
+                places = [m for m, g in zip(mine, tensors, strict=True) if g is not None]
                 torch._foreach_copy_(places, there)
         taken = moments.get(f"steps/{self.phase.name}")
         count = 0.0 if taken is None else float(taken.flatten()[0])
@@ -202,10 +213,10 @@ class Memory:
         """The memory under the names it has among the moments; the count of steps on the CPU."""
         if not self.steps:
             return {}
-        found = {f"steps/{self.phase.name}": torch.tensor(int(self.steps[0]))}
+        memory = {f"steps/{self.phase.name}": torch.tensor(int(self.steps[0]))}
         for name, first, second in zip(self.phase.moves, self.first, self.second, strict=True):
-            found |= {f"first/{name}": first, f"second/{name}": second}
-        return found
+            memory |= {f"first/{name}": first, f"second/{name}": second}
+        return memory
 
 
 def descend(
@@ -215,7 +226,7 @@ def descend(
     how: Optimiser,
 ) -> None:
     """One step of the optimiser, in place."""
-    # torch's fused kernels take a gradient to lie in memory as its weight does
+    # torch's fused kernels assume that a gradient has the memory layout of its weight
     gradients = [gradient.contiguous() for gradient in gradients]
     if how.kind == "sgd":
         none: list[Tensor | None] = [None] * len(weights)
@@ -230,7 +241,7 @@ def descend(
 
 @dataclass(frozen=True)
 class EvalJob:
-    """A count over rows, without gradient: the sum of what a function says of each."""
+    """A sum of a function over rows, without gradient."""
 
     weights: Tensors
     rows: Rows
@@ -289,7 +300,7 @@ def hits(logits: Tensor, y: Tensor, top: int = 1) -> tuple[int, float]:
 
 
 def checked(model: nn.Module, rows: Rows) -> Checked:
-    """How a network does on test rows."""
+    """The test result of a network."""
     training = model.training
     model.eval()
     correct, f1 = hits(in_chunks(lambda part: model(part.x), rows), rows.y)

@@ -1,7 +1,7 @@
 """Adam for the members of a stack in one kernel a weight, each member with its own rate and count.
 
 For CUDA, in Triton, which torch's CUDA builds bring along; without it the stack uses torch's own
-fused kernel, which wants one rate and one count for all. That one gives each block of threads
+fused kernel, which needs one rate and one count for all. That one gives each block of threads
 65,536 numbers, so a small stack leaves most of a GPU idle; here a block has 1,024.
 """
 

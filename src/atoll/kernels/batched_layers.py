@@ -1,20 +1,19 @@
 """Layers of torch's own networks with weights for each member of a stack.
 
-A network is written for one client. For many it is mapped over their weights by torch.func, and
-its convolutions, poolings and linear layers say themselves how that is done: torch has no
-convolution with other weights for each image. There are four ways to make one: all members are
-groups of channels of one large convolution; or every patch of an image becomes a column and a
-product of matrices does the rest; or the same with channels last and gradients of our own; or, on a
-GPU, kernels of our own that multiply pixels where they lie. Which is faster depends on shapes and
-device, so all that differ for a shape are timed once for it; one whose result or gradients are not
-those of the first, which is torch's own, is left out.
+A network is written for one client; torch.func maps it over the weights of many. Convolutions,
+poolings and linear layers define their own vmap rules, because torch has no convolution with
+different weights for each image. There are four ways to compute one: one large convolution with
+members as groups of channels; unfolding and a matrix product; the same with channels last and
+gradients of our own; and, on a GPU, Triton kernels that read pixels in place. Which is fastest
+depends on shape and device, so each shape is timed once. A way whose result or gradients differ
+from torch's own convolution is not used.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -26,23 +25,24 @@ from atoll.kernels import conv2d as kernels
 from atoll.kernels.conv_pool import convolved, pooled
 
 __all__ = [
-    "CHOSEN",
-    "TAKEN",
     "WAYS",
     "Sizes",
     "Timing",
+    "Timings",
+    "Way",
     "convolve",
     "direct",
     "fixed_ways",
     "for_members",
     "grouped",
     "near",
+    "timed_ways",
     "torch_convolutions",
     "unfolded",
 ]
 
 TRIALS = 3  # of each way, the fastest counts
-HEAD_START = 8_000_000  # ticks of a GPU, some 5 ms: until then the host has sent off a step
+HEAD_START = 8_000_000  # GPU clock ticks, about 5 ms: time for the host to launch a step
 Pair = tuple[int, int]
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 Way = Literal["grouped", "unfolded", "near", "direct"]
@@ -50,7 +50,7 @@ Way = Literal["grouped", "unfolded", "near", "direct"]
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a convolution does beside its weights."""
+    """The parameters of a convolution besides its weights."""
 
     stride: Pair
     padding: Pair
@@ -60,10 +60,18 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Timing:
-    """Which way was taken for a shape, and the seconds of each for one step forth and back."""
+    """The fastest way for a shape, and the seconds of each for a forward and backward pass."""
 
     way: Way
     seconds: dict[Way, float]
+
+
+@dataclass
+class Timings:
+    """The fastest ways of convolutions, by shapes, type and device."""
+
+    by_shape: dict[str, Timing] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)  # the shapes that a run has had
 
 
 # without timing, by the kind of device: the first that agrees with torch's own convolution
@@ -71,11 +79,10 @@ PREFERRED: dict[str, tuple[Way, ...]] = {
     "cuda": ("direct", "near", "unfolded", "grouped"),
     "cpu": ("grouped", "unfolded", "near", "direct"),
 }
-# ways by shapes, type and device where a fixed rule chooses; None: the fastest is chosen
+# ways by shapes, type and device where a fixed rule chooses
 _FIXED: ContextVar[dict[str, Way] | None] = ContextVar("fixed convolutions", default=None)
+_TIMED: ContextVar[Timings | None] = ContextVar("timed convolutions", default=None)
 _TORCH: ContextVar[bool] = ContextVar("convolutions of torch alone", default=False)
-CHOSEN: dict[str, Timing] = {}  # by shapes, type and device
-TAKEN: set[str] = set()  # of these, those that were asked for since somebody emptied this
 
 
 def grouped(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
@@ -84,10 +91,10 @@ def grouped(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Ten
     wide = x.transpose(0, 1).reshape(rows, -1, *x.shape[3:])
     flat = None if bias is None else bias.flatten()
     groups = members * sizes.groups
-    said = F.conv2d(
+    result = F.conv2d(
         wide, weight.flatten(0, 1), flat, sizes.stride, sizes.padding, sizes.dilation, groups
     )
-    return said.view(rows, members, -1, *said.shape[2:]).transpose(0, 1)
+    return result.view(rows, members, -1, *result.shape[2:]).transpose(0, 1)
 
 
 def unfolded(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
@@ -101,16 +108,16 @@ def unfolded(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Te
     inside = channels // groups * kernel[0] * kernel[1]
     columns = patches.view(members, rows, groups, inside, -1)
     matrix = weight.reshape(members, 1, groups, -1, inside)
-    said = torch.matmul(matrix, columns).flatten(2, 3)
+    result = torch.matmul(matrix, columns).flatten(2, 3)
     if bias is not None:
-        said = said + bias[:, None, :, None]
+        result = result + bias[:, None, :, None]
     above = [
         (size + 2 * pad - gap * (side - 1) - 1) // step + 1
         for size, pad, gap, side, step in zip(
             (height, width), sizes.padding, sizes.dilation, kernel, sizes.stride, strict=True
         )
     ]
-    return said.view(members, rows, -1, *above)
+    return result.view(members, rows, -1, *above)
 
 
 def near(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
@@ -124,7 +131,7 @@ def near(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor
 
 
 def direct(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
-    """Channels last, neighbourhoods never in memory; where that cannot be done it is `near`."""
+    """Channels last, without unfolding in memory; falls back to `near`."""
     if sizes.groups > 1:
         return unfolded(x, weight, bias, sizes)
     down, right = sizes.padding
@@ -135,7 +142,7 @@ def direct(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tens
 
 
 def _differs(x: Tensor, weight: Tensor, sizes: Sizes) -> bool:
-    """Whether `direct` is another way than `near`."""
+    """Whether `direct` differs from `near` for these shapes."""
     last = x.movedim(2, -1)
     return kernels.fits(last, weight, sizes.stride, sizes.dilation, sizes.padding)
 
@@ -149,7 +156,7 @@ WAYS: dict[Way, Callable[[Tensor, Tensor, Tensor | None, Sizes], Tensor]] = {
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
-    """A convolution with weights of each member, the way that is faster for this shape."""
+    """A convolution with weights of each member, in the way that the context chooses."""
     return WAYS[_way(x, weight, bias, sizes)](x, weight, bias, sizes)
 
 
@@ -164,10 +171,20 @@ def fixed_ways(ways: dict[str, Way]) -> Iterator[None]:
 
 
 @contextmanager
-def torch_convolutions() -> Iterator[None]:
-    """Take torch's own convolutions: in a proof, whose shapes never come back, timing is a waste.
+def timed_ways(timings: Timings) -> Iterator[None]:
+    """Choose the fastest way; a shape that `timings` does not have is timed and added."""
+    token = _TIMED.set(timings)
+    try:
+        yield
+    finally:
+        _TIMED.reset(token)
 
-    The other ways are held to torch's own when they are chosen for a shape.
+
+@contextmanager
+def torch_convolutions() -> Iterator[None]:
+    """Use torch's own convolutions: the shapes of a proof do not recur, so timing is wasted.
+
+    The other ways are compared with torch's own when they are timed for a shape.
     """
     token = _TORCH.set(True)
     try:
@@ -177,23 +194,30 @@ def torch_convolutions() -> Iterator[None]:
 
 
 def _way(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Way:
-    if _TORCH.get():
+    """By a fixed rule, else the fastest; torch's own where the context chooses none."""
+    fixed, timings = _FIXED.get(), _TIMED.get()
+    if _TORCH.get() or (fixed is None and timings is None):
         return "grouped"
     key = _key(x, weight, bias, sizes)
-    fixed = _FIXED.get()
     if fixed is not None:
         if key not in fixed and not _capturing(x):
             fixed[key] = _fixed_way(x, weight, bias, sizes)
         return fixed.get(key, "grouped")
-    if key not in CHOSEN or CHOSEN[key].way not in WAYS:
+    assert timings is not None
+    known = timings.by_shape.get(key)
+    if known is None or known.way not in WAYS:
         if _capturing(x):
             return "grouped"  # no clock runs while a graph is captured
-        ways = _offered(x, weight, sizes)
-        ways = _agreeing(ways, x, weight, bias, sizes)
-        seconds = {name: _seconds(WAYS[name], x, weight, bias, sizes) for name in ways}
-        CHOSEN[key] = Timing(min(ways, key=lambda name: seconds[name]), seconds)
-    TAKEN.add(key)
-    return CHOSEN[key].way
+        known = timings.by_shape[key] = _timing(x, weight, bias, sizes)
+    timings.used.add(key)
+    return known.way
+
+
+def _timing(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Timing:
+    """Time the ways that agree with torch's own."""
+    ways = _agreeing(_offered(x, weight, sizes), x, weight, bias, sizes)
+    seconds = {name: _seconds(WAYS[name], x, weight, bias, sizes) for name in ways}
+    return Timing(min(ways, key=lambda name: seconds[name]), seconds)
 
 
 def _capturing(x: Tensor) -> bool:
@@ -212,7 +236,7 @@ def _fixed_way(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> 
 def _agreeing(
     ways: list[Way], x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes
 ) -> list[Way]:
-    """Of these ways those that give what torch's own convolution gives, and its gradients."""
+    """The ways whose results and gradients agree with those of torch's own convolution."""
     if "grouped" not in ways:
         return ways
     theirs = _results(grouped, x, weight, bias, sizes)
@@ -228,12 +252,15 @@ def _agreeing(
 def _results(
     way: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes
 ) -> list[Tensor]:
-    """What comes out, and the gradients of the sum of its squares that are asked for."""
+    """The result, and the required gradients of the sum of its squares."""
     x, weight = (t.detach().requires_grad_(t.requires_grad) for t in (x, weight))
     moved = [t for t in (x, weight) if t.requires_grad]
-    said = way(x, weight, None if bias is None else bias.detach(), sizes)
-    said = said if said.dtype == torch.float64 else said.float()
-    return [said.detach(), *(torch.autograd.grad((said * said).sum(), moved) if moved else ())]
+    result = way(x, weight, None if bias is None else bias.detach(), sizes)
+    result = result if result.dtype == torch.float64 else result.float()
+    return [
+        result.detach(),
+        *(torch.autograd.grad((result * result).sum(), moved) if moved else ()),
+    ]
 
 
 def _near_to(most: float, ours: Tensor, theirs: Tensor) -> bool:
@@ -242,7 +269,7 @@ def _near_to(most: float, ours: Tensor, theirs: Tensor) -> bool:
 
 
 def _tolerance(x: Tensor) -> float:
-    """How far apart ways may be: rounding differs, a wrong place or a missing sum shows."""
+    """The tolerance between ways: above rounding errors, below any mistake."""
     if x.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(x.device.type):
         return 0.1
     if x.dtype == torch.float64:
@@ -251,7 +278,7 @@ def _tolerance(x: Tensor) -> float:
 
 
 def _offered(x: Tensor, weight: Tensor, sizes: Sizes) -> list[Way]:
-    """The ways to choose from: none is offered twice, and one that is asked for alone stays."""
+    """The ways to choose from, without equal ones; a single way in `WAYS` always stays."""
     ways = [name for name in WAYS if name != "direct" or _differs(x, weight, sizes)]
     return ways or list(WAYS)
 
@@ -270,22 +297,22 @@ def _key(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> str:
 def _seconds(
     way: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes
 ) -> float:
-    """The time of one step forth and, where it is asked for, back."""
+    """The time of a forward pass and, if required, of its backward pass."""
     x, weight = (t.detach().requires_grad_(t.requires_grad) for t in (x, weight))
     moved = [t for t in (x, weight) if t.requires_grad]
 
     def step() -> None:
-        said = way(x, weight, None if bias is None else bias.detach(), sizes)
-        if moved:  # a gradient that is given, not found, would make torch import sympy: seconds
-            torch.autograd.grad((said * 1.0).sum(), moved)
+        result = way(x, weight, None if bias is None else bias.detach(), sizes)
+        if moved:  # a product, since grad_outputs would make torch import sympy: seconds
+            torch.autograd.grad((result * 1.0).sum(), moved)
 
-    # the first one is not counted: kernels are looked for
-    found = [_timed(step, x.device) for _ in range(1 + TRIALS)]
-    return min(found[1:])
+    # the first warms up
+    seconds = [_timed(step, x.device) for _ in range(1 + TRIALS)]
+    return min(seconds[1:])
 
 
 def _timed(step: Callable[[], None], device: torch.device) -> float:
-    """Seconds of a step; on a GPU without the host's, as steps are replayed from a graph there."""
+    """Seconds of a step; on a GPU those of the device alone, since graphs replay steps there."""
     if device.type != "cuda":
         began = time.perf_counter()
         step()
@@ -301,12 +328,12 @@ def _timed(step: Callable[[], None], device: torch.device) -> float:
 
 
 def _in_front(tensor: Tensor, axis: int | None, members: int) -> Tensor:
-    """The axis of the members first; what all members share is repeated without copying."""
+    """Move the axis of the members to the front; expand tensors that all members share."""
     return tensor.expand(members, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution that knows what to do when it is mapped over members."""
+    """A convolution with a vmap rule."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
@@ -321,12 +348,12 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        sizes, wanted = ctx.sizes, [*ctx.needs_input_grad[:2], ctx.biased is not None]
-        found = torch.ops.aten.convolution_backward(
+        sizes, needed = ctx.sizes, [*ctx.needs_input_grad[:2], ctx.biased is not None]
+        gradients = torch.ops.aten.convolution_backward(
             gradient, x, weight, ctx.biased, sizes.stride, sizes.padding, sizes.dilation, False,
-            (0, 0), sizes.groups, wanted,
+            (0, 0), sizes.groups, needed,
         )  # fmt: skip
-        return (*found, None)
+        return (*gradients, None)
 
     @staticmethod
     def vmap(
@@ -340,12 +367,12 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Pooling(torch.autograd.Function):
-    """The largest of each 2x2 neighbours, two apart, which knows how to be mapped over members."""
+    """Max pooling 2x2 with stride 2 and a vmap rule."""
 
     @staticmethod
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        found, places = F.max_pool2d(x, 2, return_indices=True)
-        return found, places
+        largest, places = F.max_pool2d(x, 2, return_indices=True)
+        return largest, places
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -355,32 +382,32 @@ class _Pooling(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Tensor:
         x, places = ctx.saved_tensors
-        found: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
+        by_input: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
             gradient, x, [2, 2], [2, 2], [0, 0], [1, 1], False, places
         )
-        return found
+        return by_input
 
     @staticmethod
     def vmap(info: Any, axes: tuple[Any, ...], x: Tensor) -> tuple[tuple[Tensor, Tensor], Any]:
         x = _in_front(x, axes[0], info.batch_size)
         if x.dim() == 5 and x.is_cuda and x.movedim(2, -1).is_contiguous():
-            found = pooled(x.movedim(2, -1), 2).movedim(-1, 2)
+            largest = pooled(x.movedim(2, -1), 2).movedim(-1, 2)
         else:
-            found = F.max_pool2d(x.flatten(0, -4), 2).unflatten(0, x.shape[:-3])
-        return (found, x.new_empty(0)), (0, None)  # nobody asks for the places
+            largest = F.max_pool2d(x.flatten(0, -4), 2).unflatten(0, x.shape[:-3])
+        return (largest, x.new_empty(0)), (0, None)  # the places are not used
 
 
 class _Pool(nn.Module):
     """Pooling 2x2."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The largest of neighbours."""
-        found: Tensor = _Pooling.apply(x)[0]
-        return found
+        """The pooled images."""
+        largest: Tensor = _Pooling.apply(x)[0]
+        return largest
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer that knows what to do when it is mapped over members."""
+    """A linear layer with a vmap rule."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, many: Linear) -> Tensor:
@@ -407,9 +434,11 @@ class _Linear(torch.autograd.Function):
         count = info.batch_size
         x, weight = _in_front(x, axes[0], count), _in_front(weight, axes[1], count)
         if bias is None or x.dim() != 3:
-            said = torch.matmul(x, weight.mT.unflatten(0, (count, *[1] * (x.dim() - 3))))
+            result = torch.matmul(x, weight.mT.unflatten(0, (count, *[1] * (x.dim() - 3))))
             front = None if bias is None else _in_front(bias, axes[2], count)
-            return said if front is None else said + front.view(count, *[1] * (x.dim() - 2), -1), 0
+            return result if front is None else result + front.view(
+                count, *[1] * (x.dim() - 2), -1
+            ), 0
         return many(x, weight, _in_front(bias, axes[2], count)), 0
 
 
@@ -422,7 +451,7 @@ class _Layer(nn.Module):
         self.function, self.how = function, how
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the other layer says."""
+        """The output of the other layer."""
         return self.function(x, self.weight, self.bias, self.how)
 
 

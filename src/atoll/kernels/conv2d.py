@@ -1,13 +1,12 @@
 """Convolution with weights of each member that never writes the neighbourhoods to memory.
 
-Shapes are those of blocks.py: (members, rows, height, width, channels). There the neighbourhood of
-each place is copied, nine times the image for a kernel of 3x3, and a product of matrices reads it
-again, forth and back. Here kernels of our own in Triton read the pixels where they lie and multiply
-them at once, tile by tile. Nothing but the image and the kernel is kept for the way back.
+Shapes are those of conv_pool.py: (members, rows, height, width, channels). There each neighbourhood
+is copied, nine times the image for a kernel of 3x3, and a matrix product reads the copy, forward
+and backward. Here Triton kernels read the pixels in place and multiply them tile by tile.
+Only the image and the kernel are saved for the backward pass.
 
-No two programs add to one number: equal steps give equal bits. Of three tiles that were timed for
-each kernel on an H200 the fastest is taken; to try them on each machine would take three times as
-long to compile.
+No two programs add to the same number, so equal steps give equal bits. The tile sizes are the
+fastest of three that were timed on an H200; autotuning them would triple the compile time.
 """
 
 from typing import Any
@@ -50,8 +49,8 @@ def direct(
     """A convolution: kernel (members, out, channels, height, width), offset (members, out)."""
     if not fits(x, kernel, stride, dilation):
         return convolved(x, kernel, offset, stride, dilation)
-    found: Tensor = _Direct.apply(x, kernel, offset)
-    return found
+    result: Tensor = _Direct.apply(x, kernel, offset)
+    return result
 
 
 def fits(
@@ -61,7 +60,7 @@ def fits(
     dilation: Pair = ONE,
     padding: Pair = (0, 0),
 ) -> bool:
-    """Whether these kernels do such a convolution; else it is left to blocks.py."""
+    """Whether these kernels support such a convolution; else conv_pool.py computes it."""
     members, rows, *sides, channels = x.shape
     out = kernel.shape[1]
     height, width = (side + 2 * pad for side, pad in zip(sides, padding, strict=True))
@@ -79,7 +78,7 @@ def _ours(x: Tensor) -> bool:
 
 
 def _known(x: Tensor, kernel: Tensor) -> bool:
-    """Whether their type is one that is multiplied here, and nobody wants another one."""
+    """Whether the kernels support the type, and autocast asks for no other."""
     rounded = torch.is_autocast_enabled(x.device.type)
     return x.dtype == kernel.dtype and x.dtype in TYPES and not rounded
 
@@ -108,31 +107,31 @@ def _forth(x: Tensor, kernel: Tensor, offset: Tensor | None) -> Tensor:
     members, rows, height, width, channels = x.shape
     out, _, tall, broad = kernel.shape[1:]
     high, wide = height - tall + 1, width - broad + 1
-    found = x.new_empty((members, rows, high, wide, out))
-    # what is summed over lies side by side, as tensor cores want it for 32 bits
+    result = x.new_empty((members, rows, high, wide, out))
+    # the summed axis is contiguous, as tensor cores need it for 32 bits
     weights = kernel.permute(0, 1, 3, 4, 2).contiguous()
     across, tiles = _tiles(out)
     _met[triton.cdiv(rows * high * wide, BLOCK) * tiles, members](
-        x, weights, weights if offset is None else offset.contiguous(), found, rows,
+        x, weights, weights if offset is None else offset.contiguous(), result, rows,
         height, width, channels, out, tall, broad, _precision(x),
         moved=offset is not None, deep=_deep(x, channels), across=across, block=BLOCK, **TILES,
     )  # fmt: skip
-    return found
+    return result
 
 
 def _back(gradient: Tensor, kernel: Tensor, shape: torch.Size) -> Tensor:
     """The gradient of pixels."""
     members, rows, height, width, channels = shape
     out, _, tall, broad = kernel.shape[1:]
-    found = gradient.new_empty(shape)
+    result = gradient.new_empty(shape)
     weights = kernel.permute(0, 3, 4, 2, 1).contiguous()
     across, tiles = _tiles(channels)
     _returned[triton.cdiv(rows * height * width, BLOCK) * tiles, members](
-        gradient, weights, found, rows,
+        gradient, weights, result, rows,
         height, width, channels, out, tall, broad, _precision(gradient),
         deep=_deep(gradient, out), across=across, block=BLOCK, **TILES,
     )  # fmt: skip
-    return found
+    return result
 
 
 def _for_kernel(x: Tensor, gradient: Tensor, shape: torch.Size) -> Tensor:
@@ -143,20 +142,20 @@ def _for_kernel(x: Tensor, gradient: Tensor, shape: torch.Size) -> Tensor:
     across, tiles = _tiles(out)
     block = max(LEAST, DEEP // x.element_size())
     splits, length = _splits(places, members * triton.cdiv(depth, WIDEST) * tiles, block)
-    found = x.new_empty((members, splits, out, depth), dtype=torch.float32)
+    result = x.new_empty((members, splits, out, depth), dtype=torch.float32)
     _summed[triton.cdiv(depth, BLOCK) * tiles, splits, members](
-        x, gradient, found, rows, length,
+        x, gradient, result, rows, length,
         height, width, channels, out, tall, broad, _precision(x),
         block=block, across=across, down=BLOCK, **TILES,
     )  # fmt: skip
-    by_kernel = found.sum(1).to(x.dtype).view(members, out, tall, broad, channels)
+    by_kernel = result.sum(1).to(x.dtype).view(members, out, tall, broad, channels)
     return by_kernel.movedim(-1, 2)
 
 
 def _splits(places: int, programs: int, block: int) -> Pair:
-    """Into how many parts places are dealt, and how long one is, in whole blocks."""
-    wanted = max(-(-PROGRAMS // programs), -(-places // LONGEST))
-    splits = max(1, min(wanted, -(-places // SHORTEST)))
+    """The number of parts that places are divided into, and their length in whole blocks."""
+    needed = max(-(-PROGRAMS // programs), -(-places // LONGEST))
+    splits = max(1, min(needed, -(-places // SHORTEST)))
     length = -(-places // (splits * block)) * block
     return -(-places // length), length
 
@@ -195,15 +194,15 @@ if triton is not None:
         return (image * height + row) * width + column
 
     @triton.jit  # type: ignore[untyped-decorator]
-    def _write(found, total, line, column, lines, columns: tl.constexpr):  # type: ignore[no-untyped-def]
-        """What is in the tile, as far as it lies in the matrix."""
-        where = found + (line * columns)[:, None] + column[None, :]
+    def _write(result, total, line, column, lines, columns: tl.constexpr):  # type: ignore[no-untyped-def]
+        """Store the part of a tile that is inside the matrix."""
+        where = result + (line * columns)[:, None] + column[None, :]
         inside = (line < lines)[:, None] & (column < columns)[None, :]
-        tl.store(where, total.to(found.dtype.element_ty), mask=inside)
+        tl.store(where, total.to(result.dtype.element_ty), mask=inside)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _met(  # type: ignore[no-untyped-def] # noqa: PLR0913, PLR0915, PLR0917 - Triton reads it
-        x, weights, offset, found, rows,
+        x, weights, offset, result, rows,
         height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, out: tl.constexpr,
         tall: tl.constexpr, broad: tl.constexpr, precision: tl.constexpr, moved: tl.constexpr,
         deep: tl.constexpr, across: tl.constexpr, block: tl.constexpr,
@@ -240,11 +239,11 @@ if triton is not None:
         if moved:
             more = tl.load(offset + member * out + kind, mask=kind < out, other=0.0)
             total += more.to(tl.float32)[None, :]
-        _write(found + member * (rows * (high * wide * out)), total, place, kind, places, out)
+        _write(result + member * (rows * (high * wide * out)), total, place, kind, places, out)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _returned(  # type: ignore[no-untyped-def] # noqa: PLR0913, PLR0915, PLR0917 - Triton reads it
-        gradient, weights, found, rows,
+        gradient, weights, result, rows,
         height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, out: tl.constexpr,
         tall: tl.constexpr, broad: tl.constexpr, precision: tl.constexpr,
         deep: tl.constexpr, across: tl.constexpr, block: tl.constexpr,
@@ -280,21 +279,19 @@ if triton is not None:
                 slope = tl.load(read + behind, mask=valid & here[None, :], other=0.0)
                 weight = tl.load(by + along, mask=here[:, None], other=0.0)
             total = tl.dot(slope, weight, total, input_precision=precision)
-        found += member * (rows * (height * width * channels))
-        _write(found, total, pixel, channel, count, channels)
+        result += member * (rows * (height * width * channels))
+        _write(result, total, pixel, channel, count, channels)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _summed(  # type: ignore[no-untyped-def] # noqa: PLR0913, PLR0917 - Triton reads it
-        x, gradient, found, rows, length,
+        x, gradient, result, rows, length,
         height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, out: tl.constexpr,
         tall: tl.constexpr, broad: tl.constexpr, precision: tl.constexpr,
         block: tl.constexpr, across: tl.constexpr, down: tl.constexpr,
     ):  # fmt: skip
-        """Some weights of a member a program, summed over a part of the places.
+        """Gradients of some weights of one member, summed over a part of the places.
 
-        For TF32 tensor cores want places side by side, where channels are. Copied straight to where
-        products read them, numbers go one by one; trimmed to the bits that count anyway they come
-        in fours, through registers.
+        Values are cut to the bits of TF32, so that they are loaded in fours, through registers.
         """
         high: tl.constexpr = height - tall + 1
         wide: tl.constexpr = width - broad + 1
@@ -324,5 +321,5 @@ if triton is not None:
                 pixels = (pixels.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
                 slope = (slope.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
             total = tl.dot(pixels, slope, total, input_precision=precision)
-        found += (member * tl.num_programs(1) + split) * (depth * out)
-        _write(found, tl.trans(total), kind, weight, out, depth)
+        result += (member * tl.num_programs(1) + split) * (depth * out)
+        _write(result, tl.trans(total), kind, weight, out, depth)

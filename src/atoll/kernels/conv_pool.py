@@ -2,9 +2,9 @@
 
 Shapes are (members, rows, height, width, channels). A convolution is a product of each pixel's
 neighbourhood with the kernel; its gradient goes back to the pixels of the neighbourhoods. On a GPU
-these ways there and back, and pooling, are kernels of our own in Triton: as slices and sums they
-would be many passes, and torch's pooling keeps the place of every maximum in eight bytes. Sizes are
-known when a kernel is compiled, so that places are found without divisions.
+unfolding, its gradient and pooling are Triton kernels: as slices and sums they would take many
+passes, and torch's pooling stores the index of every maximum in eight bytes. Sizes are constants of
+a compiled kernel, so that indices need no divisions.
 """
 
 from dataclasses import dataclass
@@ -37,15 +37,15 @@ def convolved(
 ) -> Tensor:
     """A convolution: kernel (members, out, channels, height, width), offset (members, out)."""
     how = _How((kernel.shape[3], kernel.shape[4]), stride, dilation)
-    found: Tensor = _Convolution.apply(x, kernel, offset, how)
-    return found
+    result: Tensor = _Convolution.apply(x, kernel, offset, how)
+    return result
 
 
 def pooled(x: Tensor, step: int = 1) -> Tensor:
     """The largest of each 2x2 neighbours, a step apart."""
     if _ours(x):
-        found: Tensor = _Pool.apply(x, step)
-        return found
+        result: Tensor = _Pool.apply(x, step)
+        return result
     flat = F.max_pool2d(x.flatten(0, 1).permute(0, 3, 1, 2), 2, step)
     return flat.permute(0, 2, 3, 1).reshape(*x.shape[:2], *flat.shape[2:], -1)
 
@@ -95,14 +95,14 @@ class _Convolution(torch.autograd.Function):
         ctx.save_for_backward(near, kernel)
         ctx.how, ctx.shape, ctx.moved = how, x.shape, offset is not None
         flat = kernel.permute(0, 3, 4, 2, 1).flatten(1, 3)
-        found = near @ flat if offset is None else torch.baddbmm(offset[:, None], near, flat)
-        return found.view(*x.shape[:2], *how.above(*x.shape[2:4]), -1)
+        result = near @ flat if offset is None else torch.baddbmm(offset[:, None], near, flat)
+        return result.view(*x.shape[:2], *how.above(*x.shape[2:4]), -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         near, kernel = ctx.saved_tensors
-        how, flat = ctx.how, gradient.flatten(1, 3).to(near.dtype)  # autocast rounds what was said
+        how, flat = ctx.how, gradient.flatten(1, 3).to(near.dtype)  # autocast rounds the output
         by_kernel = torch.bmm(flat.mT, near).unflatten(2, (*how.sides, -1)).movedim(-1, 2)
         by_x = None
         if ctx.needs_input_grad[0]:
@@ -112,22 +112,22 @@ class _Convolution(torch.autograd.Function):
 
 
 def _neighbourhoods(x: Tensor, how: _How) -> Tensor:
-    """What the kernel meets at each place: (members, places, sides x channels)."""
+    """The unfolded input: (members, places, sides x channels)."""
     if not _ours(x):
         return torch.cat(how.places(x), -1).flatten(1, 3)
     members, rows, *sizes, channels = x.shape
     images, (high, wide) = x.flatten(0, 1), how.above(*sizes)
     if channels > FEW:
         images = images.contiguous()  # so that neighbouring threads read neighbours
-    found = x.new_empty((members, rows * high * wide, how.sides[0] * how.sides[1] * channels))
+    result = x.new_empty((members, rows * high * wide, how.sides[0] * how.sides[1] * channels))
     padded = triton.next_power_of_2(channels)
     count, block = members * rows * high * wide, max(1, BLOCK // padded)
-    if found.numel():
+    if result.numel():
         _collected[triton.cdiv(count, block),](
-            images, found, count, *images.stride(), high, wide, channels, padded,
-            *how.sides, *how.stride, *how.dilation, block=block, long=_long(x, found),
+            images, result, count, *images.stride(), high, wide, channels, padded,
+            *how.sides, *how.stride, *how.dilation, block=block, long=_long(x, result),
         )  # fmt: skip
-    return found
+    return result
 
 
 def _long(*tensors: Tensor) -> bool:
@@ -137,21 +137,21 @@ def _long(*tensors: Tensor) -> bool:
 
 def _returned(near: Tensor, shape: torch.Size, how: _How) -> Tensor:
     """The gradient of pixels, from that of their neighbourhoods."""
-    found = near.new_empty(shape)
+    result = near.new_empty(shape)
     near = near.view(*shape[:2], *how.above(*shape[2:4]), -1, shape[4])
     if _ours(near) and how.stride == how.dilation == (1, 1):
-        _gathered[triton.cdiv(found.numel(), BLOCK),](
-            near, found, found.numel(), *shape[2:4], shape[4], *how.sides, block=BLOCK,
+        _gathered[triton.cdiv(result.numel(), BLOCK),](
+            near, result, result.numel(), *shape[2:4], shape[4], *how.sides, block=BLOCK,
             long=_long(near),
         )  # fmt: skip
-        return found
-    for number, pixels in enumerate(how.places(found.zero_())):
+        return result
+    for number, pixels in enumerate(how.places(result.zero_())):
         pixels.add_(near[..., number, :])
-    return found
+    return result
 
 
 class _Pool(torch.autograd.Function):
-    """Pooling that remembers nothing but its input; of equal values the first gets the gradient."""
+    """Pooling that saves only its input; of equal values the first gets the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, step: int) -> Tensor:
@@ -160,22 +160,22 @@ class _Pool(torch.autograd.Function):
         ctx.step = step
         members, rows, height, width, channels = x.shape
         high, wide = ((side - 2) // step + 1 for side in (height, width))
-        found = x.new_empty((members, rows, high, wide, channels))
-        _largest[triton.cdiv(found.numel(), BLOCK),](
-            x, found, found.numel(), height, width, channels, step, block=BLOCK, long=_long(x)
+        result = x.new_empty((members, rows, high, wide, channels))
+        _largest[triton.cdiv(result.numel(), BLOCK),](
+            x, result, result.numel(), height, width, channels, step, block=BLOCK, long=_long(x)
         )
-        return found
+        return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
-        found, (height, width, channels) = torch.empty_like(x), x.shape[2:]
+        result, (height, width, channels) = torch.empty_like(x), x.shape[2:]
         _routed[triton.cdiv(x.numel(), BLOCK),](
-            x, gradient.contiguous(), found, x.numel(), height, width, channels, ctx.step,
+            x, gradient.contiguous(), result, x.numel(), height, width, channels, ctx.step,
             block=BLOCK, long=_long(x),
         )  # fmt: skip
-        return found, None
+        return result, None
 
 
 if triton is not None:
@@ -211,7 +211,7 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _gathered(  # type: ignore[no-untyped-def] # noqa: PLR0913, PLR0917 - Triton reads it
-        near, found, size, height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr,
+        near, result, size, height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr,
         high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr, long: tl.constexpr,
     ):  # fmt: skip
         """One number of a pixel a thread: the sum over the neighbourhoods that it was in."""
@@ -229,11 +229,11 @@ if triton is not None:
                 valid = inside & (top >= 0) & (left >= 0) & (top < above) & (left < along)
                 there = ((image * above + top) * along + left) * (high * wide) + a * wide + b
                 total += tl.load(near + there * channels + channel, mask=valid, other=0.0)
-        tl.store(found + place, total, mask=inside)
+        tl.store(result + place, total, mask=inside)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _largest(  # type: ignore[no-untyped-def] # noqa: PLR0913, PLR0917 - Triton reads it
-        x, found, size, height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr,
+        x, result, size, height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr,
         step: tl.constexpr, block: tl.constexpr, long: tl.constexpr,
     ):  # fmt: skip
         """One number of the result a thread."""
@@ -249,11 +249,11 @@ if triton is not None:
         b = tl.load(x + start + channels, mask=inside)
         c = tl.load(x + start + width * channels, mask=inside)
         d = tl.load(x + start + (width + 1) * channels, mask=inside)
-        tl.store(found + place, tl.maximum(tl.maximum(a, b), tl.maximum(c, d)), mask=inside)
+        tl.store(result + place, tl.maximum(tl.maximum(a, b), tl.maximum(c, d)), mask=inside)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _routed(  # type: ignore[no-untyped-def] # noqa: PLR0913, PLR0917 - Triton reads it
-        x, gradient, found, size, height: tl.constexpr, width: tl.constexpr,
+        x, gradient, result, size, height: tl.constexpr, width: tl.constexpr,
         channels: tl.constexpr, step: tl.constexpr, block: tl.constexpr, long: tl.constexpr,
     ):  # fmt: skip
         """The gradient of one number of x: of those windows of four in which it is the first
@@ -284,4 +284,4 @@ if triton is not None:
                                 first = first & (own >= other)
                 window = ((image * high + down) * wide + right) * channels + channel
                 total += tl.load(gradient + window, mask=first, other=0.0)
-        tl.store(found + place, total, mask=inside)
+        tl.store(result + place, total, mask=inside)

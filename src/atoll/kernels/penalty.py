@@ -1,4 +1,4 @@
-"""What holds the weights of past tasks, with its gradients, in one pass over memory.
+"""The penalty that keeps the weights of past tasks, with gradients, in one pass over memory.
 
 For stacks on CUDA, in Triton, which torch's CUDA builds bring along; `decomposed` has the same in
 torch's own operations, a dozen passes. The adaptive parts of past tasks are most of what a client

@@ -1,4 +1,4 @@
-"""What a task is like, in a few vectors of which none stands for a single text."""
+"""A task described by a few vectors, none of which represents a single text."""
 
 from collections.abc import Mapping, Sequence
 
@@ -31,8 +31,8 @@ def centres(vectors: Tensor, most: int, least: int) -> Tensor:
     with threadpool_limits(1):  # sums in one order
         member = means.fit(rows).labels_
     member = _merged(rows, member, least)
-    found = np.stack([rows[member == cluster].mean(0) for cluster in np.unique(member)])
-    return torch.from_numpy(found).to(vectors.device, vectors.dtype)
+    means_by_cluster = np.stack([rows[member == cluster].mean(0) for cluster in np.unique(member)])
+    return torch.from_numpy(means_by_cluster).to(vectors.device, vectors.dtype)
 
 
 def _merged(
@@ -92,9 +92,9 @@ def nearest_tasks(scored: Mapping[Task, float], count: int) -> tuple[list[Task],
     return order, [scored[task] for task in order]
 
 
-def normalised(found: Sequence[float]) -> Tensor:
+def normalised(scores: Sequence[float]) -> Tensor:
     """Scores, none below zero, that sum to 1; equal ones where all are zero."""
-    clipped = torch.tensor(found, dtype=torch.float64).clamp(min=0)
+    clipped = torch.tensor(scores, dtype=torch.float64).clamp(min=0)
     total = float(clipped.sum())
     shares = clipped / total if total > 0 else torch.full_like(clipped, 1 / max(1, len(clipped)))
     return shares.float()

@@ -54,7 +54,7 @@ KEEPING = Sizes((1, 1), (2, 2), (1, 1), 1)  # a convolution of 5 x 5 that keeps 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the network is put together and what holds it back; the same for all clients of a run."""
+    """The structure of the network and its penalties; the same for all clients of a run."""
 
     words: Words | None  # none: rows are images, and the network is LeNet
     layers: tuple[str, ...]  # those with base, mask and adaptive part
@@ -102,30 +102,32 @@ def foreign_features(words: Words, x: Tensor, foreign: Sequence[Tensor]) -> Tens
     foreign: for each window size (slots, filters, D, size); gives (rows, 2 x sizes x slots x
     filters). Texts and foreign filters are constant, so once for a task is enough.
     """
-    found = extremes(words, x, [bank.flatten(0, 1) for bank in foreign])
-    by_side = torch.stack([values.unflatten(-1, (2, -1)) for values in found], -2)
+    by_size = extremes(words, x, [bank.flatten(0, 1) for bank in foreign])
+    by_side = torch.stack([values.unflatten(-1, (2, -1)) for values in by_size], -2)
     return by_side.flatten(-3)
 
 
 def _foreign(weights: Named, batch: Rows, plan: Plan) -> Tensor:
     """Eq. 2 and 3 from the extremes kept with the rows: alpha * max if alpha >= 0, else * min.
 
-    Without projections that align it (J12) what foreign filters find is given as it is.
+    Without projections that align them (J12), the foreign features are used unchanged.
     """
     slots, filters = weights["now/foreign_bias/conv3"].shape[-2:]
-    kept = batch.own[..., 1:].unflatten(-1, (2, len(KERNELS), slots, filters))
+    extreme_values = batch.own[..., 1:].unflatten(-1, (2, len(KERNELS), slots, filters))
     alphas = torch.stack([weights[f"now/alpha/conv{size}"] for size in KERNELS], -2)
     biases = torch.stack([weights[f"now/foreign_bias/conv{size}"] for size in KERNELS], -3)
     alpha = alphas[..., None, :, :, None]  # (..., 1, sizes, slots, 1)
-    extreme = torch.where(alpha >= 0, kept[..., 0, :, :, :], kept[..., 1, :, :, :])
+    extreme = torch.where(
+        alpha >= 0, extreme_values[..., 0, :, :, :], extreme_values[..., 1, :, :, :]
+    )
     g = torch.addcmul(biases.unsqueeze(-4), alpha, extreme).flatten(-2)
     if "align3" not in plan.layers + plan.private:
         return g.flatten(-2)
-    found = []
+    aligned = []
     for place, size in enumerate(KERNELS):
         theta = composed(weights, f"align{size}", plan)
-        found.append(linear(g[..., place, :], theta, weights[f"now/bias/align{size}"]))
-    return torch.relu(torch.cat(found, -1))
+        aligned.append(linear(g[..., place, :], theta, weights[f"now/bias/align{size}"]))
+    return torch.relu(torch.cat(aligned, -1))
 
 
 def dropped(z: Tensor, key: Tensor, numbers: Tensor, rate: float) -> Tensor:
@@ -141,9 +143,9 @@ def _of_texts(weights: Named, batch: Rows, plan: Plan) -> Tensor:
     assert plan.words is not None  # else rows are images
     convs = [f"conv{size}" for size in KERNELS]
     filters = [composed(weights, layer, plan) for layer in convs]
-    said = highest(plan.words, batch.x, filters, batch.bounds)
+    responses = highest(plan.words, batch.x, filters, batch.bounds)
     biases = [weights[f"now/bias/{layer}"].unsqueeze(-2) for layer in convs]
-    return torch.cat([torch.relu(s + b) for s, b in zip(said, biases, strict=True)], -1)
+    return torch.cat([torch.relu(s + b) for s, b in zip(responses, biases, strict=True)], -1)
 
 
 def _of_images(weights: Named, x: Tensor, plan: Plan) -> Tensor:
@@ -151,10 +153,10 @@ def _of_images(weights: Named, x: Tensor, plan: Plan) -> Tensor:
     for layer in ("conv1", "conv2"):
         theta, bias = composed(weights, layer, plan), weights[f"now/bias/{layer}"]
         lead = x.shape[:-3]
-        found = (
+        response = (
             convolve(x, theta, bias, KEEPING) if len(lead) > 1 else F.conv2d(x, theta, bias, 1, 2)
         )
-        halved = F.max_pool2d(torch.relu(found).flatten(0, len(lead) - 1), 2)
+        halved = F.max_pool2d(torch.relu(response).flatten(0, len(lead) - 1), 2)
         x = halved.unflatten(0, lead)
     z = x.flatten(-3)
     for layer in ("full1", "full2"):
@@ -163,7 +165,7 @@ def _of_images(weights: Named, x: Tensor, plan: Plan) -> Tensor:
 
 
 def logits(weights: Named, batch: Rows, plan: Plan, noise: bool = False) -> Tensor:
-    """What the network says of rows; the first of `own` is the row's number, then features."""
+    """The logits of rows; the first column of `own` is the row's number, then features."""
     z = (
         _of_images(weights, batch.x, plan)
         if plan.words is None
@@ -211,16 +213,16 @@ Terms = tuple[_Pull | _Hold, ...]
 
 
 class _Penalties(torch.autograd.Function):
-    """All penalties in as few passes over large weights, and as few small kernels, as can be.
+    """All penalties, with few passes over large weights and few small kernels.
 
-    The first tensor is lambda2: members of a stack may have one each. Gradients of what is held
-    are found on the way, as values of all of it would not stay in a cache until they are wanted.
+    The first tensor is lambda2: members of a stack may have one each. The forward pass computes the
+    gradients of past weights too, while their values are in the cache.
     """
 
     @staticmethod
     def forward(ctx: Any, terms: Terms, axes: int, *tensors: Tensor) -> Tensor:
         sizes: dict[float | None, list[Tensor]] = {}  # sums by what they are multiplied with
-        found: dict[int, Tensor] = {}
+        gradients: dict[int, Tensor] = {}
         for term in terms:
             if isinstance(term, _Pull):
                 values = tensors[term.place]
@@ -230,14 +232,14 @@ class _Penalties(torch.autograd.Function):
                     sizes.setdefault(term.two / 2, []).append(_norm(values, 2, axes).square_())
                 continue
             places = (term.base, term.mask, term.past, term.target)
-            wanted = ctx.needs_input_grad[2 + term.mask]
-            value = _held([tensors[place] for place in places], tensors[0], term.one, axes, wanted)
+            needed = ctx.needs_input_grad[2 + term.mask]
+            value = _held([tensors[place] for place in places], tensors[0], term.one, axes, needed)
             sizes.setdefault(None, []).extend(value.squares)
             sizes.setdefault(term.one, []).extend(value.absolutes)
-            found |= {term.base: value.of_base, term.past: value.of_past}
-            found |= {} if value.of_mask is None else {term.mask: value.of_mask}
+            gradients |= {term.base: value.of_base, term.past: value.of_past}
+            gradients |= {} if value.of_mask is None else {term.mask: value.of_mask}
         ctx.save_for_backward(*tensors)
-        ctx.terms, ctx.found = terms, found
+        ctx.terms, ctx.gradients = terms, gradients
         totals = [
             torch.stack(sums).sum(0) * (tensors[0] / 2 if weight is None else weight)
             for weight, sums in sizes.items()
@@ -250,18 +252,21 @@ class _Penalties(torch.autograd.Function):
         tensors, pulls = ctx.saved_tensors, [t for t in ctx.terms if isinstance(t, _Pull)]
         weights = {weight for pull in pulls for weight in (pull.one, pull.two) if weight}
         slopes = {weight: slope * weight for weight in weights}
-        found, ctx.found = ctx.found, None  # they are scaled in place, so there is one way back
-        for gradient in found.values():
+        gradients, ctx.gradients = (
+            ctx.gradients,
+            None,
+        )  # they are scaled in place, so backward runs once
+        for gradient in gradients.values():
             gradient.mul_(_spread(slope, gradient))
         for pull in pulls:
             values = tensors[pull.place]
             if pull.one:
-                found[pull.place] = values.sgn().mul_(_spread(slopes[pull.one], values))
-            if pull.two and pull.place in found:
-                found[pull.place].addcmul_(values, _spread(slopes[pull.two], values))
+                gradients[pull.place] = values.sgn().mul_(_spread(slopes[pull.one], values))
+            if pull.two and pull.place in gradients:
+                gradients[pull.place].addcmul_(values, _spread(slopes[pull.two], values))
             elif pull.two:
-                found[pull.place] = values * _spread(slopes[pull.two], values)
-        return None, None, *(found.get(place) for place in range(len(tensors)))
+                gradients[pull.place] = values * _spread(slopes[pull.two], values)
+        return None, None, *(gradients.get(place) for place in range(len(tensors)))
 
 
 def _norm(values: Tensor, kind: int, axes: int) -> Tensor:
@@ -280,10 +285,10 @@ class _Value(NamedTuple):
 
 
 def _held(parts: Sequence[Tensor], strength: Tensor, one: float, axes: int, wanted: bool) -> _Value:
-    """Parts: base, masks, adaptive parts and targets; `wanted`: masks move too.
+    """Parts: base, masks, adaptive parts and targets; `wanted`: masks are trained too.
 
-    One by one, task after task, so that what is looked at stays in a cache; a stack has few and
-    large operations instead, on CUDA a single one. The distance is rounded as in `restored`: right
+    A single client goes task by task, so that values stay in the cache; a stack has few large
+    operations instead, on CUDA a single one. The distance is rounded as in `restored`: right
     after the snapshot it is exactly 0, of which Adam takes no sign.
     """
     base, mask, past, target = parts
@@ -367,13 +372,13 @@ def penalty(weights: Named, plan: Plan, axes: int = 0) -> Tensor:
 
 
 def objective(weights: Named, batch: Rows, *, plan: Plan) -> Tensor:
-    """What a client brings down: cross-entropy and all that holds it back."""
+    """The objective of a client: cross-entropy and all penalties."""
     loss = cross_entropy(logits(weights, batch, plan, noise=True), batch)
     return loss + penalty(weights, plan, loss.dim())
 
 
 def row_losses(weights: Named, batch: Rows, *, plan: Plan) -> Tensor:
     """The cross-entropy of each row, without dropout: (..., rows)."""
-    said = logits(weights, batch, plan)
-    each = F.cross_entropy(said.flatten(0, -2), batch.y.flatten(), reduction="none")
-    return each.view(said.shape[:-1])
+    scores = logits(weights, batch, plan)
+    each = F.cross_entropy(scores.flatten(0, -2), batch.y.flatten(), reduction="none")
+    return each.view(scores.shape[:-1])

@@ -47,11 +47,11 @@ class StreamDropout(nn.Module):
             bits = (bits ^ ((bits >> shift) & ((1 << (64 - shift)) - 1))) * factor
         bits = bits ^ ((bits >> 31) & ((1 << 33) - 1))
         uniform = ((bits >> 11) & ((1 << 53) - 1)).double() / (1 << 53)
-        kept = (uniform >= self.rate).view(x.shape).to(x.dtype)
-        return x * kept / (1 - self.rate)
+        mask = (uniform >= self.rate).view(x.shape).to(x.dtype)
+        return x * mask / (1 - self.rate)
 
     def extra_repr(self) -> str:
-        """What tells two of them apart: the key is no weight, and a graph has it built in."""
+        """What distinguishes two of them: the key is not a weight, and a graph contains it."""
         return f"{self.rate}, key={self.key}"
 
 
@@ -309,18 +309,16 @@ def _foreign(name: str, shape: Shape, classes: int, stream: Stream) -> nn.Module
     try:
         factory = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"no network at '{name}': {error}", "model.name", "mend the path"
-        ) from error
+        raise UserError(f"no network at '{name}': {error}", "model.name", "fix the path") from error
     with torch.device("meta"):
         model = factory(shape, classes)
     if not isinstance(model, nn.Module):
         raise UserError(f"'{name}' gives no torch.nn.Module", "model.name", "return a module")
     model = drawn(model, stream).eval()
     with torch.no_grad():
-        said = model(torch.zeros((2, *shape)))
-    if said.shape != (2, classes):
-        what = f"'{name}' gives {tuple(said.shape)} for 2 rows and {classes} classes"
+        logits = model(torch.zeros((2, *shape)))
+    if logits.shape != (2, classes):
+        what = f"'{name}' gives {tuple(logits.shape)} for 2 rows and {classes} classes"
         raise UserError(what, "model.name", f"let its last layer have {classes} outputs")
     return model.train()
 

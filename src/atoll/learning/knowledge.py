@@ -1,4 +1,4 @@
-"""What is kept of earlier tasks: prototypes and their drift, Fisher diagonals, what they freeze.
+"""Knowledge of earlier tasks: prototypes and their drift, Fisher diagonals, frozen entries.
 
 Letters and equations are those of V-LETO's specification: mu are class means of embeddings, beta
 the weight of the new one, s the drift, F the Fisher diagonal, kappa the threshold.
@@ -21,6 +21,7 @@ __all__ = [
     "class_means",
     "combined",
     "delta",
+    "drift",
     "drift_scalar",
     "drift_vector",
     "evolved",
@@ -38,7 +39,7 @@ CHUNK = 64  # samples whose gradients are held at once
 def class_means(embeddings: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Eq. 2: the mean embedding of each class (classes, width), and the rows it is the mean of.
 
-    Summed in double precision, so that order and batches make no difference that is seen.
+    Sums in double precision, so that order and batching do not change the result.
     """
     total = embeddings.new_zeros((classes, embeddings.shape[1]), dtype=torch.float64)
     total.index_add_(0, y, embeddings.double())
@@ -49,8 +50,8 @@ def class_means(embeddings: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Te
 def evolved(old: Tensor, known: Tensor, new: Tensor, counts: Tensor, beta: float) -> Tensor:
     """Eq. 5: a new class is inserted, a known one is mixed, one without rows is left as it is."""
     mixed = beta * new + (1 - beta) * old
-    found = torch.where(known[:, None], mixed, new)
-    return torch.where((counts > 0)[:, None], found, old)
+    prototypes = torch.where(known[:, None], mixed, new)
+    return torch.where((counts > 0)[:, None], prototypes, old)
 
 
 def batch_means(embeddings: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -71,6 +72,13 @@ def drift_vector(before: Tensor, now: Tensor, here: Tensor) -> Tensor:
     return torch.where(here[:, None], now - before, 0).sum(0) / here.sum()
 
 
+def drift(kind: str, before: Tensor, now: Tensor, y: Tensor, classes: int) -> Tensor:
+    """Eq. 3 and 4: the drift of a batch's classes, between its old and its new embeddings."""
+    past, _ = batch_means(before, y, classes)
+    means, counts = batch_means(now.detach(), y, classes)
+    return (drift_scalar if kind == "scalar" else drift_vector)(past, means, counts > 0)
+
+
 def combined(parts: list[Tensor], how: str, beta: float) -> Tensor:
     """d.3 step 11: the input of the top at a test where each client was trained by itself.
 
@@ -78,10 +86,10 @@ def combined(parts: list[Tensor], how: str, beta: float) -> Tensor:
     """
     if how == "sum":
         return torch.stack(parts).sum(0)
-    found = parts[0]
+    mixed = parts[0]
     for part in parts[1:]:
-        found = beta * part + (1 - beta) * found
-    return parts[-1] if how == "current" else found
+        mixed = beta * part + (1 - beta) * mixed
+    return parts[-1] if how == "current" else mixed
 
 
 def fisher(network: Bottom, weights: Mapping[str, Tensor], x: Tensor, g: Tensor) -> Tensors:
@@ -100,9 +108,9 @@ def fisher(network: Bottom, weights: Mapping[str, Tensor], x: Tensor, g: Tensor)
         }
         with torch.enable_grad():
             embedding = network.unfolded(own, rows[:, None])
-        # copied: how a product is rounded may depend on where a message's bytes happen to lie
-        found = torch.autograd.grad(embedding, list(own.values()), gradients[:, None].clone())
-        for name, each in zip(own, found, strict=True):
+        # copied: the rounding of a product may depend on the alignment of a message's bytes
+        slopes = torch.autograd.grad(embedding, list(own.values()), gradients[:, None].clone())
+        for name, each in zip(own, slopes, strict=True):
             total[name] += pairwise_sum(each**2)
     return {name: summed / len(x) for name, summed in total.items()}
 
@@ -160,8 +168,8 @@ def _largest(f: Tensors, rho: float) -> Tensors:
     chosen = torch.zeros_like(flat, dtype=torch.bool)
     chosen[order[: round(rho * len(flat))]] = True
     pieces = chosen.split([f[name].numel() for name in names])
-    found = {name: piece.view(f[name].shape) for name, piece in zip(names, pieces, strict=True)}
-    return {name: found[name] for name in f}
+    masks = {name: piece.view(f[name].shape) for name, piece in zip(names, pieces, strict=True)}
+    return {name: masks[name] for name in f}
 
 
 def share(mask: Tensors) -> float:

@@ -1,11 +1,10 @@
 """Losses: pure functions of weights and a batch, one number for each member of a stack or bank.
 
-A loss's further arguments are bound with functools.partial, so that two clients' losses can be
-seen to be the same function; whatever differs between clients (an anchor, a strength) stands among
-the weights.
+Bind the further arguments of a loss with functools.partial, so that the losses of two clients
+compare as equal. What differs between clients (an anchor, a strength) is among the weights.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
@@ -14,9 +13,7 @@ from atoll.core.rows import Rows
 from atoll.learning.models import Architecture
 from atoll.learning.weights import without
 
-__all__ = ["Loss", "cross_entropy", "plain", "proximal"]
-
-Loss = Callable[[Architecture, Mapping[str, Tensor], Rows], Tensor]
+__all__ = ["cross_entropy", "plain", "proximal"]
 
 
 def cross_entropy(logits: Tensor, batch: Rows) -> Tensor:
@@ -46,7 +43,7 @@ def plain(network: Architecture, weights: Mapping[str, Tensor], batch: Rows) -> 
 def proximal(network: Architecture, weights: Mapping[str, Tensor], batch: Rows) -> Tensor:
     """Cross-entropy plus strength/2 times the squared distance to the anchor (Li et al. 2020).
 
-    The anchor stands among the weights as anchor/NAME, the strength as `strength`.
+    The weights hold the anchor as anchor/NAME and the strength as `strength`.
     """
     anchor = without("anchor", weights)
     own = {name: weights[name] for name in anchor}

@@ -20,12 +20,14 @@ from torch.nn import functional as F  # noqa: N812
 from atoll.core.errors import UserError
 from atoll.core.options import AtLeastOne, NotNegative
 from atoll.core.rng import Stream
+from atoll.core.rows import Rows
 from atoll.kernels.batched_layers import for_members
 from atoll.learning import image_nets
 
 __all__ = [
     "MLP",
     "Architecture",
+    "Loss",
     "ModelOptions",
     "draw_layers",
     "draw_linear",
@@ -93,7 +95,7 @@ def linear(
 
 
 class _SumAndProduct(torch.autograd.Function):
-    """base + x W' for each member in one kernel, whose gradient by W lies in memory as W does."""
+    """base + x W' for each member in one kernel, whose gradient by W has the memory layout of W."""
 
     @staticmethod
     def forward(ctx: Any, base: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -135,13 +137,13 @@ class MLP(nn.Module):
 
 def outputs(weights: Mapping[str, Tensor], x: Tensor, depth: int) -> list[Tensor]:
     """The outputs of layers weight0, bias0, weight1, ...: after ReLU, but the last as it is."""
-    found = []
+    layers = []
     for i in range(depth):
         x = linear(x, weights[f"weight{i}"], weights[f"bias{i}"])
         if i < depth - 1:
             x = torch.relu(x)
-        found.append(x)
-    return found
+        layers.append(x)
+    return layers
 
 
 MIXING = (nn.modules.batchnorm._BatchNorm, nn.Dropout, image_nets.StreamDropout)
@@ -181,7 +183,7 @@ class Architecture:
         return self is other or (isinstance(other, Architecture) and self._key == other._key)
 
     def __repr__(self) -> str:
-        """The network it was made from, so that forms of work can be told apart in a file."""
+        """The network it was made from, which identifies it in a file."""
         return repr(self._key)
 
     def __hash__(self) -> int:
@@ -195,14 +197,14 @@ class Architecture:
             return logits(weights, x)  # type: ignore[no-any-return]
         name, shape = next(iter(self._shapes.items()))
         if weights[name].dim() == len(shape):
-            return self._said(self.model, dict(weights), x)
-        one = lambda w, part: self._said(self._many, w, part)  # noqa: E731
+            return self._logits(self.model, dict(weights), x)
+        one = lambda w, part: self._logits(self._many, w, part)  # noqa: E731
         return torch.vmap(one)(dict(weights), x)
 
-    def _said(self, model: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+    def _logits(self, model: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         """The logits of one member, in the precision and layout that its options ask for."""
         if self._channels_last:
-            # the memory format of that name, in words that torch.vmap understands too
+            # the memory format of that name, as operations that torch.vmap supports
             x = x.movedim(1, -1).contiguous().movedim(-1, 1)
         if not self._narrow:
             return functional_call(model, weights, (x,))  # type: ignore[no-any-return]
@@ -212,8 +214,11 @@ class Architecture:
 
     @cached_property
     def _many(self) -> nn.Module:
-        """The network with layers that know what to do with many members' weights."""
+        """The network with layers that have vmap rules."""
         return for_members(copy.deepcopy(self.model).to("meta"), linear)
+
+
+Loss = Callable[[Architecture, Mapping[str, Tensor], Rows], Tensor]
 
 
 def features(network: Architecture, weights: Mapping[str, Tensor], x: Tensor) -> Tensor | None:

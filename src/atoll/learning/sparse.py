@@ -1,4 +1,4 @@
-"""Tensors that are mostly zero, in fewer bytes: whichever of two codings is the smaller."""
+"""Sparse tensors in fewer bytes: the smaller of two encodings."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ __all__ = ["above_share", "coded", "decoded", "mean_of_sent", "trimmed", "widene
 
 
 def coded(flat: Tensor) -> Tensors:
-    """The nonzero values, and where they stand: 4 bytes each, or one bit for every place."""
+    """The nonzero values and their positions: 4 bytes each, or one bit for every entry."""
     places = flat.nonzero().flatten()
     values = flat[places]
     if 4 * len(places) <= len(flat) / 8:
@@ -51,24 +51,24 @@ def above_share(sizes: Tensor, share: float) -> Tensor:
     return sizes > torch.quantile(sizes, share, interpolation="lower")
 
 
-def trimmed(name: str, layer: Tensor, kept: Tensor) -> Tensors:
+def trimmed(name: str, layer: Tensor, mask: Tensor) -> Tensors:
     """The filters of a layer that are kept, and a bit for each filter."""
-    bits = np.packbits(kept.cpu().numpy())
-    return {f"{name}/values": layer[kept], f"{name}/bits": torch.from_numpy(bits)}
+    bits = np.packbits(mask.cpu().numpy())
+    return {f"{name}/values": layer[mask], f"{name}/bits": torch.from_numpy(bits)}
 
 
 def widened(name: str, channels: Tensors, like: Tensor, sender: str) -> Tensor:
     """A layer with the filters that a client sent, and zeros for the others."""
-    count, wanted = len(like), like.shape[1:]
+    count, shape = len(like), like.shape[1:]
     values, bits = channels.get(f"{name}/values"), channels.get(f"{name}/bits")
     if values is None or bits is None or len(bits) != -(-count // 8):
-        raise BadMessageError(sender, f"filters of {name} without what says which they are")
-    kept = torch.from_numpy(np.unpackbits(bits.cpu().numpy())[:count].astype(bool))
-    if values.shape != (int(kept.sum()), *wanted) or values.dtype != like.dtype:
+        raise BadMessageError(sender, f"filters of {name} without the bits that identify them")
+    mask = torch.from_numpy(np.unpackbits(bits.cpu().numpy())[:count].astype(bool))
+    if values.shape != (int(mask.sum()), *shape) or values.dtype != like.dtype:
         raise BadMessageError(sender, f"filters of {name} of shape {tuple(values.shape)}")
-    found = torch.zeros_like(like)
-    found[kept.to(like.device)] = values.to(like.device)
-    return found
+    layer = torch.zeros_like(like)
+    layer[mask.to(like.device)] = values.to(like.device)
+    return layer
 
 
 def mean_of_sent(layers: Sequence[Tensor]) -> Tensor:

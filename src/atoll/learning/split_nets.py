@@ -44,7 +44,7 @@ class Bottom(nn.Module):
         self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
 
     def extra_repr(self) -> str:
-        """What tells two networks apart."""
+        """What distinguishes two networks."""
         return f"blocks={self.blocks}"
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class Bottom(nn.Module):
     def unfolded(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """The same for members (one more axis in front of weights and x), by products alone.
 
-        A convolution is a product of each pixel's neighbourhood; channels lie last meanwhile.
+        A convolution is a product of each pixel's neighbourhood, with channels last.
         """
         if self.blocks:
             x = x.movedim(2, -1)  # (members, rows, height, width, channels)
@@ -98,7 +98,7 @@ def top(name: NetName, width: int, classes: int, stream: Stream) -> MLP:
 
 
 def widened(weights: dict[str, Tensor], classes: int, stream: Stream) -> dict[str, Tensor]:
-    """The weights of a top with more classes; what the old ones say does not change."""
+    """The weights of a top with more classes; the logits of the old ones do not change."""
     last = len(weights) // 2 - 1
     weight, bias = weights[f"weight{last}"], weights[f"bias{last}"]
     more = draw_linear(classes - len(bias), weight.shape[1], stream)

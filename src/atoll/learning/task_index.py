@@ -1,4 +1,4 @@
-"""What clients gave of their tasks, and which of them a client is given when a task begins."""
+"""The shared parts of finished tasks, and which of them a client receives for a new task."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ class TaskIndex:
         self.described: dict[Task, Tensor] = {}
 
     def chosen(self, ids: Sequence[str], id: str, stage: int) -> tuple[list[Task], list[float]]:
-        """The tasks whose parts a client is given, and their scores where they were compared."""
+        """The tasks whose parts a client receives, and their scores where they were compared."""
         if self.compare is None:
             return [(stage - 1, other) for other in ids], []
         here = self.described[stage, id]
@@ -62,7 +62,7 @@ class TaskIndex:
         return found
 
     def restore(self, state: Tensors) -> None:
-        """Become what `state` gave."""
+        """Go on from a state."""
         self.adaptive, self.described = {}, {}
         for name, tensor in without("adaptive", state).items():
             stage, id, kind = name.split("/")

@@ -84,16 +84,16 @@ def first_base(
     layout: Layout, network: Mapping[str, Tensor], stream: Callable[[str], Stream]
 ) -> Tensors:
     """The base before the first round: the network's own layers, and projections that are drawn."""
-    found = {}
+    base = {}
     like = next(iter(network.values()))
     for layer in layout.layers:
         shape = layout.shapes[layer]
         if layer in network:
-            found[layer] = network[layer].clone()
+            base[layer] = network[layer].clone()
         else:
             draw = normal(shape, 1 / math.sqrt(math.prod(shape[1:])), stream(layer))
-            found[layer] = draw.to(like)
-    return found
+            base[layer] = draw.to(like)
+    return base
 
 
 def first_draws(layout: Layout) -> dict[str, tuple[Shape, float]]:
@@ -123,19 +123,19 @@ def begun(
 ) -> Tensors:
     """The weights with those of a new task; a head is drawn within Glorot's bound."""
     like = weights[f"base/{layout.layers[0]}"]
-    found = dict(weights)
+    result = dict(weights)
     for layer in layout.layers:
-        found[f"now/adaptive/{layer}"] = start * weights[f"base/{layer}"]
+        result[f"now/adaptive/{layer}"] = start * weights[f"base/{layer}"]
     for name, (drawn, deviation) in first_draws(layout).items():
-        found[f"now/{name}"] = normal(drawn, deviation, stream(name, drawn)).to(like)
+        result[f"now/{name}"] = normal(drawn, deviation, stream(name, drawn)).to(like)
     outputs = {n: shape[0] for n, shape in layout.shapes.items() if n not in layout.plain}
     shape = (classes, layout.width)
     bound = math.sqrt(6 / sum(shape))
     head = stream("head", shape).numpy().uniform(-1, 1, shape)
-    found["now/dense/head"] = torch.from_numpy(head * bound).to(like)
+    result["now/dense/head"] = torch.from_numpy(head * bound).to(like)
     for layer, count in {**outputs, "head": classes}.items():
-        found[f"now/bias/{layer}"] = torch.zeros(count).to(like)
-    return found
+        result[f"now/bias/{layer}"] = torch.zeros(count).to(like)
+    return result
 
 
 def retired(weights: Tensors, layers: Sequence[str], task: int) -> Tensors:
@@ -143,28 +143,28 @@ def retired(weights: Tensors, layers: Sequence[str], task: int) -> Tensors:
 
     This happens with the client's own base, before the next mean base arrives (pitfall 3).
     """
-    found = dict(weights)
+    result = dict(weights)
     for layer in layers:
         for kind in ("mask", "adaptive"):
-            name, now = f"past/{kind}/{layer}", found.pop(f"now/{kind}/{layer}")
-            before = [found[name]] if name in found else []
-            found[name] = torch.cat([*before, now.unsqueeze(0)])
+            name, now = f"past/{kind}/{layer}", result.pop(f"now/{kind}/{layer}")
+            before = [result[name]] if name in result else []
+            result[name] = torch.cat([*before, now.unsqueeze(0)])
     for layer in layers:
-        mask, adaptive = (found[f"past/{kind}/{layer}"] for kind in ("mask", "adaptive"))
-        base = found[f"base/{layer}"].unsqueeze(0)
-        found[f"past/target/{layer}"] = restored(base, mask, adaptive)
-    for name in [n for n in found if n.startswith(("now/", "foreign/"))]:
-        found[f"kept/{task}/{name}"] = found.pop(name)
-    return found
+        mask, adaptive = (result[f"past/{kind}/{layer}"] for kind in ("mask", "adaptive"))
+        base = result[f"base/{layer}"].unsqueeze(0)
+        result[f"past/target/{layer}"] = restored(base, mask, adaptive)
+    for name in [n for n in result if n.startswith(("now/", "foreign/"))]:
+        result[f"kept/{task}/{name}"] = result.pop(name)
+    return result
 
 
 def with_base(weights: Tensors, layers: Sequence[str], base: Tensors) -> Tensors:
     """The weights with the mean base where it is not zero."""
-    found = dict(weights)
+    result = dict(weights)
     for layer in layers:
         ours, theirs = weights[f"base/{layer}"], base[layer]
-        found[f"base/{layer}"] = torch.where(theirs != 0, theirs, ours)
-    return found
+        result[f"base/{layer}"] = torch.where(theirs != 0, theirs, ours)
+    return result
 
 
 def weights_of_task(
@@ -173,16 +173,16 @@ def weights_of_task(
     """The weights that stand for a task: its own, pruned, with the base as it is now."""
     base = prefixed("base", without("base", weights))
     if task == current:
-        found = {n: w for n, w in weights.items() if n.startswith(("now/", "foreign/"))}
+        own = {n: w for n, w in weights.items() if n.startswith(("now/", "foreign/"))}
     else:
-        found = without(f"kept/{task}", weights)
+        own = without(f"kept/{task}", weights)
         for kind in ("mask", "adaptive"):
             for layer in layers:
-                found[f"now/{kind}/{layer}"] = weights[f"past/{kind}/{layer}"][task]
+                own[f"now/{kind}/{layer}"] = weights[f"past/{kind}/{layer}"][task]
     for layer in layers:
         name = f"now/adaptive/{layer}"
-        found[name] = pruned(found[name], threshold)
-    return base | found
+        own[name] = pruned(own[name], threshold)
+    return base | own
 
 
 def foreign_parts(codes: Sequence[Tensors], layout: Layout, like: Tensor) -> Tensors:
@@ -191,15 +191,15 @@ def foreign_parts(codes: Sequence[Tensors], layout: Layout, like: Tensor) -> Ten
     A code that does not fit the layers is a ValueError or a KeyError.
     """
     sizes = [math.prod(layout.shapes[layer]) for layer in layout.layers]
-    found = {}
+    parts = {}
     for layer in layout.layers:
-        found[f"foreign/{layer}"] = like.new_zeros((layout.slots, *layout.shapes[layer]))
+        parts[f"foreign/{layer}"] = like.new_zeros((layout.slots, *layout.shapes[layer]))
     for slot, code in enumerate(codes):
         here = {name: tensor.to(like.device) for name, tensor in code.items()}
         pieces = decoded(here, sum(sizes)).split(sizes)
         for layer, piece in zip(layout.layers, pieces, strict=True):
-            found[f"foreign/{layer}"][slot] = piece.view(layout.shapes[layer])
-    return found
+            parts[f"foreign/{layer}"][slot] = piece.view(layout.shapes[layer])
+    return parts
 
 
 def attention(scores: Tensor, layout: Layout, like: Tensor) -> Tensors:
@@ -218,11 +218,11 @@ def read(weights: Tensors, unread: Sequence[str]) -> Tensors:
 
 def without_slot(weights: Tensors, slot: int) -> Tensors:
     """The weights with the foreign part of a slot zero."""
-    found = dict(weights)
+    result = dict(weights)
     for name in [name for name in weights if name.startswith("foreign/")]:
-        found[name] = weights[name].clone()
-        found[name][slot] = 0
-    return found
+        result[name] = weights[name].clone()
+        result[name][slot] = 0
+    return result
 
 
 def silenced(rows: Rows, slot: int, slots: int) -> Rows:

@@ -1,11 +1,10 @@
 """The text CNN: frozen word vectors, three banks of filters, the largest value over time.
 
-Texts are rows of tokens, 0 for padding at the end. The windows of a text, up to the first that is
-padding alone (it stands for all others of padding), are cut into pieces of equal size, and the
-pieces of all texts lie end to end: so padding costs next to nothing, and changes nothing. A filter
-is multiplied once with the vector of each different word of a batch; what it says of a window is
-then a sum of numbers that are looked up. A stack of networks has one more axis in front of every
-weight and row, as in models.py.
+Texts are rows of tokens, padded with 0 at the end. The windows of a text, up to the first one of
+padding alone, are cut into pieces of equal size, and the pieces of all texts are concatenated, so
+that padding costs little and changes nothing. A filter is multiplied once with the vector of each
+distinct word of a batch; its response to a window is then a sum of looked-up numbers. A stack of
+networks has one more axis in front of every weight and row, as in models.py.
 """
 
 import hashlib
@@ -77,14 +76,14 @@ class _Texts(NamedTuple):
     x: Tensor  # (texts, length)
     text: Tensor  # (pieces,) which text each is of
     start: Tensor  # (pieces,) its first window
-    windows: Tensor  # (pieces, PIECE) all of them; those of the last piece may lie behind the end
+    windows: Tensor  # (pieces, PIECE) all of them; those of the last piece may be beyond the end
     order: Tensor  # (texts, most) the pieces of each text; the last stands in for missing ones
     vectors: Tensor  # (members, words, D) of the different words of each member's texts
     cells: Tensor  # (texts, length) where each token has its vector among those of all members
 
 
 def _cut(words: Words, x: Tensor, bounds: Bounds | None) -> _Texts:
-    """The pieces of texts; `bounds` say how much room they and their words need, else we look."""
+    """The pieces of texts; `bounds` give the sizes that they and their words need, if known."""
     members = x.shape[0] if x.dim() == 3 else 1
     flat, fixed = x.flatten(0, -2), bounds is not None or _capturing(x)
     counts = pieces(flat)
@@ -131,11 +130,12 @@ def _windows(texts: _Texts, filters: Tensor) -> Tensor:
     """
     outputs, dimension, size = filters.shape[-3:]
     by_word = filters.movedim(-3, -1).reshape(-1, dimension, size * outputs)
-    said = torch.matmul(texts.vectors.to(filters.dtype), by_word)  # (.., words, size x outputs)
+    # (.., words, size x outputs)
+    responses = torch.matmul(texts.vectors.to(filters.dtype), by_word)
     length, step = texts.x.shape[1], torch.arange(size, device=texts.x.device)
     starts = texts.windows.clamp(max=length - size) + texts.text[:, None] * length
     rows = texts.cells.flatten()[starts[..., None] + step] * size + step
-    sums: Tensor = F.embedding_bag(rows.view(-1, size), said.view(-1, outputs), mode="sum")
+    sums: Tensor = F.embedding_bag(rows.view(-1, size), responses.view(-1, outputs), mode="sum")
     return sums.view(-1, PIECE, outputs)
 
 
@@ -149,13 +149,13 @@ class _Largest(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, filters: Tensor, texts: _Texts, table: Tensor) -> Tensor:
         values, within = _windows(texts, filters).max(1)  # in each piece
-        found, number = values[texts.order].max(1)  # in each text
+        largest, number = values[texts.order].max(1)  # in each text
         piece = texts.order.gather(1, number)
         starts = (texts.start[:, None] + within).clamp_(max=texts.x.shape[1] - filters.shape[-1])
         members = filters.shape[:-3]
         ctx.save_for_backward(texts.x.unflatten(0, (*members, -1)), starts.gather(0, piece), table)
         ctx.shape = filters.shape
-        by_member: Tensor = found.unflatten(0, (*members, -1))
+        by_member: Tensor = largest.unflatten(0, (*members, -1))
         return by_member
 
     @staticmethod
@@ -193,13 +193,13 @@ def _in_parts(
 
 def _borders(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
     """Where to cut rows so that those between two cuts have no more than this, if one has not."""
-    found, begin, total = [], 0, 0
+    borders, begin, total = [], 0, 0
     for end, size in enumerate(sizes):
         if end > begin and total + size > most:
-            found.append((begin, end))
+            borders.append((begin, end))
             begin, total = end, 0
         total += size
-    return [*found, (begin, len(sizes))]
+    return [*borders, (begin, len(sizes))]
 
 
 def _filled(x: Tensor) -> Tensor:
@@ -238,12 +238,12 @@ def extremes(words: Words, x: Tensor, banks: Sequence[Tensor]) -> list[Tensor]:
     """For each bank the largest values over time, then the smallest: (rows, 2 x filters)."""
 
     def both(x: Tensor) -> list[Tensor]:
-        texts, found = _cut(words, x, None), []
+        texts, extremes = _cut(words, x, None), []
         for bank in banks:
             windows = _windows(texts, bank)
             top, bottom = windows.amax(1)[texts.order], windows.amin(1)[texts.order]
-            found.append(torch.cat([top.amax(1), bottom.amin(1)], -1))
-        return found
+            extremes.append(torch.cat([top.amax(1), bottom.amin(1)], -1))
+        return extremes
 
     if torch.compiler.is_exporting():
         plain = (_plain(words, x, bank) for bank in banks)
@@ -303,7 +303,7 @@ class TextCNN(nn.Module):
         return {f"conv{size}": (self.filters, self.words.dimension, size) for size in KERNELS}
 
     def extra_repr(self) -> str:
-        """The word vectors, so that networks on others are told apart."""
+        """The word vectors, which distinguish networks."""
         return repr(self.words)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -312,7 +312,7 @@ class TextCNN(nn.Module):
 
     def logits(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """The logits under other weights."""
-        said = highest(self.words, x, [weights[f"conv{size}"] for size in KERNELS])
+        responses = highest(self.words, x, [weights[f"conv{size}"] for size in KERNELS])
         biases = [weights[f"bias{size}"].unsqueeze(-2) for size in KERNELS]
-        z = torch.cat([torch.relu(s + b) for s, b in zip(said, biases, strict=True)], -1)
+        z = torch.cat([torch.relu(s + b) for s, b in zip(responses, biases, strict=True)], -1)
         return linear(z, weights["weight"], weights["bias"])

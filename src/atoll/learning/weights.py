@@ -27,7 +27,7 @@ def mean(items: Sequence[Named], weights: Sequence[float] | None = None) -> dict
     """
     if weights is not None and len(set(weights)) == 1:
         weights = None  # a sum needs fewer passes than a product with shares
-    total, found = float(len(items)) if weights is None else sum(weights), {}
+    total, means = float(len(items)) if weights is None else sum(weights), {}
     for name in items[0]:
         stacked = torch.stack([item[name] for item in items])
         if weights is None:
@@ -35,8 +35,8 @@ def mean(items: Sequence[Named], weights: Sequence[float] | None = None) -> dict
         else:
             share = sent(weights, stacked.device, torch.float64)
             summed = torch.tensordot(share, stacked.to(torch.float64), 1)
-        found[name] = (summed / total).to(stacked.dtype)
-    return found
+        means[name] = (summed / total).to(stacked.dtype)
+    return means
 
 
 def copied(weights: Named) -> dict[str, Tensor]:
@@ -45,7 +45,7 @@ def copied(weights: Named) -> dict[str, Tensor]:
 
 
 def placed(weights: Named, device: torch.device) -> dict[str, Tensor]:
-    """The same names on a device; what is there already is the very same, not to be changed."""
+    """The same names on a device; tensors that are there already are shared, not copied."""
     if all(t.device == device for t in weights.values()):
         return cast("dict[str, Tensor]", weights)
     return {n: t.to(device) for n, t in weights.items()}
@@ -53,9 +53,9 @@ def placed(weights: Named, device: torch.device) -> dict[str, Tensor]:
 
 def copied_at_once(weights: Named) -> dict[str, Tensor]:
     """The same as `copied` in few kernels, for many small tensors on a GPU."""
-    found = {name: torch.empty_like(tensor) for name, tensor in weights.items()}
-    into(found, weights)
-    return found
+    copies = {name: torch.empty_like(tensor) for name, tensor in weights.items()}
+    into(copies, weights)
+    return copies
 
 
 @torch.no_grad()
@@ -80,6 +80,6 @@ def without(prefix: str, weights: Named) -> dict[str, Tensor]:
 
 
 def sent(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Numbers on a device, brought there without waiting for what it is doing."""
-    made = torch.tensor(values, dtype=dtype)
-    return made if device.type == "cpu" else made.pin_memory().to(device, non_blocking=True)
+    """Numbers on a device, copied there asynchronously."""
+    tensor = torch.tensor(values, dtype=dtype)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

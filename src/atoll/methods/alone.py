@@ -27,9 +27,9 @@ from atoll.learning.weights import copied, prefixed, without
 class Options:
     """The options of `alone`."""
 
-    rate: Positive = 0.001  # size of a local step
-    batch: AtLeastOne = 64  # rows in a local step
-    epochs: AtLeastOne = 5  # passes over the rows in a round
+    rate: Positive = 0.001  # learning rate
+    batch: AtLeastOne = 64  # batch size; the last, smaller batch is kept
+    epochs: AtLeastOne = 5  # epochs per round
     optimiser: Literal["adam", "sgd"] = "adam"  # how the weights follow their gradient
     columns: Literal["all", "common"] = "all"  # the columns a client reads
 
@@ -107,7 +107,7 @@ class Client:
 
 
 class Server:
-    """Asks everybody to train; holds nothing."""
+    """Asks all clients to train; holds no state."""
 
     def __init__(self, options: Options, site: Site) -> None:
         pass

@@ -49,23 +49,23 @@ Source = Literal["local_updated", "round_start"]
 class Options:
     """The options of `chfl`; sections f and j of the specification."""
 
-    rate: Positive = 0.001  # size of a step of column one (eta)
-    rate_unique: NotNegative = 0.0  # of column two and its lateral weights; 0 for the same
-    decay_unique: NotNegative = 0.0  # weight decay of column two and its lateral weights
-    rate_local: Rates = ()  # of the network trained alone: a client keeps the best
-    batch: AtLeastOne = 64  # rows in a local step; the last, smaller batch is kept
-    epochs: AtLeastOne = 5  # passes over the rows in a round
-    mu: Strengths = GRID  # strengths each client chooses from on its validation rows
+    rate: Positive = 0.001  # learning rate of column one
+    rate_unique: NotNegative = 0.0  # learning rate of column two and its laterals; 0: as rate
+    decay_unique: NotNegative = 0.0  # weight decay of column two and its laterals
+    rate_local: Rates = ()  # of the network trained alone: the client selects the best
+    batch: AtLeastOne = 64  # batch size; the last, smaller batch is kept
+    epochs: AtLeastOne = 5  # local epochs per round
+    mu: Strengths = GRID  # strengths from which each client selects on its validation rows
     variants: Variants = VARIANTS  # models to train and report; auto: mu may be 0
-    each_mu: bool = False  # report every strength by itself too; for studies, as the server sees it
-    patience: AtLeastOne = 20  # rounds without gain on validation rows that end the stage
+    each_mu: bool = False  # also report every strength, which shows it to the server; for studies
+    patience: AtLeastOne = 20  # rounds without improvement on validation rows that end a stage
     select: Literal["best", "last"] = "best"  # keep the best round on validation rows, or the last
     common_opt_state: Literal["reset", "keep"] = "reset"  # Adam's moments of column one by round
     lateral_source: Source = "local_updated"  # the column one that column two reads in training
     eval_common: Literal["global", "local"] = "global"  # the column one used for predictions
-    u_init: Literal["default", "zeros"] = "default"  # first lateral weights
+    u_init: Literal["default", "zeros"] = "default"  # initial lateral weights
     concat_input: Literal["prob", "logit"] = "prob"  # what concatenation reads of column one
-    weighting: Literal["equal", "rows"] = "equal"  # how much each client counts in the mean
+    weighting: Literal["equal", "rows"] = "equal"  # weight of each client in the mean
 
 
 def reported(options: Options) -> list[str]:
@@ -298,11 +298,11 @@ class Client:
             counts = (yield EvalJob(weights, rows, how, self.own_inputs)).tolist()
         bank, rest = counts[1 : 1 + members], counts[1 + members :]
         self.chosen = self._choose(bank)
-        found = {"common": counts[0]} | {v: bank[number] for v, number in self.chosen.items()}
+        hits_of = {"common": counts[0]} | {v: bank[number] for v, number in self.chosen.items()}
         own = ("common/", f"{READ}/", "unique/", "concat/")
         self.candidate = {n: w for n, w in weights.items() if n.startswith(own)}
         if self.concat:
-            found["concat"] = rest.pop(0)
+            hits_of["concat"] = rest.pop(0)
         if self.local:
             best = self.local[rest.index(max(rest))]
             self.candidate |= prefixed("local", without(best, weights))
@@ -310,7 +310,7 @@ class Client:
         if count > int(self.best_local) or not len(rows) or self.options.select == "last":
             self.best_local = torch.tensor(count)
             self._save_best(["local"])
-        return {v: found[v] for v in reported(self.options) if v != "local"}
+        return {v: hits_of[v] for v in reported(self.options) if v != "local"}
 
     def _choose(self, bank: list[int]) -> dict[str, int]:
         """The member of the bank that each variant uses, by hits; ties go to the smaller mu."""
@@ -323,10 +323,10 @@ class Client:
     def _save_best(self, variants: Iterable[str]) -> None:
         """Copy the candidates of these variants."""
         candidate = self.candidate
-        wanted = [v for v in variants if candidate and v in reported(self.options)]
-        reading = set(wanted) - {"common", "local"}
+        names = [v for v in variants if candidate and v in reported(self.options)]
+        reading = set(names) - {"common", "local"}
         read = prefixed("common", copied(without(READ, candidate))) if reading else {}
-        for variant in wanted:
+        for variant in names:
             if variant in self.chosen:
                 bank = candidate | {"mu": self.weights["mu"]}
                 self.best[variant] = read | lateral.member(bank, self.chosen[variant])

@@ -18,11 +18,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from atoll.core.federation import Clients, Moment, Working, scores
+from atoll.core.federation import Clients, Moment, Working
 from atoll.core.messages import Tensors, Weights
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, NotNegative, NotNegativeInt, Positive
-from atoll.core.record import Score, Snapshot
+from atoll.core.record import Snapshot
 from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.families import distillation
@@ -41,29 +41,29 @@ class Options:
     """The options of `fccl`; sections f and j of the specification."""
 
     lambda_col: Unit = 0.0051  # weight of the off-diagonal part of the correlation loss
-    lambda_loc: Ten = 1.0  # weight of the teachers in local training; 0: without the continual part
-    off_diagonal: Literal[-1, 0] = -1  # what correlations of different classes are pushed to
+    lambda_loc: Ten = 1.0  # weight of both teachers; 0: ablation without the continual part
+    off_diagonal: Literal[-1, 0] = -1  # target of correlations between different classes
     teachers: Literal["both", "inter", "intra"] = "both"  # inter: last round's, intra: before all
-    temperature: Positive = 1.0  # of both teachers
-    collaborate: bool = True  # false: without the collaborative part
+    temperature: Positive = 1.0  # temperature of both teachers
+    collaborate: bool = True  # false: ablation without the collaborative part
     own_target: Literal["plain", "progressive"] = "plain"  # progressive: own share by last round's
-    exchange: Literal["batch", "round"] = "batch"  # round: all logits once, then steps at home
+    exchange: Literal["batch", "round"] = "batch"  # round: all logits once, then local steps
     public_optimiser: Literal["fresh", "persistent"] = (
         "fresh"  # Adam's moments over a round's steps
     )
-    public_batch: AtLeastOne = 512  # images in a public step; what is left over is dropped
-    public_epochs: AtLeastOne = 1  # passes over the public images in a round
-    augment: bool = True  # move, mirror and turn public images, alike at all clients
-    rate: Positive = 0.001  # size of a step of Adam, in all phases
-    rate_decay: Literal["none", "linear"] = "none"  # linear: times 1 - 0.9 t/T in round t of T
-    weight_decay: NotNegative = 0.0  # of the local phase
-    batch: AtLeastOne = 512  # private rows in a local step
-    epochs: AtLeastOne = 20  # passes over the private rows in a round
-    epochs_each: tuple[AtLeastOne, ...] = ()  # the same by client, in their order; empty: epochs
-    pretrain_epochs: NotNegativeInt = 50  # passes over the private rows before the first round
-    average: bool = False  # homogeneous: the mean of all weights between the two phases
-    absent: NotNegativeInt = 0  # clients that may fail in a round and are left out of it
-    top: AtLeastOne = 1  # a test row is right if its class is among so many of the likeliest
+    public_batch: AtLeastOne = 512  # batch size of a public step; the rest is dropped
+    public_epochs: AtLeastOne = 1  # epochs over the public images per round
+    augment: bool = True  # random shifts, flips and rotations, identical at all clients
+    rate: Positive = 0.001  # learning rate of Adam
+    rate_decay: Literal["none", "linear"] = "none"  # "linear": times 1 - 0.9 t/T in round t of T
+    weight_decay: NotNegative = 0.0  # weight decay of the local phase
+    batch: AtLeastOne = 512  # batch size of local training; the last, smaller batch is kept
+    epochs: AtLeastOne = 20  # local epochs per round; Adam is reset every round
+    epochs_each: tuple[AtLeastOne, ...] = ()  # the same, one number per client in order
+    pretrain_epochs: NotNegativeInt = 50  # epochs of local pretraining before the first round
+    average: bool = False  # for equal networks: average all weights and buffers between the phases
+    absent: NotNegativeInt = 0  # clients that may fail in a round; the record names them
+    top: AtLeastOne = 1  # top-k accuracy: the class must be among the k likeliest
 
 
 def plan(options: Options) -> Plan:
@@ -192,6 +192,8 @@ class Client:
 class Server:
     """Takes the mean of logits; keeps nothing."""
 
+    evaluate = distillation.evaluate
+
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
 
@@ -215,10 +217,6 @@ class Server:
         diagonal, classes = float(m.diagonal().mean()), len(m)
         rest = (float(m.sum()) - classes * diagonal) / max(1, classes * (classes - 1))
         return {"aligned": aligned, "diagonal": diagonal, "off diagonal": rest}
-
-    def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
-        """Every client on every domain."""
-        return scores(clients, Client.check, {}, moment)
 
     def state(self) -> Tensors:
         return {}  # nothing outlives a round

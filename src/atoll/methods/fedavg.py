@@ -31,14 +31,14 @@ from atoll.learning.weights import copied, mean, placed, prefixed
 class Options:
     """The options of `fedavg`."""
 
-    rate: Positive = 0.001  # size of a local step
-    batch: AtLeastOne = 64  # rows in a local step
-    epochs: AtLeastOne = 5  # passes over the rows in a round
+    rate: Positive = 0.001  # learning rate of local training
+    batch: AtLeastOne = 64  # batch size; the last, smaller batch is kept
+    epochs: AtLeastOne = 5  # local epochs per round
     optimiser: Literal["adam", "sgd"] = "adam"  # fresh in every round
     penalty: Literal["none", "proximal"] = "none"  # proximal: stay near the shared model (FedProx)
-    strength: NotNegative = 0.01  # of the penalty
-    weighting: Literal["equal", "rows"] = "equal"  # how much each client counts in the mean
-    cohort: NotNegativeInt = 0  # clients asked in a round, drawn anew each time; 0 for all
+    strength: NotNegative = 0.01  # weight of the penalty (mu in FedProx)
+    weighting: Literal["equal", "rows"] = "equal"  # weight of each client in the mean
+    cohort: NotNegativeInt = 0  # clients sampled per round; 0: all
     tester: Literal["all", "first"] = "all"  # first: one client tests for all; for shared test rows
 
 
@@ -72,18 +72,18 @@ class Client:
             weights = {**weights, **prefixed("anchor", {n: weights[n] for n in self.moves})}
             weights["strength"] = torch.tensor(options.strength, device=self.site.device)
         stream = self.site.stream("fit", moment)
-        done = yield TrainJob(
+        result = yield TrainJob(
             weights, {}, (self.phase,), rows, options.batch, options.epochs, stream
         )
-        fitted = {name: done.weights[name] for name in request.weights}
+        fitted = {name: result.weights[name] for name in request.weights}
         self.site.probe("own", moment, partial(self._checked, fitted))
-        return Fitted(fitted, done.losses["loss"], len(rows))
+        return Fitted(fitted, result.losses["loss"], len(rows))
 
     def check(self, request: Check, moment: Moment) -> Checked:
         """Test the shared weights on a task."""
-        found = self._checked(request.weights, request.task)
-        self.site.probe("others", moment, lambda task: found, tasks=[request.task])
-        return found
+        reply = self._checked(request.weights, request.task)
+        self.site.probe("others", moment, lambda task: reply, tasks=[request.task])
+        return reply
 
     def _checked(self, weights: Tensors, task: int) -> Checked:
         own = placed(weights, self.site.device)
@@ -116,8 +116,8 @@ class Server:
     def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
         """Send the model out, take the mean of what comes back."""
         asked = dict.fromkeys(self._cohort(clients, moment), Weights(self.weights))
-        told = clients.ask(Client.fit, asked)
-        replies, rows = list(told.values()), {id: reply.rows for id, reply in told.items()}
+        answers = clients.ask(Client.fit, asked)
+        replies, rows = list(answers.values()), {id: reply.rows for id, reply in answers.items()}
         weights = shares(rows) if self.options.weighting == "rows" else None
         self.weights = mean([reply.weights for reply in replies], weights)
         return {"loss": sum(reply.loss for reply in replies) / len(replies)}

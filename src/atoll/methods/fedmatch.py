@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from atoll.core.federation import Clients, Moment, Working, scores
+from atoll.core.federation import Clients, Moment, Working
 from atoll.core.messages import Tensors, Weights
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
-from atoll.core.record import Score
 from atoll.data.site import Site
 from atoll.families import distillation
 from atoll.families.distillation import Again, Align, Aligned, Exchange, Learner, Plan, Trained
@@ -31,24 +30,24 @@ from atoll.learning.weights import copied, prefixed, without
 class Options:
     """The options of `fedmatch`; section h of the FCCL specification."""
 
-    helpers: AtLeastOne = 2  # other clients whose logits a client is sent; at most all of them
-    refresh: AtLeastOne = 10  # rounds after which helpers are chosen anew
-    confidence: Fraction = 0.75  # a public image counts if the own network is as sure as this
+    helpers: AtLeastOne = 2  # number of helpers; at most all other clients
+    refresh: AtLeastOne = 10  # rounds between selections of helpers
+    confidence: Fraction = 0.75  # largest probability from which a public image counts
     lambda_s: Positive = 10.0  # weight of the labels in local training
     lambda_iccs: NotNegative = 0.01  # weight of both losses on public images
     disjoint: bool = False  # weights in two parts: labels move one, public images the other
-    lambda_l1: NotNegative = 1e-4  # disjoint: weight of |psi|, so that few of it are not 0
-    lambda_l2: NotNegative = 10.0  # disjoint: weight of |sigma - psi| squared
-    public_batch: AtLeastOne = 512  # images in a public step; what is left over is dropped
-    public_epochs: AtLeastOne = 1  # passes over the public images in a round
-    rate: Positive = 0.001  # size of a step of Adam, in all phases
-    batch: AtLeastOne = 512  # private rows in a local step
-    epochs: AtLeastOne = 20  # passes over the private rows in a round
-    epochs_each: tuple[AtLeastOne, ...] = ()  # the same by client, in their order; empty: epochs
-    pretrain_epochs: NotNegativeInt = 50  # passes over the private rows before the first round
-    average: bool = False  # homogeneous: the mean of all weights between the two phases
-    absent: NotNegativeInt = 0  # clients that may fail in a round and are left out of it
-    top: AtLeastOne = 1  # a test row is right if its class is among so many of the likeliest
+    lambda_l1: NotNegative = 1e-4  # with disjoint: weight of the sum of all absolute values of psi
+    lambda_l2: NotNegative = 10.0  # with disjoint: weight of the squared distance of sigma and psi
+    public_batch: AtLeastOne = 512  # batch size of a public step; the rest is dropped
+    public_epochs: AtLeastOne = 1  # epochs over the public images per round
+    rate: Positive = 0.001  # learning rate of Adam
+    batch: AtLeastOne = 512  # batch size of local training
+    epochs: AtLeastOne = 20  # local epochs per round
+    epochs_each: tuple[AtLeastOne, ...] = ()  # the same, one number per client in order
+    pretrain_epochs: NotNegativeInt = 50  # epochs of local pretraining before the first round
+    average: bool = False  # for equal networks: average all weights and buffers between the phases
+    absent: NotNegativeInt = 0  # clients that may fail in a round; the record names them
+    top: AtLeastOne = 1  # top-k accuracy: the class must be among the k likeliest
 
 
 def consistency(weak: Tensor, strong: Tensor, helpers: Tensor, confidence: float) -> Tensor:
@@ -75,9 +74,8 @@ def nearest(answers: Mapping[str, Tensor], count: int) -> dict[str, list[str]]:
     outputs = {id: F.softmax(z.double(), -1) for id, z in sorted(answers.items())}
     helpers = {}
     for id, own in outputs.items():
-        distances = {other: float(((p - own) ** 2).sum()) for other, p in outputs.items()}
-        others = [other for other in outputs if other != id]
-        helpers[id] = sorted(others, key=distances.__getitem__)[:count]
+        distances = {o: float(((p - own) ** 2).sum()) for o, p in outputs.items() if o != id}
+        helpers[id] = sorted(distances, key=distances.__getitem__)[:count]
     return helpers
 
 
@@ -140,6 +138,8 @@ class Client:
 class Server:
     """Keeps each client's helpers."""
 
+    evaluate = distillation.evaluate
+
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
         self.plan = Plan(options.public_batch, options.public_epochs)
@@ -161,10 +161,6 @@ class Server:
         if self.helpers.keys() != answers.keys() or not known <= answers.keys():
             self.helpers = nearest(answers, self.options.helpers)
         return {id: torch.stack([answers[h] for h in self.helpers[id]]) for id in answers}
-
-    def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
-        """Every client on every domain."""
-        return scores(clients, Client.check, {}, moment)
 
     def state(self) -> Tensors:
         ids = list(self.site.clients)

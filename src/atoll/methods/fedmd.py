@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from atoll.core.annotations import Bounded
-from atoll.core.federation import Clients, Moment, Working, scores
+from atoll.core.federation import Clients, Moment, Working
 from atoll.core.messages import Empty, Tensors, Weights
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, NotNegativeInt, Positive
-from atoll.core.record import Score
 from atoll.data.site import Site
 from atoll.families import distillation
 from atoll.families.distillation import Again, Align, Aligned, Exchange, Learner, Plan, Trained
@@ -45,17 +44,17 @@ class Options:
     public_optimiser: Literal["fresh", "persistent"] = (
         "fresh"  # Adam's moments over a round's steps
     )
-    public_batch: AtLeastOne = 512  # images in a public step; what is left over is dropped
-    public_epochs: AtLeastOne = 1  # passes over the public images in a round
-    augment: bool = True  # move, mirror and turn public images, alike at all clients
-    rate: Positive = 0.001  # size of a step of Adam, in all phases
-    batch: AtLeastOne = 512  # private rows in a local step
-    epochs: AtLeastOne = 20  # passes over the private rows in a round
-    epochs_each: tuple[AtLeastOne, ...] = ()  # the same by client, in their order; empty: epochs
-    pretrain_epochs: NotNegativeInt = 50  # passes over the private rows before the first round
-    average: bool = False  # homogeneous: the mean of all weights between the two phases
-    absent: NotNegativeInt = 0  # clients that may fail in a round and are left out of it
-    top: AtLeastOne = 1  # a test row is right if its class is among so many of the likeliest
+    public_batch: AtLeastOne = 512  # batch size of a public step; the rest is dropped
+    public_epochs: AtLeastOne = 1  # epochs over the public images per round
+    augment: bool = True  # random shifts, flips and rotations, identical at all clients
+    rate: Positive = 0.001  # learning rate of Adam
+    batch: AtLeastOne = 512  # batch size of local training
+    epochs: AtLeastOne = 20  # local epochs per round
+    epochs_each: tuple[AtLeastOne, ...] = ()  # the same, one number per client in order
+    pretrain_epochs: NotNegativeInt = 50  # epochs of local pretraining before the first round
+    average: bool = False  # for equal networks: average all weights and buffers between the phases
+    absent: NotNegativeInt = 0  # clients that may fail in a round; the record names them
+    top: AtLeastOne = 1  # top-k accuracy: the class must be among the k likeliest
 
 
 @dataclass(frozen=True)
@@ -136,6 +135,8 @@ class Client:
 class Server:
     """Computes targets from logits; keeps nothing."""
 
+    evaluate = distillation.evaluate
+
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
 
@@ -151,10 +152,6 @@ class Server:
             notes["aligned"] = exchange.align(plan(self.options), distillation.mean_logits)
         notes["loss"] = exchange.fit()
         return notes | exchange.notes
-
-    def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
-        """Every client on every domain."""
-        return scores(clients, Client.check, {}, moment)
 
     def state(self) -> Tensors:
         return {}  # nothing outlives a round

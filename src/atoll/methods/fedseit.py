@@ -58,27 +58,27 @@ class Options:
 
     combine: Literal["banks", "sum", "none"] = "banks"  # FedSeIT, FedWeIT, nothing from others
     transfer: Literal["previous", "sit"] = "previous"  # every client's last task, or the nearest
-    keep: AtLeastOne = 3  # sit: how many past tasks a client is given (K)
-    dls: bool = False  # banks: the projections are shared too
+    keep: AtLeastOne = 3  # sit: number of past tasks that a client receives (K)
+    dls: bool = False  # banks: share the projections too
     dense: bool = False  # sum: one more private layer before the head (FedWeIT-Dense)
-    average: bool = True  # false: no mean of the base; with combine = "none" each learns alone
-    lambda1: NotNegative = 0.001  # pull of adaptive parts to zero, and threshold of pruning
-    lambda2: NotNegative = 1.0  # how strongly the weights of past tasks are held
-    lambda_m: NotNegative = 0.0  # pull of masks to zero
+    average: bool = True  # false: do not average the base; with combine = "none": train alone
+    lambda1: NotNegative = 0.001  # L1 penalty on adaptive parts, and threshold of pruning
+    lambda2: NotNegative = 1.0  # penalty on changes of the weights of past tasks
+    lambda_m: NotNegative = 0.0  # L1 penalty on masks
     decay: NotNegative = 0.0001  # weight decay of adaptive parts, masks, projections, first base
-    rate: Positive = 0.0001  # size of a local step at the beginning of a task
-    batch: AtLeastOne = 64  # rows in a local step
-    epochs: AtLeastOne = 5  # passes over the rows in a round, at most; the paper and preset: 50
-    dropout: Share = 0.3  # share of the units that a training step leaves out
-    patience: AtLeastOne = 3  # epochs without gain on validation rows before the rate is cut
-    rate_cut: Annotated[float, Field(gt=1)] = 3.0  # what the rate is divided by then
-    least_rate: Positive = 1e-10  # a client with a smaller rate is done with the task
-    weighting: Literal["equal", "rows"] = "equal"  # how much each client counts in the mean
+    rate: Positive = 0.0001  # initial learning rate of a task
+    batch: AtLeastOne = 64  # batch size of local training
+    epochs: AtLeastOne = 5  # maximum local epochs per round; the paper and preset: 50
+    dropout: Share = 0.3  # dropout rate in training
+    patience: AtLeastOne = 3  # epochs without improvement on validation rows before the rate drops
+    rate_cut: Annotated[float, Field(gt=1)] = 3.0  # divisor of the learning rate at each drop
+    least_rate: Positive = 1e-10  # a client with a smaller learning rate finishes the task
+    weighting: Literal["equal", "rows"] = "equal"  # weight of each client in the mean
     channel_sparse: Share = 0.0  # share of the filters whose base is not sent; FedWeIT's code: 0.3
     vocabulary: Literal["shared", "local"] = "shared"  # local: of the client's own texts so far
-    start: NotNegative = 0.2  # an adaptive part begins as this share of the base
-    centres: AtLeastOne = 200  # sit: most vectors that stand for a task (Q)
-    least_cluster: AtLeastOne = 2  # sit: different texts behind each of them, at least
+    start: NotNegative = 0.2  # initial value of an adaptive part, as a share of the base
+    centres: AtLeastOne = 200  # sit: maximum number of vectors that describe a task (Q)
+    least_cluster: AtLeastOne = 2  # sit: minimum number of distinct texts per vector
     representation: Literal["centres", "mean_unit"] = "centres"  # sit: or one vector, same ranking
     similarity: Literal["mean", "rectified"] = "mean"  # sit: of all pairs, or of those above 0.7
     test_global: bool = False  # test with the mean base too, which is then sent for every test
@@ -215,14 +215,14 @@ class Client:
         self._cache: dict[tuple[str, int], Rows] = {}  # rows with what foreign filters find
 
     def describe(self, request: Empty, moment: Moment) -> Described:
-        """Say what the task that begins is like."""
+        """Describe the task that begins."""
         options, known = self.options, self._vocabulary(moment.stage)
         x = textcnn.restricted(self.site.train(moment.stage).x, known)
         assert self.words is not None  # images are not described
-        found = centres(
+        vectors = centres(
             textcnn.document_means(self.words, x), options.centres, options.least_cluster
         )
-        return Described(unit_mean(found) if options.representation == "mean_unit" else found)
+        return Described(unit_mean(vectors) if options.representation == "mean_unit" else vectors)
 
     def receive(self, request: Foreign, moment: Moment) -> Empty:
         """Take the foreign parts for the task that begins."""
@@ -252,9 +252,9 @@ class Client:
         rows = self._rows("train", moment.stage)
         if len(rows) and not self.course[STOPPED]:
             job = self._training(rows, moment)
-            done = yield job
-            self.weights |= {name: done.weights[name] for name in job.work.phases[0].moves}
-            self.moments, self.course = done.moments, done.course
+            result = yield job
+            self.weights |= {name: result.weights[name] for name in job.work.phases[0].moves}
+            self.moments, self.course = result.moments, result.course
         self.site.probe("own", moment, self._checked, "own")
         count = len(rows) if self.options.weighting == "rows" else 0
         rate, stopped = float(self.course[RATE]), bool(self.course[STOPPED])
@@ -262,12 +262,12 @@ class Client:
 
     def fit_channels(self, request: Fit, moment: Moment) -> Working[Trimmed]:
         """The same, but give the base of those filters alone whose masks are large (J7)."""
-        done = yield from self.fit(request, moment)
-        found: Tensors = {}
+        fitted = yield from self.fit(request, moment)
+        channels: Tensors = {}
         for layer in self.layout.layers:
-            kept = above_share(self.weights[f"now/mask/{layer}"].abs(), self.options.channel_sparse)
-            found |= trimmed(layer, done.base[layer], kept)
-        return Trimmed(found, done.rate, done.stopped)
+            mask = above_share(self.weights[f"now/mask/{layer}"].abs(), self.options.channel_sparse)
+            channels |= trimmed(layer, fitted.base[layer], mask)
+        return Trimmed(channels, fitted.rate, fitted.stopped)
 
     def share(self, request: Empty, moment: Moment) -> Shared:
         """Give what is left of the task's adaptive part after pruning."""
@@ -292,10 +292,10 @@ class Client:
         return Checked(len(rows), correct, f1)
 
     def _hits(self, weights: Tensors, rows: Rows, task: int) -> tuple[int, float]:
-        said = in_chunks(partial(logits, weights, plan=self._plan()), rows)
-        unseen = torch.full_like(said[:, :1], -math.inf)  # a class never trained, never said
+        scores = in_chunks(partial(logits, weights, plan=self._plan()), rows)
+        unseen = torch.full_like(scores[:, :1], -math.inf)  # an untrained class
         beyond = bool((rows.y >= max(1, len(self._labels(task)))).any())
-        return hits(torch.cat([said, unseen], 1) if beyond else said, rows.y)
+        return hits(torch.cat([scores, unseen], 1) if beyond else scores, rows.y)
 
     def snapshot(self, moment: Moment) -> list[Snapshot]:
         """How much this client attends to each foreign part, and what it loses without it."""
@@ -364,15 +364,15 @@ class Client:
         return textcnn.known_words(texts, len(self.words.table))
 
     def _features(self, x: Tensor, weights: Tensors) -> Tensor:
-        """A number for each row, and what foreign filters find in it."""
+        """The number of each row, and the responses of foreign filters."""
         number = torch.arange(x.shape[0], device=x.device).unsqueeze(1).to(self.like)
         if self.options.combine == "sum":
             return number
         banks = [weights[f"foreign/{n}"] for n in CONVS if f"foreign/{n}" in weights]
-        found = self.like.new_zeros((x.shape[0], 2 * self.layout.slots * self.layout.width))
+        features = self.like.new_zeros((x.shape[0], 2 * self.layout.slots * self.layout.width))
         if banks and self.words is not None:
-            found = self.rules.features(self.words, x, banks)
-        return torch.cat([number, found], 1)
+            features = self.rules.features(self.words, x, banks)
+        return torch.cat([number, features], 1)
 
     def _weights_of(self, task: int) -> Tensors:
         layers, threshold = self.layout.layers, self.options.lambda1
@@ -418,8 +418,8 @@ class Client:
 
     def state(self) -> Tensors:
         parts = {"weights": self.weights, "moments": self.moments, "read": self.read}
-        found = {n: t for name, part in parts.items() for n, t in prefixed(name, part).items()}
-        return {**found, "task": torch.tensor(self.task), "course": self.course}
+        tensors = {n: t for name, part in parts.items() for n, t in prefixed(name, part).items()}
+        return {**tensors, "task": torch.tensor(self.task), "course": self.course}
 
     def restore(self, state: Tensors) -> None:
         self.weights = copied(without("weights", state))
@@ -472,23 +472,23 @@ class Server:
             notes[f"rate {id}"] = reply.rate
         if self.options.average:
             self.base = self._mean(clients.ids)
-        done = len(self.stopped) == len(clients.ids)
-        if self.options.combine != "none" and (moment.last or done):
+        finished = len(self.stopped) == len(clients.ids)
+        if self.options.combine != "none" and (moment.last or finished):
             for id, shared in clients.ask_all(Client.share, Empty()).items():
                 self.index.adaptive[moment.stage, id] = shared.adaptive
                 notes[f"nonzero {id}"] = float(len(shared.adaptive["values"]))
-        return {**notes, "finished": float(done)}
+        return {**notes, "finished": float(finished)}
 
     def _fitted(self, clients: Clients, asked: Sequence[str]) -> dict[str, Fitted]:
         """Let clients train; of filters that a client did not send its base is zero."""
         requests = dict.fromkeys(asked, Fit(self.base))
         if not self.options.channel_sparse:
             return clients.ask(Client.fit, requests)
-        found = {}
+        replies = {}
         for id, reply in clients.ask(Client.fit_channels, requests).items():
             base = {n: widened(n, reply.channels, like, id) for n, like in self.base.items()}
-            found[id] = Fitted(base, 0, reply.rate, reply.stopped)
-        return found
+            replies[id] = Fitted(base, 0, reply.rate, reply.stopped)
+        return replies
 
     def _mean(self, ids: Sequence[str]) -> Tensors:
         """The mean base; of filters that some did not send, over those that did."""
@@ -529,12 +529,12 @@ class Server:
         return [Snapshot(stage, SERVER, kind, self.ids, names, table) for kind, table in pairs]
 
     def state(self) -> Tensors:
-        found = prefixed("base", self.base)
+        state = prefixed("base", self.base)
         for id, base in self.bases.items():
-            found |= prefixed(f"bases/{id}", base)
-            found[f"rows/{id}"] = torch.tensor(self.rows[id])
-            found[f"stopped/{id}"] = torch.tensor(id in self.stopped)
-        return found | self.index.state()
+            state |= prefixed(f"bases/{id}", base)
+            state[f"rows/{id}"] = torch.tensor(self.rows[id])
+            state[f"stopped/{id}"] = torch.tensor(id in self.stopped)
+        return state | self.index.state()
 
     def restore(self, state: Tensors) -> None:
         state = copied(state)

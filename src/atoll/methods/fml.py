@@ -12,11 +12,10 @@ from typing import Annotated
 from torch import Tensor
 
 from atoll.core.annotations import SharedWeights, Update
-from atoll.core.federation import Clients, Moment, Working, scores
+from atoll.core.federation import Clients, Moment, Working
 from atoll.core.messages import Tensors
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, Fraction, NotNegativeInt, Positive
-from atoll.core.record import Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.families import distillation
@@ -32,16 +31,16 @@ from atoll.learning.weights import copied, mean, placed, prefixed, without
 class Options:
     """The options of `fml`; section h of the FCCL specification."""
 
-    alpha: Fraction = 0.5  # weight of the labels for the own network; the rest: the shared one
-    beta: Fraction = 0.5  # weight of the labels for the shared network; the rest: the own one
-    rate: Positive = 0.001  # size of a step of Adam, for both networks, fresh in every round
-    batch: AtLeastOne = 512  # private rows in a local step
-    epochs: AtLeastOne = 20  # passes over the private rows in a round
-    epochs_each: tuple[AtLeastOne, ...] = ()  # the same by client, in their order; empty: epochs
-    pretrain_epochs: NotNegativeInt = 50  # passes of the own network before the first round
-    average: bool = False  # homogeneous: the mean of all own networks before local training
-    absent: NotNegativeInt = 0  # clients that may fail in a round and are left out of it
-    top: AtLeastOne = 1  # a test row is right if its class is among so many of the likeliest
+    alpha: Fraction = 0.5  # weight of the labels for the own network; the rest: divergence
+    beta: Fraction = 0.5  # weight of the labels for the shared network
+    rate: Positive = 0.001  # learning rate of Adam for both networks, reset every round
+    batch: AtLeastOne = 512  # batch size of local training
+    epochs: AtLeastOne = 20  # local epochs per round
+    epochs_each: tuple[AtLeastOne, ...] = ()  # the same, one number per client in order
+    pretrain_epochs: NotNegativeInt = 50  # epochs of the own network before the first round
+    average: bool = False  # for equal networks: average all own networks before local training
+    absent: NotNegativeInt = 0  # clients that may fail in a round; the record names them
+    top: AtLeastOne = 1  # top-k accuracy: the class must be among the k likeliest
 
 
 @dataclass(frozen=True)
@@ -116,6 +115,8 @@ class Client:
 class Server:
     """Keeps the shared network."""
 
+    evaluate = distillation.evaluate
+
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
         self.weights: Tensors = copied(site.shared_model().state_dict())
@@ -129,10 +130,6 @@ class Server:
         self.weights = mean([reply.weights for reply in fitted.values()])
         notes["loss"] = distillation.mean_loss(fitted)
         return notes | exchange.notes
-
-    def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
-        """Every client's own network on every domain."""
-        return scores(clients, Client.check, {}, moment)
 
     def state(self) -> Tensors:
         return self.weights

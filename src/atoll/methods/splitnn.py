@@ -22,9 +22,8 @@ from atoll.core.messages import Empty, Tensors
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Score
-from atoll.core.rows import Rows
 from atoll.data.vertical_site import VerticalSite
-from atoll.families import vertical
+from atoll.families import vertical, vertical_delegates
 from atoll.jobs.split_round import Lent, SplitJob, Step, draws
 from atoll.learning.knowledge import class_means
 from atoll.learning.models import Architecture
@@ -35,34 +34,33 @@ from atoll.learning.split_nets import NetName
 TAU = 0.1  # temperature of PASS and FedSpace
 W_PA, W_KD = 10.0, 10.0  # PASS: weights of prototypes and of distillation
 W_SPACE = 0.01  # FedSpace: weight of prototypes, and of contrast
-KEPT = ("means", "counts", "radius")  # the server's state beside its half
 
 
 @dataclass(frozen=True)
 class Options:
     """The options of `splitnn`."""
 
-    rate: Positive = 0.01  # size of a step, of all networks
-    batch: AtLeastOne = 128  # rows in a step; the last, smaller batch is kept
-    epochs: AtLeastOne = 1  # passes over the rows in a round
+    rate: Positive = 0.01  # learning rate of all networks
+    batch: AtLeastOne = 128  # batch size; the last, smaller batch is kept
+    epochs: AtLeastOne = 1  # epochs per round
     network: NetName = "auto"  # lenet3, lenet2, mlp, dense; auto: lenet3 where it fits, else dense
-    width: AtLeastOne = 50  # of an embedding (d)
-    dropout: Fraction = 0.5  # of the embedding in training, with network = "mlp" only
-    agg: Agg = "sum"  # how embeddings are joined: sum, mean or concat
+    width: AtLeastOne = 50  # width of an embedding (d)
+    dropout: Fraction = 0.5  # dropout of the embedding in training, with network = "mlp" only
+    agg: Agg = "sum"  # aggregation of embeddings: sum, mean or concat
     fresh: bool = False  # new networks at each stage, tested on that stage's task: Standalone
-    replay: Literal["none", "pass", "fedspace", "fedprok"] = "none"  # a rehearsal of old classes
-    rotate: bool = True  # replay = "pass", on images: each row also turned by 180 degrees
-    protocol: Literal["P1", "P2"] = "P1"  # columns by stage: the new client alone, or all so far
-    fil_eval: Literal["sum", "current"] = "sum"  # columns by stage: joined at the test, or newest
-    seen_mask: bool = False  # leave out classes that no stage has had yet
-    declared: NotNegativeInt = 0  # classes that are known from the start; 0 for all of the data set
-    undeclared: Literal["refuse", "widen"] = "refuse"  # what a class beyond those does
-    pixel_mean: tuple[float, ...] = ()  # of each channel, from 0 to 1; empty: pixels from -1 to 1
-    pixel_std: tuple[float, ...] = ()  # of each channel, with pixel_mean
-    clip: NotNegative = 0.0  # longest gradient of a row that is sent; 0 for any
-    noise: NotNegative = 0.0  # deviation of the noise on gradients that are sent
-    secret: bool = False  # draw it from the machine, not from the run's seed, which clients know
-    digits: NotNegativeInt = 0  # behind the point, of embeddings that are sent; 0 for all
+    replay: Literal["none", "pass", "fedspace", "fedprok"] = "none"  # replay of old classes
+    rotate: bool = True  # replay = "pass", on images: add each row rotated by 180 degrees
+    protocol: Literal["P1", "P2"] = "P1"  # columns by stage: train the new client, or all so far
+    fil_eval: Literal["sum", "current"] = "sum"  # columns by stage: sum at the test, or newest
+    seen_mask: bool = False  # mask classes that no stage has had yet
+    declared: NotNegativeInt = 0  # number of classes known from the start; 0: all of the data set
+    undeclared: Literal["refuse", "widen"] = "refuse"  # what to do with a class beyond those
+    pixel_mean: tuple[float, ...] = ()  # channel means, from 0 to 1; empty: pixels from -1 to 1
+    pixel_std: tuple[float, ...] = ()  # standard deviation of each channel, with pixel_mean
+    clip: NotNegative = 0.0  # maximum norm of a row's gradient that is sent; 0: no clipping
+    noise: NotNegative = 0.0  # standard deviation of the noise added to gradients that are sent
+    secret: bool = False  # draw the noise from the operating system, not from the run's seed
+    digits: NotNegativeInt = 0  # decimal places of embeddings that are sent; 0: all
 
 
 class How(NamedTuple):
@@ -88,15 +86,15 @@ def losses(
     loss = entropy(joint, y)
     if how.replay == "none":
         return {"loss": loss}
-    wanted = picked(given["old"], len(y), draws(step.key, 1))
+    classes = picked(given["old"], len(y), draws(step.key, 1))
     if how.replay == "fedprok":
-        moved = translated(joint, given["current"][y], means[wanted])
-        return {"loss": loss + entropy(moved, wanted)}
-    rows = noisy(means[wanted], given["radius"], draws(step.key, 2))
-    rehearsed = entropy(rows, wanted * how.outputs)
+        moved = translated(joint, given["current"][y], means[classes])
+        return {"loss": loss + entropy(moved, classes)}
+    rows = noisy(means[classes], given["radius"], draws(step.key, 2))
+    rehearsed = entropy(rows, classes * how.outputs)
     if how.replay == "pass":
         return {"loss": loss + W_PA * rehearsed}
-    both, labels = torch.cat([joint, rows]), torch.cat([y, wanted])
+    both, labels = torch.cat([joint, rows]), torch.cat([y, classes])
     return {"loss": loss + W_SPACE * (rehearsed + contrast(both, labels, len(y)))}
 
 
@@ -109,10 +107,6 @@ class Client:
         turns = distils and options.rotate and len(site.inputs()) == 3
         self.learner = vertical.Learner(options, site, (turned,) if turns else ())
         self._penalty = W_KD if distils else 0.0  # weight of the distance to old embeddings
-
-    def embed(self, request: vertical.Embed, moment: Moment) -> vertical.Embedded:
-        """The embeddings of rows in the requested order."""
-        return self.learner.embed(request)
 
     def learn(self, request: vertical.Learn, moment: Moment) -> vertical.Embedded:
         """Apply the gradient of the last step, then return the embeddings of the next."""
@@ -134,27 +128,20 @@ class Client:
         self._begin(moment)
         return self.learner.lend(moment, job, penalty=self._penalty)
 
-    def take(self, weights: Tensors, moment: Moment, steps: int) -> None:
-        """Store the weights that such a round ends with."""
-        self.learner.take(weights, moment, steps)
-
     def state(self) -> Tensors:
         return self.learner.state()
 
     def restore(self, state: Tensors) -> None:
         self.learner.restore(state)
 
-    def final_model(self, shared: Tensors, variant: str, task: int) -> Tensors:
-        """The weights of the bottom network."""
-        return self.learner.half.weights
-
-    def predict(self, model: Tensors, rows: Rows) -> Tensor:
-        """The embeddings of rows, from which the server predicts."""
-        return self.learner.predict(model, rows)
+    embed, take = vertical_delegates.embed, vertical_delegates.take
+    final_model, predict = vertical_delegates.bottom_model, vertical_delegates.predict
 
 
 class Server:
     """Holds labels and the top network, and prototypes where it rehearses."""
+
+    stored = ("means", "counts", "radius")  # its state beside its half
 
     def __init__(self, options: Options, site: VerticalSite) -> None:
         self.options, self.site = options, site
@@ -228,22 +215,13 @@ class Server:
         newest = self.options.fresh or self.options.fil_eval == "current"
         return ids[-1:] if self.site.by_columns and newest else ids
 
-    def final_model(self, shared: Tensors, variant: str, task: int) -> Tensors:
-        """The weights of the top network."""
-        return self.head.final_model()
-
     def predict(self, model: Tensors, parts: Tensors) -> Tensor:
         """The logits of rows, from their embeddings at each client."""
         ids = self._answering(self.site.stages - 1)
         return self.head.logits(self.head.joined({id: parts[id] for id in ids}), model)
 
-    def state(self) -> Tensors:
-        return self.head.state() | {name: getattr(self, name) for name in KEPT}
-
-    def restore(self, state: Tensors) -> None:
-        rest = self.head.restore(state)
-        for name in KEPT:
-            setattr(self, name, rest[name])
+    final_model = vertical_delegates.top_model
+    state, restore = vertical_delegates.server_state, vertical_delegates.restore_server
 
 
 METHOD = Method(Options, Server, Client, split="parties", headline="union")

@@ -2,11 +2,10 @@
 
 Wang, Gai, Yu, Zhu, Wu, Vertical Federated Continual Learning via Evolving Prototype Knowledge.
 
-Clients hold columns, the server labels. The server keeps one mean embedding of each class, its
-prototype. Classes by stage: the top network rehearses the prototypes of classes that are gone, and
-each client freezes the weights that mattered before (local model optimisation, LMO). Columns
-by stage: old and new prototypes are mixed, and so are embeddings at the test, without any label.
-Letters follow the specification: E embeddings, mu prototypes, F Fisher diagonals, kappa threshold.
+Clients hold columns, the server labels and a mean embedding of each class, its prototype. Classes
+by stage: the top network rehearses the prototypes of past classes, and clients freeze important
+weights (local model optimisation, LMO). Columns by stage: old and new prototypes are mixed, and so
+are test embeddings. Letters are those of the specification: E embeddings, mu prototypes, F Fisher.
 """
 
 from collections.abc import Mapping
@@ -19,26 +18,23 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from atoll.core.annotations import RowGradient
-from atoll.core.federation import SERVER, Clients, Moment
+from atoll.core.federation import Clients, Moment
 from atoll.core.messages import Empty, Tensors
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, Fraction, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Score, Snapshot
-from atoll.core.rows import Rows
 from atoll.data.vertical_site import VerticalSite
-from atoll.families import vertical
-from atoll.families.vertical_snapshots import embeddings_snapshot, frozen_snapshot
+from atoll.families import vertical, vertical_delegates
+from atoll.families.vertical_snapshots import embeddings_snapshot, frozen_snapshots, moved_snapshots
 from atoll.jobs.split_round import Lent, SplitJob, Step, draws
 from atoll.learning import knowledge
 from atoll.learning.models import Architecture
 from atoll.learning.replay import noisy
-from atoll.learning.split import Batches, guarded
 from atoll.learning.split_nets import NetName
 from atoll.learning.weights import prefixed
 
 __all__ = ["METHOD", "Client", "Options", "Server"]
 
-KEPT = ("known", "means", "received", "arrived")  # the server's state beside its half
 SHOWN = 120  # test rows of a task in a picture
 
 
@@ -46,39 +42,37 @@ SHOWN = 120  # test rows of a task in a picture
 class Options:
     """The options of `vleto`; sections f and j of the specification."""
 
-    rate: Positive = 0.01  # size of a step, of all networks (lr)
-    batch: AtLeastOne = 128  # rows in a step; the last, smaller batch is kept
-    epochs: AtLeastOne = 1  # passes over the rows in a round
+    rate: Positive = 0.01  # learning rate of all networks
+    batch: AtLeastOne = 128  # batch size; the last, smaller batch is kept
+    epochs: AtLeastOne = 1  # epochs per round
     network: NetName = "auto"  # lenet3, lenet2, mlp, dense; auto: lenet3 where it fits, else dense
-    width: AtLeastOne = 50  # of an embedding (d)
-    dropout: Fraction = 0.5  # of the embedding in training, with network = "mlp" only
-    agg: Literal["sum", "mean"] = "sum"  # how embeddings are joined
+    width: AtLeastOne = 50  # width of an embedding (d)
+    dropout: Fraction = 0.5  # dropout of the embedding in training, with network = "mlp" only
+    agg: Literal["sum", "mean"] = "sum"  # aggregation of embeddings: sum or mean
     lambda_ce: NotNegative = 0.5  # weight of the cross-entropy after the first stage
     lambda_a: NotNegative = 0.5  # weight of old prototypes: classes by stage
     lambda_f: NotNegative = 0.5  # weight of mixed prototypes: columns by stage
-    beta: Fraction = 0.5  # weight of what is new in a mixed prototype or embedding
+    beta: Fraction = 0.5  # weight of the new part in a mixed prototype or embedding
     gamma: NotNegative = 0.0  # how far old prototypes follow the drift; 0: not at all
     drift: Literal["scalar", "vector"] = "scalar"  # paper: mean cosine; vector: mean movement
-    prototype_noise: NotNegative = 0.01  # deviation of the noise on rehearsed prototypes
-    k0: NotNegative = 15.0  # deviations below the mean, at which weights are held back
-    alpha: NotNegative = 3.0  # further deviations for each unit of ln(task + 1)
-    lmo_rule: knowledge.LmoRule = (
-        "paper"  # which weights are held back; paper and code: in effect all
-    )
-    rho: Fraction = 0.5  # share of weights held back, with lmo_rule = "quantile"
-    fisher_rows: AtLeastOne = 1024  # training rows that Fisher diagonals are measured on
-    protocol: Literal["P1", "P2"] = "P1"  # columns by stage: the new client alone, or all so far
-    fil_eval: Literal["mix", "sum", "current"] = "mix"  # P1: how embeddings are joined at the test
+    prototype_noise: NotNegative = 0.01  # standard deviation of the noise on replayed prototypes
+    k0: NotNegative = 15.0  # threshold for freezing, in standard deviations below the mean
+    alpha: NotNegative = 3.0  # further standard deviations per unit of ln(task + 1)
+    lmo_rule: knowledge.LmoRule = "paper"  # which weights are frozen; paper, code: in effect all
+    rho: Fraction = 0.5  # share of frozen weights, with lmo_rule = "quantile"
+    fisher_rows: AtLeastOne = 1024  # training rows for the Fisher diagonal
+    protocol: Literal["P1", "P2"] = "P1"  # columns by stage: train the new client, or all so far
+    fil_eval: Literal["mix", "sum", "current"] = "mix"  # P1: aggregation of embeddings at the test
     stream: bool = False  # columns by stage: prototypes from the last round's training embeddings
-    seen_mask: bool = False  # leave out classes that no stage has had yet
-    declared: NotNegativeInt = 0  # classes that are known from the start; 0 for all of the data set
-    undeclared: Literal["refuse", "widen"] = "refuse"  # what a class beyond those does
-    pixel_mean: tuple[float, ...] = ()  # of each channel, from 0 to 1; empty: pixels from -1 to 1
-    pixel_std: tuple[float, ...] = ()  # of each channel, with pixel_mean
-    clip: NotNegative = 0.0  # longest gradient of a row that is sent; 0 for any
-    noise: NotNegative = 0.0  # deviation of the noise on gradients that are sent
-    secret: bool = False  # draw it from the machine, not from the run's seed, which clients know
-    digits: NotNegativeInt = 0  # behind the point, of embeddings that are sent; 0 for all
+    seen_mask: bool = False  # mask classes that no stage has had yet
+    declared: NotNegativeInt = 0  # number of classes known from the start; 0: all of the data set
+    undeclared: Literal["refuse", "widen"] = "refuse"  # what to do with a class beyond those
+    pixel_mean: tuple[float, ...] = ()  # channel means, from 0 to 1; empty: pixels from -1 to 1
+    pixel_std: tuple[float, ...] = ()  # standard deviation of each channel, with pixel_mean
+    clip: NotNegative = 0.0  # maximum norm of a row's gradient that is sent; 0: no clipping
+    noise: NotNegative = 0.0  # standard deviation of the noise added to gradients that are sent
+    secret: bool = False  # draw the noise from the operating system, not from the run's seed
+    digits: NotNegativeInt = 0  # decimal places of embeddings that are sent; 0: all
 
 
 @dataclass(frozen=True)
@@ -109,10 +103,7 @@ class How(NamedTuple):
 def terms(
     how: How, weights: Mapping[str, Tensor], given: Mapping[str, Tensor], step: Step
 ) -> dict[str, Tensor]:
-    """The loss of a step and its terms; only L_CE reaches the clients, the others read constants.
-
-    L_CE on the batch, L_A on noisy prototypes of old classes, L_F on mixed prototypes.
-    """
+    """L_CE on the batch, L_A on noisy old or L_F on mixed prototypes; only L_CE reaches clients."""
 
     def entropy(rows: Tensor, labels: Tensor) -> Tensor:
         logits = vertical.masked_logits(how.network, weights, rows, given["seen"], how.masked)
@@ -133,11 +124,7 @@ def moved(means: Tensor, gamma: Tensor, drift: str, step: Step) -> Tensor:
     """mu_hat: prototypes that follow the drift of the batch's classes (eq. 3 and 4)."""
     if not drift or not len(step.before):
         return means
-    follow = knowledge.drift_scalar if drift == "scalar" else knowledge.drift_vector
-    means_of = partial(knowledge.batch_means, y=step.y, classes=len(means))
-    now, counts = means_of(step.joint.detach())
-    past, _ = means_of(step.before)
-    return means + gamma * follow(past, now, counts > 0)
+    return means + gamma * knowledge.drift(drift, step.before, step.joint, step.y, len(means))
 
 
 class Client:
@@ -150,10 +137,6 @@ class Client:
         self.measured = -1  # the last stage whose Fisher diagonal was added
         self._mask: tuple[int, Tensors | None] = (-1, None)  # of a stage; follows from fisher
 
-    def embed(self, request: vertical.Embed, moment: Moment) -> vertical.Embedded:
-        """The embeddings of rows in the requested order."""
-        return self.learner.embed(request)
-
     def learn(self, request: vertical.Learn, moment: Moment) -> vertical.Learned:
         """Apply the gradient of the last step, then return the embeddings of the next."""
         embedding = self.learner.learn(request, moment, self._frozen(moment))
@@ -163,21 +146,16 @@ class Client:
         """Lend the client's half for a round in one computation."""
         return self.learner.lend(moment, job, self._frozen(moment))
 
-    def take(self, weights: Tensors, moment: Moment, steps: int) -> None:
-        """Store the weights that such a round ends with."""
-        self.learner.take(weights, moment, steps)
-
     def _frozen(self, moment: Moment) -> Tensors | None:
         """d.5: masks of the entries that are frozen at a stage; none at the first."""
-        options = self.options
-        if not self.fisher or options.lmo_rule == "off":
+        if not self.fisher or self.options.lmo_rule == "off":
             return None
         if self._mask[0] != moment.stage:
             # P2 freezes a client that has learned before whole, unless by its quantile
-            rule, rho = options.lmo_rule, options.rho
+            rule, rho = self.options.lmo_rule, self.options.rho
             if self.site.by_columns and rule != "quantile":
                 rule, rho = "quantile", 1.0
-            deviations = knowledge.delta(moment.stage + 1, options.k0, options.alpha)
+            deviations = knowledge.delta(moment.stage + 1, self.options.k0, self.options.alpha)
             self._mask = (moment.stage, knowledge.frozen(self.fisher, rule, deviations, rho))
         return self._mask[1]
 
@@ -185,12 +163,9 @@ class Client:
         """d.4, eq. 7: add the Fisher diagonal of the stage to those before."""
         if self.measured == moment.stage:
             return Empty()  # a repeated message counts once
-        x, half = self.site.train(moment.stage).x, self.learner.half
-        order = Batches(len(x), len(x), request.seed).at(0, x.device)
-        x = self.learner.scaled(x[order[: len(request.gradient)]])
         self._frozen(moment)  # the mask of this stage is that of the stages before
-        gradient = request.gradient.to(self.site.device)
-        diagonal = knowledge.fisher(half.network, half.weights, x, gradient)
+        x = self.site.train(moment.stage).x
+        diagonal = vertical_delegates.row_fisher(self.learner, x, request.seed, request.gradient)
         self.fisher, self.measured = knowledge.added(self.fisher, diagonal), moment.stage
         return Empty()
 
@@ -198,8 +173,7 @@ class Client:
         """Keep what the next stage needs of this one."""
         if self.options.gamma and not self.site.by_columns:
             self.learner.settle()
-        held = self._held(moment)
-        return Settled(knowledge.share(held) if held else 0.0)
+        return Settled(knowledge.share(self._held(moment) or {}))
 
     def _held(self, moment: Moment) -> Tensors | None:
         """The masks of a stage, where it has used some."""
@@ -207,8 +181,7 @@ class Client:
 
     def snapshot(self, moment: Moment) -> list[Snapshot]:
         """Which weights are frozen."""
-        held = self._held(moment)
-        return [frozen_snapshot(self.site, moment, held)] if held else []
+        return frozen_snapshots(self.site, moment, self._held(moment) or {})
 
     def state(self) -> Tensors:
         learner, mask = self.learner.state(), self._mask[1] or {}
@@ -222,17 +195,14 @@ class Client:
         self.measured, stage = state["done"].tolist()[3:]
         self._mask = (stage, vertical.ordered("mask", state, like) or None)
 
-    def final_model(self, shared: Tensors, variant: str, task: int) -> Tensors:
-        """The weights of the bottom network."""
-        return self.learner.half.weights
-
-    def predict(self, model: Tensors, rows: Rows) -> Tensor:
-        """The embeddings of rows, from which the server predicts."""
-        return self.learner.predict(model, rows)
+    embed, take = vertical_delegates.embed, vertical_delegates.take
+    final_model, predict = vertical_delegates.bottom_model, vertical_delegates.predict
 
 
 class Server:
     """Holds labels, the top network and the prototypes."""
+
+    stored = ("known", "means", "received", "arrived")  # its state beside its half
 
     def __init__(self, options: Options, site: VerticalSite) -> None:
         self.options, self.site = options, site
@@ -243,8 +213,8 @@ class Server:
         self.mixed = torch.zeros_like(self.means)  # mu_bar of the round: columns by stage
         self.received = torch.zeros_like(self.means)  # mu_t of the last round, with `stream`
         self.arrived = torch.zeros(classes, dtype=torch.int64, device=site.device)
-        self._tested = (self.means[:0], self.arrived[:0])  # embeddings and labels, for `snapshot`
-        self._moved: dict[str, float] = {}  # how far the stage moved prototypes, for `snapshot` too
+        self._tested = [(self.means[:0], self.arrived[:0])]  # embeddings and labels, by task
+        self._moved: dict[str, float] = {}  # how far the stage moved each prototype
 
     def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
         """Some passes over the rows; at the end of a stage, prototypes and Fisher diagonals."""
@@ -264,10 +234,8 @@ class Server:
 
     def _mixed(self, clients: Clients, moment: Moment) -> Tensor:
         """Eq. 5 with the class means as they are now, or as they came in the last round."""
-        if self.options.stream and moment.round > 0:
-            means, counts = self.received, self.arrived
-        else:
-            means, counts = self._means(clients, moment)
+        last = self.options.stream and moment.round > 0
+        means, counts = (self.received, self.arrived) if last else self._means(clients, moment)
         return knowledge.evolved(self.means, self.known, means, counts, self.options.beta)
 
     def _means(self, clients: Clients, moment: Moment) -> tuple[Tensor, Tensor]:
@@ -307,14 +275,12 @@ class Server:
 
     def _given(self, moment: Moment) -> Tensors:
         """The constants of a round that the terms read."""
-        options, like = self.options, self.means
-        later = moment.stage > 0
-        weights = {"ce": options.lambda_ce if later else 1.0, "a": options.lambda_a,
+        options, means = self.options, self.means
+        weights = {"ce": options.lambda_ce if moment.stage else 1.0, "a": options.lambda_a,
                    "f": options.lambda_f, "gamma": options.gamma}  # fmt: skip
-        given = {f"lambda_{name}": like.new_tensor(value) for name, value in weights.items()}
-        old = self._old(moment) if later else self._old(moment)[:0]
-        return given | {"means": like, "mixed": self.mixed, "old": old,
-                        "seen": self.head.seen_outputs}  # fmt: skip
+        given = {f"lambda_{name}": means.new_tensor(value) for name, value in weights.items()}
+        given |= {"means": means, "mixed": self.mixed, "seen": self.head.seen_outputs}
+        return given | {"old": self._old(moment)}  # at the first stage no class has a prototype
 
     def _old(self, moment: Moment) -> Tensor:
         """Classes with a prototype but without rows at the stage (O)."""
@@ -331,28 +297,19 @@ class Server:
         self.means, self.known = evolution, self.known | (counts > 0)
         if self.options.lmo_rule != "off":
             self._measure(clients, moment)
-        ids = self.head.learners(moment)
-        replies = clients.ask(Client.settle, dict.fromkeys(ids, Empty()))
+        replies = clients.ask(Client.settle, dict.fromkeys(self.head.learners(moment), Empty()))
         return notes | {f"frozen {id}": reply.frozen for id, reply in replies.items()}
 
     def _measure(self, clients: Clients, moment: Moment) -> None:
         """Send each sample's own gradient of the cross-entropy to the clients."""
-        options, y = self.options, self.site.train(moment.stage).y
-        seed = self.site.stream("fisher", moment).key
-        count, ids = min(options.fisher_rows, len(y)), self.head.learners(moment)
-        parts = self.head.embedded(clients, ids, "train", moment.stage, (seed, count))
-        labels = y[Batches(len(y), len(y), seed).at(0, y.device)[:count]]
-        gradient = self.head.row_gradients(self.head.joined(parts), labels)
-        # it gives labels away like those of the steps, which are smaller by the batch
-        key = torch.tensor(self.head.draws("fisher noise", moment).key, device=y.device)
-        by = options.batch
-        gradient = guarded(gradient, by * options.clip, by * options.noise, key)
+        most, ids = self.options.fisher_rows, self.head.learners(moment)
+        seed, gradient = vertical_delegates.sampled_gradients(self, clients, moment, "fisher", most)
         request = Measure(seed, self.head.parts(gradient, ids)[ids[0]])
         clients.ask(Client.measure, dict.fromkeys(ids, request))
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """Every task so far, and all their classes together (variant `union`)."""
-        self._tested = (self.means[:0], self.arrived[:0])
+        self._tested = self._tested[:1]
         predictions = {task: self._predicted(clients, moment, task) for task in clients.tasks}
         fresh = self.site.fresh if self.head.by_classes else None
         return vertical.scores(moment, predictions, fresh)
@@ -361,10 +318,7 @@ class Server:
         y = self.site.test(task).y
         parts = self.head.embedded(clients, self.site.parties(moment.stage), "test", task)
         joint = self._joint(parts)
-        self._tested = (
-            torch.cat([self._tested[0], joint[:SHOWN]]),
-            torch.cat([self._tested[1], y[:SHOWN]]),
-        )
+        self._tested.append((joint[:SHOWN], y[:SHOWN]))
         with torch.no_grad():
             return self.head.logits(joint), y
 
@@ -372,12 +326,7 @@ class Server:
         """The input of the top for rows without labels."""
         if not self.head.alone:
             return self.head.joined(parts)
-        options = self.options
-        return knowledge.combined(list(parts.values()), options.fil_eval, options.beta)
-
-    def final_model(self, shared: Tensors, variant: str, task: int) -> Tensors:
-        """The weights of the top network."""
-        return self.head.final_model()
+        return knowledge.combined([*parts.values()], self.options.fil_eval, self.options.beta)
 
     def predict(self, model: Tensors, parts: Tensors) -> Tensor:
         """The logits of rows, from their embeddings at each client."""
@@ -387,22 +336,15 @@ class Server:
     def snapshot(self, moment: Moment) -> list[Snapshot]:
         """Prototypes, some test embeddings, and how far the stage moved prototypes."""
         known = torch.nonzero(self.known).flatten()
-        snapshots = [
+        tested = map(torch.cat, zip(*self._tested, strict=True))
+        return [
             embeddings_snapshot(self.site, moment, "prototypes", self.means[known], known),
-            embeddings_snapshot(self.site, moment, "embeddings", *self._tested),
+            embeddings_snapshot(self.site, moment, "embeddings", *tested),
+            *moved_snapshots(moment, self._moved),
         ]
-        if self._moved:
-            names, values = tuple(self._moved), tuple((value,) for value in self._moved.values())
-            snapshots.append(Snapshot(moment.stage, SERVER, "mixed", names, ("moved",), values))
-        return snapshots
 
-    def state(self) -> Tensors:
-        return self.head.state() | {name: getattr(self, name) for name in KEPT}
-
-    def restore(self, state: Tensors) -> None:
-        rest = self.head.restore(state)
-        for name in KEPT:
-            setattr(self, name, rest[name])
+    final_model = vertical_delegates.top_model
+    state, restore = vertical_delegates.server_state, vertical_delegates.restore_server
 
 
 METHOD = Method(Options, Server, Client, split="parties", headline="union")

@@ -18,8 +18,9 @@ from atoll.core.record import Round
 from atoll.methods import load
 from atoll.reproduce.figures import ratio_figure, strength_figure
 from atoll.reproduce.ledger import Cell, Claim, Ledger, means_and_spreads, paired
-from atoll.reproduce.measured import Measurement, swept
+from atoll.reproduce.measured import Measurement
 from atoll.reproduce.paper import Measured, Missing, Paper, Say, Stopwatch, facts_of
+from atoll.reproduce.sweeps import swept
 from atoll.runs.config import change, read
 from atoll.runs.loop import Progress
 from atoll.runs.result import Run

@@ -18,8 +18,9 @@ from atoll.core.record import Round, Score
 from atoll.metrics import scores as metrics
 from atoll.reproduce.figures import course_figure
 from atoll.reproduce.ledger import Cell, Claim, Ledger, means_and_spreads, paired
-from atoll.reproduce.measured import CHECKPOINTS, Measurement, swept_together
+from atoll.reproduce.measured import CHECKPOINTS, Measurement
 from atoll.reproduce.paper import Measured, Missing, Paper, Say, Stopwatch, facts_of
+from atoll.reproduce.sweeps import swept_together
 from atoll.runs.config import change, read
 from atoll.runs.result import Run
 

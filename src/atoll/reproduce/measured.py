@@ -1,18 +1,14 @@
-"""Measurements as small files, and the sweeps that they are made of; shared by all papers."""
+"""Measurements as small files, shared by all papers."""
 
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from atoll.core.record import disk_errors, locked, write_whole
-from atoll.engines.local import LocalEngine
-from atoll.runs.loop import Progress
-from atoll.runs.result import Run
-from atoll.runs.sweep import points, sweep
 
 __all__ = [
     "CHECKPOINTS",
@@ -23,8 +19,6 @@ __all__ = [
     "Storage",
     "file_name",
     "fingerprint",
-    "swept",
-    "swept_together",
     "workplace",
     "write",
 ]
@@ -197,44 +191,3 @@ def workplace(folder: Path, asked: Any) -> Iterator[Path]:
             shutil.rmtree(own, ignore_errors=True)
             raise
         shutil.rmtree(own, ignore_errors=True)
-
-
-def swept(
-    values: dict[str, Any],
-    axes: Mapping[str, Sequence[Any]],
-    folder: Path,
-    watch: Callable[[Progress], None] = lambda progress: None,
-) -> list[Run]:
-    """The runs of a sweep, read from a folder that is not kept."""
-    (runs,), _ = swept_together([values], axes, folder, watch)
-    return runs
-
-
-def swept_together(
-    several: Sequence[dict[str, Any]],
-    axes: Mapping[str, Sequence[Any]],
-    folder: Path,
-    watch: Callable[[Progress], None] = lambda progress: None,
-    accepted: Callable[[BaseException], bool] = lambda error: False,
-) -> tuple[list[list[Run]], dict[int, BaseException]]:
-    """Sweeps of several configs as one, so that works of one form are one stack.
-
-    For each config its runs. One with a run that failed has none; its error is given by number if
-    it is `accepted`, and raised if it is not.
-    """
-    with workplace(
-        folder, [list(several), {key: list(items) for key, items in axes.items()}]
-    ) as own:
-        parts = [points(v, axes, own / str(n)) for n, v in enumerate(several)]
-        failed: dict[int, BaseException] = {}
-        every = [point for part in parts for point in part]
-        runs = sweep(every, own, LocalEngine, resume=True, watch=watch, failed=failed)
-        for run in runs:
-            run.read()  # before the folder goes
-        size = len(parts[0])
-        errors = {number // size: error for number, error in sorted(failed.items(), reverse=True)}
-        for error in errors.values():
-            if not accepted(error):
-                raise error
-    runs_of = {n: [r for r in runs if r.folder.parent.name == str(n)] for n in range(len(parts))}
-    return [[] if n in errors else runs_of[n] for n in runs_of], errors

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from atoll.core.errors import UserError
+from atoll.core.errors import BadMessageError, UserError
 from atoll.core.record import Round, Score
 from atoll.reproduce.figures import sensitivity_figure
 from atoll.reproduce.ledger import Cell, Ledger
-from atoll.reproduce.measured import Measurement, swept_together
+from atoll.reproduce.measured import Measurement
 from atoll.reproduce.paper import Measured, Missing, Paper, Say, Stopwatch, facts_of
+from atoll.reproduce.sweeps import swept_together
 from atoll.reproduce.vleto_claims import after, average, by_stage, claims
 from atoll.reproduce.vleto_tables import (
     ABLATED,
@@ -259,6 +260,9 @@ def _measured_at(
 
 
 def _is_lost(error: BaseException) -> bool:
+    """Whether training diverged: a loss or a message has numbers that are not finite."""
+    if isinstance(error, BadMessageError):
+        return "not finite" in str(error)
     return isinstance(error, UserError) and "no longer a number" in str(error)
 
 

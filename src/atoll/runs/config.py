@@ -26,9 +26,9 @@ from atoll.core.options import (
 )
 from atoll.core.storage import read_toml
 from atoll.data import splits
-from atoll.data.own.tables import TableOptions
+from atoll.data.own.profiles import TableOptions
 from atoll.data.public import PublicOptions
-from atoll.data.site import Scale
+from atoll.data.scaling import Scale
 from atoll.learning.models import ModelOptions
 from atoll.runs.convert import convert_config
 

@@ -7,38 +7,20 @@ from pathlib import Path
 import torch
 
 from atoll.compute.deterministic import deterministic_torch
-from atoll.compute.executor import Executor
 from atoll.core.record import Record
 from atoll.core.storage import FolderLock
 from atoll.data.dataset import Dataset
-from atoll.runs.config import EngineOptions, RunConfig, to_toml
+from atoll.runs.config import RunConfig, to_toml
 from atoll.runs.facts import facts, same_data
 from atoll.runs.loop import Engine, Progress, go
 from atoll.runs.parts import Parts, parts
 from atoll.runs.result import Run, write_result
 
-__all__ = ["OpenEngine", "execute", "executor_for", "prepare"]
+__all__ = ["OpenEngine", "execute", "prepare"]
 
 # Opens an engine for the parts of a run. The second argument builds the same parts again, for an
 # engine that tries a few clients before the run; the third is the folder of the run.
 OpenEngine = Callable[[Parts, Callable[[], Parts], Path], AbstractContextManager[Engine]]
-
-
-def executor_for(options: EngineOptions, folder: Path, rounds: int, parts: int = 1) -> Executor:
-    """The executor that a run's options ask for; `rounds`: how often jobs of a form come back."""
-    keep = Path(options.keep) if options.keep else None
-    return Executor(
-        options.mode,
-        folder,
-        tf32=options.tf32,
-        streams=options.streams,
-        keep=keep,
-        tune=options.tune,
-        parts=parts,
-        rounds=rounds,
-        deterministic=options.deterministic,
-        verify=options.verify,
-    )
 
 
 def execute(  # noqa: PLR0913 - what a caller may set, by keyword

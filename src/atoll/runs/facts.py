@@ -4,7 +4,7 @@ import platform
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,7 +12,9 @@ import torch
 from atoll import methods
 from atoll.core import VERSION
 from atoll.core.errors import UserError
-from atoll.runs.parts import Parts
+
+if TYPE_CHECKING:
+    from atoll.runs.parts import Parts
 
 __all__ = ["facts", "few_rows", "holdings", "same_data"]
 
@@ -20,7 +22,7 @@ FEW = 5  # training rows of a client at a stage, below which the command warns
 MOST_NAMES = 300  # a table with more columns is told by numbers alone
 
 
-def facts(parts: Parts) -> dict[str, Any]:
+def facts(parts: "Parts") -> dict[str, Any]:
     """What a run was made under: versions, machine, data."""
     dataset = parts.dataset
     packages = ("torch", "numpy", "safetensors", "scikit-learn", "pydantic")
@@ -51,7 +53,7 @@ def facts(parts: Parts) -> dict[str, Any]:
     }
 
 
-def _public(parts: Parts) -> dict[str, Any]:
+def _public(parts: "Parts") -> dict[str, Any]:
     """Which public images a run has, where its config names some."""
     if not parts.config.public:
         return {}
@@ -62,7 +64,7 @@ def _public(parts: Parts) -> dict[str, Any]:
     return {"public": {"name": name, **identity}}
 
 
-def holdings(parts: Parts) -> dict[str, Any]:
+def holdings(parts: "Parts") -> dict[str, Any]:
     """Who holds what, in numbers and names of columns: rows by stage, test rows by task."""
     scenario, dataset = parts.scenario, parts.dataset
     named = dataset.columns if len(dataset.columns) <= MOST_NAMES else ()
@@ -93,7 +95,7 @@ def few_rows(facts: Mapping[str, Any]) -> str:
     return f"{few} of {len(sites)} clients train on fewer than {FEW} rows; ask for fewer clients"
 
 
-def same_data(parts: Parts, recorded: Mapping[str, Any], where: str) -> None:
+def same_data(parts: "Parts", recorded: Mapping[str, Any], where: str) -> None:
     """Refuse to continue a run with other data."""
     if recorded.get("data", {}).get("fingerprint") != parts.dataset.fingerprint:
         raise UserError(

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -18,8 +18,10 @@ from atoll.core.messages import Tensors
 from atoll.core.record import Event, Record, Round, Snapshot, Stage
 from atoll.learning.weights import prefixed, without
 from atoll.runs.config import RunConfig
-from atoll.runs.parts import Parts
 from atoll.runs.recipe import write_recipe
+
+if TYPE_CHECKING:
+    from atoll.runs.parts import Parts
 
 __all__ = ["Engine", "Progress", "go"]
 
@@ -64,7 +66,7 @@ SETTLED = 40  # rounds after which most of what a run keeps has been made
 
 @dataclass
 class _Run:
-    parts: Parts
+    parts: "Parts"
     server: Server
     engine: Engine
     record: Record
@@ -158,7 +160,7 @@ def _arrays(state: Tensors) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def go(
-    parts: Parts, engine: Engine, record: Record, watch: Watch, stopping: Callable[[], bool]
+    parts: "Parts", engine: Engine, record: Record, watch: Watch, stopping: Callable[[], bool]
 ) -> None:
     """Run, or go on with a run that was cut; `stopping` is asked after each round."""
     run = _Run(parts, parts.server(), engine, record, watch, stopping)

@@ -93,10 +93,11 @@ class Parts:
     def public(self) -> Public:
         """The images without labels that all parts have, on the device."""
         config = self.config
-        found = public(config.public_options(), self.dataset, config.scale, config.seed)
+        options, scale, seed = config.public_options(), config.scale, config.seed
+        images = public(options, self.dataset, scale, seed, data.load)
         where, dtype = self._shelf.x.device, self._shelf.dtype
-        x, mean, deviation = (t.to(where, dtype) for t in (found.x, found.mean, found.deviation))
-        return Public(x, mean, deviation, found.fingerprint)
+        x, mean, deviation = (t.to(where, dtype) for t in (images.x, images.mean, images.deviation))
+        return Public(x, mean, deviation, images.fingerprint)
 
     @cached_property
     def vectors(self) -> Vectors:

@@ -2,20 +2,22 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from atoll.core.record import write_whole
 from atoll.data.dataset import array_fingerprint, file_fingerprint
-from atoll.runs.parts import Parts
+
+if TYPE_CHECKING:
+    from atoll.runs.parts import Parts
 
 __all__ = ["write_recipe"]
 
 Recipe = dict[str, Any]  # plain values
 
 
-def write_recipe(parts: Parts, folder: Path) -> None:
+def write_recipe(parts: "Parts", folder: Path) -> None:
     """Write what predictions need beside the weights: shapes, classes, columns, scaling."""
     dataset = parts.dataset
     recipe = _shapes(parts)
@@ -29,7 +31,7 @@ def write_recipe(parts: Parts, folder: Path) -> None:
     write_whole(folder / "recipe.json", json.dumps(recipe, indent=1).encode() + b"\n")
 
 
-def _shapes(parts: Parts) -> Recipe:
+def _shapes(parts: "Parts") -> Recipe:
     """The shape of a row, the classes, and which columns each site reads from which stage on."""
     scenario, dataset = parts.scenario, parts.dataset
     sites = {}
@@ -50,7 +52,7 @@ def _shapes(parts: Parts) -> Recipe:
     }
 
 
-def _tables(parts: Parts) -> Recipe:
+def _tables(parts: "Parts") -> Recipe:
     """Own tables: scaling of columns, and the rows of each file that are kept for tests."""
     scenario, dataset = parts.scenario, parts.dataset
     alone = not parts.config.data.get("site")  # each site has a file of its own
@@ -68,7 +70,7 @@ def _tables(parts: Parts) -> Recipe:
     return {"sites": sites}
 
 
-def _parties(parts: Parts) -> Recipe:
+def _parties(parts: "Parts") -> Recipe:
     """The same where sites hold columns of the same rows; rows are those of the active party."""
     scenario, layout = parts.scenario, parts.dataset.layout
     assert layout is not None  # own tables have one
@@ -87,7 +89,7 @@ def _parties(parts: Parts) -> Recipe:
     return {"files": files, "fingerprints": prints, "sites": sites}
 
 
-def _add_own_files(parts: Parts, sites: Recipe) -> None:
+def _add_own_files(parts: "Parts", sites: Recipe) -> None:
     """Own images and texts: the name of each site's file, and its rows that are kept for tests."""
     scenario, dataset, data = parts.scenario, parts.dataset, parts.config.data
     if len(dataset.groups) != len(scenario.clients):

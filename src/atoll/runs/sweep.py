@@ -23,7 +23,8 @@ from atoll.core.federation import Moment
 from atoll.core.record import Record, disk_errors, write_whole
 from atoll.data.dataset import Dataset
 from atoll.runs.config import RunConfig, change, place, resolve
-from atoll.runs.execute import executor_for, prepare
+from atoll.runs.execute import prepare
+from atoll.runs.executors import executor_for
 from atoll.runs.loop import Engine, Progress, go
 from atoll.runs.parts import Parts
 from atoll.runs.result import Run, write_result

@@ -7,11 +7,11 @@ from typing import Literal
 import pytest
 import torch
 
-from atoll.compute.captured import Captured, replicas, run_captured, step_key
+from atoll.compute.captured import Captured, replicas, run_captured
 from atoll.compute.compare import max_relative_error
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
-from atoll.jobs.train import Optimiser, Phase, TrainJob
+from atoll.jobs.train import Optimiser, Phase, TrainJob, step_key
 from atoll.learning.distill import distillation_loss
 from atoll.learning.image_nets import build
 from atoll.learning.losses import plain

@@ -15,7 +15,7 @@ import torch
 from safetensors.numpy import load_file
 
 from atoll.compute import autotune, deterministic
-from atoll.compute.choice import choices
+from atoll.compute.choice_files import choices
 from atoll.compute.executor import Executor
 from atoll.compute.kinds.captured import CAPTURED_TRAIN
 from atoll.compute.kinds.train import TRAIN
@@ -59,11 +59,9 @@ LONGER, SHORTER = 2.0, 0.5  # what is timed last looks slow, or fast
 
 @contextmanager
 def fresh_process(clock: Clock, cache: Path) -> Iterator[None]:
-    """Run as a new process would: an empty cache, nothing timed yet, and this clock."""
+    """Run as a new process would: an empty cache and this clock."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
-        patch.setattr(batched_layers, "CHOSEN", {})
-        patch.setattr(batched_layers, "TAKEN", set())
         patch.setattr(time, "perf_counter", clock)
         yield
 
@@ -247,12 +245,14 @@ def fixed_way(groups: int = 1) -> batched_layers.Way:
 def test_convolutions_follow_the_order_of_their_device_and_are_not_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(batched_layers, "CHOSEN", {})
-    assert fixed_way() == "grouped"
+    timings = batched_layers.Timings()
+    with batched_layers.timed_ways(timings):
+        assert fixed_way() == "grouped"
     monkeypatch.setitem(batched_layers.PREFERRED, "cpu", batched_layers.PREFERRED["cuda"])
-    assert fixed_way() == "near"  # `direct` is no other way without a GPU
-    assert fixed_way(groups=2) == "grouped"
-    assert not batched_layers.CHOSEN
+    with batched_layers.timed_ways(timings):
+        assert fixed_way() == "near"  # `direct` is no other way without a GPU
+        assert fixed_way(groups=2) == "grouped"
+    assert not timings.by_shape
 
 
 def test_a_preferred_convolution_that_is_wrong_is_passed_over(

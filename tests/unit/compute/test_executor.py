@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from atoll.compute import shared_training
-from atoll.compute.choice import choices
+from atoll.compute.choice_files import choices
 from atoll.compute.compare import max_relative_error
 from atoll.compute.executor import Executor
 from atoll.compute.kinds import STACKED
@@ -134,21 +134,20 @@ def test_the_way_of_a_convolution_is_kept_with_the_run_and_for_later_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(batched_layers, "CHOSEN", {})
     asked = {
         f"site-{n}": replace(picture(n), rows=picture(n).rows.at(slice(0, rows)))
         for n, rows in enumerate((10, 7))
     }
-    Executor("stacked", tmp_path).do(asked)
+    executor = Executor("stacked", tmp_path)
+    executor.do(asked)
     found = [c for c in choices(tmp_path).values() if c.work.startswith("convolution")]
     assert found
     assert {c.reason for c in found} <= set(batched_layers.WAYS)
-    first = {key: timing.way for key, timing in batched_layers.CHOSEN.items()}
+    first = {key: timing.way for key, timing in executor._timings.by_shape.items()}
     for folder in (tmp_path, tmp_path / "other"):  # resumed; another run on the same machine
-        batched_layers.CHOSEN.clear()
         folder.mkdir(exist_ok=True)
-        Executor("stacked", folder)
-        assert {key: timing.way for key, timing in batched_layers.CHOSEN.items()} == first
+        known = Executor("stacked", folder)._timings.by_shape
+        assert {key: timing.way for key, timing in known.items()} == first
     without = tmp_path / "without"
     without.mkdir()
     Executor("stacked", without).do(jobs(honest))
@@ -156,9 +155,7 @@ def test_the_way_of_a_convolution_is_kept_with_the_run_and_for_later_ones(
     Executor("stacked", tmp_path / "other").do(asked)  # what was found before is told again
     assert [c.work for c in choices(tmp_path / "other").values()].count(found[0].work) == 1
     (tmp_path / "cache" / "atoll" / "choices" / "batched_layers.json").write_text("[")
-    batched_layers.CHOSEN.clear()
-    Executor("stacked")
-    assert batched_layers.CHOSEN == {}
+    assert Executor("stacked")._timings.by_shape == {}
 
 
 def picture(number: int) -> TrainJob:

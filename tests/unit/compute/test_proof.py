@@ -10,7 +10,7 @@ from torch import Tensor
 
 from atoll.compute import proof
 from atoll.compute.captured import Captured
-from atoll.compute.choice import choices
+from atoll.compute.choice_files import choices
 from atoll.compute.compare import max_relative_error
 from atoll.compute.executor import Executor, Mode
 from atoll.compute.kinds.captured import CAPTURED_TRAIN

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load
 
 from atoll.compute import split_rounds
-from atoll.compute.choice import choices
+from atoll.compute.choice_files import choices
 from atoll.compute.split_rounds import WAYS
 from atoll.core.record import Message, Round, Score, read_events
 from atoll.core.rng import Stream, below, normals, uniforms

@@ -3,7 +3,7 @@
 import pytest
 
 from atoll import methods
-from atoll.core.annotations import RowGradient, SharedWeights, Update, marked
+from atoll.core.annotations import Outputs, RowGradient, SharedWeights, Update, marked
 from atoll.core.federation import actions, kinds
 from atoll.core.messages import Check, Empty, Tensors, Weights, _fields
 from atoll.families.vertical import Learn
@@ -35,3 +35,8 @@ def test_an_update_names_shared_weights_of_its_request(name: str) -> None:
         request, reply = kinds(action)
         for mark in marked(reply, Update).values():
             assert mark.of in marked(request, SharedWeights)
+
+
+def test_outputs_are_of_own_rows_without_tails_unless_their_mark_says_otherwise() -> None:
+    mark = Outputs()
+    assert (mark.tails, mark.common, mark.aligned) == (False, False, False)

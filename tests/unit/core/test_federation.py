@@ -369,3 +369,19 @@ def test_a_mean_by_rows_weighs_each_client_by_its_rows_and_refuses_what_cannot_b
         with pytest.raises(BadMessageError, match="rows") as caught:
             shares({"a": 3, "b": rows})
         assert caught.value.sender == "b"
+
+
+def test_an_answer_that_is_not_admitted_is_refused_or_with_a_guard_left_out() -> None:
+    def admit(id: str, reply: Weights) -> None:
+        if id == "b":
+            raise BadMessageError(id, "not this one")
+
+    ids = ["a", "b", "c", "d"]
+    transport = Backwards({id: Counter() for id in ids})
+    with pytest.raises(BadMessageError, match="not this one") as caught:
+        Clients(ids, transport, NOW).ask_all(Counter.fit, weights(w=1.0), admit)
+    assert caught.value.sender == "b"
+    guard = Guard(RobustOptions(), quorum=True)
+    guarded = Clients(ids, transport, NOW, guard=guard)
+    assert list(guarded.ask_all(Counter.fit, weights(w=1.0), admit)) == ["a", "c", "d"]
+    assert [(out.client, out.reason) for out in guarded.exclusions] == [("b", "not this one")]

@@ -10,7 +10,7 @@ import torch
 from atoll.core.annotations import Bounded, Outputs, RowCount, Update
 from atoll.core.errors import BadMessageError
 from atoll.core.federation import Clients, Moment
-from atoll.core.influence import Guard, RobustOptions, implausible_state
+from atoll.core.influence import Guard, RobustOptions, _flatness, implausible_state
 from atoll.core.messages import Empty, Packet, Tensors, Weights, pack
 from atoll.core.record import Exclusion
 from atoll.families.vertical import Embedded
@@ -370,3 +370,49 @@ def test_a_state_that_no_accepted_update_can_have_made_is_found() -> None:
 )
 def test_a_state_with_absurd_numbers_is_found(tensor: torch.Tensor, wrong: bool) -> None:
     assert bool(implausible_state({"x": tensor})) is wrong
+
+
+def test_an_answer_that_is_too_large_is_named_for_that_though_it_is_noise_too() -> None:
+    """It is judged once, and has no say in what the others agree on."""
+    sent = {name: Aligned(SIGNAL + 0.5 * drawn(i, 64, 10)) for i, name in enumerate("abc")}
+    faults = guard().faults("align", 0, {}, {**sent, "d": Aligned(100 * drawn(7))})
+    assert list(faults) == ["d"]
+    assert "times as large as the round's median" in faults["d"].reason
+
+
+def doubly_centred(seed: int) -> torch.Tensor:
+    """26 rows of 6 classes without means of rows and columns, of norm 1."""
+    found = drawn(seed, 26, 6).double()
+    found = found - found.mean(1, keepdim=True)
+    found = found - found.mean(0, keepdim=True)
+    length: torch.Tensor = found.norm()
+    return found / length
+
+
+@pytest.mark.parametrize(("correlation", "noise"), [(0.354, True), (0.361, False)])
+def test_chance_is_four_deviations_of_the_correlation_of_random_numbers(
+    correlation: float, noise: bool
+) -> None:
+    """Of 26 rows and 6 classes 4 / sqrt(25 * 5) = 0.358; three others send the same."""
+    common, other = doubly_centred(0), doubly_centred(1)
+    other = other - (other * common).sum() * common
+    own = correlation * common + math.sqrt(1 - correlation**2) * other / other.norm()
+    sent = {**{name: Aligned(common) for name in "abc"}, "d": Aligned(own)}
+    assert list(guard().faults("align", 0, {}, sent)) == (["d"] if noise else [])
+
+
+@pytest.mark.parametrize(
+    ("scales", "flatness"),
+    [
+        ([1.0, 1.0], 1 + 2 / 3),  # (1 + 1)^2 / (2 * (1 + 1)) = 1
+        ([3.0, 1.0], 100 / 164 * (1 + 2 / 3)),  # (9 + 1)^2 / (2 * (81 + 1))
+        ([1.0, 0.0], 0.5 * (1 + 2 / 3)),
+    ],
+)
+def test_flatness_is_the_participation_ratio_of_the_spectrum(
+    scales: list[float], flatness: float
+) -> None:
+    """Two orthogonal columns of length 2 in four rows, so three degrees of freedom."""
+    columns = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
+    columns = columns.double() * torch.tensor(scales)
+    assert _flatness(columns, 2) == pytest.approx(flatness)

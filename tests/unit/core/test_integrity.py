@@ -219,3 +219,14 @@ def test_a_score_is_read_as_it_was(record: Record) -> None:
     score = Score(0, 1, "a", 0, "", "test", 4, 2, 1)
     record.add([score])
     assert read_events(record.folder)[-1] == score
+
+
+def test_digests_hold_in_whatever_order_their_names_are_written(record: Record) -> None:
+    end(record)
+    path = record.folder / "digests.json"
+    body = json.loads(path.read_text())
+    before = read_digests(record.folder)
+    turned = {name: body[name] for name in reversed(list(body))}
+    turned["files"] = {name: body["files"][name] for name in reversed(list(body["files"]))}
+    path.write_text(json.dumps(turned))
+    assert read_digests(record.folder) == before

@@ -177,3 +177,9 @@ def test_what_takes_no_message_is_no_action() -> None:
     assert kinds(fit) == (Said, Empty)
     with pytest.raises(BadMessageError, match="'snapshot' is not an action"):
         kinds(snapshot)
+
+
+def test_of_a_file_that_may_be_ours_the_first_mebibyte_is_looked_at(tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    out.write_bytes(b"x" * (3 << 20))
+    may_write(out, [], [], lambda old: len(old) == 1_048_576)

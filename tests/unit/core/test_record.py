@@ -394,3 +394,30 @@ def test_what_a_killed_writer_left_goes_when_the_run_goes_on(tmp_path: Path) -> 
     (tmp_path / "run" / ".checkpoint.safetensors.7-01234567.part").write_bytes(b"half")
     Record.reopen(tmp_path / "run").close()
     assert files(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("stranger", "remedy"),
+    [("thesis.tex", "no run is in this one"), ("config.toml", "--resume to go on")],
+)
+def test_a_folder_in_use_is_refused_with_what_can_be_done(
+    tmp_path: Path, stranger: str, remedy: str
+) -> None:
+    (tmp_path / stranger).write_text("mine")
+    with pytest.raises(UserError) as caught:
+        Record.create(tmp_path, "seed = 1", {})
+    assert remedy in caught.value.remedy
+
+
+def test_a_new_record_makes_the_folders_above_it_and_clears_what_a_killed_one_left(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "runs" / "deep" / "run"
+    with Record.create(folder, "seed = 1", {}):
+        assert (folder / "config.toml").read_text() == "seed = 1"
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / ".facts.json.12-0a1b2c3d.part").write_text("half")
+    with Record.create(other, "seed = 1", {}):
+        assert not list(other.glob("*.part"))
+        assert not list(other.glob(".*.part"))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.core.rng import Stream, permutations
+from atoll.core.rng import Stream, _signed, permutations
 
 
 def keys(count: int, *names: str | int) -> Tensor:
@@ -133,3 +133,12 @@ def test_keys_that_follow_each_other_give_unrelated_orders() -> None:
     orders = permutations(torch.arange(6000), 5)
     pairs = orders[:-1, 0] * 5 + orders[1:, 0]
     assert chi_square(torch.bincount(pairs, minlength=25)) < 51.2  # 24 degrees of freedom
+
+
+@pytest.mark.parametrize(
+    ("number", "signed"),
+    [(0, 0), (1 << 62, 1 << 62), ((1 << 63) - 1, (1 << 63) - 1), (1 << 63, -(1 << 63)),
+     ((1 << 64) - 1, -1)],
+)  # fmt: skip
+def test_bits_of_64_are_read_as_a_signed_number(number: int, signed: int) -> None:
+    assert _signed(number) == signed

@@ -3,6 +3,9 @@
 import errno
 import fcntl
 import os
+import re
+import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -123,3 +126,59 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
     assert is_temporary(left[1], ["facts.json"])
     assert not is_temporary(left[1], ["config.toml"])
+
+
+def test_the_lock_file_names_its_process_and_nothing_of_the_one_before(tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text("process 1 on a host with a very long name, " + "x" * 300)
+    with FolderLock(tmp_path):
+        text = (tmp_path / LOCK).read_text()
+    stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    assert re.fullmatch(rf"process {os.getpid()} on \S+, {stamp}", text)
+
+
+def test_of_an_endless_lock_file_two_hundred_letters_are_shown(tmp_path: Path) -> None:
+    with FolderLock(tmp_path):
+        (tmp_path / LOCK).write_text("y" * 1000)
+        with pytest.raises(UserError) as caught:
+            FolderLock(tmp_path)
+    assert caught.value.where == f"{tmp_path} ({'y' * 200})"
+
+
+@pytest.mark.parametrize(("locks", "writes"), [("off", True), ("on", False), (None, False)])
+def test_without_a_lock_file_somebody_may_write_only_where_locks_are_off(
+    locks: str | None, writes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ATOLL_LOCKS", raising=False)
+    if locks is not None:
+        monkeypatch.setenv("ATOLL_LOCKS", locks)
+    assert FolderLock.has_writer(tmp_path) is writes
+
+
+def test_a_writer_is_known_by_its_process_and_its_host(tmp_path: Path) -> None:
+    with FolderLock(tmp_path):
+        assert FolderLock.has_writer(tmp_path) is True
+    here = socket.gethostname()
+    for text, writes in (
+        (f"process 999999999 on {here}, 2026-01-01 00:00:00", False),  # no such process
+        (f"process {2**70} on {here}, 2026-01-01 00:00:00", False),
+        ("process 999999999 on another-host, 2026-01-01 00:00:00", True),  # who can tell?
+        ("", True),
+    ):
+        (tmp_path / LOCK).write_text(text)
+        assert FolderLock.has_writer(tmp_path) is writes
+
+
+def test_a_file_and_then_its_folder_are_flushed_and_no_handle_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, flushed = os.fsync, list[bool]()
+
+    def noted(handle: int) -> None:
+        flushed.append(stat.S_ISDIR(os.fstat(handle).st_mode))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    before = sorted(Path("/proc/self/fd").iterdir())
+    write_whole(tmp_path / "file", b"whole")
+    assert flushed == [False, True]  # the file, then the folder that names it
+    assert sorted(Path("/proc/self/fd").iterdir()) == before

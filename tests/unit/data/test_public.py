@@ -12,7 +12,7 @@ from atoll.core.rng import Stream
 from atoll.data import pictures
 from atoll.data.dataset import Dataset
 from atoll.data.public import PublicOptions, public
-from atoll.data.site import colours
+from atoll.data.scaling import colours
 from atoll.data.sources import images
 from atoll.learning.augment import strongly, varied
 
@@ -20,9 +20,8 @@ SMALL = data.load("synthetic-images", rows=20)
 
 
 def made(name: str = "digits", rows: int = 50, seed: int = 0, **more: Any) -> Any:
-    return public(
-        PublicOptions(name, rows), more.get("like", SMALL), more.get("scale", "none"), seed
-    )
+    like, scale = more.get("like", SMALL), more.get("scale", "none")
+    return public(PublicOptions(name, rows), like, scale, seed, data.load)
 
 
 def test_the_hash_tells_content_and_order() -> None:

@@ -1,5 +1,6 @@
 """What a round on public images is made of, and the pictures of features beside it."""
 
+import math
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -11,20 +12,24 @@ from torch import Tensor
 from atoll.core.errors import BadMessageError, ClientFailedError, UserError
 from atoll.core.federation import Clients, Moment
 from atoll.core.messages import Empty, Packet, Weights, pack, unpack, wrap
+from atoll.core.record import Snapshot
 from atoll.core.rng import Stream
-from atoll.core.rows import Public
+from atoll.core.rows import Public, Rows
 from atoll.families.distillation import (
     Align,
     Aligned,
     Exchange,
     Joined,
+    Learner,
     Plan,
     Trained,
     epochs_at,
     final_model,
     mean_logits,
 )
-from atoll.families.distillation_snapshots import principal
+from atoll.families.distillation_snapshots import features_snapshot, principal
+from atoll.jobs.train import TrainResult
+from atoll.learning.models import skeleton
 from atoll.methods import fccl
 
 
@@ -242,3 +247,96 @@ def test_the_first_of_equally_large_values_is_the_positive_one() -> None:
     rows = torch.tensor([[-3.0], [3.0 + 4.5e-16], [0.0]], dtype=torch.float64)
     assert torch.equal(principal(rows).sign()[:2], torch.tensor([[1.0], [-1.0]]).double())
     assert float(principal(torch.tensor([[1.0], [0.0], [-2.0]]))[2, 0]) > 0
+
+
+def learner(**options: Any) -> Learner:
+    """A learner of one input and two classes, without public images."""
+    site: Any = SimpleNamespace(
+        model=lambda: torch.nn.Linear(1, 2),
+        clients=["a"],
+        id="a",
+        device=torch.device("cpu"),
+        stream=lambda *names: Stream(7),
+        test=lambda task: Rows(
+            torch.tensor([[1.0], [2.0], [3.0]]), torch.zeros(3, 0), torch.tensor([0, 1, 1])
+        ),
+    )
+    return Learner("fml", fccl.Options(**options), site)
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_round_that_ends_with_one_number_that_is_not_finite_changes_nothing(
+    broken: float,
+) -> None:
+    own = learner()
+    before = own.weights
+    own.finish({"w": torch.tensor([1.0, 2.0]), "b": torch.tensor([0.0, broken])})
+    assert own.weights is before
+    assert own.last is before
+
+
+def test_a_count_that_has_no_half_precision_does_not_spoil_a_round() -> None:
+    """70000 batches are more than the largest number of 16 bits, 65504."""
+    own = learner()
+    ended = {"w": torch.ones(2, dtype=torch.float16), "batches": torch.tensor(70_000)}
+    own.finish(ended)
+    assert own.weights is ended
+    assert own.last is ended
+
+
+def test_a_learner_without_public_images_has_no_step_on_them() -> None:
+    x = torch.zeros(5, 1, 2, 2)
+    assert learner().plan.steps(Public(x, x[0], x[0], "print")) == 0
+
+
+def test_the_solo_model_is_tested_again_once_it_was_trained() -> None:
+    """Before, class 0 for all; after, class 1 for all: one hit, then two."""
+    own = learner()
+    first = {"weight": torch.zeros(2, 1), "bias": torch.tensor([1.0, 0.0])}
+    own.weights = own.last = own.solo = first
+    assert own.check(0).correct == {"fml": 1, "solo": 1}
+    steps = own.prepare(own.site.test(0))
+    next(steps)
+    trained = {"weight": torch.zeros(2, 1), "bias": torch.tensor([0.0, 1.0])}
+    with pytest.raises(StopIteration):
+        steps.send(TrainResult(trained, {}, {"loss": 0.5}))
+    assert own.check(0).correct == {"fml": 2, "solo": 2}
+    assert own.weights is trained
+
+
+def rows_of(count: int) -> Rows:
+    x = torch.randn(count, 1, generator=torch.Generator().manual_seed(count))
+    return Rows(x, x[:, :0], torch.arange(count) % 2)
+
+
+def features_of(*counts: int) -> list[Snapshot]:
+    """The snapshot for test rows of domains of these sizes; the last layer reads 30 features."""
+    site: Any = SimpleNamespace(id="a", tasks=tuple("xyz"[: len(counts)]))
+    weights = {"wide.weight": torch.arange(30.0)[:, None], "last.weight": torch.zeros(2, 30)}
+    network = skeleton(Wide(), False)
+    return features_snapshot(site, Moment(0, 0, 1), network, weights, [rows_of(n) for n in counts])
+
+
+class Wide(torch.nn.Module):
+    """One input, thirty features, two classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = torch.nn.Linear(1, 30, bias=False)
+        self.last = torch.nn.Linear(30, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.wide(x))
+        return found
+
+
+def test_features_are_shown_in_twenty_components_of_at_most_forty_rows_of_a_domain() -> None:
+    (found,) = features_of(41, 3)
+    assert len(found.columns) == 20
+    assert found.columns[-1] == "component 20"
+    assert [label.split("|")[0] for label in found.rows] == ["x"] * 40 + ["y"] * 3
+
+
+@pytest.mark.parametrize(("counts", "shown"), [((1, 1), False), ((2, 1), True)])
+def test_two_rows_have_no_components_worth_a_figure(counts: tuple[int, int], shown: bool) -> None:
+    assert bool(features_of(*counts)) is shown

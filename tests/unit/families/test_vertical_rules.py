@@ -9,6 +9,7 @@ import torch
 from atoll.core.errors import UserError
 from atoll.core.federation import Moment
 from atoll.families.vertical import Head, Learner, _covers
+from atoll.families.vertical_snapshots import embeddings_snapshot
 
 LATER = Moment(2, 0, 1)
 
@@ -107,3 +108,13 @@ def test_masks_cover_where_every_entry_is_frozen() -> None:
 @pytest.mark.parametrize(("network", "share"), [("mlp", 0.3), ("dense", 0.0), ("lenet3", 0.0)])
 def test_only_an_mlp_drops_units(network: str, share: float) -> None:
     assert BareLearner(network=network, dropout=0.3)._dropped == share
+
+
+def test_embeddings_are_shown_with_a_name_for_each_column_in_four_digits() -> None:
+    site: Any = SimpleNamespace(classes=("cat", "dog"))
+    rows = torch.tensor([[1.23456, 0.0, -2.0], [3.0, 123456.0, 0.5]])
+    found = embeddings_snapshot(site, LATER, "embeddings", rows, torch.tensor([1, 0]))
+    assert found.rows == ("dog", "cat")
+    assert found.columns == ("e0", "e1", "e2")
+    assert found.values == ((1.235, 0.0, -2.0), (3.0, 123500.0, 0.5))
+    assert found.stage == 2

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 import pytest
 import torch
@@ -223,3 +223,30 @@ def test_a_network_is_tested_on_all_rows() -> None:
     found = checked(model, data)
     correct, f1 = hits(model(data.x), data.y)
     assert (found.rows, found.correct, found.macro_f1) == (30, {"": correct}, {"": f1})
+
+
+class Counting:
+    """A stream that notes which of its parts were asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str | int, ...]] = []
+
+    def child(self, *names: str | int) -> Stream:
+        self.asked.append(names)
+        return STREAM.child(*names)
+
+
+def test_the_order_of_an_epoch_is_drawn_when_the_epoch_begins() -> None:
+    """A million epochs take no memory before training: two steps of 24 rows, then two more."""
+    model, stream = mlp(), Counting()
+    job = TrainJob.sgd(
+        *(Architecture(model), plain, model.state_dict(), rows()),
+        rate=0.1,
+        batch=12,
+        stream=cast(Stream, stream),
+        epochs=1_000_000,
+    )
+    job.taken(2)
+    assert stream.asked == [("epoch", 0)]
+    job.taken(3)
+    assert stream.asked == [("epoch", 0), ("epoch", 0), ("epoch", 1)]

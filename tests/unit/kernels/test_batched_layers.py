@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from contextvars import Context
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +18,15 @@ from atoll.core.rows import Rows
 from atoll.jobs.train import Optimiser, Phase, TrainJob
 from atoll.kernels import batched_layers
 from atoll.kernels import conv2d as kernels
-from atoll.kernels.batched_layers import WAYS, Sizes, Way, for_members
+from atoll.kernels.batched_layers import (
+    WAYS,
+    Sizes,
+    Timing,
+    Timings,
+    Way,
+    for_members,
+    timed_ways,
+)
 from atoll.learning import image_nets
 from atoll.learning.losses import plain
 from atoll.learning.models import Architecture, linear, skeleton
@@ -27,12 +36,11 @@ PLAIN = Sizes((1, 1), (0, 0), (1, 1), 1)
 
 
 @pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    kept = dict(batched_layers.CHOSEN)
-    batched_layers.CHOSEN.clear()
-    yield
-    batched_layers.CHOSEN.clear()
-    batched_layers.CHOSEN.update(kept)
+def timings() -> Iterator[dict[str, Timing]]:
+    """What is timed in a test, by shapes, type and device."""
+    timed = Timings()
+    with timed_ways(timed):
+        yield timed.by_shape
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -86,7 +94,9 @@ def test_every_way_has_gradients_also_where_products_are_rounded(way: Way) -> No
         torch.testing.assert_close(one, other, rtol=0.05, atol=0.05 * float(other.abs().max()))
 
 
-def test_the_faster_way_is_taken_and_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_faster_way_is_taken_and_looked_for_once(
+    monkeypatch: pytest.MonkeyPatch, timings: dict[str, Timing]
+) -> None:
     calls: list[str] = []
     seconds = {"grouped": 2.0, "unfolded": 1.0, "near": 3.0}
 
@@ -99,17 +109,17 @@ def test_the_faster_way_is_taken_and_looked_for_once(monkeypatch: pytest.MonkeyP
     x, weight = draw(2, 3, 4, 5, 5), draw(2, 6, 4, 3, 3)
     for _ in range(3):
         batched_layers.convolve(x, weight, None, PLAIN)
-    (chosen,) = batched_layers.CHOSEN.values()
+    (chosen,) = timings.values()
     assert (chosen.way, chosen.seconds) == ("unfolded", seconds)
     assert sorted(calls) == ["grouped", "near", "unfolded"]
     batched_layers.convolve(x, draw(2, 6, 4, 2, 2), None, PLAIN)
-    assert len(batched_layers.CHOSEN) == 2
+    assert len(timings) == 2
 
 
 @pytest.mark.parametrize("moves", [True, False])
 @pytest.mark.parametrize("wrong", ["result", "gradient", ""])
 def test_a_way_that_says_something_else_is_not_taken(
-    wrong: str, moves: bool, monkeypatch: pytest.MonkeyPatch
+    wrong: str, moves: bool, monkeypatch: pytest.MonkeyPatch, timings: dict[str, Timing]
 ) -> None:
     def other(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Tensor:
         said = batched_layers.grouped(x, weight, bias, sizes)
@@ -121,15 +131,30 @@ def test_a_way_that_says_something_else_is_not_taken(
     monkeypatch.setattr(batched_layers, "_seconds", lambda way, *rest: 1.0 + (way is not other))
     x, weight = (draw(*shape) for shape in ((2, 3, 4, 5, 5), (2, 6, 4, 3, 3)))
     batched_layers.convolve(x.requires_grad_(moves), weight.requires_grad_(moves), None, PLAIN)
-    (chosen,) = batched_layers.CHOSEN.values()
+    (chosen,) = timings.values()
     taken = not wrong or (wrong == "gradient" and not moves)  # nobody asks for gradients there
     assert (chosen.way, "near" in chosen.seconds) == ("near" if taken else "grouped", taken)
 
 
-def test_a_probe_has_a_time_for_all_ways_that_differ_and_leaves_gradients_alone() -> None:
+def test_without_a_context_the_convolution_is_that_of_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(way: object, *rest: object) -> float:
+        raise AssertionError("a way was timed")
+
+    monkeypatch.setattr(batched_layers, "_seconds", refuse)
+    x, weight = draw(2, 3, 4, 5, 5), draw(2, 6, 4, 3, 3)
+    plain = Context()  # knows nothing of the fixture's timings
+    result = plain.run(batched_layers.convolve, x, weight, None, PLAIN)
+    assert torch.equal(result, batched_layers.grouped(x, weight, None, PLAIN))
+
+
+def test_a_probe_has_a_time_for_all_ways_that_differ_and_leaves_gradients_alone(
+    timings: dict[str, Timing],
+) -> None:
     x, weight = draw(2, 3, 4, 5, 5).requires_grad_(), draw(2, 6, 4, 3, 3).requires_grad_()
     batched_layers.convolve(x, weight, None, PLAIN)
-    (chosen,) = batched_layers.CHOSEN.values()
+    (chosen,) = timings.values()
     assert chosen.seconds.keys() == WAYS.keys() - {"direct"}  # on a CPU it is `near`
     assert chosen.seconds[chosen.way] == min(chosen.seconds.values()) > 0
     assert x.grad is None

@@ -57,7 +57,7 @@ def test_filters_that_were_sent_come_to_their_places_and_others_are_zero(count: 
     sent = trimmed("conv", layer, kept)
     wanted = torch.where(kept[:, None], layer, 0)
     assert torch.equal(widened("conv", sent, torch.zeros(count, 2), "site"), wanted)
-    with pytest.raises(BadMessageError, match="without what says"):
+    with pytest.raises(BadMessageError, match="without the bits that identify"):
         widened("conv", sent, torch.zeros(8 * len(sent["conv/bits"]) + 1, 2), "site")
 
 

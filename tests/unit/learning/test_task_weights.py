@@ -1,8 +1,21 @@
 """Which weights stand for a task, and what is silenced; worked out by hand."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 import torch
 
-from atoll.learning.task_weights import read, weights_of_task, without_slot
+from atoll.core.rng import Stream
+from atoll.learning.task_weights import (
+    ALIGNS,
+    Layout,
+    arranged,
+    first_base,
+    read,
+    weights_of_task,
+    without_slot,
+)
 
 BASE, MASK, ADAPTIVE = torch.tensor([1.0, 2.0]), torch.tensor([0.5]), torch.tensor([0.1, -3.0])
 WEIGHTS = {
@@ -50,3 +63,29 @@ def test_a_slot_that_is_left_out_is_zero_and_the_original_stays() -> None:
     assert found["foreign/conv"].tolist() == [[5.0, 5.0], [0.0, 0.0]]
     assert WEIGHTS["foreign/conv"].tolist() == [[5.0, 5.0], [6.0, 6.0]]
     assert all(found[name] is WEIGHTS[name] for name in WEIGHTS if name != "foreign/conv")
+
+
+def test_the_width_before_the_head_is_that_of_the_last_layer() -> None:
+    """Two convolutions and a wide layer of 500; with banks, two of them are merged into one."""
+    model: Any = SimpleNamespace(
+        layers={"conv3": (20, 1, 5, 5), "conv2": (50, 20, 5, 5), "full": (500, 200)}
+    )
+    plain = arranged(model, slots=3, banks=False, dense=True, shared=True)
+    assert plain.width == 500
+    assert plain.shapes["merge"] == (500, 500)
+    assert plain.layers == ("conv3", "conv2", "full", "merge")
+    banks = arranged(model, slots=3, banks=True, dense=False, shared=False)
+    assert banks.shapes["merge"] == (500, 1000)
+    assert banks.shapes["align3"] == (20, 60)
+    assert banks.private == (*ALIGNS, "merge")
+
+
+def test_projections_begin_with_a_deviation_of_one_over_the_root_of_their_inputs() -> None:
+    """100 inputs: a deviation of 0.1; the network's own layers are copied."""
+    shapes = {"conv": (2, 2), "merge": (400, 100)}
+    layout = Layout(shapes, ("conv",), ("conv", "merge"), 100, 3, False)
+    conv = torch.ones(2, 2)
+    base = first_base(layout, {"conv": conv}, Stream.of)
+    assert torch.equal(base["conv"], conv)
+    assert base["conv"] is not conv
+    assert float(base["merge"].std()) == pytest.approx(0.1, rel=0.02)

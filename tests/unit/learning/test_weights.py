@@ -2,7 +2,7 @@
 
 import torch
 
-from atoll.learning.weights import copied, mean, prefixed, without
+from atoll.learning.weights import copied, mean, placed, prefixed, without
 
 ONE = {"w": torch.tensor([1.0, 2.0]), "b": torch.tensor(0.0)}
 TWO = {"w": torch.tensor([3.0, 6.0]), "b": torch.tensor(8.0)}
@@ -64,3 +64,12 @@ def test_equal_weights_change_no_bit_in_double_precision_either() -> None:
 def test_the_mean_of_one_item_is_the_item_and_names_come_in_the_order_of_the_first() -> None:
     assert mean([TWO])["w"].tolist() == [3.0, 6.0]
     assert list(mean([ONE, {"b": TWO["b"], "w": TWO["w"]}])) == ["w", "b"]
+
+
+def test_weights_on_their_device_stay_the_same_object_and_others_are_moved() -> None:
+    assert placed(ONE, torch.device("cpu")) is ONE
+    moved = placed(ONE, torch.device("meta"))
+    assert {name: (w.device.type, w.shape) for name, w in moved.items()} == {
+        "w": ("meta", torch.Size([2])),
+        "b": ("meta", torch.Size([])),
+    }

@@ -191,6 +191,9 @@ def test_a_stage_begins_without_idle_rounds_and_without_a_best() -> None:
         moment, told = Moment(1, number, 9), {"a": fitted(judge, 1.0, 10, hits)}
         notes = judge.round(Clients(["a"], Answers(fit=told), moment, packing=False), moment)
         finished.append(notes["finished"])
+        if moment.first:
+            assert int(judge.idle) == 0
+            assert judge.best.tolist() == [-1.0]
     assert finished == [0.0, 0.0, 0.0, 1.0]  # a gain, then two rounds without
 
 
@@ -223,3 +226,16 @@ def test_a_client_shows_what_it_would_say_before_and_after_its_own_training() ->
     ((doing, checked),) = shown
     assert doing == "others"
     assert list(checked.correct) == [""]
+
+
+def test_the_prediction_of_a_network_trained_alone_is_its_last_layer() -> None:
+    """Three layers that each add one to every unit: ReLU of -1 is 0, then 1, then 2."""
+    judge = client(widths=[2, 2])
+    assert judge.depth == 3
+    model = {}
+    for layer in range(3):
+        model[f"local/weight{layer}"] = torch.eye(2)
+        model[f"local/bias{layer}"] = torch.ones(2)
+    x = torch.tensor([[-2.0, 5.0]])
+    rows = Rows(x, x[:, :0], torch.tensor([0]))
+    assert judge.predict(model, rows).tolist() == [[2.0, 8.0]]

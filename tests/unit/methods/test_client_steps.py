@@ -103,3 +103,17 @@ def test_a_client_alone_shows_what_it_says_after_its_own_training() -> None:
     ((doing, checked),) = shown
     assert doing == "own"
     assert checked.rows == len(client.site.test(0))
+
+
+def test_the_correlations_of_an_fccl_client_are_zero_before_its_first_step() -> None:
+    public = SimpleNamespace()
+    own: Any = SimpleNamespace(
+        model=lambda: torch.nn.Linear(1, 3),
+        public=lambda: public,
+        classes=("x", "y", "z"),
+        clients=["a"],
+        id="a",
+        device=torch.device("cpu"),
+    )
+    state = fccl.Client(fccl.Options(), own).state()
+    assert state["seen/m"].tolist() == [[0.0] * 3] * 3

@@ -8,6 +8,7 @@ import pytest
 from atoll.core.federation import Clients, Moment
 from atoll.core.messages import Packet
 from atoll.engines.local import LocalEngine
+from atoll.methods import fedavg
 from atoll.runs.config import change, resolve
 from atoll.runs.parts import Parts, parts
 
@@ -48,3 +49,10 @@ def test_a_cohort_is_drawn_among_those_that_are_there(cohort: int) -> None:
         asked = {message.receiver for message in clients.traffic} - {"server"}
         assert asked <= {*ids[2:]}
         assert len(asked) == min(cohort, 2)
+
+
+def test_a_round_can_do_without_a_client_and_asks_a_cohort_or_all() -> None:
+    assert fedavg.METHOD.quorum is True
+    assert fedavg.METHOD.asked is not None
+    sizes = [fedavg.METHOD.asked(fedavg.Options(cohort=cohort), 10) for cohort in (0, 3, 30)]
+    assert sizes == [10, 3, 10]

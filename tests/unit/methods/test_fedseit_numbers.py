@@ -288,7 +288,7 @@ def test_filters_that_were_sent_stand_at_the_places_of_their_bits() -> None:
     assert found[[1, 8]].tolist() == values.tolist()
     assert found.count_nonzero() == 4
     for wrong in ({"w/values": values}, {"w/bits": bits}, {"w/values": values, "w/bits": bits[:1]}):
-        with pytest.raises(BadMessageError, match="without what says which"):
+        with pytest.raises(BadMessageError, match="without the bits that identify"):
             widened("w", wrong, like, "a")
     with pytest.raises(BadMessageError, match="of shape"):
         widened("w", {"w/values": values[:1], "w/bits": bits}, like, "a")

@@ -257,3 +257,11 @@ def test_fml_takes_the_mean_of_the_shared_networks_that_come_back() -> None:
     round_of(fml.Server(fml.Options(average=True), site("a", "b")), averaging, Moment(0, 1, 4))
     assert averaging.actions() == ["share", "fit"]
     assert averaging.requests("fit")[0].own["w"].tolist() == [2.5]
+
+
+def test_fml_goes_on_from_the_shared_network_of_a_state() -> None:
+    server = fml.Server(fml.Options(), site("a", "b"))
+    state = {name: torch.full_like(w, 3.0) for name, w in server.state().items()}
+    server.restore(state)
+    state["weight"].zero_()  # the server has a copy of its own
+    assert {float(value) for w in server.state().values() for value in w.flatten()} == {3.0}

@@ -100,3 +100,28 @@ def test_a_round_begins_and_ends_its_stage(
     clients: Any = SimpleNamespace(ask=lambda action, requests: seen.append(action.__name__))
     assert server.round(clients, moment) == {"loss": 60.0 / (3 * 5 * 2)}
     assert seen == calls
+
+
+@pytest.mark.parametrize(
+    ("by_columns", "fresh", "fil_eval", "ids"),
+    [
+        (True, False, "sum", ["a", "b", "c"]),
+        (True, False, "current", ["c"]),
+        (True, True, "sum", ["c"]),
+        (True, True, "current", ["c"]),
+        (False, False, "sum", ["a", "b", "c"]),
+        (False, False, "current", ["a", "b", "c"]),
+        (False, True, "sum", ["a", "b", "c"]),
+    ],
+)
+def test_only_with_columns_by_stage_can_the_newest_client_answer_alone(
+    by_columns: bool, fresh: bool, fil_eval: str, ids: list[str]
+) -> None:
+    """Three clients have joined by stage 2; each stage brings one."""
+    server = BareServer(
+        options=SimpleNamespace(fresh=fresh, fil_eval=fil_eval),
+        site=SimpleNamespace(
+            by_columns=by_columns, parties=lambda stage: ["a", "b", "c", "d"][: stage + 1]
+        ),
+    )
+    assert server._answering(2) == ids

@@ -152,3 +152,9 @@ def test_a_client_measures_the_rows_that_the_server_has_labels_of(
     order = Batches(3, 3, 17).at(0, torch.device("cpu"))
     assert read == [((10 * x[order[:2]]).flatten().tolist(), [1.0, 2.0])]
     assert client.fisher["w"].tolist() == (FISHER["w"] + 1).tolist()
+
+
+def test_the_final_model_of_the_server_is_that_of_its_head() -> None:
+    top = {"weight": torch.ones(2, 2), "seen": torch.tensor([True, False])}
+    server = BareServer(head=SimpleNamespace(final_model=lambda: top))
+    assert server.final_model({}, "union", 0) == top

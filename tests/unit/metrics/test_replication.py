@@ -51,3 +51,8 @@ def test_runs_that_would_decide() -> None:
     assert replicate(many, 0.80, 0.03) == "reproduced"
     assert runs_needed([0.8], 0.8, 0.03) is None
     assert runs_needed([0.80, 0.86], 0.86, 0.03) is None
+
+
+def test_two_runs_are_enough_to_tell_how_many_would_decide() -> None:
+    """Deviation 0.02 sqrt(2), distance 0.05: t(0.95, 1) gives 0.126, t(0.95, 2) gives 0.0477."""
+    assert runs_needed([0.80, 0.84], 0.82, 0.05) == 3

@@ -11,6 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 from atoll.metrics.statistics import (
     Comparison,
+    _placements,
     compare_accuracy,
     compare_auroc,
     compare_losses,
@@ -259,3 +260,62 @@ def test_verdicts(
 def test_sites_share_the_level() -> None:
     assert shared_level(1) == pytest.approx(0.95)
     assert shared_level(4) == pytest.approx(0.9875)
+
+
+def test_variances_of_seeds_rows_and_their_rest_by_hand() -> None:
+    """Seeds -2, 0, 2; rows -1, -1, 1, 1; rest +1 and -1 in turn, of the first and last seed.
+
+    The mean squares are 4 * 4 = 16, 3 * 4/3 = 4 and 8 / (2 * 3) = 4/3; the total is 56/3.
+    """
+    seeds, rows = np.array([-2.0, 0.0, 2.0]), np.array([-1.0, -1.0, 1.0, 1.0])
+    rest = np.outer([1.0, 0.0, -1.0], [1.0, -1.0, 1.0, -1.0])
+    found = compare_over_seeds(1 + seeds[:, None] + rows[None, :] + rest)
+    assert found.gain == pytest.approx(1.0)
+    assert found.error == pytest.approx(math.sqrt(56 / 3 / 12))
+    parts = 16**2 / 2 + 4**2 / 3 + (4 / 3) ** 2 / 6
+    assert found.freedom == pytest.approx((56 / 3) ** 2 / parts)
+    assert found.units == 4
+
+
+def test_placements_are_shares_of_the_other_class_that_are_ordered_rightly() -> None:
+    """Positives 3, 1 and negatives 2, 0, 1: a tie counts half."""
+    labels = np.array([True, True, False, False, False])
+    found = _placements(labels, np.array([3.0, 1.0, 2.0, 0.0, 1.0]))
+    assert found == pytest.approx([1.0, 1.5 / 3, 1 / 2, 1.0, 1.5 / 2])
+
+
+def test_auroc_error_of_groups_by_hand() -> None:
+    """Against a constant score the rows' influences are 1/8, -1/8, -1/8, 1/8.
+
+    Two groups with the sums 1/4 and -1/4: the variance is 2/1 * (1/16 + 1/16).
+    """
+    labels = np.array([True, True, False, False])
+    scores = np.array([3.0, 1.0, 2.0, 0.0])
+    found = compare_auroc(labels, scores, np.zeros(4), groups=np.array([0, 1, 1, 0]))
+    assert found.error == pytest.approx(0.5)
+    assert (found.units, found.freedom) == (2, 1)
+    own = compare_auroc(labels, scores, np.zeros(4), groups=np.arange(4))
+    assert own.error == pytest.approx(math.sqrt(4 / 3 * 4 / 64))
+
+
+@pytest.mark.parametrize(
+    ("gain", "joined", "alone", "text"),
+    [
+        ((0.01, 0.05), (0.1, 0.2), (-0.1, 0.2), "helps"),  # one model beats guessing
+        ((0.01, 0.05), (0.0, 0.2), (0.1, 0.2), "cannot tell: the joined model does not beat"),
+        ((0.01, 0.05), (0.0, 0.2), (0.0, 0.2), "cannot tell: neither model beats guessing"),
+        ((0.0, 0.05), (-0.1, 0.2), (0.1, 0.2), "cannot tell: needs more test rows"),
+        ((-0.05, 0.0), (0.1, 0.2), (0.1, 0.2), "cannot tell: needs more test rows"),
+        ((0.0, 0.01), (0.1, 0.2), (0.1, 0.2), "no difference larger than 2 points"),
+        ((-0.02, 0.01), (0.1, 0.2), (0.1, 0.2), "cannot tell: needs more test rows"),
+        ((-0.01, 0.02), (0.1, 0.2), (0.1, 0.2), "cannot tell: needs more test rows"),
+    ],
+)
+def test_an_interval_that_touches_a_bound_decides_nothing(
+    gain: tuple[float, float],
+    joined: tuple[float, float],
+    alone: tuple[float, float],
+    text: str,
+) -> None:
+    verdict = judge(interval(*gain), interval(*joined), interval(*alone))
+    assert verdict.text.startswith(text)

@@ -9,17 +9,17 @@ from torch import Tensor
 
 from atoll.compute import autotune, captured
 from atoll.compute.accelerated import Candidate, Capture, CaptureKind, Kind
-from atoll.compute.autotune import TRIAL, Tuner, faster
-from atoll.compute.captured import Captured, step_key
+from atoll.compute.autotune import TRIAL, Subject, Tuner, faster
+from atoll.compute.captured import Captured
 from atoll.compute.choice import Choice
 from atoll.compute.deterministic import EQUAL
 from atoll.compute.graphs import available
-from atoll.compute.kinds.train import TRAIN, exact_work
-from atoll.compute.perturb import Draw, damped, named, perturbed, stream_of, tiled, typed
+from atoll.compute.kinds.train import TRAIN, damped, exact_work
+from atoll.compute.perturb import Draw, named, perturbed, stream_of, tiled, typed
 from atoll.compute.probe import Probe, Seen
 from atoll.compute.public_steps import CapturedStep, capturable, stepped
 from atoll.jobs.public_step import PublicJob, PublicResult
-from atoll.jobs.train import TrainJob, TrainResult
+from atoll.jobs.train import TrainJob, TrainResult, step_key
 
 __all__ = ["CAPTURED", "CAPTURED_PUBLIC", "CAPTURED_TRAIN", "CAPTURED_TRAINING", "LOCAL", "PUBLIC"]
 
@@ -56,7 +56,8 @@ def _together(tuner: Tuner, about: Hashable, jobs: Sequence[TrainJob]) -> bool:
     if tuner.mode not in ("auto", "stacked"):
         return False
     device = jobs[0].rows.y.device
-    return tuner.tuned(CAPTURED_TRAIN, about, about, jobs, device, "replicas").mode == "stacked"
+    subject = Subject(CAPTURED_TRAIN, about, about, device, "replicas")
+    return tuner.tuned(subject, jobs).mode == "stacked"
 
 
 def _alone(tuner: Tuner, about: Hashable, job: TrainJob) -> bool:
@@ -64,7 +65,8 @@ def _alone(tuner: Tuner, about: Hashable, job: TrainJob) -> bool:
     device = job.rows.y.device
     if tuner.mode != "captured" and (tuner.mode == "stacked" or not available(device)):
         return False
-    return tuner.tuned(CAPTURED_TRAIN, about, about, [job], device, "work").mode == "captured"
+    subject = Subject(CAPTURED_TRAIN, about, about, device, "work")
+    return tuner.tuned(subject, [job]).mode == "captured"
 
 
 def _timed(jobs: Sequence[TrainJob], choice: Choice) -> Choice:
@@ -133,11 +135,12 @@ def _public_captures(
     captures = []
     for id, job in jobs.items():
         device = _device(job)
-        wanted = tuner.mode == "captured" or (tuner.mode == "auto" and available(device))
-        key = job.key() if wanted and capturable(job) else None
+        enabled = tuner.mode == "captured" or (tuner.mode == "auto" and available(device))
+        key = job.key() if enabled and capturable(job) else None
         if key is None or (key not in tuner and job.follow is None):
             continue
-        if tuner.proved(PUBLIC, key, key, [job], device, "public step").mode == "captured":
+        subject = Subject(PUBLIC, key, key, device, "public step")
+        if tuner.proved(subject, [job]).mode == "captured":
             captures.append(Capture(key, (id,), key))
     return captures
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from atoll.compute.accelerated import Candidate, Kind, StackKind
-from atoll.compute.autotune import Tuner
+from atoll.compute.autotune import Subject, Tuner
 from atoll.compute.choice import Choice
 from atoll.compute.early_stopping import EarlyStoppedStack
 from atoll.compute.kinds.evaluate import COUNTED
@@ -61,9 +61,8 @@ def _choose(tuner: Tuner, about: Hashable, jobs: Sequence[EarlyStoppedJob]) -> C
     choice = tuner.stack(TRAIN, epochs[0].key(), epochs, device)
     if choice.mode != "stacked" or choice.way != "batched":
         return replace(choice, mode="loop")
-    return tuner.proved(
-        EARLY_STOPPED, about, (about, len(jobs).bit_length()), jobs, device, "watched"
-    )
+    cached = (about, len(jobs).bit_length())
+    return tuner.proved(Subject(EARLY_STOPPED, about, cached, device, "watched"), jobs)
 
 
 EARLY_STOPPED_STACKS = StackKind(

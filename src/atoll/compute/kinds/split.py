@@ -12,7 +12,8 @@ from atoll.compute import autotune
 from atoll.compute.accelerated import Candidate, Kind, StackKind, padding_obstacle
 from atoll.compute.autotune import Tuner, proved, what
 from atoll.compute.cache import cache_key
-from atoll.compute.choice import Choice, remembered
+from atoll.compute.choice import Choice
+from atoll.compute.choice_files import remembered
 from atoll.compute.deterministic import EQUAL, FIXED
 from atoll.compute.perturb import Draw, named, perturbed, stream_of, typed
 from atoll.compute.probe import Probe, Seen

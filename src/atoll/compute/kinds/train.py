@@ -18,7 +18,6 @@ from atoll.compute.perturb import (
     ACTUAL,
     DRAWS,
     Draw,
-    damped,
     named,
     of_member,
     perturbed,
@@ -31,12 +30,13 @@ from atoll.compute.proof import SAMPLE, sampled
 from atoll.compute.stacking import Stack
 from atoll.core.messages import Tensors
 from atoll.core.rng import Stream
-from atoll.jobs.train import Phase, TrainJob, TrainResult
+from atoll.jobs.train import Optimiser, Phase, TrainJob, TrainResult
 
 __all__ = [
     "STACKED",
     "TRAIN",
     "TRAIN_STACKS",
+    "damped",
     "exact_member",
     "exact_work",
     "robust",
@@ -49,8 +49,9 @@ CACHE = 24 << 20  # bytes of weights, gradients and moments that a CPU's cache m
 MOST_DRAWN = 1 << 24  # rows of all batches of a member, which a stack draws at once
 FEWEST = 4  # members of a stack in a proof: with fewer, some of them come twice
 BATCHES = 3  # of the member with most rows
-TAKEN = 7  # steps that an optimiser without moments is said to have taken
+TAKEN = 7  # step count for an optimiser without moments
 LEAST = 1e-4  # of a second moment
+EPSILON = 1e-3  # of Adam where its moments are zero: rounding errors must not become steps
 
 
 def _obstacle(job: TrainJob) -> str:
@@ -189,6 +190,11 @@ def exact_work(job: TrainJob, number: int, draw: Draw) -> TrainJob:
         common=False,
     )
     return robust(exact) if draw in ACTUAL else exact
+
+
+def damped(how: Optimiser) -> Optimiser:
+    """An optimiser whose Adam does not step by rounding errors when its moments are zero."""
+    return replace(how, epsilon=max(how.epsilon, EPSILON))
 
 
 def robust(job: TrainJob) -> TrainJob:

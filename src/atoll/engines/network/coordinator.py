@@ -95,6 +95,7 @@ class _Serving:
         self.notices = Notices(self.kit.folder)
         self.notices.clear()
         self.lost = ""  # why the last job ended
+        self.moved: dict[str, tuple[int, int]] = {}  # bytes to and from a site, in earlier jobs
 
     @property
     def quorum(self) -> int:
@@ -110,6 +111,8 @@ class _Serving:
                 sites = self._wait()
                 ended = self._job(sites)
                 if self._over(ended):
+                    for name, (sent, received) in sorted(self.moved.items()):
+                        self.note(f"{name}: {sent:,} bytes to it, {received:,} from it")
                     return
                 idle = 0 if self._progress() != before else idle + 1
                 before = self._progress()
@@ -167,10 +170,15 @@ class _Serving:
             ago = now - seen if seen else 0.0
             doing = str(one.get("doing", ""))
             state = "away" if not seen or ago > FRESH else "working" if doing else "connected"
-            moved, excluded = (one.get("sent", 0), one.get("received", 0)), one.get("excluded", "")
-            views.append(View(name, state, doing, ago, *moved, str(excluded)))
+            moved, excluded = self._moved(name, one), str(one.get("excluded", ""))
+            views.append(View(name, state, doing, ago, *moved, excluded))
         strangers = [name for name in self.heard if name not in self.kit.sites]
         return views + [View(name, "revoked", "", now - self.heard[name]) for name in strangers]
+
+    def _moved(self, name: str, status: Mapping[str, Any]) -> tuple[int, int]:
+        """The bytes to and from a site in all jobs, with what the present one has written down."""
+        sent, received = self.moved.get(name, (0, 0))
+        return sent + int(status.get("sent", 0)), received + int(status.get("received", 0))
 
     def _job(self, sites: list[str]) -> dict[str, Any]:
         """Hand in a job and watch it to its end; how it ended, empty where nobody could say."""
@@ -192,6 +200,8 @@ class _Serving:
         if not job:
             return {}
         self._watch(job, sites)
+        for name, status in read_json(self.control / "status.json").get("sites", {}).items():
+            self.moved[name] = self._moved(name, status)
         (self.control / "status.json").unlink(missing_ok=True)  # nobody works on anything now
         return {**read_json(self.control / "ended.json"), "job": job}
 
@@ -366,6 +376,7 @@ def lines(what: str, views: Iterable[View]) -> list[str]:
         ago = f"last seen {view.seen:.0f} s ago" if view.seen else "not seen yet"
         doing = f"working on {view.doing}" if view.state == "working" else view.state
         doing += f" ({view.excluded})" if view.excluded else ""
-        moved = f"{view.sent:,} bytes to it, {view.received:,} from it"
-        said.append(f"{what}: {view.name} {doing}, {ago}, {moved}")
+        moved = f", {view.sent:,} bytes to it, {view.received:,} from it"
+        moved = moved if view.sent or view.received else ""
+        said.append(f"{what}: {view.name} {doing}, {ago}{moved}")
     return said

@@ -19,6 +19,7 @@ __all__ = [
     "DATA",
     "ERROR",
     "HANDLERS",
+    "JOB",
     "PROCESSES",
     "REFUSED_HANDLERS",
     "REPLIES",

@@ -110,7 +110,7 @@ def audited(store: Path) -> list[Line]:
     mirror = Mirror.of_store(path.parent)
     end = mirror.read() if mirror else End()  # before the log, which a site may be writing now
     if not path.exists() and not (mirror and end.lines):
-        remedy = "give the site's store, as its site.toml names it"
+        remedy = "give the site's store, as its site.toml names it; the first atoll join makes it"
         raise UserError("no egress log here", str(path), remedy)
     found = list(lines(path))
     if mirror:
@@ -147,7 +147,12 @@ class EgressLog:
     @property
     def end(self) -> End:
         """How the log ends now."""
-        return End(self.count, self.last, self.total(), self._size)
+        spent = {
+            data: [one.rounds, one.epochs, one.answers]
+            for data, one in self._spent.items()
+            if one.answers
+        }
+        return End(self.count, self.last, self.total(), self._size, spent)
 
     def _length(self) -> int:
         return self.path.stat().st_size if self.path.exists() else 0
@@ -176,11 +181,18 @@ class EgressLog:
             spent.epochs += counted.epochs
 
     def left(
-        self, run: str, action: str, moment: Moment, packet: Packet, counted: Counted = NOTHING
+        self,
+        run: str,
+        action: str,
+        moment: Moment,
+        packet: Packet,
+        counted: Counted = NOTHING,
+        again: bool = False,
     ) -> None:
-        """Write down an answer; it leaves only when this has been written."""
+        """Write down an answer, or the same one again; it leaves only when this is written."""
         place = f"at stage {moment.stage + 1}, round {moment.round + 1}"
-        words = f"answered '{action}' {place}: {packet.size:,} bytes, {_contents(packet)}"
+        how = "answered again" if again else "answered"
+        words = f"{how} '{action}' {place}: {packet.size:,} bytes, {_contents(packet)}"
         digest = _digest(packet.header + packet.block)
         self._add(run, words, action, packet.size, digest, counted)
 

@@ -12,6 +12,10 @@ from atoll.engines.network.contract import Contract
 __all__ = ["explained", "loose_terms", "warnings"]
 
 USUAL = Contract()
+NO_EFFECT = (
+    f"The contract does not limit {', '.join(ranges.COORDINATORS[:-1])} and the rest of engine,"
+    " which have no effect here."
+)
 REMAINS = (
     "A patient coordinator can do the following within every contract without noise:",
     "- tell from updates and test counts whether a row that it knows is likely in the data"
@@ -49,7 +53,7 @@ def _of_method(terms: Contract, method: str) -> list[str]:
     shown = [f"{name} {ranges.words(limit)}" for name, limit in sorted(limits.items())]
     own = terms.options.get(method)
     rest = "every other option has its default" if own else "other options are free"
-    return [f"{method}: {'; '.join(shown)}; {rest}."]
+    return [f"{method}: {'; '.join(shown)}; {rest}. {NO_EFFECT}"]
 
 
 def _limits(terms: Contract, method: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ connection. NVFlare starts jobs as fresh processes; the launcher starts this mod
 import importlib
 import logging
 import os
+import shutil
 import sys
 import threading
 import time
@@ -45,6 +46,7 @@ from atoll.engines.network.deny import (
     ACK,
     DATA,
     ERROR,
+    JOB,
     PROCESSES,
     REPLIES,
     STREAM,
@@ -81,6 +83,7 @@ HEART_BEAT = ("task", "heart_beat")
 ENTRANCE = {("task", "challenge"), ("task", "register"), HEART_BEAT}  # all else needs a token
 AGAIN_SECONDS = 1.0  # after which the same refusal is logged again
 MOST_LINES = 1000  # different refusals that are remembered for that
+KEPT_JOBS = 20  # folders of jobs that stay in a site's kit
 log = logging.getLogger("atoll.guard")
 
 
@@ -245,6 +248,7 @@ class Guard:
         reason = admin_refusal(topic, sender, own, job)
         if not reason and topic == TrainingTopic.DEPLOY:
             reason = app_refusal(asked.body, site_config())
+            _forget_jobs(self.folder)
         if not reason:
             return cast("Message", original(agent, request))
         self._say(f"refused {topic[:80]} from {sender[:80]}: {reason}")
@@ -287,6 +291,14 @@ def _route(cell: Any, endpoint: Any, connection: Any, message: Message) -> Route
         claimed=_text(message, CellMessageHeaderKeys.CLIENT_NAME),
         local=isinstance(connection, NullConnection),
     )
+
+
+def _forget_jobs(kit: Path) -> None:
+    """Remove the folders of old jobs: NVFlare leaves each of them in the kit for ever."""
+    folders = [path for path in kit.iterdir() if path.is_dir() and JOB.fullmatch(path.name)]
+    folders.sort(key=lambda path: path.stat().st_mtime_ns)
+    for path in folders[:-KEPT_JOBS]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _no_traceback(original: Any, server: Any, request: Any, address: Any) -> None:

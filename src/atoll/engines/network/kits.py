@@ -75,9 +75,7 @@ class Kit:
     def _about(self) -> dict[str, Any]:
         path = self.folder / "kit.json"
         if not path.exists():
-            raise UserError(
-                "not a party's folder", str(self.folder), "make one with atoll network init"
-            )
+            raise self._absent()
         with disk_errors(path):
             content = path.read_bytes()
         try:
@@ -86,6 +84,16 @@ class Kit:
                     "port": int(found["port"])}  # fmt: skip
         except (ValueError, TypeError, KeyError) as error:
             raise UserError("the kit is damaged", str(path), "ask for a new kit") from error
+
+    def _absent(self) -> UserError:
+        """What is missing in a folder that is no kit: the owner's answer, or all of it."""
+        where = str(self.folder)
+        asked = next(iter(sorted(self.folder.glob("*.csr"))), None)
+        if asked is None:
+            return UserError("not a party's folder", where, "make one with atoll network init")
+        signed = f"{asked.stem}.signed.json"
+        remedy = f"send {asked} to the project's owner, then atoll network install {where} {signed}"
+        return UserError("the kit has a key, but no certificate yet", where, remedy)
 
     @property
     def name(self) -> str:

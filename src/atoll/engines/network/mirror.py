@@ -1,8 +1,8 @@
 """A copy of how an egress log ends, kept outside the store, so that a log that goes is missed.
 
-The copy lies beside the site's kit. It has the number of lines, the last hash and the bytes that
-have left. Where the system allows it, the log itself can only be appended to while a site has
-joined.
+The copy lies beside the site's kit. It has the number of lines, the last hash, the bytes that have
+left, and what was spent of the budgets over all runs. Where the system allows it, the log itself
+can only be appended to while a site has joined.
 """
 
 import array
@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.core.errors import UserError
@@ -30,6 +30,7 @@ class End:
     hash: str = ""
     left: int = 0  # bytes that have left, in all lines
     size: int = 0  # bytes of the log itself
+    spent: dict[str, list[int]] = field(default_factory=dict)  # by data: rounds, epochs, answers
 
 
 @dataclass(frozen=True)

@@ -204,13 +204,19 @@ class Gate:
             raise RefusedError(f"the method '{self._method}' is not in the contract")
         if not run.isascii() or not run.replace("-", "").replace("_", "").isalnum():
             raise RefusedError("a run's name with other than letters, digits and -")
-        if made.engine_options().threads:
-            torch.set_num_threads(made.engine_options().threads)
         self.run = run
-        self._refuse("prepare", ranges.violation(self.terms.options, made, self.site.data))
+        self._refuse("prepare", ranges.violation(self.terms.options, made, self._own_options))
         self._data = _data_key(made)
         self._affordable(made)
+        if made.engine_options().threads:
+            torch.set_num_threads(made.engine_options().threads)
         return made
+
+    @property
+    def _own_options(self) -> set[str]:
+        """The options that this site's own file sets; no run changes them."""
+        tables = {"data": self.site.data, "engine": self.site.engine}
+        return {f"{table}.{name}" for table, values in tables.items() for name in values}
 
     def _affordable(self, config: RunConfig, inputs: int = 1, classes: int = 1) -> None:
         """Refuse a network that is larger than the contract allows, before it is built."""
@@ -268,6 +274,7 @@ class Gate:
             if self._last and self._last[0] == number:
                 if self._last[1] != asked:
                     raise RefusedError("another question under the number of the last one")
+                self._let_out(action, moment, self._last[2], again=True)
                 return self._last[2]
             if self._last and number < self._last[0]:
                 raise RefusedError("a question from before the last one")
@@ -308,8 +315,15 @@ class Gate:
         self._fits(action, packet)
 
     def _let_out(
-        self, action: str, moment: Moment, reply: Packet, rounds: int = 0, epochs: int = 0
+        self,
+        action: str,
+        moment: Moment,
+        reply: Packet,
+        rounds: int = 0,
+        epochs: int = 0,
+        again: bool = False,
     ) -> None:
+        """Refuse an answer beyond the contract, or log it; `again`: for the server's retry."""
         reason = ""
         if reply.size > self.terms.largest:
             reason = f"an answer of {reply.size:,} bytes is larger than the contract allows"
@@ -317,11 +331,12 @@ class Gate:
             reason = f"more than {self.terms.total:,} bytes in all are not in the contract"
         elif self.egress.total() + reply.size > self.terms.in_all:
             reason = f"more than {self.terms.in_all:,} bytes of all runs are not in the contract"
-        elif self.egress.spent(self._data).answers >= self.terms.answers_in_all:
+        elif not again and self.egress.spent(self._data).answers >= self.terms.answers_in_all:
             most = f"{self.terms.answers_in_all:,}"
             reason = f"more than {most} answers on this data are not in the contract"
         self._refuse(action, reason)
-        self.egress.left(self.run, action, moment, reply, Counted(self._data, rounds, epochs))
+        counted = Counted() if again else Counted(self._data, rounds, epochs)
+        self.egress.left(self.run, action, moment, reply, counted, again)
 
     @property
     def _known(self) -> Parts:

@@ -30,7 +30,7 @@ from atoll.engines.network.notices import Notices
 __all__ = ["SECOND", "Presence", "answer_beside", "certificate_name"]
 
 SECOND = "a site of this name is connected already"
-AGAIN_SECONDS = 60.0  # after which the same notice is written again
+AGAIN_SECONDS = 600.0  # after which the same notice is written again
 ALIVE_SECONDS = 25.0  # since the last sign of life; sites give one every ten seconds
 
 
@@ -77,7 +77,7 @@ class Presence:
     notices: Notices
     _second: dict[str, str] = field(default_factory=dict)  # by site: an address to tell it of
     _keys: set[tuple[str, bytes]] = field(default_factory=set)  # that were shown
-    _noted: dict[tuple[str, str], float] = field(default_factory=dict)  # when a notice was written
+    _noted: dict[tuple[str, str], float] = field(default_factory=dict)  # when it was last due
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def greeted(
@@ -114,10 +114,11 @@ class Presence:
                 del connection.atoll_beside
                 connection.atoll_original(beside.manager, beside.connection, dict(beside.data))
                 return ""
-            if route.peer == route.certificate:
-                self._second[route.certificate] = _address(connection)
-        where = f"from {_address(connection)}"
-        self._note("second", f"refused a second connection of {route.certificate} {where}")
+        address = _address(connection)
+        if route.peer == route.certificate and self._due("site", f"{route.peer} {address}"):
+            with self._lock:
+                self._second[route.certificate] = address
+        self._note("second", f"refused a second connection of {route.certificate} from {address}")
         return SECOND
 
     def seen(self, route: Route, connection: Any) -> None:
@@ -139,12 +140,17 @@ class Presence:
 
     def _note(self, kind: str, words: str) -> None:
         """Write a notice, unless the same one was written a moment ago."""
+        if self._due(kind, words):
+            self.notices.write(kind, words)
+
+    def _due(self, kind: str, words: str) -> bool:
+        """Whether the same words were not due for a while; from now on they were."""
         now = time.monotonic()
         with self._lock:
-            if now - self._noted.get((kind, words), -AGAIN_SECONDS) < AGAIN_SECONDS:
-                return
-            self._noted[kind, words] = now
-        self.notices.write(kind, words)
+            due = now - self._noted.get((kind, words), -AGAIN_SECONDS) >= AGAIN_SECONDS
+            if due:
+                self._noted[kind, words] = now
+        return due
 
 
 def answer_beside(connection: Any, reply: Message) -> bool:

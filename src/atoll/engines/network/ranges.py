@@ -18,8 +18,8 @@ from atoll.learning.models import ModelOptions
 from atoll.runs.config import RunConfig, resolve
 
 __all__ = [
-    "DEFAULTS", "Limit", "Limits", "check_limits", "drafted", "inside", "known", "limits_of",
-    "violation", "words",
+    "COORDINATORS", "DEFAULTS", "Limit", "Limits", "check_limits", "drafted", "inside", "known",
+    "limits_of", "violation", "words",
 ]  # fmt: skip
 
 Limit = Any  # a value, or a table with least, most or one_of
@@ -41,10 +41,14 @@ DEFAULTS: Limits = {
     "method.epochs": {"least": 1, "most": 50},
     "method.epochs_each": {"least": 1, "most": 50},
     "method.pretrain_epochs": {"least": 0, "most": 100},
+    "engine.threads": {"least": 0, "most": 64},
 }
-PLAIN = ("seed", "rounds", "scale", "dtype", "models")
+PLAIN = ("seed", "rounds", "scale", "dtype", "models", "score_every", "attribution")
 TABLES = ("scenario", "model", "public", "method")
 OWN_DATA = ("files", "keep", "most_levels")  # of `data`: for the site's own file to say
+ENGINE = ("device", "threads")  # of `engine`: what a site uses of a run's
+# Options that have no effect at a site, or a term of their own: `replacements`.
+COORDINATORS = ("name", "checkpoints", "checkpoint_seconds", "looks", "robust", "replace")
 EDGES = ("least", "most")
 
 
@@ -54,6 +58,7 @@ def values_of(config: RunConfig) -> dict[str, Any]:
     for table in TABLES:
         found |= {f"{table}.{name}": value for name, value in getattr(config, table).items()}
     found.pop("method.name", None)
+    found |= {f"engine.{name}": config.engine[name] for name in ENGINE}
     found |= {f"data.{name}": v for name, v in config.data.items() if name not in OWN_DATA}
     return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
 
@@ -88,11 +93,10 @@ def violation(
 ) -> str:
     """Which option of a run is outside of its limit; empty where none is.
 
-    `trusted`: options of `data` that the site has set itself.
+    `trusted`: full names of options that the site has set itself.
     """
     limits, given = limits_of(options, config), values_of(config)
-    own = {f"data.{name}" for name in trusted}
-    for name in sorted(limits.keys() - own):
+    for name in sorted(limits.keys() - set(trusted)):
         value = given.get(name)
         if value is not None and not _within(value, limits[name]):
             return f"option '{name}' = {_shown(value)}: the contract allows {words(limits[name])}"
@@ -154,6 +158,7 @@ def known(method: str) -> set[str]:
         "model": ModelOptions, "public": PublicOptions, "method": methods.load(method).options,
     }  # fmt: skip
     names = {f"{t}.{f.name}" for t, kind in kinds.items() for f in dataclasses.fields(kind)}
+    names |= {f"engine.{name}" for name in ENGINE}
     return names | set(PLAIN) | {f"scenario.{name}" for name in splits.option_names()}
 
 

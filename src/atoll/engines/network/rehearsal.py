@@ -100,12 +100,11 @@ class _Stage:
 
     def ended(self, name: str) -> tuple[int, str]:
         """Wait for the end of a run: its exit code, and what it complained of."""
-        process = self.processes.pop(name)
+        process = self.processes[name]
         try:
             _, said = process.communicate(timeout=SECONDS)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGTERM)
-            process.communicate()
+            _end([process])
             return 1, f"not within {SECONDS:.0f} s"
         return process.returncode, " ".join(said.splitlines()[:1])
 
@@ -117,18 +116,21 @@ class _Stage:
 
     def close(self) -> None:
         """End what is left."""
-        for process in self.processes.values():
-            process.terminate()
-        for process in self.processes.values():
-            with suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=20)
+        _end(list(self.processes.values()))  # before NVFlare's, which they would start again
         for name in (COORDINATOR, *self.sites):
             self.kill(name)
-        for process in self.processes.values():
-            process.kill()  # one that did not end in time
-            process.communicate()
         for log in self.folder.glob("kits/*/egress.jsonl"):
             append_only(log, False)  # or the folder cannot be removed
+
+
+def _end(commands: Sequence[subprocess.Popen[str]]) -> None:
+    """End commands: the first signal ends a round, the second does not wait for it."""
+    for end in ("terminate", "terminate", "kill"):
+        for process in commands:
+            getattr(process, end)()
+        for process in commands:
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=10)
 
 
 def rehearse(

@@ -11,7 +11,7 @@ from pathlib import Path
 from atoll.core.errors import UserError
 from atoll.core.record import disk_errors
 from atoll.engines.network.addresses import dialled, proxies, spelled
-from atoll.engines.network.contract import read_site
+from atoll.engines.network.contract import Contract, read_site
 from atoll.engines.network.egress import EgressLog
 from atoll.engines.network.kits import COORDINATOR, Kit, untimely
 from atoll.engines.network.limits import environment as limits_of
@@ -108,11 +108,21 @@ def _appended(log: Path) -> Iterator[bool]:
         append_only(log, False)
 
 
-def _standing(kit: Kit, end: End, appended: bool) -> str:
-    """What has left this site so far, and how its log is kept."""
+def _standing(kit: Kit, terms: Contract, end: End, appended: bool) -> list[str]:
+    """What has left this site so far, how its log is kept, and what is spent of the budgets."""
     said = f"{end.left:,} bytes have left in {end.lines:,} lines, which end in {end.hash}"
     how = "can only be appended to" if appended else "is not append-only: not permitted here"
-    return f"{kit.name}: {said}; the log {how}"
+    lines = [f"{kit.name}: {said}; the log {how}"]
+    budgets = {
+        "rounds": terms.rounds_in_all,
+        "epochs": terms.epochs_in_all,
+        "answers": terms.answers_in_all,
+    }
+    for data, counts in end.spent.items():
+        pairs = zip(counts, budgets.items(), strict=True)
+        spent = [f"{count:,} of {most:,} {name}" for count, (name, most) in pairs]
+        lines.append(f"{kit.name}: {', '.join(spent)} on the data {data} are spent")
+    return lines
 
 
 def join(
@@ -136,7 +146,8 @@ def join(
         end_former(kit)
         end = EgressLog(log, mirror).end  # a log that is broken or shorter is found out here
         with _appended(log) as appended:
-            note(_standing(kit, end, appended))
+            for line in _standing(kit, read_site(site).terms(), end, appended):
+                note(line)
             note(f"{kit.name}: the key {kit.fingerprint}; the authority {kit.authority}")
             _joined(_Joined(kit, site, log, mirror, note), tell, stopping)
 
@@ -229,6 +240,8 @@ def _standing_of(kit: Kit) -> str:
     if time.time() - float(told.get("time", 0.0)) > FRESH_SECONDS:
         return f"reaches {kit.server}:{kit.port}, not admitted yet"
     reason = str(told.get("refused", ""))
+    if told.get("silent"):
+        return "waiting for the coordinator: it does not answer"
     if "is disabled" in reason:
         return "the coordinator has revoked this site"
     return f"the coordinator does not admit this site: {reason}" if reason else ""

@@ -22,6 +22,8 @@ from atoll.core.errors import printable
 
 __all__ = ["watch_jobs", "watch_server"]
 
+# Codes of NVFlare's own: the server did not answer. It has refused nothing.
+SILENT = (ReturnCode.TIMEOUT, ReturnCode.TARGET_UNREACHABLE, ReturnCode.COMM_ERROR, "no answer")
 ASKED = (CellChannelTopic.Challenge, CellChannelTopic.Register, CellChannelTopic.HEART_BEAT)
 
 
@@ -41,9 +43,10 @@ def watch_server(path: Path) -> None:
         if channel == CellChannel.SERVER_MAIN and topic in ASKED:
             code = reply.get_header(MessageHeaderKey.RETURN_CODE) if reply else "no answer"
             words = (reply.get_header(MessageHeaderKey.ERROR) if reply else "") or code
-            refused = "" if code == ReturnCode.OK else printable(str(words))[:200]
-            if refused or topic != CellChannelTopic.Challenge:
-                _write(path, {"time": time.time(), "refused": refused})
+            silent = code in SILENT
+            refused = "" if silent or code == ReturnCode.OK else printable(str(words))[:200]
+            if refused or silent or topic != CellChannelTopic.Challenge:
+                _write(path, {"time": time.time(), "refused": refused, "silent": silent})
         return reply
 
     CoreCell.send_request = send_request

@@ -19,8 +19,9 @@ from atoll.core.record import read_checkpoint
 from atoll.core.rows import Rows
 from atoll.data.dataset import Dataset
 from atoll.data.own.encoding import Block
+from atoll.data.scaling import colours
 from atoll.data.scenario import Holding, Scenario
-from atoll.data.site import colours, filled
+from atoll.data.site import filled
 from atoll.data.vertical_site import block
 from atoll.jobs.train import in_chunks
 from atoll.learning.weights import without

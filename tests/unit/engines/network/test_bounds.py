@@ -1,5 +1,6 @@
 """The bounds of a contract one by one: options, rows, steps, weights, moments, budgets, words."""
 
+import dataclasses
 import hashlib
 import json
 import tomllib
@@ -23,7 +24,7 @@ from atoll.engines.network.explain import explained, loose_terms, warnings
 from atoll.engines.network.policy import Gate
 from atoll.families.vertical import Learn
 from atoll.methods import chfl, fedavg
-from atoll.runs.config import RunConfig, change, resolve, to_toml
+from atoll.runs.config import EngineOptions, RunConfig, change, resolve, to_toml
 
 TERMS = {"methods": ["alone", "chfl", "fedavg", "splitnn"],
          "actions": ["fit", "check", "settle", "learn"]}  # fmt: skip
@@ -77,6 +78,7 @@ def fit(made: Gate, number: int, weights: Tensors, stage: int = 0) -> Tensors:
         ({"rounds": 201}, "'rounds' = 201"),
         ({"seed": 100}, "'seed' = 100"),
         ({"scenario.train": 0.1}, "'scenario.train' = 0.1"),
+        ({"threads": 1024}, "'engine.threads' = 1024: the contract allows at least 0 and at most"),
     ],
 )
 def test_an_option_outside_of_default_limits_is_refused_and_logged(
@@ -96,7 +98,8 @@ def test_an_option_outside_of_default_limits_is_refused_and_logged(
     [
         {"rate": 0.002}, {"batch": 32}, {"epochs": 3}, {"widths": [9]}, {"rounds": 7},
         {"seed": 1}, {"scenario.train": 0.5}, {"clients": 4}, {"cohort": 2}, {"scale": "local"},
-        {"penalty": "proximal"}, {"data.name": "digits-table"},
+        {"penalty": "proximal"}, {"data.name": "digits-table"}, {"threads": 2},
+        {"engine.device": "cuda"}, {"attribution": True}, {"score_every": 1},
     ],
     ids=str,
 )  # fmt: skip
@@ -106,6 +109,39 @@ def test_a_drafted_contract_allows_its_run_and_no_other_options(changes: dict[st
     assert ranges.violation(options, config(rounds=3)) == ""
     name = next(iter(changes)).split(".")[-1]
     assert f"{name}'" in ranges.violation(options, config(**changes))
+
+
+def test_every_option_of_a_run_is_limited_or_has_no_effect_at_a_site() -> None:
+    """An option that is added to the config fails here until somebody decides what it may do."""
+    limited = {*ranges.PLAIN, *ranges.TABLES, "data", "engine"}
+    assert {name.partition(".")[0] for name in ranges.values_of(config())} == limited - {"public"}
+    every = {field.name for field in dataclasses.fields(RunConfig)}
+    assert limited | set(ranges.COORDINATORS) == every
+    assert limited.isdisjoint(ranges.COORDINATORS)
+    engine = {field.name for field in dataclasses.fields(EngineOptions)}
+    no_effect = {"name", "mode", "streams", "packing", "tf32", "tune", "deterministic", "verify"}
+    refused = {"keep"}  # a folder of the site's machine
+    assert engine == {*ranges.ENGINE} | no_effect | refused
+
+
+def test_a_sites_own_engine_is_its_own_business(tmp_path: Path) -> None:
+    """What its own file sets is neither limited nor changed by a run."""
+    terms = {**TERMS, "options": drafted_contract(config()).options}
+    site = SiteFile(store=str(tmp_path / "store"), engine={"threads": 2}, contract=terms)
+    made, before = Gate(site), torch.get_num_threads()
+    try:
+        made.prepare("run-1", to_toml(config()), "site-1")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_outside_of_the_contract_are_never_set(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    made = Gate(SiteFile(store=str(tmp_path / "store"), contract=TERMS))
+    with pytest.raises(RefusedError, match=r"engine\.threads"):
+        made.prepare("run-1", to_toml(config(threads=1024)), "site-1")
+    assert torch.get_num_threads() == before
 
 
 @pytest.mark.parametrize(
@@ -470,6 +506,7 @@ def test_a_contract_is_explained_by_the_command(tmp_path: Path) -> None:
     assert "6 rounds in a stage of a run, each of 2 epochs at most" in said
     assert "behind an update: 8 training rows, 2 steps and 8 rows in a step" in said
     assert "(membership)" in said
+    assert "every other option has its default. The contract does not limit name," in said
     assert "looser than the default" not in said
     path.write_text(path.read_text().replace('"derived"', '"any"'))
     said = " ".join(CliRunner().invoke(app, ["contract", "explain", str(path)]).output.split())

@@ -197,6 +197,20 @@ def test_a_private_key_never_travels(
     assert (b"ENCRYPTED" in (site / "startup" / "client.key").read_bytes()) is bool(secret)
 
 
+def test_a_kit_that_is_not_installed_yet_names_the_next_step(tmp_path: Path) -> None:
+    from atoll.engines.network.signing import request  # noqa: PLC0415
+
+    site = tmp_path / "basel"
+    asked, _ = request("basel", site)
+    for look in (Kit(site).check, lambda: Kit(site).name, lambda: Kit(site).until):
+        with pytest.raises(UserError, match="a key, but no certificate yet") as caught:
+            look()
+        install = f"atoll network install {site} basel.signed.json"
+        assert caught.value.remedy == f"send {asked} to the project's owner, then {install}"
+    with pytest.raises(UserError, match="not a party's folder"):
+        Kit(tmp_path).check()
+
+
 def test_what_cannot_be_signed_is_said(tmp_path: Path) -> None:
     from atoll.engines.network.signing import request, sign  # noqa: PLC0415
 

@@ -50,8 +50,8 @@ def test_every_party_has_a_line_of_its_own() -> None:
     ]
     assert lines("waiting for 2 of 3", views) == [
         "waiting for 2 of 3: basel working on fit, last seen 1 s ago, 900 bytes to it, 500 from it",
-        "waiting for 2 of 3: bern away, last seen 40 s ago, 0 bytes to it, 0 from it",
-        "waiting for 2 of 3: geneva away, not seen yet, 0 bytes to it, 0 from it",
+        "waiting for 2 of 3: bern away, last seen 40 s ago",
+        "waiting for 2 of 3: geneva away, not seen yet",
     ]
 
 

@@ -9,8 +9,11 @@ from atoll.core.errors import UserError
 from atoll.core.federation import Moment
 from atoll.core.messages import pack
 from atoll.data.own.agreement import Offer
-from atoll.engines.network.egress import EgressLog, audited
+from atoll.engines.network.contract import Contract
+from atoll.engines.network.egress import Counted, EgressLog, audited
+from atoll.engines.network.kits import Kit
 from atoll.engines.network.mirror import End, Mirror, append_only
+from atoll.engines.network.site import _standing
 
 MOMENT = Moment(0, 0, 1)
 
@@ -43,6 +46,24 @@ def test_the_copy_lies_beside_the_kit_and_has_the_logs_end(kit: Path) -> None:
     path.unlink()  # a site from before there were copies
     assert log(kit).end == made.end
     assert path.exists()
+
+
+def test_what_is_spent_of_the_budgets_is_in_the_copy_and_shown(kit: Path) -> None:
+    made = log(kit)
+    made.left("run-1", "fit", MOMENT, pack(Offer("key")), Counted("wine", 1, 2))
+    made.left("run-2", "fit", MOMENT, pack(Offer("key")), Counted("wine", 1, 2))
+    made.left("run-2", "check", MOMENT, pack(Offer("key")), Counted("digits"))
+    assert Mirror.of_kit(kit).read() == log(kit).end
+    assert log(kit).end.spent == {"wine": [2, 4, 2], "digits": [0, 0, 1]}
+    (kit / "kit.json").write_text('{"name": "basel", "server": "localhost", "port": 8102}')
+    shown = _standing(Kit(kit), Contract(epochs_in_all=9), made.end, appended=False)[1:]
+    assert shown == [
+        f"basel: {spent} are spent"
+        for spent in (
+            "2 of 1,000 rounds, 4 of 9 epochs, 2 of 200,000 answers on the data wine",
+            "0 of 1,000 rounds, 0 of 9 epochs, 1 of 200,000 answers on the data digits",
+        )
+    ]
 
 
 def test_a_log_that_is_ahead_of_its_copy_is_taken(kit: Path) -> None:
@@ -131,8 +152,9 @@ def test_an_audit_of_a_store_compares_the_log_with_the_copy_of_its_end(kit: Path
     Mirror.of_kit(kit).path.unlink()
     with pytest.raises(UserError, match="no egress log here"):
         audited(store)
-    with pytest.raises(UserError, match="no egress log here"):
+    with pytest.raises(UserError, match="no egress log here") as caught:
         audited(kit.with_name("nowhere"))
+    assert caught.value.remedy.endswith("the first atoll join makes it")
 
 
 def test_an_audit_of_a_store_elsewhere_knows_no_copy(tmp_path: Path) -> None:

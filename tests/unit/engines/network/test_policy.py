@@ -61,9 +61,36 @@ def test_a_question_that_comes_twice_is_done_once(tmp_path: Path) -> None:
     assert made.handle(7, "fit", FIRST, pack(Empty())) is first
     for name, tensor in made._client.state().items():
         assert torch.equal(state[name], tensor)
-    assert len(log(tmp_path)) == 1
     with pytest.raises(RefusedError, match="from before"):
         made.handle(6, "fit", FIRST, pack(Empty()))
+
+
+def test_an_answer_that_leaves_again_is_logged_again(tmp_path: Path) -> None:
+    """The log counts all bytes that left; budgets of rounds, epochs and answers are spent once."""
+    made = gate(tmp_path, "fedavg", largest=2000)
+    weights = pack(Weights(made._client.site.model().state_dict()))
+    reply = made.handle(7, "fit", FIRST, weights)
+    spent = dataclasses.replace(made.egress.spent("wine"))
+    made.handle(7, "fit", FIRST, weights)
+    one, two = log(tmp_path)
+    assert one.words.startswith("answered 'fit' at stage 1, round 1: ")
+    assert two.words == one.words.replace("answered", "answered again")
+    assert (two.bytes, two.digest) == (one.bytes, one.digest) == (reply.size, one.digest)
+    assert made.egress.spent("wine") == spent
+    assert (spent.rounds, spent.answers) == (1, 1)
+    restarted = egress.EgressLog(tmp_path / "store" / "egress.jsonl")
+    assert restarted.spent("wine") == spent
+    assert restarted.total() == made.egress.total()
+
+
+def test_an_answer_that_leaves_again_has_the_byte_budget_of_others(tmp_path: Path) -> None:
+    made = gate(tmp_path)
+    size = made.handle(7, "fit", FIRST, pack(Empty())).size
+    made.terms = dataclasses.replace(made.terms, total=made.egress.total() + size)
+    made.handle(7, "fit", FIRST, pack(Empty()))
+    with pytest.raises(RefusedError, match="bytes in all are not in the contract"):
+        made.handle(7, "fit", FIRST, pack(Empty()))
+    assert log(tmp_path)[-1].words.startswith("refused 'fit': more than")
 
 
 def test_an_answer_is_given_again_for_the_same_question_alone(tmp_path: Path) -> None:
