@@ -27,9 +27,9 @@ $(READY): constraints.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,check,psi]'
 	touch $(READY)
 
-# What only some people need: trackers and ONNX. Their tests are skipped without it.
+# What only some people need: trackers, ONNX and Excel. Their tests are skipped without it.
 extras: $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[track,onnx]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[track,onnx,excel]'
 
 check: $(READY)
 	$(BIN)/ruff format --check .

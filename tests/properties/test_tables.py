@@ -1,18 +1,23 @@
 """Any table: a result, or one clear error; never a traceback."""
 
 import csv
+import re
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from atoll.cli.data import drafted
 from atoll.core.errors import UserError
 from atoll.data.own import tables
+from atoll.data.own.sheets import opened
 from atoll.engines.local import local_engine
 from atoll.report import page
 from atoll.runs.config import resolve
+from atoll.runs.draft import Wish
 from atoll.runs.execute import execute
 from atoll.runs.predict.model import Predictor
 from atoll.runs.predict.tables import predict
@@ -131,3 +136,29 @@ def test_tables_in_which_nothing_is_wrong_are_not_refused(
         files = write(Path(name), made, ",", "utf-8")
         from_files_to_predictions(Path(name), files, method, "local")
         page.write([Path(name) / "run"], Path(name) / "page.html")
+
+
+@settings(often, max_examples=60)
+@given(
+    made=st.one_of(sites(), sane_sites()),
+    delimiter=st.sampled_from([",", ";", "\t"]),
+    encoding=st.sampled_from(["utf-8", "latin-1", "utf-16"]),
+)
+def test_init_writes_a_config_that_inspect_accepts_or_annotates(
+    made: list[list[list[str]]], delimiter: str, encoding: str
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        files = write(Path(name), made, delimiter, encoding)
+        try:
+            for file in files:
+                opened(Path(file))
+        except UserError:
+            return  # a file that is no table at all
+        config, problem = drafted(Wish(tuple(files), "label", "chfl"))
+        values = tomllib.loads(config)["data"]
+        if problem:
+            assert "# To be fixed first: " in config
+            return
+        assert tables.survey(**values).sites
+        active = re.sub(r"(?m)^# (?=.*; uncomment it if so$)", "", config)
+        tomllib.loads(active)  # uncommented lines are a config too

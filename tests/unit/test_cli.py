@@ -519,6 +519,9 @@ def test_a_cell_that_is_too_long_for_the_reader_is_the_users_error(
     rows[5] = "5,b,"  # without a label: its line is looked for
     Path("a.csv").write_text("\n".join([header, *rows]) + "\n")
     ended = atoll("init", "a.csv", "--label", "ill")
+    if place == "row":  # init writes a config, with what is to be fixed first
+        assert ended.code == 0
+        ended = atoll("inspect", "run.toml")
     assert ended.code == 3
     assert complaint(ended)[1].startswith("a.csv")
 

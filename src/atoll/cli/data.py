@@ -14,33 +14,22 @@ import torch
 import typer
 
 from atoll import __version__, data, methods
-from atoll.cli.arguments import Config, Set
-from atoll.cli.terminal import counted, out, print_grid, print_pairs, size
+from atoll.cli.inspect import inspect_command
+from atoll.cli.terminal import err, out, print_grid, print_pairs, size
 from atoll.core.errors import UserError
 from atoll.core.influence import RobustOptions
 from atoll.core.options import describe, nearest
 from atoll.core.record import disk_errors, write_whole
 from atoll.data import splits
 from atoll.data.own import alignment, tables
+from atoll.data.own.suggestions import examine
 from atoll.data.sources import fetch
-from atoll.data.splits.files import own_sizes
 from atoll.learning.models import ModelOptions
-from atoll.runs.config import (
-    EngineOptions,
-    ReportOptions,
-    RunConfig,
-    assignment,
-    change,
-    presets,
-    read,
-    resolve,
-)
-from atoll.runs.draft import draft
-from atoll.runs.facts import holdings
-from atoll.runs.parts import parts
+from atoll.runs.config import EngineOptions, ReportOptions, RunConfig, presets, read, resolve
+from atoll.runs.draft import Wish, draft
 from atoll.runs.result import Run, runs_in
 
-__all__ = ["align_command", "inspect_command", "register"]
+__all__ = ["align_command", "drafted", "inspect_command", "register"]
 
 
 def list_command(
@@ -178,95 +167,63 @@ def align_command(
     out.print(f"{count} rows in common, {size(moved)} moved; index files in {to}", soft_wrap=True)
 
 
-DEALT = ("train", "valid", "test", "common", "own")
-
-
-def inspect_command(what: Config, set_: Set = None) -> None:
-    """Show what each site holds, before anything trains."""
-    changes = dict(assignment(text) for text in set_ or [])
-    config = resolve(change(read(what), changes), what)
-    if config.split == "files":
-        given = {key: value for key, value in config.data.items() if key != "name"}
-        survey = tables.survey(**given)
-        _print_survey(survey)
-        rows = _to_be_dealt(survey, config)
-    else:
-        run_parts = parts(config)
-        if run_parts.dataset.layout is not None and run_parts.dataset.layout.findings:
-            print_pairs(list(run_parts.dataset.layout.findings), "worth knowing")
-        held = holdings(run_parts)
-        rows = [
-            [
-                id,
-                *(f"{sum(site[part]):,}" for part in DEALT[:3]),
-                str(held["common"]),
-                str(site["own"]),
-            ]
-            for id, site in held["sites"].items()
-        ]
-    print_grid("rows and columns of numbers, as dealt", ["site", *DEALT], rows)
-
-
-def _to_be_dealt(survey: tables.Survey, config: RunConfig) -> list[list[str]]:
-    """What each site will have, from the numbers of its rows: the file is not read again."""
-    common, own = tables.widths(survey)
-    rows = []
-    for site in survey.sites:
-        stages = {stage: site.stages.get(stage, 0) for stage in survey.stages or ("",)}
-        sizes = own_sizes(site.name, stages, config.scenario_options()).sum(0)
-        rows.append([site.name, *(f"{n:,}" for n in sizes), str(common), str(own[site.name])])
-    return rows
-
-
-def _print_survey(survey: tables.Survey) -> None:
-    sites = [
-        [site.name, site.file, f"{site.rows:,}", counted(site.classes), counted(site.stages)]
-        for site in survey.sites
-    ]
-    header = ["site", "file", "rows", "classes", *(["stages"] if survey.stages else [])]
-    print_grid("sites", header, [row[: len(header)] for row in sites])
-    columns = [
-        [
-            column.name,
-            column.kind,
-            column.where,
-            ", ".join(column.sites) if column.where != "common" else "all",
-            counted(column.missing),
-            column.treatment,
-        ]
-        for column in survey.columns
-    ]
-    print_grid("columns", ["column", "type", "", "sites", "missing", "what is done"], columns)
-    if survey.findings:
-        print_pairs(list(survey.findings), "worth knowing")
-    print_pairs([("", line) for line in survey.crossing], "sites tell each other before training")
-
-
 def init_command(
-    files: Annotated[list[str] | None, typer.Argument(help="one table a site")] = None,
+    files: Annotated[
+        list[str] | None, typer.Argument(help="one table, file of texts or image folder a site")
+    ] = None,
     label: Annotated[str, typer.Option(help="the column to be predicted")] = "",
     site: Annotated[str, typer.Option(help="one file: the column of a row's site")] = "",
     stage: Annotated[str, typer.Option(help="the column of a row's stage")] = "",
+    text: Annotated[str, typer.Option(help="texts: the column that has them")] = "",
     method: Annotated[str, typer.Option(help="chfl, fedavg or alone")] = "",
     to: Annotated[Path, typer.Option("-o", "--out", help="the config to write")] = Path("run.toml"),
 ) -> None:
-    """Write a commented config for your own tables.
+    """Write a commented config for your own data.
 
-    On a terminal it asks for what is missing.
+    What the files suggest is in it. On a terminal it asks for what is missing.
     """
     if to.exists():
         raise UserError("the file is there already", str(to), "choose another with -o")
     asking = sys.stdin.isatty()
-    if not (files and label) and not asking:
+    images = bool(files) and all(_is_images(file) for file in files or ())
+    if not (files and (label or images)) and not asking:
         raise UserError("no files or no label", "atoll init", "atoll init A.csv B.csv --label NAME")
     given = files or str(typer.prompt("Files, one for each site, with blanks between")).split()
-    label = label or str(typer.prompt("The column to be predicted"))
-    method = method or (str(typer.prompt("Method", default="chfl")) if asking else "chfl")
-    text = draft(given, label, method, site, stage)
-    tables.survey(**tomllib.loads(text)["data"])  # a mistake in the files is found now
+    texts = text or ("text" if all(file.endswith(".jsonl") for file in given) else "")
+    usual = "fccl" if images else "fedseit" if texts else "chfl"
+    if not images:
+        label = label or str(typer.prompt("The column to be predicted"))
+    method = method or (str(typer.prompt("Method", default=usual)) if asking else usual)
+    wish = Wish(tuple(given), label, method, site, stage, texts, images)
+    config, problem = drafted(wish)
     with disk_errors(to):
-        to.write_text(text, encoding="utf-8")
+        to.write_text(config, encoding="utf-8")
+    if problem:
+        err.print(f"to be fixed first: {problem}", soft_wrap=True, markup=False)
+    commented = sum(line.startswith("# ") and "uncomment" in line for line in config.splitlines())
+    if commented:
+        err.print(f"{commented} lines of {to} are for you to decide", soft_wrap=True)
     out.print(f"wrote {to}; next: atoll inspect {to}, then atoll run {to}", soft_wrap=True)
+
+
+def _is_images(file: str) -> bool:
+    return Path(file).is_dir() or file.endswith(".npz")
+
+
+def drafted(wish: Wish) -> tuple[str, str]:
+    """The config with everything that the files suggest, and what is still wrong with it."""
+    values = tomllib.loads(draft(wish))["data"]
+    suggestions = [] if wish.images or wish.text else examine(**values)
+    config = draft(wish, suggestions)
+    try:
+        values = tomllib.loads(config)["data"]
+        if wish.images or wish.text:
+            data.load("", **values)
+        else:
+            tables.survey(**values)
+    except UserError as error:
+        return draft(wish, suggestions, str(error)), str(error)
+    return config, ""
 
 
 def register(app: typer.Typer) -> None:

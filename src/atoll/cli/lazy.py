@@ -35,7 +35,7 @@ COMMANDS: Mapping[str, Mapping[str, Listed]] = {
         "export": Listed("results", "Write one site's model as safetensors with a card in JSON."),
     },
     "Data and options": {
-        "init": Listed("data", "Write a commented config for your own tables."),
+        "init": Listed("data", "Write a commented config for your own data."),
         "inspect": Listed("data", "Show what each site holds, before anything trains."),
         "align": Listed("data", "Find the rows that several tables share, privately."),
         "list": Listed("data", "List methods, data sets, splits, presets or runs."),

@@ -13,7 +13,7 @@ from atoll.core.errors import UserError
 from atoll.data.own import alignment
 from atoll.runs.predict import images, onnx, parties, tables, texts
 from atoll.runs.predict.export import export
-from atoll.runs.predict.model import Predictor
+from atoll.runs.predict.model import Predictor, predictor_of
 from atoll.runs.predict.output import Predicted
 from atoll.runs.result import Run, absent_run, runs_in
 
@@ -70,7 +70,9 @@ def watch_command(
 
 
 def predict_command(
-    run: Annotated[Path, typer.Argument(help="the folder of a run", metavar="RUN")],
+    run: Annotated[
+        Path, typer.Argument(help="a run, or a folder of its seeds: their mean", metavar="RUN")
+    ],
     file: Annotated[
         Path | None,
         typer.Argument(help="rows or texts: CSV or Parquet; images: a folder, .npz or Parquet"),
@@ -93,7 +95,8 @@ def predict_command(
     ] = "drop",
 ) -> None:
     """Predict rows, images or texts with the model of one site, or with a file of each party."""
-    predictor = Predictor(run, site, model, task)
+    predictor = predictor_of(run, site, model, task)
+    _refuse_seeds(predictor, "--held-out" if held_out else "--data" if data else "")
     if data:
         result = _predict_parties(predictor, file, data, lacking, to, held_out)
     elif file is None or not site:
@@ -104,6 +107,13 @@ def predict_command(
         result = PREDICT[predictor.kind](predictor, file, to, held_out)
     _remark(result)
     out.print(f"{result.rows:,} predictions in {to}{_share(result)}", soft_wrap=True)
+
+
+def _refuse_seeds(predictor: Predictor, option: str) -> None:
+    """Refuse an option that is for one run where the folder has several seeds."""
+    if predictor.others and option:
+        what = f"the folder has runs of {len(predictor.others) + 1} seeds"
+        raise UserError(what, option, f"give one of them, for example {predictor.folder}")
 
 
 def _remark(result: Predicted) -> None:

@@ -25,6 +25,12 @@ class Layout:
     findings: tuple[
         tuple[str, str], ...
     ] = ()  # what is worth knowing, and what atoll does about it
+    people: Array | None = None  # (rows,) int64: rows of one number are never dealt apart
+
+    def only(self, rows: Array) -> "Layout":
+        """The same with these rows alone."""
+        people = None if self.people is None else self.people[rows]
+        return replace(self, stage=self.stage[rows], people=people)
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,9 @@ class Dataset:
     def fingerprint(self) -> str:
         """A hash of all content; equal data give equal fingerprints."""
         digest = hashlib.sha256()
-        layout = () if self.layout is None else (self.layout.held, self.layout.stage)
+        layout: tuple[Array | None, ...] = ()
+        if self.layout is not None:
+            layout = (self.layout.held, self.layout.stage, self.layout.people)
         for array in (self.x, self.y, self.test, self.group, self.stage, *layout):
             if array is not None:
                 digest.update(f"{array.dtype}{array.shape}".encode())
@@ -88,7 +96,7 @@ class Dataset:
             y=self.y[rows],
             test=None if self.test is None else self.test[rows],
             group=None if self.group is None else self.group[rows],
-            layout=self.layout and replace(self.layout, stage=self.layout.stage[rows]),
+            layout=self.layout and self.layout.only(rows),
             stage=None if self.stage is None else self.stage[rows],
         )
 

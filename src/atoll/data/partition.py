@@ -21,8 +21,8 @@ __all__ = [
     "at_random", "build_scenario", "by_class", "by_shares", "check_clients", "check_shares",
     "check_stages", "check_tests", "check_training", "class_partition", "class_stages",
     "class_windows", "client_ids", "column_order", "columns_common_and_own", "cut", "cut_all",
-    "cut_rows", "deal_stages", "dealer", "dirichlet_shares", "even", "group_rows", "horizontal",
-    "of_classes", "refusal", "task_names", "width_of",
+    "cut_people", "cut_rows", "deal_stages", "dealer", "dirichlet_shares", "even", "group_rows",
+    "horizontal", "of_classes", "refusal", "task_names", "width_of",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -146,6 +146,35 @@ def cut(
         count = round(train * len(pool) / (train + valid)) if train > 0 else 0
     chosen, rest = take(pool, count)
     return Parts(chosen, rest, test)
+
+
+def cut_people(
+    strata: Array, people: Array, train: float, valid: float, generator: np.random.Generator
+) -> Array:
+    """For each row 0 (train), 1 (validation) or 2 (test); all rows of a person have the same.
+
+    People come in random order, and each goes to the part that lacks the largest share of the rows
+    of this person's strata. Whole numbers, so that no tie depends on rounding.
+    """
+    shares = [round(share * 10_000) for share in (train, valid)]
+    shares.append(max(0, 10_000 - sum(shares)))
+    possible = [part for part in range(3) if shares[part]]
+    _, numbers = np.unique(people, return_inverse=True)
+    totals = np.bincount(strata)
+    dealt = np.zeros((3, len(totals)), dtype=np.int64)
+    members = np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
+    parts = np.empty(len(people), dtype=np.int64)
+    for number in generator.permutation(len(members)):
+        kinds, counts = np.unique(strata[members[number]], return_counts=True)
+        lacks = {}
+        for part in possible:
+            lacking = shares[part] * totals[kinds] - 10_000 * dealt[part, kinds]
+            other = math.prod(shares[one] for one in possible if one != part)
+            lacks[part] = int((counts * lacking).sum()) * other  # in units of the part's share
+        chosen = max(possible, key=lambda part: (lacks[part], shares[part], -part))
+        parts[members[number]] = chosen
+        dealt[chosen, kinds] += counts
+    return parts
 
 
 def even(rows: Array, parts: int) -> list[Array]:

@@ -307,7 +307,9 @@ def _default_split(data: Mapping[str, Any], usual: str) -> str:
     """The split of a run that names none: that of its own files, else the method's usual one."""
     if "files" in data and "text" not in data:
         return "files"
-    return "streams" if "files" in data and usual == "tasks" else usual
+    if "images" in data and usual == "columns":  # images have none
+        return "domains"
+    return "streams" if "files" in data and usual in ("tasks", "columns") else usual
 
 
 def _written(options: Any) -> dict[str, Any]:

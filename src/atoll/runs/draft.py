@@ -1,66 +1,134 @@
-"""A first config for somebody's own tables, with a remark on every line that may be changed."""
+"""A first config for somebody's own data, with a remark on every line that may be changed."""
 
 import json
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from atoll import methods
 from atoll.core.errors import UserError
+from atoll.data.own.suggestions import Suggestion, in_toml, key_in_toml
 
-__all__ = ["draft"]
+__all__ = ["Wish", "draft"]
 
 REMARKS = {
     "chfl": "common columns learned together, own columns at home",
     "fedavg": "one model of the common columns for all sites",
     "alone": "every site for itself: the yardstick",
+    "fccl": "every site has a model of its own, and learns from what others predict",
+    "fedseit": "one task after another, each client with its own",
+}
+SCALE = 'scale = "local"        # each site scales by its own training rows: no statistics cross'
+HINTS = {
+    "ignore": "# ignore = []          # columns to leave out",
+    "keep": "# keep = []            # columns to keep though they look like identifiers",
+    "categorical": "# categorical = []     # columns of digits to be read as words, such as codes",
+    "levels": '# levels = "local"     # no level of a text column crosses; they become own columns',
 }
 
 
-def draft(files: Sequence[str], label: str, method: str, site: str = "", stage: str = "") -> str:
-    """The text of a run.toml; a file may be NAME=FILE,FILE: a site with one file for each stage."""
-    methods.load(method)  # an unknown one is refused with the nearest
-    quoted = {name: json.dumps(value, ensure_ascii=False) for name, value in (
-        ("label", label), ("site", site), ("stage", stage))}  # fmt: skip
+@dataclass(frozen=True)
+class Wish:
+    """What somebody asks `atoll init` for."""
+
+    files: tuple[str, ...]  # one for each site; NAME=FILE,FILE: a site with one for each stage
+    label: str
+    method: str
+    site: str = ""  # the column of a row's site
+    stage: str = ""  # the column of a row's stage
+    text: str = ""  # the column of texts; empty: tables
+    images: bool = False  # folders of images
+
+
+def draft(wish: Wish, suggestions: Sequence[Suggestion] = (), problem: str = "") -> str:
+    """The text of a run.toml; `problem` is what atoll inspect complains about."""
+    methods.load(wish.method)  # an unknown one is refused with the nearest
+    staged = bool(wish.stage) or any("," in file for file in wish.files if "=" in file)
     lines = [
         "# Written by atoll init. See it before it trains: atoll inspect; then: atoll run, report.",
+        *([f"# To be fixed first: {_one_line(problem)}"] if problem else []),
         "rounds = 20            # of a stage, at most",
         "seed = 0               # of the rows kept for tests, the first weights, the order of rows",
-        'scale = "local"        # each site scales by its own training rows: no statistics cross',
-        "",
-        "[data]",
-        f"files = {_files(files)}",
-        f"label = {quoted['label']}   # the column to be predicted",
     ]
-    lines += [f"site = {quoted['site']}   # the column that names a row's site"] if site else []
-    staged = bool(stage) or any("," in file for file in files if "=" in file)
-    lines[4:4] = ["attribution = true     # also tell whose doing forgetting is"] if staged else []
-    lines += [f"stage = {quoted['stage']}   # the column that names a row's stage"] if stage else []
-    lines += [
-        "# ignore = []          # columns to leave out",
-        "# keep = []            # columns to keep though they look like identifiers",
-        "# categorical = []     # columns of digits to be read as words, such as codes",
-        '# levels = "local"     # no level of a text column crosses; they become own columns',
-        "",
+    table = not (wish.text or wish.images)
+    if table:
+        lines.append(SCALE)
+    if table and staged:
+        lines.append("attribution = true     # also tell whose doing forgetting is")
+    lines += ["", "[data]", *_data(wish)]
+    lines += _entries([one for one in suggestions if not one.site])
+    if table:
+        named = {one.option for one in suggestions if not one.site}
+        lines += [hint for option, hint in HINTS.items() if option not in named]
+    for site in sorted({one.site for one in suggestions if one.site}):
+        own = [one for one in suggestions if one.site == site]
+        lines += ["", f"[data.sites.{key_in_toml(site)}]", *_entries(own)]
+    return "\n".join([*lines, "", *_method(wish)]) + "\n"
+
+
+def _data(wish: Wish) -> list[str]:
+    """The lines that say what the data are."""
+    given = "images" if wish.images else "files"
+    lines = [f"{given} = {_files(wish.files)}"]
+    if wish.text:
+        lines.append(f"text = {in_toml(wish.text)}   # the column of texts")
+    if wish.label:
+        lines.append(f"label = {in_toml(wish.label)}   # the column to be predicted")
+    if wish.site:
+        lines.append(f"site = {in_toml(wish.site)}   # the column that names a row's site")
+    if wish.stage:
+        lines.append(f"stage = {in_toml(wish.stage)}   # the column that names a row's stage")
+    return lines
+
+
+def _method(wish: Wish) -> list[str]:
+    remark = REMARKS.get(wish.method, "see atoll list methods")
+    lines = ["[method]", f'name = "{wish.method}"          # {remark}']
+    if wish.images or wish.text:
+        return lines
+    return [
         "[model]",
         "widths = [64, 32]      # hidden layers",
         "",
-        "[method]",
-        f'name = "{method}"          # {REMARKS.get(method, "see atoll list methods")}',
+        *lines,
         "batch = 32             # rows in a step",
         "epochs = 2             # passes over the rows in a round",
     ]
-    return "\n".join(lines) + "\n"
+
+
+def _entries(suggestions: Sequence[Suggestion]) -> list[str]:
+    """One line for each option: active if all its entries are safe, else commented out."""
+    by_option: dict[str, list[Suggestion]] = {}
+    for one in suggestions:
+        by_option.setdefault(one.option, []).append(one)
+    lines = []
+    for option, same in by_option.items():
+        entry = same[0].entry
+        for one in same[1:]:
+            if isinstance(entry, dict):
+                entry = {**entry, **one.entry}
+            elif isinstance(entry, list):
+                entry = list(dict.fromkeys([*entry, *one.entry]))
+        sign = "" if all(one.safe for one in same) else "# "
+        uncomment = "; uncomment it if so" if sign else ""
+        why = _one_line("; ".join(dict.fromkeys(one.why for one in same)))
+        lines.append(f"{sign}{option} = {in_toml(entry)}   # {why}{uncomment}")
+    return lines
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"[\x00-\x1f\x7f\x85\u2028\u2029]+", " ", text)
 
 
 def _files(given: Sequence[str]) -> str:
     """A list of files, or a table of sites with one file for each stage."""
     if not any("=" in file for file in given):
-        return json.dumps(list(given), ensure_ascii=False)
+        return in_toml(list(given))
     sites = []
     for file in given:
         name, equals, paths = file.partition("=")
         if not (equals and name and paths):
             what = f"'{file}' is not NAME=FILE,FILE"
             raise UserError(what, "atoll init", "name every site, or none: basel=2023.csv,2024.csv")
-        listed = json.dumps(paths.split(","), ensure_ascii=False)
-        sites.append(f"{json.dumps(name, ensure_ascii=False)} = {listed}")
+        sites.append(f"{json.dumps(name, ensure_ascii=False)} = {in_toml(paths.split(','))}")
     return "{ " + ", ".join(sites) + " }"

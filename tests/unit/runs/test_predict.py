@@ -21,7 +21,7 @@ from atoll.engines.local import local_engine
 from atoll.runs.config import change, read, resolve
 from atoll.runs.execute import execute
 from atoll.runs.predict import model as predict_module
-from atoll.runs.predict.model import Predictor
+from atoll.runs.predict.model import Predictor, predictor_of
 from atoll.runs.predict.output import Predicted
 from atoll.runs.predict.tables import blocks, numbers, predict
 from atoll.runs.result import Run
@@ -85,7 +85,7 @@ def test_somebody_new_goes_from_files_to_predictions(
     assert call("inspect", "run.toml") == 0
     shown = capfd.readouterr().out
     assert "b.csv is cp1252 with ';' between columns" in shown
-    assert "'patient id' looks like an identifier" in shown
+    assert "the id: goes into predictions, no input" in shown
     assert call("run", "run.toml", "--set", "rounds=6", "--quiet", "--out", "out") == 0
     assert call("report", "out") == 0
     assert "a.csv, b.csv, c.csv, d.csv" in Path("out/report.html").read_text()
@@ -577,3 +577,22 @@ def test_a_word_among_numbers_is_told_with_the_file_that_has_it() -> None:
     with pytest.raises(UserError, match="the text 'one'") as error:
         tables.survey(label="outcome", files={"a": [a, b]})
     assert error.value.where == "a-1.csv, line 6"
+
+
+def test_a_folder_of_seeds_predicts_the_mean_of_their_models(files: Files) -> None:
+    given = files(30)
+    for seed in range(3):
+        run("fedavg", given, f"all/seed-{seed}", seed=seed)
+    means = predictor_of(Path("all"), "a")
+    assert len(means.others) == 2
+    assert predict(means, Path("a.csv"), Path("mean.csv")).rows == 30
+    tables_ = []
+    for seed in range(3):
+        out = Path(f"{seed}.csv")
+        predict(Predictor(Path(f"all/seed-{seed}"), "a"), Path("a.csv"), out)
+        tables_.append(np.loadtxt(out, delimiter=",", skiprows=1, usecols=(2, 3)))
+    mean = np.loadtxt("mean.csv", delimiter=",", skiprows=1, usecols=(2, 3))
+    np.testing.assert_allclose(mean, np.mean(tables_, axis=0), atol=2e-6)
+    run("alone", given, "all/other")
+    with pytest.raises(UserError, match="this folder holds 4 runs"):
+        predictor_of(Path("all"), "a")

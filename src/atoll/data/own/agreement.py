@@ -8,7 +8,7 @@ be guessed.) Own columns, values, numbers of rows and everything else stay.
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,16 @@ from atoll.core.options import build
 from atoll.data.dataset import Dataset, Layout
 from atoll.data.own.columns import ColumnPlan, identifies, offset_of, refuse_mistakes
 from atoll.data.own.encoding import Block, Kind
-from atoll.data.own.profiles import Contents, TableOptions, natural, profile_sheet
-from atoll.data.own.sheets import opened
-from atoll.data.own.tables import Survey, read_arrays, recipe, scaled
+from atoll.data.own.profiles import (
+    Contents,
+    TableOptions,
+    in_order,
+    open_sheet,
+    profile_sheet,
+    site_name,
+)
+from atoll.data.own.spellings import refuse_spellings
+from atoll.data.own.tables import Survey, grouped, read_arrays, recipe, scaled
 from atoll.data.scenario import Holding, Scenario
 
 __all__ = [
@@ -117,8 +124,12 @@ class OwnTable:
         if len(files) != 1 or not options.label or options.site:
             remedy = "name this site's one file in its site.toml, and the label in the run"
             raise UserError("not one file with a label", "data", remedy)
-        self.site, self.options = site, options
-        sheet = opened(Path(files[0]), options.delimiter, options.encoding)
+        called = site_name(Path(files[0]).stem)
+        own = options.sites.get(site) or options.sites.get(called)
+        options = replace(options, sites={called: own} if own else {})
+        sheet = open_sheet(files[0], options)
+        self.site, self.options = site, options.renamed()
+        options = self.options
         contents = Contents(options, (sheet,))
         profile_sheet(contents, sheet)
         (self.called,) = contents.profiles
@@ -182,7 +193,8 @@ class OwnTable:
             np.concatenate([scaled(block) for block in blocks]),
             arrays.stage,
             plan.stages,
-            recipe(survey, {}),
+            recipe(survey, {}, [self.called]),
+            people=arrays.people if grouped(self.options) else None,
         )
         names = tuple(name for block in blocks for name in block.names)
         return Dataset(
@@ -238,17 +250,20 @@ def planned(
                 f"raise most_levels = {options.most_levels}, ignore it, or write levels = 'local'",
             )  # fmt: skip
         gaps = any(one.gaps.get(hashed, False) for one in agreed.values())
-        columns.append(Common(hashed, kind, tuple(sorted(every, key=natural)), gaps))
+        columns.append(Common(hashed, kind, in_order(every), gaps))
     left = {h for one in offers.values() for h, kind in one.columns.items() if kind == LEFT_OUT}
+    if options.labels != "as-is":
+        names = {site: dict.fromkeys(one.classes, 1) for site, one in offers.items()}
+        refuse_spellings(names, options.label)
     classes = _together(one.classes for one in offers.values())
-    stages = _together(one.stages for one in offers.values())
+    stages = _together((one.stages for one in offers.values()), options.order)
     if len(classes) < 2:
         raise UserError("every row has the same label", "the sites' tables", "choose another label")
     return Plan(key, tuple(columns), tuple(sorted(left)), classes, stages)
 
 
-def _together(names: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    return tuple(sorted({name for some in names for name in some}, key=natural))
+def _together(names: Iterable[Sequence[str]], order: Sequence[str] = ()) -> tuple[str, ...]:
+    return in_order({name for some in names for name in some}, order)
 
 
 def _empty(plan: Plan) -> tuple[tuple[Holding, ...], tuple[Any, ...]]:

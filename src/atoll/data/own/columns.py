@@ -25,7 +25,6 @@ __all__ = [
 
 ENOUGH = 20  # values below which nothing is suspected
 STRAY = 0.9  # share of numbers from which a word among them is a mistake
-UNITS = 1_000.0  # times one site's values are another's, from which units are suspected
 IDENTIFIER = re.compile(r"(^|[ _-])(id|nr|no|number|index|key|uuid|unnamed.*)$", re.IGNORECASE)
 ODD_NUMBERS = (  # what is no number, and what it is called
     (re.compile(r"^[<>=~≤≥]+ *[-+]?[0-9.,]+$"), "a number after a sign as <"),
@@ -33,7 +32,6 @@ ODD_NUMBERS = (  # what is no number, and what it is called
     (re.compile(r"^[-+]?[0-9]+,[0-9]+$"), "a decimal comma"),
     (re.compile(r"^[-+]?[0-9.,]+ *[^0-9., ]+$"), "a number with a unit"),
 )
-CODE = re.compile(r"^0[0-9]+$")
 ODD_DATE = re.compile(r"^\d{1,4}[./-]\d{1,2}[./-]\d{1,4}( .*)?$")
 
 
@@ -65,6 +63,7 @@ class ColumnPlan:
     columns: list[Column] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
+    rare: dict[str, list[str]] = field(default_factory=dict)  # levels without a column of their own
 
     @property
     def options(self) -> TableOptions:
@@ -81,10 +80,23 @@ class ColumnPlan:
                 self.columns.append(Column(name, "", "left out", (), {}, "left out, as you said"))
             elif profiles:
                 self._column(name, profiles)
+            elif treatment := self._named(name):
+                self.columns.append(Column(name, "", "left out", (), {}, treatment))
         if not any(column.where == "common" for column in self.columns):
             where = ", ".join(sheet.path.name for sheet in self.contents.sheets)
             remedy = "give the same name and type to columns that mean the same at every site"
             raise unusable("no common column", where, remedy)
+
+    def _named(self, name: str) -> str:
+        """What becomes of the columns of ids and people; empty for any other."""
+        rules = [self.options.rules(site) for site in self.sites]
+        if any(name == one.group for one in rules):
+            return "the group: its rows are dealt together, no input"
+        return (
+            "the id: goes into predictions, no input"
+            if any(name == one.id for one in rules)
+            else ""
+        )
 
     def _column(self, name: str, profiles: Mapping[str, Profile]) -> None:
         kinds: dict[str, Kind] = {}
@@ -145,6 +157,10 @@ class ColumnPlan:
         start = self.blocks[-1].start + self.blocks[-1].width if self.blocks else 0
         block = make_block(name, kind, profiles, self.options.most_levels, start, site)
         self.blocks.append(block)
+        if kind == "text":
+            levels = set[str]().union(*(profile.counts for profile in profiles))
+            if rare := sorted(levels - {*block.levels}):
+                self.rare.setdefault(name, []).extend(rare)
         words = {
             "number": "a number, scaled",
             "date": "days since 1970-01-01, scaled",
@@ -164,32 +180,16 @@ class ColumnPlan:
         if len(several) > 1:
             listed = ", ".join(f"{kind} at {site}" for site, kind in kinds.items())
             self._note(f"'{name}' is {listed}", "an own column at each site")
-        if common and several == {"number"}:
-            self._compare_units(name, profiles)
-        for site, profile in profiles.items():
-            if kinds[site] == "number" and any(CODE.match(value) for value in profile.counts):
-                action = f"read as numbers; for codes, write categorical = ['{name}']"
-                self._note(f"'{name}' at {site} has numbers that begin with 0: codes?", action)
-                break
         if common and several == {"text"}:
             self._compare_levels(name, profiles)
         for site, profile in profiles.items():
             values, labels = zip(*profile.sample, strict=True) if profile.sample else ((), ())
             numeric = kinds[site] == "number"
             if kinds[site] != "date" and gives_label_away(values, labels, numeric):
-                action = "kept; if it is known only after the outcome, add it to ignore"
-                self._note(f"'{name}' at {site} tells the label almost by itself", action)
+                action = f"kept; if it is known only after, write ignore = ['{name}']"
+                what = f"'{name}' at {site} predicts the label almost alone"
+                self._note(f"{what}: is it known before the outcome?", action)
                 break
-
-    def _compare_units(self, name: str, profiles: Mapping[str, Profile]) -> None:
-        sizes = {site: p.size / p.present for site, p in profiles.items() if p.size}
-        if len(sizes) < 2:
-            return
-        low, high = min(sizes, key=lambda s: sizes[s]), max(sizes, key=lambda s: sizes[s])
-        if sizes[high] >= UNITS * sizes[low]:
-            times = f"about {sizes[high] / sizes[low]:,.0f} times as large at {high} as at {low}"
-            action = "scale = 'local' evens it out; with any other scale, fix the file"
-            self._note(f"'{name}' is {times}: another unit?", action)
 
     def _compare_levels(self, name: str, profiles: Mapping[str, Profile]) -> None:
         levels = [{*profile.counts} for profile in profiles.values()]

@@ -2,62 +2,126 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from atoll.data.own.encoding import as_numbers
 
-__all__ = ["gives_label_away"]
+__all__ = ["gives_label_away", "strength"]
 
+Array = np.ndarray[Any, Any]
 ENOUGH = 20  # rows below which nothing is suspected
-FEWEST = 3  # rows of the rarest class, at least
-SHARE = 0.1  # of the majority predictor's errors that remain, at most
+FEWEST = 5  # rows of a class, at least; rarer classes are not judged
+STRONG = 0.95  # balanced accuracy or AUROC of one column from which it is a suspect
 FOLDS = 5
+BINS = 16  # of the ranks of a number with more distinct values than MOST_LEVELS
+MOST_LEVELS = 32
+MANY = 100  # rows from which AUROC is judged: its standard error is too small for few rows
 
 
 def gives_label_away(values: Sequence[str], labels: Sequence[str], numeric: bool) -> bool:
-    """Whether a column alone makes at most a tenth of the errors of the majority class.
+    """Whether the lower bound of a column's strength reaches 0.95; see `strength`."""
+    return strength(values, labels, numeric) >= STRONG
 
-    Errors are counted on rows that were not used: by cross-validation of a small tree for numbers,
-    by leaving one row out for text. So a column with few levels and random labels is no suspect.
+
+def strength(values: Sequence[str], labels: Sequence[str], numeric: bool) -> float:
+    """How well one column predicts the label: a lower bound, one standard error below the estimate.
+
+    The estimate is the cross-validated balanced accuracy of the most probable class of a level (of
+    a range of values, for numbers), of one threshold, or the AUROC of a number for two classes,
+    whichever bound is highest. So neither random levels nor rare classes make a column a suspect.
+    0 if there are too few rows.
     """
-    classes = Counter(labels)
-    if len(labels) < ENOUGH or len(classes) < 2 or min(classes.values()) < FEWEST:
-        return False
-    errors = _tree_errors(values, labels) if numeric else _level_errors(values, labels)
-    return errors <= SHARE * (len(labels) - max(classes.values()))
+    counts = Counter(labels)
+    frequent = {label for label, count in counts.items() if count >= FEWEST}
+    rows = [row for row, label in enumerate(labels) if label in frequent]
+    if len(rows) < ENOUGH or len(frequent) < 2:
+        return 0.0
+    _, y = np.unique([labels[row] for row in rows], return_inverse=True)
+    text = [values[row] for row in rows]
+    if not numeric:
+        return _accuracy_bound(np.unique(text, return_inverse=True)[1], y)
+    numbers = as_numbers(pa.array(text), comma=True).to_numpy(zero_copy_only=False)
+    x = np.nan_to_num(numbers, nan=0.0)  # a cell that is no number carries no information here
+    distinct, codes = np.unique(x, return_inverse=True)
+    if len(distinct) <= MOST_LEVELS:
+        return _accuracy_bound(codes, y)
+    ranks = np.argsort(np.argsort(x, kind="stable"), kind="stable")
+    bounds = [_accuracy_bound(ranks * BINS // len(x), y)]
+    if len(frequent) == 2:
+        bounds.append(_threshold_bound(codes, y))
+        if len(x) >= MANY:
+            bounds.append(_auroc_bound(codes, y))
+    return max(bounds)
 
 
-def _level_errors(values: Sequence[str], labels: Sequence[str]) -> int:
-    """Errors of the majority label among the other rows of a level; ties count as errors."""
-    levels: dict[str, Counter[str]] = {}
-    for value, label in zip(values, labels, strict=True):
-        levels.setdefault(value, Counter())[label] += 1
-    errors = 0
-    for counts in levels.values():
-        for label, count in counts.items():
-            rival = max((n for other, n in counts.items() if other != label), default=0)
-            errors += count if count - 1 <= rival else 0
-    return errors
+def _folds(y: Array) -> Array:
+    """The fold of each row: rows of each class in turn, so that folds are stratified."""
+    fold = np.empty(len(y), dtype=np.int64)
+    for label, size in enumerate(np.bincount(y)):
+        fold[y == label] = np.arange(size) % FOLDS
+    return fold
 
 
-def _tree_errors(values: Sequence[str], labels: Sequence[str]) -> int:
-    from sklearn.tree import DecisionTreeClassifier  # noqa: PLC0415 - takes a second to import
+def _bound(right: Array, sizes: Array) -> float:
+    """Balanced accuracy less its standard error, from the rows of each class that are right."""
+    smoothed = (right + 1) / (sizes + 2)  # no certainty from few rows
+    variance = smoothed * (1 - smoothed) / (sizes + 2)
+    return float((right / sizes).mean() - np.sqrt(variance.sum()) / len(sizes))
 
-    numbers = as_numbers(pa.array(values), comma=True).to_numpy(zero_copy_only=False)
-    x = np.nan_to_num(numbers, nan=0.0)[
-        :, None
-    ]  # a cell that is not a number carries no information here
-    y = np.array(labels)
-    fold = np.empty(len(y), dtype=int)  # rows of each class in turn, so that folds are stratified
-    for label in np.unique(y):
-        rows = np.flatnonzero(y == label)
-        fold[rows] = np.arange(len(rows)) % FOLDS
-    errors = 0
+
+def _threshold_bound(ranks: Array, y: Array) -> float:
+    """Balanced accuracy of one threshold, chosen without the rows that it is tried on."""
+    sizes, fold = np.bincount(y), _folds(y)
+    right = np.zeros(2)
     for number in range(FOLDS):
-        held_out = fold == number
-        tree = DecisionTreeClassifier(max_leaf_nodes=2 * len(np.unique(y)), random_state=0)
-        tree.fit(x[~held_out], y[~held_out])
-        errors += int((tree.predict(x[held_out]) != y[held_out]).sum())
-    return errors
+        seen = fold != number
+        below = np.stack([
+            np.cumsum(np.bincount(ranks[seen & (y == label)], minlength=ranks.max() + 1))
+            for label in (0, 1)
+        ])  # fmt: skip
+        gap = below[0] / sizes[0] - below[1] / sizes[1]
+        place = int(np.abs(gap).argmax())
+        lower = 0 if gap[place] > 0 else 1  # the class below the threshold
+        predicted = np.where(ranks[~seen] <= place, lower, 1 - lower)
+        right += np.bincount(y[~seen], predicted == y[~seen], 2)
+    return _bound(right, sizes)
+
+
+def _accuracy_bound(levels: Array, y: Array) -> float:
+    """Balanced accuracy on held-out rows, less its standard error; an unknown level is an error.
+
+    A level predicts the class whose share of rows with this level is largest, so that a frequent
+    class has no advantage.
+    """
+    classes, count = int(y.max()) + 1, int(levels.max()) + 1
+    sizes = np.bincount(y)
+    fold = _folds(y)
+    cells = (fold * count + levels) * classes + y
+    held_out = np.bincount(cells, minlength=FOLDS * count * classes).reshape(FOLDS, count, classes)
+    training = held_out.sum(0) - held_out
+    predicted = (training / sizes).argmax(2)
+    known = training.any(2)
+    hits = np.take_along_axis(held_out, predicted[..., None], 2)[..., 0] * known
+    right = np.bincount(predicted.ravel(), hits.ravel(), classes)
+    return _bound(right, sizes)
+
+
+def _auroc_bound(ranks: Array, y: Array) -> float:
+    """AUROC of a number for two classes, in either direction, less its standard error.
+
+    The standard error is that of Hanley and McNeil (1982).
+    """
+    sizes = np.bincount(y)
+    by_rank = np.stack(
+        [np.bincount(ranks[y == label], minlength=ranks.max() + 1) for label in (0, 1)]
+    )
+    below = np.cumsum(by_rank[0]) - by_rank[0]
+    area = float((by_rank[1] * (below + by_rank[0] / 2)).sum() / (sizes[0] * sizes[1]))
+    area = max(area, 1 - area)
+    one, two = area / (2 - area), 2 * area**2 / (1 + area)
+    spread = area * (1 - area)
+    spread += (sizes[1] - 1) * (one - area**2) + (sizes[0] - 1) * (two - area**2)
+    return area - float(np.sqrt(max(0.0, spread) / (sizes[0] * sizes[1])))

@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,21 +18,22 @@ import pyarrow.compute as pc
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import AtLeastOne, nearest
 from atoll.data.own.encoding import LARGEST, Kind, as_dates, as_numbers
-from atoll.data.own.sheets import Sheet, batches, line_of
+from atoll.data.own.harmonise import (
+    DateRule,
+    Rules,
+    Unit,
+    harmonise,
+    merge,
+    plain_labels,
+    refuse_bad_rules,
+)
+from atoll.data.own.sheets import Sheet, batches, line_of, opened
 
 __all__ = [
-    "MISSING",
-    "MOST_DISTINCT",
-    "Contents",
-    "Profile",
-    "TableOptions",
-    "natural",
-    "plain_labels",
-    "profile_sheet",
-    "refuse_unknown_columns",
-    "site_name",
-    "unusable",
-]
+    "MISSING", "MOST_DISTINCT", "Contents", "Profile", "Repeats", "TableOptions", "harmonised",
+    "in_order", "known_columns", "natural", "open_sheet", "profile_sheet", "refuse_unknown_columns",
+    "rename_columns", "site_name", "unusable",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 MISSING = ("NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "?", "#N/A")
@@ -54,16 +55,154 @@ class TableOptions:
     categorical: tuple[str, ...] = ()  # columns to read as text, e.g. codes made of digits
     levels: Literal["shared", "local"] = "shared"  # local: text columns are own, no level crosses
     most_levels: AtLeastOne = 50  # of a text column; rarer ones count as unknown
-    dates: Literal["days", "refuse"] = "days"  # days since 1970-01-01, or refused by name
-    missing: tuple[str, ...] = MISSING  # words that mean that a value is missing; "" always does
+    # days since 1970-01-01, refused by name, or by column format and since
+    dates: Literal["days", "refuse"] | dict[str, DateRule] = "days"
+    # words that mean that a value is missing ("" always does), or codes by column beside them
+    missing: tuple[str, ...] | dict[str, tuple[str, ...]] = MISSING
     delimiter: str = ""  # of CSV files; empty: detected
     encoding: str = ""  # of CSV files; empty: detected
+    id: str = ""  # the column that names a row: no input, carried to predictions
+    group: str = ""  # the column of people: rows of one are all to train on, or all to test on
+    order: tuple[str, ...] = ()  # of the stages; empty: numbers by size, then words by letter
+    rename: dict[str, str] = field(default_factory=dict)  # names of columns, old = new
+    # classes by the way they are written; as-is: sites may have different ones
+    labels: Literal["", "as-is"] | dict[str, str] = ""
+    units: dict[str, Unit] = field(default_factory=dict)  # by column factor, offset and suffix
+    sites: dict[str, Rules] = field(default_factory=dict)  # by site, where its rules differ
 
     @property
     def special(self) -> dict[str, str]:
-        """The columns that are no features, by what they are."""
+        """The columns that every row must have a value in, by what they are."""
         named = {"label": self.label, "site": self.site, "stage": self.stage}
         return {what: name for what, name in named.items() if name}
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Words that mean in any column that a value is missing."""
+        return MISSING if isinstance(self.missing, dict) else self.missing
+
+    @property
+    def general(self) -> Rules:
+        """The rules of all sites."""
+        return Rules(
+            self.rename,
+            self.labels if isinstance(self.labels, dict) else {},
+            self.units,
+            self.missing if isinstance(self.missing, dict) else {},
+            self.dates if isinstance(self.dates, dict) else {},
+            self.id,
+            self.group,
+        )
+
+    def rules(self, site: str) -> Rules:
+        """The rules of a site."""
+        return merge(self.general, self.sites.get(site))
+
+    def renamed(self) -> "TableOptions":
+        """The same with columns by their new names."""
+        renames = [self.rename, *(rules.rename for rules in self.sites.values())]
+        changed: dict[str, Any] = {}
+        for option in ("ignore", "keep", "categorical"):
+            names = list(getattr(self, option))  # a name may become another at each site
+            names += [new[name] for name in names for new in renames if name in new]
+            changed[option] = tuple(dict.fromkeys(names))
+        for option in ("label", "site", "stage"):
+            name = getattr(self, option)
+            changed[option] = self.rename.get(name, name)
+        return replace(self, **changed)
+
+
+def unusable(what: str, where: str | Path, remedy: str) -> UserError:
+    """The error for a file that cannot be used as it is."""
+    return UserError(what, str(where), remedy, EXIT_DATA_MISSING)
+
+
+def site_name(text: str) -> str:
+    """A name that can stand in file names and tables."""
+    return re.sub(r"[^\w.-]+", "-", text).strip("-") or "site"
+
+
+def known_columns(sheets: Collection[Sheet]) -> set[str]:
+    """The names of columns in some files, old and new."""
+    return {name for sheet in sheets for name in (*sheet.columns, *sheet.written)}
+
+
+def rename_columns(sheet: Sheet, rules: Rules) -> Sheet:
+    """The sheet with the new names of its columns."""
+    columns = tuple(rules.rename.get(name, name) for name in sheet.columns)
+    for place, name in enumerate(columns):
+        if name in columns[:place]:
+            both = [old for old in sheet.columns if rules.rename.get(old, old) == name]
+            what = f"rename makes one column of {both[0]} and {both[1]}"
+            raise UserError(what, str(sheet.path), "rename or ignore one of the two")
+    return replace(sheet, columns=columns, written=sheet.columns)
+
+
+def open_sheet(file: str, options: TableOptions, site: str = "") -> Sheet:
+    """A file with its columns by their new names; the site of a file is its stem by default."""
+    sheet = opened(Path(file), options.delimiter, options.encoding)
+    rules = options.general if options.site else options.rules(site or site_name(sheet.path.stem))
+    return rename_columns(sheet, rules)
+
+
+def harmonised(sheet: Sheet, options: TableOptions, site: str = "") -> Iterator[pa.RecordBatch]:
+    """The rows of a file in batches, as the rules of their site say."""
+    rules = options.rules(site or site_name(sheet.site or sheet.path.stem))
+    for batch in batches(sheet, options.words):
+        if options.site and options.sites:
+            yield _by_site(batch, sheet, options)
+        else:
+            yield harmonise(batch, rules, options.label, sheet.comma)
+
+
+def _by_site(batch: pa.RecordBatch, sheet: Sheet, options: TableOptions) -> pa.RecordBatch:
+    """Rows of several sites, each as the rules of its own site say."""
+    pieces, places = list[pa.RecordBatch](), list[Array]()
+    column = pc.fill_null(batch.column(options.site), "")
+    for name in column.unique().to_pylist():
+        rows = np.flatnonzero(pc.equal(column, name).to_numpy(zero_copy_only=False))
+        rules = options.rules(site_name(name))
+        piece = harmonise(batch.take(pa.array(rows)), rules, options.label, sheet.comma)
+        pieces.append(piece.replace_schema_metadata(None))
+        places.append(rows)
+    order = pa.array(np.argsort(np.concatenate(places), kind="stable"))
+    return (
+        pa.Table.from_batches(pieces).combine_chunks().take(order).combine_chunks().to_batches()[0]
+    )
+
+
+def refuse_unknown_columns(known: Collection[str], options: TableOptions, who: str) -> None:
+    """Refuse an option that names a column that no file has, and a label that is ignored."""
+    rules = [options.general, *options.sites.values()]
+    named = [*options.ignore, *options.keep, *options.categorical]
+    for one in rules:
+        refuse_bad_rules(one)
+        since = [rule.since for rule in one.dates.values() if not rule.since[:1].isdigit()]
+        single = [name for name in (one.id, one.group, *since) if name]
+        named += [*one.rename, *one.units, *one.missing, *one.dates, *single]
+    for name in named:
+        if name not in known:
+            raise UserError(f"no {who} has a column '{name}'", "[data]", nearest(name, known))
+    if options.label in options.ignore:
+        what = f"ignore names the label '{options.label}'"
+        raise UserError(what, "[data]", "take it out of ignore: the label is no input")
+
+
+def natural(label: str) -> tuple[int, float, str]:
+    """The sort key of a label: numbers by size, before words."""
+    try:
+        return (0, float(label), label)
+    except ValueError:
+        return (1, 0.0, label)
+
+
+def in_order(names: Collection[str], order: Sequence[str] = ()) -> tuple[str, ...]:
+    """Names as an order lists them; without one, numbers by size, then words."""
+    unknown = sorted(set(names) - set(order), key=natural)
+    if order and unknown:
+        what = f"order does not list the stage '{unknown[0]}'"
+        raise UserError(what, "[data]", f"list all: order = {[*order, *unknown]}")
+    return tuple(name for name in order if name in names) if order else tuple(unknown)
 
 
 @dataclass
@@ -76,12 +215,12 @@ class Profile:
     dates: int = 0
     whole: bool = True
     ordered: bool = True
+    adjacent: int = 0  # values that equal the one before
     last: float = -math.inf
     low: float = math.inf
     high: float = -math.inf
     first: float = math.inf  # of the dates, in days
     final: float = -math.inf
-    size: float = 0.0  # sum of absolute values
     counts: Counter[str] = field(default_factory=Counter)
     word: tuple[Sheet, int, str] | None = None  # the first that is no number: file, row, text
     huge: tuple[Sheet, int, str] | None = None
@@ -92,6 +231,8 @@ class Profile:
         self.rows += len(text)
         there = text.is_valid().to_numpy(zero_copy_only=False)
         self.present += int(there.sum())
+        if len(text) > 1:
+            self.adjacent += int(pc.sum(pc.equal(text[1:], text[:-1])).as_py() or 0)
         values = as_numbers(text, sheet.comma)
         words = there & ~values.is_valid().to_numpy(zero_copy_only=False)
         large = np.abs(pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)) > LARGEST
@@ -119,7 +260,6 @@ class Profile:
         self.ordered = self.ordered and bool((steps > 0).all())
         self.last = float(numbers[-1])
         self.low, self.high = min(self.low, numbers.min()), max(self.high, numbers.max())
-        self.size += float(np.abs(numbers).sum())
 
     def kind(self, categorical: bool) -> Kind | Literal[""]:
         """The type of the column here; empty where it has no value."""
@@ -165,26 +305,22 @@ class Contents:
     )
     classes: dict[str, Counter[str]] = field(default_factory=dict)
     stages: dict[str, Counter[str]] = field(default_factory=dict)
+    repeats: "Repeats | None" = None  # None: they are not looked for
 
 
-def unusable(what: str, where: str | Path, remedy: str) -> UserError:
-    """The error for a file that cannot be used as it is."""
-    return UserError(what, str(where), remedy, EXIT_DATA_MISSING)
+@dataclass
+class Repeats:
+    """Rows by a hash of their values, to find those that are there twice."""
 
+    within: dict[str, Counter[int]] = field(default_factory=dict)  # by site, of all columns
+    across: dict[str, Counter[int]] = field(default_factory=dict)  # by site, of the common ones
 
-def refuse_unknown_columns(known: Collection[str], options: TableOptions, who: str) -> None:
-    """Refuse an option that names a column that no file has, and a label that is ignored."""
-    for name in (*options.ignore, *options.keep, *options.categorical):
-        if name not in known:
-            raise UserError(f"no {who} has a column '{name}'", "[data]", nearest(name, known))
-    if options.label in options.ignore:
-        what = f"ignore names the label '{options.label}'"
-        raise UserError(what, "[data]", "take it out of ignore: the label is no input")
-
-
-def site_name(text: str) -> str:
-    """A name that can stand in file names and tables."""
-    return re.sub(r"[^\w.-]+", "-", text).strip("-") or "site"
+    def add(self, site: str, batch: pa.RecordBatch, columns: Sequence[str]) -> None:
+        """Add some rows of a site; `columns` are those that all sites have."""
+        for counts, names in ((self.within, batch.schema.names), (self.across, columns)):
+            texts = [pc.fill_null(batch.column(name), "") for name in sorted(names)]
+            rows = pc.binary_join_element_wise(*texts, "\x1f")
+            counts.setdefault(site, Counter()).update(hash(row) for row in rows.to_pylist())
 
 
 def profile_sheet(contents: Contents, sheet: Sheet) -> None:
@@ -195,7 +331,7 @@ def profile_sheet(contents: Contents, sheet: Sheet) -> None:
             remedy = nearest(name, sheet.columns)
             raise unusable(f"no column '{name}' for the {what}", sheet.path, remedy)
     total = 0
-    for batch in batches(sheet, contents.options.missing):
+    for batch in harmonised(sheet, contents.options):
         _refuse_gaps(sheet, batch, [*special.values()], total)
         for raw, places in _rows_by_site(contents.options, sheet, batch):
             name = site_name(raw)
@@ -244,21 +380,16 @@ def _add_rows(
     if options.stage:
         stages = plain_labels(batch.column(options.stage)).to_pylist()
     contents.stages.setdefault(site, Counter()).update(stages)
+    if contents.repeats is not None:
+        left_out = {*options.ignore, options.rules(site).id}
+        every = [sheet.columns for sheet in contents.sheets]
+        shared = set.intersection(*map(set, every)) - left_out
+        named = [name for name in batch.schema.names if name not in left_out]
+        contents.repeats.add(site, batch.select(named), sorted(shared))
     profiles = contents.profiles.setdefault(site, {})
+    rules = options.rules(site)
+    left_out = {*options.special.values(), *options.ignore, rules.id, rules.group}
     for name in sheet.columns:
-        if name not in options.special.values() and name not in options.ignore:
+        if name not in left_out:
             column = batch.column(name)
             profiles.setdefault(name, Profile()).add(column, labels, rows, sheet)
-
-
-def plain_labels(text: pa.Array) -> pa.Array:
-    """Labels as text; 1.0 is the label 1."""
-    return pc.replace_substring_regex(text, r"^(-?[0-9]+)\.0+$", r"\1")
-
-
-def natural(label: str) -> tuple[int, float, str]:
-    """The sort key of a label: numbers by size, before words."""
-    try:
-        return (0, float(label), label)
-    except ValueError:
-        return (1, 0.0, label)

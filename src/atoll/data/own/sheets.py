@@ -1,4 +1,7 @@
-"""A file of the user's, CSV or Parquet, as batches of text columns: read in pieces, never whole."""
+"""A file of the user's, CSV, Parquet, Feather or Excel, as batches of text columns.
+
+Files are read in pieces, never whole; an Excel sheet, which has few rows, is the exception.
+"""
 
 import codecs
 import csv
@@ -15,9 +18,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
+import pyarrow.ipc
 import pyarrow.parquet
 
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
+from atoll.data.own import excel
 
 __all__ = [
     "BLOCK", "PARQUET", "Sheet", "as_written", "batches", "codec", "line_of", "opened", "uneven",
@@ -32,6 +37,8 @@ NAMES = 100  # lines that a header may have more than one
 BLOCK = 1 << 23  # bytes of a CSV file read at once; a row must fit
 ROWS = 1 << 16  # rows of a Parquet file read at once
 PARQUET, JSON = (".parquet", ".pq"), (".jsonl", ".ndjson", ".json")
+FEATHER, EXCEL = (".feather", ".arrow"), (".xlsx", ".xlsm", ".xls", ".xlsb", ".ods")
+KINDS = "a CSV, TSV, Parquet, Feather or Excel file"
 
 
 @dataclass(frozen=True)
@@ -40,11 +47,12 @@ class Sheet:
 
     path: Path
     columns: tuple[str, ...]
-    delimiter: str  # empty for Parquet
-    encoding: str  # empty for Parquet
+    delimiter: str  # empty but for CSV
+    encoding: str  # empty but for CSV
     stamp: tuple[int, int]  # size and time of the last change
     site: str = ""  # its site, where the options name it; else the site has the name of the file
     stage: str = ""  # when its rows come, where each stage has a file
+    written: tuple[str, ...] = ()  # the names of columns in the file, where they were renamed
 
     @property
     def comma(self) -> bool:
@@ -63,10 +71,13 @@ def opened(path: Path, delimiter: str = "", encoding: str = "") -> Sheet:
     if stamp[0] == 0:
         raise refused("the file is empty", path, "give a file with a header and rows")
     if path.suffix.lower() in JSON:  # its first line would be taken for the names of columns
-        remedy = "tables are CSV or Parquet; for texts, name their column: text = 'body'"
+        remedy = "give a table; for texts, name their column: text = 'body'"
         raise refused("a JSON file is no table", path, remedy)
-    if path.suffix.lower() in PARQUET:
-        return Sheet(path, _checked(_parquet_columns(path), path), "", "", stamp)
+    kind = path.suffix.lower()
+    if kind in EXCEL:
+        return Sheet(path, _checked(_excel_columns(path), path), "", "", stamp)
+    if kind in (*PARQUET, *FEATHER):
+        return Sheet(path, _checked(_typed_columns(path), path), "", "", stamp)
     delimiter, encoding, header = written(path, delimiter, encoding)
     try:
         names = next(csv.reader(io.StringIO(header, newline=""), delimiter=delimiter), [])
@@ -98,7 +109,7 @@ def _stamp(path: Path) -> tuple[int, int]:
     try:
         status = path.stat()
         if not path.is_file() or not os.access(path, os.R_OK):
-            raise refused("not a file that can be read", path, "give a CSV or Parquet file")
+            raise refused("not a file that can be read", path, f"give {KINDS}")
     except OSError as error:
         raise refused(
             "no such file", path, "paths are read from the folder where the command is started"
@@ -132,7 +143,7 @@ def _encoding(path: Path) -> str:
             with path.open("rb") as file:
                 while block := file.read(BLOCK):
                     if b"\0" in block:
-                        raise refused("not a text file", path, "give a CSV or Parquet file")
+                        raise refused("not a text file", path, f"give {KINDS}")
                     decoder.decode(block)
                 decoder.decode(b"", final=True)
             return name
@@ -163,11 +174,29 @@ def _delimiter(header: str) -> str:
     return max(DELIMITERS, key=lambda sign: (bare.count(sign), -DELIMITERS.index(sign)))
 
 
-def _parquet_columns(path: Path) -> list[str]:
+def _excel_columns(path: Path) -> list[str]:
     try:
-        schema = pyarrow.parquet.ParquetFile(path).schema_arrow
+        return excel.header(path)
+    except ImportError as error:
+        what = "this is an Excel file, and the library that reads it is not installed"
+        remedy = "pip install 'atoll[excel]', or save the sheet as CSV"
+        raise refused(what, path, remedy) from error
+    except ValueError as error:
+        raise refused(str(error), path, "save it again, or as CSV") from error
+
+
+def _typed_columns(path: Path) -> list[str]:
+    """The names of the columns of a Parquet or Feather file, whose types must be plain."""
+    feather = path.suffix.lower() in FEATHER
+    try:
+        if feather:
+            with pa.memory_map(str(path)) as file:
+                schema = pa.ipc.open_file(file).schema
+        else:
+            schema = pyarrow.parquet.ParquetFile(path).schema_arrow
     except (pa.ArrowException, OSError) as error:
-        raise refused("not a Parquet file", path, "write it again, or give a CSV file") from error
+        what = "not a Feather file" if feather else "not a Parquet file"
+        raise refused(what, path, "write it again, or give a CSV file") from error
     for field in schema:
         if _strange(field.type):
             raise refused(
@@ -204,7 +233,7 @@ def batches(sheet: Sheet, missing: Sequence[str]) -> Iterator[pa.RecordBatch]:
 def as_written(sheet: Sheet) -> Iterator[pa.RecordBatch]:
     """The rows in batches, every value as text, unchanged."""
     try:
-        for batch in _csv(sheet) if sheet.delimiter else _parquet(sheet):
+        for batch in _csv(sheet) if sheet.delimiter else _typed(sheet):
             yield pa.RecordBatch.from_arrays(batch.columns, names=list(sheet.columns))
     except pa.ArrowException as error:
         row_error = uneven(sheet.path, error)
@@ -254,10 +283,24 @@ def codec(encoding: str) -> str:
     return "utf8" if encoding == "utf-8" else encoding
 
 
-def _parquet(sheet: Sheet) -> Iterator[pa.RecordBatch]:
-    for batch in pyarrow.parquet.ParquetFile(sheet.path).iter_batches(ROWS):
+def _typed(sheet: Sheet) -> Iterator[pa.RecordBatch]:
+    """The rows of a file whose columns have types."""
+    for batch in _typed_batches(sheet.path):
         columns = [_text(column) for column in batch.columns]
         yield pa.RecordBatch.from_arrays(columns, names=list(sheet.columns))
+
+
+def _typed_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    kind = path.suffix.lower()
+    if kind in EXCEL:
+        yield excel.rows(path)
+    elif kind in FEATHER:
+        with pa.memory_map(str(path)) as file:
+            reader = pa.ipc.open_file(file)
+            for number in range(reader.num_record_batches):
+                yield reader.get_batch(number)
+    else:
+        yield from pyarrow.parquet.ParquetFile(path).iter_batches(ROWS)
 
 
 def _text(column: pa.Array) -> pa.Array:

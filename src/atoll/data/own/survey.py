@@ -1,28 +1,32 @@
 """A survey of the user's own tables, before anything trains: sites, classes, columns, findings."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from atoll.core.errors import UserError
-from atoll.core.options import build
-from atoll.data.own.columns import ENOUGH, Column, ColumnPlan, Finding, without_case
+from atoll.core.options import build, nearest
+from atoll.data.own.columns import ENOUGH, Column, ColumnPlan, Finding
 from atoll.data.own.encoding import Block
 from atoll.data.own.profiles import (
     Contents,
+    Repeats,
     TableOptions,
+    in_order,
+    known_columns,
     natural,
+    open_sheet,
     profile_sheet,
     refuse_unknown_columns,
     site_name,
     unusable,
 )
-from atoll.data.own.sheets import Sheet, opened
+from atoll.data.own.sheets import Sheet
+from atoll.data.own.spellings import same_classes
 
-__all__ = ["SiteSurvey", "Survey", "holds", "survey", "widths"]
+__all__ = ["SiteSurvey", "Survey", "holds", "read_contents", "survey", "survey_of", "widths"]
 
 MOST_CLASSES = 1_000
 
@@ -51,34 +55,48 @@ class Survey:
     findings: tuple[Finding, ...]
     crossing: tuple[str, ...]  # what sites disclose to each other before training, in sentences
     blocks: tuple[Block, ...]
+    rare: Mapping[str, Sequence[str]] = field(default_factory=dict)  # levels without a column
 
 
 def survey(**given: Any) -> Survey:
     """Read the files once; every mistake in them is an error here."""
-    options = build(TableOptions, given, "[data]")
+    return survey_of(read_contents(build(TableOptions, given, "[data]")))
+
+
+def read_contents(options: TableOptions, duplicates: bool = False) -> Contents:
+    """The first pass over the files; on request it also looks for rows that repeat."""
     _refuse_contradictions(options)
     sheets = tuple(_sheets(options))
     _refuse_repeated(sheets)
-    refuse_unknown_columns({name for s in sheets for name in s.columns}, options, "site")
-    contents = Contents(options, sheets)
+    refuse_unknown_columns(known_columns(sheets), options, "site")
+    options = options.renamed()
+    contents = Contents(options, sheets, repeats=Repeats() if duplicates else None)
     for sheet in sheets:
         profile_sheet(contents, sheet)
+    return contents
+
+
+def survey_of(contents: Contents) -> Survey:
+    """What becomes of files that were read."""
+    options = contents.options
     sites = tuple(sorted(contents.profiles))
     classes = sorted(set().union(*contents.classes.values()), key=natural)
-    stages = sorted(set().union(*contents.stages.values()), key=natural)
+    stages = set[str]().union(*contents.stages.values())
+    _refuse_unknown_sites(options, sites)
     _refuse_label(contents, classes)
     plan = ColumnPlan(contents, sites)
     plan.make()
     return Survey(
         options,
-        sheets,
+        contents.sheets,
         tuple(_site(contents, name) for name in sites),
         tuple(classes),
-        tuple(stages) if stages != [""] else (),
+        in_order(stages, options.order) if stages != {""} else (),
         tuple(plan.columns),
         tuple(_findings(contents, sites, classes) + plan.findings),
         tuple(plan.crossing(classes)),
         tuple(plan.blocks),
+        plan.rare,
     )
 
 
@@ -94,11 +112,17 @@ def _refuse_contradictions(options: TableOptions) -> None:
         raise UserError("a site column and several files", "[data]", "give one of the two")
 
 
+def _refuse_unknown_sites(options: TableOptions, sites: Sequence[str]) -> None:
+    for name in options.sites:
+        if name not in sites:
+            raise UserError(f"no site '{name}'", f"[data.sites.{name}]", nearest(name, sites))
+
+
 def _sheets(options: TableOptions) -> Iterator[Sheet]:
     """The files, each with its site and stage where the options name them."""
     if not isinstance(options.files, dict):
         for file in options.files:
-            yield opened(Path(file), options.delimiter, options.encoding)
+            yield open_sheet(file, options)
         return
     counts = {name: len(files) for name, files in options.files.items()}
     few, many = min(counts, key=lambda n: counts[n]), max(counts, key=lambda n: counts[n])
@@ -109,7 +133,7 @@ def _sheets(options: TableOptions) -> Iterator[Sheet]:
         raise UserError("a stage column and a file a stage", "[data]", "give one of the two")
     for name, files in options.files.items():
         for number, file in enumerate(files, 1):
-            sheet = opened(Path(file), options.delimiter, options.encoding)
+            sheet = open_sheet(file, options, site_name(name))
             yield replace(sheet, site=name, stage=str(number) if len(files) > 1 else "")
 
 
@@ -156,12 +180,13 @@ def _findings(contents: Contents, sites: Sequence[str], classes: Sequence[str]) 
             comma = "; a decimal comma is read as a point" if sheet.comma else ""
             what = f"{sheet.path.name} is {sheet.encoding} with '{sign}' between columns"
             findings.append(Finding(what, f"read so{comma}"))
-    for name in sites:
+    spelled = bool(same_classes(contents.classes))  # the labels are to be mapped first
+    for name in () if spelled else sites:
         absent = [c for c in classes if c not in contents.classes[name]]
         if absent:
             what = f"{name} has no row of class {', '.join(absent[:5])}"
             findings.append(Finding(what, "its model can still predict that class"))
-    findings += _spellings(classes)
+    findings += [] if spelled else _disjoint(contents, sites)
     rows = [contents.classes[name].total() for name in sites]
     if max(rows) > 10 * min(rows):
         what = f"sites differ in size: {min(rows):,} to {max(rows):,} rows"
@@ -169,17 +194,14 @@ def _findings(contents: Contents, sites: Sequence[str], classes: Sequence[str]) 
     return findings
 
 
-def _spellings(classes: Sequence[str]) -> Iterator[Finding]:
-    """Classes that differ in capitals or blanks alone."""
-    spellings: dict[str, list[str]] = {}
-    for name in classes:
-        spellings.setdefault(without_case(name), []).append(name)
-    for same in spellings.values():
-        if len(same) > 1:
-            names = " and ".join(repr(name) for name in same)
-            what = f"the classes {names} differ in capitals or blanks alone"
-            action = "separate classes; if they are one, use one spelling in the files"
-            yield Finding(what, action)
+def _disjoint(contents: Contents, sites: Sequence[str]) -> Iterator[Finding]:
+    """A site that shares no class with any other."""
+    for name in sites if len(sites) > 1 else ():
+        others = [contents.classes[site].keys() for site in sites if site != name]
+        mine = contents.classes[name].keys()
+        if not mine & set[str]().union(*others):
+            what = f"{name} shares no class with another site: {', '.join(sorted(mine)[:5])}"
+            yield Finding(what, "trained on as it is; write labels to rename classes")
 
 
 def holds(plan: Survey) -> np.ndarray[Any, np.dtype[np.bool_]]:

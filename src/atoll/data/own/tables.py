@@ -10,13 +10,15 @@ import pyarrow.compute as pc
 
 from atoll.data.dataset import Dataset, Layout, file_fingerprint
 from atoll.data.own.encoding import Block, encoded
-from atoll.data.own.profiles import TableOptions, plain_labels, site_name
-from atoll.data.own.sheets import Sheet, batches
+from atoll.data.own.harmonise import Rules, plain_labels
+from atoll.data.own.profiles import TableOptions, harmonised, site_name
+from atoll.data.own.sheets import Sheet
+from atoll.data.own.spellings import refuse_spellings
 from atoll.data.own.survey import Survey, holds, survey, widths
 
 __all__ = [
-    "Arrays", "Survey", "TableOptions", "load", "read_arrays", "recipe", "scaled", "survey",
-    "widths",
+    "Arrays", "Survey", "TableOptions", "dataset", "grouped", "load", "read_arrays", "recipe",
+    "scaled", "survey", "widths",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -29,17 +31,25 @@ class Arrays:
 
     x: Array
     y: Array
-    group: Array
+    group: Array  # the site of a row
     stage: Array
+    people: Array  # rows of one number belong together
 
     def part(self, start: int, stop: int) -> "Arrays":
         """Some rows of all of them."""
-        return Arrays(*(array[start:stop] for array in (self.x, self.y, self.group, self.stage)))
+        return Arrays(*(array[start:stop] for array in vars(self).values()))
 
 
 def load(name: str = "", **given: Any) -> Dataset:
     """The user's own tables as numbers; equal files give equal data."""
     plan = survey(**given)
+    if plan.options.labels != "as-is":
+        refuse_spellings({site.name: site.classes for site in plan.sites}, plan.options.label)
+    return dataset(plan, name)
+
+
+def dataset(plan: Survey, name: str = "") -> Dataset:
+    """The tables of a survey as numbers: the second pass over the files."""
     sites = [site.name for site in plan.sites]
     arrays, pieces = read_arrays(plan, sites, sum(site.rows for site in plan.sites))
     layout = Layout(
@@ -47,7 +57,8 @@ def load(name: str = "", **given: Any) -> Dataset:
         np.concatenate([scaled(block) for block in plan.blocks]),
         arrays.stage,
         plan.stages,
-        recipe(plan, pieces),
+        recipe(plan, pieces, sites),
+        people=arrays.people if grouped(plan.options) else None,
     )
     columns = tuple(name for block in plan.blocks for name in block.names)
     source = "own files: " + ", ".join(sheet.path.name for sheet in plan.sheets)
@@ -62,14 +73,18 @@ def read_arrays(
 ) -> tuple[Arrays, dict[str, list[Piece]]]:
     """The files as numbers; by site the pieces of which its rows are made, one for each stage."""
     width = sum(block.width for block in plan.blocks)
-    integers = (np.zeros(rows, dtype=np.int64) for _ in range(3))
+    integers = (np.zeros(rows, dtype=np.int64) for _ in range(4))
     arrays = Arrays(np.zeros((rows, width), dtype=np.float32), *integers)
     pieces: dict[str, list[Piece]] = {}
+    people: dict[tuple[int, str], int] = {}
     total = 0
     for sheet in plan.sheets:
         before = total
-        for batch in batches(sheet, plan.options.missing):
-            _encode(plan, sites, sheet, batch, arrays.part(total, total + len(batch)))
+        for batch in harmonised(sheet, plan.options):
+            part = arrays.part(total, total + len(batch))
+            _encode(plan, sites, sheet, batch, part)
+            if grouped(plan.options):
+                _number_people(plan, sites, batch, part, people)
             total += len(batch)
         if sheet.stage:
             piece = (sheet.path.name, before, total - before)
@@ -103,8 +118,32 @@ def _encode(
                 into.x[mine, columns] = encoded(block, text, sheet.comma)
 
 
+def _number_people(
+    plan: Survey,
+    sites: Sequence[str],
+    batch: pa.RecordBatch,
+    into: Arrays,
+    people: dict[tuple[int, str], int],
+) -> None:
+    """Number the people of each site; a row without one is a person of its own."""
+    for number, site in enumerate(sites):
+        column = plan.options.rules(site).group
+        mine = np.flatnonzero(into.group == number)
+        named = [None] * len(batch)
+        if column in batch.schema.names:
+            named = batch.column(column).to_pylist()
+        for row in mine:
+            key = (number, f"={named[row]}" if named[row] is not None else f"row {len(people)}")
+            into.people[row] = people.setdefault(key, len(people))
+
+
 def _places(text: pa.Array, names: Sequence[str]) -> Array:
     return np.asarray(pc.index_in(text, pa.array(names, pa.string())).to_numpy())
+
+
+def grouped(options: TableOptions) -> bool:
+    """Whether some site says which rows belong together."""
+    return bool(options.group or any(rules.group for rules in options.sites.values()))
 
 
 def scaled(block: Block) -> Array:
@@ -114,13 +153,16 @@ def scaled(block: Block) -> Array:
     return numbers
 
 
-def recipe(plan: Survey, pieces: Mapping[str, list[Piece]]) -> dict[str, Any]:
+def recipe(plan: Survey, pieces: Mapping[str, list[Piece]], sites: Sequence[str]) -> dict[str, Any]:
     """How a file becomes numbers, as JSON: what a prediction needs."""
     files = {site: [list(piece) for piece in own] for site, own in pieces.items()}
+    rules = {name: asdict(plan.options.rules(name)) for name in sites}
+    if all(one == asdict(Rules()) for one in rules.values()):
+        rules = {}
     return {
         "label": plan.options.label,
         "classes": list(plan.classes),
-        "missing": list(plan.options.missing),
+        "missing": list(plan.options.words),
         "delimiter": plan.options.delimiter,
         "encoding": plan.options.encoding,
         "fingerprints": [
@@ -128,5 +170,11 @@ def recipe(plan: Survey, pieces: Mapping[str, list[Piece]]) -> dict[str, Any]:
             for s in plan.sheets
         ],
         **({"files": files} if files else {}),
+        **({"rules": rules} if rules else {}),
+        **(
+            {"rare": {name: list(levels) for name, levels in plan.rare.items()}}
+            if plan.rare
+            else {}
+        ),
         "blocks": [{**asdict(block), "levels": list(block.levels)} for block in plan.blocks],
     }

@@ -14,7 +14,8 @@ import pyarrow.parquet
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import AtLeastOne, nearest
 from atoll.data.dataset import Dataset
-from atoll.data.own.profiles import MISSING, natural, plain_labels
+from atoll.data.own.harmonise import plain_labels
+from atoll.data.own.profiles import MISSING, natural
 from atoll.data.own.sheets import BLOCK, PARQUET, codec, uneven, written
 from atoll.data.sources.fetch import own
 from atoll.data.tokens import numbered, tokenised

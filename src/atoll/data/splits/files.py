@@ -1,7 +1,8 @@
 """Every client is a site of your own tables, tested on rows and columns of its own."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -9,11 +10,12 @@ import numpy as np
 from atoll.core.options import Fraction
 from atoll.core.rng import Stream
 from atoll.data import partition
-from atoll.data.dataset import Dataset
+from atoll.data.dataset import Dataset, Layout
 from atoll.data.partition import Array
 from atoll.data.scenario import Holding, Scenario, Split
 
-__all__ = ["SPLIT", "Options", "own_sizes"]
+__all__ = ["SPLIT", "Options", "own_sizes", "part_sizes"]
+Draws = Callable[[str | int], Stream]  # the stream of a purpose or stage
 FEWEST: Final = 5  # rows of a site at a stage: to train, to validate and to test on
 
 
@@ -36,18 +38,48 @@ def deal(dataset: Dataset, options: Options, seed: int) -> Scenario:
     common, stages = layout.held.all(0), layout.stages or ("all",)
     holdings, tests = [], []
     for number, (name, rows) in enumerate(partition.group_rows(dataset).items()):
-        parts = []
         for stage, at in enumerate(stages):
-            mine = rows[layout.stage[rows] == stage]
-            _enough(name, at if layout.stages else "", len(mine))
-            take = partition.by_class(dataset.y, stream.child(name, stage).numpy())
-            parts.append(partition.cut(mine, options.train, options.valid, take))
+            _enough(name, at if layout.stages else "", int((layout.stage[rows] == stage).sum()))
+        draws = partial(stream.child, name)
+        if layout.people is None:
+            parts = _by_row(dataset, layout, rows, options, draws)
+        else:
+            parts = _by_person(dataset, layout, rows, options, draws)
         own = np.flatnonzero(layout.held[number] & ~common)
         holdings.append([Holding(part.train, part.valid, own) for part in parts])
         tests.append([part.test for part in parts])
     return partition.build_scenario(
         dataset.groups, holdings, tests, tuple(stages), np.flatnonzero(common)
     )
+
+
+def _by_row(
+    dataset: Dataset, layout: Layout, rows: Array, options: Options, draws: Draws
+) -> list[partition.Parts]:
+    """The parts of each stage; rows are dealt one by one."""
+    parts = []
+    for stage in range(len(layout.stages) or 1):
+        take = partition.by_class(dataset.y, draws(stage).numpy())
+        mine = rows[layout.stage[rows] == stage]
+        parts.append(partition.cut(mine, options.train, options.valid, take))
+    return parts
+
+
+def _by_person(
+    dataset: Dataset, layout: Layout, rows: Array, options: Options, draws: Draws
+) -> list[partition.Parts]:
+    """The parts of each stage; all rows of a person, of whatever stage, are in one part."""
+    assert layout.people is not None
+    stage = layout.stage[rows]
+    strata = stage * len(dataset.classes) + dataset.y[rows]
+    dealt = partition.cut_people(
+        strata, layout.people[rows], options.train, options.valid, draws("people").numpy()
+    )
+    every = []
+    for number in range(len(layout.stages) or 1):
+        train, valid, test = (rows[(stage == number) & (dealt == part)] for part in range(3))
+        every.append(partition.Parts(train, valid, test))
+    return every
 
 
 def _enough(site: str, stage: str, count: int) -> None:
@@ -73,6 +105,13 @@ def own_sizes(site: str, stages: Mapping[str, int], options: Options) -> Array:
         partition.check_tests(site, stage or "all", count - pool)
         sizes.append((train, pool - train, count - pool))
     return np.array(sizes)
+
+
+def part_sizes(scenario: Scenario, site: str) -> Array:
+    """The numbers of training, validation and test rows of a site over all stages."""
+    held = scenario.holdings[site]
+    parts = ([h.train for h in held], [h.valid for h in held], scenario.tests[site])
+    return np.array([sum(len(rows) for rows in part) for part in parts])
 
 
 SPLIT = Split(Options, deal)

@@ -41,6 +41,8 @@ def reads(predictor: Predictor) -> dict[str, Any]:
         own = parties.blocks(recipe, predictor.site) if of_party else tables.blocks(predictor)
         card["reads"] = [dataclasses.asdict(block) for block in own]
         card["columns"] = [name for block in own for name in block.names]
+        if predictor.site in recipe.get("rules", {}):
+            card["harmonised"] = recipe["rules"][predictor.site]
     return card
 
 

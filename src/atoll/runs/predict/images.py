@@ -17,7 +17,7 @@ PIECE = 256  # images that are predicted at a time
 def predict(predictor: Predictor, path: Path, out: Path, held_out: bool = False) -> Predicted:
     """Write a CSV with a prediction for each image: its name, the class, every probability."""
     recipe, (image, label) = predictor.recipe, predictor.recipe["columns"]
-    with writing(out, "image", recipe, [path], predictor.folder) as writer:
+    with writing(out, ["image"], recipe, [path], predictor.folder) as writer:
         channels, height, width = recipe["shape"]
         x, names, labels = some_images(path, (channels, height, width), image, label)
         chosen = np.arange(len(x))

@@ -28,9 +28,9 @@ from atoll.learning.weights import without
 from atoll.runs.config import RunConfig
 from atoll.runs.folders import recorded
 from atoll.runs.parts import Parts
-from atoll.runs.result import Run, absent_run
+from atoll.runs.result import Run, absent_run, runs_in
 
-__all__ = ["Array", "Predictor", "ended_state", "held_out_rows", "refuse_other"]
+__all__ = ["Array", "Predictor", "ended_state", "held_out_rows", "predictor_of", "refuse_other"]
 
 Array = np.ndarray[Any, Any]
 TYPES = {"table": np.float32, "image": np.uint8, "text": np.int32}  # of a row's inputs
@@ -44,6 +44,7 @@ class Predictor:
     called: str  # the site by its id, or by the name of its domain or file
     variant: str = ""  # empty: the method's headline
     task: str = ""  # empty: the last one
+    others: tuple["Predictor", ...] = ()  # the same site in runs of other seeds: averaged
 
     @cached_property
     def run(self) -> Run:
@@ -156,9 +157,14 @@ class Predictor:
 
     @torch.no_grad()
     def probabilities(self, x: Array) -> Array:
-        """The probability of each class for rows as a file has them: see `rows`."""
+        """The probability of each class for rows as a file has them: see `rows`.
+
+        With runs of other seeds, the mean over all of them.
+        """
         logits = in_chunks(self.outputs, self.rows(torch.from_numpy(x)))
-        return np.asarray(torch.softmax(logits.double(), -1).numpy())
+        own = np.asarray(torch.softmax(logits.double(), -1).numpy())
+        every = [own, *(other.probabilities(x) for other in self.others)]
+        return np.mean(every, axis=0) if self.others else own
 
     def rows(self, x: Tensor) -> Rows:
         """Rows as the model reads them: gaps filled in, columns and pixels scaled.
@@ -203,6 +209,24 @@ class Predictor:
         if self.kind == "table" or self.vertical:
             return (len(self.about["own"]) + len(self.recipe.get("common", ())),)
         return tuple(self.recipe["shape"])
+
+
+def predictor_of(folder: Path, site: str, variant: str = "", task: str = "") -> Predictor:
+    """The model of a site in a run, or the mean over the seeds in a folder of runs."""
+    first, *others = [Predictor(run, site, variant, task) for run in runs_in(folder)] or [
+        Predictor(folder, site, variant, task)
+    ]
+    for other in others:
+        if other.recipe["classes"] != first.recipe["classes"] or _but_seed(other) != _but_seed(
+            first
+        ):
+            raise absent_run(folder)  # other data, methods or options: no mean
+    return dataclasses.replace(first, others=tuple(others))
+
+
+def _but_seed(predictor: Predictor) -> RunConfig:
+    """The config of a run, without what differs between seeds."""
+    return dataclasses.replace(predictor.config, seed=0, name="")
 
 
 def _scaled(x: Tensor, scaling: Any) -> Tensor:

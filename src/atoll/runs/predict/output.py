@@ -55,13 +55,21 @@ class Writer:
     counts: Predicted
 
     def add(
-        self, names: Sequence[Any], probabilities: Array, labels: Sequence[str | None] | None
+        self,
+        names: Sequence[Any],
+        probabilities: Array,
+        labels: Sequence[str | None] | None,
+        ids: Sequence[str | None] | None = None,
     ) -> None:
-        """Write a line for each name; with labels, count what is right."""
+        """Write a line for each name; with labels, count what is right.
+
+        `ids` are the values of the id column, which come after the names.
+        """
+        more = [()] * len(names) if ids is None else [(id or "",) for id in ids]
         lines = csv.writer(self.file, lineterminator="\n")
         guesses = [self.classes[place] for place in probabilities.argmax(1)]
-        for name, guess, row in zip(names, guesses, probabilities, strict=True):
-            lines.writerow([name, guess, *(f"{p:.6f}" for p in row)])
+        for name, id, guess, row in zip(names, more, guesses, probabilities, strict=True):
+            lines.writerow([name, *id, guess, *(f"{p:.6f}" for p in row)])
         self.counts.rows += len(names)
         if labels is not None:
             self.counts.judge(guesses, labels, self.classes)
@@ -69,14 +77,14 @@ class Writer:
 
 @contextmanager
 def writing(
-    out: Path, first: str, recipe: Mapping[str, Any], inputs: Sequence[Path], run: Path
+    out: Path, first: Sequence[str], recipe: Mapping[str, Any], inputs: Sequence[Path], run: Path
 ) -> Iterator[Writer]:
-    """A file of predictions, there whole or not at all; `first` names its first column.
+    """A file of predictions, there whole or not at all; `first` names its first columns.
 
     An input, a file of the run, and anything but predictions of the same columns is not replaced.
     """
     line = io.StringIO()
-    names = [first, "prediction", *(f"p {name}" for name in recipe["classes"])]
+    names = [*first, "prediction", *(f"p {name}" for name in recipe["classes"])]
     csv.writer(line, lineterminator="\n").writerow(names)
     header = line.getvalue()
     may_write(out, inputs, [run], lambda head: head.startswith(header.encode()))

@@ -88,7 +88,7 @@ def predict(
     recipe = predictor.recipe
     assigned = _assigned(recipe, given, lacking == "fill")
     inputs = [path for _, path in assigned]
-    with writing(out, recipe["id"], recipe, inputs, predictor.folder) as writer:
+    with writing(out, [recipe["id"]], recipe, inputs, predictor.folder) as writer:
         counts = writer.counts
         files = [_read(recipe, party, path, counts) for party, path in assigned]
         there = {file.party for file in files}

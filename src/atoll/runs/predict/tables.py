@@ -1,6 +1,6 @@
 """Predictions for own tables: a file becomes the columns that one site's model reads."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +8,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
-from atoll.core.options import nearest
+from atoll.core.options import build, nearest
 from atoll.data.dataset import file_fingerprint
 from atoll.data.own.encoding import LARGEST, Block, as_dates, as_numbers, encoded
+from atoll.data.own.harmonise import Rules, harmonise
+from atoll.data.own.profiles import rename_columns
 from atoll.data.own.sheets import Sheet, batches, line_of, opened
 from atoll.runs.predict.model import Array, Predictor, refuse_other
 from atoll.runs.predict.output import Predicted, Writer, writing
@@ -37,8 +39,11 @@ def predict(predictor: Predictor, file: Path, out: Path, held_out: bool = False)
     """Write a CSV with a prediction for each row: its number, the class, every probability."""
     read, recipe = blocks(predictor), predictor.recipe
     columns = {block.column for block in read}
-    sheet = opened(file, *(recipe.get(key, "") for key in ("delimiter", "encoding")))
-    with writing(out, "row", recipe, [file], predictor.folder) as writer:
+    rules = _rules(predictor)
+    opened_file = opened(file, *(recipe.get(key, "") for key in ("delimiter", "encoding")))
+    sheet = rename_columns(opened_file, rules)
+    first = ["row", rules.id] if rules.id in sheet.columns else ["row"]
+    with writing(out, first, recipe, [file], predictor.folder) as writer:
         chosen = set(_held_out(predictor, sheet).tolist()) if held_out else None
         absent = tuple(sorted(columns - {*sheet.columns}))
         if len(absent) == len(columns):
@@ -47,22 +52,38 @@ def predict(predictor: Predictor, file: Path, out: Path, held_out: bool = False)
                 f"it reads {', '.join(sorted(columns)[:8])}",
             )  # fmt: skip
         writer.counts.absent = absent
-        _predict(predictor, sheet, writer, chosen)
+        _predict(predictor, sheet, rules, writer, chosen)
     return writer.counts
 
 
-def _predict(predictor: Predictor, sheet: Sheet, writer: Writer, chosen: set[int] | None) -> None:
+def _rules(predictor: Predictor) -> Rules:
+    """How the site's file is harmonised; older runs have no rules."""
+    by_site = predictor.recipe.get("rules", {})
+    return build(
+        Rules, by_site.get(predictor.site, next(iter(by_site.values()), {})), "recipe.json"
+    )
+
+
+def _predict(
+    predictor: Predictor, sheet: Sheet, rules: Rules, writer: Writer, chosen: set[int] | None
+) -> None:
     """Write the predictions, a piece of the file at a time."""
     recipe, label = predictor.recipe, predictor.recipe["label"]
-    for first, batch in _pieces(sheet, recipe["missing"]):
+    rare = recipe.get("rare", {})
+    for first, raw in _pieces(sheet, recipe["missing"]):
+        batch = harmonise(raw, rules, label, sheet.comma)
         kept = [i for i in range(len(batch)) if chosen is None or first + i in chosen]
         if not kept:
             continue
-        x = numbers(blocks(predictor), sheet, batch, first, writer.counts)[kept]
+        x = numbers(blocks(predictor), sheet, batch, first, writer.counts, rare)[kept]
         known = None
         if label in sheet.columns:
             known = labels(batch.column(label), kept, recipe["classes"])
-        writer.add([first + place + 1 for place in kept], predictor.probabilities(x), known)
+        ids = None
+        if rules.id in sheet.columns:
+            ids = batch.column(rules.id).take(pa.array(kept)).to_pylist()
+        rows = [first + place + 1 for place in kept]
+        writer.add(rows, predictor.probabilities(x), known, ids)
     if not writer.counts.rows:
         remedy = "give a file with rows"
         raise UserError("no rows to predict", str(sheet.path), remedy, EXIT_DATA_MISSING)
@@ -134,15 +155,23 @@ def _pieces(sheet: Sheet, missing: Sequence[str]) -> Iterator[tuple[int, pa.Reco
 
 
 def numbers(
-    blocks: Sequence[Block], sheet: Sheet, batch: pa.RecordBatch, first: int, counts: Predicted
+    blocks: Sequence[Block],
+    sheet: Sheet,
+    batch: pa.RecordBatch,
+    first: int,
+    counts: Predicted,
+    rare: Mapping[str, Sequence[str]] | None = None,
 ) -> Array:
-    """Some columns of a file as numbers, side by side, of the rows of a piece."""
+    """Some columns of a file as numbers, side by side, of the rows of a piece.
+
+    `rare` are levels by column that the run read and that have no column of their own.
+    """
     parts = [np.zeros((len(batch), 0), dtype=np.float32)]
     for block in blocks:
         if block.column in sheet.columns:
             text = batch.column(block.column)
             _fits(block, text, sheet, first)
-            _unseen(block, text, counts)
+            _unseen(block, text, counts, (rare or {}).get(block.column, ()))
         else:
             text = pa.nulls(len(batch), pa.string())
         parts.append(encoded(block, text, sheet.comma))
@@ -167,9 +196,9 @@ def _fits(block: Block, text: pa.Array, sheet: Sheet, first: int) -> None:
     raise UserError(what, where, "mend it, or leave it empty", EXIT_DATA_MISSING)
 
 
-def _unseen(block: Block, text: pa.Array, counts: Predicted) -> None:
+def _unseen(block: Block, text: pa.Array, counts: Predicted, rare: Sequence[str]) -> None:
     if block.kind == "text":
-        known = pc.is_in(text, pa.array(block.levels, pa.string()))
+        known = pc.is_in(text, pa.array([*block.levels, *rare], pa.string()))
         count = int(pc.sum(pc.and_(text.is_valid(), pc.invert(known))).as_py() or 0)
         if count:
             counts.unseen[block.column] = counts.unseen.get(block.column, 0) + count

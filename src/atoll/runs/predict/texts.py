@@ -20,7 +20,7 @@ def predict(predictor: Predictor, path: Path, out: Path, held_out: bool = False)
     recipe, (text, label) = predictor.recipe, predictor.recipe["columns"]
     data = predictor.config.data
     how = (str(data.get("delimiter", "")), str(data.get("encoding", "")))
-    with writing(out, "row", recipe, [path], predictor.folder) as writer:
+    with writing(out, ["row"], recipe, [path], predictor.folder) as writer:
         texts, labels = some_texts(path, text, label, how)
         (length,) = recipe["shape"]
         x = encoded([tokenised(words) for words in texts], length, recipe["words"])

@@ -1,0 +1,175 @@
+"""The command `inspect`: what each site holds, before anything trains."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from atoll.cli.arguments import Config, Set
+from atoll.cli.terminal import counted, print_grid, print_pairs
+from atoll.core.options import build
+from atoll.data import splits
+from atoll.data.dataset import Dataset
+from atoll.data.own import tables
+from atoll.data.own.suggestions import repeated_rows, suggest
+from atoll.data.own.survey import read_contents, survey_of
+from atoll.data.splits.files import own_sizes, part_sizes
+from atoll.runs.config import RunConfig, assignment, change, read, resolve
+from atoll.runs.facts import holdings
+from atoll.runs.parts import Parts, parts
+
+__all__ = ["inspect_command"]
+
+Array = np.ndarray[Any, Any]
+RESERVED = 2  # tokens that are no words: padding and unknown
+FEW_TESTS = 30  # test rows of a site below which its result says little
+DEALT = ("train", "valid", "test", "common", "own")
+
+
+def inspect_command(what: Config, set_: Set = None) -> None:
+    """Show what each site holds, before anything trains."""
+    changes = dict(assignment(text) for text in set_ or [])
+    config = resolve(change(read(what), changes), what)
+    remarks: list[tuple[str, str]] = []
+    if config.split == "files":
+        given = {key: value for key, value in config.data.items() if key != "name"}
+        contents = read_contents(build(tables.TableOptions, given, "[data]"), duplicates=True)
+        survey = survey_of(contents)
+        remarks += [(finding.what, finding.action) for finding in survey.findings]
+        remarks += [(one.why, f"write {one.text}") for one in suggest(contents)]
+        remarks += repeated_rows(contents)
+        _print_survey(survey)
+        rows = _to_be_dealt(survey, config)
+        crossing = survey.crossing
+    else:
+        run_parts = parts(config)
+        if run_parts.dataset.layout is not None:
+            remarks += run_parts.dataset.layout.findings
+        _print_dataset(run_parts)
+        rows, crossing = _dealt(run_parts), ()
+    for site, _, _, tests, *_ in rows:
+        if int(tests.replace(",", "")) < FEW_TESTS:
+            points = f"one row is {100 / int(tests):.0f} points of its accuracy"
+            remarks.append((f"{site} tests on {tests} rows: {points}", "give rows, or run --seeds"))
+    if remarks:
+        print_pairs(remarks, "worth knowing")
+    if crossing:
+        print_pairs([("", line) for line in crossing], "sites tell each other before training")
+    print_grid("rows and columns of numbers, as dealt", ["site", *DEALT], rows)
+
+
+def _dealt(run_parts: Parts) -> list[list[str]]:
+    """What each site has: rows of all stages, and columns."""
+    held = holdings(run_parts)
+    rows = []
+    for id, site in held["sites"].items():
+        sizes = [f"{sum(site[part]):,}" for part in DEALT[:3]]
+        rows.append([id, *sizes, str(held["common"]), str(site["own"])])
+    return rows
+
+
+def _print_dataset(run_parts: Parts) -> None:
+    """What own texts, images and parties hold: classes by site, sizes, columns by party."""
+    dataset = run_parts.dataset
+    if dataset.kind == "text":
+        _print_groups(dataset, "files", _text_lengths)
+    elif dataset.kind == "image" and dataset.group is not None:
+        _print_groups(dataset, "sites", _image_sizes)
+    elif dataset.layout is not None:
+        _print_parties(dataset)
+    stages = dataset.stages or (dataset.layout.stages if dataset.layout else ())
+    stage = dataset.stage if dataset.layout is None else dataset.layout.stage
+    if stages and stage is not None:
+        rows = []
+        for number, name in enumerate(stages):
+            mine = dataset.y[stage == number]
+            rows.append([name, f"{len(mine):,}", counted(_class_counts(dataset, mine))])
+        print_grid("stages", ["stage", "rows", "classes"], rows)
+
+
+def _class_counts(dataset: Dataset, labels: Array) -> dict[str, int]:
+    counts = np.bincount(labels, minlength=len(dataset.classes))
+    named = zip(dataset.classes, counts.tolist(), strict=True)
+    return {name: count for name, count in named if count}
+
+
+def _print_groups(dataset: Dataset, title: str, measure: Callable[[Array], list[str]]) -> None:
+    """Rows, classes and sizes of each site's file or folder."""
+    assert dataset.group is not None
+    rows = []
+    for number, name in enumerate(dataset.groups):
+        mine = np.flatnonzero(dataset.group == number)
+        counts = counted(_class_counts(dataset, dataset.y[mine]))
+        rows.append([name, f"{len(mine):,}", counts, *measure(dataset.x[mine])])
+    last = ["tokens", "words"] if dataset.kind == "text" else ["size"]
+    print_grid(title, ["site", "rows", "classes", *last], rows)
+    if dataset.kind == "text":
+        print_pairs([("vocabulary", f"{len(dataset.words) - RESERVED:,} words")])
+
+
+def _text_lengths(tokens: Array) -> list[str]:
+    """Median and largest number of tokens of a text, and distinct words; 0 is padding."""
+    lengths = (tokens != 0).sum(1)
+    return [
+        f"{int(np.median(lengths))}, at most {lengths.max()}",
+        f"{len(np.unique(tokens[tokens > 0])):,}",
+    ]
+
+
+def _image_sizes(images: Array) -> list[str]:
+    channels, height, width = images.shape[1:]
+    return [f"{height} x {width}, {channels} channel{'s' * (channels > 1)}"]
+
+
+def _print_parties(dataset: Dataset) -> None:
+    """Columns by party, who has the label, and how many rows all have."""
+    assert dataset.layout is not None
+    recipe = dataset.layout.recipe
+    if "parties" not in recipe:
+        return
+    rows = []
+    for party, blocks in recipe["parties"].items():
+        names = ", ".join(block["column"] for block in blocks)
+        rows.append([party, "label" if party == recipe["active"] else "", names])
+    print_grid("parties", ["party", "", "columns"], rows)
+    read = sum(count for _, count, _ in recipe["files"])
+    what = f"{len(dataset):,} of {read:,} rows of the party with the label"
+    print_pairs([("rows that all parties have", what), ("id", recipe["id"])])
+
+
+def _to_be_dealt(survey: tables.Survey, config: RunConfig) -> list[list[str]]:
+    """What each site will have; without groups from numbers of rows, and no file is read again."""
+    common, own = tables.widths(survey)
+    options, rows = config.scenario_options(), []
+    scenario = None
+    if tables.grouped(survey.options):  # who goes where depends on the rows of each person
+        scenario = splits.split(tables.dataset(survey), options, config.seed)
+    for site in survey.sites:
+        stages = {stage: site.stages.get(stage, 0) for stage in survey.stages or ("",)}
+        if scenario is None:
+            sizes = own_sizes(site.name, stages, options).sum(0)
+        else:
+            sizes = part_sizes(scenario, site.name)
+        rows.append([site.name, *(f"{n:,}" for n in sizes), str(common), str(own[site.name])])
+    return rows
+
+
+def _print_survey(survey: tables.Survey) -> None:
+    sites = [
+        [site.name, site.file, f"{site.rows:,}", counted(site.classes), counted(site.stages)]
+        for site in survey.sites
+    ]
+    header = ["site", "file", "rows", "classes", *(["stages"] if survey.stages else [])]
+    print_grid("sites", header, [row[: len(header)] for row in sites])
+    columns = [
+        [
+            column.name,
+            column.kind,
+            column.where,
+            ", ".join(column.sites) if column.where != "common" else "all",
+            counted(column.missing),
+            column.treatment,
+        ]
+        for column in survey.columns
+    ]
+    print_grid("columns", ["column", "type", "", "sites", "missing", "what is done"], columns)

@@ -1,0 +1,181 @@
+"""What the values of one column say about it: missing codes, identifiers, people, dates, units."""
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from atoll.data.own.encoding import as_numbers
+from atoll.data.own.harmonise import DAY_FIRST, MONTH_FIRST, parse_dates
+from atoll.data.own.profiles import Profile
+
+__all__ = [
+    "ODD_DATE", "conversion", "date_formats", "is_code", "is_identifier", "is_person", "median",
+    "missing_codes", "numbers", "stage_order", "stray_words",
+    "unit_suffix",
+]  # fmt: skip
+
+Array = np.ndarray[Any, Any]
+ENOUGH: Final = 20  # values below which nothing is suspected
+CODES: Final = (0.0, -1.0, -9.0, -99.0, -999.0, -9999.0, 9.0, 99.0, 999.0, 9999.0, 99999.0)
+MOST_MISSING: Final = 0.6  # share of rows above which a value is no code for missing
+ODD_DATE: Final = re.compile(r"^\d{1,4}[./-]\d{1,2}[./-]\d{1,4}( .*)?$")
+NAMED_ID: Final = re.compile(r"(^|[ _.-])(id|nr|nbr|no|number|index|key|uuid|unnamed.*)$", re.I)
+NAMED_PERSON: Final = re.compile(
+    r"(^|[ _.-])(patients?|persons?|subjects?|clients?|customers?|members?|users?|participants?"
+    r"|mrn|case|pid|pat|ssn|nhs)([ _.-]|$)", re.I
+)  # fmt: skip
+SUFFIX: Final = re.compile(r"^[-+]?[0-9]+(?:[.,][0-9]+)? *([^0-9\s.,][^0-9]*)$")
+CONVERSIONS: Final = {  # factors between units in use, and what they convert
+    38.67: "cholesterol, mmol/l to mg/dl", 18.016: "glucose, mmol/l to mg/dl",
+    88.4: "creatinine, mg/dl to µmol/l", 113.12: "creatinine, g/l to µmol/l",
+    10.0: "", 100.0: "", 1000.0: "", 1e6: "",
+}  # fmt: skip
+CLOSE: Final = 0.15  # relative distance of a ratio from a factor that it may be
+MONTHS: Final = (
+    "january", "february", "march", "april", "may", "june", "july", "august", "september",
+    "october", "november", "december",
+)  # fmt: skip
+DAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+
+
+def numbers(profile: Profile, comma: bool) -> tuple[Array, Array]:
+    """The distinct numbers of a column, sorted, and how many rows have each."""
+    values = as_numbers(pa.array([*profile.counts], pa.string()), comma)
+    floats = values.to_numpy(zero_copy_only=False)
+    counts = np.fromiter(profile.counts.values(), np.int64, len(profile.counts))
+    there = ~np.isnan(floats)
+    distinct, places = np.unique(floats[there], return_inverse=True)
+    return distinct, np.bincount(places, counts[there], len(distinct)).astype(np.int64)
+
+
+def _quantile(values: Array, counts: Array, share: float) -> float:
+    """The smallest value that this share of the rows does not exceed."""
+    total = np.cumsum(counts)
+    return float(values[np.searchsorted(total, share * total[-1])])
+
+
+def median(values: Array, counts: Array) -> float:
+    """The median of values that several rows have."""
+    return _quantile(values, counts, 0.5)
+
+
+def missing_codes(values: Array, counts: Array) -> list[str]:
+    """Codes at either end that lie further from all other values than these are spread."""
+    codes, total = list[str](), int(counts.sum())
+    if total < ENOUGH:
+        return []
+    while len(values) > 2:
+        for end, rest in ((0, slice(1, None)), (len(values) - 1, slice(0, -1))):
+            others, rows = values[rest], counts[rest]
+            gap = abs(values[end] - others[0 if end == 0 else -1])
+            spread = _quantile(others, rows, 0.75) - _quantile(others, rows, 0.25)
+            if len(others) < 5:
+                spread = 2 * (others[-1] - others[0])
+                spread = np.inf if values[end] == 0 else spread
+            often = 2 <= counts[end] <= MOST_MISSING * total
+            below_zero = values[end] <= -9 and others[0] >= 0
+            if values[end] in CODES and often and (gap > spread or below_zero):
+                codes.append(f"{values[end]:g}")
+                values, counts = others, rows
+                break
+        else:
+            break
+    return codes
+
+
+def is_code(values: Array) -> bool:
+    """Whether whole numbers are so few that they may be codes."""
+    whole = bool((values == np.round(values)).all())
+    return whole and 3 <= len(values) <= 10 and values[0] >= 0 and values[-1] < 100
+
+
+def _looks_like_a_key(profile: Profile, name: str) -> bool:
+    """Whether values are written as keys are: words with digits, or numbers of equal length."""
+    first = next(iter(profile.counts))
+    if profile.numbers == profile.present:
+        lengths = {len(value) for value in profile.counts}
+        fixed = len(lengths) == 1 and max(lengths) >= 4
+        return profile.whole and (fixed or bool(NAMED_ID.search(name) or NAMED_PERSON.search(name)))
+    written = len(first) <= 40 and " " not in first and any(sign.isdigit() for sign in first)
+    return written and 2 * profile.numbers < profile.present
+
+
+def is_identifier(profile: Profile, name: str) -> bool:
+    """Whether a column names rows: every value another, written as keys are or counting rows."""
+    if profile.present < ENOUGH or profile.distinct < profile.present or profile.dates:
+        return False
+    counting = (
+        profile.ordered and profile.whole and profile.high - profile.low == profile.present - 1
+    )
+    return _looks_like_a_key(profile, name) or (counting and profile.numbers == profile.present)
+
+
+def is_person(profile: Profile, name: str) -> bool:
+    """Whether rows belong together by a column: keys that repeat, in blocks or by their name."""
+    present, distinct = profile.present, profile.distinct
+    if not max(10, present / 10) <= distinct < present or present < ENOUGH or profile.dates:
+        return False
+    blocks = profile.adjacent >= (present - distinct) / 2
+    return _looks_like_a_key(profile, name) and (blocks or bool(NAMED_PERSON.search(name)))
+
+
+def date_formats(profile: Profile) -> list[str] | None:
+    """Which of day first and month first fit all dates of a column; None if it has no dates."""
+    dates = [value for value in profile.counts if ODD_DATE.match(value)]
+    if sum(profile.counts[value] for value in dates) < 0.9 * profile.present:
+        return None
+    text = pa.array(dates, pa.string())
+    fits = [form for form in (DAY_FIRST, MONTH_FIRST) if not parse_dates(text, form).null_count]
+    return [DAY_FIRST] if len(fits) == 2 and all("." in value for value in dates) else fits
+
+
+def stray_words(profile: Profile, comma: bool) -> list[str]:
+    """Up to three words among numbers: values that somebody did not have; else nothing."""
+    if not 0.9 * profile.present <= profile.numbers < profile.present or profile.present < 10:
+        return []
+    texts = [*profile.counts]
+    values = as_numbers(pa.array(texts, pa.string()), comma).to_pylist()
+    words = [text for text, value in zip(texts, values, strict=True) if value is None]
+    return words if len(words) <= 3 and not any(SUFFIX.match(word) for word in words) else []
+
+
+def unit_suffix(profile: Profile) -> str:
+    """The one suffix of numbers such as 45% or 12 mg; empty if there is none, or several."""
+    if profile.present < ENOUGH or profile.numbers == profile.present:
+        return ""
+    suffixes = dict[str, int]()
+    for value, count in profile.counts.items():
+        match = SUFFIX.match(value)
+        if match:
+            suffixes[match[1]] = suffixes.get(match[1], 0) + count
+    enough = sum(suffixes.values()) + profile.numbers >= 0.9 * profile.present
+    return next(iter(suffixes)) if len(suffixes) == 1 and enough else ""
+
+
+def conversion(ratio: float) -> tuple[float, str]:
+    """The factor that a ratio of medians probably is, and what it converts."""
+    for factor, words in CONVERSIONS.items():
+        if abs(ratio / factor - 1) < CLOSE:
+            return factor, words
+        if abs(ratio * factor - 1) < CLOSE:
+            return float(f"{1 / factor:.6g}"), " to ".join(reversed(words.split(" to ")))
+    return float(f"{ratio:.3g}"), ""
+
+
+def stage_order(stages: Collection[str], current: Sequence[str]) -> list[str]:
+    """The order of stages by the calendar or by their numbers; empty if it is the present one."""
+    lower = {stage.casefold(): stage for stage in stages}
+    for names in (MONTHS, DAYS):
+        short = {name[:3]: place for place, name in enumerate(names)}
+        if all(stage in names or stage in short for stage in lower):
+            order = [lower[stage] for stage in sorted(lower, key=lambda stage: short[stage[:3]])]
+            return order if order != list(current) else []
+    parts = {stage: re.fullmatch(r"(\D+)(\d+)", stage) for stage in stages}
+    matches = [match for match in parts.values() if match]
+    if len(matches) < len(parts) or len({match[1] for match in matches}) > 1:
+        return []
+    order = sorted(stages, key=lambda stage: int(re.sub(r"\D", "", stage)))
+    return order if order != list(current) else []

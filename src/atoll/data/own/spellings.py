@@ -1,0 +1,75 @@
+"""Class names that are spellings of each other: Yes and yes, or 0 and 1 against no and yes."""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from atoll.core.errors import UserError
+
+__all__ = ["folded", "refuse_spellings", "same_classes"]
+
+TRUTH: Final = {  # words for yes and no; sites that use different ones mean the same
+    "1": "yes", "yes": "yes", "y": "yes", "true": "yes", "t": "yes", "ja": "yes", "oui": "yes",
+    "si": "yes", "positive": "yes", "pos": "yes", "present": "yes",
+    "0": "no", "no": "no", "n": "no", "false": "no", "f": "no", "nein": "no", "non": "no",
+    "negative": "no", "neg": "no", "absent": "no",
+}  # fmt: skip
+
+
+def folded(name: str) -> str:
+    """A name without capitals, blanks and punctuation; a name of signs alone stays."""
+    return re.sub(r"[\W_]+", "", name.casefold()) or name
+
+
+def same_classes(classes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
+    """Which classes are probably one: each spelling -> the name at the site to go by.
+
+    `classes` are the rows of each class by site. Words for yes and no are compared between sites,
+    and only where a site has no other classes: a class `n` beside `m` is no "no".
+    """
+    counts: dict[str, int] = {}
+    truths = set[str]()
+    for rows in classes.values():
+        for name, count in rows.items():
+            counts[name] = counts.get(name, 0) + count
+        if {folded(name) for name in rows} <= TRUTH.keys() and len(rows) > 1:
+            truths |= {*rows}
+    meanings: dict[str, list[str]] = {}
+    for name in counts:
+        key = TRUTH[folded(name)] if name in truths else folded(name)
+        meanings.setdefault(key, []).append(name)
+    usual = _usual_names(classes)
+    same: dict[str, str] = {}
+    for names in meanings.values():
+        known = [name for name in names if name in usual]
+        common = known[0] if known else max(names, key=lambda name: (counts[name], name))
+        same |= {name: common for name in names if name != common}
+    return same
+
+
+def _usual_names(classes: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """The names of classes at the sites to go by: words before digits, then by rows."""
+    rows: dict[tuple[str, ...], int] = {}
+    for counts in classes.values():
+        names = tuple(sorted(counts))
+        rows[names] = rows.get(names, 0) + sum(counts.values())
+
+    def rank(names: tuple[str, ...]) -> tuple[bool, int, bool, int, tuple[str, ...]]:
+        text = "".join(names)
+        signs = len(text) - len(folded(text))
+        return (not text.isdigit(), rows[names], text == text.lower(), -signs, names)
+
+    return [*max(rows, key=rank)] if rows else []
+
+
+def refuse_spellings(classes: Mapping[str, Mapping[str, int]], label: str) -> None:
+    """Refuse to train while classes look like spellings of each other."""
+    same = same_classes(classes)
+    if not same:
+        return
+    name, other = next(iter(same.items()))
+    at, there = ([site for site, rows in classes.items() if one in rows] for one in (name, other))
+    entries = ", ".join(f'"{old}" = "{new}"' for old, new in same.items())
+    what = f"the classes '{name}' ({at[0]}) and '{other}' ({there[0]}) look like one"
+    remedy = f'write labels = {{ {entries} }} in [data], or labels = "as-is" if they differ'
+    raise UserError(what, f"column '{label}'", remedy)

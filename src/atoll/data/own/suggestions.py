@@ -1,0 +1,438 @@
+"""Suggestions for the options of own tables, from evidence in the files."""
+
+import difflib
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from atoll.core.errors import UserError
+from atoll.core.options import build
+from atoll.data.own import evidence
+from atoll.data.own.profiles import (
+    Contents,
+    Profile,
+    TableOptions,
+    in_order,
+    open_sheet,
+    site_name,
+)
+from atoll.data.own.sheets import Sheet
+from atoll.data.own.spellings import folded, same_classes
+from atoll.data.own.survey import read_contents
+
+__all__ = [
+    "Suggestion", "examine", "in_toml", "key_in_toml", "near_names", "repeated_rows", "suggest",
+]  # fmt: skip
+
+SCALE: Final = 10.0  # times one site's values are another's, from which units are suspected
+SIMILAR: Final = 0.85  # similarity of two names from which they may be one
+FEW: Final = 50  # rows of all sites below which whole numbers are not called codes
+Profiles = Mapping[str, Mapping[str, Profile]]  # by column and site
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """An entry for an option of [data], and why."""
+
+    option: str
+    entry: Any  # of a table its new entries, of a list its new names, else the value
+    why: str
+    safe: bool  # whether `atoll init` writes it active: it changes no meaning
+    site: str = ""  # where it holds for one site
+
+    @property
+    def text(self) -> str:
+        """The entry as it stands in a config."""
+        where = f" in [data.sites.{self.site}]" if self.site else ""
+        return f"{self.option} = {in_toml(self.entry)}{where}"
+
+
+def in_toml(value: Any) -> str:
+    """A value as TOML writes it, in one line."""
+    if isinstance(value, Mapping):
+        entries = [f"{key_in_toml(key)} = {in_toml(item)}" for key, item in value.items()]
+        return "{ " + ", ".join(entries) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(in_toml(item) for item in value) + "]"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda m: f"\\u{ord(m[0]):04x}", escaped) + '"'
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def key_in_toml(name: str) -> str:
+    """A key as TOML writes it."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else in_toml(name)
+
+
+def examine(**given: Any) -> list[Suggestion]:
+    """All suggestions for files that nobody has looked at yet; an unreadable file is an error.
+
+    A row without a label, or another mistake in the files, ends the search: what was found stays.
+    """
+    options = build(TableOptions, given, "[data]")
+    aliases = _label_aliases(options)
+    rules = {one.site: {"rename": one.entry} for one in aliases}
+    try:
+        contents = read_contents(build(TableOptions, {**given, "sites": rules}, "[data]"))
+    except UserError as error:
+        named = any(column == options.label for one in _sheets(options) for column in one.columns)
+        if not named or error.where == "[data]":
+            raise
+        return aliases
+    return [*aliases, *suggest(contents)]
+
+
+def _sheets(options: TableOptions) -> list[Sheet]:
+    """The files, each with the name of its site."""
+    sheets = []
+    given = options.files
+    sites = given if isinstance(given, dict) else {site_name(Path(f).stem): (f,) for f in given}
+    for site, files in sites.items():
+        sheets += [replace(open_sheet(file, options), site=site_name(site)) for file in files]
+    return sheets
+
+
+def _label_aliases(options: TableOptions) -> list[Suggestion]:
+    """The label under another spelling, at sites that lack its column."""
+    aliases = []
+    for sheet in _sheets(options) if not options.site else ():
+        if options.label in sheet.columns:
+            continue
+        for name in sheet.columns:
+            if folded(name) == folded(options.label):
+                why = f"the label is called {name} here"
+                aliases.append(Suggestion("rename", {name: options.label}, why, True, sheet.site))
+                break
+    return aliases
+
+
+def suggest(contents: Contents) -> list[Suggestion]:
+    """All suggestions for some files; what the options already say is not suggested again."""
+    profiles = _by_column(contents)
+    renames = near_names(contents, profiles)
+    for old, new in renames.items():  # the others are looked for under the new names
+        profiles.setdefault(new, {}).update(profiles.pop(old))
+    suggestions = []
+    if renames:
+        listed = ", ".join(f"{old} and {new}" for old, new in renames.items())
+        suggestions.append(Suggestion("rename", renames, f"names that may be one: {listed}", False))
+    suggestions += _labels(contents)
+    suggestions += _stages(contents)
+    keys = _keys(contents, profiles)
+    suggestions += keys
+    known = set[str]()
+    for one in keys:
+        known |= {*one.entry} if one.option == "ignore" else {one.entry}
+    rest = {name: own for name, own in profiles.items() if name not in known}
+    for finder in (_dates, _suffixes, _codes_of_missing, _codes, _units, _unusable):
+        suggestions += finder(contents, rest)
+    return [_with_old_names(one, renames, contents) for one in _general(suggestions)]
+
+
+def _with_old_names(
+    suggestion: Suggestion, renames: Mapping[str, str], contents: Contents
+) -> Suggestion:
+    """A suggestion that also holds while columns have their old names."""
+    entry = suggestion.entry
+    for old, new in renames.items():
+        here = not suggestion.site or old in contents.profiles[suggestion.site]
+        if suggestion.option in ("ignore", "categorical") and new in entry:
+            entry = [*entry, old]
+        elif suggestion.option in ("missing", "dates", "units") and new in entry and here:
+            entry = {**entry, old: entry[new]}
+    return replace(suggestion, entry=entry)
+
+
+def _general(suggestions: Sequence[Suggestion]) -> list[Suggestion]:
+    """The same, with one for all sites where every site with the column has the same entry."""
+    entries: dict[tuple[str, str], list[Suggestion]] = {}
+    for one in suggestions:
+        name = next(iter(one.entry)) if one.option in ("missing", "dates") else str(id(one))
+        entries.setdefault((one.option, name), []).append(one)
+    result = []
+    for (option, _), same in entries.items():
+        equal = option in ("missing", "dates") and all(s.entry == same[0].entry for s in same)
+        result += [replace(same[0], site="")] if equal else same
+    return result
+
+
+def _by_column(contents: Contents) -> dict[str, dict[str, Profile]]:
+    profiles: dict[str, dict[str, Profile]] = {}
+    for site in sorted(contents.profiles):
+        for name, profile in contents.profiles[site].items():
+            if profile.present:
+                profiles.setdefault(name, {})[site] = profile
+    return profiles
+
+
+def _comma(contents: Contents, site: str) -> bool:
+    return contents.files[site][0].comma
+
+
+def near_names(contents: Contents, profiles: Profiles) -> dict[str, str]:
+    """Columns whose names differ a little and that no site has both of: old -> new name."""
+    renames: dict[str, str] = {}
+    signs = {name: len(name) - len(folded(name)) for name in profiles}
+    order = sorted(
+        profiles,
+        key=lambda name: (-len(profiles[name]), name != name.lower(), signs[name], name),
+    )
+    for name in order:
+        for target in order[: order.index(name)]:
+            if target in renames or profiles[name].keys() & profiles[target].keys():
+                continue
+            taken = [old for old, new in renames.items() if new == target]
+            if any(profiles[old].keys() & profiles[name].keys() for old in taken):
+                continue
+            same = folded(name) == folded(target)
+            if same or (_close(name, target) and _alike(contents, profiles, name, target)):
+                renames[name] = target
+                break
+    return renames
+
+
+def _close(one: str, other: str) -> bool:
+    """Whether two names differ by a letter or two, and in no digit."""
+    if re.findall(r"\d+", one) != re.findall(r"\d+", other) or min(len(one), len(other)) < 4:
+        return False
+    return difflib.SequenceMatcher(None, folded(one), folded(other)).ratio() >= SIMILAR
+
+
+def _alike(contents: Contents, profiles: Profiles, one: str, other: str) -> bool:
+    """Whether two columns have similar values: common levels, or numbers in the same range."""
+    (site, mine), (there, theirs) = (next(iter(profiles[name].items())) for name in (one, other))
+    if mine.numbers < mine.present or theirs.numbers < theirs.present:
+        both = mine.counts.keys() & theirs.counts.keys()
+        return 2 * len(both) >= min(len(mine.counts), len(theirs.counts))
+    middles = []
+    for place, profile in ((site, mine), (there, theirs)):
+        middles.append(evidence.median(*evidence.numbers(profile, _comma(contents, place))))
+    return mine.low <= middles[1] <= mine.high and theirs.low <= middles[0] <= theirs.high
+
+
+def _labels(contents: Contents) -> Iterator[Suggestion]:
+    same = same_classes(contents.classes)
+    if same and contents.options.labels != "as-is":
+        listed = ", ".join(f"{old} and {new}" for old, new in same.items())
+        why = f"classes that look like one: {listed}; atoll run refuses until you decide"
+        yield Suggestion("labels", same, why, False)
+
+
+def _stages(contents: Contents) -> Iterator[Suggestion]:
+    stages = set[str]().union(*contents.stages.values())
+    if stages != {""} and not contents.options.order:
+        current = in_order(stages)
+        order = evidence.stage_order(stages, current)
+        if order:
+            yield Suggestion("order", order, f"stages would come as {', '.join(current)}", True)
+
+
+def _keys(contents: Contents, profiles: Profiles) -> list[Suggestion]:
+    """The columns that name rows and people, by site; further ones are left out."""
+    ids, groups = dict[str, list[str]](), dict[str, list[str]]()
+    for name, by_site in profiles.items():
+        if name in contents.options.keep:
+            continue
+        for site, profile in by_site.items():
+            if evidence.is_identifier(profile, name):
+                ids.setdefault(site, []).append(name)
+            elif evidence.is_person(profile, name):
+                groups.setdefault(site, []).append(name)
+    suggestions, used = list[Suggestion](), set[str]()
+    for option, columns, why in (
+        ("id", ids, "every row has another value: it names rows"),
+        ("group", groups, "keys that repeat: rows of one are trained on or tested on, never both"),
+    ):
+        rules = {site: getattr(contents.options.rules(site), option) for site in contents.profiles}
+        chosen = {site: names[0] for site, names in columns.items() if not rules[site]}
+        used |= {*chosen.values()}
+        suggestions += _by_site(option, chosen, why, len(contents.profiles))
+    others = [name for names in (*ids.values(), *groups.values()) for name in names]
+    if spare := sorted({*others} - used):
+        suggestions.append(Suggestion("ignore", spare, "they only name rows", True))
+    return suggestions
+
+
+def _by_site(option: str, chosen: Mapping[str, str], why: str, sites: int) -> list[Suggestion]:
+    """One suggestion for all sites where they agree, else one for each."""
+    names = {*chosen.values()}
+    if len(names) == 1:
+        return [Suggestion(option, names.pop(), why, True)]
+    return [Suggestion(option, name, why, True, site) for site, name in chosen.items()]
+
+
+def _dates(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
+    """Dates that are not written as 2024-03-31."""
+    for name, by_site in profiles.items():
+        for site, profile in by_site.items():
+            formats = None
+            if profile.dates < profile.present and profile.numbers < profile.present:
+                formats = evidence.date_formats(profile)
+            if formats is None:
+                continue
+            example = next(iter(profile.counts))
+            if len(formats) == 1:
+                entry = {name: {"format": formats[0]}}
+                yield Suggestion("dates", entry, f"'{name}' has dates as {example}", True, site)
+            else:
+                which = "day or month first?" if formats else "of several forms"
+                why = f"'{name}' at {site} has dates as {example}, {which}; to use it, write dates"
+                yield Suggestion("ignore", [name], why, True)
+
+
+def _suffixes(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
+    """Numbers with a unit behind them, such as 45%."""
+    for name, by_site in profiles.items():
+        suffixes = {site: evidence.unit_suffix(profile) for site, profile in by_site.items()}
+        for site in (site for site, suffix in suffixes.items() if suffix):
+            bare = [p for other, p in by_site.items() if not suffixes[other] and p.numbers]
+            percent = suffixes[site] == "%" and any(p.high <= 1.5 for p in bare)
+            unit = {"suffix": suffixes[site], **({"factor": 0.01} if percent else {})}
+            why = f"'{name}' has numbers with '{suffixes[site]}' at {site}"
+            yield Suggestion("units", {name: unit}, why, False, site)
+
+
+def _codes_of_missing(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
+    """Numbers that stand for a missing value."""
+    for name, by_site in profiles.items():
+        if name in contents.options.categorical:
+            continue
+        for site, profile in by_site.items():
+            comma = _comma(contents, site)
+            words = evidence.stray_words(profile, comma)
+            codes = evidence.missing_codes(*evidence.numbers(profile, comma))
+            if words:
+                why = f"'{name}' has words among numbers"
+                yield Suggestion("missing", {name: [*words, *codes]}, why, True, site)
+            elif codes and profile.numbers == profile.present:
+                why = f"'{name}' has {', '.join(codes)} far from all other values"
+                yield Suggestion("missing", {name: codes}, why, True, site)
+
+
+def _codes(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
+    """Whole numbers that are codes: few of them, or with a 0 in front; and words among numbers."""
+    names = list[str]()
+    for name, by_site in profiles.items():
+        if name in contents.options.categorical or not _holds_codes(contents, by_site):
+            continue
+        names.append(name)
+    if names:
+        why = f"few whole numbers, codes, or words among numbers: {', '.join(names)}"
+        yield Suggestion("categorical", names, why, True)
+
+
+def _holds_codes(contents: Contents, by_site: Mapping[str, Profile]) -> bool:
+    """Whether a column has codes at some site, and nothing else at any."""
+    rows = sum(profile.present for profile in by_site.values())
+    every = set[float]()
+    for site, profile in by_site.items():
+        if profile.dates or evidence.unit_suffix(profile):
+            return False
+        if profile.numbers < profile.present:
+            if evidence.stray_words(profile, _comma(contents, site)):
+                continue
+            mixed = profile.present >= 10 and profile.numbers >= 0.5 * profile.present
+            return mixed and 2 * profile.distinct <= profile.present
+        if any(re.match(r"^0[0-9]+$", value) for value in profile.counts):
+            return 2 * profile.distinct <= profile.present
+        values, counts = evidence.numbers(profile, _comma(contents, site))
+        codes = {float(code) for code in evidence.missing_codes(values, counts)}
+        every |= {*values.tolist()} - codes
+    return rows >= FEW and bool(every) and evidence.is_code(np.array(sorted(every)))
+
+
+def _units(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
+    """Numbers that are 10 times or more as large at one site as at most others."""
+    for name, by_site in profiles.items():
+        middles, all_codes = dict[str, float](), True
+        for site, profile in by_site.items():
+            if profile.numbers < profile.present or name in contents.options.categorical:
+                continue
+            values, counts = evidence.numbers(profile, _comma(contents, site))
+            codes = [float(code) for code in evidence.missing_codes(values, counts)]
+            there = [value not in codes for value in values.tolist()]
+            middle = abs(evidence.median(values[there], counts[there])) if any(there) else 0.0
+            if middle > 0:
+                middles[site] = middle
+                all_codes = all_codes and evidence.is_code(values[there])
+        if not all_codes:
+            yield from _gaps(name, middles)
+
+
+def _gaps(name: str, middles: Mapping[str, float]) -> Iterator[Suggestion]:
+    if len(middles) < 2:
+        return
+    near = {
+        site: sum(1 / SCALE < other / middle < SCALE for other in middles.values())
+        for site, middle in middles.items()
+    }
+    usual = max(sorted(near), key=lambda site: near[site])
+    for site, middle in middles.items():
+        ratio = middles[usual] / middle
+        if ratio >= SCALE or ratio <= 1 / SCALE:
+            factor, words = evidence.conversion(ratio)
+            times = f"{ratio:,.0f} times smaller" if ratio > 1 else f"{1 / ratio:,.0f} times larger"
+            why = f"'{name}' is about {times} at {site} than at {usual}: another unit?"
+            why += f" ({words})" if words else ""
+            yield Suggestion("units", {name: {"factor": factor}}, why, False, site)
+
+
+def _unusable(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
+    """Columns that a survey refuses otherwise: numbers too large, many words among numbers."""
+    for name, by_site in profiles.items():
+        for site, profile in by_site.items():
+            if name in contents.options.categorical:
+                continue
+            if profile.huge and profile.numbers == profile.present:
+                why = f"'{name}' at {site} has the number {profile.huge[2][:40]}, too large"
+                yield Suggestion("ignore", [name], why, True)
+            words = profile.present >= 10 and 0.9 * profile.present <= profile.numbers
+            mixed = words and profile.numbers < profile.present < 2 * profile.distinct
+            if mixed and not evidence.stray_words(profile, _comma(contents, site)):
+                why = f"'{name}' at {site} has words among numbers"
+                yield Suggestion("ignore", [name], why, True)
+
+
+def repeated_rows(contents: Contents) -> list[tuple[str, str]]:
+    """Rows that are there twice, within a site and at two, where chance does not explain it."""
+    repeats = contents.repeats
+    if repeats is None:
+        return []
+    findings = []
+    for site in sorted(repeats.within):
+        extra = sum(count - 1 for count in repeats.within[site].values())
+        if extra and _telling(contents, [site]):
+            apart = "" if contents.options.rules(site).group else ", or write group"
+            action = f"used as they are: remove them{apart}"
+            findings.append((f"{site} has {extra:,} rows twice", action))
+    sites = sorted(repeats.across)
+    for number, site in enumerate(sites):
+        for other in sites[number + 1 :]:
+            both = repeats.across[site].keys() & repeats.across[other].keys()
+            if both and _telling(contents, [site, other]):
+                what = f"{site} and {other} have {len(both):,} rows in common"
+                findings.append((what, "used as they are: one may train on the other's test rows"))
+    return findings
+
+
+def _telling(contents: Contents, sites: Sequence[str]) -> bool:
+    """Whether columns have so many values that two rows are hardly the same by chance.
+
+    The chance that two rows agree is 2 to the minus collision entropy, summed over columns as if
+    they were independent; ten bits are kept in reserve because they are not.
+    """
+    profiles = [contents.profiles[site] for site in sites]
+    bits = 0.0
+    for name in set.intersection(*({*own} for own in profiles)):
+        counts = sum((own[name].counts for own in profiles), Counter[str]())
+        share = np.array([*counts.values()]) / max(1, counts.total())
+        bits -= float(np.log2((share**2).sum())) if len(share) else 0.0
+    rows = sum(contents.classes[site].total() for site in sites)
+    return bits > 2 * math.log2(max(2, rows)) + 10

@@ -1,0 +1,237 @@
+"""What files suggest: each kind of mess is found, and clean files suggest nothing."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.core.errors import UserError
+from atoll.core.options import build
+from atoll.data.own import evidence
+from atoll.data.own.profiles import TableOptions
+from atoll.data.own.spellings import same_classes
+from atoll.data.own.suggestions import Suggestion, examine, repeated_rows, suggest
+from atoll.data.own.survey import read_contents
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+Columns = dict[str, list[Any]]
+
+
+def base(rows: int = 100, seed: int = 0) -> Columns:
+    """Clean columns: a real number, levels, a random label."""
+    draw = random.Random(seed)
+    return {
+        "age": [f"{draw.gauss(60, 10):.1f}" for _ in range(rows)],
+        "sex": [draw.choice("fm") for _ in range(rows)],
+        "outcome": [draw.choice(["ill", "well"]) for _ in range(rows)],
+    }
+
+
+def write(name: str, columns: Columns) -> str:
+    rows = zip(*columns.values(), strict=True)
+    lines = [",".join(columns), *(",".join(map(str, row)) for row in rows)]
+    Path(name).write_text("\n".join(lines) + "\n")
+    return name
+
+
+def look(*sites: Columns, **options: Any) -> dict[tuple[str, str], Suggestion]:
+    """The suggestions for some sites, a, b, ..., by option and site."""
+    files = [write(f"{'abcd'[place]}.csv", columns) for place, columns in enumerate(sites)]
+    given = {"files": files, "label": "outcome", **options}
+    return {(one.option, one.site): one for one in examine(**given)}
+
+
+def test_clean_files_suggest_nothing() -> None:
+    assert look(base(seed=1), base(seed=2), base(seed=3)) == {}
+
+
+def test_names_that_differ_in_case_punctuation_or_a_letter_are_suggested_to_be_one() -> None:
+    one, other = base(seed=1), base(seed=2)
+    one |= {"trestbps": [120 + i % 31 for i in range(100)], "lab1": one["age"]}
+    other = {"Age": other["age"], "SEX ": other["sex"], "trest_bps": one["trestbps"],
+             "lab2": other["age"], "outcome": other["outcome"]}  # fmt: skip
+    found = look(one, other)
+    assert found["rename", ""].entry == {"Age": "age", "SEX": "sex", "trest_bps": "trestbps"}
+    assert not found["rename", ""].safe
+
+
+def test_a_misspelled_name_is_one_only_if_its_values_are_alike() -> None:
+    one, other = base(seed=1), base(seed=2)
+    one["cholesterol"] = [200 + i % 50 for i in range(100)]
+    other["cholestrol"] = [210 + i % 50 for i in range(100)]
+    assert look(one, other)["rename", ""].entry == {"cholestrol": "cholesterol"}
+    other["cholestrol"] = [0.5 + i / 1000 for i in range(100)]
+    assert ("rename", "") not in look(one, other)
+
+
+def test_a_label_in_another_spelling_is_renamed_at_its_site() -> None:
+    other = base(seed=2)
+    other["Outcome"] = other.pop("outcome")
+    found = look(base(), other)
+    assert found == {("rename", "b"): found["rename", "b"]}
+    assert found["rename", "b"].entry == {"Outcome": "outcome"}
+    assert found["rename", "b"].safe
+    with pytest.raises(UserError, match="no column 'outcom' for the label"):
+        examine(files=["a.csv"], label="outcom")
+
+
+def test_labels_are_mapped_to_the_names_of_one_site() -> None:
+    """Not yes for one class and 0 for the other, whatever the numbers of rows are."""
+    classes = {"a": {"yes": 92, "no": 88}, "b": {"0": 97, "1": 83}, "c": {"No": 96, "Yes": 84}}
+    names = {"0": "no", "No": "no", "1": "yes", "Yes": "yes"}
+    assert same_classes(classes) == names
+
+
+def test_labels_that_look_like_spellings_are_mapped() -> None:
+    one, other = base(seed=1), base(30, seed=2)
+    one["outcome"] = ["yes", "no"] * 50
+    other["outcome"] = [1, 0] * 15
+    assert look(one, other)["labels", ""].entry == {"1": "yes", "0": "no"}
+    assert ("labels", "") not in look(one, other, labels="as-is")
+
+
+def test_identifiers_are_known_by_behaviour_whatever_they_are_called() -> None:
+    draw = random.Random(4)
+    one, other = base(seed=1), base(seed=2)
+    one["mrn"] = draw.sample(range(100_000, 999_999), 100)
+    other["mrn"] = draw.sample(range(100_000, 999_999), 100)
+    assert look(one, other)["id", ""].entry == "mrn"
+    other["case"] = other.pop("mrn")
+    other["extra"] = [f"k{i:05}" for i in draw.sample(range(9999), 100)]
+    found = look(one, other)
+    assert (found["id", "a"].entry, found["id", "b"].entry) == ("mrn", "case")
+    assert found["ignore", ""].entry == ["extra"]
+
+
+def test_keys_that_repeat_are_a_group() -> None:
+    one = base(120, seed=1)
+    one["zz"] = [100_000 + 7 * (row // 3) for row in range(120)]  # in blocks
+    assert look(one)["group", ""].entry == "zz"
+    draw = random.Random(1)
+    one["zz"] = [100_000 + 7 * draw.randrange(60) for _ in range(120)]
+    assert ("group", "") not in look(one)  # a postal code, perhaps
+    one["patient_nbr"] = one.pop("zz")
+    assert look(one)["group", ""].entry == "patient_nbr"
+
+
+@pytest.mark.parametrize(
+    ("values", "codes"),
+    [
+        ([0] * 5 + list(range(150, 300)), ["0"]),  # cholesterol
+        ([999] * 3 + list(range(30, 80)), ["999"]),  # age
+        ([-9] * 5 + [-99] * 5 + list(range(10, 60)), ["-99", "-9"]),
+        ([0, 1] * 30 + [9] * 4, ["9"]),
+        ([0, 1, -1] * 20, []),
+        (list(range(60)), []),  # numbers of visits
+        ([0] * 90 + list(range(150, 200)), []),  # most rows have it
+        ([99, *range(30, 80)], []),  # once
+        ([0] * 20 + list(range(1, 60)), []),
+    ],
+)
+def test_codes_for_missing_values(values: list[int], codes: list[str]) -> None:
+    distinct, counts = np.unique(np.array(values, dtype=float), return_counts=True)
+    assert evidence.missing_codes(distinct, counts) == codes
+
+
+def test_missing_codes_are_suggested_once_for_all_sites_that_have_the_same() -> None:
+    one, other = base(seed=1), base(seed=2)
+    for columns in (one, other):
+        columns["chol"] = [0 if i % 20 == 0 else 180 + i for i in range(100)]
+    found = look(one, other)
+    assert found["missing", ""].entry == {"chol": ["0"]}
+    assert found["missing", ""].safe
+    other["chol"] = [-9 if i % 20 == 0 else 180 + i for i in range(100)]
+    found = look(one, other)
+    assert found["missing", "a"].entry == {"chol": ["0"]}
+    assert found["missing", "b"].entry == {"chol": ["-9"]}
+
+
+def test_words_among_numbers_are_missing_values_or_codes() -> None:
+    one = base(seed=1)
+    one["lab"] = ["unknown" if i == 7 else f"{i * 1.7:.1f}" for i in range(100)]
+    one["icd"] = [f"{250 + i % 7}.8" for i in range(100)]
+    one["icd"][::20] = ["V27", "E90", "E91", "E92", "V27"]
+    one["zip"] = [f"0{3000 + i % 9}" for i in range(100)]
+    one["cp"] = [i % 4 for i in range(100)]
+    one["flag"] = [i % 2 for i in range(100)]
+    found = look(one)
+    assert found["missing", ""].entry == {"lab": ["unknown"]}
+    assert found["categorical", ""].entry == ["icd", "zip", "cp"]
+
+
+@pytest.mark.parametrize(
+    ("form", "option", "entry"),
+    [
+        ("{day:02}.{month:02}.2023", "dates", {"seen": {"format": "day first"}}),
+        ("{day}/{month}/2023", "dates", {"seen": {"format": "day first"}}),
+        ("{month:02}/{day:02}/2023", "dates", {"seen": {"format": "month first"}}),
+        ("{month:02}/{month:02}/2023", "ignore", ["seen"]),  # which is the day?
+        ("2023/{month:02}/{day:02}", "ignore", ["seen"]),
+    ],
+)
+def test_dates_of_other_forms(form: str, option: str, entry: Any) -> None:
+    one = base()
+    one["seen"] = [form.format(day=1 + i % 28, month=1 + i % 12) for i in range(100)]
+    assert look(one)[option, ""].entry == entry
+
+
+def test_numbers_with_a_unit_and_numbers_in_another_unit() -> None:
+    one, other, third = base(seed=1), base(seed=2), base(seed=3)
+    draw = random.Random(2)
+    one |= {"chol": [f"{draw.gauss(220, 30):.0f}" for _ in range(100)], "ef": ["0.45"] * 100}
+    third |= {"chol": [f"{draw.gauss(215, 30):.0f}" for _ in range(100)], "ef": ["0.5"] * 100}
+    other["chol"] = [f"{draw.gauss(5.6, 0.8):.2f}" for _ in range(100)]
+    other["ef"] = [f"{30 + i % 40}%" for i in range(100)]
+    found = look(one, other, third)
+    assert found["units", "b"].entry == {"chol": {"factor": 38.67}}
+    assert "cholesterol, mmol/l to mg/dl" in found["units", "b"].why
+    units = [one for one in examine(files=["a.csv", "b.csv", "c.csv"], label="outcome")
+             if one.option == "units"]  # fmt: skip
+    assert {"ef": {"suffix": "%", "factor": 0.01}} in [one.entry for one in units]
+    assert not any(one.safe for one in units)
+
+
+def test_months_come_in_the_order_of_the_calendar() -> None:
+    one = base()
+    one["month"] = ["January" if i % 2 else "February" for i in range(100)]
+    assert look(one, stage="month")["order", ""].entry == ["January", "February"]
+    one["month"] = [f"visit {1 + i % 11}" for i in range(100)]
+    assert look(one, stage="month")["order", ""].entry[:2] == ["visit 1", "visit 2"]
+    one["month"] = [2019 + i % 3 for i in range(100)]
+    assert ("order", "") not in look(one, stage="month")
+
+
+def test_rows_that_are_there_twice_are_told_unless_chance_explains_them() -> None:
+    one, other = base(seed=1), base(seed=2)
+    for place, columns in enumerate((one, other)):
+        draw = random.Random(place)
+        columns |= {f"x{n}": [f"{draw.gauss(0, 1):.3f}" for _ in range(100)] for n in range(4)}
+    for name in one:
+        one[name] = one[name] + one[name][:3]
+        other[name] = other[name] + one[name][10:12]
+    files = [write("a.csv", one), write("b.csv", other)]
+    options = build(TableOptions, {"files": files, "label": "outcome"}, "")
+    told = [what for what, _ in repeated_rows(read_contents(options, duplicates=True))]
+    assert told == ["a has 3 rows twice", "a and b have 2 rows in common"]
+    write("a.csv", {"sex": ["f", "m"] * 50, "outcome": ["x", "y"] * 50})
+    few = build(TableOptions, {"files": ["a.csv"], "label": "outcome"}, "")
+    assert repeated_rows(read_contents(few, duplicates=True)) == []
+
+
+def test_what_the_options_say_is_not_suggested_again() -> None:
+    one = base()
+    one["chol"] = [0 if i % 20 == 0 else 180 + i for i in range(100)]
+    one["mrn"] = [100_000 + 7 * i for i in range(100)]
+    one["cp"] = [i % 4 for i in range(100)]
+    first = look(one)
+    assert {option for option, _ in first} == {"missing", "id", "categorical"}
+    given = {option: suggestion.entry for (option, _), suggestion in first.items()}
+    options = build(TableOptions, {"files": ["a.csv"], "label": "outcome", **given}, "")
+    assert suggest(read_contents(options)) == []

@@ -1,0 +1,248 @@
+"""`atoll init` always writes a config; a new user goes from messy files to a run."""
+
+import random
+import re
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll import cli, data
+from atoll.core.errors import UserError
+from atoll.data.own import tables
+from atoll.runs.config import resolve
+
+Command = Callable[..., tuple[object, str, str]]
+ICD = ["250.83", "V27", "414", "428", "786.5", "E909", "401.9"]
+HEADER = ["patient_nbr", "age", "sex", "chol", "trestbps", "cp", "smoker", "ef", "icd", "seen"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def atoll(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    def call(*arguments: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["atoll", *arguments])
+        code: object = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def visits(rows: int, start: int, draw: random.Random) -> list[dict[str, Any]]:
+    """Rows of patients who come one to three times."""
+    found: list[dict[str, Any]] = []
+    number = start
+    while len(found) < rows:
+        number += draw.randrange(1, 40)
+        age, sex = draw.randrange(35, 80), draw.choice("mf")
+        for _ in range(draw.choice([1, 1, 2, 3])):
+            chol, code = draw.gauss(220, 40), draw.randrange(4)
+            risk = (age - 57) / 10 + (chol - 220) / 40 + (code == 3) + draw.gauss(0, 0.6)
+            found.append({
+                "patient_nbr": number, "age": age, "sex": sex, "chol": round(chol),
+                "trestbps": round(draw.gauss(130, 15)), "cp": code, "smoker": draw.randrange(2),
+                "ef": draw.randrange(20, 80), "icd": draw.choice(ICD),
+                "seen": f"{draw.randrange(1, 29):02}.{draw.randrange(1, 13):02}.2023",
+                "ill": risk > 0.3,
+            })  # fmt: skip
+    return found[:rows]
+
+
+def messy_files() -> list[str]:
+    """Four sites: each has its own names, labels, units and codes; one is Excel if that is here."""
+    draw = random.Random(5)
+    basel, bern, lund, zurich = (visits(n, n * 1000, draw) for n in (240, 200, 180, 160))
+    for number, row in enumerate(basel):
+        row |= {"ef": f"{row['ef']}%", "outcome": "yes" if row["ill"] else "no"}
+        row["chol"] = row["chol"] if number % 12 else 0
+    for number, row in enumerate(bern):
+        row |= {"chol": f"{row['chol'] / 38.67:.2f}", "outcome": int(row["ill"])}
+        row["age"] = row["age"] if number % 15 else 999
+    for number, row in enumerate(lund):
+        row["outcome"] = "Yes" if row["ill"] else "No"
+        row["trestbps"] = row["trestbps"] if number % 14 else -9
+    lund += lund[5:9]
+    for row in zurich:
+        row["outcome"] = "yes" if row["ill"] else "no"
+    names = {"age": "Age", "chol": "Chol", "trestbps": "trest_bps"}
+    files = [
+        save("basel", basel, {}), save("bern", bern, names), save("lund", lund, {}),
+    ]  # fmt: skip
+    return [*files, save_as_excel("zurich", zurich)]
+
+
+def save(name: str, rows: list[dict[str, Any]], names: dict[str, str]) -> str:
+    columns = [*HEADER, "outcome"]
+    lines = [",".join(names.get(column, column) for column in columns)]
+    lines += [",".join(str(row[column]) for column in columns) for row in rows]
+    Path(f"{name}.csv").write_text("\n".join(lines) + "\n")
+    return f"{name}.csv"
+
+
+def save_as_excel(name: str, rows: list[dict[str, Any]]) -> str:
+    try:
+        import openpyxl  # noqa: PLC0415
+        import python_calamine  # noqa: F401, PLC0415
+    except ImportError:
+        return save(name, rows, {})
+    book = openpyxl.Workbook()
+    columns = [*HEADER, "outcome"]
+    book.active.append(columns)
+    for row in rows:
+        book.active.append([row[column] for column in columns])
+    book.save(f"{name}.xlsx")
+    return f"{name}.xlsx"
+
+
+def check_what_became_of_the_mess(values: dict[str, Any]) -> None:
+    assert values["group"] == "patient_nbr"
+    assert values["missing"].keys() >= {"age", "chol", "trestbps"}
+    survey = tables.survey(**values)
+    assert survey.classes == ("no", "yes")
+    assert {column.where for column in survey.columns} == {"common", "left out"}
+    kinds = {column.name: column.kind for column in survey.columns}
+    assert kinds == {
+        "patient_nbr": "", "age": "number", "sex": "text", "chol": "number", "trestbps": "number",
+        "cp": "text", "smoker": "number", "ef": "number", "icd": "text", "seen": "date",
+    }  # fmt: skip
+    whole = data.load("", **values)
+    chol = whole.x[:, whole.columns.index("chol")]
+    middles = [float(np.nanmedian(chol[whole.group == site])) for site in range(4)]
+    assert max(middles) < 1.2 * min(middles)
+
+
+def test_a_new_user_goes_from_four_messy_files_to_a_run_in_four_commands(atoll: Command) -> None:
+    code, _, told = atoll("init", *messy_files(), "--label", "outcome")
+    assert code == 0
+    text = Path("run.toml").read_text()
+    code, _, complaint = atoll("run", "run.toml", "--quiet", "--out", "run")
+    assert code == 2
+    assert "look like one" in complaint
+    assert not Path("run/result.json").exists()
+    edited, edits = re.subn(r"(?m)^# (?=.*; uncomment it if so$)", "", text)
+    assert edits <= 5
+    assert f"{edits} lines of run.toml are for you to decide" in told
+    Path("run.toml").write_text(edited)
+    code, shown, _ = atoll("inspect", "run.toml")
+    assert code == 0
+    assert "lund has 4 rows twice" in shown
+    check_what_became_of_the_mess(tomllib.loads(edited)["data"])
+    small = ("--set", "rounds=2", "--set", "widths=[8]", "--set", "engine.mode=loop")
+    code, shown, _ = atoll("run", "run.toml", "--quiet", "--out", "run", *small)
+    assert code == 0
+    assert "4 clients" in shown
+    assert atoll("report", "run")[0] == 0
+
+
+def test_init_annotates_what_it_cannot_repair(atoll: Command) -> None:
+    rows = [f"{40 + i % 9}.5,{'xy'[i % 2]}" for i in range(30)]
+    Path("a.csv").write_text("\n".join(["age,outcome", *rows, "41,"]) + "\n")
+    code, _, told = atoll("init", "a.csv", "--label", "outcome")
+    assert code == 0
+    assert "to be fixed first: no value in the column 'outcome' (a.csv, line 32)" in told
+    assert "# To be fixed first: no value in the column" in Path("run.toml").read_text()
+    assert atoll("inspect", "run.toml")[0] == 3
+
+
+@pytest.mark.parametrize("values", [["2024-03-31"], ["V27", "414", "428", "401"], ["31.3.2024"]])
+def test_init_does_not_stop_at_dates_or_codes(values: list[str], atoll: Command) -> None:
+    rows = [f"{40 + i % 9}.5,{values[i % len(values)]},{'xy'[i % 2]}" for i in range(40)]
+    Path("a.csv").write_text("\n".join(["age,code,outcome", *rows]) + "\n")
+    assert atoll("init", "a.csv", "--label", "outcome")[::2] == (0, "")
+    assert atoll("inspect", "run.toml")[0] == 0
+
+
+def test_an_excel_file_without_the_library_says_so(
+    atoll: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "python_calamine", None)
+    Path("a.xlsx").write_bytes(b"PK\x03\x04")
+    code, _, told = atoll("init", "a.xlsx", "--label", "outcome")
+    assert code == 3
+    assert "Excel" in told
+    assert "pip install 'atoll[excel]'" in told
+
+
+def test_excel_reads_as_csv_does() -> None:
+    pytest.importorskip("python_calamine")
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for row in (["n", "w", "b", "outcome"], [1, "u", True, 1.0], [2.5, None, False, 0.0]):
+        book.active.append(row)
+    for number in range(6):
+        book.active.append([number, "v", True, number % 2])
+    book.save("a.xlsx")
+    lines = ["n,w,b,outcome", "1,u,true,1", "2.5,,false,0"]
+    lines += [f"{number},v,true,{number % 2}" for number in range(6)]
+    Path("b.csv").write_text("\n".join(lines) + "\n")
+    given = {"label": "outcome"}
+    one, other = (data.load("", files=[name], **given) for name in ("a.xlsx", "b.csv"))
+    assert one.columns == other.columns
+    assert (one.x == other.x)[~(one.x != one.x)].all()
+    assert one.classes == other.classes == ("0", "1")
+    Path("c.xlsx").write_bytes(b"no Excel")
+    with pytest.raises(UserError, match="not an Excel file"):
+        tables.survey(files=["c.xlsx"], label="outcome")
+
+
+def test_init_writes_configs_for_texts_and_images(atoll: Command) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for site in "ab":
+        words = ["good", "bad", "fine"]
+        lines = [f'{{"text": "{words[i % 3]} day", "label": "{"pn"[i % 2]}"}}' for i in range(30)]
+        Path(f"{site}.jsonl").write_text("\n".join(lines) + "\n")
+        for kind in ("cat", "dog"):
+            Path(site, kind).mkdir(parents=True)
+            for number in range(10):
+                pixels = np.full((8, 8, 3), 20 * number, dtype=np.uint8)
+                image.fromarray(pixels).save(Path(site, kind, f"{number}.png"))
+    assert atoll("init", "a.jsonl", "b.jsonl", "--label", "label", "-o", "texts.toml")[0] == 0
+    code, shown, _ = atoll("inspect", "texts.toml")
+    assert code == 0
+    assert ["vocabulary", "4", "words"] in [line.split() for line in shown.splitlines()]
+    assert ["a.jsonl", "30", "n:", "15,", "p:", "15", "2,", "at", "most", "2", "4"] in [
+        line.split() for line in shown.splitlines()
+    ]
+    assert atoll("init", "a", "b", "-o", "images.toml")[0] == 0
+    code, shown, _ = atoll("inspect", "images.toml")
+    assert code == 0
+    assert "cat: 10, dog: 10  32 x 32, 3 channels" in shown
+    assert "site-0 tests on 8 rows: one row is 12 points of its accuracy" in shown
+
+
+@pytest.mark.parametrize(
+    "data", ['{ images = ["a", "b"] }', '{ files = ["a.jsonl", "b.jsonl"], text = "text" }']
+)
+def test_alone_runs_on_own_images_and_texts_as_the_report_advises(data: str) -> None:
+    values = tomllib.loads(f'method = "alone"\ndata = {data}')
+    assert resolve(values, "alone").split == ("domains" if "images" in data else "streams")
+
+
+def test_alone_on_parties_names_methods_that_can(atoll: Command) -> None:
+    for name, header in (("a", "id,x,outcome"), ("b", "id,z,w")):
+        rows = [f"{i},{i % 7}.5,{'pq'[i % 2] if name == 'a' else i % 5}" for i in range(40)]
+        Path(f"{name}.csv").write_text("\n".join([header, *rows]) + "\n")
+    data = '{ parties = ["a.csv", "b.csv"], label = "outcome", assume_aligned = true }'
+    Path("run.toml").write_text(f'method = "alone"\ndata = {data}\n')
+    code, _, told = atoll("run", "run.toml", "--quiet")
+    assert code == 2
+    assert "'alone' needs whole rows" in told
+    assert "use splitnn or vleto; for one party alone, give its table as data.files" in told
+    Path("run.toml").write_text(f'method = "splitnn"\ndata = {data}\n')
+    code, shown, _ = atoll("inspect", "run.toml")
+    assert code == 0
+    assert ["1-b", "z,", "w"] in [line.split() for line in shown.splitlines()]
+    assert "40 of 40 rows of the party with the label" in shown
