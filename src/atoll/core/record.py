@@ -416,10 +416,7 @@ class Record:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
+        self, kind: object = None, error: BaseException | None = None, at: object = None
     ) -> None:
         if isinstance(error, Exception) and not isinstance(error, InterruptedRunError):
             self._write_failure(error)

@@ -53,8 +53,7 @@ class Options:
 def consistency(weak: Tensor, strong: Tensor, helpers: Tensor, confidence: float) -> Tensor:
     """(1/H) sum_h KL(p_h || q_weak) + CE(vote, q_strong), the mean over the confident rows.
 
-    The vote is the class that most of the client and its helpers predict, ties to the lowest. A
-    client without helpers, in a federation of one, follows its own vote.
+    The vote is the class that most of the client and its helpers predict, ties to the lowest.
     """
     confident = (F.softmax(weak.detach(), -1).amax(-1) >= confidence).to(weak.dtype)
     predicted = torch.cat([weak.detach()[None], helpers]).argmax(-1)
@@ -163,11 +162,9 @@ class Server:
         known = {helper for helpers in self.helpers.values() for helper in helpers}
         if self.helpers.keys() != answers.keys() or not known <= answers.keys():
             self.helpers = nearest(answers, self.options.helpers)
-        targets = {}
-        for id, own in answers.items():
-            helpers = [answers[helper] for helper in self.helpers[id]]
-            targets[id] = torch.stack(helpers) if helpers else own.new_zeros((0, *own.shape))
-        return targets
+        chosen = {id: [answers[helper][None] for helper in self.helpers[id]] for id in answers}
+        # in a federation of one there are no helpers, and so no rows
+        return {id: torch.cat([own[None][:0], *chosen[id]]) for id, own in answers.items()}
 
     def state(self) -> Tensors:
         ids = list(self.site.clients)
