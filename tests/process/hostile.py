@@ -41,7 +41,8 @@ class Inside:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"PYTHONPATH": str(INSIDE), "ATOLL_INSIDE": str(self.folder)}
+        path = os.pathsep.join(filter(None, [str(INSIDE), os.environ.get("PYTHONPATH", "")]))
+        return {"PYTHONPATH": path, "ATOLL_INSIDE": str(self.folder)}
 
     def name(self, process: str) -> str:
         """The name of the cell of `oslo`, or of its job's process, `oslo.job`."""

@@ -210,7 +210,10 @@ def refusal(process: Process, route: Route) -> str:
     if route.local:
         return ""
     arrived = _arriving if route.destination == route.own else _forwarding
-    return _unproven(process, route) or arrived(process, route)
+    reason = _unproven(process, route) or arrived(process, route)
+    if reason or process.startswith(SERVER):
+        return reason
+    return _forged(_sender(route.own, route.peer), route)
 
 
 def _arriving(process: Process, route: Route) -> str:
@@ -233,9 +236,19 @@ def _unproven(process: Process, route: Route) -> str:
         return f"it came through '{route.peer[:80]}'"
     if peer == "server" and process != "server_job" and not route.certificate:
         return "it came from a server without a certificate"
-    if peer == "child" and route.origin != route.peer:
-        return f"'{route.peer[:80]}' claims to be '{route.origin[:80]}'"
-    return ""
+    if peer != "server" and route.certificate:  # within one machine there is no TLS
+        return f"'{route.peer[:80]}' came over TLS"
+    return _forged("child", route) if peer == "child" else ""
+
+
+def _forged(peer: str, route: Route) -> str:
+    """Why the other end of a site's connection cannot speak for the origin that is claimed."""
+    forged = {
+        "server": _root(route.origin) != SERVER,
+        "child": route.origin != route.peer,
+        "parent": _root(route.origin) not in (SERVER, route.peer),  # it forwards the server's
+    }
+    return f"'{route.peer[:80]}' claims to be '{route.origin[:80]}'" if forged[peer] else ""
 
 
 def _unproven_at_server(route: Route) -> str:
