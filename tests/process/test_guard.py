@@ -116,6 +116,33 @@ def test_many_streams_together_hold_no_more_than_two_messages(guard: Any) -> Non
     assert received(guard, Task(tasks()), 50)
 
 
+def test_the_coordinators_job_takes_answers_of_its_run_and_names_who_sends_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One site's unfinished messages take nothing from another's."""
+    from nvflare.fuel.f3.streaming.byte_receiver import RxTask  # noqa: PLC0415
+
+    from atoll.engines.network import limits  # noqa: PLC0415
+    from atoll.engines.network.guard import Guard  # noqa: PLC0415
+
+    monkeypatch.setattr(RxTask, "rx_task_map", {})
+    monkeypatch.setenv(limits.ANSWERS, "")  # so that it is as before in the end
+    monkeypatch.delenv(limits.ANSWERS)
+    guard = Guard("server_job", tmp_path)
+    assert guard._most == limits.JOB_BYTES
+    assert Guard("server", tmp_path)._most == limits.SERVER_BYTES
+    limits.expect(100)
+    senders = [Task(tasks()) for _ in range(6)]
+    for number, task in enumerate(senders):
+        task.origin = f"{'oslo' if number < 3 else 'bern'}.{JOB}"
+    assert [received(guard, task, 90) for task in senders] == [True, True, False] * 2
+    (first, second) = guard.notices.new()
+    assert first.words == "refused a message from oslo: more than 100 bytes"
+    assert "from bern" in second.words
+    monkeypatch.setenv(limits.ENVIRONMENT, "1000")
+    assert guard._most == 1000
+
+
 def test_an_announced_size_is_checked_whatever_it_is_made_of(guard: Any) -> None:
     from nvflare.fuel.f3.message import Message  # noqa: PLC0415
 

@@ -249,6 +249,26 @@ def test_a_token_that_the_server_itself_has_signed_opens_nothing(oslo: Scene) ->
         refused(oslo.made, "coordinator", words)
 
 
+def test_an_answer_that_no_run_has_is_refused_before_it_takes_memory(oslo: Scene) -> None:
+    """The network of the run has a few thousand weights; a message of 200 MB is no answer."""
+    target, size = oslo.inside.name("server.job"), 200_000_000
+    before = resident(oslo.made, "coordinator")
+    answer = oslo.inside.ask(
+        "oslo.job", "stream", target=target, channel="server_command", topic="submit_update",
+        size=size, seconds=20,
+    )  # fmt: skip
+    assert "larger than" in str(answer["error"]), answer
+    name = oslo.inside.name("oslo.job")
+    refused(oslo.made, "coordinator", f"from {name}: a message of {size} bytes is larger than")
+    assert f"refused a message from oslo: a message of {size}" in notices(oslo.made)
+    assert resident(oslo.made, "coordinator") - before < size / 10
+
+
+def notices(made: Federation) -> str:
+    """What the coordinator's processes have told `serve`."""
+    return (made.kit("coordinator") / "notices.jsonl").read_text()
+
+
 def test_a_connection_without_a_certificate_is_refused(oslo: Scene) -> None:
     text = (oslo.made.folder / "project.toml").read_text()
     port = int(text.split("port = ")[1].split("\n")[0])
@@ -388,6 +408,19 @@ def test_only_the_jobs_own_server_calls_a_site(hostile: Scene) -> None:
     answer = call(hostile.inside, "server", target, "ping")
     assert "refused" in str(answer["error"]), answer
     refused(hostile.made, "bern", "sm__STREAM/collab:call from server: 'server' may not send it")
+
+
+def test_a_coordinator_ends_no_job_in_the_name_of_its_parent(hostile: Scene) -> None:
+    """The site's own process ends its jobs; its name in a header of the server's does not."""
+    target = hostile.inside.name("bern.job")
+    pid = hostile.made.job_process("bern")
+    hostile.inside.ask(
+        "server", "request", target=target, channel="client_command", topic="abort", payload="",
+        forge={"cn__origin": "bern"}, seconds=2,
+    )  # fmt: skip
+    refused(hostile.made, "bern", "client_command:abort from bern: 'server' claims to be 'bern'")
+    assert hostile.made.job_process("bern") == pid
+    hostile.whole()
 
 
 def resident(made: Federation, site: str) -> int:

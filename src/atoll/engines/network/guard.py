@@ -98,10 +98,11 @@ class Guard:
 
     process: Process
     folder: Path  # the kit
-    limit: int = field(default_factory=message_bytes)  # bytes of one message
+    limit: int = 0  # bytes of one message; 0: those of the process
     server: Any = None  # NVFlare's server, where this is its process
     presence: Presence = field(init=False)
     notices: Notices = field(init=False)
+    _large: set[str] = field(default_factory=set)  # who has sent too much
     _outside: str = ""  # why the server does not take this site, where it does not
     _lines: dict[str, float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -145,13 +146,16 @@ class Guard:
         try:
             route = _route(cell, endpoint, connection, message)
             reason = refusal(self.process, route) or self._absent(route, connection, message)
-            reason = reason or self._stranger(route, message) or self._oversize(route, message)
-            reason = reason or _foreign_stream(route, message)
+            reason = reason or self._stranger(route, message) or _foreign_stream(route, message)
+            large = "" if reason else self._oversize(route, message)
         except Exception as error:  # headers are the sender's: whatever they are made of
             log.warning("refused a message: %s", type(error).__name__)
             return
         message.remove_header(Header.CONN_URL)  # an invitation to connect elsewhere
         message.remove_header(StreamHeaderKey.ERROR_TYPE)  # one kind ends the server's job
+        if large:
+            self._name(route.origin, large)
+        reason = reason or large
         if not reason:
             self._hear(route, message)
             original(cell, endpoint, connection, app_id, message)
@@ -211,26 +215,40 @@ class Guard:
     def _oversize(self, route: Route, message: Message) -> str:
         if route.topic != DATA:
             return ""
-        size = message.get_header(StreamHeaderKey.SIZE, 0)
-        if isinstance(size, int) and size <= self.limit:
+        size, most = message.get_header(StreamHeaderKey.SIZE, 0), self._most
+        if isinstance(size, int) and size <= most:
             return ""
-        return f"a message of {size!r:.20} bytes is larger than {self.limit:,}"
+        return f"a message of {size!r:.20} bytes is larger than {most:,}"
+
+    @property
+    def _most(self) -> int:
+        return self.limit or message_bytes(self.process)
 
     def _process_chunk(self, original: Any, task: Any, message: Message) -> Any:
-        """Count what all unfinished streams hold, whatever size they have announced."""
+        """Count what all unfinished streams of a sender hold, whatever size they have announced."""
         task.atoll_bytes = getattr(task, "atoll_bytes", 0) + len(message.payload or b"")
+        sender, most = task.origin.partition(".")[0], self._most
         with RxTask.map_lock:
             active = [t for t in RxTask.rx_task_map.values() if not (t.completed or t.failed)]
-        pending = sum(getattr(one, "atoll_bytes", 0) for one in active)
-        if task.atoll_bytes <= self.limit and pending <= 2 * self.limit:
+        own = [one for one in active if one.origin.partition(".")[0] == sender]
+        pending = sum(getattr(one, "atoll_bytes", 0) for one in own)
+        if task.atoll_bytes <= most and pending <= 2 * most:
             return original(task, message)
         if not task.failed:
-            reason = f"more than {self.limit:,} bytes"
+            reason = f"more than {most:,} bytes"
+            self._name(task.origin, reason)
             self._say(f"refused {task.channel}:{task.topic} from {task.origin[:80]}: {reason}")
             task.stop(StreamError(f"refused: {reason}"))
             task.chunks.clear()
             task.out_seq_chunks.clear()
         return False
+
+    def _name(self, origin: str, reason: str) -> None:
+        """Let `serve` show who sends the coordinator's job too much, once for each sender."""
+        sender = origin.partition(".")[0]
+        if self.process == "server_job" and sender not in self._large:
+            self._large.add(sender)
+            self.notices.write("large", f"refused a message from {sender}: {reason}")
 
     def _read_frame(self, original: Any, connection: Any) -> Any:
         try:

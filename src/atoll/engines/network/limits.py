@@ -2,12 +2,21 @@
 
 import os
 
-__all__ = ["ENVIRONMENT", "FRAME_BYTES", "HEADER_BYTES", "environment", "message_bytes"]
+__all__ = [
+    "ENVIRONMENT",
+    "FRAME_BYTES",
+    "HEADER_BYTES",
+    "environment",
+    "expect",
+    "message_bytes",
+]
 
 FRAME_BYTES = 4 << 20  # of one frame: NVFlare cuts messages into pieces of 1 MB
 HEADER_BYTES = 1 << 20  # that NVFlare and the names of tensors add to a question
-SERVER_BYTES = 4 << 30  # of one answer, at the coordinator
+SERVER_BYTES = 4 << 30  # of one message that the coordinator's server passes on, in frames
+JOB_BYTES = 64 << 20  # of one message to the coordinator's job, before it knows its run
 ENVIRONMENT = "ATOLL_MESSAGE_BYTES"
+ANSWERS = "ATOLL_ANSWER_BYTES"  # how the coordinator's job tells its own filter
 
 
 def environment(question: int) -> dict[str, str]:
@@ -16,6 +25,13 @@ def environment(question: int) -> dict[str, str]:
     return {ENVIRONMENT: most, "NVFLARE_STREAMING_MAX_BLOB_SIZE": most}
 
 
-def message_bytes() -> int:
-    """Bytes of one message that this process takes."""
-    return int(os.environ.get(ENVIRONMENT, SERVER_BYTES))
+def expect(count: int) -> None:
+    """Let this process, which is the coordinator's job, take answers of so many bytes."""
+    os.environ[ANSWERS] = str(count)
+
+
+def message_bytes(process: str) -> int:
+    """Bytes of one message that this process takes; the environment decides where it says so."""
+    if ENVIRONMENT in os.environ:
+        return int(os.environ[ENVIRONMENT])
+    return int(os.environ.get(ANSWERS, JOB_BYTES)) if process == "server_job" else SERVER_BYTES

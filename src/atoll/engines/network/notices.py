@@ -23,7 +23,7 @@ def readable(words: str) -> str:
 class Notice:
     """An event that the operator of a party should see."""
 
-    kind: str  # key, second, refused, taken
+    kind: str  # key, second, refused, taken, large
     words: str
 
 

@@ -42,10 +42,12 @@ from atoll.data.own.agreement import (
 )
 from atoll.engines.network.contract import read_site
 from atoll.engines.network.faults import spoilt
+from atoll.engines.network.limits import expect
 from atoll.engines.network.mirror import ENVIRONMENT as MIRROR
 from atoll.engines.network.mirror import Mirror
 from atoll.engines.network.policy import Gate, Reply, answered, handled, log, told
 from atoll.engines.network.remote import Party, Remote, SiteLostError, packet_bytes
+from atoll.engines.network.size import answer_bytes
 from atoll.runs.config import read, resolve, to_toml
 from atoll.runs.execute import prepare
 from atoll.runs.facts import facts
@@ -227,6 +229,7 @@ class Coordinator:
             made, record = _on_own_tables(engine, run["id"], folder)
         else:
             _same_data(made, engine.prepare(run["id"], None))
+        expect(answer_bytes(made))
         stop = self.control / "stop"
         with record:
             go(made, engine, record, partial(self._progress, parties), stop.exists)

@@ -1,16 +1,23 @@
 """The size of a run's network is known from its config, and bounded by the contract."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from atoll import methods
+from atoll.core.federation import SERVER
+from atoll.core.record import Message
+from atoll.engines.local import local_engine
 from atoll.engines.network.contract import RefusedError, SiteFile
 from atoll.engines.network.egress import lines
 from atoll.engines.network.policy import Gate
 from atoll.engines.network.ranges import drafted
-from atoll.engines.network.size import parameters
+from atoll.engines.network.size import HEADROOM, OTHER_BYTES, answer_bytes, parameters
 from atoll.runs.config import RunConfig, change, resolve, to_toml
+from atoll.runs.execute import execute
 from atoll.runs.parts import parts
+from atoll.runs.result import Run
 
 TERMS = {"methods": ["fedavg"], "actions": ["check", "fit"]}
 
@@ -55,3 +62,29 @@ def test_the_contract_says_how_large_a_network_may_be(tmp_path: Path) -> None:
         small.prepare("run-1", run, "site-0")
     enough = Gate(SiteFile(store=str(tmp_path / "b"), contract={**TERMS, "parameters": 122}))
     assert enough.prepare("run-1", run, "site-0")
+
+
+DATA: dict[str, dict[str, Any]] = {
+    "tasks": {"name": "synthetic-text"},
+    "domains": {"name": "synthetic-images", "domains": 3, "rows": 600},
+}
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_no_answer_of_a_run_is_larger_than_the_coordinator_expects(
+    name: str, tmp_path: Path
+) -> None:
+    split = methods.load(name).split
+    values: dict[str, Any] = {
+        "rounds": 1, "data": DATA.get(split, {"name": "synthetic-table"}), "method": {"name": name},
+        "model": {} if split == "parties" else {"widths": [16, 8]},
+        "engine": {"mode": "loop", "threads": 1},
+    }  # fmt: skip
+    run = resolve(values, "test")
+    execute(run, tmp_path / "run", local_engine)
+    ledger = [e for e in Run(tmp_path / "run").events if isinstance(e, Message)]
+    answers = [e.payload / e.count for e in ledger if e.receiver == SERVER]
+    tensors = (answer_bytes(parts(run)) - OTHER_BYTES) / HEADROOM
+    assert answers
+    assert max(answers) <= tensors
+    assert tensors < 16_000_000  # and not what a message can have at all
