@@ -44,7 +44,7 @@ ROWS = 83  # of a site's table: 50 of them are trained on
 DEFAULT = Contract(methods=("chfl", "fedavg"), actions=("fit", "check", "settle", "offer", "agree"))
 OPEN: dict[str, Any] = {
     "initial_weights": "any", "move": 0.0, "drift": 0.0, "unit_rows": 1, "steps": 1,
-    "shown_rows": "allow",
+    "shown_rows": "allow", "repeats": 1000,
 }  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "honest": HONEST,

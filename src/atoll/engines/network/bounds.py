@@ -23,6 +23,7 @@ from atoll.core.federation import Moment, kinds
 from atoll.core.messages import Tensors
 from atoll.core.record import disk_errors, write_whole
 from atoll.core.rows import Rows
+from atoll.engines.network.answered import Answered
 from atoll.engines.network.audit import shown_rows, singling_units, undone
 from atoll.engines.network.contract import Contract, RefusedError
 from atoll.engines.network.egress import Spent
@@ -122,6 +123,8 @@ class Bounds:
 
     def __post_init__(self) -> None:
         self.trail = Trail.read(self._path())
+        self.history = Answered.read(self.home / "answered.json")
+        self.asked: dict[str, str] = {}  # digests of the weights of this exchange
         method = methods.load(str(self.parts.config.method["name"]))
         derived = method.first(self.parts.server()) if method.first else {}
         self.derived: dict[str, Tensors] = {n: _plain(w) for n, w in derived.items()}
@@ -132,7 +135,7 @@ class Bounds:
     def begin(self, moment: Moment, action: Callable[..., Any] | None) -> None:
         """A new exchange."""
         self.moment, self.epochs, self.trained, self.request = moment, 0, None, None
-        self.single = None
+        self.single, self.asked = None, {}
         self.updates = bool(action and marked(kinds(action)[1], Update))
 
     def exhausted(self, moment: Moment) -> str:
@@ -157,6 +160,8 @@ class Bounds:
             weights = getattr(request, field_name)
             if weights:
                 self._admit(mark.name, weights)
+                if self.updates and not self._second:
+                    self._repeated(mark.name, weights)
         for field_name in marked(type(request), RowGradient):
             self._admit_gradient(getattr(request, field_name))
 
@@ -236,11 +241,16 @@ class Bounds:
     def _here(self) -> tuple[int, int]:
         return self.moment.stage, self.moment.round
 
+    @property
+    def _second(self) -> bool:
+        """Whether an update now would be a second one since the place where the run stands."""
+        return self._here <= self.trail.place and not (self.fresh and self._here == (0, 0))
+
     def _once(self) -> None:
         place = self._here
         if self.fresh and place > (0, 0) and self.trail.place > (-1, -1):
             raise RefusedError("a run goes on from its last checkpoint, or from its first round")
-        if place <= self.trail.place and not (self.fresh and place == (0, 0)):
+        if self._second:
             raise RefusedError("a second update of one round is not in the contract")
         self.trail.place, self.dirty = place, True
 
@@ -256,6 +266,7 @@ class Bounds:
             if weights and mark.name not in self.derived:
                 self.trail.first.setdefault(mark.name, _plain(weights))
         self.fresh, self.answered = self.fresh and not self.updates, self._here
+        self.history.add(self.asked)
         if self.dirty:
             self.trail.write(self._path())
             self.dirty = False
@@ -294,12 +305,22 @@ class Bounds:
         if not self.updates:
             self._tested(name, weights)
 
+    def _repeated(self, name: str, weights: Tensors) -> None:
+        """Refuse a question that was answered before a restore, if it has other weights now."""
+        stage, number = self._here
+        key = f"{'update' if self.updates else 'test'} {name} {stage}-{number}"
+        self.asked[key] = f"{_digest(weights, 16):032x}"
+        if self.history.other(key, self.asked[key]) and self.history.repeats >= self.terms.repeats:
+            place = f"round {number + 1} of stage {stage + 1}"
+            raise RefusedError(f"{place} had other weights when it came first")
+
     def _tested(self, name: str, weights: Tensors) -> None:
         """Refuse a second set of weights to test with in one round, when the first is bounded."""
         digest = _digest(weights)
         stage, number, before = self.trail.tested.get(name, (-1, -1, digest))
         if (stage, number) == self._here and before != digest:
             raise RefusedError("other weights for a second test in one round")
+        self._repeated(name, weights)
         self.trail.tested[name], self.dirty = (*self._here, digest), True
 
     def _near(self, key: str, new: Tensor, last: Tensor, first: Tensor, own: float) -> None:
@@ -363,9 +384,9 @@ def _bits(tensor: Tensor) -> tuple[Any, ...]:
     return plain.dtype, plain.shape, plain.flatten().view(torch.uint8).numpy().tobytes()
 
 
-def _digest(weights: Mapping[str, Tensor]) -> int:
-    """A number for weights that other weights do not have, save by a rare chance."""
-    digest = hashlib.blake2b(digest_size=7)  # fits a 64 bit number
+def _digest(weights: Mapping[str, Tensor], size: int = 7) -> int:
+    """A number for weights that other weights do not have; of seven bytes, to fit a tensor."""
+    digest = hashlib.blake2b(digest_size=size)
     for name in sorted(weights):
         dtype, shape, content = _bits(weights[name])
         digest.update(f"{name}{dtype}{tuple(shape)}".encode() + content)

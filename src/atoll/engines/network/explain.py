@@ -160,6 +160,7 @@ def loose_terms(terms: Contract) -> Iterator[str]:
         ("rows", terms.rows < USUAL.rows),
         ("step_rows", terms.step_rows < USUAL.step_rows),
         ("gradient", not terms.gradient or terms.gradient > USUAL.gradient),
+        ("repeats", terms.repeats > USUAL.repeats),
         ("networks", bool(terms.networks)),
         ("replacements", bool(terms.replacements)),
     )
@@ -181,6 +182,7 @@ LOOSE_TERMS = {
     "rows": "fewer rows stand behind an answer.",
     "step_rows": "fewer rows stand behind a step.",
     "gradient": "vertical networks can be steered faster towards showing rows.",
+    "repeats": "after a restore a round may be answered for several weights.",
     "networks": "a run may use this code as its network, and no bound looks into it.",
     "replacements": "a run may put these functions in the place of parts of a method.",
 }

@@ -331,6 +331,74 @@ def test_one_round_has_one_update(tmp_path: Path) -> None:
             made.handle(4 + number, "fit", Moment(0, number, 6), pack(Weights(back)))
 
 
+def test_a_round_that_comes_again_after_a_restore_has_the_same_weights(tmp_path: Path) -> None:
+    """The site went back to an earlier place, so its own memory of the round is gone."""
+    made = gate(tmp_path)
+    back = fit(made, 0, first(made))
+    made.keep("0-1")
+    one = fit(made, 1, back)
+    spent = made.egress.spent("wine").rounds
+    other = moved(back, "weight0", 0.1)
+    for renewed in (False, True):  # in the same process, and in a new one
+        again = gate(tmp_path) if renewed else made
+        again.restore("0-1")
+        for number, weights in ((3, other), (4, first(made))):
+            with pytest.raises(RefusedError, match="had other weights when it came first"):
+                again.handle(number, "fit", Moment(0, 1, 6), pack(Weights(weights)))
+        reply = again.handle(5, "fit", Moment(0, 1, 6), pack(Weights(back)))
+        two: Tensors = unpack(reply, fedavg.Fitted, "site-1").weights
+        assert all(torch.equal(one[n], two[n]) for n in one)
+    assert again.egress.spent("wine").rounds == spent + 2
+    assert sum("had other weights" in line.words for line in log(tmp_path)) == 4
+
+
+def test_a_run_that_begins_again_has_the_same_weights_in_every_round(tmp_path: Path) -> None:
+    made = gate(tmp_path)
+    fit(made, 1, fit(made, 0, first(made)))
+    again = gate(tmp_path)
+    back = fit(again, 0, first(again))
+    with pytest.raises(RefusedError, match="round 2 of stage 1 had other weights"):
+        fit(again, 1, moved(back, "weight0", 0.1))
+    fit(again, 1, back)
+
+
+def test_a_test_that_comes_again_after_a_restore_has_the_same_weights(tmp_path: Path) -> None:
+    made = gate(tmp_path)
+    back = fit(made, 0, first(made))
+    made.keep("0-1")
+    packet = pack(Check(0, back))
+    made.handle(7, "check", Moment(0, 1, 6), packet)
+    made.restore("0-1")
+    with pytest.raises(RefusedError, match="had other weights when it came first"):
+        made.handle(8, "check", Moment(0, 1, 6), pack(Check(0, moved(back, "weight0", 0.1))))
+    made.handle(9, "check", Moment(0, 1, 6), packet)
+
+
+def test_a_contract_may_allow_some_answers_again_with_other_weights(tmp_path: Path) -> None:
+    """As a run with fewer sites needs that goes on after one of them was lost."""
+    made = gate(tmp_path, repeats=1)
+    back = fit(made, 0, first(made))
+    made.keep("0-1")
+    fit(made, 1, back)
+    for by in (0.1, 0.2):
+        made.restore("0-1")
+        made._last = None
+        if by == 0.1:
+            fit(made, 1, moved(back, "weight0", by))
+        else:
+            with pytest.raises(RefusedError, match="had other weights when it came first"):
+                fit(made, 1, moved(back, "weight0", by))
+    fit(made, 1, back)
+
+
+def test_a_damaged_list_of_answers_is_told(tmp_path: Path) -> None:
+    made = gate(tmp_path)
+    fit(made, 0, first(made))
+    (tmp_path / "store" / "run-1" / "answered.json").write_text("{")
+    with pytest.raises(UserError, match="the list of answered rounds is damaged"):
+        gate(tmp_path)
+
+
 def test_a_run_keeps_its_config(tmp_path: Path) -> None:
     made = gate(tmp_path)
     with pytest.raises(RefusedError, match="with another config"):
@@ -517,7 +585,7 @@ def test_a_contract_is_explained_by_the_command(tmp_path: Path) -> None:
 LOOSER: dict[str, Any] = {
     "rows": 7, "step_rows": 7, "steps": 1, "unit_rows": 1, "initial_weights": "any", "move": 0.0,
     "drift": 0.0, "gradient": 0.0, "shown_rows": "allow", "networks": ("mine.nets:small",),
-    "replacements": ("atoll.reproduce.faults.fedseit:released",),
+    "replacements": ("atoll.reproduce.faults.fedseit:released",), "repeats": 1,
 }  # fmt: skip
 
 

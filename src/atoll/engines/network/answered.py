@@ -1,0 +1,47 @@
+"""Which rounds of a run a site has answered, and for which weights; no restore goes back on it."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from atoll.core.errors import UserError
+from atoll.core.record import disk_errors, write_whole
+
+__all__ = ["Answered"]
+
+
+@dataclass
+class Answered:
+    """The digests of the weights that a run's answers began with."""
+
+    path: Path
+    digests: dict[str, list[str]] = field(default_factory=dict)  # by what was asked, and when
+    repeats: int = 0  # answers that came again with other weights
+
+    @classmethod
+    def read(cls, path: Path) -> "Answered":
+        """Read what `add` wrote; an empty one where there is no file."""
+        if not path.exists():
+            return cls(path)
+        with disk_errors(path):
+            content = path.read_bytes()
+        try:
+            body = json.loads(content)
+            return cls(path, dict(body["digests"]), int(body["repeats"]))
+        except (ValueError, KeyError, TypeError) as error:
+            what = "the list of answered rounds is damaged"
+            raise UserError(what, str(path), "restore it from a copy") from error
+
+    def other(self, key: str, digest: str) -> bool:
+        """Whether the question was answered before, and never with these weights."""
+        return digest not in self.digests.get(key, [digest])
+
+    def add(self, asked: dict[str, str]) -> None:
+        """Write down what is answered now."""
+        new = {key: one for key, one in asked.items() if one not in self.digests.get(key, [])}
+        for key, digest in new.items():
+            self.repeats += self.other(key, digest)
+            self.digests.setdefault(key, []).append(digest)
+        if new:
+            body = {"digests": self.digests, "repeats": self.repeats}
+            write_whole(self.path, json.dumps(body).encode())
