@@ -195,6 +195,44 @@ def test_a_site_whose_log_has_vanished_or_was_cut_is_stopped(tmp_path: Path) -> 
     join(kit, site, stays_away, lambda: True)
 
 
+def test_a_site_without_the_copy_of_its_logs_end_goes_on_when_its_owner_says_so(
+    tmp_path: Path,
+) -> None:
+    out, told = tmp_path / "kits", list[str]()
+    init(project(tmp_path, "basel"), out)
+    kit = Kit(out / "basel")
+    site, mirror = site_file(kit), Mirror.of_kit(kit.folder)
+    join(kit, site, stays_away, lambda: True)
+    log = EgressLog(out / "store" / "egress.jsonl", mirror)
+    log.refused("run-1", "fit", "not in the contract")
+    mirror.path.unlink()
+    with pytest.raises(UserError, match="no copy of the egress log's end is here"):
+        join(kit, site, stays_away, lambda: True)
+    assert not mirror.path.exists()
+    join(kit, site, stays_away, lambda: True, told.append, accept_log=True)
+    assert "in 2 lines" in told[0]
+    assert "accepted at this site" in log.path.read_text()
+
+
+def test_a_site_whose_log_and_its_copy_are_gone_says_what_is_left_of_runs(tmp_path: Path) -> None:
+    out, told = tmp_path / "kits", list[str]()
+    init(project(tmp_path, "basel"), out)
+    kit = Kit(out / "basel")
+    site = site_file(kit)
+    join(kit, site, stays_away, lambda: True, told.append)
+    assert "earlier runs" not in "".join(told)
+    Mirror.of_kit(kit.folder).path.unlink()
+    (out / "store" / "run-1").mkdir()
+    (out / "store" / "run-1" / "shared.safetensors").touch()
+    (kit.folder / "9ed80a6e-fb83-4a5d-b303-0e6b87c52e97").mkdir()
+    told.clear()
+    join(kit, site, stays_away, lambda: True, told.append)
+    assert told[0] == (
+        "basel: the egress log and the copy of its end are gone, but there are traces of earlier"
+        " runs: run-1 in the store, 1 jobs in the kit; budgets begin anew"
+    )
+
+
 def test_what_has_left_is_not_said_of_a_store_that_is_not_there(tmp_path: Path) -> None:
     ended = Federation(tmp_path).call("egress", "nowhere")
     assert ended.returncode == 2
@@ -306,3 +344,42 @@ def test_a_site_with_another_version_is_named(ok: bool) -> None:
     engine = remote.Remote(run, {"site-0": party}, 60.0, 60.0, lambda: None)
     with pytest.raises(ClientFailedError, match=r"basel failed in prepare: it has atoll 0\.0\.1"):
         engine.prepare("run-1", None)
+
+
+def test_the_coordinator_counts_the_fingerprint_as_the_sites_log_does(tmp_path: Path) -> None:
+    from atoll.engines.network import remote  # noqa: PLC0415 - only where it is installed
+
+    log = EgressLog(tmp_path / "egress.jsonl")
+    log.told("run-1", "prepare", "the fingerprint of its data", "f" * 64)
+
+    class Site:
+        """A site's end that has prepared a run."""
+
+        def __call__(self, timeout: float) -> "Site":
+            return self
+
+        def prepare(self, **arguments: object) -> dict[str, object]:
+            return {"ok": True, "data": "f" * 64}
+
+    run = resolve(change({"method": "fedavg"}, {}), "test")
+    party = remote.Party("basel", "site-0", Site())
+    engine = remote.Remote(run, {"site-0": party}, 60.0, 60.0, lambda: None)
+    engine.prepare("run-1", None)
+    assert party.received == log.total("run-1") == 64
+
+
+def test_a_site_that_fails_is_told_with_the_folder_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from atoll.cli import network  # noqa: PLC0415
+    from atoll.engines.network import coordinator  # noqa: PLC0415
+
+    def failed(*arguments: object) -> None:
+        raise ClientFailedError("bern", "fit", "refused there")
+
+    init(project(tmp_path, "basel"), tmp_path / "kits")
+    monkeypatch.setattr(coordinator, "serve", failed)
+    todo = [(resolve(change({"method": "fedavg"}, {}), "test"), tmp_path / "run")]
+    with pytest.raises(ClientFailedError) as caught:
+        network._serve(tmp_path / "kits" / "coordinator", todo, coordinator.Terms(), False, True)
+    assert caught.value.__notes__ == [str(tmp_path / "run")]

@@ -19,6 +19,8 @@ from atoll.cli.terminal import err, out, print_result, stoppable
 from atoll.core.errors import (
     EXIT_INTERRUPTED,
     EXIT_SITE_FAILED,
+    BadMessageError,
+    ClientFailedError,
     InterruptedRunError,
     UserError,
     printable,
@@ -117,6 +119,7 @@ def install_command(
     _say(f"  authority {installed.authority}")
     if run and not drafted:
         _say("site.toml exists and is kept: --run was not used")
+        _say("to draft the contract again, move site.toml away and install once more")
     if drafted and not run:
         _say("the contract in site.toml allows nothing yet: name methods and actions")
     _say("the owner reads out the same authority? then read site.toml, and atoll join")
@@ -213,12 +216,19 @@ def _serve(
             )  # fmt: skip
         except InterruptedRunError as error:
             raise _interrupted(todo[0][1]) from error
+        except (ClientFailedError, BadMessageError) as error:
+            unfinished = (str(f) for _, f in todo if not (f / "result.json").exists())
+            error.add_note(next(unfinished, str(kit)))
+            raise
 
 
 def join_command(
     kit: Annotated[Path, typer.Argument(help="this site's kit")],
     site: Annotated[Path, typer.Argument(help="this site's own file, .toml")],
     passphrase: Passphrase = False,
+    accept_log: Annotated[
+        bool, typer.Option("--accept-log", help="go on though the copy of the log's end is gone")
+    ] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print errors only")] = False,
 ) -> None:
     """Take part with this site's data until stopped with Ctrl-C."""
@@ -228,7 +238,7 @@ def join_command(
         err.print(warning, soft_wrap=True)
 
     with stoppable("leaving", signal.SIGTERM) as stopping, _lines(quiet) as tell:
-        site_end.join(Kit(kit), site, lambda line: tell([line]), stopping, _note(quiet))
+        site_end.join(Kit(kit), site, lambda line: tell([line]), stopping, _note(quiet), accept_log)
 
 
 def rehearse_command(

@@ -3,6 +3,7 @@
 import json
 import math
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 ANSWER = "answer.json"
+MOST_REASONS = 3  # why a client was left out, in one sentence
 SERVER = "server"  # may be scored too, where sites hold columns of the same rows
 
 
@@ -317,11 +319,17 @@ def _number(value: float) -> float | None:
 
 
 def _excluded(client: str, events: Sequence[Exclusion]) -> str:
-    """Who was left out, how often, and why the last time."""
+    """Who was left out, how often, and why: the most frequent reasons with their counts."""
     rounds = len({(event.stage, event.round) for event in events})
     actions = ", ".join(dict.fromkeys(event.action for event in events))
     count = f"{rounds} round{'s' if rounds > 1 else ''}"
-    return f"{client} was left out of {count} ({actions}): {events[-1].reason}"
+    reasons = Counter(event.reason for event in events)
+    common = reasons.most_common(MOST_REASONS)
+    words = [f"{reason} ({times} of {len(events)})" for reason, times in common]
+    words = list(reasons) if len(reasons) == 1 else words
+    more = len(reasons) - len(words)
+    further = [f"{more} further reason{'s' if more > 1 else ''}"] if more else []
+    return f"{client} was left out of {count} ({actions}): {'; '.join([*words, *further])}"
 
 
 def runs_in(folder: Path) -> list[Path]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from atoll.core.errors import UserError
-from atoll.core.record import Record, Score, Stage
+from atoll.core.record import Exclusion, Record, Score, Stage
 from atoll.runs.result import Run, plain, table, write_result
 
 CONFIG = 'seed = 0\n[method]\nname = "chfl"\nvariants = ["mu=0", "auto", "common"]\n'
@@ -52,6 +52,23 @@ def test_a_text_table_has_a_line_for_each_variant(tmp_path: Path) -> None:
         "mu=0    0.1000    0.0500    0.1000",
         "auto    0.7000    0.3500    0.6000",
         "common  0.3000    0.1500    0.2000",
+    ]
+
+
+def test_a_client_that_was_left_out_has_its_most_frequent_reasons_with_counts(
+    tmp_path: Path,
+) -> None:
+    reasons = ["not finite", "too long", "not finite", "other shape", "no rows", "too long"]
+    left_out = [Exclusion(0, n, "b", "fit", reason) for n, reason in enumerate(reasons)]
+    record = Record.create(tmp_path / "run", CONFIG, FACTS)
+    record.add(
+        [*left_out, Exclusion(0, 0, "a", "fit", "absurd"), Exclusion(0, 1, "a", "fit", "absurd")]
+    )
+    record.add([Stage(0, 1)])
+    assert Run(tmp_path / "run").exclusions == [
+        "a was left out of 2 rounds (fit): absurd",
+        "b was left out of 6 rounds (fit): not finite (2 of 6); too long (2 of 6);"
+        " other shape (1 of 6); 1 further reason",
     ]
 
 

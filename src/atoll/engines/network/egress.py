@@ -20,7 +20,7 @@ from atoll.core.messages import Packet
 from atoll.core.record import disk_errors
 from atoll.engines.network.mirror import End, Mirror, append_only
 
-__all__ = ["Counted", "EgressLog", "Line", "Spent", "audited", "lines", "mirrored"]
+__all__ = ["Counted", "EgressLog", "Line", "Spent", "accept", "audited", "lines", "mirrored"]
 
 FIRST = "0" * 32
 LATER = ("data", "rounds", "epochs")  # fields that older logs do not have
@@ -125,6 +125,14 @@ def mirrored(store: Path) -> bool:
     return mirror is not None and mirror.path.exists()
 
 
+def accept(path: Path, mirror: Mirror) -> None:
+    """Go on with a log whose end's copy is gone: a line of the log says so."""
+    log = EgressLog(path) if not mirror.path.exists() else None
+    if log and log.count:
+        log.accepted()
+        mirror.write(log.end)
+
+
 class EgressLog:
     """A site's log, open for writing; its end is copied to a mirror where there is one."""
 
@@ -141,6 +149,8 @@ class EgressLog:
             there = line.hash if self.count == known.lines else there
         self._size = self._length()
         if mirror:
+            if self.count and not mirror.path.exists():
+                raise mirror.absent
             mirror.check(path, self.count, there, known)
             mirror.write(self.end)
 
@@ -207,6 +217,11 @@ class EgressLog:
         size, digest = len(content.encode()), _digest(content.encode())
         self._add(run, f"answered '{action}': {size:,} bytes, {what}", action, size, digest)
 
+    def accepted(self) -> None:
+        """Write down that the site goes on with this log, whose end was copied nowhere."""
+        words = f"accepted at this site: {self.count:,} lines without a copy of their end"
+        self._add("", words, "accept", 0, "")
+
     def _add(
         self,
         run: str,
@@ -216,6 +231,8 @@ class EgressLog:
         digest: str,
         counted: Counted = NOTHING,
     ) -> None:
+        if self._mirror and not self._mirror.path.exists():
+            raise self._mirror.absent
         time = datetime.now(UTC).isoformat(timespec="seconds")
         body: dict[str, Any] = {
             "time": time, "run": run, "words": words, "action": action, "bytes": count,

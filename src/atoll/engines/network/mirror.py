@@ -52,6 +52,15 @@ class Mirror:
         path = home.with_name(f"{home.name.removesuffix('-store')}-egress.json")
         return cls(path) if home.name.endswith("-store") and path.exists() else None
 
+    @property
+    def absent(self) -> UserError:
+        """The error for a log with lines whose end was copied nowhere."""
+        what = "no copy of the egress log's end is here: a log that was cut would not be noticed"
+        remedy = (
+            f"restore {self.path.name}; or check the log with atoll egress, and write down that"
+        )
+        return UserError(what, str(self.path), f"{remedy} you accept it: atoll join --accept-log")
+
     def read(self) -> End:
         """What was written last; an empty end where nothing was."""
         with disk_errors(self.path):
@@ -86,6 +95,8 @@ class Mirror:
         """Refuse to go on with a log that has become shorter; cheap enough to be done often."""
         with disk_errors(log):
             size = log.stat().st_size if log.exists() else 0
+        if size and not self.path.exists():
+            raise self.absent
         if size < self.read().size:
             what = "the egress log has vanished or become shorter while the site had joined"
             raise UserError(what, str(log), self.remedy)

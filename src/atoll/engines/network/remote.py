@@ -107,6 +107,7 @@ class Remote:
         for id, reply in replies.items():
             if not isinstance(reply.get("data"), str):
                 raise BadMessageError(id, MISFORMED)
+            self.parties[id].received += len(reply["data"].encode())  # as the site's log counts it
         return {id: reply["data"] for id, reply in replies.items()}
 
     @property

@@ -12,7 +12,8 @@ from atoll.core.errors import UserError
 from atoll.core.record import disk_errors
 from atoll.engines.network.addresses import dialled, proxies, spelled
 from atoll.engines.network.contract import Contract, read_site
-from atoll.engines.network.egress import EgressLog
+from atoll.engines.network.deny import JOB
+from atoll.engines.network.egress import EgressLog, accept
 from atoll.engines.network.kits import COORDINATOR, Kit, untimely
 from atoll.engines.network.limits import environment as limits_of
 from atoll.engines.network.mirror import ENVIRONMENT as MIRROR
@@ -97,6 +98,15 @@ def _store(kit: Kit, site: Path) -> Path:
     return store
 
 
+def _traces(kit: Kit, store: Path) -> str:
+    """What earlier runs have left in a site's store and kit, in words; empty where nothing is."""
+    with disk_errors(store):
+        runs = sorted(path.name for path in store.iterdir() if path.is_dir())
+        jobs = [path for path in kit.folder.iterdir() if JOB.fullmatch(path.name)]
+    pieces = [f"{', '.join(runs[:5])} in the store"] if runs else []
+    return ", ".join([*pieces, *([f"{len(jobs)} jobs in the kit"] if jobs else [])])
+
+
 @contextmanager
 def _appended(log: Path) -> Iterator[bool]:
     """While a site has joined, its log can only be appended to; whether the system does that."""
@@ -131,11 +141,13 @@ def join(
     tell: Callable[[str], None],
     stopping: Callable[[], bool],
     note: Callable[[str], None] = lambda line: None,
+    accept_log: bool = False,
 ) -> None:
     """Take part until stopped: keep NVFlare's process at it, and say how it stands.
 
     `note` receives what has left the site so far, once at the start, and later refusals by the
-    coordinator and second connections under this site's name.
+    coordinator and second connections under this site's name. With `accept_log` a log goes on
+    though the copy of its end is gone, and has a line that says so.
     """
     if kit.name == COORDINATOR:
         raise UserError("this is the coordinator's kit", str(kit.folder), "use atoll serve")
@@ -144,7 +156,13 @@ def join(
     log = store / "egress.jsonl"
     with alone(kit), own_store(store):
         end_former(kit)
+        if accept_log:
+            accept(log, mirror)
+        traces = "" if mirror.path.exists() else _traces(kit, store)
         end = EgressLog(log, mirror).end  # a log that is broken or shorter is found out here
+        if traces and not end.lines:
+            words = "the egress log and the copy of its end are gone, but there are traces of"
+            note(f"{kit.name}: {words} earlier runs: {traces}; budgets begin anew")
         with _appended(log) as appended:
             for line in _standing(kit, read_site(site).terms(), end, appended):
                 note(line)

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from atoll.cli import app
 from atoll.core.errors import UserError
 from atoll.engines.network.kits import Kit, init, renew
 from atoll.engines.network.site import _Outside, reachable
@@ -209,6 +211,30 @@ def test_a_kit_that_is_not_installed_yet_names_the_next_step(tmp_path: Path) -> 
         assert caught.value.remedy == f"send {asked} to the project's owner, then {install}"
     with pytest.raises(UserError, match="not a party's folder"):
         Kit(tmp_path).check()
+
+
+def test_a_second_install_says_how_to_draft_a_contract_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about, run = project(tmp_path, "basel"), tmp_path / "run.toml"
+    run.write_text('data = "wine"\nmethod = "fedavg"\n')
+    monkeypatch.chdir(tmp_path)
+
+    def called(*words: str) -> str:
+        ended = CliRunner().invoke(app, ["network", *words])
+        assert ended.exit_code == 0, ended.output
+        return ended.output
+
+    called("init", str(about), "--by-request")
+    called("request", "basel")
+    called("sign", str(about), "basel/basel.csr")
+    install = ("install", "basel", "kits/basel.signed.json", "--run", str(run))
+    assert "is kept" not in called(*install)
+    again = called(*install)
+    assert "site.toml exists and is kept: --run was not used" in again
+    assert "move site.toml away and install once more" in again
+    (tmp_path / "basel" / "site.toml").unlink()
+    assert "is kept" not in called(*install)
 
 
 def test_what_cannot_be_signed_is_said(tmp_path: Path) -> None:

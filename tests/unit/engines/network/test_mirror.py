@@ -10,7 +10,7 @@ from atoll.core.federation import Moment
 from atoll.core.messages import pack
 from atoll.data.own.agreement import Offer
 from atoll.engines.network.contract import Contract
-from atoll.engines.network.egress import Counted, EgressLog, audited
+from atoll.engines.network.egress import Counted, EgressLog, accept, audited
 from atoll.engines.network.kits import Kit
 from atoll.engines.network.mirror import End, Mirror, append_only
 from atoll.engines.network.site import _standing
@@ -43,9 +43,32 @@ def test_the_copy_lies_beside_the_kit_and_has_the_logs_end(kit: Path) -> None:
     size = made.path.stat().st_size
     assert made.end == End(3, made.last, made.total(), size)
     assert log(kit).end == made.end
-    path.unlink()  # a site from before there were copies
-    assert log(kit).end == made.end
-    assert path.exists()
+
+
+def test_a_log_without_the_copy_of_its_end_stops_the_site(kit: Path) -> None:
+    made = filled(kit)
+    Mirror.of_kit(kit).path.unlink()
+    with pytest.raises(UserError, match="no copy of the egress log's end is here") as caught:
+        log(kit)
+    assert "--accept-log" in caught.value.remedy
+    with pytest.raises(UserError, match="no copy of the egress log's end is here"):
+        made.refused("run-1", "fit", "something")  # a site that is at work meanwhile
+    with pytest.raises(UserError, match="no copy of the egress log's end is here"):
+        Mirror.of_kit(kit).watch(made.path)
+    assert not Mirror.of_kit(kit).path.exists()
+    assert len(audited(kit.with_name("basel-store"))) == 3
+
+
+def test_a_log_without_the_copy_of_its_end_is_accepted_in_its_own_words(kit: Path) -> None:
+    made = filled(kit)
+    accept(made.path, Mirror.of_kit(kit))  # there is nothing to accept
+    assert log(kit).count == 3
+    Mirror.of_kit(kit).path.unlink()
+    accept(made.path, Mirror.of_kit(kit))
+    last = audited(kit.with_name("basel-store"))[-1]
+    assert last.words == "accepted at this site: 3 lines without a copy of their end"
+    assert log(kit).end == Mirror.of_kit(kit).read()
+    assert (log(kit).count, log(kit).total()) == (4, made.total())
 
 
 def test_what_is_spent_of_the_budgets_is_in_the_copy_and_shown(kit: Path) -> None:
