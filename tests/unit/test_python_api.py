@@ -111,7 +111,7 @@ def test_the_answer_and_how_it_is_shown(run: atoll.Result) -> None:
     lines = repr(run).splitlines()
     assert lines[0] == "chfl on own tables: 2 sites, 2 seeds"
     assert re.fullmatch(r"accuracy of 'auto' 0\.\d{4} ± 0\.\d{4}", lines[1])
-    assert lines[2] == run.answer["overall"]["verdict"]["text"]
+    assert lines[2] == f"verdict on joining: {run.answer['overall']['verdict']['text']}"
     assert lines[3] == "record: frames"
     html = run._repr_html_()
     assert "<svg" in html
@@ -233,6 +233,7 @@ def test_a_sweep_over_lists_of_values() -> None:
         ({"name.x": 1}, r"\(keyword argument name\.x\)"),
         ({"seeds": []}, "give each once"),
         ({"seeds": [0], "seed": 1}, "both seed and seeds"),
+        ({"data": {"basel": 3}}, "the table of 'basel' is a int"),
         ({"data": (np.zeros(3), np.zeros(3))}, "arrays of the shapes"),
     ],
 )

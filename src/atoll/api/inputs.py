@@ -42,7 +42,7 @@ def _in_memory(keywords: dict[str, Any]) -> dict[str, Any] | None:
     data = keywords.get("data")
     if _is_table(data):
         files = {"table": data}
-    elif isinstance(data, Mapping) and data and all(map(_is_table, data.values())):
+    elif isinstance(data, Mapping) and data and not ({"name"} | OWN) & data.keys():
         files = dict(data)
     else:
         return dict(data) if isinstance(data, Mapping) else None

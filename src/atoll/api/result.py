@@ -226,7 +226,7 @@ class Result:
         else:
             lines.append("no scores yet")
         if self.answer:
-            lines.append(str(self.answer["overall"]["verdict"]["text"]))
+            lines.append(f"verdict on joining: {self.answer['overall']['verdict']['text']}")
         return "\n".join([*lines, f"record: {self.folder}"])
 
     def _repr_html_(self) -> str:
