@@ -33,7 +33,7 @@ def run(what: str, out: str | Path | None = None, **changes: Any) -> "Run":
         changes["data"] = with_files(data, Path("runs/tables"))
         if {"files", "parties", "images"} & data.keys() and "split" not in changes:
             values.pop("scenario", None)  # a preset's split is for its own data
-    config = resolve(change(values, changes), what)
+    config = resolve(change(values, changes, "atoll.run"), what)
     place = nullcontext(Path(out)) if out is not None else fresh_folder(config.name)
     with place as folder:
         execute(config, folder, engines.load(config.engine_options().name))

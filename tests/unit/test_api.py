@@ -78,8 +78,9 @@ def test_a_table_of_options_is_given_as_a_dictionary() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_nearest(here: Path) -> None:
-    with pytest.raises(UserError, match="did you mean 'clients'"):
+    with pytest.raises(UserError, match="did you mean 'clients'") as caught:
         atoll.run("fedavg", data="wine", klients=2)
+    assert caught.value.where == "atoll.run"  # who calls a function has no --set
     assert list(here.iterdir()) == []
 
 

@@ -192,8 +192,11 @@ def _parsed(path: Path) -> dict[str, Any]:
     return convert_config(values, format_of(path.parent), str(path)) if of_a_run else values
 
 
-def place(key: str, values: Mapping[str, Any]) -> str:
-    """Where a short key belongs: `clients` is scenario.clients, `rate` is method.rate."""
+def place(key: str, values: Mapping[str, Any], where: str = "--set") -> str:
+    """Where a short key belongs: `clients` is scenario.clients, `rate` is method.rate.
+
+    `where`: how the user gave it, for errors.
+    """
     fields = {f.name for f in dataclasses.fields(RunConfig)}
     if "." in key or key in fields:
         return key
@@ -211,12 +214,12 @@ def place(key: str, values: Mapping[str, Any]) -> str:
         return f"{homes[0]}.{key}"
     if homes:
         both = " or ".join(f"{home}.{key}" for home in homes)
-        raise UserError(f"'{key}' could be {both}", "--set", "write it in full")
+        raise UserError(f"'{key}' could be {both}", where, "write it in full")
     known = [*fields, *(f"{table}.{name}" for table, found in names.items() for name in found)]
     short = {name.split(".")[-1]: name for name in known}
     if key in {field.name for field in dataclasses.fields(TableOptions)}:
-        raise UserError(f"unknown option '{key}'", "--set", f"did you mean 'data.{key}'?")
-    raise UserError(f"unknown option '{key}'", "--set", nearest(key, {*short, *known}))
+        raise UserError(f"unknown option '{key}'", where, f"did you mean 'data.{key}'?")
+    raise UserError(f"unknown option '{key}'", where, nearest(key, {*short, *known}))
 
 
 def _method_name(values: Mapping[str, Any]) -> str:
@@ -235,19 +238,26 @@ def assignment(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
-def change(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with some changed; a dotted key goes into a table."""
+def change(
+    values: dict[str, Any], changes: Mapping[str, Any], where: str = "--set"
+) -> dict[str, Any]:
+    """The values with some changed; a dotted key goes into a table.
+
+    `where`: how the user gave the changes, for errors.
+    """
     changed = {
         k: {"name": v} if k in NAMED and isinstance(v, str) else v for k, v in values.items()
     }
     for key, value in changes.items():
-        table, _, name = place(key, changed).partition(".")
+        table, _, name = place(key, changed, where).partition(".")
         if (table, name) == ("scenario", "split"):
             changed[table] = _kept_options(changed.get(table, {}), value, changes)
         if name:
             inside = changed.get(table, {})
             if table not in TABLES or not isinstance(inside, dict):
-                raise UserError(f"'{table}' is not a table", f"--set {key}", nearest(table, TABLES))
+                raise UserError(
+                    f"'{table}' is not a table", f"{where} {key}", nearest(table, TABLES)
+                )
             changed[table] = {**inside, name: value}
         elif table in NAMED and isinstance(value, str):
             changed[table] = {"name": value}
@@ -307,7 +317,7 @@ def _default_split(data: Mapping[str, Any], usual: str) -> str:
     """The split of a run that names none: that of its own files, else the method's usual one."""
     if "files" in data and "text" not in data:
         return "files"
-    if "images" in data and usual == "columns":  # images have none
+    if "images" in data and usual in ("columns", "rows"):  # images come with their sites
         return "domains"
     return "streams" if "files" in data and usual in ("tasks", "columns") else usual
 

@@ -27,12 +27,13 @@ from atoll.core.errors import UserError
 from atoll.core.federation import SERVER
 from atoll.core.record import disk_errors, write_whole
 from atoll.data.scaling import colours
-from atoll.runs.predict import standalone, tables
+from atoll.runs.predict import tables
 from atoll.runs.predict.model import Predictor
 
 __all__ = ["write"]
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
+SCRIPT = Path(__file__).with_name("standalone.py")  # becomes predict.py
 ROWS = 7  # of the inputs that a graph is traced and compared with
 FEWER = 3  # rows that it is compared with again
 
@@ -104,7 +105,7 @@ def _describe(predictor: Predictor, path: Path) -> None:
     library.helper.set_model_props(model, values)
     write_whole(path, model.SerializeToString())
     if not predictor.vertical:  # one party alone has no prediction
-        write_whole(path.with_name("predict.py"), Path(standalone.__file__).read_bytes())
+        write_whole(path.with_name("predict.py"), SCRIPT.read_bytes())
 
 
 def preprocessing(predictor: Predictor) -> dict[str, Any]:
