@@ -78,15 +78,17 @@ def test_a_table_of_options_is_given_as_a_dictionary() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_nearest(here: Path) -> None:
-    with pytest.raises(UserError, match="did you mean 'clients'") as caught:
+    with pytest.raises(UserError, match="did you mean 'clients'"):
         atoll.run("fedavg", data="wine", klients=2)
-    assert caught.value.where == "atoll.run"  # who calls a function has no --set
     assert list(here.iterdir()) == []
 
 
 def test_the_version_is_that_of_the_package() -> None:
     assert atoll.__version__ == importlib.metadata.version("atoll")
-    assert sorted(atoll.__all__) == ["__version__", "answer", "run"]
+    assert sorted(atoll.__all__) == [
+        "Comparison", "Result", "Stream", "Sweep", "UserError", "__version__", "answer", "compare",
+        "load", "run", "stream", "sweep",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MODULES)

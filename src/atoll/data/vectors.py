@@ -129,7 +129,7 @@ def _path(name: str) -> Path:
         if here and name != "best"
         else "put vectors-NAME.npz (words, vectors) or a GloVe, word2vec or fastText text file into"
         " the folder text there, point ATOLL_DATA at a folder that has one, or ask for random"
-        " ones by name: vectors = random-50"
+        " ones by name: --set vectors=random-50"
     )
     what = "no word vectors are here" if name == "best" else f"no word vectors '{name}' are here"
     raise UserError(what, f"looked in {folder() / 'text'}", remedy, EXIT_DATA_MISSING)

@@ -172,15 +172,20 @@ def presets() -> dict[str, Path]:
 def read(what: str) -> dict[str, Any]:
     """The values of a TOML file, a preset, or a method's defaults."""
     if what.endswith(".toml"):
-        return {"name": re.sub(r"[^\w.+=-]+", "-", Path(what).stem), **_parsed(Path(what))}
+        return {"name": _file_name(Path(what).stem), **_parsed(Path(what))}
     if what in presets():
         return {"name": what, **_parsed(presets()[what])}
-    if what in methods.names():
-        return {"name": what, "method": {"name": what}}
+    if methods.exists(what):
+        return {"name": _file_name(what).strip("-."), "method": {"name": what}}
     known = {*presets(), *methods.names()}
     raise UserError(
         f"'{what}' is no preset, method or .toml file", "command line", nearest(what, known)
     )
+
+
+def _file_name(words: str) -> str:
+    """A name that may be part of a file's name."""
+    return re.sub(r"[^\w.+=-]+", "-", words)
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -192,11 +197,8 @@ def _parsed(path: Path) -> dict[str, Any]:
     return convert_config(values, format_of(path.parent), str(path)) if of_a_run else values
 
 
-def place(key: str, values: Mapping[str, Any], where: str = "--set") -> str:
-    """Where a short key belongs: `clients` is scenario.clients, `rate` is method.rate.
-
-    `where`: how the user gave it, for errors.
-    """
+def place(key: str, values: Mapping[str, Any]) -> str:
+    """Where a short key belongs: `clients` is scenario.clients, `rate` is method.rate."""
     fields = {f.name for f in dataclasses.fields(RunConfig)}
     if "." in key or key in fields:
         return key
@@ -206,7 +208,7 @@ def place(key: str, values: Mapping[str, Any], where: str = "--set") -> str:
         ("model", ModelOptions), ("engine", EngineOptions), ("robust", RobustOptions),
         ("report", ReportOptions),
     ]  # fmt: skip
-    names = {"scenario": splits.option_names()}
+    names = {"scenario": splits.option_names() | _split_options(values)}
     names |= {table: {f.name for f in dataclasses.fields(kind)} for table, kind in tables}
     homes = [table for table, known in names.items() if key in known]
     homes = homes or ["method"] * (key in MOVED.get(method, {}))  # its error has the remedy
@@ -214,12 +216,20 @@ def place(key: str, values: Mapping[str, Any], where: str = "--set") -> str:
         return f"{homes[0]}.{key}"
     if homes:
         both = " or ".join(f"{home}.{key}" for home in homes)
-        raise UserError(f"'{key}' could be {both}", where, "write it in full")
+        raise UserError(f"'{key}' could be {both}", "--set", "write it in full")
     known = [*fields, *(f"{table}.{name}" for table, found in names.items() for name in found)]
     short = {name.split(".")[-1]: name for name in known}
     if key in {field.name for field in dataclasses.fields(TableOptions)}:
-        raise UserError(f"unknown option '{key}'", where, f"did you mean 'data.{key}'?")
-    raise UserError(f"unknown option '{key}'", where, nearest(key, {*short, *known}))
+        raise UserError(f"unknown option '{key}'", "--set", f"did you mean 'data.{key}'?")
+    raise UserError(f"unknown option '{key}'", "--set", nearest(key, {*short, *known}))
+
+
+def _split_options(values: Mapping[str, Any]) -> set[str]:
+    """The options of the split that the values name, where it is a plug-in."""
+    scenario = values.get("scenario", {})
+    name = str(scenario.get("split", "")) if isinstance(scenario, Mapping) else ""
+    foreign = name not in splits.names() and splits.exists(name)
+    return splits.option_names(name) if foreign else set()
 
 
 def _method_name(values: Mapping[str, Any]) -> str:
@@ -238,26 +248,19 @@ def assignment(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
-def change(
-    values: dict[str, Any], changes: Mapping[str, Any], where: str = "--set"
-) -> dict[str, Any]:
-    """The values with some changed; a dotted key goes into a table.
-
-    `where`: how the user gave the changes, for errors.
-    """
+def change(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with some changed; a dotted key goes into a table."""
     changed = {
         k: {"name": v} if k in NAMED and isinstance(v, str) else v for k, v in values.items()
     }
     for key, value in changes.items():
-        table, _, name = place(key, changed, where).partition(".")
+        table, _, name = place(key, changed).partition(".")
         if (table, name) == ("scenario", "split"):
             changed[table] = _kept_options(changed.get(table, {}), value, changes)
         if name:
             inside = changed.get(table, {})
             if table not in TABLES or not isinstance(inside, dict):
-                raise UserError(
-                    f"'{table}' is not a table", f"{where} {key}", nearest(table, TABLES)
-                )
+                raise UserError(f"'{table}' is not a table", f"--set {key}", nearest(table, TABLES))
             changed[table] = {**inside, name: value}
         elif table in NAMED and isinstance(value, str):
             changed[table] = {"name": value}
@@ -271,7 +274,7 @@ def _kept_options(scenario: Any, split: Any, changes: Mapping[str, Any]) -> Any:
 
     An option that the new split lacks goes, unless it is among the changes: then it is an error.
     """
-    if not isinstance(scenario, dict) or split not in splits.names():
+    if not isinstance(scenario, dict) or not splits.exists(str(split)):
         return scenario
     chosen = {key.rpartition(".")[2] for key in changes}
     other = splits.option_names() - splits.option_names(split) - chosen

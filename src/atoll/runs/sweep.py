@@ -9,8 +9,8 @@ import itertools
 import json
 import resource
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +46,8 @@ class Point:
 
 def points(values: dict[str, Any], axes: Mapping[str, Sequence[Any]], folder: Path) -> list[Point]:
     """Every combination of the axes' values; each gets a folder named after it."""
-    full = {place(key, values, "--axis"): list(items) for key, items in axes.items()}
+    with _of_an_axis():
+        full = {place(key, values): list(items) for key, items in axes.items()}
     if not full or not all(full.values()):
         raise UserError("an axis without values", "--axis", "write for example --axis seed=0..4")
     if len(full) < len(axes):
@@ -59,9 +60,20 @@ def points(values: dict[str, Any], axes: Mapping[str, Sequence[Any]], folder: Pa
     members = []
     for number, chosen in enumerate(itertools.product(*full.values())):
         here = dict(zip(full, chosen, strict=True))
-        config = resolve(change(values, here, "--axis"), "sweep")
+        with _of_an_axis():
+            config = resolve(change(values, here), "sweep")
         members.append(Point(here, config, folder / f"point-{number:04d}"))
     return members
+
+
+@contextmanager
+def _of_an_axis() -> Iterator[None]:
+    """Name --axis instead of --set in errors."""
+    try:
+        yield
+    except UserError as error:
+        where = error.where.replace("--set", "--axis")
+        raise UserError(error.what, where, error.remedy, error.exit_code) from error
 
 
 class _Meeting:
