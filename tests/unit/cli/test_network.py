@@ -69,8 +69,8 @@ def test_serve_asks_whether_joining_helps_unless_it_is_told_not_to(
         terms.append(chosen)
         raise UserError("stopped", "the test", "none")
 
-    monkeypatch.setattr(network.coordinator, "serve", stop)
-    monkeypatch.setattr(network.Kit, "check", lambda kit: "")
+    monkeypatch.setattr("atoll.engines.network.coordinator.serve", stop)
+    monkeypatch.setattr("atoll.engines.network.kits.Kit.check", lambda kit: "")
     run = tmp_path / "run.toml"
     run.write_text('data = "wine"\nmethod = "fedavg"\n')
     app = typer.Typer()
