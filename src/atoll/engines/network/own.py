@@ -48,6 +48,6 @@ def own_parts(config: RunConfig, client: str, clients: Sequence[str], text: str)
     if config.scale == "global":
         raise RefusedError("scale = 'global' would need all sites' rows; use 'local'")
     dataset = own_table(client, config).dataset(plan)
-    made = split(dataset, config.scenario_options(), config.seed)
+    made = split(dataset, config.scenario_options(), config.seed, config.split)
     here = only_here(made, plan, client, clients, dataset.x.shape[1])
     return Parts(config, dataset, here)

@@ -49,8 +49,7 @@ OWN_DATA = ("files", "keep", "most_levels")  # of `data`: for the site's own fil
 ENGINE = ("device", "threads")  # of `engine`: what a site uses of a run's
 # Options that have no effect at a site, or a term of their own: `replacements` and `answer`.
 COORDINATORS = (
-    *("name", "checkpoints", "checkpoint_seconds", "looks", "robust"),
-    *("replace", "report"),
+    *("name", "checkpoints", "checkpoint_seconds", "looks", "robust", "replace", "report"),
 )
 EDGES = ("least", "most")
 
