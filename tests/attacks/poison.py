@@ -197,6 +197,7 @@ def run(
     chosen: RunConfig, folder: Path, lie: Lie | None = None, since: int = 0, made: Any = None
 ) -> Outcome:
     """A run with a site that lies; an error that names a site is part of the outcome."""
+    torch.set_num_threads(chosen.engine_options().threads or torch.get_num_threads())
     made = made or parts(chosen)
     engine = LyingEngine(made, lie, since)
     if folder.exists():
