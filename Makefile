@@ -5,7 +5,7 @@ READY := .venv/.ready
 NETWORK := .venv/.network
 DEMO = $(eval DEMO := runs/demo-$(shell n=1; while [ -e runs/demo-$$n ]; do n=$$((n+1)); done; echo $$n))$(DEMO)
 
-DEMOS := demo demo-vertical demo-text demo-models
+DEMOS := demo-vertical demo-text demo-models
 DEVICE ?= cpu
 FUZZ_SECONDS ?= 300
 BUDGET ?= 60
@@ -15,8 +15,11 @@ COMMA := ,
 .PHONY: demo setup extras check test numerics network process long fuzz mutants browser picture golden bench bench-network flower wheel docs lock sbom all clean
 
 demo: $(READY)
-	for name in $(DEMOS); do $(BIN)/atoll run $$name --out "$(DEMO)/$$name" || exit 1; done
-	$(BIN)/atoll report $(addprefix "$(DEMO)"/,$(DEMOS)) --out "$(DEMO)/report.html"
+	@echo "Three small systems first; the four hospitals come last."
+	@for name in $(DEMOS); do $(BIN)/atoll run $$name --quiet --out "$(DEMO)/$$name" || exit 1; done
+	@$(BIN)/atoll run demo --quiet --out "$(DEMO)/demo"
+	@$(BIN)/atoll report $(addprefix "$(DEMO)"/,demo $(DEMOS)) --out "$(DEMO)/report.html"
+	@echo "next: your own tables, one per site: $(BIN)/atoll init A.csv B.csv --label COLUMN"
 
 setup: $(READY)
 

@@ -33,7 +33,7 @@ def inspect_command(what: Config, set_: Set = None) -> None:
     changes = dict(assignment(text) for text in set_ or [])
     config = resolve(change(read(what), changes), what)
     remarks: list[tuple[str, str]] = []
-    if config.split == "files":
+    if config.split == "files" and "files" in config.data:
         given = {key: value for key, value in config.data.items() if key != "name"}
         contents = read_contents(build(tables.TableOptions, given, "[data]"), duplicates=True)
         survey = survey_of(contents)
