@@ -8,11 +8,12 @@ from typing import Any
 from atoll import methods
 from atoll.core.federation import actions
 from atoll.core.options import describe
+from atoll.core.plugins import is_foreign
 from atoll.engines.network import ranges
 from atoll.engines.network.contract import TELLING, Contract
 from atoll.runs.config import RunConfig
 
-__all__ = ["drafted_contract", "drafted_file", "written"]
+__all__ = ["drafted_contract", "drafted_file", "epochs_of_round", "written"]
 
 AGAIN = 5  # as many rounds as the run has may be done, over all runs: rounds may be done again
 ANSWERS = 25  # of a round: its update, and tests of all tasks so far
@@ -24,12 +25,13 @@ def drafted_contract(run: RunConfig) -> Contract:
     method = str(run.method["name"])
     every = [*sorted(actions(methods.load(method).client)), *(TELLING if _own(run) else ())]
     used = [str(run.model.get("name", "")), *run.models]
-    epochs = _epochs(run)
+    epochs = epochs_of_round(run)
     rounds = AGAIN * run.rounds * (STAGES if _own(run) else int(run.scenario.get("stages", 1)))
     return Contract(
         methods=(method,),
         actions=tuple(every),
-        networks=tuple(sorted({one for one in used if ":" in one})),
+        networks=tuple(sorted({one for one in used if is_foreign(one, "atoll.models")})),
+        plugins=_plugins(run),
         replacements=(run.replace,) if run.replace else (),
         move=_move(run),
         rounds_in_all=rounds,
@@ -39,11 +41,22 @@ def drafted_contract(run: RunConfig) -> Contract:
     )
 
 
+def _plugins(run: RunConfig) -> tuple[str, ...]:
+    """Data sets and splits of a run that are no part of atoll."""
+    own = "" if _own(run) else str(run.data.get("name", ""))
+    sets = {own, str(run.public.get("name", ""))}
+    foreign = {one for one in sets if is_foreign(one, "atoll.datasets")}
+    if is_foreign(run.split, "atoll.splits"):
+        foreign.add(run.split)
+    return tuple(sorted(foreign))
+
+
 def _own(run: RunConfig) -> bool:
     return "files" in run.data
 
 
-def _epochs(run: RunConfig) -> int:
+def epochs_of_round(run: RunConfig) -> int:
+    """The most epochs that a client trains in a round."""
     return max(map(int, [run.method.get("epochs", 1), *run.method.get("epochs_each", ())]))
 
 
@@ -81,7 +94,8 @@ def written(terms: Contract) -> str:
 def _options(options: Mapping[str, Mapping[str, Any]]) -> list[str]:
     lines = []
     for method, limits in options.items():
-        lines += ["", f"[contract.options.{method}]  # others keep their default, or default range"]
+        key = method if method.replace("-", "").isalnum() else json.dumps(method)
+        lines += ["", f"[contract.options.{key}]  # others keep their default, or default range"]
         lines += [f"{json.dumps(name)} = {_value(limits[name])}" for name in sorted(limits)]
     return lines
 

@@ -47,8 +47,10 @@ PLAIN = ("seed", "rounds", "scale", "dtype", "models", "score_every", "attributi
 TABLES = ("scenario", "model", "public", "method")
 OWN_DATA = ("files", "keep", "most_levels")  # of `data`: for the site's own file to say
 ENGINE = ("device", "threads")  # of `engine`: what a site uses of a run's
-# Options that have no effect at a site, or a term of their own: `replacements`.
-COORDINATORS = ("name", "checkpoints", "checkpoint_seconds", "looks", "robust", "replace")
+# Options that have no effect at a site, or a term of their own: `replacements` and `answer`.
+COORDINATORS = (
+    *("name", "checkpoints", "checkpoint_seconds", "looks", "robust", "replace", "report"),
+)
 EDGES = ("least", "most")
 
 
