@@ -14,13 +14,12 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 from torch import Tensor
@@ -30,11 +29,10 @@ from atoll.core.federation import SERVER, Moment, actions, answer
 from atoll.core.messages import Packet, Tensors, pack, unpack
 from atoll.core.record import FILES, Record, Snapshot, disk_errors, write_whole
 from atoll.data.dataset import file_fingerprint
-from atoll.data.own.agreement import Agree, Offer, OwnTable, Plan, UntoldError, only_here
+from atoll.data.own.agreement import Agree, Offer, OwnTable, UntoldError
 from atoll.data.own.tables import TableOptions
-from atoll.data.splits import split
 from atoll.data.vectors import KINDS as VECTOR_KINDS
-from atoll.engines.network import ranges
+from atoll.engines.network import plans, ranges
 from atoll.engines.network.bounds import Bounds, too_few_rows
 from atoll.engines.network.contract import RefusedError, SiteFile
 from atoll.engines.network.egress import Counted, EgressLog
@@ -86,7 +84,7 @@ class Gate:
         self._bounds: Bounds | None = None
         self._data = ""  # what budgets over all runs are counted by
         self._table: OwnTable | None = None
-        self._key = ""
+        self._agreement: plans.Agreement | None = None  # set together with the table
         self._method = ""
         self._lock = threading.Lock()  # a question that was given up goes on: the next one waits
         self._places = threading.BoundedSemaphore(MOST_AT_ONCE)
@@ -99,11 +97,12 @@ class Gate:
             self._may("offer")
             self._fits("offer", packet)
             request = unpack(packet, Offer, SERVER)
-            table = _own_table(client, made)
+            table = plans.own_table(client, made)
             with self._untold("offer"):
                 reply = pack(table.offered(request))
             self._let_out("offer", BEFORE, reply)
-            self._table, self._key = table, request.key
+            self._table = table
+            self._agreement = plans.Agreement.begun(request.key, config, client, self._data)
             return reply
 
     def agree(self, packet: Packet) -> Packet:
@@ -111,11 +110,16 @@ class Gate:
         with self._alone("agree"):
             self._may("agree")
             self._fits("agree", packet)
-            if self._table is None:
+            if self._table is None or self._agreement is None:
                 raise RefusedError("nothing was offered")
             with self._untold("agree"):
-                reply = pack(self._table.agreed(unpack(packet, Agree, SERVER), self._key))
+                agreed = self._table.agreed(unpack(packet, Agree, SERVER), self._agreement.key)
+            agreement = replace(self._agreement, columns=tuple(agreed.gaps))
+            self._reserve("agree", plans.agreement_size(agreement))
+            reply = pack(agreed)
             self._let_out("agree", BEFORE, reply)
+            with disk_errors(self._home):
+                plans.keep(self._home, agreement)
             return reply
 
     @contextmanager
@@ -162,7 +166,10 @@ class Gate:
         """
         with self._alone("prepare"):
             made = self._begin(run, config)
-            self._parts = _own_parts(made, client, clients, plan) if plan else parts(made)
+            if "files" in made.data:
+                self._parts = self._on_own_table(made, config, client, clients, plan)
+            else:
+                self._parts = parts(made)
             dataset, fingerprint = self._parts.dataset, self._parts.dataset.fingerprint
             self._affordable(made, math.prod(dataset.x.shape[1:]), len(dataset.classes))
             if client not in self._parts.scenario.clients:
@@ -182,6 +189,22 @@ class Gate:
             write_whole(self._home / "config.toml", config.encode())
             self.egress.told(self.run, "prepare", "the fingerprint of its data", fingerprint)
             return fingerprint
+
+    def _on_own_table(
+        self, made: RunConfig, config: str, client: str, clients: Sequence[str], text: str
+    ) -> Parts:
+        """The parts of a run on this site's own table, if the plan fits what it has disclosed."""
+        try:
+            agreement, plan = plans.read(self._home, text)
+        except RefusedError as error:
+            self.egress.refused(self.run, "prepare", str(error))
+            raise
+        self._refuse("prepare", agreement.stale(config, client, self._data))
+        table = plans.own_table(client, made)
+        with self._untold("prepare"):
+            self._refuse("prepare", plans.violation(plan, agreement, table, clients))
+        self._affordable(made, table.width(plan), len(plan.classes))
+        return plans.own_parts(made, table, client, clients, plan)
 
     def _refuse(self, action: str, reason: str) -> None:
         """Log and raise a refusal, where there is a reason."""
@@ -487,25 +510,6 @@ def _data_key(config: RunConfig) -> str:
     with disk_errors(Path(str(next(iter(files), "")))):
         hashes = [file_fingerprint(Path(str(file))) for file in files]
     return "-".join(hashes) or str(config.data.get("name", ""))
-
-
-def _own_table(client: str, config: RunConfig) -> OwnTable:
-    given = {key: value for key, value in config.data.items() if key != "name"}
-    return OwnTable(client, **given)
-
-
-def _own_parts(config: RunConfig, client: str, clients: Sequence[str], text: str) -> Parts:
-    """The parts of a run on own tables: this site's rows, and of the others their names alone."""
-    try:
-        plan = TypeAdapter(Plan).validate_json(text)
-    except ValueError as error:
-        raise RefusedError("a plan that is not of the agreed form") from error
-    if config.scale == "global":
-        raise RefusedError("scale = 'global' would need all sites' rows; use 'local'")
-    dataset = _own_table(client, config).dataset(plan)
-    made = split(dataset, config.scenario_options(), config.seed)
-    here = only_here(made, plan, client, clients, dataset.x.shape[1])
-    return Parts(config, dataset, here)
 
 
 def _age(path: Path) -> tuple[int, int]:
