@@ -13,9 +13,10 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from atoll import __version__, data, methods
+from atoll import data, methods
 from atoll.cli.inspect import inspect_command
 from atoll.cli.terminal import err, out, print_grid, print_pairs, size
+from atoll.core import VERSION
 from atoll.core.errors import UserError
 from atoll.core.influence import RobustOptions
 from atoll.core.options import describe, nearest
@@ -115,7 +116,7 @@ def doctor_command() -> None:
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
     print_pairs(
         [
-            ("atoll", __version__),
+            ("atoll", VERSION),
             ("python", platform.python_version()),
             *((name, _version(name)) for name in packages),
             ("device", device),

@@ -143,7 +143,7 @@ def _to_be_dealt(survey: tables.Survey, config: RunConfig) -> list[list[str]]:
     options, rows = config.scenario_options(), []
     scenario = None
     if tables.grouped(survey.options):  # who goes where depends on the rows of each person
-        scenario = splits.split(tables.dataset(survey), options, config.seed)
+        scenario = splits.split(tables.dataset(survey), options, config.seed, config.split)
     for site in survey.sites:
         stages = {stage: site.stages.get(stage, 0) for stage in survey.stages or ("",)}
         if scenario is None:

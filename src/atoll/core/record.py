@@ -22,7 +22,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from atoll.core.errors import EXIT_USER, InterruptedRunError, UserError, printable
+from atoll.core.errors import EXIT_USER, UserError, printable
 from atoll.core.integrity import (
     DIGESTED,
     DIGESTS,
@@ -415,15 +415,11 @@ class Record:
     def __enter__(self) -> "Record":
         return self
 
-    def __exit__(
-        self, kind: object = None, error: BaseException | None = None, at: object = None
-    ) -> None:
-        if isinstance(error, Exception) and not isinstance(error, InterruptedRunError):
-            self._write_failure(error)
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _write_failure(self, error: Exception) -> None:
-        """Why the run failed, for those who watch it; the error itself goes on to the caller."""
+    def write_failure(self, error: Exception) -> None:
+        """Write why the run failed, for those who watch it."""
         reason = printable(str(error))[:REASON] or type(error).__name__
         with contextlib.suppress(UserError):  # the disk may be what failed
             write_whole(self.folder / FAILURE, json.dumps({"reason": reason}).encode() + b"\n")

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_type_hints
 
 from atoll.core import options
 from atoll.core.errors import UserError
+from atoll.core.plugins import entry_names, import_named, is_foreign
 from atoll.data.dataset import Dataset
 from atoll.data.own import parties, tables
 from atoll.data.own.images import image_files
@@ -44,7 +45,7 @@ def load(name: str, **given: Any) -> Dataset:
         return parties.load(name, **given)
     if "files" in given and "text" not in given:
         return tables.load(name, **given)
-    source = _own_source(given) or _source(name)[1]
+    source = _own_source(given) or _public_source(name)
     hints = get_type_hints(source, include_extras=True)
     fields = [
         (parameter.name, hints[parameter.name], dataclasses.field(default=parameter.default))
@@ -52,7 +53,11 @@ def load(name: str, **given: Any) -> Dataset:
     ]
     kind = dataclasses.make_dataclass("Given", fields)
     checked: Any = options.build(kind, given, f"data set '{name}'")
-    return source(**dataclasses.asdict(checked))
+    dataset = source(**dataclasses.asdict(checked))
+    if not isinstance(dataset, Dataset):
+        what = f"'{name}' gives a {type(dataset).__name__}"
+        raise UserError(what, "data.name", "return an atoll.data.dataset.Dataset")
+    return dataset
 
 
 def _own_source(given: Mapping[str, Any]) -> Callable[..., Dataset] | None:
@@ -60,6 +65,18 @@ def _own_source(given: Mapping[str, Any]) -> Callable[..., Dataset] | None:
     if "images" in given:
         return image_files
     return text_files if "files" in given else None
+
+
+def _public_source(name: str) -> Callable[..., Dataset]:
+    """The function of a data set: a built-in one, else that of a plug-in."""
+    if name.replace("_", "-") in names() or not is_foreign(name, "atoll.datasets"):
+        return _source(name)[1]
+    function = import_named(name, "atoll.datasets", "data.name")
+    if not callable(function):
+        remedy = "name a function that returns a Dataset; its parameters are the options"
+        raise UserError(f"'{name}' is no data set", "data.name", remedy)
+    source: Callable[..., Dataset] = function
+    return source
 
 
 def about(name: str) -> About:
@@ -86,4 +103,8 @@ def _source(name: str) -> tuple[ModuleType, Callable[..., Dataset]]:
     for module in modules():
         if name.replace("-", "_") in module.__all__:
             return module, getattr(module, name.replace("-", "_"))
-    raise UserError(f"unknown data set '{name}'", "data", options.nearest(name, names()))
+    raise UserError(
+        f"unknown data set '{name}'",
+        "data",
+        options.nearest(name, [*names(), *entry_names("atoll.datasets")]),
+    )

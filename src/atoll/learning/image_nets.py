@@ -4,7 +4,6 @@ Sizes are those of section c of the FCCL specification. A network is built witho
 every tensor is drawn from a named stream, so that nothing touches the global random state.
 """
 
-import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from atoll.core.errors import UserError
 from atoll.core.options import nearest
+from atoll.core.plugins import import_named, is_foreign
 from atoll.core.rng import Stream
 
 __all__ = ["NETWORKS", "LeNet", "StreamDropout", "build", "drawn"]
@@ -290,8 +290,8 @@ NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
 
 
 def build(name: str, shape: Shape, classes: int, stream: Stream) -> nn.Module:
-    """The network of this name, or what `package.module:function` makes of (shape, classes)."""
-    if ":" in name:
+    """The network of this name, or what a plug-in's function makes of (shape, classes)."""
+    if name not in NETWORKS and is_foreign(name, "atoll.models"):
         return _foreign(name, shape, classes, stream)
     if name not in NETWORKS:
         remedy = nearest(name, {"mlp", *NETWORKS}) + " (or give package.module:function)"
@@ -305,11 +305,7 @@ def build(name: str, shape: Shape, classes: int, stream: Stream) -> nn.Module:
 
 def _foreign(name: str, shape: Shape, classes: int, stream: Stream) -> nn.Module:
     """A network of the user's own, tried on two rows before anything begins."""
-    module, _, function = name.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"no network at '{name}': {error}", "model.name", "fix the path") from error
+    factory = import_named(name, "atoll.models", "model.name")
     with torch.device("meta"):
         model = factory(shape, classes)
     if not isinstance(model, nn.Module):

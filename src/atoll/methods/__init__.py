@@ -1,4 +1,7 @@
-"""Methods: one module each, found by name; `names` lists them without importing any."""
+"""Methods: one module each, found by name; `names` lists them without importing any.
+
+Other packages offer methods as plug-ins: see `atoll.core.plugins`.
+"""
 
 import importlib
 import pkgutil
@@ -7,8 +10,9 @@ import sys
 from atoll.core.errors import UserError
 from atoll.core.method import Method
 from atoll.core.options import nearest
+from atoll.core.plugins import entry_names, import_named, is_foreign
 
-__all__ = ["load", "names"]
+__all__ = ["exists", "load", "names"]
 
 
 def names() -> list[str]:
@@ -16,11 +20,28 @@ def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
+def exists(name: str) -> bool:
+    """Whether a name is that of a method or spelled like a plug-in; imports nothing."""
+    return name in names() or is_foreign(name, "atoll.methods")
+
+
 def load(name: str) -> Method:
     """The method with this name."""
     known = f"{__name__}.{name}" in sys.modules  # listing the folder for each client takes time
     if not known and name not in names():
-        raise UserError(f"unknown method '{name}'", "method", nearest(name, names()))
+        return _foreign(name)
     method = importlib.import_module(f"{__name__}.{name}").METHOD
     assert isinstance(method, Method)
+    return method
+
+
+def _foreign(name: str) -> Method:
+    """The method that a plug-in offers."""
+    if not is_foreign(name, "atoll.methods"):
+        known = [*names(), *entry_names("atoll.methods")]
+        raise UserError(f"unknown method '{name}'", "method", nearest(name, known))
+    method = import_named(name, "atoll.methods", "method.name")
+    if not isinstance(method, Method):
+        remedy = "name an object of the class atoll.core.method.Method: see docs/method.md"
+        raise UserError(f"'{name}' is no method", "method.name", remedy)
     return method

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from atoll.core.record import Stage
@@ -18,6 +19,7 @@ __all__ = [
     "GainRow",
     "card",
     "comparison",
+    "gain_figure",
     "gain_plot",
     "picture",
     "site_table",
@@ -364,13 +366,12 @@ def comparison(groups: Sequence[Group]) -> Table | None:
     return Table(caption, header, tuple(rows))
 
 
-def picture(group: Group, name: str) -> Picture | None:
-    """The gain plot as a figure for a file."""
+def gain_figure(group: Group, name: str = "gain") -> Figure | None:
+    """The gain plot as a Matplotlib figure; None without an answer."""
     answer = answer_of(group)
     if answer is None or not answer.sites:
         return None
     unit = unit_of(answer.metric)
-    colours = {"good": COLOURS[2], "warn": COLOURS[1], "none": COLOURS[6]}
     with style(name):
         figure = Figure(figsize=(6.4, 0.9 + 0.34 * len(answer.sites)))
         axes = figure.add_subplot()
@@ -379,22 +380,37 @@ def picture(group: Group, name: str) -> Picture | None:
         axes.axvspan(-margin, margin, color=INK, alpha=0.06, linewidth=0)
         axes.axvline(0, color=INK, alpha=0.6, linewidth=1)
         for place, site in enumerate(answer.sites):
-            gain, colour = site.gain, colours[TONES[site.verdict.kind]]
-            limits = [unit.factor * gain.low, unit.factor * gain.high]
-            axes.plot(limits, [place, place], color=colour, linewidth=2.5)
-            axes.plot([unit.factor * gain.gain], [place], "o", color=colour, markersize=7)
-            for reference, mark in zip(REFERENCES, ("|", "x"), strict=True):
-                value = _over_alone(site, reference, answer.lower_is_better)
-                if math.isfinite(value):
-                    axes.plot([unit.factor * value], [place], mark, color=INK, markersize=7)
+            _draw_gain(axes, place, site, unit, answer.lower_is_better)
         names = [f"{SYMBOLS[s.verdict.kind]} {s.site} ({s.test_rows:,})" for s in answer.sites]
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.set_xlabel(
             f"gain over training alone, {unit.difference_name.strip() or answer.metric}"
         )
-        words = (
-            f"Dot and {100 * answer.level:g} % interval per site, test rows in brackets; | is the "
-            "majority class, x logistic regression; the band is the margin."
-        )
+    return figure
+
+
+def _draw_gain(axes: Axes, place: int, site: SiteAnswer, unit: Unit, lower: bool) -> None:
+    """Draw one site: its gain, the interval, and the references."""
+    colours = {"good": COLOURS[2], "warn": COLOURS[1], "none": COLOURS[6]}
+    gain, colour = site.gain, colours[TONES[site.verdict.kind]]
+    limits = [unit.factor * gain.low, unit.factor * gain.high]
+    axes.plot(limits, [place, place], color=colour, linewidth=2.5)
+    axes.plot([unit.factor * gain.gain], [place], "o", color=colour, markersize=7)
+    for reference, mark in zip(REFERENCES, ("|", "x"), strict=True):
+        value = _over_alone(site, reference, lower)
+        if math.isfinite(value):
+            axes.plot([unit.factor * value], [place], mark, color=INK, markersize=7)
+
+
+def picture(group: Group, name: str) -> Picture | None:
+    """The gain plot as a figure for a file."""
+    figure, answer = gain_figure(group, name), answer_of(group)
+    if figure is None or answer is None:
+        return None
+    words = (
+        f"Dot and {100 * answer.level:g} % interval per site, test rows in brackets; | is the "
+        "majority class, x logistic regression; the band is the margin."
+    )
+    with style(name):
         return Picture(name, f"Gain by site: {group.label}", words, svg(figure, name))

@@ -172,15 +172,20 @@ def presets() -> dict[str, Path]:
 def read(what: str) -> dict[str, Any]:
     """The values of a TOML file, a preset, or a method's defaults."""
     if what.endswith(".toml"):
-        return {"name": re.sub(r"[^\w.+=-]+", "-", Path(what).stem), **_parsed(Path(what))}
+        return {"name": _file_name(Path(what).stem), **_parsed(Path(what))}
     if what in presets():
         return {"name": what, **_parsed(presets()[what])}
-    if what in methods.names():
-        return {"name": what, "method": {"name": what}}
+    if methods.exists(what):
+        return {"name": _file_name(what).strip("-."), "method": {"name": what}}
     known = {*presets(), *methods.names()}
     raise UserError(
         f"'{what}' is no preset, method or .toml file", "command line", nearest(what, known)
     )
+
+
+def _file_name(words: str) -> str:
+    """A name that may be part of a file's name."""
+    return re.sub(r"[^\w.+=-]+", "-", words)
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -203,7 +208,7 @@ def place(key: str, values: Mapping[str, Any]) -> str:
         ("model", ModelOptions), ("engine", EngineOptions), ("robust", RobustOptions),
         ("report", ReportOptions),
     ]  # fmt: skip
-    names = {"scenario": splits.option_names()}
+    names = {"scenario": splits.option_names() | _split_options(values)}
     names |= {table: {f.name for f in dataclasses.fields(kind)} for table, kind in tables}
     homes = [table for table, known in names.items() if key in known]
     homes = homes or ["method"] * (key in MOVED.get(method, {}))  # its error has the remedy
@@ -217,6 +222,14 @@ def place(key: str, values: Mapping[str, Any]) -> str:
     if key in {field.name for field in dataclasses.fields(TableOptions)}:
         raise UserError(f"unknown option '{key}'", "--set", f"did you mean 'data.{key}'?")
     raise UserError(f"unknown option '{key}'", "--set", nearest(key, {*short, *known}))
+
+
+def _split_options(values: Mapping[str, Any]) -> set[str]:
+    """The options of the split that the values name, where it is a plug-in."""
+    scenario = values.get("scenario", {})
+    name = str(scenario.get("split", "")) if isinstance(scenario, Mapping) else ""
+    foreign = name not in splits.names() and splits.exists(name)
+    return splits.option_names(name) if foreign else set()
 
 
 def _method_name(values: Mapping[str, Any]) -> str:
@@ -261,7 +274,7 @@ def _kept_options(scenario: Any, split: Any, changes: Mapping[str, Any]) -> Any:
 
     An option that the new split lacks goes, unless it is among the changes: then it is an error.
     """
-    if not isinstance(scenario, dict) or split not in splits.names():
+    if not isinstance(scenario, dict) or not splits.exists(str(split)):
         return scenario
     chosen = {key.rpartition(".")[2] for key in changes}
     other = splits.option_names() - splits.option_names(split) - chosen

@@ -169,6 +169,11 @@ def go(
     run.saved = time.monotonic()
     try:
         _rounds(run, *place)
+    except InterruptedRunError:
+        raise
+    except Exception as error:
+        record.write_failure(error)
+        raise
     finally:
         gc.unfreeze()
         run.settle()  # a round that was done is entered, whatever ended the run

@@ -168,7 +168,7 @@ def parts(config: RunConfig, loaded: dict[str, Dataset] | None = None) -> Parts:
     if config.report_options().metric == "auroc" and len(dataset.classes) != 2:
         what = f"auroc is for two classes and '{dataset.name}' has {len(dataset.classes)}"
         raise UserError(what, "report.metric", "use accuracy or balanced accuracy")
-    dealt = split(dataset, config.scenario_options(), config.seed)
+    dealt = split(dataset, config.scenario_options(), config.seed, config.split)
     if config.models and len(config.models) != len(dealt.clients):
         what = f"{len(config.models)} models for {len(dealt.clients)} clients"
         raise UserError(what, "models", "name one for each, or none and set model.name")

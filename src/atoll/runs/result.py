@@ -35,6 +35,8 @@ __all__ = [
     "read_answer",
     "runs_in",
     "table",
+    "text_table",
+    "title",
     "write_result",
 ]
 
@@ -182,14 +184,7 @@ class Run:
 
     def table(self) -> str:
         """The metrics as a text table."""
-        header, rows = table([self])
-        widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-        lines = [
-            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True))
-            for row in [header, *rows]
-        ]
-        title = f"{self.config['method']['name']} on {self.facts['data']['title']}"
-        return "\n".join([title, *(line.rstrip() for line in lines)])
+        return text_table([self])
 
 
 def table(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
@@ -211,6 +206,22 @@ def table(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
             )
         rows.append(cells)
     return [f"{len(runs)} seed{'s' * (len(runs) > 1)}", *columns], rows
+
+
+def text_table(runs: Sequence[Run]) -> str:
+    """The metrics over seeds as lines of text, below a title."""
+    header, rows = table(runs)
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    lines = [title(runs[0])]
+    for row in [header, *rows]:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def title(run: Run) -> str:
+    """The method of a run and its data."""
+    return f"{run.config['method']['name']} on {run.facts['data']['title']}"
 
 
 def _cell(values: Sequence[float]) -> str:

@@ -18,7 +18,7 @@ TINY: dict[str, Any] = {
 @pytest.mark.parametrize("method", ["fedavg", "alone", "chfl"])
 def test_the_parts_add_up_to_backward_transfer(method: str, tmp_path: Path) -> None:
     found = atoll.run(method, out=tmp_path, attribution=True, **TINY)
-    shares = attribution.shares(found).values()
+    shares = attribution.shares(found.runs[0]).values()
     total = sum(share.total for share in shares) / len(shares)
     assert total == pytest.approx(found.metrics[found.headline]["backward_transfer"], abs=1e-9)
     assert any(abs(share.own) > 1e-6 for share in shares)  # something moved
@@ -40,7 +40,7 @@ def test_looking_changes_nothing_that_is_measured(method: str, tmp_path: Path) -
 
 def test_texts_and_domains_are_probed_too(tmp_path: Path) -> None:
     texts = atoll.run("demo-text", out=tmp_path / "text", epochs=1, attribution=True)
-    shares = attribution.shares(texts).values()
+    shares = attribution.shares(texts.runs[0]).values()
     total = sum(share.total for share in shares) / len(shares)
     assert any(abs(share.others) > 1e-6 for share in shares)
     assert total == pytest.approx(texts.metrics["own"]["backward_transfer"], abs=1e-9)

@@ -13,10 +13,11 @@ from typing import Any
 
 from atoll.core.errors import UserError
 from atoll.core.options import build, nearest
+from atoll.core.plugins import entry_names, import_named, is_foreign
 from atoll.data.dataset import Dataset
 from atoll.data.scenario import Scenario, Split
 
-__all__ = ["load", "names", "option_names", "options_of", "split"]
+__all__ = ["exists", "load", "names", "option_names", "options_of", "split"]
 
 
 def names() -> list[str]:
@@ -24,13 +25,30 @@ def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
+def exists(name: str) -> bool:
+    """Whether a name is that of a split or spelled like a plug-in; imports nothing."""
+    return name in names() or is_foreign(name, "atoll.splits")
+
+
 def load(name: str) -> Split:
     """The split with this name."""
     known = f"{__name__}.{name}" in sys.modules  # listing the folder takes time
     if not known and name not in names():
-        raise UserError(f"unknown split '{name}'", "scenario.split", nearest(name, names()))
+        return _foreign(name)
     kind = importlib.import_module(f"{__name__}.{name}").SPLIT
     assert isinstance(kind, Split)
+    return kind
+
+
+def _foreign(name: str) -> Split:
+    """The split that a plug-in offers."""
+    if not is_foreign(name, "atoll.splits"):
+        known = [*names(), *entry_names("atoll.splits")]
+        raise UserError(f"unknown split '{name}'", "scenario.split", nearest(name, known))
+    kind = import_named(name, "atoll.splits", "scenario.split")
+    if not isinstance(kind, Split):
+        remedy = "name an object of the class atoll.data.scenario.Split"
+        raise UserError(f"'{name}' is no split", "scenario.split", remedy)
     return kind
 
 
@@ -54,15 +72,17 @@ def options_of(values: Mapping[str, Any], where: str) -> Any:
     return build(load(name).options, {k: v for k, v in values.items() if k != "split"}, where)
 
 
-def split(dataset: Dataset, options: Any, seed: int) -> Scenario:
+def split(dataset: Dataset, options: Any, seed: int, name: str = "") -> Scenario:
     """Deal a data set as these options say; equal seeds give equal scenarios.
+
+    `name` is that of the split; without it, that of the module that defines the options.
 
     >>> from atoll import data
     >>> from atoll.data.splits import rows, split
     >>> split(data.load("wine"), rows.Options(clients=2), seed=0).clients
     ('site-0', 'site-1')
     """
-    name = type(options).__module__.rpartition(".")[2]
+    name = name or type(options).__module__.rpartition(".")[2]
     own = "files" if dataset.group is not None else "parties"  # different rows, or columns
     if dataset.layout is not None and name != own:
         what = f"your own tables cannot be dealt out by split = '{name}'"

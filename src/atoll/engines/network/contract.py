@@ -34,6 +34,7 @@ class Contract:
     in_all: AtLeastOne = 50_000_000_000  # bytes of all answers of all runs, ever
     networks: tuple[str, ...] = ()  # installed code (package.module:function) that a run may name
     replacements: tuple[str, ...] = ()  # module:function that may replace parts of a method
+    plugins: tuple[str, ...] = ()  # data sets and splits outside atoll that a run may name
     question: AtLeastOne = 200_000_000  # bytes of one request
     stored: AtLeastOne = 5_000_000_000  # bytes that one run may keep in the store
     stored_in_all: AtLeastOne = 50_000_000_000  # bytes that all runs may keep in the store
@@ -66,7 +67,7 @@ class SiteFile:
         """The contract, checked."""
         found = build(Contract, self.contract, "[contract]")
         for name in found.methods:
-            if name not in methods.names():
+            if not methods.exists(name):
                 remedy = nearest(name, methods.names())
                 raise UserError(f"unknown method '{name}'", "[contract] methods", remedy)
         known = {a for name in found.methods for a in actions(methods.load(name).client)}

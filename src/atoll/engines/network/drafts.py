@@ -9,6 +9,7 @@ from typing import Any
 from atoll import methods
 from atoll.core.federation import actions
 from atoll.core.options import describe
+from atoll.core.plugins import is_foreign
 from atoll.engines.network import ranges
 from atoll.engines.network.contract import TELLING, Contract
 from atoll.runs.config import RunConfig
@@ -30,7 +31,8 @@ def drafted_contract(run: RunConfig) -> Contract:
     return Contract(
         methods=(method,),
         actions=tuple(every),
-        networks=tuple(sorted({one for one in used if ":" in one})),
+        networks=tuple(sorted({one for one in used if is_foreign(one, "atoll.models")})),
+        plugins=_plugins(run),
         replacements=(run.replace,) if run.replace else (),
         move=_move(run),
         rounds_in_all=rounds,
@@ -38,6 +40,16 @@ def drafted_contract(run: RunConfig) -> Contract:
         answers_in_all=_answers(run, rounds),
         options={method: ranges.drafted(run)},
     )
+
+
+def _plugins(run: RunConfig) -> tuple[str, ...]:
+    """Data sets and splits of a run that are no part of atoll."""
+    own = "" if _own(run) else str(run.data.get("name", ""))
+    sets = {own, str(run.public.get("name", ""))}
+    foreign = {one for one in sets if is_foreign(one, "atoll.datasets")}
+    if is_foreign(run.split, "atoll.splits"):
+        foreign.add(run.split)
+    return tuple(sorted(foreign))
 
 
 def _own(run: RunConfig) -> bool:
@@ -82,7 +94,8 @@ def written(terms: Contract) -> str:
 def _options(options: Mapping[str, Mapping[str, Any]]) -> list[str]:
     lines = []
     for method, limits in options.items():
-        lines += ["", f"[contract.options.{method}]  # others keep their default, or default range"]
+        key = method if method.replace("-", "").isalnum() else json.dumps(method)
+        lines += ["", f"[contract.options.{key}]  # others keep their default, or default range"]
         lines += [f"{json.dumps(name)} = {_value(limits[name])}" for name in sorted(limits)]
     return lines
 

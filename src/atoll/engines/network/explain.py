@@ -175,6 +175,7 @@ def loose_terms(terms: Contract) -> Iterator[str]:
         ("step_rows", terms.step_rows < USUAL.step_rows),
         ("gradient", not terms.gradient or terms.gradient > USUAL.gradient),
         ("networks", bool(terms.networks)),
+        ("plugins", bool(terms.plugins)),
         ("replacements", bool(terms.replacements)),
     )
     for name, loose in checks:
@@ -196,6 +197,7 @@ LOOSE_TERMS = {
     "step_rows": "fewer rows stand behind a step.",
     "gradient": "vertical networks can be steered faster towards showing rows.",
     "networks": "a run may use this code as its network, and no bound looks into it.",
+    "plugins": "a run may use this code to load or deal out data; it runs with this site's rights.",
     "replacements": "a run may put these functions in the place of parts of a method.",
 }
 LOOSE = {

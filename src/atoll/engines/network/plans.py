@@ -165,6 +165,6 @@ def own_parts(
     if config.scale == "global":
         raise RefusedError("scale = 'global' would need all sites' rows; use 'local'")
     dataset = table.dataset(plan)
-    made = split(dataset, config.scenario_options(), config.seed)
+    made = split(dataset, config.scenario_options(), config.seed, config.split)
     here = only_here(made, plan, client, clients, dataset.x.shape[1])
     return Parts(config, dataset, here)

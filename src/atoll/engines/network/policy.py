@@ -38,6 +38,7 @@ from atoll.engines.network.contract import RefusedError, SiteFile
 from atoll.engines.network.egress import Counted, EgressLog
 from atoll.engines.network.faults import spoilt
 from atoll.engines.network.mirror import Mirror
+from atoll.engines.network.named import foreign_names
 from atoll.engines.network.size import parameters
 from atoll.learning.weights import copied, prefixed
 from atoll.runs.config import RunConfig, resolve
@@ -264,6 +265,17 @@ class Gate:
         values["engine"] = {**values.get("engine", {}), **self.site.engine}
         return resolve(values, "the run's config")
 
+    @property
+    def _allowed(self) -> dict[str, tuple[str, ...]]:
+        """Code outside atoll that this site's own file lists, by group of plug-ins."""
+        terms = self.terms
+        return {
+            "atoll.methods": terms.methods,
+            "atoll.models": terms.networks,
+            "atoll.datasets": terms.plugins,
+            "atoll.splits": terms.plugins,
+        }
+
     def _only_ours(self, values: dict[str, Any]) -> None:
         """A run names data by name: files and code here are for this site's own file to name."""
         tables = {key: values.get(key, {}) for key in ("data", "public", "model", "engine")}
@@ -275,8 +287,11 @@ class Gate:
         wordy = Path(str(model.get("vectors", ""))).suffix in VECTOR_KINDS
         if {"images", "parties"} & data.keys() or "images" in public or engine.get("keep") or wordy:
             raise RefusedError("the run names files or folders of this site's machine")
-        for name in (model.get("name", ""), *values.get("models", ())):
-            if ":" in str(name) and name not in self.terms.networks:
+        foreign = foreign_names(values)
+        if foreign is None:
+            raise RefusedError("a config that is not of the agreed form")
+        for group, name in foreign:
+            if name not in self._allowed[group]:
                 raise RefusedError("the run names code of this site's machine")
         replacement = values.get("replace", "")
         if replacement and replacement not in self.terms.replacements:

@@ -1,0 +1,1 @@
+"""What `import atoll` offers: run, stream, sweep, load, compare, answer, and their results."""

@@ -1,0 +1,34 @@
+"""The code outside atoll that a run's config names, read before anything of it is imported."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from atoll.core.plugins import Group, is_foreign
+
+__all__ = ["foreign_names"]
+
+
+def foreign_names(values: Mapping[str, Any]) -> list[tuple[Group, str]] | None:
+    """Names of plug-ins in the values of a config, with their group; imports nothing.
+
+    None where a table or a name is not of the form that a config has.
+    """
+    scenario, models = values.get("scenario", {}), values.get("models", [])
+    if not isinstance(scenario, Mapping) or not isinstance(models, list):
+        return None
+    named: list[tuple[Group, Any]] = [
+        ("atoll.methods", _name(values.get("method", ""))),
+        ("atoll.datasets", _name(values.get("data", {}))),
+        ("atoll.datasets", _name(values.get("public", {}))),
+        ("atoll.models", _name(values.get("model", {}))),
+        ("atoll.splits", scenario.get("split", "")),
+        *[("atoll.models", one) for one in models],
+    ]
+    if not all(isinstance(name, str) for _, name in named):
+        return None
+    return [(group, name) for group, name in named if name and is_foreign(name, group)]
+
+
+def _name(table: Any) -> Any:
+    """The name in a table that may be given by its name alone."""
+    return table.get("name", "") if isinstance(table, Mapping) else table
