@@ -168,18 +168,26 @@ class OwnTable:
     def agreed(self, request: Agree, key: str) -> Agreed:
         """Gaps and levels of the common columns; of one that is left out here, nothing."""
         gaps, levels = dict[str, bool](), dict[str, list[str]]()
-        asked, own = {*request.common}, self.options.levels == "local"
+        asked = {*request.common}
         for name, kind in self.kinds.items():
             hashed, profile = _hash(name, key), self.profiles[name]
             if hashed in asked:
                 gaps[hashed] = profile.gaps
                 if kind == "text":
-                    if own or self._leaves(name) or profile.distinct > self.options.most_levels:
+                    if not self._tells(name):
                         what = f"the column '{name}' has {profile.distinct:,} levels"
                         remedy = "ignore it, or write keep or most_levels in this site's [data]"
                         raise UntoldError(what, remedy)
                     levels[hashed] = sorted(profile.counts)
         return Agreed(gaps, levels)
+
+    def _tells(self, name: str) -> bool:
+        """Whether the levels of a column may be disclosed; of few rows, too, no list of names."""
+        profile, options = self.profiles[name], self.options
+        most = options.most_levels
+        if name not in options.keep:
+            most = min(most, max(2, profile.present // 2))
+        return options.levels != "local" and not self._leaves(name) and profile.distinct <= most
 
     def width(self, plan: Plan) -> int:
         """How many columns of numbers the table becomes."""

@@ -183,6 +183,22 @@ def test_a_site_that_keeps_levels_to_itself_tells_none(tmp_path: Path) -> None:
         site.agree(pack(Agree([h for h, kind in told.columns.items() if kind == "text"])))
 
 
+def test_names_of_few_people_are_not_told_either(tmp_path: Path) -> None:
+    """Nothing is suspected of a column with fewer than 20 values; its levels are not told."""
+    site, text = gate(tmp_path), to_toml(config())
+    (tmp_path / "people.csv").write_text("".join(PEOPLE.splitlines(keepends=True)[:16]))
+    told = unpack(site.offer("run", text, "a", pack(Offer("run"))), Offered, "a")
+    name, _, ward, *_ = told.columns
+    assert told.columns[name] == "text"
+    with pytest.raises(RefusedError, match="does not disclose so much"):
+        site.agree(pack(Agree([name])))
+    assert unpack(site.agree(pack(Agree([ward]))), Agreed, "a").levels == {ward: ["A", "B"]}
+    site = gate(tmp_path, {"keep": ["name"]})
+    (tmp_path / "people.csv").write_text("".join(PEOPLE.splitlines(keepends=True)[:16]))
+    site.offer("run", text, "a", pack(Offer("run")))
+    assert len(unpack(site.agree(pack(Agree([name]))), Agreed, "a").levels[name]) == 15
+
+
 # What a run may set of `data`, and lists
 
 
