@@ -5,18 +5,21 @@ READY := .venv/.ready
 NETWORK := .venv/.network
 DEMO = $(eval DEMO := runs/demo-$(shell n=1; while [ -e runs/demo-$$n ]; do n=$$((n+1)); done; echo $$n))$(DEMO)
 
-DEMOS := demo demo-vertical demo-text demo-models
+DEMOS := demo-vertical demo-text demo-models
 DEVICE ?= cpu
 FUZZ_SECONDS ?= 300
 BUDGET ?= 60
 WORKERS ?= 2
 COMMA := ,
 
-.PHONY: demo setup extras check test numerics network process long fuzz mutants browser picture golden bench bench-network flower all clean
+.PHONY: demo setup extras check test numerics network process long fuzz mutants browser picture golden bench bench-network flower wheel docs lock sbom all clean
 
 demo: $(READY)
-	for name in $(DEMOS); do $(BIN)/atoll run $$name --out "$(DEMO)/$$name" || exit 1; done
-	$(BIN)/atoll report $(addprefix "$(DEMO)"/,$(DEMOS)) --out "$(DEMO)/report.html"
+	@echo "Three small systems first; the four hospitals come last."
+	@for name in $(DEMOS); do $(BIN)/atoll run $$name --quiet --out "$(DEMO)/$$name" || exit 1; done
+	@$(BIN)/atoll run demo --quiet --out "$(DEMO)/demo"
+	@$(BIN)/atoll report $(addprefix "$(DEMO)"/,demo $(DEMOS)) --out "$(DEMO)/report.html"
+	@echo "next: your own tables, one per site: $(BIN)/atoll init A.csv B.csv --label COLUMN"
 
 setup: $(READY)
 
@@ -99,10 +102,42 @@ flower: .venv-flower/.ready
 	.venv-flower/bin/pip install --quiet --disable-pip-version-check 'flwr[simulation]==1.41.0'
 	touch .venv-flower/.ready
 
+# The documentation site in build/site, without network; a warning, a dead link among them, is an error.
+docs: .venv/.docs
+	$(BIN)/sphinx-build -q -W --keep-going -c docs . build/site
+
+.venv/.docs: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	touch .venv/.docs
+
+# A wheel and an sdist in dist/; then their files are compared with the sources, and the demo runs
+# from the wheel in an empty environment for each Python from 3.11 on that is here.
+wheel: $(READY) .venv-build/.ready
+	rm -f dist/*.whl dist/*.tar.gz
+	.venv-build/bin/python -m build --no-isolation --outdir dist
+	$(BIN)/pytest -q -m long tests/process/test_wheel.py
+
+# Every package that a site needs, with the hashes of all its public files. uv reads the public index
+# only, whatever else pip is told, so no local build of torch gets in.
+lock: .venv-build/.ready
+	.venv-build/bin/uv pip compile --quiet --no-config --generate-hashes \
+	  --universal --python-version 3.11 --extra nvflare --extra psi --no-annotate --constraint constraints.txt \
+	  --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
+
+# A CycloneDX list of what the lock file names.
+sbom: .venv-build/.ready
+	mkdir -p dist
+	.venv-build/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --output-file dist/atoll.cdx.json requirements.lock
+
+.venv-build/.ready: constraints.txt
+	test -d .venv-build || $(PYTHON) -m venv .venv-build
+	.venv-build/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt build setuptools wheel uv cyclonedx-bom
+	touch .venv-build/.ready
+
 bench-network: $(NETWORK)
 	$(BIN)/python bench/network.py
 
 all: check test process browser
 
 clean:
-	rm -rf .venv .venv-flower build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-flower .venv-build build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -19,14 +19,15 @@ HERE = Path(__file__).parent
 DATA = {"tasks": "synthetic-text", "domains": "synthetic-images"}  # by split; else a table
 # Runs of a method whose parts are replaced; recorded before replacements took the place of options.
 REPLACED = {"fedseit-released": "atoll.reproduce.faults.fedseit:released"}
-CASES = [*methods.names(), *REPLACED, "demo"]
+DEMOS = ("demo", "demo-digits")
+CASES = [*methods.names(), *REPLACED, *DEMOS]
 TOLERANCE = 1e-5
 
 
 def case(name: str) -> RunConfig:
     """A run of seconds, one client after another, in double precision."""
     values: dict[str, Any] = {"engine.mode": "loop", "engine.device": "cpu", "dtype": "float64"}
-    if name == "demo":
+    if name in DEMOS:
         return resolve(change(read(name), {**values, "rounds": 2}), name)
     if name in REPLACED:
         values |= {"replace": REPLACED[name], "stages": 2, "epochs": 2, "transfer": "sit"}

@@ -822,7 +822,10 @@ def test_columns_set_the_width_of_what_is_piped(monkeypatch: pytest.MonkeyPatch)
             "chfl",
             ["lateral_source", '"covertype"', "list of float", "[method]", "[scenario]", "[model]"],
         ),
-        ("demo", ['"digits-table"', "[64, 32]", "[0.01, 0.1, 1.0]", "local epochs per round"]),
+        (
+            "demo-digits",
+            ['"digits-table"', "[64, 32]", "[0.01, 0.1, 1.0]", "local epochs per round"],
+        ),
         ("fedavg", ["penalty", "none | proximal", "> 0", ">= 1", "[engine]"]),
     ],
 )
@@ -880,11 +883,21 @@ def test_what_is_no_list_of_seeds_is_refused(text: str) -> None:
 
 
 def test_inspect_shows_who_holds_what_and_trains_nothing(atoll: Command, here: Path) -> None:
-    ended = atoll("inspect", "demo")
+    ended = atoll("inspect", "demo-digits")
     assert ended.code == 0
     lines = [line.split() for line in ended.out.splitlines()]
     assert lines[1] == ["site", "train", "valid", "test", "common", "own"]
     assert lines[2] == ["site-0", "269", "90", "359", "26", "10"]
+    assert list(here.iterdir()) == []
+
+
+def test_inspect_shows_the_stages_of_made_up_hospitals(atoll: Command, here: Path) -> None:
+    ended = atoll("inspect", "demo", "--set", "data.patients=800")
+    assert ended.code == 0
+    lines = [line.split() for line in ended.out.splitlines()]
+    assert ["year", "1", "1,700", "reflux:"] in [line[:4] for line in lines]
+    assert ["basel", "80", "80", "1,440", "10", "2"] in lines
+    assert ["davos", "10", "10", "180", "10", "0"] in lines
     assert list(here.iterdir()) == []
 
 

@@ -1,12 +1,15 @@
-"""`atoll init` always writes a config; a new user goes from messy files to a run."""
+"""`atoll init` always writes a config; a new user goes from messy files to a verdict."""
 
+import importlib.util
 import random
 import re
 import sys
 import tomllib
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape
 
 import numpy as np
 import pytest
@@ -93,18 +96,58 @@ def save(name: str, rows: list[dict[str, Any]], names: dict[str, str]) -> str:
 
 
 def save_as_excel(name: str, rows: list[dict[str, Any]]) -> str:
-    try:
-        import openpyxl  # noqa: PLC0415
-        import python_calamine  # noqa: F401, PLC0415
-    except ImportError:
+    if importlib.util.find_spec("python_calamine") is None:
         return save(name, rows, {})
-    book = openpyxl.Workbook()
     columns = [*HEADER, "outcome"]
-    book.active.append(columns)
-    for row in rows:
-        book.active.append([row[column] for column in columns])
-    book.save(f"{name}.xlsx")
+    write_workbook(f"{name}.xlsx", [columns, *([row[c] for c in columns] for row in rows)])
     return f"{name}.xlsx"
+
+
+def write_workbook(name: str, rows: Sequence[Sequence[Any]]) -> None:
+    """The smallest Excel file: one sheet, of numbers, words, and true or false."""
+    lines = []
+    for number, row in enumerate(rows, 1):
+        cells = [cell(f"{chr(65 + place)}{number}", value) for place, value in enumerate(row)]
+        lines.append(f'<row r="{number}">{"".join(cells)}</row>')
+    main = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    office = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+    package = "http://schemas.openxmlformats.org/package/2006"
+    sheet = "application/vnd.openxmlformats-officedocument.spreadsheetml"
+    head = '<?xml version="1.0" encoding="UTF-8"?>'
+    with zipfile.ZipFile(name, "w") as book:
+        book.writestr(
+            "[Content_Types].xml",
+            f'''{head}<Types xmlns="{package}/content-types">
+<Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/>
+<Override PartName="/xl/workbook.xml" ContentType="{sheet}.sheet.main+xml"/>
+<Override PartName="/xl/worksheets/sheet1.xml" ContentType="{sheet}.worksheet+xml"/></Types>''',
+        )
+        for path, kind, target in (
+            ("_rels/.rels", "officeDocument", "xl/workbook.xml"),
+            ("xl/_rels/workbook.xml.rels", "worksheet", "worksheets/sheet1.xml"),
+        ):
+            book.writestr(
+                path,
+                f'''{head}<Relationships xmlns="{package}/relationships">
+<Relationship Id="rId1" Type="{office}/{kind}" Target="{target}"/></Relationships>''',
+            )
+        book.writestr(
+            "xl/workbook.xml",
+            f'''{head}<workbook xmlns="{main}" xmlns:r="{office}">
+<sheets><sheet name="data" sheetId="1" r:id="rId1"/></sheets></workbook>''',
+        )
+        body = f'<worksheet xmlns="{main}"><sheetData>{"".join(lines)}</sheetData></worksheet>'
+        book.writestr("xl/worksheets/sheet1.xml", head + body)
+
+
+def cell(place: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return f'<c r="{place}" t="b"><v>{int(value)}</v></c>'
+    if isinstance(value, int | float):
+        return f'<c r="{place}"><v>{value}</v></c>'
+    return f'<c r="{place}" t="inlineStr"><is><t>{escape(str(value))}</t></is></c>'
 
 
 def check_what_became_of_the_mess(values: dict[str, Any]) -> None:
@@ -124,7 +167,9 @@ def check_what_became_of_the_mess(values: dict[str, Any]) -> None:
     assert max(middles) < 1.2 * min(middles)
 
 
-def test_a_new_user_goes_from_four_messy_files_to_a_run_in_four_commands(atoll: Command) -> None:
+def test_a_new_user_goes_from_four_messy_files_to_a_verdict_in_four_commands(
+    atoll: Command,
+) -> None:
     code, _, told = atoll("init", *messy_files(), "--label", "outcome")
     assert code == 0
     text = Path("run.toml").read_text()
@@ -144,6 +189,10 @@ def test_a_new_user_goes_from_four_messy_files_to_a_run_in_four_commands(atoll: 
     code, shown, _ = atoll("run", "run.toml", "--quiet", "--out", "run", *small)
     assert code == 0
     assert "4 clients" in shown
+    overall = r"(?m)^(Joining (helps|hurts|makes)|Cannot tell whether joining helps)"
+    assert re.search(overall, shown)
+    for site in ("basel", "bern", "lund", "zurich"):
+        assert re.search(rf"(?m)^  {site}: .*[-+][0-9.]+ points \(.* to .*\), \d+ test rows", shown)
     assert atoll("report", "run")[0] == 0
 
 
@@ -177,14 +226,13 @@ def test_an_excel_file_without_the_library_says_so(
 
 
 def test_excel_reads_as_csv_does() -> None:
-    pytest.importorskip("python_calamine")
-    openpyxl = pytest.importorskip("openpyxl")
-    book = openpyxl.Workbook()
-    for row in (["n", "w", "b", "outcome"], [1, "u", True, 1.0], [2.5, None, False, 0.0]):
-        book.active.append(row)
-    for number in range(6):
-        book.active.append([number, "v", True, number % 2])
-    book.save("a.xlsx")
+    pytest.importorskip("python_calamine", reason="needs the extra excel")
+    rows: list[list[Any]] = [
+        ["n", "w", "b", "outcome"],
+        [1, "u", True, 1.0],
+        [2.5, None, False, 0.0],
+    ]
+    write_workbook("a.xlsx", [*rows, *([number, "v", True, number % 2] for number in range(6))])
     lines = ["n,w,b,outcome", "1,u,true,1", "2.5,,false,0"]
     lines += [f"{number},v,true,{number % 2}" for number in range(6)]
     Path("b.csv").write_text("\n".join(lines) + "\n")

@@ -7,10 +7,12 @@ import numpy as np
 
 from atoll.cli.arguments import Config, Set
 from atoll.cli.terminal import counted, print_grid, print_pairs
+from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import build
 from atoll.data import splits
 from atoll.data.dataset import Dataset
 from atoll.data.own import tables
+from atoll.data.own.images import broken_images
 from atoll.data.own.suggestions import repeated_rows, suggest
 from atoll.data.own.survey import read_contents, survey_of
 from atoll.data.splits.files import own_sizes, part_sizes
@@ -31,7 +33,7 @@ def inspect_command(what: Config, set_: Set = None) -> None:
     changes = dict(assignment(text) for text in set_ or [])
     config = resolve(change(read(what), changes), what)
     remarks: list[tuple[str, str]] = []
-    if config.split == "files":
+    if config.split == "files" and "files" in config.data:
         given = {key: value for key, value in config.data.items() if key != "name"}
         contents = read_contents(build(tables.TableOptions, given, "[data]"), duplicates=True)
         survey = survey_of(contents)
@@ -42,6 +44,7 @@ def inspect_command(what: Config, set_: Set = None) -> None:
         rows = _to_be_dealt(survey, config)
         crossing = survey.crossing
     else:
+        _refuse_broken_images(config)
         run_parts = parts(config)
         if run_parts.dataset.layout is not None:
             remarks += run_parts.dataset.layout.findings
@@ -56,6 +59,17 @@ def inspect_command(what: Config, set_: Set = None) -> None:
     if crossing:
         print_pairs([("", line) for line in crossing], "sites tell each other before training")
     print_grid("rows and columns of numbers, as dealt", ["site", *DEALT], rows)
+
+
+def _refuse_broken_images(config: RunConfig) -> None:
+    """List all image files that cannot be read, not the first alone."""
+    folders = [str(one) for one in config.data.get("images", ())]
+    broken = broken_images(folders)
+    if broken:
+        print_pairs(broken, "images that cannot be read")
+        what = f"{len(broken)} image files cannot be read"
+        remedy = "export them again from their source, or leave them out"
+        raise UserError(what, "data.images", remedy, EXIT_DATA_MISSING)
 
 
 def _dealt(run_parts: Parts) -> list[list[str]]:

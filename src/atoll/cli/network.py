@@ -14,8 +14,8 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from atoll.cli.arguments import AsJson, Folder, Kits, Project, Quiet, Resume
-from atoll.cli.terminal import err, out, print_result, stoppable
+from atoll.cli.arguments import Answer, AsJson, Folder, Kits, Project, Quiet, Resume
+from atoll.cli.terminal import err, out, print_answer, print_result, stoppable
 from atoll.core.errors import (
     EXIT_INTERRUPTED,
     EXIT_SITE_FAILED,
@@ -165,6 +165,7 @@ def serve_command(
     patience: Annotated[
         float, typer.Option(help="seconds to wait for a site before going on without it")
     ] = 120,
+    answer: Answer = True,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -172,7 +173,7 @@ def serve_command(
     configs = [resolve(read(name), name) for name in what]
     if to and len(configs) > 1:
         raise UserError("one --out for several runs", "--out", "leave it out, or give one run")
-    terms = coordinator.Terms(deadline, silence, patience, at_least)
+    terms = coordinator.Terms(deadline, silence, patience, at_least, answer)
     with ExitStack() as folders:
         todo = [
             (config, folders.enter_context(run_folder(config.name, to, resume)))
@@ -180,7 +181,11 @@ def serve_command(
         ]
         _serve(kit, todo, terms, resume, quiet)
         runs = [Run(folder) for _, folder in todo]
-        print_result(runs, todo[0][1], as_json)
+        print_result(runs, todo[0][1], as_json, runs[0].answer if len(runs) == 1 else None)
+        for run in runs if len(runs) > 1 and not as_json else []:
+            if run.answer:
+                _say(f"{run.folder}:")
+                print_answer(run.answer)
         for line in [] if quiet else _called(Kit(kit), runs):
             err.print(line, soft_wrap=True)
 

@@ -19,6 +19,7 @@ from atoll.runs.result import Run, absent_run, runs_in
 
 __all__ = ["register"]
 
+Seed = Annotated[int | None, typer.Option(help="of a folder of seeds: the model of this one")]
 PREDICT = {"table": tables.predict, "image": images.predict, "text": texts.predict}
 
 
@@ -90,12 +91,13 @@ def predict_command(
         list[str] | None,
         typer.Option(help="parties: the file of each, in their order or as PARTY=FILE"),
     ] = None,
+    seed: Seed = None,
     lacking: Annotated[
         str, typer.Option(help="parties, an id that one lacks: drop it, or fill its columns")
     ] = "drop",
 ) -> None:
     """Predict rows, images or texts with the model of one site, or with a file of each party."""
-    predictor = predictor_of(run, site, model, task)
+    predictor = predictor_of(run, site, model, task, seed)
     _refuse_seeds(predictor, "--held-out" if held_out else "--data" if data else "")
     if data:
         result = _predict_parties(predictor, file, data, lacking, to, held_out)
@@ -113,7 +115,8 @@ def _refuse_seeds(predictor: Predictor, option: str) -> None:
     """Refuse an option that is for one run where the folder has several seeds."""
     if predictor.others and option:
         what = f"the folder has runs of {len(predictor.others) + 1} seeds"
-        raise UserError(what, option, f"give one of them, for example {predictor.folder}")
+        remedy = f"choose one, for example --seed {predictor.config.seed}"
+        raise UserError(what, option, remedy)
 
 
 def _remark(result: Predicted) -> None:
@@ -155,11 +158,12 @@ def _predict_parties(
 
 
 def export_command(
-    run: Annotated[Path, typer.Argument(help="the folder of a run", metavar="RUN")],
+    run: Annotated[Path, typer.Argument(help="a run, or a folder of its seeds", metavar="RUN")],
     site: Annotated[str, typer.Option(help="whose model; server: its half of a cut network")],
     to: Annotated[Path | None, typer.Option("-o", "--out", help="a folder")] = None,
     model: Annotated[str, typer.Option(help="a variant; default the method's headline")] = "",
     task: Annotated[str, typer.Option(help="where tasks have own models; default the last")] = "",
+    seed: Seed = None,
     with_onnx: Annotated[
         bool, typer.Option("--onnx", help="as ONNX too; needs the extra onnx")
     ] = False,
@@ -167,9 +171,11 @@ def export_command(
     """Write one site's model as safetensors with a card in JSON."""
     from atoll.report.departures import departures  # noqa: PLC0415
 
-    predictor = Predictor(run, site, model, task)
-    sentences = {one.client: one.sentence for one in departures(Run(run))}
-    home = export(predictor, to or run / f"export-{site}", sentences.get(predictor.site, "nothing"))
+    predictor = predictor_of(run, site, model, task, seed)
+    _refuse_seeds(predictor, "atoll export")
+    sentences = {one.client: one.sentence for one in departures(Run(predictor.folder))}
+    place = to or predictor.folder / f"export-{site}"
+    home = export(predictor, place, sentences.get(predictor.site, "nothing"))
     if with_onnx:
         onnx.write(predictor, home / "model.onnx")
     out.print(f"the model and its card are in {home}", soft_wrap=True)

@@ -45,8 +45,8 @@ class Captured:
     def __init__(self, jobs: Sequence[TrainJob], lane: Lane | None = None) -> None:
         """Make the buffers; without a lane it gets one of its own."""
         job, self.replicas = jobs[0], len(jobs)
-        self.phases, self.batch, self.device = job.phases, job.batch, job.rows.y.device
-        self.count = len(job.rows)
+        self.phases, self.device = job.phases, job.rows.y.device
+        self.count, self.batch_sizes = len(job.rows), job.batch_sizes
         joined = {n: self._joined([j.weights[n] for j in jobs]) for n in job.weights}
         self.weights = copied_at_once(joined)
         self.rows = self._end_to_end(jobs)
@@ -54,7 +54,7 @@ class Captured:
         self.memory = [Memory(p, m, {}) for p, m in zip(self.phases, self.moved, strict=True)]
         shape = (len(self.phases), self.replicas)
         self.losses = torch.zeros(shape, dtype=torch.float64, device=self.device)
-        sizes = {min(self.batch, self.count), self.count % self.batch} - {0}
+        sizes = sorted(set(self.batch_sizes))
         self.index = {
             n: torch.zeros((self.replicas, n), dtype=torch.int64, device=self.device) for n in sizes
         }
@@ -86,7 +86,7 @@ class Captured:
         first = torch.arange(self.replicas, device=self.device)[:, None] * self.count
         shown = min(probe.steps, jobs[0].steps) if probe else 0
         for order in orders.view(-1, self.replicas, self.count):
-            for part in (order + first).split(self.batch, 1):
+            for part in (order + first).split(self.batch_sizes, 1):
                 self.index[part.shape[1]].copy_(part)
                 self._go(part.shape[1])
                 shown -= 1

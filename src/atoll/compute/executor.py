@@ -30,7 +30,7 @@ from atoll.compute.perturb import ACTUAL
 from atoll.compute.probe import Probe
 from atoll.compute.proof import prove, sampled
 from atoll.compute.verify import STEPS, Verifier, Verify, disagreement, place_of
-from atoll.core.errors import out_of_memory
+from atoll.core.errors import note_client, out_of_memory
 from atoll.core.federation import Moment
 from atoll.jobs.identity import no_identity
 from atoll.kernels.batched_layers import Timings, Way, fixed_ways, timed_ways
@@ -118,7 +118,7 @@ class Executor:
 
     def _run(self, jobs: Jobs) -> Results:
         if self.mode == "loop":
-            return {id: job.run() for id, job in jobs.items()}
+            return {id: _alone(id, job) for id, job in jobs.items()}
         results = self._common(jobs) if self.deterministic else {}
         stacked, refused = self._stack(_without(jobs, results))
         results |= stacked
@@ -126,7 +126,7 @@ class Executor:
         composed = _without(composed, results)
         results |= self._capture(_without(jobs, results | composed), refused)
         results |= self._compose(composed)
-        return {id: results[id] if id in results else job.run() for id, job in jobs.items()}
+        return {id: results[id] if id in results else _alone(id, job) for id, job in jobs.items()}
 
     def _common(self, jobs: Jobs) -> Results:
         """Jobs that other runs have too, one by one.
@@ -138,7 +138,7 @@ class Executor:
         for id, job in jobs.items():
             if getattr(job, "common", False):
                 alone = self._capture({id: job})
-                results[id] = alone[id] if alone else job.run()
+                results[id] = alone[id] if alone else _alone(id, job)
         return results
 
     def _compose(self, jobs: Jobs) -> Results:
@@ -354,6 +354,15 @@ class Executor:
             self.tuner.set(name_of(key), choice)
         if fresh:
             keep_timings(self._timings.by_shape)
+
+
+def _alone(client: str, job: Any) -> Any:
+    """The result of one job; an error knows whose it was."""
+    try:
+        return job.run()
+    except Exception as error:
+        note_client(error, client)
+        raise
 
 
 def _without(jobs: Jobs, results: Mapping[str, Any]) -> Results:

@@ -14,6 +14,8 @@ __all__ = [
     "InterruptedRunError",
     "UserError",
     "memory_error",
+    "note_client",
+    "noted_client",
     "out_of_memory",
     "printable",
 ]
@@ -24,6 +26,8 @@ EXIT_USER: Final = 2
 EXIT_DATA_MISSING: Final = 3
 EXIT_SITE_FAILED: Final = 4
 EXIT_INTERRUPTED: Final = 130
+
+CLIENT_NOTE: Final = "job of client "
 
 
 def printable(words: str) -> str:
@@ -55,6 +59,17 @@ class ClientFailedError(Exception):
         self.client, self.action = printable(client), printable(action)
         self.reason = printable(reason)
         super().__init__(f"client {self.client} failed in {self.action}: {self.reason}")
+
+
+def note_client(error: BaseException, client: str) -> None:
+    """Attach to an error whose job it ended."""
+    error.add_note(f"{CLIENT_NOTE}{printable(client)}")
+
+
+def noted_client(error: BaseException) -> str:
+    """Whose job an error ended; empty where nobody knows."""
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(CLIENT_NOTE)]
+    return notes[0].removeprefix(CLIENT_NOTE) if notes else ""
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -18,6 +18,7 @@ from atoll.core.errors import (
     ClientFailedError,
     UserError,
     memory_error,
+    noted_client,
     out_of_memory,
 )
 from atoll.core.federation import SERVER, Moment, begin
@@ -205,9 +206,10 @@ def _named(client: str, action: str) -> Iterator[_Whose]:
     except (UserError, ClientFailedError):
         raise
     except Exception as error:
+        name = noted_client(error) or whose.name
         if out_of_memory(error):
-            raise memory_error(f"{whose.name}, {action}") from error
-        raise ClientFailedError(whose.name, action, f"{type(error).__name__}: {error}") from error
+            raise memory_error(f"{name}, {action}") from error
+        raise ClientFailedError(name, action, f"{type(error).__name__}: {error}") from error
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["identities", "no_identity", "rowwise", "shapes"]
+__all__ = ["batch_statistics", "identities", "no_identity", "rowwise", "shapes"]
 
 Functions = Sequence[Callable[..., Any]]
 
@@ -38,6 +38,12 @@ def rowwise(functions: Functions) -> bool:
     """Whether no network bound to these functions mixes the rows of a batch (batch norm does)."""
     bound = [_bound(function) for function in functions]
     return all(getattr(value, "rowwise", True) for values in bound for value in values)
+
+
+def batch_statistics(functions: Functions) -> bool:
+    """Whether a network bound to these functions normalises by the statistics of a batch."""
+    bound = [_bound(function) for function in functions]
+    return any(getattr(value, "batch_statistics", False) for values in bound for value in values)
 
 
 def shapes(tensors: Mapping[str, Tensor], own: frozenset[str] = frozenset()) -> Hashable:

@@ -19,7 +19,7 @@ from torch.optim.sgd import sgd
 from atoll.core.messages import Checked, Tensors
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
-from atoll.jobs.identity import identities, shapes
+from atoll.jobs.identity import batch_statistics, identities, shapes
 from atoll.learning.models import Architecture, Loss
 from atoll.learning.weights import copied, placed
 
@@ -128,7 +128,19 @@ class TrainJob:
     @property
     def steps(self) -> int:
         """How many batches there are in all epochs."""
-        return self.epochs * -(-len(self.rows) // self.batch)
+        return self.epochs * len(self.batch_sizes)
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """The rows of each batch of an epoch.
+
+        One row has no spread, so under batch norm a last row alone joins the batch before.
+        """
+        full, rest = divmod(len(self.rows), self.batch)
+        sizes = [self.batch] * full + [rest] * (rest > 0)
+        if rest == 1 and full and batch_statistics(self.functions):
+            sizes[-2:] = [self.batch + 1]
+        return sizes
 
     def taken(self, steps: int) -> TrainResult:
         """The result of the first steps alone; losses are still divided by all rows."""
@@ -157,8 +169,8 @@ class TrainJob:
         for epoch in range(self.epochs):
             device = self.rows.y.device
             order = self.stream.child("epoch", epoch).permutation(len(self.rows), device)
-            for start in range(0, len(self.rows), self.batch):
-                yield self.rows.at(order[start : start + self.batch])
+            for part in order.split(self.batch_sizes):
+                yield self.rows.at(part)
 
 
 def step_key(job: TrainJob) -> Hashable | None:

@@ -146,7 +146,8 @@ def outputs(weights: Mapping[str, Tensor], x: Tensor, depth: int) -> list[Tensor
     return layers
 
 
-MIXING = (nn.modules.batchnorm._BatchNorm, nn.Dropout, image_nets.StreamDropout)
+NORMALISING = nn.modules.batchnorm._BatchNorm  # by the mean and spread of a batch
+MIXING = (NORMALISING, nn.Dropout, image_nets.StreamDropout)
 
 
 def skeleton(model: nn.Module, training: bool) -> "Architecture":
@@ -177,6 +178,9 @@ class Architecture:
         self._hash = hash(self._key)
         # whether a row's logits depend on that row alone, so that rows may be added to a batch
         self.rowwise = not (model.training and any(isinstance(m, MIXING) for m in model.modules()))
+        # whether it needs the mean and spread of a batch, which one row does not have
+        batch_norms = [layer for layer in model.modules() if isinstance(layer, NORMALISING)]
+        self.batch_statistics = model.training and bool(batch_norms)
 
     def __eq__(self, other: object) -> bool:
         """Whether both compute the same function."""

@@ -35,7 +35,9 @@ from atoll.metrics.statistics import (
 from atoll.metrics.verdicts import MARGIN, Verdict, judge, shared_level
 
 __all__ = [
-    "ALONE", "BOOSTING", "FEWEST", "GUESS", "JOINED", "LOGISTIC", "Metric", "Outcome", "answer",
+    "ALONE", "BOOSTING", "FEWEST", "GUESS", "JOINED", "LOGISTIC", "MODELS", "UNITS", "Metric",
+    "Numbers", "Outcome", "SiteOutcomes", "about", "answer", "compare", "entry_of", "level_note",
+    "measured", "needed_overall", "needed_rows", "overall_of", "too_few",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -49,6 +51,11 @@ MODELS = (JOINED, ALONE, GUESS, LOGISTIC, BOOSTING)
 OF_CLASSES = ("auroc", "balanced accuracy")  # metrics that need rows of every class
 FEWEST: Final = 10  # test rows of a site, or of a class that the metric needs
 SEEDS: Final = "more seeds or splits, not rows"
+UNITS: Final = {
+    "rows": "intervals of test rows; another seed is not considered",
+    "rows and seeds": "all seeds have the same test rows: intervals of rows and seeds together",
+    "splits": "each seed redraws the split: intervals with the correction of Nadeau and Bengio",
+}
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class _Site:
+class SiteOutcomes:
     """The outcomes of one site, one for each seed."""
 
     seeds: tuple[Outcome, ...]
@@ -119,15 +126,17 @@ def answer(
     sites: Mapping[str, Sequence[Outcome]],
     metric: Metric = "accuracy",
     margin: float = MARGIN,
+    sharing: int = 0,
 ) -> dict[str, Any]:
     """The answer of a run, as plain values: comparisons and verdicts per site and overall.
 
-    `sites` has for each site its outcomes, one for each seed.
+    `sites` has for each site its outcomes, one for each seed. `sharing` is the number of sites
+    whose intervals have the level together; 0: those whose numbers are released.
     """
-    every = {id: _Site(tuple(seeds), metric) for id, seeds in sites.items()}
+    every = {id: SiteOutcomes(tuple(seeds), metric) for id, seeds in sites.items()}
     withheld = {id: reason for id, site in every.items() if (reason := too_few(site))}
     released = {id: site for id, site in every.items() if id not in withheld}
-    level = shared_level(len(released))
+    level = shared_level(sharing or len(released))
     entries = {id: _entry(site, margin, level) for id, site in released.items()}
     first = next(iter(every.values()))
     unit = "rows" if len(first.seeds) == 1 else "rows and seeds" if _same(every) else "splits"
@@ -143,11 +152,11 @@ def answer(
     }
 
 
-def _same(sites: Mapping[str, _Site]) -> bool:
+def _same(sites: Mapping[str, SiteOutcomes]) -> bool:
     return all(site.same_rows for site in sites.values())
 
 
-def too_few(site: _Site) -> str:
+def too_few(site: SiteOutcomes) -> str:
     """Why nothing of a site is released; empty where there are enough test rows."""
     for outcome in site.seeds:
         if len(np.unique(outcome.rows)) < FEWEST:
@@ -159,7 +168,7 @@ def too_few(site: _Site) -> str:
     return ""
 
 
-def compare(site: _Site, model: str, other: str, level: float) -> Comparison:
+def compare(site: SiteOutcomes, model: str, other: str, level: float) -> Comparison:
     """The gain of one model over another at a site, over rows, or over rows and seeds."""
     if model == JOINED and other == ALONE and site.identical:
         rows = len(np.unique(site.first.rows))
@@ -178,7 +187,7 @@ def compare(site: _Site, model: str, other: str, level: float) -> Comparison:
     return result
 
 
-def _compare_rows(site: _Site, model: str, other: str, level: float) -> Comparison:
+def _compare_rows(site: SiteOutcomes, model: str, other: str, level: float) -> Comparison:
     """One seed: the comparison that the metric has of its own."""
     one = site.first
     first, second = one.outputs[model], one.outputs[other]
@@ -199,34 +208,72 @@ def _by_unit(values: Array, rows: Array) -> Array:
     return np.bincount(places, values, len(units)) * len(units) / len(rows)
 
 
-def _entry(site: _Site, margin: float, level: float) -> dict[str, Any]:
+def _entry(site: SiteOutcomes, margin: float, level: float) -> dict[str, Any]:
     """What is said of one site."""
+    entry = entry_of(measured(site, margin, level), margin)
+    return entry | {"quality": {model: _quality(site, model) for model in (JOINED, ALONE)}}
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The numbers behind what is said of one site."""
+
+    test_rows: int
+    smallest_class: int | None
+    scores: Mapping[str, float | None]  # by model
+    gain: Comparison  # of joining; this and the others at the level that sites share
+    unadjusted: tuple[float, float]  # its interval at the level of one site
+    joined: Comparison  # over guessing
+    alone: Comparison  # over guessing
+    logistic: Comparison | None  # of joining over logistic regression
+    needed: int | None  # test rows that detect the margin; None: more seeds
+    identical: bool  # whether both models have the same outputs
+
+
+def measured(site: SiteOutcomes, margin: float, level: float) -> Numbers:
+    """The numbers of a site, from its outcomes."""
     gain = compare(site, JOINED, ALONE, level)
     plain = compare(site, JOINED, ALONE, LEVEL)
-    joined, alone = (compare(site, model, GUESS, level) for model in (JOINED, ALONE))
-    needed = _needed(site, gain, margin, level)
-    verdict = _judged(site.identical, (gain, joined, alone), margin, _in_words(needed, site))
     logistic = None
     if all(LOGISTIC in one.outputs for one in site.seeds):
         logistic = compare(site, JOINED, LOGISTIC, level)
     counts = [np.bincount(one.y)[np.unique(one.y)].min() for one in site.seeds]
+    return Numbers(
+        len(site.first.rows),
+        int(min(counts)),
+        {model: site.score(model) for model in MODELS},
+        gain,
+        (plain.low, plain.high),
+        compare(site, JOINED, GUESS, level),
+        compare(site, ALONE, GUESS, level),
+        logistic,
+        needed_rows(site, gain, margin, level),
+        site.identical,
+    )
+
+
+def entry_of(numbers: Numbers, margin: float) -> dict[str, Any]:
+    """What is said of a site with these numbers, with its verdict."""
+    comparisons = (numbers.gain, numbers.joined, numbers.alone)
+    words = _in_words(numbers.needed, numbers.test_rows)
+    verdict = _judged(numbers.identical, comparisons, margin, words)
+    low, high = numbers.unadjusted
     return {
-        "test_rows": len(site.first.rows),
-        "smallest_class": int(min(counts)),
-        "scores": {model: site.score(model) for model in MODELS},
-        "gain": as_json(gain),
-        "unadjusted": {"low": plain.low, "high": plain.high},
-        "joined_over_guessing": as_json(joined),
-        "alone_over_guessing": as_json(alone),
-        "joined_over_logistic": None if logistic is None else as_json(logistic),
+        "test_rows": numbers.test_rows,
+        "smallest_class": numbers.smallest_class,
+        "scores": dict(numbers.scores),
+        "gain": as_json(numbers.gain),
+        "unadjusted": {"low": low, "high": high},
+        "joined_over_guessing": as_json(numbers.joined),
+        "alone_over_guessing": as_json(numbers.alone),
+        "joined_over_logistic": None if numbers.logistic is None else as_json(numbers.logistic),
         "verdict": asdict(verdict),
-        "rows_needed": needed if verdict.kind == "cannot tell" else None,
-        "remarks": _remarks(logistic),
-        "quality": {model: _quality(site, model) for model in (JOINED, ALONE)},
+        "rows_needed": numbers.needed if verdict.kind == "cannot tell" else None,
+        "remarks": _remarks(numbers.logistic),
     }
 
 
-def _quality(site: _Site, model: str) -> dict[str, Any]:
+def _quality(site: SiteOutcomes, model: str) -> dict[str, Any]:
     """The qualities of a model with the first seed."""
     one = site.first
     probabilities = quality.softmax(one.outputs[model])
@@ -252,13 +299,14 @@ def _judged(
     margin: float,
     needed: str,
 ) -> Verdict:
+    """The verdict of the gain, and of each model's gain over guessing."""
     if identical:
         return Verdict("no difference", "no difference: both models give the same outputs")
     gain, joined, alone = comparisons
     return judge(gain, joined, alone, margin, needed)
 
 
-def _needed(site: _Site, gain: Comparison, margin: float, level: float) -> int | None:
+def needed_rows(site: SiteOutcomes, gain: Comparison, margin: float, level: float) -> int | None:
     """How many test rows would detect the margin; None where more seeds are needed instead."""
     gains = site.gains(JOINED, ALONE)
     rows = len(site.first.rows)
@@ -281,16 +329,17 @@ def _seeds_dominate(error: float, sampling: float, same_rows: bool, seeds: int) 
     return error**2 > 2 * explained
 
 
-def _in_words(needed: int | None, site: _Site) -> str:
+def _in_words(needed: int | None, rows: int) -> str:
     if needed is None:
         return SEEDS
-    rows = len(site.first.rows)
-    return f"{_about(needed)} test rows" if needed > rows else f"more than these {rows:,} test rows"
+    if needed > rows:
+        return f"about {about(needed):,} test rows"
+    return f"more than these {rows:,} test rows"
 
 
-def _about(count: int) -> str:
+def about(count: int) -> int:
     """A number with two digits: no estimate is better than that."""
-    return f"about {float(f'{count:.1e}'):,.0f}"
+    return round(float(f"{count:.1e}"))
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
@@ -301,20 +350,41 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _overall(
-    sites: Mapping[str, _Site], entries: Mapping[str, dict[str, Any]], margin: float
+    sites: Mapping[str, SiteOutcomes], entries: Mapping[str, dict[str, Any]], margin: float
 ) -> dict[str, Any]:
     """The unweighted mean over the sites that are released."""
-    kinds = [entry["verdict"]["kind"] for entry in entries.values()]
-    counts = {"sites": len(sites), "helps": kinds.count("helps"), "hurts": kinds.count("hurts")}
-    if not sites:
-        verdict = Verdict("cannot tell", "cannot tell: too few test rows at every site")
-        return {"gain": None, "unadjusted": None, "verdict": asdict(verdict), **counts}
     several = list(sites.values())
-    identical = all(site.identical for site in several)
+    if not several:
+        return overall_of((), entries, margin)
     pairs = ((JOINED, ALONE), (JOINED, GUESS), (ALONE, GUESS))
     comparisons = [mean_gain(several, *pair) for pair in pairs]
+    numbers = []
+    for site in several:
+        gain = compare(site, JOINED, ALONE, LEVEL)
+        numbers.append(needed_rows(site, gain, margin, LEVEL))
+    rows = len(np.unique(np.concatenate([site.first.rows for site in several])))
+    identical = all(site.identical for site in several)
+    return overall_of(comparisons, entries, margin, needed_overall(numbers, rows), identical)
+
+
+def overall_of(
+    comparisons: Sequence[Comparison],
+    entries: Mapping[str, dict[str, Any]],
+    margin: float,
+    needed: str = "",
+    identical: bool = False,
+) -> dict[str, Any]:
+    """What is said of all sites together.
+
+    `comparisons` has the gain of joining and each model's gain over guessing; it is empty where no
+    site is released.
+    """
+    kinds = [entry["verdict"]["kind"] for entry in entries.values()]
+    counts = {"sites": len(entries), "helps": kinds.count("helps"), "hurts": kinds.count("hurts")}
+    if not comparisons:
+        verdict = Verdict("cannot tell", "cannot tell: too few test rows at every site")
+        return {"gain": None, "unadjusted": None, "verdict": asdict(verdict), **counts}
     gain, joined, alone = comparisons
-    needed = _needed_overall(several, gain, margin)
     verdict = _judged(identical, (gain, joined, alone), margin, needed)
     return {
         "gain": as_json(gain),
@@ -326,19 +396,17 @@ def _overall(
     }
 
 
-def _needed_overall(sites: Sequence[_Site], gain: Comparison, margin: float) -> str:
-    """What would decide the mean over sites."""
-    numbers = [_needed(site, compare(site, JOINED, ALONE, LEVEL), margin, LEVEL) for site in sites]
+def needed_overall(numbers: Sequence[int | None], rows: int) -> str:
+    """What would decide the mean over sites, from what each would need by itself."""
     if any(number is None for number in numbers):
         return SEEDS
     total = round(float(np.mean([number or 0 for number in numbers])))
-    rows = len(np.unique(np.concatenate([site.first.rows for site in sites])))
     if total > rows:
-        return f"{_about(total)} test rows at all sites together"
+        return f"about {about(total):,} test rows at all sites together"
     return f"more than these {rows:,} test rows"
 
 
-def mean_gain(sites: Sequence[_Site], model: str, other: str) -> Comparison:
+def mean_gain(sites: Sequence[SiteOutcomes], model: str, other: str) -> Comparison:
     """The mean over sites of the gain of one model over another."""
     if len(sites) == 1:
         return compare(sites[0], model, other, LEVEL)
@@ -359,7 +427,7 @@ def mean_gain(sites: Sequence[_Site], model: str, other: str) -> Comparison:
     return result
 
 
-def _values_of_units(sites: Sequence[_Site], model: str, other: str, units: Array) -> Array:
+def _values_of_units(sites: Sequence[SiteOutcomes], model: str, other: str, units: Array) -> Array:
     """(seeds, units) whose mean is the mean over sites; the means of sites are fixed."""
     seeds = len(sites[0].seeds)
     values = np.zeros((seeds, len(units)))
@@ -374,7 +442,7 @@ def _values_of_units(sites: Sequence[_Site], model: str, other: str, units: Arra
     return values + float(np.mean(means))
 
 
-def _mean_over_splits(sites: Sequence[_Site], model: str, other: str) -> Comparison:
+def _mean_over_splits(sites: Sequence[SiteOutcomes], model: str, other: str) -> Comparison:
     """Each seed redraws the splits: its mean over sites is one value."""
     by_site = [[float(one.mean()) for one in site.gains(model, other)] for site in sites]
     ratio = max(len(site.first.rows) / site.first.train_rows for site in sites)
@@ -385,16 +453,16 @@ def _mean_over_splits(sites: Sequence[_Site], model: str, other: str) -> Compari
     return result
 
 
-def _notes(sites: Mapping[str, _Site], unit: str, level: float) -> list[str]:
+def level_note(level: float) -> str:
+    """The level of the intervals of several sites, in words."""
+    return f"intervals of sites have the level {level:.4g}, so that all hold together"
+
+
+def _notes(sites: Mapping[str, SiteOutcomes], unit: str, level: float) -> list[str]:
     """How the numbers were made."""
-    notes = {
-        "rows": "intervals of test rows; another seed is not considered",
-        "rows and seeds": "all seeds have the same test rows: intervals of rows and seeds together",
-        "splits": "each seed redraws the split: intervals with the correction of Nadeau and Bengio",
-    }
-    result = [notes[unit]]
+    result = [UNITS[unit]]
     if len(sites) > 1:
-        result.append(f"intervals of sites have the level {level:.4g}, so that all hold together")
+        result.append(level_note(level))
         rows = [np.unique(site.first.rows) for site in sites.values()]
         if len(np.unique(np.concatenate(rows))) < sum(map(len, rows)):
             result.append("sites share test rows: overall, the row is the unit")

@@ -25,6 +25,7 @@ __all__ = [
     "LEVEL",
     "Comparison",
     "combine",
+    "combine_dependent",
     "compare_accuracy",
     "compare_auroc",
     "compare_losses",
@@ -212,6 +213,22 @@ def combine(comparisons: Sequence[Comparison]) -> Comparison:
     units = sum(one.units for one in comparisons)
     by_t = _by_t(gain, math.sqrt(sum(variances)), units, LEVEL, freedom)
     return replace(by_t, low=gain - below, high=gain + above)
+
+
+def combine_dependent(comparisons: Sequence[Comparison]) -> Comparison:
+    """The mean over fixed sites that may share rows, of which nobody knows which.
+
+    Errors and limits are the means of those of the sites, as if all depended on the same rows: the
+    error of a mean is never larger than that.
+    """
+    count = len(comparisons)
+    gain, error, low, high = (
+        sum(getattr(one, name) for one in comparisons) / count
+        for name in ("gain", "error", "low", "high")
+    )
+    freedom = min(min(one.freedom, one.units - 1) for one in comparisons)
+    by_t = _by_t(gain, error, max(one.units for one in comparisons), LEVEL, freedom)
+    return replace(by_t, low=low, high=high)
 
 
 def with_least_width(result: Comparison, units: int, level: float = LEVEL) -> Comparison:

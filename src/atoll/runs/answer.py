@@ -28,7 +28,7 @@ from atoll.runs.parts import parts
 from atoll.runs.predict.model import ended_state
 from atoll.runs.result import ANSWER, Run, plain, read_answer
 
-__all__ = ["answer_folder", "write_answer"]
+__all__ = ["answer_folder", "own_answer", "write_answer", "write_assembled"]
 
 FORMAT = 1
 OUTCOMES = "outcomes.safetensors"
@@ -72,14 +72,39 @@ def write_answer(
     report = configs[0].report_options()
     body = answer(sites, report.metric, report.margin / 100)
     body["notes"] += _notes(configs[0], runs[0])
-    head = {
+    return _write(home, plain(_head(configs, runs, runs[0].headline) | body))
+
+
+def write_assembled(folder: Path, body: dict[str, Any]) -> dict[str, Any]:
+    """Write the answer of one finished run that was assembled from what its sites release."""
+    run, config = Run(folder), recorded(folder)
+    body["notes"] += _notes(config, run)
+    return _write(folder, plain(_head([config], [run], run.headline) | body))
+
+
+def own_answer(
+    folder: Path, config: RunConfig, variant: str, outcomes: Mapping[str, Outcome], sharing: int
+) -> dict[str, bytes]:
+    """The files of the answer that a site keeps for itself: nothing is withheld or rounded.
+
+    `sharing` is the number of sites whose intervals have the level together.
+    """
+    report = config.report_options()
+    seeds = {id: [one] for id, one in outcomes.items()}
+    body = answer(seeds, report.metric, report.margin / 100, sharing)
+    head = _head([config], [Run(folder)], variant)
+    return {ANSWER: _content(plain(head | body)), OUTCOMES: save(_tensors(outcomes))}
+
+
+def _head(configs: Sequence[RunConfig], runs: Sequence[Run], variant: str) -> dict[str, Any]:
+    """What the answer is about."""
+    return {
         "format": FORMAT,
         "seeds": [config.seed for config in configs],
-        "variant": runs[0].headline,
+        "variant": variant,
         "baseline": f"{configs[0].method['name']} with one site",
-        "runs": {folder.name: _events(run) for folder, run in zip(folders, runs, strict=True)},
+        "runs": {run.folder.name: _events(run) for run in runs},
     }
-    return _write(home, plain(head | body))
 
 
 def _notes(config: RunConfig, run: Run) -> list[str]:
@@ -105,9 +130,14 @@ def _events(run: Run) -> str:
 
 
 def _write(home: Path, body: dict[str, Any]) -> dict[str, Any]:
-    whole = body | {"digest": digest(json.dumps(body, sort_keys=True).encode())}
-    write_whole(home / ANSWER, json.dumps(whole, indent=1, allow_nan=False).encode() + b"\n")
+    write_whole(home / ANSWER, _content(body))
     return body
+
+
+def _content(body: dict[str, Any]) -> bytes:
+    """An answer as its file has it, with a digest."""
+    whole = body | {"digest": digest(json.dumps(body, sort_keys=True).encode())}
+    return json.dumps(whole, indent=1, allow_nan=False).encode() + b"\n"
 
 
 def _refuse_different(configs: Sequence[RunConfig], folders: Sequence[Path]) -> None:

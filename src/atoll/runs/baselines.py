@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from scipy import sparse
+from threadpoolctl import threadpool_limits
 
 from atoll.metrics.answer import BOOSTING, LOGISTIC
 
@@ -58,7 +60,8 @@ def _predicted(
     if len(seen) == 1:
         return class_shares(y, classes, test.shape[0])
     model = make(not sparse.issparse(x))
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
+    limits = threadpool_limits(torch.get_num_threads())  # scikit-learn would use every core
+    with warnings.catch_warnings(), np.errstate(all="ignore"), limits:
         warnings.simplefilter("ignore")  # an optimiser that stops at its limit is good enough
         model.fit(x, y)
         outputs = np.full((test.shape[0], classes), -np.inf)

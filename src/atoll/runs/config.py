@@ -320,7 +320,7 @@ def _default_split(data: Mapping[str, Any], usual: str) -> str:
     """The split of a run that names none: that of its own files, else the method's usual one."""
     if "files" in data and "text" not in data:
         return "files"
-    if "images" in data and usual == "columns":  # images have none
+    if "images" in data and usual in ("columns", "rows"):  # images come with their sites
         return "domains"
     return "streams" if "files" in data and usual in ("tasks", "columns") else usual
 

@@ -25,7 +25,7 @@ from atoll.runs.baselines import class_shares, classifiers
 from atoll.runs.execute import OpenEngine
 from atoll.runs.parts import Parts
 
-__all__ = ["outcomes", "own_tasks", "without_classes"]
+__all__ = ["outcome_of", "outcomes", "own_tasks", "without_classes"]
 
 Array = np.ndarray[Any, Any]
 _Predict = Callable[[Literal["test", "valid"], int], Array]  # rows of a part and task -> logits
@@ -46,14 +46,26 @@ def outcomes(
     results = {}
     for id in parts.scenario.clients:
         watch(id)
-        tasks = own_tasks(parts.scenario, id)
-        joined = _predictor(parts, state, variant, id)
-        one = alone_parts(parts, id)
-        with tempfile.TemporaryDirectory(prefix="atoll-alone-") as folder:
-            alone_state = train_parts(one, Path(folder), open_engine, stopping)
-        alone = _predictor(one, alone_state, variant, id)
-        results[id] = _outcome(one, id, tasks, {JOINED: joined, ALONE: alone})
+        results[id] = outcome_of(id, parts, state, variant, open_engine, stopping)
     return results
+
+
+def outcome_of(
+    id: str,
+    parts: Parts,
+    state: Tensors,
+    variant: str,
+    open_engine: OpenEngine,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """The outcome of one site; it is trained alone for it."""
+    joined = _predictor(parts, state, variant, id)
+    one = alone_parts(parts, id)
+    with tempfile.TemporaryDirectory(prefix="atoll-alone-") as folder:
+        alone_state = train_parts(one, Path(folder), open_engine, stopping)
+    alone = _predictor(one, alone_state, variant, id)
+    tasks = own_tasks(parts.scenario, id)
+    return _outcome(one, id, tasks, {JOINED: joined, ALONE: alone})
 
 
 def own_tasks(scenario: Scenario, id: str) -> list[int]:

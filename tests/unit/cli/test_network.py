@@ -2,8 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from atoll.cli import network
 from atoll.cli.network import Changes, _interrupted
-from atoll.core.errors import EXIT_INTERRUPTED
+from atoll.core.errors import EXIT_INTERRUPTED, UserError
+from atoll.engines.network.coordinator import Terms
 
 
 def test_waiting_is_said_once_and_then_only_what_changes() -> None:
@@ -50,3 +56,26 @@ def test_state_is_saved_only_where_there_is_a_checkpoint(tmp_path: Path) -> None
     (tmp_path / "checkpoint.safetensors").write_bytes(b"")
     error = _interrupted(tmp_path)
     assert (error.what, error.exit_code) == ("interrupted; the state is saved", EXIT_INTERRUPTED)
+
+
+@pytest.mark.parametrize(("arguments", "asks"), [([], True), (["--no-answer"], False)])
+def test_serve_asks_whether_joining_helps_unless_it_is_told_not_to(
+    arguments: list[str], asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `serve` passes on; the coordinator is stopped before it does anything."""
+    terms = []
+
+    def stop(kit: object, todo: object, chosen: Terms, *others: object) -> None:
+        terms.append(chosen)
+        raise UserError("stopped", "the test", "none")
+
+    monkeypatch.setattr("atoll.engines.network.coordinator.serve", stop)
+    monkeypatch.setattr("atoll.engines.network.kits.Kit.check", lambda kit: "")
+    run = tmp_path / "run.toml"
+    run.write_text('data = "wine"\nmethod = "fedavg"\n')
+    app = typer.Typer()
+    network.register(app)
+    out = ["--out", str(tmp_path / "run")]
+    result = CliRunner().invoke(app, ["serve", str(tmp_path), str(run), *out, *arguments])
+    assert isinstance(result.exception, UserError)
+    assert [one.answer for one in terms] == [asks]

@@ -107,6 +107,21 @@ def test_replicas_in_one_step_have_statistics_of_their_own(
         assert int(found[0].moments["steps/loss"]) == 2 * 9
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_captured_steps_merge_a_last_row_alone_as_the_loop_does(count: int) -> None:
+    """17 rows in batches of 8 and 9; batch norm of one row has no spread."""
+    works = [in_double(job("small-resnet", 17, seed)) for seed in range(count)]
+    phases = (replace(works[0].phases[0], optimiser=Optimiser("sgd", 0.01)),)
+    works = [replace(work, phases=phases) for work in works]
+    assert works[0].batch_sizes == [8, 9]
+    (results,) = run_captured([Captured(works)], [works])
+    for work, result in zip(works, results, strict=True):
+        expected = work.run()
+        assert result.losses == pytest.approx(expected.losses, rel=1e-10)
+        for name, tensor in expected.weights.items():
+            torch.testing.assert_close(result.weights[name], tensor, atol=1e-10, rtol=1e-10)
+
+
 def test_only_works_that_go_together_are_replicas() -> None:
     works = [job("cnn", 21, seed) for seed in range(2)]
     assert replicas(works)

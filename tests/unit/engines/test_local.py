@@ -82,6 +82,28 @@ def test_what_a_client_raises_is_told_with_its_name_and_action() -> None:
     assert caught.value.__cause__ is not None
 
 
+def run_on_images(sizes: list[int], folder: Path) -> None:
+    """Four sites with so many images of 8 x 8, of which the last blocks of a ResNet leave 1 x 1."""
+    changes = {
+        "data": "digits-shifted", "public": "digits-public", "public.rows": 64, "split": "domains",
+        "sizes": sizes, "models": ["resnet10"] * 4, "batch": 8, "rounds": 1, "epochs": 1,
+        "engine.mode": "loop", "pretrain_epochs": 1,
+    }  # fmt: skip
+    execute(resolve(change({"method": "fml"}, changes), "test"), folder, local_engine)
+
+
+def test_batch_norm_trains_where_the_last_batch_has_one_row(tmp_path: Path) -> None:
+    run_on_images([17, 9, 8, 8], tmp_path / "run")
+    assert (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_job_that_fails_is_reported_with_its_client(tmp_path: Path) -> None:
+    """One row has no spread, so batch norm raises."""
+    message = r"client site-2 failed in \w+: ValueError: Expected more than 1 value per channel"
+    with pytest.raises(ClientFailedError, match=message):
+        run_on_images([17, 9, 1, 8], tmp_path / "run")
+
+
 def test_a_message_of_another_kind_is_refused() -> None:
     engine = LocalEngine(parts(config("fedavg")))
     with pytest.raises(ClientFailedError, match="site-0 failed in fit"):

@@ -23,7 +23,7 @@ from atoll.jobs.train import (
     in_chunks,
 )
 from atoll.learning.losses import plain
-from atoll.learning.models import MLP, Architecture
+from atoll.learning.models import MLP, Architecture, skeleton
 
 STREAM = Stream.of(0, "test")
 
@@ -250,3 +250,60 @@ def test_the_order_of_an_epoch_is_drawn_when_the_epoch_begins() -> None:
     assert stream.asked == [("epoch", 0)]
     job.taken(3)
     assert stream.asked == [("epoch", 0), ("epoch", 0), ("epoch", 1)]
+
+
+def normalised(columns: int = 3) -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(columns, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
+
+
+def batch_normed(count: int, batch: int, training: bool = True) -> TrainJob:
+    model = normalised()
+    weights = {name: weight.detach().clone() for name, weight in model.state_dict().items()}
+    moves = tuple(name for name, _ in model.named_parameters())
+    loss = partial(plain, skeleton(model, training))
+    phase = Phase("loss", moves, loss, Optimiser("sgd", 0.1))
+    return TrainJob(weights, {}, (phase,), rows(count), batch, 2, STREAM)
+
+
+@pytest.mark.parametrize(
+    ("count", "batch", "sizes"),
+    [(9, 4, [4, 5]), (5, 4, [5]), (10, 4, [4, 4, 2]), (8, 4, [4, 4]), (1, 4, [1]), (0, 4, [])],
+)
+def test_under_batch_norm_a_last_row_alone_joins_the_batch_before(
+    count: int, batch: int, sizes: list[int]
+) -> None:
+    job = batch_normed(count, batch)
+    assert job.batch_sizes == sizes
+    assert job.steps == 2 * len(sizes)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        fit(mlp(), Optimiser("sgd", 0.1), rows(9), batch=4),
+        batch_normed(9, 4, training=False),  # by running statistics: no batch matters
+        fit(nn.Sequential(nn.Linear(3, 2), nn.Dropout()), Optimiser("sgd", 0.1), rows(9), batch=4),
+    ],
+)
+def test_without_statistics_of_a_batch_the_last_row_stays_alone(job: TrainJob) -> None:
+    assert job.batch_sizes == [4, 4, 1]
+
+
+def test_the_merged_batch_is_a_step_of_torchs_own_optimiser() -> None:
+    """9 rows, batches of 4 and 5, two epochs; running statistics and mean losses too."""
+    job, model, losses = batch_normed(9, 4), normalised(), []
+    result = job.run()
+    theirs = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(2):
+        order = STREAM.child("epoch", epoch).permutation(9)
+        for part in (order[:4], order[4:]):
+            batch = job.rows.at(part)
+            theirs.zero_grad()
+            loss = F.cross_entropy(model(batch.x), batch.y)
+            loss.backward()
+            theirs.step()
+            losses.append(loss.item() * len(part))
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(result.weights[name], weight, rtol=0, atol=1e-12)
+    assert result.losses["loss"] == pytest.approx(sum(losses) / 18, abs=1e-12)

@@ -596,3 +596,33 @@ def test_a_folder_of_seeds_predicts_the_mean_of_their_models(files: Files) -> No
     run("alone", given, "all/other")
     with pytest.raises(UserError, match="this folder holds 4 runs"):
         predictor_of(Path("all"), "a")
+
+
+def test_the_model_of_one_seed_is_chosen_by_its_number(
+    files: Files, capfd: pytest.CaptureFixture[str], call: Callable[..., int]
+) -> None:
+    given = files(30)
+    for seed in (4, 7):
+        run("fedavg", given, f"all/{seed}", seed=seed)
+    asked = ("predict", "all", "a.csv", "--site", "a")
+    assert call(*asked, "--held-out") == 2
+    assert "choose one, for example --seed 4" in capfd.readouterr().err
+    assert call(*asked, "--seed", "7", "-o", "chosen.csv") == 0
+    assert call("predict", "all/7", "a.csv", "--site", "a", "-o", "own.csv") == 0
+    assert call(*asked, "-o", "mean.csv") == 0
+    assert Path("chosen.csv").read_text() == Path("own.csv").read_text()
+    assert Path("chosen.csv").read_text() != Path("mean.csv").read_text()
+    assert call(*asked, "--seed", "5") == 2
+    assert "possible: 4, 7" in capfd.readouterr().err
+    assert call("export", "all", "--site", "a") == 2
+    assert "choose one, for example --seed 4" in capfd.readouterr().err
+    assert call("export", "all", "--site", "a", "--seed", "7") == 0
+    assert Path("all/7/export-a/card.json").exists()
+
+
+def test_folders_of_other_runs_have_no_mean(files: Files) -> None:
+    given = files(30)
+    run("fedavg", given, "all/one")
+    run("alone", given, "all/other")
+    with pytest.raises(UserError, match="this folder holds 2 runs"):
+        predictor_of(Path("all"), "a")

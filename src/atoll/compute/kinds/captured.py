@@ -34,7 +34,8 @@ def _captures(tuner: Tuner, jobs: Mapping[str, TrainJob], refused: frozenset[str
     """Jobs that differ in values alone in one step if that is better, others one by one."""
     alike: dict[tuple[Hashable, int], list[str]] = {}
     for id, job in jobs.items():
-        key = step_key(job) if len(job.rows) else None
+        # of one row nothing is captured: where a network needs more, the loop names the client
+        key = step_key(job) if len(job.rows) > 1 else None
         if key is not None:
             alike.setdefault((key, len(job.rows)), []).append(id)
     captures: list[Capture] = []

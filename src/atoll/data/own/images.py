@@ -23,7 +23,15 @@ from atoll.data.dataset import Dataset
 from atoll.data.pictures import fitted
 from atoll.data.sources.fetch import own
 
-__all__ = ["ENDINGS", "Shape", "image_files", "picture", "some_images", "unlabelled"]
+__all__ = [
+    "ENDINGS",
+    "Shape",
+    "broken_images",
+    "image_files",
+    "picture",
+    "some_images",
+    "unlabelled",
+]
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, int, int]
@@ -89,6 +97,18 @@ def _refuse_site(path: Path, site: _SiteImages, known: Sequence[str], parted: bo
     if parted and site.test is None:
         what = "some sites have test images and this one has none"
         raise UserError(what, str(path), "split the images of all sites or of none")
+
+
+def broken_images(images: Sequence[str]) -> list[tuple[str, str]]:
+    """The files in folders of images that cannot be read, each with the reason."""
+    broken = []
+    for folder in map(Path, images):
+        for path in _below(folder) if folder.is_dir() else ():
+            try:
+                picture(path, lambda p=path: p, (1, 1, 1))  # type: ignore[misc]
+            except UserError as error:
+                broken.append((str(path), error.what))
+    return broken
 
 
 def unlabelled(path: Path, shape: Shape, image: str = "image") -> Array:

@@ -224,6 +224,7 @@ class Profile:
     counts: Counter[str] = field(default_factory=Counter)
     word: tuple[Sheet, int, str] | None = None  # the first that is no number: file, row, text
     huge: tuple[Sheet, int, str] | None = None
+    codes: bool = False  # its type in the file is text, and all values are digits
     sample: list[tuple[str, str]] = field(default_factory=list)  # value, label
 
     def add(self, text: pa.Array, labels: pa.Array, rows: Array, sheet: Sheet) -> None:
@@ -265,7 +266,7 @@ class Profile:
         """The type of the column here; empty where it has no value."""
         if not self.present:
             return ""
-        if categorical:
+        if categorical or self.codes:
             return "text"
         if self.numbers == self.present:
             return "number"
@@ -392,4 +393,12 @@ def _add_rows(
     for name in sheet.columns:
         if name not in left_out:
             column = batch.column(name)
-            profiles.setdefault(name, Profile()).add(column, labels, rows, sheet)
+            measured = name in rules.units or name in rules.dates
+            typed = name in sheet.text_columns and not measured
+            profile = profiles.setdefault(name, Profile(codes=typed))
+            profile.codes = profile.codes and _all_digits(column)
+            profile.add(column, labels, rows, sheet)
+
+
+def _all_digits(text: pa.Array) -> bool:
+    return bool(pc.all(pc.match_substring_regex(text, "^[0-9]+$"), min_count=0).as_py())

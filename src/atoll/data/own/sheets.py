@@ -53,6 +53,13 @@ class Sheet:
     site: str = ""  # its site, where the options name it; else the site has the name of the file
     stage: str = ""  # when its rows come, where each stage has a file
     written: tuple[str, ...] = ()  # the names of columns in the file, where they were renamed
+    text: tuple[bool, ...] = ()  # whether each column has the type of text; empty: no types
+
+    @property
+    def text_columns(self) -> frozenset[str]:
+        """The columns whose type in the file is text."""
+        pairs = zip(self.columns, self.text, strict=True) if self.text else ()
+        return frozenset(name for name, text in pairs if text)
 
     @property
     def comma(self) -> bool:
@@ -77,7 +84,10 @@ def opened(path: Path, delimiter: str = "", encoding: str = "") -> Sheet:
     if kind in EXCEL:
         return Sheet(path, _checked(_excel_columns(path), path), "", "", stamp)
     if kind in (*PARQUET, *FEATHER):
-        return Sheet(path, _checked(_typed_columns(path), path), "", "", stamp)
+        schema = _schema(path)
+        typed = _checked([str(name) for name in schema.names], path)
+        text = tuple(_is_text(field.type) for field in schema)
+        return Sheet(path, typed, "", "", stamp, text=text)
     delimiter, encoding, header = written(path, delimiter, encoding)
     try:
         names = next(csv.reader(io.StringIO(header, newline=""), delimiter=delimiter), [])
@@ -185,8 +195,8 @@ def _excel_columns(path: Path) -> list[str]:
         raise refused(str(error), path, "save it again, or as CSV") from error
 
 
-def _typed_columns(path: Path) -> list[str]:
-    """The names of the columns of a Parquet or Feather file, whose types must be plain."""
+def _schema(path: Path) -> pa.Schema:
+    """The columns of a Parquet or Feather file, whose types must be plain."""
     feather = path.suffix.lower() in FEATHER
     try:
         if feather:
@@ -204,7 +214,13 @@ def _typed_columns(path: Path) -> list[str]:
                 path,
                 "columns may be numbers, text, true or false, and dates; remove or flatten it",
             )
-    return [str(name) for name in schema.names]
+    return schema
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _strange(kind: pa.DataType) -> bool:

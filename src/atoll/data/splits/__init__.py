@@ -85,6 +85,6 @@ def split(dataset: Dataset, options: Any, seed: int, name: str = "") -> Scenario
     name = name or type(options).__module__.rpartition(".")[2]
     own = "files" if dataset.group is not None else "parties"  # different rows, or columns
     if dataset.layout is not None and name != own:
-        what = f"your own tables cannot be dealt out by split = '{name}'"
+        what = f"'{dataset.name}' cannot be dealt out by split = '{name}'"
         raise UserError(what, "scenario", f"use split = '{own}', or leave it out")
     return load(name).deal(dataset, options, seed)

@@ -1,4 +1,4 @@
-"""Every client is a site of your own tables, tested on rows and columns of its own."""
+"""Every client is a site of your own tables or of `hospitals`, tested on its rows and columns."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def deal(dataset: Dataset, options: Options, seed: int) -> Scenario:
     layout, stream = dataset.layout, Stream.of(seed, "split", "files")
     if layout is None:
         raise partition.refusal(
-            f"'{dataset.name}' is not made of files", "give data = { files = [...] }"
+            f"'{dataset.name}' is not made of files", "give data = { files = [...] } or 'hospitals'"
         )
     common, stages = layout.held.all(0), layout.stages or ("all",)
     holdings, tests = [], []

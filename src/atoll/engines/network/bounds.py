@@ -167,7 +167,7 @@ class Bounds:
             return
         rows, terms = len(work.rows), self.terms
         epochs = len(getattr(job, "streams", ())) or work.epochs
-        steps = epochs * math.ceil(rows / work.batch)
+        steps = epochs * len(work.batch_sizes)
         least_of = [("training rows behind an answer", rows, terms.rows)]
         if self.updates:
             least_of += [

@@ -51,6 +51,7 @@ class Contract:
     rounds_in_all: AtLeastOne = 1000  # rounds of all runs on the same data, ever
     epochs_in_all: AtLeastOne = 20_000  # epochs of all runs on the same data, ever
     answers_in_all: AtLeastOne = 200_000  # answers of all runs on the same data, ever
+    answer: bool = False  # whether a run may have this site's comparison of joined and alone, once
     options: dict[str, dict[str, Any]] = field(default_factory=dict)  # limits of options, by method
 
 

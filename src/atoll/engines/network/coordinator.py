@@ -52,12 +52,13 @@ END_SECONDS = 8.0  # in which NVFlare should have ended a job that has done its 
 
 @dataclass(frozen=True)
 class Terms:
-    """How patient the coordinator is."""
+    """How patient the coordinator is, and whether it asks for comparisons."""
 
     deadline: Positive = 3600.0  # seconds that one exchange may take
     silence: Positive = 30.0  # seconds without a sign of life after which a site counts as lost
     patience: NotNegative = 120.0  # seconds to wait for a site before going on without it
     at_least: NotNegativeInt = 0  # sites that must be there, where some may be away; 0: all
+    answer: bool = True  # ask sites at the end whether joining helps
 
 
 @dataclass
@@ -111,6 +112,8 @@ class _Serving:
                 sites = self._wait()
                 ended = self._job(sites)
                 if self._over(ended):
+                    for line in ended.get("notes", []):
+                        self.note(str(line))
                     for name, (sent, received) in sorted(self.moved.items()):
                         self.note(f"{name}: {sent:,} bytes to it, {received:,} from it")
                     return
@@ -186,7 +189,7 @@ class _Serving:
             (self.control / name).unlink(missing_ok=True)
         plan = {
             "sites": self.kit.sites, "deadline": self.terms.deadline,
-            "silence": self.terms.silence,
+            "silence": self.terms.silence, "answer": self.terms.answer,
             "at_least": 0 if self.quorum == len(self.kit.sites) else self.quorum,
             "runs": [
                 {"folder": str(f.resolve()), **read_json(_beside(self.kit, f))}

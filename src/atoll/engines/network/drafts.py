@@ -14,7 +14,7 @@ from atoll.engines.network import ranges
 from atoll.engines.network.contract import TELLING, Contract
 from atoll.runs.config import RunConfig
 
-__all__ = ["drafted_contract", "drafted_file", "written"]
+__all__ = ["drafted_contract", "drafted_file", "epochs_of_round", "written"]
 
 AGAIN = 5  # as many rounds as the run has may be done, over all runs: rounds may be done again
 ANSWERS = 25  # of a round: its update, and tests of all tasks so far
@@ -26,7 +26,7 @@ def drafted_contract(run: RunConfig) -> Contract:
     method = str(run.method["name"])
     every = [*sorted(actions(methods.load(method).client)), *(TELLING if _own(run) else ())]
     used = [str(run.model.get("name", "")), *run.models]
-    epochs = _epochs(run)
+    epochs = epochs_of_round(run)
     rounds = AGAIN * run.rounds * (STAGES if _own(run) else int(run.scenario.get("stages", 1)))
     return Contract(
         methods=(method,),
@@ -56,7 +56,8 @@ def _own(run: RunConfig) -> bool:
     return "files" in run.data
 
 
-def _epochs(run: RunConfig) -> int:
+def epochs_of_round(run: RunConfig) -> int:
+    """The most epochs that a client trains in a round."""
     return max(map(int, [run.method.get("epochs", 1), *run.method.get("epochs_each", ())]))
 
 

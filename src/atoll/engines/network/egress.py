@@ -40,7 +40,7 @@ class Line:
     before: str  # the hash of the line before
     hash: str
     data: str = ""  # the data behind an answer: budgets over all runs are counted by it
-    rounds: int = 0  # that began with this answer: 1 or 0
+    rounds: int = 0  # that began with this answer, or were trained for it
     epochs: int = 0  # of training behind this answer
 
 

@@ -13,7 +13,7 @@ __all__ = ["explained", "loose_terms", "warnings"]
 
 USUAL = Contract()
 NO_EFFECT = (
-    f"The contract does not limit {', '.join(ranges.COORDINATORS[:-1])} and the rest of engine,"
+    f"The contract does not limit {', '.join(ranges.COORDINATORS[:-2])} and the rest of engine,"
     " which have no effect here."
 )
 REMAINS = (
@@ -30,6 +30,17 @@ REMAINS = (
     " discloses them in 'agree', as far as its own file lets it;",
     "- collude with all sites but this one and so know this site's update exactly.",
     "Only noise on updates (differential privacy) bounds these, and atoll does not add any.",
+)
+
+ANSWER = (
+    "Once in a run the coordinator can ask how the joined model compares with this site alone."
+    " What leaves: the scores of both models, of guessing and of simple classifiers on the test"
+    " rows; gains with standard errors, p-values and intervals; row counts rounded down to tens;"
+    " nothing of a site with fewer than 10 test rows. Accuracy times rows reveals a count: how many"
+    " test rows a model gets right, and for guessing those of one class. Gain and standard error"
+    " together reveal on how many rows one model alone is right. The coordinator chooses the joined"
+    " weights, and no bound looks at them. Training alone counts in the budgets of rounds and"
+    " epochs."
 )
 
 
@@ -106,6 +117,8 @@ def _worst(terms: Contract) -> Iterator[str]:
             "Each answer of 'check' tells how many test rows the weights get right: a few bits"
             f" each, {terms.answers_in_all:,} answers at most."
         )
+    if terms.answer:
+        yield ANSWER
     if "offer" in terms.actions:
         yield (
             "'offer' and 'agree' tell hashes of column names, their types, the names of classes and"
@@ -177,11 +190,12 @@ def loose_terms(terms: Contract) -> Iterator[str]:
         ("networks", bool(terms.networks)),
         ("plugins", bool(terms.plugins)),
         ("replacements", bool(terms.replacements)),
+        ("answer", terms.answer),
     )
     for name, loose in checks:
         if loose:
             value = getattr(terms, name)
-            shown = ", ".join(value) if isinstance(value, tuple) else value
+            shown = ", ".join(value) if isinstance(value, tuple) else str(value).lower()
             yield f"{name} = {shown}: {LOOSE_TERMS[name]}"
 
 
@@ -199,6 +213,7 @@ LOOSE_TERMS = {
     "networks": "a run may use this code as its network, and no bound looks into it.",
     "plugins": "a run may use this code to load or deal out data; it runs with this site's rights.",
     "replacements": "a run may put these functions in the place of parts of a method.",
+    "answer": "a run may have scores and gains on the test rows, with weights of its choice.",
 }
 LOOSE = {
     "method.optimiser": "an update is a plain sum of gradients: with low biases, which a"

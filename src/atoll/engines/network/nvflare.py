@@ -40,12 +40,15 @@ from atoll.data.own.agreement import (
     Plan,
     elsewhere,
 )
+from atoll.engines.network.collection import collect, reason_for_none
 from atoll.engines.network.contract import read_site
 from atoll.engines.network.faults import spoilt
 from atoll.engines.network.mirror import ENVIRONMENT as MIRROR
 from atoll.engines.network.mirror import Mirror
 from atoll.engines.network.policy import Gate, Reply, answered, handled, log, told
 from atoll.engines.network.remote import Party, Remote, SiteLostError, packet_bytes
+from atoll.engines.network.requests import COMPARE
+from atoll.runs.answer import write_assembled
 from atoll.runs.config import read, resolve, to_toml
 from atoll.runs.execute import prepare
 from atoll.runs.facts import facts
@@ -107,7 +110,11 @@ class Outpost:
     ) -> dict[str, Any]:
         """Make ready for a run."""
         return self._told(
-            "prepare", lambda gate: {"data": gate.prepare(run, config, client, clients, plan)}
+            "prepare",
+            lambda gate: {
+                "data": gate.prepare(run, config, client, clients, plan),
+                "answer": gate.terms.answer,
+            },
         )
 
     @collab.publish  # type: ignore[untyped-decorator]
@@ -128,6 +135,12 @@ class Outpost:
         """Keep what predictions need."""
         asked = Packet(header, block, 0, 0, ())
         return self._told("finish", lambda gate: gate.finish(asked))
+
+    @collab.publish  # type: ignore[untyped-decorator]
+    def compare(self, header: bytes, block: bytes) -> dict[str, Any]:
+        """Compare the joined model with this site alone."""
+        asked = Packet(header, block, 0, 0, ())
+        return self._told(COMPARE, lambda gate: _left(gate.compare(asked)))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def keep(self, place: str) -> dict[str, Any]:
@@ -189,6 +202,7 @@ class Coordinator:
         self.control = Path(control)
         self._shown, self._done = 0.0, ""
         self._names: dict[str, str] = {}  # of sites, by the client's id
+        self._notes: list[str] = []  # for the coordinator's screen, when all is done
 
     @collab.main  # type: ignore[untyped-decorator]
     def go(self) -> None:
@@ -200,7 +214,7 @@ class Coordinator:
         try:
             for run in plan["runs"]:
                 self._run(plan, run, proxies)
-            ended = {"ended": "done"}
+            ended: dict[str, Any] = {"ended": "done", "notes": self._notes}
         except Exception as error:
             ended = _ended(error, self._names)
             log.warning("%s", error, exc_info=True)
@@ -232,8 +246,20 @@ class Coordinator:
             go(made, engine, record, partial(self._progress, parties), stop.exists)
             if own and config.checkpoints:
                 engine.finish(folder)
+            body = self._collected(engine, made, record) if plan["answer"] else None
             self._tell(parties, run["id"], always=True)
             write_result(folder, record.extents)
+            if body:
+                write_assembled(folder, body)
+
+    def _collected(self, engine: Remote, made: Parts, record: Record) -> dict[str, Any] | None:
+        """Whether joining helps, from what sites release; None, and a note, where none does."""
+        willing = sum(party.compares for party in engine.parties.values())
+        reason = reason_for_none(made, willing)
+        if reason:
+            self._notes.append(f"no answer for {record.folder.name}: {reason}")
+            return None
+        return collect(engine, made, record.folder, record)
 
     def _live(self) -> None:
         """A heartbeat every other second."""

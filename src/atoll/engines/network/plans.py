@@ -23,14 +23,10 @@ from atoll.data.own.agreement import (
     Offered,
     OwnTable,
     Plan,
-    only_here,
 )
-from atoll.data.splits import split
 from atoll.engines.network.contract import RefusedError
-from atoll.runs.config import RunConfig
-from atoll.runs.parts import Parts
 
-__all__ = ["Agreement", "agreement_size", "keep", "own_parts", "own_table", "read", "violation"]
+__all__ = ["Agreement", "agreement_size", "keep", "read", "violation"]
 
 MOST_PLAN = 1 << 23  # bytes of a plan
 MOST_NAMES = 1_000  # classes, stages or clients of a run
@@ -95,12 +91,6 @@ def read(home: Path, text: str) -> tuple[Agreement, Plan]:
         raise UserError("a file is damaged", str(path), "restore it from a copy") from error
 
 
-def own_table(client: str, config: RunConfig) -> OwnTable:
-    """This site's table, as a run reads it."""
-    given = {key: value for key, value in config.data.items() if key != "name"}
-    return OwnTable(client, **given)
-
-
 def violation(plan: Plan, agreement: Agreement, table: OwnTable, clients: Sequence[str]) -> str:
     """Where a plan goes beyond what this site discloses of its table; empty where it does not."""
     offered = table.offered(Offer(agreement.key))
@@ -156,15 +146,3 @@ def _names(what: str, names: Sequence[str], own: Sequence[str] | None = None) ->
     if names and not own:
         return f"{what} in the plan, and none at this site"
     return "" if {*own} <= {*names} else f"the plan lacks {what} that this site has"
-
-
-def own_parts(
-    config: RunConfig, table: OwnTable, client: str, clients: Sequence[str], plan: Plan
-) -> Parts:
-    """The parts of a run on own tables: this site's rows, and of the others their names alone."""
-    if config.scale == "global":
-        raise RefusedError("scale = 'global' would need all sites' rows; use 'local'")
-    dataset = table.dataset(plan)
-    made = split(dataset, config.scenario_options(), config.seed, config.split)
-    here = only_here(made, plan, client, clients, dataset.x.shape[1])
-    return Parts(config, dataset, here)

@@ -14,7 +14,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +22,30 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
-from torch import Tensor
 
 from atoll.core.errors import BadMessageError, UserError, printable
 from atoll.core.federation import SERVER, Moment, actions, answer
 from atoll.core.messages import Packet, Tensors, pack, unpack
 from atoll.core.record import FILES, Record, Snapshot, disk_errors, write_whole
-from atoll.data.dataset import file_fingerprint
 from atoll.data.own.agreement import Agree, Offer, OwnTable, UntoldError
-from atoll.data.own.tables import TableOptions
 from atoll.data.vectors import KINDS as VECTOR_KINDS
 from atoll.engines.network import plans, ranges
 from atoll.engines.network.bounds import Bounds, too_few_rows
+from atoll.engines.network.comparison import (
+    Cost,
+    compared,
+    cost_of,
+    obstacle,
+    read_release,
+    written_release,
+)
 from atoll.engines.network.contract import RefusedError, SiteFile
 from atoll.engines.network.egress import Counted, EgressLog
 from atoll.engines.network.faults import spoilt
 from atoll.engines.network.mirror import Mirror
 from atoll.engines.network.named import foreign_names
+from atoll.engines.network.own import data_key, own_parts, own_table, sparing
+from atoll.engines.network.requests import COMPARE, LARGEST, Compare, Finish
 from atoll.engines.network.size import parameters
 from atoll.learning.weights import copied, prefixed
 from atoll.runs.config import RunConfig, resolve
@@ -46,7 +53,7 @@ from atoll.runs.parts import Parts, parts
 from atoll.runs.recipe import write_recipe
 from atoll.runs.result import write_result
 
-__all__ = ["Finish", "Gate", "Reply", "answered", "handled", "log", "told"]
+__all__ = ["Gate", "Reply", "answered", "handled", "log", "told"]
 
 MOST_AT_ONCE = 4  # questions: one is answered, and asked again up to three times if it takes long
 KEPT = 2  # checkpoints that a site keeps: the server may have died before it wrote its own
@@ -54,21 +61,6 @@ MOST_CONFIG = 1 << 20  # bytes of a run's config
 log = logging.getLogger("atoll.site")
 BEFORE = Moment(0, 0, 1)
 Reply = dict[str, Any]  # ok, and then what was asked for or why it was not given
-
-
-@dataclass(frozen=True)
-class Finish:
-    """What a site needs to predict by itself when a run on own tables is over."""
-
-    state: Tensors  # of the server
-    events: Tensor  # this client's scores, as the record has them: bytes, as they may be many
-    facts: Tensor  # of the record, likewise
-
-    @classmethod
-    def of(cls, state: Tensors, events: str, facts: str) -> "Finish":
-        """The message of these texts."""
-        told = [np.frombuffer(text.encode(), np.uint8).copy() for text in (events, facts)]
-        return cls(state, *map(torch.from_numpy, told))
 
 
 class Gate:
@@ -98,7 +90,7 @@ class Gate:
             self._may("offer")
             self._fits("offer", packet)
             request = unpack(packet, Offer, SERVER)
-            table = plans.own_table(client, made)
+            table = own_table(client, made)
             with self._untold("offer"):
                 reply = pack(table.offered(request))
             self._let_out("offer", BEFORE, reply)
@@ -167,10 +159,9 @@ class Gate:
         """
         with self._alone("prepare"):
             made = self._begin(run, config)
-            if "files" in made.data:
-                self._parts = self._on_own_table(made, config, client, clients, plan)
-            else:
-                self._parts = parts(made)
+            own = "files" in made.data
+            asked = (made, config, client, clients, plan)
+            self._parts = self._on_own_table(*asked) if own else parts(made)
             dataset, fingerprint = self._parts.dataset, self._parts.dataset.fingerprint
             self._affordable(made, math.prod(dataset.x.shape[1:]), len(dataset.classes))
             if client not in self._parts.scenario.clients:
@@ -201,11 +192,11 @@ class Gate:
             self.egress.refused(self.run, "prepare", str(error))
             raise
         self._refuse("prepare", agreement.stale(config, client, self._data))
-        table = plans.own_table(client, made)
+        table = own_table(client, made)
         with self._untold("prepare"):
             self._refuse("prepare", plans.violation(plan, agreement, table, clients))
         self._affordable(made, table.width(plan), len(plan.classes))
-        return plans.own_parts(made, table, client, clients, plan)
+        return own_parts(made, table, client, clients, plan)
 
     def _refuse(self, action: str, reason: str) -> None:
         """Log and raise a refusal, where there is a reason."""
@@ -230,7 +221,7 @@ class Gate:
             raise RefusedError("a run's name with other than letters, digits and -")
         self.run = run
         self._refuse("prepare", ranges.violation(self.terms.options, made, self._own_options))
-        self._data = _data_key(made)
+        self._data = data_key(made)
         self._affordable(made)
         if made.engine_options().threads:
             torch.set_num_threads(made.engine_options().threads)
@@ -261,7 +252,7 @@ class Gate:
         if "files" in values.get("data", {}):
             if "files" not in self.site.data:
                 raise RefusedError("the run wants own files, and this site's file names none")
-            values["data"] = {**values["data"], **_sparing(values["data"]), **self.site.data}
+            values["data"] = {**values["data"], **sparing(values["data"]), **self.site.data}
         values["engine"] = {**values.get("engine", {}), **self.site.engine}
         return resolve(values, "the run's config")
 
@@ -442,6 +433,55 @@ class Gate:
             Record(self._home).checkpoint(_arrays(state), {"stage": 0, "round": 0})
             write_result(self._home)
 
+    def compare(self, packet: Packet) -> Packet:
+        """Release how the joined model compares with this site alone, once in a run.
+
+        The same request, which a server repeats after a fault, gets the same answer.
+        """
+        with self._alone(COMPARE):
+            self._refuse(COMPARE, "" if self.terms.answer else "an answer is not in the contract")
+            self._fits(COMPARE, packet)
+            state = self._ready.state()
+            stages, rounds = self._known.scenario.stages, self._known.config.rounds
+            end = Moment(stages - 1, rounds - 1, rounds)
+            asked, before = _digest(COMPARE, end, packet), read_release(self._home)
+            if before is not None:
+                other = "" if before[0] == asked else "a second comparison of one run"
+                self._refuse(COMPARE, other)
+                reply = pack(before[1])
+                self._let_out(COMPARE, end, reply, again=True)
+                return reply
+            cost = cost_of(self._known, self.id)
+            self._refuse(COMPARE, obstacle(self._known) or self._beyond(cost))
+            reply, (name, content) = self._compared(packet, asked, state)
+            self._let_out(COMPARE, end, reply, cost.rounds, cost.epochs)
+            write_whole(self._home / name, content)
+            return reply
+
+    def _compared(
+        self, packet: Packet, asked: str, state: Tensors
+    ) -> tuple[Packet, tuple[str, bytes]]:
+        """The answer, and the file that says that it has left; all other files are kept here."""
+        request = unpack(packet, Compare, SERVER)
+        leaves, files = compared(self._known, self.id, copied(state), request, self._home)
+        reply = pack(leaves)
+        if reply.size > LARGEST:
+            self._refuse(COMPARE, f"a comparison of {reply.size:,} bytes")
+        mark = written_release(asked, leaves)
+        self._reserve(COMPARE, len(mark[1]) + sum(map(len, files.values())))
+        for name, content in files.items():
+            write_whole(self._home / name, content)
+        return reply, mark
+
+    def _beyond(self, cost: Cost) -> str:
+        """Why training alone is beyond the budgets on this data; empty where it is not."""
+        spent, terms = self.egress.spent(self._data), self.terms
+        if spent.rounds + cost.rounds > terms.rounds_in_all:
+            return f"more than {terms.rounds_in_all:,} rounds on this data are not in the contract"
+        if spent.epochs + cost.epochs > terms.epochs_in_all:
+            return f"more than {terms.epochs_in_all:,} epochs on this data are not in the contract"
+        return ""
+
     def snapshot(self, moment: Moment) -> None:
         """Write the client's snapshots to the store; they are never sent."""
         with self._alone("snapshot"):
@@ -510,21 +550,6 @@ def _digest(action: str, moment: Moment, packet: Packet) -> str:
 
 def _arrays(state: Tensors) -> dict[str, np.ndarray[Any, Any]]:
     return {name: np.asarray(t.detach().cpu().numpy(), order="C") for name, t in state.items()}
-
-
-def _sparing(data: dict[str, Any]) -> dict[str, Any]:
-    """The site's file decides what is disclosed of a column; a run may only ask for less."""
-    usual = TableOptions.most_levels
-    most = data.get("most_levels", usual)
-    return {"keep": (), "most_levels": min(most, usual) if isinstance(most, int) else usual}
-
-
-def _data_key(config: RunConfig) -> str:
-    """What data a run is on: a hash of own files, else the data set's name."""
-    files = config.data.get("files", ())
-    with disk_errors(Path(str(next(iter(files), "")))):
-        hashes = [file_fingerprint(Path(str(file))) for file in files]
-    return "-".join(hashes) or str(config.data.get("name", ""))
 
 
 def _age(path: Path) -> tuple[int, int]:

@@ -51,8 +51,10 @@ OWN_DATA = ("files", "keep", "most_levels")  # of `data`: for the site's own fil
 ANY_RUN = ("name", "ignore", "levels", "order")
 MOST_ITEMS = 100  # of a list that is limited by a range, or by nothing
 ENGINE = ("device", "threads")  # of `engine`: what a site uses of a run's
-# Options that have no effect at a site, or a term of their own: `replacements`.
-COORDINATORS = ("name", "checkpoints", "checkpoint_seconds", "looks", "robust", "report", "replace")
+# Options that have no effect at a site, or a term of their own: `replacements` and `answer`.
+COORDINATORS = (
+    *("name", "checkpoints", "checkpoint_seconds", "looks", "robust", "replace", "report"),
+)
 EDGES = ("least", "most")
 
 

@@ -14,15 +14,16 @@ from nvflare.collab import CollabCallError
 
 from atoll import methods
 from atoll.core import VERSION
-from atoll.core.errors import BadMessageError, ClientFailedError, UserError
+from atoll.core.errors import BadMessageError, ClientFailedError, UserError, printable
 from atoll.core.federation import Moment, actions, kinds
 from atoll.core.messages import Packet, Tensors, opened, pack
 from atoll.core.options import build
 from atoll.core.record import Score, Snapshot, read_checkpoint, read_events
 from atoll.data.own.agreement import Agree, Agreed, Offer, Offered, Plan, common, planned
 from atoll.data.own.tables import TableOptions
-from atoll.engines.network.policy import Finish
+from atoll.engines.network.requests import COMPARE, LARGEST, Finish
 from atoll.learning.weights import without
+from atoll.metrics.release import Release, fault
 from atoll.runs.config import RunConfig, to_toml
 
 __all__ = ["Party", "Remote", "SiteLostError", "packet_bytes"]
@@ -58,6 +59,7 @@ class Party:
     sent: int = 0  # bytes to it
     received: int = 0  # bytes from it
     excluded: str = ""  # when and why its answers were left out last
+    compares: bool = False  # whether its contract allows a comparison at the end
 
 
 @dataclass
@@ -118,6 +120,7 @@ class Remote:
         for id, reply in replies.items():
             if not isinstance(reply.get("data"), str):
                 raise BadMessageError(id, MISFORMED)
+            self.parties[id].compares = reply.get("answer") is True
         return {id: reply["data"] for id, reply in replies.items()}
 
     @property
@@ -171,6 +174,27 @@ class Remote:
             )
             asked[id] = packet_bytes(pack(Finish.of(without("server", state), own, about)))
         self._ask("finish", asked)
+
+    def compare(self, request: Packet) -> dict[str, Packet | str]:
+        """Ask each site whose contract allows it for its comparison: a `Release`, or why not.
+
+        A run that has ended needs no comparison, so a site that fails or is lost stops nobody.
+        """
+        ids = [id for id in self.present if self.parties[id].compares]
+        with ThreadPoolExecutor(max(1, len(ids))) as pool:
+            replies = pool.map(lambda id: self._compared(id, request), ids)
+            return dict(zip(ids, replies, strict=True))
+
+    def _compared(self, id: str, request: Packet) -> Packet | str:
+        self.parties[id].sent += request.size
+        try:
+            reply = self._ask(COMPARE, {id: packet_bytes(request)})[id]
+            packet = self._opened(id, reply, Release)
+            return MISFORMED if packet.size > LARGEST or fault(packet.message) else packet
+        except (ClientFailedError, BadMessageError) as error:
+            return printable(error.reason)
+        except SiteLostError as error:
+            return f"lost: {printable(error.reason)}"
 
     def states(self, place: str) -> dict[str, Tensors]:
         """Let every site keep its client's memory; nothing of it comes here."""

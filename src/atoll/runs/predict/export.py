@@ -66,7 +66,7 @@ def export(predictor: Predictor, out: Path, crossed: str) -> Path:
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     may_write(out / "card.json", [], [run.folder], lambda head: b'"what_left_the_site"' in head)
-    for name in ("model.safetensors", "model.onnx"):
+    for name in ("model.safetensors", "model.onnx", "predict.py"):
         may_write(out / name, [], [run.folder], lambda _: (out / "card.json").exists())
     write_whole(out / "model.safetensors", save(weights))
     write_whole(out / "card.json", json.dumps(plain(card), indent=1).encode() + b"\n")

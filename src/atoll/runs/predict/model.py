@@ -211,8 +211,13 @@ class Predictor:
         return tuple(self.recipe["shape"])
 
 
-def predictor_of(folder: Path, site: str, variant: str = "", task: str = "") -> Predictor:
-    """The model of a site in a run, or the mean over the seeds in a folder of runs."""
+def predictor_of(
+    folder: Path, site: str, variant: str = "", task: str = "", seed: int | None = None
+) -> Predictor:
+    """The model of a site in a run, or the mean over the seeds in a folder of runs.
+
+    With `seed`, the run of that seed alone.
+    """
     first, *others = [Predictor(run, site, variant, task) for run in runs_in(folder)] or [
         Predictor(folder, site, variant, task)
     ]
@@ -221,7 +226,13 @@ def predictor_of(folder: Path, site: str, variant: str = "", task: str = "") -> 
             first
         ):
             raise absent_run(folder)  # other data, methods or options: no mean
-    return dataclasses.replace(first, others=tuple(others))
+    if seed is None:
+        return dataclasses.replace(first, others=tuple(others))
+    by_seed = {one.config.seed: one for one in (first, *others)}
+    if seed not in by_seed:
+        known = ", ".join(str(number) for number in sorted(by_seed))
+        raise UserError(f"no run of seed {seed} in this folder", "--seed", f"possible: {known}")
+    return by_seed[seed]
 
 
 def _but_seed(predictor: Predictor) -> RunConfig:

@@ -17,7 +17,7 @@ from atoll.data.own.sheets import Sheet, batches, line_of, opened
 from atoll.runs.predict.model import Array, Predictor, refuse_other
 from atoll.runs.predict.output import Predicted, Writer, writing
 
-__all__ = ["blocks", "labels", "numbers", "predict"]
+__all__ = ["blocks", "labels", "numbers", "predict", "rules_of"]
 
 
 def blocks(predictor: Predictor) -> list[Block]:
@@ -39,7 +39,7 @@ def predict(predictor: Predictor, file: Path, out: Path, held_out: bool = False)
     """Write a CSV with a prediction for each row: its number, the class, every probability."""
     read, recipe = blocks(predictor), predictor.recipe
     columns = {block.column for block in read}
-    rules = _rules(predictor)
+    rules = rules_of(predictor)
     opened_file = opened(file, *(recipe.get(key, "") for key in ("delimiter", "encoding")))
     sheet = rename_columns(opened_file, rules)
     first = ["row", rules.id] if rules.id in sheet.columns else ["row"]
@@ -56,7 +56,7 @@ def predict(predictor: Predictor, file: Path, out: Path, held_out: bool = False)
     return writer.counts
 
 
-def _rules(predictor: Predictor) -> Rules:
+def rules_of(predictor: Predictor) -> Rules:
     """How the site's file is harmonised; older runs have no rules."""
     by_site = predictor.recipe.get("rules", {})
     return build(

@@ -20,7 +20,8 @@ from atoll.data.own.tables import TableOptions
 from atoll.engines.local import local_engine
 from atoll.engines.network.contract import RefusedError, SiteFile
 from atoll.engines.network.egress import lines
-from atoll.engines.network.policy import Finish, Gate
+from atoll.engines.network.policy import Gate
+from atoll.engines.network.requests import Finish
 from atoll.runs.config import RunConfig, change, resolve, to_toml
 from atoll.runs.execute import execute
 from atoll.runs.facts import facts

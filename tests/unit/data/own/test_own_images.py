@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from atoll import data
+from atoll import cli, data
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
+from atoll.data.own.images import broken_images, some_images, unlabelled
 from atoll.data.own.images import picture as picture_of
-from atoll.data.own.images import some_images, unlabelled
 from atoll.data.public import PublicOptions, public
 from atoll.engines.local import local_engine
 from atoll.runs.config import resolve
 from atoll.runs.execute import execute
+from atoll.runs.parts import parts
 from atoll.runs.result import Run
 
 SHAPE = (3, 8, 8)
@@ -327,3 +329,38 @@ def test_sites_with_folders_of_their_own_learn_from_each_other(tmp_path: Path) -
     assert run.facts["tasks"] == ["a", "b"]
     assert run.facts["public"]["name"] == "own images, public.npz"
     assert run.metrics["fccl"]["intra_accuracy"] > 0.8
+
+
+def test_fedavg_on_own_images_takes_their_folders_as_sites(tmp_path: Path) -> None:
+    paths = [folder(tmp_path / name, {"cat": 8, "dog": 8}) for name in "abcd"]
+    config = resolve({"method": "fedavg", "data": {"images": paths, "size": 8}}, "test")
+    assert config.split == "domains"
+    scenario = parts(config).scenario
+    assert len(scenario.clients) == 4  # not rows that are dealt to three
+    chosen = {"images": paths, "size": 8}
+    rows = resolve({"method": "fedavg", "data": chosen, "scenario": {"split": "rows"}}, "test")
+    assert rows.split == "rows"
+
+
+def test_inspect_lists_every_image_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [folder(tmp_path / name, {"cat": 4, "dog": 4}) for name in "ab"]
+    broken = [tmp_path / "a/cat/00.png", tmp_path / "a/dog/01.png", tmp_path / "b/cat/03.png"]
+    for path in broken:
+        path.write_bytes(b"no image")
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text('method = "fedavg"\ndata = { images = ["a", "b"], size = 8 }\n')
+    monkeypatch.setattr(sys, "argv", ["atoll", "inspect", "run.toml"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == EXIT_DATA_MISSING
+    shown, error = capsys.readouterr()
+    for path in broken:
+        assert str(path.relative_to(tmp_path)) in shown
+    assert "3 image files cannot be read" in error
+    for path in broken:
+        path.unlink()
+    assert broken_images(paths) == []
+    cli.main()
+    assert "cat: 3, dog: 3" in capsys.readouterr().out

@@ -151,6 +151,28 @@ def test_parquet_reads_as_csv_does() -> None:
     assert text.x[0, 3] == (datetime.date(2024, 1, 1) - datetime.date(1970, 1, 1)).days
 
 
+def test_digits_with_the_type_of_text_stay_text_in_parquet() -> None:
+    """Codes; numbers and dates that are written as text are still what they are."""
+    zips = ["0412", "1201", None, "0412"]
+    table = pa.table({
+        "zip": zips, "ward": pa.array(["3", "3", "4", "4"]).dictionary_encode(),
+        "count": [3, 3, 4, 4], "lab": ["1.5", "2", "3", "4.25"], "share": ["10", "20", "30", "40"],
+        "seen": ["2024-01-01", "2024-01-02", "2024-01-03", "2024-01-04"],
+        "outcome": ["1", "0", "1", "0"],
+    })  # fmt: skip
+    pyarrow.parquet.write_table(table, "b.parquet")
+    units = {"share": {"factor": 1.0}}
+    survey = tables.survey(files=["b.parquet"], label="outcome", units=units)
+    kinds = {column.name: column.kind for column in survey.columns}
+    assert kinds == {
+        "zip": "text", "ward": "text", "count": "number", "lab": "number", "share": "number",
+        "seen": "date",
+    }  # fmt: skip
+    found = data.load("", files=["b.parquet"], label="outcome")
+    assert found.columns[:4] == ("zip=0412", "zip=1201", "zip missing", "ward=3")
+    assert found.classes == ("0", "1")
+
+
 def test_a_missing_number_in_parquet_is_missing() -> None:
     table = pa.table({"n": [1.0, float("nan"), None], "outcome": ["x", "y", "x"]})
     pyarrow.parquet.write_table(table, "b.parquet")

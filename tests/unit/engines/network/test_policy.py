@@ -18,7 +18,8 @@ from atoll.core.messages import Check, Empty, Packet, Weights, pack
 from atoll.engines.local import LocalEngine
 from atoll.engines.network import egress
 from atoll.engines.network.contract import RefusedError, SiteFile, read_site
-from atoll.engines.network.policy import Finish, Gate, handled, told
+from atoll.engines.network.policy import Gate, handled, told
+from atoll.engines.network.requests import Finish
 from atoll.runs.config import change, resolve, to_toml
 from atoll.runs.facts import facts
 from atoll.runs.parts import parts

@@ -1,0 +1,101 @@
+"""The coordinator's half of the answer: asks sites once, keeps the ledger, assembles the answer."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from atoll.core.federation import SERVER
+from atoll.core.messages import Packet, pack
+from atoll.core.record import Message, Record, read_checkpoint
+from atoll.data.scenario import Scenario
+from atoll.engines.network.comparison import obstacle
+from atoll.engines.network.requests import COMPARE, Compare
+from atoll.learning.weights import without
+from atoll.metrics.release import Release, assemble
+from atoll.runs.parts import Parts
+from atoll.runs.result import Run
+
+__all__ = ["Sites", "collect", "reason_for_none"]
+
+REFUSED = "the contract of the site does not allow it"
+AWAY = "the site was away"
+
+
+class Sites(Protocol):
+    """What is needed of the engine between sites."""
+
+    @property
+    def present(self) -> list[str]:
+        """The clients whose sites are there."""
+        ...
+
+    def compare(self, request: Packet) -> dict[str, Packet | str]:
+        """The releases of sites that are asked, or why there is none."""
+        ...
+
+
+def reason_for_none(parts: Parts, willing: int) -> str:
+    """Why sites are not asked; empty where they are."""
+    if not parts.config.checkpoints:
+        return "the run keeps no checkpoint"
+    if not willing:
+        return "no site's contract allows it (answer = true)"
+    return obstacle(parts)
+
+
+def collect(sites: Sites, parts: Parts, folder: Path, record: Record) -> dict[str, Any]:
+    """Ask the sites of a run whose rounds are done; the answer, to be written with the result.
+
+    The messages are lines of the record's ledger, before the end of the run is written.
+    """
+    arrays, head = read_checkpoint(folder)
+    state = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    request = pack(Compare(Run(folder).headline, without("server", state)))
+    replies = sites.compare(request)
+    packets = {id: reply for id, reply in replies.items() if isinstance(reply, Packet)}
+    record.add(_ledger(request, packets, parts))
+    record.checkpoint(arrays, head["progress"])
+    releases: dict[str, Release] = {id: packet.message for id, packet in packets.items()}
+    withheld = {}
+    for id in parts.scenario.clients:
+        if id not in releases:
+            reply = replies.get(id, REFUSED if id in sites.present else AWAY)
+            withheld[id] = str(reply)
+    report = parts.config.report_options()
+    shared = _shares_rows(parts.scenario)
+    return assemble(releases, withheld, report.metric, report.margin / 100, shared)
+
+
+def _ledger(request: Packet, packets: Mapping[str, Packet], parts: Parts) -> list[Message]:
+    """The messages to and from each site that has released something."""
+    lines = []
+    for id, packet in packets.items():
+        for sender, receiver, one, kind in (
+            (SERVER, id, request, Compare),
+            (id, SERVER, packet, Release),
+        ):
+            line = Message(
+                stage=parts.scenario.stages - 1,
+                round=parts.config.rounds - 1,
+                sender=sender,
+                receiver=receiver,
+                action=COMPARE,
+                kind=kind.__name__,
+                tensors=one.tensors,
+                count=1,
+                payload=one.payload,
+                bytes=one.size,
+            )
+            lines.append(line)
+    return lines
+
+
+def _shares_rows(scenario: Scenario) -> bool:
+    """Whether sites have test rows in common; own tables, which are not here, have none."""
+    rows = []
+    for several in scenario.tests.values():
+        rows.append(np.unique(np.concatenate([*several, np.empty(0, np.int64)])))
+    return len(np.unique(np.concatenate(rows))) < sum(map(len, rows))

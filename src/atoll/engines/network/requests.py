@@ -1,0 +1,37 @@
+"""Requests at the end of a run that are of no method."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.core.messages import Tensors
+
+__all__ = ["COMPARE", "LARGEST", "Compare", "Finish"]
+
+COMPARE = "compare"  # the action, in logs and ledgers
+LARGEST = 10_000  # bytes of the answer to it
+
+
+@dataclass(frozen=True)
+class Finish:
+    """What a site needs to predict by itself when a run on own tables is over."""
+
+    state: Tensors  # of the server
+    events: Tensor  # this client's scores, as the record has them: bytes, as they may be many
+    facts: Tensor  # of the record, likewise
+
+    @classmethod
+    def of(cls, state: Tensors, events: str, facts: str) -> "Finish":
+        """The message of these texts."""
+        told = [np.frombuffer(text.encode(), np.uint8).copy() for text in (events, facts)]
+        return cls(state, *map(torch.from_numpy, told))
+
+
+@dataclass(frozen=True)
+class Compare:
+    """What the server holds at the end of a run, and the variant that is compared with alone."""
+
+    variant: str
+    state: Tensors
