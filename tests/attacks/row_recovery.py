@@ -44,12 +44,14 @@ def table(path: Path, rows: int, seed: int = 5) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def site(folder: Path, contract: str, rows: int = 83) -> Path:
+def site(folder: Path, contract: str, rows: int = 83, stage: str = "") -> Path:
     """A site's file with a table of its own; 60 % of its rows are trained on."""
+    staged = f', stage = "{stage}"' if stage else ""
     folder.mkdir(parents=True, exist_ok=True)
     table(folder / "basel.csv", rows)
     path = folder / "site.toml"
-    path.write_text(f'store = "store"\ndata = {{ files = ["basel.csv"] }}\n{contract}')
+    data = f'data = {{ files = ["basel.csv"], label = "outcome"{staged} }}'
+    path.write_text(f'store = "store"\n{data}\n{contract}')
     return path
 
 

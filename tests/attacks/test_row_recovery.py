@@ -52,9 +52,9 @@ def tiny(like: Tensors) -> Tensors:
     return craft(like, scale=1e-6, gain=5e-11)
 
 
-def attacked(folder: Path, contract: Contract, rows: int = 83) -> Coordinator:
+def attacked(folder: Path, contract: Contract, rows: int = 83, stage: str = "") -> Coordinator:
     """A hostile coordinator of a site with this contract and 50 training rows."""
-    return Coordinator(site(folder, written(contract), rows))
+    return Coordinator(site(folder, written(contract), rows, stage))
 
 
 def defaults(changes: dict[str, Any], method: str = "fedavg") -> list[tuple[str, Contract]]:
@@ -153,7 +153,8 @@ def opened(
     folder: Path, kind: str, changes: dict[str, Any], method: str = "fedavg"
 ) -> tuple[Coordinator, RunConfig]:
     config = run_config(changes, method)
-    coordinator = attacked(folder, dict(defaults(changes, method))[kind])
+    contract = dict(defaults(changes, method))[kind]
+    coordinator = attacked(folder, contract, stage=changes.get("data.stage", ""))
     assert coordinator.open("attack", config), coordinator.refusals
     return coordinator, config
 

@@ -186,7 +186,8 @@ class Trial:
             changes, honest = {**changes, **staged}, STAGED
         config = run_config(changes, self.method)
         terms = CONTRACTS[self.contract](config, run_config(honest, self.method))
-        coordinator = Coordinator(site(folder, written(terms), ROWS))
+        stage = changes.get("data.stage", "")
+        coordinator = Coordinator(site(folder, written(terms), ROWS, stage))
         if not coordinator.open("attack", config):
             return 0, warnings(terms)
         return VARIANTS[self.variant](coordinator), warnings(terms)

@@ -83,7 +83,7 @@ class Federation:
         for site in sites:
             text = f'store = "../{site}-store"\nengine = {{ threads = 1 }}\n'
             if (self.folder / f"{site}.csv").exists():
-                text += f'data = {{ files = ["../../{site}.csv"] }}\n'
+                text += f'data = {{ files = ["../../{site}.csv"], label = "outcome" }}\n'
             text += contract(names, **further)
             (self.kit(site) / "site.toml").write_text(text)
 

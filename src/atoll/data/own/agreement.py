@@ -32,7 +32,7 @@ from atoll.data.own.tables import Survey, grouped, read_arrays, recipe, scaled
 from atoll.data.scenario import Holding, Scenario
 
 __all__ = [
-    "Agree", "Agreed", "Common", "Offer", "Offered", "OwnTable", "Plan",
+    "LEFT_OUT", "Agree", "Agreed", "Common", "Offer", "Offered", "OwnTable", "Plan",
     "UntoldError", "common", "elsewhere", "only_here", "planned",
 ]  # fmt: skip
 
@@ -168,17 +168,30 @@ class OwnTable:
     def agreed(self, request: Agree, key: str) -> Agreed:
         """Gaps and levels of the common columns; of one that is left out here, nothing."""
         gaps, levels = dict[str, bool](), dict[str, list[str]]()
+        asked = {*request.common}
         for name, kind in self.kinds.items():
             hashed, profile = _hash(name, key), self.profiles[name]
-            if hashed in request.common:
+            if hashed in asked:
                 gaps[hashed] = profile.gaps
                 if kind == "text":
-                    if self._leaves(name) or profile.distinct > self.options.most_levels:
+                    if not self._tells(name):
                         what = f"the column '{name}' has {profile.distinct:,} levels"
                         remedy = "ignore it, or write keep or most_levels in this site's [data]"
                         raise UntoldError(what, remedy)
                     levels[hashed] = sorted(profile.counts)
         return Agreed(gaps, levels)
+
+    def _tells(self, name: str) -> bool:
+        """Whether the levels of a column may be disclosed; of few rows, too, no list of names."""
+        profile, options = self.profiles[name], self.options
+        most = options.most_levels
+        if name not in options.keep:
+            most = min(most, max(2, profile.present // 2))
+        return options.levels != "local" and not self._leaves(name) and profile.distinct <= most
+
+    def width(self, plan: Plan) -> int:
+        """How many columns of numbers the table becomes."""
+        return sum(block.width for block in self._blocks(plan))
 
     def dataset(self, plan: Plan) -> Dataset:
         """This site's rows as numbers: the common columns first, in the agreed order."""

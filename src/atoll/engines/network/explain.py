@@ -25,6 +25,9 @@ REMAINS = (
     "- combine three or more units, or several rounds, to read off a row: the checks of weights"
     " and updates look at one and at two units of linear layers that read the inputs, in tables"
     " with five or more columns, and at nothing else (no images, no texts);",
+    "- see from the update which levels of a common text column are in training rows, and from"
+    " levels that move alike which rare ones belong to one row. It knows the levels: this site"
+    " discloses them in 'agree', as far as its own file lets it;",
     "- collude with all sites but this one and so know this site's update exactly.",
     "Only noise on updates (differential privacy) bounds these, and atoll does not add any.",
 )
@@ -63,7 +66,12 @@ def _of_method(terms: Contract, method: str) -> list[str]:
     limits = _limits(terms, method)
     shown = [f"{name} {ranges.words(limit)}" for name, limit in sorted(limits.items())]
     own = terms.options.get(method)
-    rest = "every other option has its default" if own else "other options are free"
+    lists = f"lists of at most {ranges.MOST_ITEMS} items"
+    free = (
+        f"other options are free, in {lists}; of data with own files a run may set"
+        f" {', '.join(ranges.ANY_RUN[1:-1])} and {ranges.ANY_RUN[-1]} alone"
+    )
+    rest = "every other option has its default" if own else free
     return [f"{method}: {'; '.join(shown)}; {rest}. {NO_EFFECT}"]
 
 
@@ -112,7 +120,13 @@ def _worst(terms: Contract) -> Iterator[str]:
     if terms.answer:
         yield ANSWER
     if "offer" in terms.actions:
-        yield "'offer' and 'agree' tell hashes of column names, and the levels of text columns."
+        yield (
+            "'offer' and 'agree' tell hashes of column names, their types, the names of classes and"
+            " stages, and the levels of text columns. The plan that a coordinator makes of that may"
+            " have no column, type or class beyond it: of a column that is left out here nothing is"
+            " told, and no number becomes text. It may add levels of other sites to a text column"
+            " whose levels this site has told, up to most_levels of the site's data (50)."
+        )
 
 
 def _count(number: int, word: str) -> str:

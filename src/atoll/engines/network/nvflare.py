@@ -329,6 +329,8 @@ def _on_own_tables(engine: Remote, run: str, folder: Path) -> tuple[Parts, Recor
         raise UserError("own files of this kind stay on one machine", "data", remedy)
     kept = _agreed(path) if path.exists() else None
     plan = kept["plan"] if kept else engine.agreement(run)
+    if kept:
+        engine.introduce(run, plan, engine.parties.keys() - kept["data"].keys())
     found = engine.prepare(run, plan)
     for id, fingerprint in found.items():
         if kept and kept["data"].get(id, fingerprint) != fingerprint:

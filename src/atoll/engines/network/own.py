@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from atoll.core.record import disk_errors
 from atoll.data.dataset import file_fingerprint
 from atoll.data.own.agreement import OwnTable, Plan, only_here
@@ -39,15 +37,13 @@ def own_table(client: str, config: RunConfig) -> OwnTable:
     return OwnTable(client, **given)
 
 
-def own_parts(config: RunConfig, client: str, clients: Sequence[str], text: str) -> Parts:
+def own_parts(
+    config: RunConfig, table: OwnTable, client: str, clients: Sequence[str], plan: Plan
+) -> Parts:
     """The parts of a run on own tables: this site's rows, and of the others their names alone."""
-    try:
-        plan = TypeAdapter(Plan).validate_json(text)
-    except ValueError as error:
-        raise RefusedError("a plan that is not of the agreed form") from error
     if config.scale == "global":
         raise RefusedError("scale = 'global' would need all sites' rows; use 'local'")
-    dataset = own_table(client, config).dataset(plan)
+    dataset = table.dataset(plan)
     made = split(dataset, config.scenario_options(), config.seed, config.split)
     here = only_here(made, plan, client, clients, dataset.x.shape[1])
     return Parts(config, dataset, here)

@@ -14,6 +14,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from atoll.core.messages import Packet, Tensors, pack, unpack
 from atoll.core.record import FILES, Record, Snapshot, disk_errors, write_whole
 from atoll.data.own.agreement import Agree, Offer, OwnTable, UntoldError
 from atoll.data.vectors import KINDS as VECTOR_KINDS
-from atoll.engines.network import ranges
+from atoll.engines.network import plans, ranges
 from atoll.engines.network.bounds import Bounds, too_few_rows
 from atoll.engines.network.comparison import (
     Cost,
@@ -76,7 +77,7 @@ class Gate:
         self._bounds: Bounds | None = None
         self._data = ""  # what budgets over all runs are counted by
         self._table: OwnTable | None = None
-        self._key = ""
+        self._agreement: plans.Agreement | None = None  # set together with the table
         self._method = ""
         self._lock = threading.Lock()  # a question that was given up goes on: the next one waits
         self._places = threading.BoundedSemaphore(MOST_AT_ONCE)
@@ -93,7 +94,8 @@ class Gate:
             with self._untold("offer"):
                 reply = pack(table.offered(request))
             self._let_out("offer", BEFORE, reply)
-            self._table, self._key = table, request.key
+            self._table = table
+            self._agreement = plans.Agreement.begun(request.key, config, client, self._data)
             return reply
 
     def agree(self, packet: Packet) -> Packet:
@@ -101,11 +103,16 @@ class Gate:
         with self._alone("agree"):
             self._may("agree")
             self._fits("agree", packet)
-            if self._table is None:
+            if self._table is None or self._agreement is None:
                 raise RefusedError("nothing was offered")
             with self._untold("agree"):
-                reply = pack(self._table.agreed(unpack(packet, Agree, SERVER), self._key))
+                agreed = self._table.agreed(unpack(packet, Agree, SERVER), self._agreement.key)
+            agreement = replace(self._agreement, columns=tuple(agreed.gaps))
+            self._reserve("agree", plans.agreement_size(agreement))
+            reply = pack(agreed)
             self._let_out("agree", BEFORE, reply)
+            with disk_errors(self._home):
+                plans.keep(self._home, agreement)
             return reply
 
     @contextmanager
@@ -152,7 +159,9 @@ class Gate:
         """
         with self._alone("prepare"):
             made = self._begin(run, config)
-            self._parts = own_parts(made, client, clients, plan) if plan else parts(made)
+            own = "files" in made.data
+            asked = (made, config, client, clients, plan)
+            self._parts = self._on_own_table(*asked) if own else parts(made)
             dataset, fingerprint = self._parts.dataset, self._parts.dataset.fingerprint
             self._affordable(made, math.prod(dataset.x.shape[1:]), len(dataset.classes))
             if client not in self._parts.scenario.clients:
@@ -172,6 +181,22 @@ class Gate:
             write_whole(self._home / "config.toml", config.encode())
             self.egress.told(self.run, "prepare", "the fingerprint of its data", fingerprint)
             return fingerprint
+
+    def _on_own_table(
+        self, made: RunConfig, config: str, client: str, clients: Sequence[str], text: str
+    ) -> Parts:
+        """The parts of a run on this site's own table, if the plan fits what it has disclosed."""
+        try:
+            agreement, plan = plans.read(self._home, text)
+        except RefusedError as error:
+            self.egress.refused(self.run, "prepare", str(error))
+            raise
+        self._refuse("prepare", agreement.stale(config, client, self._data))
+        table = own_table(client, made)
+        with self._untold("prepare"):
+            self._refuse("prepare", plans.violation(plan, agreement, table, clients))
+        self._affordable(made, table.width(plan), len(plan.classes))
+        return own_parts(made, table, client, clients, plan)
 
     def _refuse(self, action: str, reason: str) -> None:
         """Log and raise a refusal, where there is a reason."""

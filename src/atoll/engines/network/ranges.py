@@ -46,6 +46,10 @@ DEFAULTS: Limits = {
 PLAIN = ("seed", "rounds", "scale", "dtype", "models", "score_every", "attribution")
 TABLES = ("scenario", "model", "public", "method")
 OWN_DATA = ("files", "keep", "most_levels")  # of `data`: for the site's own file to say
+# Of `data` with own files: what any run may set. They disclose no more; all others change how a
+# site reads its file, and are for the site's own file or its contract to name.
+ANY_RUN = ("name", "ignore", "levels", "order")
+MOST_ITEMS = 100  # of a list that is limited by a range, or by nothing
 ENGINE = ("device", "threads")  # of `engine`: what a site uses of a run's
 # Options that have no effect at a site, or a term of their own: `replacements` and `answer`.
 COORDINATORS = (
@@ -80,14 +84,22 @@ def usual(config: RunConfig) -> dict[str, Any]:
 def limits_of(options: Mapping[str, Limits], config: RunConfig) -> dict[str, Limit]:
     """All limits of a run: those of the contract, the default ones, else the option's default.
 
-    A contract that names no option of a method leaves the others free.
+    A contract that names no option of a method leaves the others free, but for those that say how
+    own files are read.
     """
     own = options.get(str(config.method["name"]), {})
     pinned = usual(config) if own else {}
     given = values_of(config)
     rest = {name: {"one_of": [pinned[name]]} for name in given if name in pinned}
-    rest |= {name: {"one_of": []} for name in given if own and name not in pinned}
+    unnamed = [name for name in given if name not in pinned] if own else _reading(config)
+    rest |= {name: {"one_of": []} for name in unnamed}
     return {**rest, **{n: v for n, v in DEFAULTS.items() if n in given}, **own}
+
+
+def _reading(config: RunConfig) -> list[str]:
+    """The options of a run that say how a site reads its own file."""
+    named = config.data if "files" in config.data else {}
+    return [f"data.{name}" for name in named if name not in (*OWN_DATA, *ANY_RUN)]
 
 
 def violation(
@@ -98,11 +110,22 @@ def violation(
     `trusted`: full names of options that the site has set itself.
     """
     limits, given = limits_of(options, config), values_of(config)
-    for name in sorted(limits.keys() - set(trusted)):
-        value = given.get(name)
-        if value is not None and not _within(value, limits[name]):
-            return f"option '{name}' = {_shown(value)}: the contract allows {words(limits[name])}"
+    for name in sorted(given.keys() - set(trusted)):
+        value, limit = given[name], limits.get(name)
+        if value is None:
+            continue
+        if limit is not None and not _within(value, limit):
+            return f"option '{name}' = {_shown(value)}: the contract allows {words(limit)}"
+        if isinstance(value, list) and len(value) > MOST_ITEMS and not _listed(name, limit):
+            count = f"{len(value):,} items"
+            return f"option '{name}' has {count}; {MOST_ITEMS} are allowed, or a list by name"
     return ""
+
+
+def _listed(name: str, limit: Limit) -> bool:
+    """Whether an option may be a long list: names of columns, and what a contract spells out."""
+    spelled = not isinstance(limit, Mapping) or "one_of" in limit
+    return name.startswith("data.") or (limit is not None and spelled)
 
 
 def _within(value: Any, limit: Limit) -> bool:
@@ -134,7 +157,8 @@ def words(limit: Limit) -> str:
     if not isinstance(limit, Mapping):
         return f"{_shown(limit)} only"
     if "one_of" in limit:
-        return f"{' or '.join(map(_shown, limit['one_of'])) or 'no such option'}"
+        none = "no such option unless it, or the site's own file, names it"
+        return f"{' or '.join(map(_shown, limit['one_of'])) or none}"
     return " and ".join(f"at {edge} {_shown(limit[edge])}" for edge in EDGES if edge in limit)
 
 
@@ -177,5 +201,6 @@ def _check_limit(limit: Limit, where: str) -> None:
 def drafted(config: RunConfig) -> dict[str, Limit]:
     """Limits that allow this run, with fewer rounds too, and no other options."""
     given, plain = values_of(config), usual(config)
-    pinned = {n: v for n, v in given.items() if n in DEFAULTS or v != plain.get(n)}
-    return {**pinned, "rounds": {"least": 1, "most": config.rounds}}
+    chosen = {n: v for n, v in given.items() if n in DEFAULTS or v != plain.get(n)}
+    tables = {n: {"one_of": [v]} for n, v in chosen.items() if isinstance(v, Mapping)}
+    return {**chosen, **tables, "rounds": {"least": 1, "most": config.rounds}}

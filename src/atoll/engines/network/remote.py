@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -83,13 +83,24 @@ class Remote:
         """Let sites with own tables agree on columns; only hashes, types and levels come here."""
         given = {key: value for key, value in self.config.data.items() if key != "name"}
         options = build(TableOptions, given, "[data]")
-        about = {"run": run, "config": to_toml(self.config)}
-        offer = pack(Offer(run))
-        asked = {id: {**about, "client": id, **packet_bytes(offer)} for id in self.present}
-        offers = self._told("offer", asked, Offered)
-        columns = pack(Agree(common(offers, options)))
-        agreed = self._told("agree", {id: packet_bytes(columns) for id in self.present}, Agreed)
+        offers = self._offers(run, self.present)
+        agreed = self._agreed(common(offers, options), self.present)
         return planned(run, offers, agreed, options)
+
+    def introduce(self, run: str, plan: Plan, ids: Collection[str]) -> None:
+        """Let sites that were away agree to a plan: a site takes none that it has not agreed to."""
+        late = [id for id in self.present if id in ids]
+        if late:
+            self._offers(run, late)
+            self._agreed([column.hash for column in plan.columns], late)
+
+    def _offers(self, run: str, ids: Collection[str]) -> dict[str, Offered]:
+        about = {"run": run, "config": to_toml(self.config), **packet_bytes(pack(Offer(run)))}
+        return self._told("offer", {id: {**about, "client": id} for id in ids}, Offered)
+
+    def _agreed(self, columns: list[str], ids: Collection[str]) -> dict[str, Agreed]:
+        packet = packet_bytes(pack(Agree(columns)))
+        return self._told("agree", dict.fromkeys(ids, packet), Agreed)
 
     def _told(self, what: str, asked: Mapping[str, dict[str, Any]], kind: type) -> dict[str, Any]:
         """Messages that sites with own tables give, in the order of the run's files."""

@@ -77,7 +77,7 @@ def gates(folder: Path, method: str) -> dict[str, Gate]:
             "unit_rows": 1,
             "shown_rows": "allow",
         }
-        data = {"files": [str(home / "mine.csv")]}
+        data = {"files": [str(home / "mine.csv")], "label": "outcome"}
         made[name] = Gate(SiteFile(store=str(home / "store"), data=data, contract=contract))
     return made
 
@@ -184,7 +184,8 @@ def test_a_site_whose_contract_has_no_offer_refuses_it(tmp_path: Path) -> None:
     tables(tmp_path)
     made = config(tmp_path, "fedavg")
     site = SiteFile(
-        store=str(tmp_path / "store"), data={"files": [str(tmp_path / "bern.csv")]},
+        store=str(tmp_path / "store"),
+        data={"files": [str(tmp_path / "bern.csv")], "label": "outcome"},
         contract={"methods": ["fedavg"], "actions": ["fit", "check"]},
     )  # fmt: skip
     with pytest.raises(RefusedError, match="'offer' is not in the contract"):
@@ -228,9 +229,12 @@ PEOPLE = "name,ssn,ward,age,diagnosis\n" + "".join(
 
 
 def own(folder: Path, **data: Any) -> Gate:
-    """A site with a table of people."""
+    """A site with a table of people, whose contract lets a run choose the label and the stage."""
     (folder / "people.csv").write_text(PEOPLE)
-    contract = {"methods": ["fedavg"], "actions": ["offer", "agree", "fit", "check"]}
+    columns = {"one_of": ["name", "ssn", "diagnosis"]}
+    limits = {"data.name": "tables", "data.label": columns, "data.stage": columns}
+    actions = ["offer", "agree", "fit", "check"]
+    contract = {"methods": ["fedavg"], "actions": actions, "options": {"fedavg": limits}}
     given = {"files": [str(folder / "people.csv")], **data}
     return Gate(SiteFile(store=str(folder / "store"), data=given, contract=contract))
 

@@ -1,0 +1,148 @@
+"""Plans for own tables: a site takes a plan only if it fits what the site itself has disclosed.
+
+The coordinator writes the plan. The site keeps what it agreed to for a run, derives again from its
+own table what it disclosed then, and refuses every column, type and class that goes beyond it.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from atoll.core.errors import UserError
+from atoll.core.record import write_whole
+from atoll.data.own.agreement import (
+    LEFT_OUT,
+    Agree,
+    Agreed,
+    Common,
+    Offer,
+    Offered,
+    OwnTable,
+    Plan,
+)
+from atoll.engines.network.contract import RefusedError
+
+__all__ = ["Agreement", "agreement_size", "keep", "read", "violation"]
+
+MOST_PLAN = 1 << 23  # bytes of a plan
+MOST_NAMES = 1_000  # classes, stages or clients of a run
+FILE = "agreement.json"  # in the run's folder of the store
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What a site has agreed to; its table tells the rest."""
+
+    key: str  # of the hashes
+    asked: str  # a digest of the run's config and of the client's name
+    data: str  # which table it was
+    columns: tuple[str, ...] = ()  # hashes of the columns that 'agree' has described
+
+    @classmethod
+    def begun(cls, key: str, config: str, client: str, data: str) -> "Agreement":
+        """What an offer begins."""
+        return cls(key, _asked(config, client), data)
+
+    def stale(self, config: str, client: str, data: str) -> str:
+        """Why this agreement does not hold for a run; empty where it does."""
+        if self.asked != _asked(config, client):
+            return "the columns were agreed on for another config or client"
+        return "" if self.data == data else "the table here has changed since columns were agreed"
+
+
+def _asked(config: str, client: str) -> str:
+    content = json.dumps([config, client]).encode()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _written(agreement: Agreement) -> bytes:
+    return json.dumps(asdict(agreement), indent=1).encode()
+
+
+def agreement_size(agreement: Agreement) -> int:
+    """The bytes that an agreement takes in the store."""
+    return len(_written(agreement))
+
+
+def keep(home: Path, agreement: Agreement) -> None:
+    """Write an agreement into the folder of its run, for later processes."""
+    home.mkdir(parents=True, exist_ok=True)
+    write_whole(home / FILE, _written(agreement))
+
+
+def read(home: Path, text: str) -> tuple[Agreement, Plan]:
+    """What this site has agreed to for a run, and the plan that came for it."""
+    if len(text) > MOST_PLAN:
+        raise RefusedError(f"a plan of {len(text):,} bytes; {MOST_PLAN:,} are allowed")
+    try:
+        plan = TypeAdapter(Plan).validate_json(text)
+    except ValueError as error:
+        raise RefusedError("a plan that is not of the agreed form") from error
+    path = home / FILE
+    if not path.exists():
+        raise RefusedError("this site has agreed to no columns for this run")
+    try:
+        return TypeAdapter(Agreement).validate_json(path.read_bytes()), plan
+    except ValueError as error:
+        raise UserError("a file is damaged", str(path), "restore it from a copy") from error
+
+
+def violation(plan: Plan, agreement: Agreement, table: OwnTable, clients: Sequence[str]) -> str:
+    """Where a plan goes beyond what this site discloses of its table; empty where it does not."""
+    offered = table.offered(Offer(agreement.key))
+    agreed = table.agreed(Agree([*agreement.columns]), agreement.key)
+    if plan.key != agreement.key:
+        return "a plan with another key than that of the offer"
+    hashes = [column.hash for column in plan.columns]
+    if len({*hashes}) < len(hashes):
+        return "a plan that has a column twice"
+    for number, column in enumerate(plan.columns, 1):
+        reason = _beyond(column, offered, agreed, table.options.most_levels)
+        if reason:
+            return f"column {number} of the plan {reason}"
+    left = {hashed for hashed, kind in offered.columns.items() if kind == LEFT_OUT}
+    if not left <= {*plan.left_out}:
+        return "the plan does not leave out a column that this site leaves out"
+    return (
+        _names("classes", plan.classes, offered.classes)
+        or _names("stages", plan.stages, offered.stages)
+        or _names("clients", clients)
+    )
+
+
+def _beyond(column: Common, offered: Offered, agreed: Agreed, most_levels: int) -> str:
+    """Why a column of a plan is not what this site has agreed to.
+
+    Levels of other sites are allowed where this site has disclosed its own levels of the column: an
+    update shows which of them this site has, and the coordinator knows that by then.
+    """
+    kind = offered.columns.get(column.hash)
+    if kind is None or column.hash not in agreed.gaps:
+        return "is none that this site has agreed to"
+    if kind == LEFT_OUT:
+        return "is left out at this site"
+    if column.kind != kind:
+        return f"has another type than at this site, where it is of type {kind}"
+    if kind != "text":
+        return "has levels, and is no text" if column.levels else ""
+    if len(column.levels) > most_levels:
+        count = f"{len(column.levels):,}"
+        return f"has {count} levels; {most_levels:,} are allowed (most_levels of the site's [data])"
+    return "has a level twice" if len({*column.levels}) < len(column.levels) else ""
+
+
+def _names(what: str, names: Sequence[str], own: Sequence[str] | None = None) -> str:
+    """Why names of classes, stages or clients are not those of a run that this site is in."""
+    if len(names) > MOST_NAMES:
+        return f"{len(names):,} {what}; {MOST_NAMES:,} are allowed"
+    if len({*names}) < len(names):
+        return f"the same name twice among the {what}"
+    if own is None:
+        return ""
+    if names and not own:
+        return f"{what} in the plan, and none at this site"
+    return "" if {*own} <= {*names} else f"the plan lacks {what} that this site has"
