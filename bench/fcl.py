@@ -79,7 +79,7 @@ def measure(name: str, asked: argparse.Namespace, seed: int, folder: Path) -> Me
     """Run a method with a seed."""
     given = options(name, asked, seed)
     method, began = given.pop("method"), time.monotonic()
-    run = atoll.run(method, out=folder, method={"name": method}, **given)
+    run = atoll.run(method, out=folder, answer=False, method={"name": method}, **given)
     (metrics,) = run.metrics.values()
     megabytes = (metrics["bytes_up"] + metrics["bytes_down"]) / 1e6
     seconds = time.monotonic() - began

@@ -63,6 +63,9 @@ def write_answer(
         return existing
     configs = [recorded(folder) for folder in folders]
     _refuse_different(configs, folders)
+    if not all(config.checkpoints for config in configs):
+        what = "the run has no checkpoint, so there are no models to compare"
+        raise UserError(what, str(folders[0]), "run it with checkpoints = true")
     loaded: dict[str, Dataset] = {}
     by_seed = []
     for run, config in zip(runs, configs, strict=True):
