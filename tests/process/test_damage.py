@@ -22,7 +22,11 @@ def survive(name: str, seed: int, count: int) -> Counter[str]:
     for _ in range(count):
         damage.restore()
         what = damage.damage(draw)
-        said = damage.verdict(expected, damage.ask(name))
+        ended = damage.ask(name)
+        said = damage.verdict(expected, ended)
+        if what == "run/answer.json deleted":
+            assert b"No verdict yet" in ended["report"].files["page.html"]
+            said["report"] = "detected"
         counts.update(said.values())
         wrong += [(what, command, word) for command, word in said.items() if len(word) > 8]
     assert not wrong, "\n".join(map(str, wrong))

@@ -7,6 +7,7 @@ events that it comes from, so that a changed or outdated file is refused.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,10 @@ def write_answer(
     """
     home = answer_folder(folders)
     runs = [Run(folder) for folder in folders]
-    existing = read_answer(home, runs) if (home / ANSWER).exists() else None
-    if existing is not None:
-        return existing
+    with suppress(UserError):  # one that is damaged is computed again
+        existing = read_answer(home, runs)
+        if existing is not None:
+            return existing
     configs = [recorded(folder) for folder in folders]
     _refuse_different(configs, folders)
     if not all(config.checkpoints for config in configs):
