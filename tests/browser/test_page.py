@@ -48,9 +48,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a real run of CHFL with a verdict, and of one with stages."""
     folder = tmp_path_factory.mktemp("report")
     tiny: dict[str, Any] = {"data": "wine", "clients": 3, "widths": [8], "engine.mode": "loop"}
-    run = atoll.run("chfl", out=folder / "chfl", rounds=4, mu=[0.1], **tiny)
+    run = atoll.run("chfl", out=folder / "chfl", rounds=4, mu=[0.1], answer=False, **tiny)
     staged: dict[str, Any] = {"split": "classes", "stages": 3, "attribution": True}
-    atoll.run("fedavg", out=folder / "staged", rounds=2, **staged, **tiny)
+    atoll.run("fedavg", out=folder / "staged", rounds=2, answer=False, **staged, **tiny)
     kinds = [(0.08, 0.05, "helps"), (0.01, 0.06, "cannot tell"), (-0.05, 0.04, "hurts")]
     answered(folder / "chfl", answer(dict(zip(run.facts["clients"], kinds, strict=True))))
     return page.write([folder / "chfl", folder / "staged"], folder / "report.html")
