@@ -40,7 +40,7 @@ from atoll.data.own.tables import TableOptions
 from atoll.engines.network.contract import Contract, RefusedError, read_site
 from atoll.engines.network.drafts import drafted_contract, written
 from atoll.engines.network.policy import Gate
-from atoll.methods import fedavg
+from atoll.families import averaging
 from atoll.runs.config import RunConfig, resolve, to_toml
 from atoll.runs.parts import Parts
 
@@ -161,7 +161,7 @@ def attack(gate: Gate, rows: list[list[str]], kind: str, **data: Any) -> Loot:
         reply = gate.handle(1, "fit", Moment(0, 0, 4), pack(Weights(sent)), RUN)
     except RefusedError as error:
         return Loot(refusal=str(error))
-    back = unpack(reply, fedavg.Fitted, CLIENT).weights
+    back = unpack(reply, averaging.Fitted, CLIENT).weights
     return read_off(plan, offered, sent, back, rows)
 
 

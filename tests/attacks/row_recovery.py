@@ -23,7 +23,8 @@ from atoll.data.own.agreement import Agree, Agreed, Offer, Offered, common, plan
 from atoll.data.own.tables import TableOptions
 from atoll.engines.network.contract import RefusedError, read_site
 from atoll.engines.network.policy import Gate
-from atoll.methods import chfl, fedavg
+from atoll.families import averaging
+from atoll.methods import chfl
 from atoll.runs.config import RunConfig, change, resolve, to_toml
 
 TOLERANCE = 1e-3  # relative distance at which a candidate counts as the row
@@ -124,7 +125,7 @@ class Coordinator:
         reply = self.ask("fit", Moment(stage, round, self.config.rounds), message)
         if reply is None:
             return None
-        kind: Any = chfl.Fitted if paired else fedavg.Fitted
+        kind: Any = chfl.Fitted if paired else averaging.Fitted
         back: Tensors = unpack(reply, kind, "basel").weights
         self.pairs.append((weights, back))
         return back

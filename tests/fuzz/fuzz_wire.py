@@ -25,7 +25,7 @@ with watched:
     from atoll.core.messages import Check, Packet, Weights, opened, pack
     from atoll.engines.network.contract import SiteFile
     from atoll.engines.network.policy import Gate, handled
-from atoll.methods.fedavg import Fitted
+from atoll.families.averaging import Fitted
 from atoll.runs.config import change, resolve, to_toml
 
 logging.disable(logging.CRITICAL)  # a site writes down every refusal

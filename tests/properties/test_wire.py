@@ -14,7 +14,7 @@ from atoll.core.errors import BadMessageError
 from atoll.core.messages import Check, Checked, Packet, Weights, opened, pack
 from atoll.engines.network.contract import SiteFile
 from atoll.engines.network.policy import Gate, handled
-from atoll.methods.fedavg import Fitted
+from atoll.families.averaging import Fitted
 from atoll.runs.config import change, resolve, to_toml
 
 MOMENT = [0, 0, 2]

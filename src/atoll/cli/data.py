@@ -14,8 +14,9 @@ import torch
 import typer
 
 from atoll import data, methods
+from atoll.cli.console import err, out
 from atoll.cli.inspect import inspect_command
-from atoll.cli.terminal import err, out, print_grid, print_pairs, size
+from atoll.cli.terminal import print_grid, print_pairs, size
 from atoll.core import VERSION
 from atoll.core.errors import UserError
 from atoll.core.influence import RobustOptions

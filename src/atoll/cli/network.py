@@ -15,7 +15,8 @@ from rich.live import Live
 from rich.text import Text
 
 from atoll.cli.arguments import Answer, AsJson, Folder, Kits, Project, Quiet, Resume
-from atoll.cli.terminal import err, out, print_answer, print_result, stoppable
+from atoll.cli.console import err, out
+from atoll.cli.terminal import print_answer, print_result, stoppable
 from atoll.core.errors import (
     EXIT_INTERRUPTED,
     EXIT_SITE_FAILED,

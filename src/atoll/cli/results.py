@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from atoll.cli.arguments import AsJson, Quiet
-from atoll.cli.terminal import compute_answer, err, out, print_answer
+from atoll.cli.console import err, out
+from atoll.cli.terminal import compute_answer, print_answer
 from atoll.core.errors import UserError
 from atoll.data.own import alignment
 from atoll.runs.predict import images, onnx, parties, tables, texts

@@ -12,16 +12,8 @@ from rich.table import Table
 
 from atoll import engines
 from atoll.cli.arguments import Answer, AsJson, Config, Device, Folder, Quiet, Resume, Set
-from atoll.cli.terminal import (
-    Watching,
-    aside,
-    compute_answer,
-    err,
-    guarded,
-    out,
-    print_result,
-    traceback_file,
-)
+from atoll.cli.console import aside, err, out, traceback_file
+from atoll.cli.terminal import Watching, compute_answer, guarded, print_result
 from atoll.core.errors import (
     EXIT_INTERRUPTED,
     EXIT_SITE_FAILED,

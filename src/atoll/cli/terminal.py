@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll import engines
-from atoll.cli.console import aside, complain, err, out, traceback_file
+from atoll.cli.console import aside, err, out, traceback_file
 from atoll.core.errors import EXIT_INTERRUPTED, InterruptedRunError, UserError, printable
 from atoll.core.record import Message, Round, Score
 from atoll.metrics.verdicts import in_words
@@ -25,20 +25,15 @@ from atoll.runs.result import Run, plain, table
 
 __all__ = [
     "Watching",
-    "aside",
-    "complain",
     "compute_answer",
     "counted",
-    "err",
     "guarded",
-    "out",
     "print_answer",
     "print_grid",
     "print_pairs",
     "print_result",
     "size",
     "stoppable",
-    "traceback_file",
 ]
 
 

@@ -12,11 +12,14 @@ import sys
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from atoll.core.errors import UserError
+from atoll.core.options import nearest
 
-__all__ = ["Group", "entry_names", "import_named", "is_foreign"]
+__all__ = ["Group", "entry_names", "import_named", "is_foreign", "load_foreign"]
+
+T = TypeVar("T")
 
 Group = Literal["atoll.methods", "atoll.models", "atoll.datasets", "atoll.splits"]
 NOUNS = {
@@ -49,6 +52,19 @@ def import_named(name: str, group: Group, where: str) -> Any:
         remedy = "name package.module:object, ./file.py:object or an entry point"
         what = f"no {NOUNS[group]} at '{name}', which cannot be imported: {error}"
         raise UserError(what, where, remedy) from error
+
+
+def load_foreign(name: str, group: Group, kind: type[T], where: str, built_in: list[str]) -> T:
+    """The plug-in of this name, an object of this class; `built_in` names what atoll has itself."""
+    noun = NOUNS[group]
+    if not is_foreign(name, group):
+        known = [*built_in, *entry_names(group)]
+        raise UserError(f"unknown {noun} '{name}'", where, nearest(name, known))
+    loaded = import_named(name, group, where)
+    if not isinstance(loaded, kind):
+        remedy = f"name an object of the class {kind.__module__}.{kind.__qualname__}"
+        raise UserError(f"'{name}' is no {noun}", where, remedy)
+    return loaded
 
 
 def _entry(name: str, group: Group) -> EntryPoint:

@@ -1,7 +1,8 @@
 """What methods share whose clients train one shared model and whose server averages weights.
 
 A client has `site`, `tested` (the network in the mode of tests) and these functions as its own:
-`check`, `final_model`, `predict`.
+`check`, `final_model`, `predict`. A server whose whole state is the shared model has
+`server_state` and `server_restore` as its `state` and `restore`.
 """
 
 from collections.abc import Mapping
@@ -18,9 +19,19 @@ from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.jobs.train import hits, in_chunks
 from atoll.learning.models import Architecture
-from atoll.learning.weights import mean, placed
+from atoll.learning.weights import copied, mean, placed
 
-__all__ = ["Fitted", "Trainer", "Weighting", "averaged", "check", "final_model", "predict"]
+__all__ = [
+    "Fitted",
+    "Trainer",
+    "Weighting",
+    "averaged",
+    "check",
+    "final_model",
+    "predict",
+    "server_restore",
+    "server_state",
+]
 
 Weighting = Literal["equal", "rows"]
 
@@ -64,3 +75,14 @@ def averaged(replies: Mapping[str, Fitted], weighting: Weighting) -> tuple[Tenso
     weights = [reply.weights for reply in replies.values()]
     loss = sum(reply.loss for reply in replies.values()) / len(replies)
     return mean(weights, rows if weighting == "rows" else None), loss
+
+
+def server_state(self: Any) -> Tensors:
+    """The shared weights."""
+    weights: Tensors = self.weights
+    return weights
+
+
+def server_restore(self: Any, state: Tensors) -> None:
+    """Continue with saved weights."""
+    self.weights = copied(state)

@@ -7,10 +7,8 @@ import importlib
 import pkgutil
 import sys
 
-from atoll.core.errors import UserError
 from atoll.core.method import Method
-from atoll.core.options import nearest
-from atoll.core.plugins import entry_names, import_named, is_foreign
+from atoll.core.plugins import is_foreign, load_foreign
 
 __all__ = ["exists", "load", "names"]
 
@@ -29,19 +27,7 @@ def load(name: str) -> Method:
     """The method with this name."""
     known = f"{__name__}.{name}" in sys.modules  # listing the folder for each client takes time
     if not known and name not in names():
-        return _foreign(name)
+        return load_foreign(name, "atoll.methods", Method, "method", names())
     method = importlib.import_module(f"{__name__}.{name}").METHOD
     assert isinstance(method, Method)
-    return method
-
-
-def _foreign(name: str) -> Method:
-    """The method that a plug-in offers."""
-    if not is_foreign(name, "atoll.methods"):
-        known = [*names(), *entry_names("atoll.methods")]
-        raise UserError(f"unknown method '{name}'", "method", nearest(name, known))
-    method = import_named(name, "atoll.methods", "method.name")
-    if not isinstance(method, Method):
-        remedy = "name an object of the class atoll.core.method.Method: see docs/method.md"
-        raise UserError(f"'{name}' is no method", "method.name", remedy)
     return method

@@ -8,22 +8,20 @@ Networks, 2020. The penalties "ewc", "si" and "lwf" act against forgetting (lear
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Literal
+from typing import Literal
 
-from torch import Tensor
-
-from atoll.core.annotations import RowCount, Update
-from atoll.core.federation import Clients, Moment, Working, scores, shares
+from atoll.core.federation import Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Tensors, Weights
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, NotNegative, NotNegativeInt, Positive
 from atoll.core.record import Score
-from atoll.core.rows import Rows
 from atoll.data.site import Site
+from atoll.families import averaging
+from atoll.families.averaging import Fitted, Weighting
 from atoll.jobs.train import Optimiser, Phase, TrainJob, hits, in_chunks
 from atoll.learning.models import shared
 from atoll.learning.penalties import Past, Penalty
-from atoll.learning.weights import copied, mean, placed
+from atoll.learning.weights import copied, placed
 
 
 @dataclass(frozen=True)
@@ -36,22 +34,15 @@ class Options:
     optimiser: Literal["adam", "sgd"] = "adam"  # fresh in every round
     penalty: Penalty = "none"  # proximal: stay near the shared model (FedProx); others: of the past
     strength: NotNegative = 0.01  # weight of the penalty (mu in FedProx)
-    weighting: Literal["equal", "rows"] = "equal"  # weight of each client in the mean
+    weighting: Weighting = "equal"  # weight of each client in the mean
     cohort: NotNegativeInt = 0  # clients sampled per round; 0: all
     tester: Literal["all", "first"] = "all"  # first: one client tests for all; for shared test rows
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """What a client made of the shared weights."""
-
-    weights: Annotated[Tensors, Update(of="weights")]
-    loss: float  # the mean over the rows
-    rows: Annotated[int, RowCount()]
-
-
 class Client:
     """Trains the shared model; what its penalty remembers of earlier stages outlives a message."""
+
+    final_model, predict = averaging.final_model, averaging.predict
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
@@ -96,17 +87,11 @@ class Client:
     def restore(self, state: Tensors) -> None:
         self.past.restore(state)
 
-    def final_model(self, shared: Tensors, variant: str, task: int) -> Tensors:
-        """The shared model."""
-        return shared
-
-    def predict(self, model: Tensors, rows: Rows) -> Tensor:
-        """The logits of a final model."""
-        return self.tested(model, rows.x)
-
 
 class Server:
     """Holds the shared model."""
+
+    state, restore = averaging.server_state, averaging.server_restore
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
@@ -115,11 +100,9 @@ class Server:
     def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
         """Send the model out, take the mean of what comes back."""
         asked = dict.fromkeys(self._cohort(clients, moment), Weights(self.weights))
-        answers = clients.ask(Client.fit, asked)
-        replies, rows = list(answers.values()), {id: reply.rows for id, reply in answers.items()}
-        weights = shares(rows) if self.options.weighting == "rows" else None
-        self.weights = mean([reply.weights for reply in replies], weights)
-        return {"loss": sum(reply.loss for reply in replies) / len(replies)}
+        replies = clients.ask(Client.fit, asked)
+        self.weights, loss = averaging.averaged(replies, self.options.weighting)
+        return {"loss": loss}
 
     def _cohort(self, clients: Clients, moment: Moment) -> list[str]:
         if not self.options.cohort:
@@ -134,12 +117,6 @@ class Server:
         if self.options.tester == "first":
             clients = replace(clients, ids=clients.present[:1])
         return scores(clients, Client.check, self.weights, moment)
-
-    def state(self) -> Tensors:
-        return self.weights
-
-    def restore(self, state: Tensors) -> None:
-        self.weights = copied(state)
 
 
 METHOD = Method(

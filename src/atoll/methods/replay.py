@@ -112,6 +112,8 @@ class Client:
 class Server:
     """Holds the shared model."""
 
+    state, restore = averaging.server_state, averaging.server_restore
+
     def __init__(self, options: Options, site: Site) -> None:
         self.options = options
         self.weights: Tensors = copied(site.model().state_dict())
@@ -125,12 +127,6 @@ class Server:
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """Test the shared model on every client's test rows."""
         return scores(clients, Client.check, self.weights, moment)
-
-    def state(self) -> Tensors:
-        return self.weights
-
-    def restore(self, state: Tensors) -> None:
-        self.weights = copied(state)
 
 
 METHOD = Method(

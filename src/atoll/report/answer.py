@@ -1,6 +1,5 @@
 """Reads answer.json, which `atoll answer` writes: the paired gain of joining, with its verdict."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import UserError
-from atoll.core.integrity import digest
-from atoll.core.storage import disk_errors
 from atoll.report.tables import Group
+from atoll.runs.result import ANSWER, read_answer
 
 __all__ = [
-    "FILE",
     "KINDS",
     "Answer",
     "Gain",
@@ -23,10 +20,9 @@ __all__ = [
     "Verdict",
     "answer_of",
     "home_of",
-    "read_answer",
+    "parse_answer",
 ]
 
-FILE = "answer.json"
 FORMAT = 1
 NUMBERS = ("gain", "error", "low", "high", "p")
 LOSSES = ("brier score", "brier", "log loss", "mse", "rmse", "mae")
@@ -107,7 +103,6 @@ class Answer:
     withheld: Mapping[str, str]  # site -> reason
     overall: Overall
     notes: tuple[str, ...]
-    runs: Mapping[str, str] | None = None  # folder -> digest of its events; None: not recorded
 
     @property
     def lower_is_better(self) -> bool:
@@ -133,43 +128,25 @@ def answer_of(group: Group) -> Answer | None:
     home = home_of(group)
     if home is None:
         return None
-    seeds = tuple(int(run.config["seed"]) for run in group.runs)
     folders = (home, home.parent) if len(group.runs) == 1 else (home,)
     for folder in folders:
-        if (folder / FILE).is_file():
-            answer = read_answer(folder / FILE)
-            if tuple(sorted(answer.seeds)) == seeds and answer.runs in (None, _digests(group)):
-                return answer
+        body = read_answer(folder, group.runs)
+        if body is not None:
+            return parse_answer(body, folder / ANSWER)
     return None
 
 
-def _digests(group: Group) -> dict[str, str]:
-    """The digest of each run's events, as an answer names the runs that it is of."""
-    digests = {}
-    for run in group.runs:
-        extent = run.integrity.files.get("events.jsonl")
-        digests[run.folder.name] = extent.digest if extent else ""
-    return digests
-
-
-def read_answer(path: Path) -> Answer:
-    """The answer in a file; one that is malformed is a user error."""
-    with disk_errors(path):
-        content = path.read_bytes()
+def parse_answer(body: Mapping[str, Any], path: Path) -> Answer:
+    """The answer in the content of a file; one that is malformed is a user error."""
+    remedy = f"remove it and run atoll answer {path.parent}"
+    if body.get("format") != FORMAT:
+        what = f"{ANSWER} has format {body.get('format')}, and this atoll reads format {FORMAT}"
+        raise UserError(what, str(path), remedy)
     try:
-        body = json.loads(content.decode())
-        version = body["format"]
-        own = body.pop("digest", None)
-        if own not in (None, digest(json.dumps(body, sort_keys=True).encode())):
-            raise ValueError("it was changed after it was written")
-        if version == FORMAT:
-            return _answer(body)
+        return _answer(body)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        what = f"{FILE} is malformed: {reason}"
-        raise UserError(what, str(path), f"run atoll answer {path.parent} again") from error
-    what = f"{FILE} has format {version}, and this atoll reads format {FORMAT}"
-    raise UserError(what, str(path), f"run atoll answer {path.parent} again")
+        raise UserError(f"{ANSWER} is malformed: {reason}", str(path), remedy) from error
 
 
 def _answer(body: Mapping[str, Any]) -> Answer:
@@ -187,7 +164,6 @@ def _answer(body: Mapping[str, Any]) -> Answer:
         withheld={name: _text(reason) for name, reason in body["withheld"].items()},
         overall=_overall(body["overall"]),
         notes=_texts(body["notes"]),
-        runs=dict(body["runs"]) if "runs" in body else None,
     )
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "ANSWER",
     "Run",
     "absent_run",
+    "event_digests",
     "plain",
     "read_answer",
     "runs_in",
@@ -271,11 +272,16 @@ def read_answer(folder: Path, runs: Sequence[Run]) -> dict[str, Any] | None:
         raise damaged(path) from error
     if own != digest(json.dumps(body, sort_keys=True).encode()):
         raise damaged(path, "remove it and compute it again with atoll answer")
-    events = {}
+    return body if known == event_digests(runs) else None
+
+
+def event_digests(runs: Sequence[Run]) -> dict[str, str]:
+    """The digest of each run's events by the name of its folder; an answer names its runs so."""
+    digests = {}
     for run in runs:
         extent = run.integrity.files.get("events.jsonl")
-        events[run.folder.name] = extent.digest if extent else ""
-    return body if known == events else None
+        digests[run.folder.name] = extent.digest if extent else ""
+    return digests
 
 
 class _Table(dict[str, Any]):

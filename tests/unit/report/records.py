@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from atoll.core.integrity import digest
 from atoll.core.record import Message, Record, Round, Score, Stage
+from atoll.runs.result import Run, event_digests, runs_in
 
 __all__ = ["answer", "answered", "many_sites", "record"]
 
@@ -95,8 +97,10 @@ def answer(sites: Mapping[str, tuple[float, float, str]], **changes: Any) -> dic
 
 
 def answered(folder: Path, body: Mapping[str, Any]) -> Path:
-    """Write an answer into a folder."""
-    (folder / "answer.json").write_text(json.dumps(body))
+    """Write an answer for the runs of a folder, with their digests and its own."""
+    whole = {"runs": event_digests([Run(path) for path in runs_in(folder)]), **body}
+    own = whole.pop("digest", None) or digest(json.dumps(whole, sort_keys=True).encode())
+    (folder / "answer.json").write_text(json.dumps({**whole, "digest": own}))
     return folder
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.core.errors import UserError
 from atoll.report import page, quality, verdict
-from atoll.report.answer import answer_of, read_answer
+from atoll.report.answer import answer_of
 from atoll.report.tables import Group, gather
 from tests.unit.report.records import answer, answered, many_sites, record
 
@@ -53,23 +53,32 @@ def test_an_answer_is_read_whole_and_sorted_by_gain(tmp_path: Path) -> None:
     ],
 )
 def test_a_malformed_answer_is_a_user_error(tmp_path: Path, change: Any, word: str) -> None:
-    path = answered(tmp_path, {**answer(SITES), **change}) / "answer.json"
+    run = record(tmp_path / "run", "fedavg", 0, HITS)
+    answered(run, {**answer(SITES), **change})
     with pytest.raises(UserError, match=word) as error:
-        read_answer(path)
-    assert error.value.where == str(path)
-    assert error.value.remedy == f"run atoll answer {tmp_path} again"
+        answer_of(gather([run])[0])
+    assert error.value.where == str(run / "answer.json")
+    assert error.value.remedy == f"remove it and run atoll answer {run}"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"format": 1}'])
 def test_a_file_that_is_no_answer_is_a_user_error(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "answer.json").write_bytes(content)
-    with pytest.raises(UserError, match="is malformed"):
-        read_answer(tmp_path / "answer.json")
+    run = record(tmp_path / "run", "fedavg", 0, HITS)
+    (run / "answer.json").write_bytes(content)
+    with pytest.raises(UserError, match="is damaged"):
+        answer_of(gather([run])[0])
+
+
+def test_an_answer_without_a_digest_is_a_user_error(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", "fedavg", 0, HITS)
+    (run / "answer.json").write_text(json.dumps(answer(SITES, runs={"run": ""})))
+    with pytest.raises(UserError, match="is damaged"):
+        answer_of(gather([run])[0])
 
 
 def test_an_answer_for_other_seeds_is_not_shown(tmp_path: Path) -> None:
     folders = [record(tmp_path / f"seed-{n}", "fedavg", n, HITS) for n in (0, 1)]
-    answered(tmp_path, answer(SITES, seeds=[0]))
+    answered(tmp_path, answer(SITES, seeds=[0], runs={"seed-0": ""}))
     (both,) = gather(folders)
     assert answer_of(both) is None
     assert verdict.card(both).command == f"atoll answer {tmp_path}"
@@ -180,7 +189,7 @@ def test_an_answer_of_earlier_runs_or_one_that_was_changed_is_not_shown(tmp_path
     answered(run, answer(SITES, runs={"run": "0" * 64}))
     assert answer_of(gather([run])[0]) is None
     answered(run, answer(SITES, digest="0" * 64))
-    with pytest.raises(UserError, match="changed after it was written"):
+    with pytest.raises(UserError, match="is damaged"):
         answer_of(gather([run])[0])
 
 

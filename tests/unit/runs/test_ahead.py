@@ -14,6 +14,7 @@ from atoll.core.federation import Clients, Moment, Working
 from atoll.core.messages import Packet, Weights, wrap
 from atoll.core.record import Record, Round, read_checkpoint, read_events, read_snapshots
 from atoll.engines.local import LocalEngine
+from atoll.families import averaging
 from atoll.learning.weights import copied
 from atoll.methods import fedavg
 from atoll.runs.config import RunConfig, change, resolve
@@ -88,11 +89,11 @@ def test_a_round_is_entered_when_the_next_one_is_under_way_or_scores_are_wanted(
 class Ailing(fedavg.Client):
     """A client whose training fails in the second round."""
 
-    def fit(self, request: Weights, moment: Moment) -> Working[fedavg.Fitted]:
+    def fit(self, request: Weights, moment: Moment) -> Working[averaging.Fitted]:
         done = yield from super().fit(request, moment)
         if moment.round == 1 and self.site.id == "site-1":
             broken = {n: torch.full_like(done.weights[n], float("nan")) for n in done.weights}
-            done = fedavg.Fitted(broken, done.loss, done.rows)
+            done = averaging.Fitted(broken, done.loss, done.rows)
         return done
 
 
@@ -214,10 +215,10 @@ def test_whatever_is_not_finite_is_refused_when_checks_are_finished(
     weights = copied(made.site("server").model().state_dict())
 
     class Broken(fedavg.Client):
-        def fit(self, request: Weights, moment: Moment) -> fedavg.Fitted:  # type: ignore[override]
+        def fit(self, request: Weights, moment: Moment) -> averaging.Fitted:  # type: ignore[override]
             own = number if self.site.id == "site-1" else 0.0
             change = {"w": torch.tensor(own if where == "weights" else 0.0), "z": torch.zeros(0)}
-            return fedavg.Fitted(change, own if where == "loss" else 0.0, 1)
+            return averaging.Fitted(change, own if where == "loss" else 0.0, 1)
 
     options = made.config.options()
     if where == "request":

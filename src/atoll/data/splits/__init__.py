@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.core.errors import UserError
-from atoll.core.options import build, nearest
-from atoll.core.plugins import entry_names, import_named, is_foreign
+from atoll.core.options import build
+from atoll.core.plugins import is_foreign, load_foreign
 from atoll.data.dataset import Dataset
 from atoll.data.scenario import Scenario, Split
 
@@ -34,21 +34,9 @@ def load(name: str) -> Split:
     """The split with this name."""
     known = f"{__name__}.{name}" in sys.modules  # listing the folder takes time
     if not known and name not in names():
-        return _foreign(name)
+        return load_foreign(name, "atoll.splits", Split, "scenario.split", names())
     kind = importlib.import_module(f"{__name__}.{name}").SPLIT
     assert isinstance(kind, Split)
-    return kind
-
-
-def _foreign(name: str) -> Split:
-    """The split that a plug-in offers."""
-    if not is_foreign(name, "atoll.splits"):
-        known = [*names(), *entry_names("atoll.splits")]
-        raise UserError(f"unknown split '{name}'", "scenario.split", nearest(name, known))
-    kind = import_named(name, "atoll.splits", "scenario.split")
-    if not isinstance(kind, Split):
-        remedy = "name an object of the class atoll.data.scenario.Split"
-        raise UserError(f"'{name}' is no split", "scenario.split", remedy)
     return kind
 
 

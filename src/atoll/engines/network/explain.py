@@ -123,9 +123,10 @@ def _worst(terms: Contract) -> Iterator[str]:
         yield (
             "'offer' and 'agree' tell hashes of column names, their types, the names of classes and"
             " stages, and the levels of text columns. The plan that a coordinator makes of that may"
-            " have no column, type or class beyond it: of a column that is left out here nothing is"
-            " told, and no number becomes text. It may add levels of other sites to a text column"
-            " whose levels this site has told, up to most_levels of the site's data (50)."
+            " have no column, type or class beyond it: a column that is left out here is never"
+            " disclosed, and no number becomes text. It may add levels of other sites to a text"
+            " column whose levels this site has disclosed, up to most_levels of the site's data"
+            " (50)."
         )
 
 

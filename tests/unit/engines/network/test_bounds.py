@@ -22,8 +22,9 @@ from atoll.engines.network.contract import Contract, RefusedError, SiteFile
 from atoll.engines.network.drafts import drafted_contract, drafted_file, written
 from atoll.engines.network.explain import explained, loose_terms, warnings
 from atoll.engines.network.policy import Gate
+from atoll.families import averaging
 from atoll.families.vertical import Learn
-from atoll.methods import chfl, fedavg
+from atoll.methods import chfl
 from atoll.runs.config import EngineOptions, RunConfig, change, resolve, to_toml
 
 TERMS = {"methods": ["alone", "chfl", "fedavg", "splitnn"],
@@ -57,7 +58,7 @@ def first(made: Gate) -> Tensors:
 def fit(made: Gate, number: int, weights: Tensors, stage: int = 0) -> Tensors:
     """The round with this number of `fedavg`."""
     packet = made.handle(number + 1, "fit", Moment(stage, number, 6), pack(Weights(weights)))
-    found: Tensors = unpack(packet, fedavg.Fitted, "site-1").weights
+    found: Tensors = unpack(packet, averaging.Fitted, "site-1").weights
     return found
 
 
@@ -346,7 +347,7 @@ def test_a_round_that_comes_again_after_a_restore_has_the_same_weights(tmp_path:
             with pytest.raises(RefusedError, match="had other weights when it came first"):
                 again.handle(number, "fit", Moment(0, 1, 6), pack(Weights(weights)))
         reply = again.handle(5, "fit", Moment(0, 1, 6), pack(Weights(back)))
-        two: Tensors = unpack(reply, fedavg.Fitted, "site-1").weights
+        two: Tensors = unpack(reply, averaging.Fitted, "site-1").weights
         assert all(torch.equal(one[n], two[n]) for n in one)
     assert again.egress.spent("wine").rounds == spent + 2
     assert sum("had other weights" in line.words for line in log(tmp_path)) == 4

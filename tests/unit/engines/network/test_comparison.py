@@ -17,7 +17,7 @@ from atoll.engines.network.drafts import drafted_contract
 from atoll.engines.network.explain import explained, warnings
 from atoll.engines.network.policy import Gate
 from atoll.engines.network.requests import LARGEST, Compare
-from atoll.methods.fedavg import Fitted
+from atoll.families.averaging import Fitted
 from atoll.metrics.release import Release, fault
 from atoll.runs.config import RunConfig, change, resolve, to_toml
 from atoll.runs.result import Run
