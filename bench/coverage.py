@@ -62,6 +62,9 @@ def by_sites(sets: int) -> str:
     for counts in ((30,) * 4, (100,) * 4, (400,) * 4, (400, 100, 40)):
         share = overall_coverage(counts, sets)
         rows.append([", ".join(map(str, counts)), "of its own", percent(share)])
+    for counts in ((100,) * 4, (400,) * 4, (400, 100, 40)):
+        share = overall_coverage(counts, sets, size=4)
+        rows.append([", ".join(map(str, counts)), "of its own, in groups of 4", percent(share)])
     for count in ROWS:
         share = shared_coverage(count, 4, sets)
         rows.append([", ".join([str(count)] * 4), "the same for all", percent(share)])
@@ -72,9 +75,13 @@ def by_sites(sets: int) -> str:
 def by_seeds(sets: int) -> str:
     rows = []
     for seeds in (2, 3, 5, 10):
-        rows.append([str(seeds), *(percent(seeds_coverage(seeds, n, sets)) for n in ROWS)])
+        alone = [percent(seeds_coverage(seeds, n, sets)) for n in ROWS]
+        grouped = [percent(seeds_coverage(seeds, n, sets, size=4)) for n in ROWS[1:]]
+        rows.append([str(seeds), *alone, *grouped])
     title = f"Rows and seeds, accuracy, {sets:,} sets"
-    return table(title, ["seeds", *(f"{count} rows" for count in ROWS)], rows)
+    header = [f"{count} rows" for count in ROWS]
+    header += [f"{count} rows, groups of 4" for count in ROWS[1:]]
+    return table(title, ["seeds", *header], rows)
 
 
 def by_power(sets: int) -> str:

@@ -1,25 +1,37 @@
-"""Seconds and memory of `atoll inspect` on the files of many sites.
+"""Seconds and memory of `atoll inspect`, and of what a run reads, on the files of many sites.
 
-    python bench/sites.py [ROWS [COLUMNS [SITES]]]
+    python bench/sites.py [--before CHECKOUT] [--write]
 
-100,000 rows in total, 50 columns and 10 sites by default: numbers, integer codes, words, dates,
-gaps, an id and patients who come several times. The files are made in a temporary folder and
-deleted.
+100,000 rows in total, 50 columns and 10 sites: numbers, integer codes, words, dates, gaps, an id
+and patients who come several times. The files are made in a temporary folder and deleted. With
+another checkout of atoll, what a run reads before it trains is measured with both, in turn.
+`--write` renews `bench/results/sites.json`.
 """
 
+import argparse
 import csv
+import json
 import os
+import platform
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-ATOLL = [sys.executable, "-c", "from atoll.cli import main; main()"]
+INSPECT = "import sys; sys.argv[1:] = ['inspect', 'run.toml']; from atoll.cli import main; main()"
+LOAD = """import tomllib, torch, atoll.data
+with open('plain.toml', 'rb') as file: atoll.data.load('', **tomllib.load(file)['data'])
+"""  # what a run does before it deals out the rows
+HERE = Path(__file__).resolve().parents[1]
 WORDS = np.array(["north", "south", "east", "west", ""])
+ROWS, COLUMNS, SITES = 100_000, 50, 10
+REPEATS = 3
 
 
 def table(rows: int, columns: int, seed: int) -> list[list[str]]:
@@ -46,30 +58,66 @@ def table(rows: int, columns: int, seed: int) -> list[list[str]]:
     return [[*names, "outcome"], *map(list, zip(*parts, strict=True))]
 
 
-def main(rows: int = 100_000, columns: int = 50, sites: int = 10) -> None:
-    """Make the files, time the command, delete the files."""
+def make_files() -> int:
+    """Write the tables and two configs into this folder; the bytes of the tables."""
+    files = [f"site{number}.csv" for number in range(SITES)]
+    for number, name in enumerate(files):
+        with Path(name).open("w", newline="") as file:
+            csv.writer(file).writerows(table(ROWS // SITES, COLUMNS, number))
+    data, method = f'[data]\nfiles = {files}\nlabel = "outcome"\n', '[method]\nname = "fedavg"\n'
+    named = 'id = "visit"\ngroup = "patient"\n'
+    Path("run.toml").write_text(f"rounds = 1\n{data}{named}{method}")
+    Path("plain.toml").write_text(f'rounds = 1\n{data}ignore = ["visit", "patient"]\n{method}')
+    return sum(Path(name).stat().st_size for name in files)
+
+
+def measure(code: str, source: Path) -> dict[str, float]:
+    """Seconds by the clock and of processor time, and the largest memory of some code."""
+    environment = {**os.environ, "PYTHONPATH": str(source / "src")}
+    began = time.monotonic()
+    command = [sys.executable, "-c", code]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+    _, status, used = os.wait4(child.pid, 0)
+    assert status == 0, code
+    return {
+        "clock_s": round(time.monotonic() - began, 1),
+        "processor_s": round(used.ru_utime + used.ru_stime, 1),
+        "megabytes": round(used.ru_maxrss / 1024),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+def main() -> None:
+    """Make the files, time the commands, delete the files."""
+    parser = argparse.ArgumentParser(description="Time atoll on the files of many sites.")
+    parser.add_argument("--before", type=Path, help="another checkout, to compare reading with")
+    parser.add_argument("--write", action="store_true", help="renew bench/results/sites.json")
+    given = parser.parse_args()
+    before = given.before.resolve() if given.before else None
+    results: dict[str, Any] = {"rows": ROWS, "columns": COLUMNS, "sites": SITES}
     home = Path(tempfile.mkdtemp(prefix="atoll-sites-"))
     try:
         os.chdir(home)
-        files = [f"site{number}.csv" for number in range(sites)]
-        for number, name in enumerate(files):
-            with Path(name).open("w", newline="") as file:
-                csv.writer(file).writerows(table(rows // sites, columns, number))
-        size = sum(Path(name).stat().st_size for name in files)
-        data = f'[data]\nfiles = {files}\nlabel = "outcome"\nid = "visit"\ngroup = "patient"\n'
-        Path("run.toml").write_text(f'rounds = 1\n{data}[method]\nname = "chfl"\n')
-        began = time.monotonic()
-        child = subprocess.Popen([*ATOLL, "inspect", "run.toml"], stdout=subprocess.DEVNULL)
-        _, status, used = os.wait4(child.pid, 0)
-        assert status == 0
-        print(
-            f"{sites} files, {rows:,} rows, {columns} columns, {size / 1e6:.0f} MB: inspect took "
-            f"{time.monotonic() - began:.1f} s ({used.ru_utime + used.ru_stime:.1f} s of processor "
-            f"time) and held {used.ru_maxrss / 1024:.0f} MB; load {os.getloadavg()[0]:.1f}"
-        )
+        results["bytes"] = make_files()
+        results["cores"] = os.cpu_count()
+        results["machine"] = platform.machine()
+        results["inspect"] = [measure(INSPECT, HERE) for _ in range(REPEATS)]
+        loads: dict[str, list[dict[str, float]]] = {}
+        for _ in range(REPEATS):
+            loads.setdefault("load", []).append(measure(LOAD, HERE))
+            if before:
+                loads.setdefault("load_before", []).append(measure(LOAD, before))
+        results |= loads
     finally:
         shutil.rmtree(home)
+    for name, several in {"inspect": results["inspect"], **loads}.items():
+        middle = {key: statistics.median(one[key] for one in several) for key in several[0]}
+        print(name, middle)
+    if given.write:
+        path = HERE / "bench" / "results" / "sites.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(*(int(word) for word in sys.argv[1:]))
+    main()

@@ -4,6 +4,16 @@ The source folder is the repository, so that links from a page to CONTRIBUTING.m
 checked too.
 """
 
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from generate import write  # noqa: E402 - beside this file
+
+write(HERE / "reference")
+
 project = "atoll"
 author = "the atoll developers"
 root_doc = "docs/index"
@@ -11,6 +21,7 @@ include_patterns = [
     "*.md",
     "docs/*.md",
     "docs/methods/*.md",
+    "docs/reference/*.md",
     "docs/reproduction/*.md",
     "docs/reproduction/*/*.md",
 ]

@@ -14,9 +14,8 @@ shot() {
     "$@" 2>/dev/null
 }
 report() {
-  "$atoll" run fedavg --set data=breast-cancer --set clients=4 --set rounds=5 --set 'widths=[16]' --quiet --out four
-  "$atoll" answer four
-  "$atoll" report four -o report.html
+  "$atoll" run demo --quiet --out demo
+  "$atoll" report demo -o report.html
   shot --window-size=1080,1240 --screenshot="$out/report.png" "file://$folder/report.html"
 }
 # The watch: a long run is going on.

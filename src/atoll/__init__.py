@@ -7,6 +7,7 @@ from atoll.core import VERSION
 from atoll.core.errors import UserError
 
 if TYPE_CHECKING:
+    from atoll.api.classifier import FederatedClassifier
     from atoll.api.comparison import Comparison, compare
     from atoll.api.result import Result, load
     from atoll.api.sweeps import Sweep
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 __all__ = [
     "Comparison",
+    "FederatedClassifier",
     "Result",
     "Stream",
     "Sweep",
@@ -30,6 +32,7 @@ __all__ = [
 
 _HOMES = {  # imported when they are used: torch takes seconds
     "Comparison": "comparison",
+    "FederatedClassifier": "classifier",
     "Result": "result",
     "Stream": "training",
     "Sweep": "sweeps",

@@ -423,6 +423,30 @@ def test_a_coordinator_ends_no_job_in_the_name_of_its_parent(hostile: Scene) -> 
     hostile.whole()
 
 
+@pytest.mark.parametrize("folder", ["kits/bern", "nowhere"])
+def test_a_coordinator_learns_of_no_folder_by_an_object_that_it_sends(
+    hostile: Scene, folder: str
+) -> None:
+    """NVFlare makes some objects by looking at the disk, and sends the error back."""
+    made = "nvflare.apis.utils.decomposers.flare_decomposers.WorkspaceDecomposer"
+    workspace = {
+        "__fobs_type__": "nvflare.apis.workspace.Workspace", "__fobs_dc__": made,
+        "__fobs_data__": [str(hostile.made.folder / folder), "bern", "config"],
+    }  # fmt: skip
+    target = hostile.inside.name("bern.job")
+    answer = call(hostile.inside, "server.job", target, "ping", object=workspace)
+    assert str(answer["error"]).endswith("refused: an object that no run needs"), answer
+    refused(hostile.made, "bern", "an object of type nvflare.apis.workspace.Workspace")
+
+
+def test_a_call_that_is_none_gets_fixed_words(hostile: Scene) -> None:
+    """NVFlare's reply has a traceback with paths of the site."""
+    target = hostile.inside.name("bern.job")
+    for method, named in (("ping", {"object": 1}), ("_told", {}), ("handle", {"number": 1})):
+        answer = call(hostile.inside, "server.job", target, method, **named)
+        assert answer["body"] == {"error": "not a call that is served here; the log has more"}
+
+
 def resident(made: Federation, site: str) -> int:
     """The most bytes that a site's job process has ever had in memory."""
     status = Path(f"/proc/{made.job_process(site)}/status").read_text()

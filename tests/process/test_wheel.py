@@ -81,10 +81,11 @@ def test_the_demo_runs_from_the_wheel_in_an_empty_environment(version: str, tmp_
     assert "Joining" in call(tmp_path, atoll, "run", "demo", "--quiet", "--out", "run")
     call(tmp_path, atoll, "report", "run", "--out", "report.html")
     assert "<svg" in (tmp_path / "report.html").read_text()
-    module = call(
-        tmp_path,
-        atoll.replace("bin/atoll", "bin/python"),
-        "-c",
-        "import atoll; print(atoll.__file__)",
+    python = atoll.replace("bin/atoll", "bin/python")
+    call(tmp_path, atoll, "new", "method", "my-mean")
+    suite = (
+        "from atoll.testing import check_method\nprint(check_method('./my-mean/my_mean.py:METHOD'))"
     )
+    assert "'learns': 'passed'" in call(tmp_path, python, "-c", suite)  # without pytest
+    module = call(tmp_path, python, "-c", "import atoll; print(atoll.__file__)")
     assert Path(module.strip()).is_relative_to(tmp_path)

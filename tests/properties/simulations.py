@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from atoll.metrics.answer import FEWEST
-from atoll.metrics.quality import balanced_contributions
+from atoll.metrics.answer import FEWEST, by_unit
+from atoll.metrics.quality import auprc_contributions, balanced_contributions
 from atoll.metrics.statistics import (
     Comparison,
     combine,
@@ -67,15 +67,22 @@ def balanced(rows: Set, groups: Array | None) -> Comparison:
     return compare_losses(-values[0], -values[1], groups)
 
 
+def precision(rows: Set, groups: Array | None) -> Comparison:
+    """The gain in average precision by its contributions."""
+    values = [auprc_contributions(rows["labels"], rows[m]) for m in ("first", "second")]
+    return compare_losses(-values[0], -values[1], groups)
+
+
 Compare = Callable[[Set, Array | None], Comparison]
 METRICS: dict[str, Compare] = {
     "accuracy": lambda r, g: compare_accuracy(right(r, "first"), right(r, "second"), g),
     "auroc": lambda r, g: compare_auroc(r["labels"], r["first"], r["second"], g),
+    "auprc": precision,
     "balanced accuracy": balanced,
     "brier score": lambda r, g: compare_losses(brier(r, "first"), brier(r, "second"), g),
     "log loss": lambda r, g: compare_losses(log_loss(r, "first"), log_loss(r, "second"), g),
 }
-NEEDS_CLASSES = ("auroc", "balanced accuracy")
+NEEDS_CLASSES = ("auroc", "auprc", "balanced accuracy")
 
 
 def released(metric: str, rows: Set) -> bool:
@@ -117,13 +124,15 @@ def coverage(metric: str, rows: int, size: int, sets: int, seed: int = 7) -> Cov
     return Coverage(covered / count if count else math.nan, count)
 
 
-def overall_coverage(rows: Sequence[int], sets: int, seed: int = 8) -> float:
-    """The mean over sites of the gain in accuracy; each site has rows of its own."""
+def overall_coverage(rows: Sequence[int], sets: int, seed: int = 8, size: int = 1) -> float:
+    """The mean over sites of the gain in accuracy; each site has rows, or groups, of its own."""
     stream = np.random.default_rng([seed, *rows])
     truth, covered = true_gain("accuracy"), 0
     for _ in range(sets):
-        drawn = [draw(stream, count, 1) for count in rows]
-        result = combine([METRICS["accuracy"](one, None) for one in drawn])
+        drawn = [draw(stream, count, size) for count in rows]
+        groups = [one["groups"] if size > 1 else None for one in drawn]
+        pairs = zip(drawn, groups, strict=True)
+        result = combine([METRICS["accuracy"](one, mine) for one, mine in pairs])
         covered += result.low <= truth <= result.high
     return covered / sets
 
@@ -154,20 +163,22 @@ def _mean_of_noisy() -> float:
     return float(_noisy(stream, draw(stream, LARGE, 1), (0.0, 0.0)).mean())
 
 
-def seeds_coverage(seeds: int, rows: int, sets: int, seed: int = 9) -> float:
-    """Rows and seeds as crossed factors: each seed shifts both models for all rows."""
+def seeds_coverage(seeds: int, rows: int, sets: int, seed: int = 9, size: int = 1) -> float:
+    """Rows, or groups, and seeds as crossed factors: each seed shifts both models for all rows."""
     stream = np.random.default_rng([seed, seeds, rows])
     truth, covered = _mean_with_seeds(), 0
     for _ in range(sets):
-        result = compare_over_seeds(_crossed(stream, seeds, rows))
-        result = with_least_width(result, rows)
+        gains = _crossed(stream, seeds, rows, size)
+        units = np.arange(rows) // size
+        result = compare_over_seeds(np.stack([by_unit(one, units) for one in gains]))
+        result = with_least_width(result, -(-rows // size))
         covered += result.low <= truth <= result.high
     return covered / sets
 
 
-def _crossed(stream: np.random.Generator, seeds: int, rows: int) -> Array:
+def _crossed(stream: np.random.Generator, seeds: int, rows: int, size: int = 1) -> Array:
     """Gains (seeds, rows) of right over wrong."""
-    base = draw(stream, rows, 1)
+    base = draw(stream, rows, size)
     shifts = 0.15 * stream.normal(size=(seeds, 2))
     return np.stack([_noisy(stream, base, (first, second)) for first, second in shifts])
 

@@ -40,6 +40,16 @@ def test_the_mean_over_sites_covers_the_true_gain(rows: tuple[int, ...]) -> None
     check(overall_coverage(rows, SETS), max(rows))
 
 
+@pytest.mark.parametrize("rows", [(100, 100, 100, 100), (400, 400, 400)])
+def test_the_mean_over_sites_with_groups_covers_the_true_gain(rows: tuple[int, ...]) -> None:
+    check(overall_coverage(rows, SETS, size=4), max(rows))
+
+
+@pytest.mark.parametrize(("seeds", "rows"), [(3, 100), (5, 400)])
+def test_groups_and_seeds_cover_the_true_gain(seeds: int, rows: int) -> None:
+    check(seeds_coverage(seeds, rows, SETS, size=4), rows)
+
+
 @pytest.mark.parametrize("rows", [30, 400])
 def test_the_mean_over_sites_with_the_same_rows_covers_the_true_gain(rows: int) -> None:
     check(shared_coverage(rows, 4, SETS), rows)

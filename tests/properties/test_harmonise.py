@@ -1,10 +1,16 @@
 """Harmonising twice is harmonising once; rows of one person are never dealt apart."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.core.errors import UserError
+from atoll.data import splits
+from atoll.data.dataset import Dataset, Layout
 from atoll.data.own.harmonise import DateRule, Rules, Unit, harmonise
 from atoll.data.partition import cut_people
 
@@ -69,6 +75,56 @@ def test_people_are_never_dealt_apart(
     assert {*parts.tolist()} <= possible
     if len(np.unique(people)) >= 10:
         assert {*parts.tolist()} == possible
+
+
+def _own_tables(rows: list[tuple[int, int, int]], sites: int) -> Dataset:
+    """Rows of people at sites and stages, as files give them."""
+    people, stage, y = np.array(rows).T
+    group = np.arange(len(rows)) % sites
+    recipe: dict[str, Any] = {}
+    held, numbers = np.ones((sites, 1), dtype=bool), np.ones(1, dtype=bool)
+    layout = Layout(held, numbers, stage, ("one", "two"), recipe)
+    x = np.zeros((len(rows), 1), dtype=np.float32)
+    names = tuple(f"s{number}" for number in range(sites))
+    return Dataset(
+        "own", "table", x, y, ("x",), ("a", "b"), "drawn", group=group, groups=names,
+        layout=layout, people=people * sites + group,
+    )  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 40), st.integers(0, 1), st.integers(0, 1)),
+        min_size=60, max_size=200,
+    ),
+    st.integers(1, 3), st.integers(0, 1000), st.sampled_from(["files", "parties"]),
+)  # fmt: skip
+def test_no_person_of_own_tables_is_in_two_parts_whatever_the_stage(
+    rows: list[tuple[int, int, int]], sites: int, seed: int, kind: str
+) -> None:
+    made = _own_tables(rows, sites)
+    if kind == "parties":
+        assert made.layout is not None
+        made = replace(made, group=None, layout=replace(made.layout, held=np.ones((1, 1), bool)))
+        made = replace(made, groups=("p",))
+    splitting = splits.load(kind)
+    try:
+        dealt = splitting.deal(made, splitting.options(), seed)
+    except UserError:
+        return  # too few people for a part of some stage: refused
+    assert made.people is not None
+    for id in dealt.clients:
+        held = dealt.holdings[id]
+        parts = [
+            np.concatenate([one.train for one in held]),
+            np.concatenate([one.valid for one in held]),
+            np.concatenate(dealt.tests[id]),
+        ]
+        groups = [{*made.people[part].tolist()} for part in parts]
+        assert not groups[0] & groups[1]
+        assert not groups[0] & groups[2]
+        assert not groups[1] & groups[2]
 
 
 @settings(max_examples=50, deadline=None)

@@ -46,6 +46,21 @@ def test_areas_equal_scikit_learn(rows: tuple[Array, Array]) -> None:
     precision = reference.average_precision_score(positive, scores)
     assert abs(quality.auprc(positive, scores) - precision) < EXACT
     assert abs(quality.auroc_contributions(positive, scores).mean() - area) < EXACT
+    assert abs(quality.auprc_contributions(positive, scores).mean() - precision) < EXACT
+
+
+@given(scored())
+def test_contributions_to_the_average_precision_are_jackknife_values(
+    rows: tuple[Array, Array],
+) -> None:
+    positive, scores = rows
+    positive[2] = True  # one positive row is left in any case
+    count, area = len(scores), quality.auprc(positive, scores)
+    kept = [np.arange(count) != row for row in range(count)]
+    without = np.array([quality.auprc(positive[one], scores[one]) for one in kept])
+    expected = area + (count - 1) * (without.mean() - without)
+    values = quality.auprc_contributions(positive, scores)
+    assert np.allclose(values, expected, rtol=0, atol=1e-10)
 
 
 @given(predicted())

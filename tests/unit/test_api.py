@@ -86,8 +86,8 @@ def test_an_unknown_name_is_answered_with_the_nearest(here: Path) -> None:
 def test_the_version_is_that_of_the_package() -> None:
     assert atoll.__version__ == importlib.metadata.version("atoll")
     assert sorted(atoll.__all__) == [
-        "Comparison", "Result", "Stream", "Sweep", "UserError", "__version__", "answer", "compare",
-        "load", "run", "stream", "sweep",
+        "Comparison", "FederatedClassifier", "Result", "Stream", "Sweep", "UserError",
+        "__version__", "answer", "compare", "load", "run", "stream", "sweep",
     ]  # fmt: skip
 
 

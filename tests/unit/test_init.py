@@ -21,7 +21,9 @@ from atoll.runs.config import resolve
 
 Command = Callable[..., tuple[object, str, str]]
 ICD = ["250.83", "V27", "414", "428", "786.5", "E909", "401.9"]
-HEADER = ["patient_nbr", "age", "sex", "chol", "trestbps", "cp", "smoker", "ef", "icd", "seen"]
+HEADER = [
+    "patient_nbr", "age", "sex", "chol", "trestbps", "cp", "smoker", "ef", "icd", "seen", "month",
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +61,7 @@ def visits(rows: int, start: int, draw: random.Random) -> list[dict[str, Any]]:
                 "trestbps": round(draw.gauss(130, 15)), "cp": code, "smoker": draw.randrange(2),
                 "ef": draw.randrange(20, 80), "icd": draw.choice(ICD),
                 "seen": f"{draw.randrange(1, 29):02}.{draw.randrange(1, 13):02}.2023",
+                "month": draw.choice(["February", "January"]),
                 "ill": risk > 0.3,
             })  # fmt: skip
     return found[:rows]
@@ -152,6 +155,7 @@ def cell(place: str, value: Any) -> str:
 
 def check_what_became_of_the_mess(values: dict[str, Any]) -> None:
     assert values["group"] == "patient_nbr"
+    assert values["order"] == ["January", "February"]
     assert values["missing"].keys() >= {"age", "chol", "trestbps"}
     survey = tables.survey(**values)
     assert survey.classes == ("no", "yes")
@@ -170,7 +174,7 @@ def check_what_became_of_the_mess(values: dict[str, Any]) -> None:
 def test_a_new_user_goes_from_four_messy_files_to_a_verdict_in_four_commands(
     atoll: Command,
 ) -> None:
-    code, _, told = atoll("init", *messy_files(), "--label", "outcome")
+    code, _, told = atoll("init", *messy_files(), "--label", "outcome", "--stage", "month")
     assert code == 0
     text = Path("run.toml").read_text()
     code, _, complaint = atoll("run", "run.toml", "--quiet", "--out", "run")
@@ -184,8 +188,9 @@ def test_a_new_user_goes_from_four_messy_files_to_a_verdict_in_four_commands(
     code, shown, _ = atoll("inspect", "run.toml")
     assert code == 0
     assert "lund has 4 rows twice" in shown
+    assert "almost alone" not in shown  # smoker is random, and so is no suspect
     check_what_became_of_the_mess(tomllib.loads(edited)["data"])
-    small = ("--set", "rounds=2", "--set", "widths=[8]", "--set", "engine.mode=loop")
+    small = ("--set", "rounds=1", "--set", "widths=[8]", "--set", "engine.mode=loop")
     code, shown, _ = atoll("run", "run.toml", "--quiet", "--out", "run", *small)
     assert code == 0
     assert "4 clients" in shown
@@ -268,7 +273,7 @@ def test_init_writes_configs_for_texts_and_images(atoll: Command) -> None:
     code, shown, _ = atoll("inspect", "images.toml")
     assert code == 0
     assert "cat: 10, dog: 10  32 x 32, 3 channels" in shown
-    assert "site-0 tests on 8 rows: one row is 12 points of its accuracy" in shown
+    assert "a tests on 8 rows: one row is 12 points of its accuracy" in shown
 
 
 @pytest.mark.parametrize(
@@ -277,6 +282,100 @@ def test_init_writes_configs_for_texts_and_images(atoll: Command) -> None:
 def test_alone_runs_on_own_images_and_texts_as_the_report_advises(data: str) -> None:
     values = tomllib.loads(f'method = "alone"\ndata = {data}')
     assert resolve(values, "alone").split == ("domains" if "images" in data else "streams")
+
+
+def bank_and_shop(order: Sequence[int], label: str = "card") -> None:
+    """A bank with a label and codes for missing values, and a shop with other columns."""
+    draw, ids = random.Random(1), [f"C{number}" for number in range(120)]
+    bank, shop = [f"customer,income,{label}"], ["customer,spent,kind,since"]
+    for number, id in enumerate(ids):
+        income = "999" if number % 12 == 0 else f"{draw.gauss(0, 1):.2f}"
+        bank.append(f"{id},{income},{draw.choice(['Yes', 'No', '1', '0'])}")
+    for number in order:
+        day = f"{draw.randrange(13, 29)}.{draw.randrange(1, 13):02}.2023"
+        shop.append(f"{ids[number].lower()},{draw.gauss(9, 1):.1f} ct,{draw.randrange(4)},{day}")
+    Path("bank.csv").write_text("\n".join(bank) + "\n")
+    Path("shop.csv").write_text("\n".join(shop) + "\n")
+
+
+def test_init_writes_a_config_for_parties(atoll: Command) -> None:
+    bank_and_shop(range(120))
+    code, _, told = atoll("init", "bank.csv", "shop.csv", "--label", "card")
+    assert (code, told) == (0, "2 lines of run.toml are for you to decide\n")
+    text = Path("run.toml").read_text()
+    written = tomllib.loads(text)
+    assert written["method"]["name"] == "vleto"
+    assert written["data"] == {
+        "parties": ["bank.csv", "shop.csv"], "id": "customer", "assume_aligned": True,
+        "label": "card", "missing": {"income": ["999"]}, "categorical": ["kind"],
+        "dates": {"since": {"format": "day first"}}, "sites": {"shop": {}},
+    }  # fmt: skip
+    (labels,) = [line for line in text.splitlines() if line.startswith("# labels")]
+    assert tomllib.loads(labels[2:])["labels"] == {"1": "Yes", "0": "No"}
+    assert '# units = { spent = { suffix = "ct" } }' in text
+    assert atoll("inspect", "run.toml")[0] == 0
+    code, _, told = atoll("run", "run.toml", "--quiet")
+    assert code == 2
+    assert "look like one" in told  # a run refuses until the labels are mapped
+
+
+def test_init_for_parties_names_the_command_that_aligns_them(atoll: Command) -> None:
+    pytest.importorskip("private_set_intersection")
+    bank_and_shop([*range(119, 29, -1)])
+    code, _, told = atoll("init", "bank.csv", "shop.csv", "--label", "card", "--method", "splitnn")
+    assert code == 0
+    command = "atoll align bank.csv shop.csv --hub bank.csv --id customer --out aligned"
+    assert f"run {command}\n" in told
+    text = Path("run.toml").read_text()
+    assert f"run {command}\n" in text
+    values = tomllib.loads(text)["data"]
+    assert values["index"] == "aligned"
+    assert values["missing"] == {"income": ["999"]}  # found before files are aligned
+    assert atoll(*command.split()[1:])[0] == 0
+    code, shown, _ = atoll("inspect", "run.toml")
+    assert code == 0
+    assert "90 of 120 rows of the party with the label" in shown
+
+
+def test_init_for_parties_with_a_file_for_each_stage(atoll: Command) -> None:
+    bank_and_shop(range(120))
+    for name in ("bank", "shop"):
+        head, *rows = Path(f"{name}.csv").read_text().splitlines()
+        for stage, part in enumerate((rows[:60], rows[60:]), 1):
+            Path(f"{name}-{stage}.csv").write_text("\n".join([head, *part]) + "\n")
+    files = ("bank=bank-1.csv,bank-2.csv", "shop=shop-1.csv,shop-2.csv")
+    code, _, _ = atoll("init", *files, "--label", "card")
+    assert code == 0
+    values = tomllib.loads(Path("run.toml").read_text())["data"]
+    assert values["parties"] == [["bank-1.csv", "bank-2.csv"], ["shop-1.csv", "shop-2.csv"]]
+    assert values["assume_aligned"] is True
+    code, shown, _ = atoll("inspect", "run.toml")
+    assert (code, "stages" in shown) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        ("customer,income", "a table without its label has no column of its own"),
+        ("customer,spent,Outcome", "the label has another spelling"),
+        ("number,spent,kind", "no column is shared"),
+    ],
+)
+def test_init_does_not_take_sites_for_parties(header: str, why: str, atoll: Command) -> None:
+    for name, names in (("a", "customer,income,outcome"), ("b", header)):
+        rows = [[f"C{i}", f"{i % 7}.5", "pq"[i % 2]][: len(names.split(","))] for i in range(60)]
+        Path(f"{name}.csv").write_text("\n".join([names, *map(",".join, rows)]) + "\n")
+    assert atoll("init", "a.csv", "b.csv", "--label", "outcome")[0] == 0, why
+    values = tomllib.loads(Path("run.toml").read_text())["data"]
+    assert values["files"] == ["a.csv", "b.csv"], why
+
+
+def test_init_takes_the_column_of_ids(atoll: Command) -> None:
+    for name in ("a", "b"):
+        rows = [f"{name}{i % 9},{i}.5,{'pq'[i % 2]}" for i in range(60)]
+        Path(f"{name}.csv").write_text("\n".join(["ward,x,outcome", *rows]) + "\n")
+    assert atoll("init", "a.csv", "b.csv", "--label", "outcome", "--id", "ward")[0] == 0
+    assert tomllib.loads(Path("run.toml").read_text())["data"]["id"] == "ward"
 
 
 def test_alone_on_parties_names_methods_that_can(atoll: Command) -> None:
@@ -294,3 +393,31 @@ def test_alone_on_parties_names_methods_that_can(atoll: Command) -> None:
     assert code == 0
     assert ["1-b", "z,", "w"] in [line.split() for line in shown.splitlines()]
     assert "40 of 40 rows of the party with the label" in shown
+
+
+def test_inspect_of_files_that_share_no_column_names_the_file_without_the_label(
+    atoll: Command,
+) -> None:
+    for name, header in (("a", "x,outcome"), ("b", "z,result")):
+        rows = [f"{i % 7}.5,{'pq'[i % 2]}" for i in range(30)]
+        Path(f"{name}.csv").write_text("\n".join([header, *rows]) + "\n")
+    given = 'files = ["a.csv", "b.csv"]\nlabel = "outcome"'
+    Path("run.toml").write_text(f'method = "chfl"\n[data]\n{given}\n')
+    code, _, told = atoll("inspect", "run.toml")
+    assert code == 3
+    assert "no column 'outcome' for the label" in told
+    assert "where: b.csv" in told
+
+
+def test_inspect_shows_which_classes_and_columns_come_when(atoll: Command) -> None:
+    lines = ["age,lab,month,outcome"]
+    for i in range(90):
+        month, label = ("January", "pq"[i % 2]) if i < 45 else ("February", "pqr"[i % 3])
+        lines.append(f"{i % 7}.5,{i % 5 if month == 'February' else ''},{month},{label}")
+    Path("a.csv").write_text("\n".join(lines) + "\n")
+    assert atoll("init", "a.csv", "--label", "outcome", "--stage", "month")[0] == 0
+    code, shown, _ = atoll("inspect", "run.toml")
+    assert code == 0
+    cells = [" ".join(line.split()) for line in shown.splitlines()]
+    assert "January 45 p: 23, q: 22 + age" in cells
+    assert "February 45 p: 15, q: 15, r: 15 + lab" in cells

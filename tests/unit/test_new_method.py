@@ -1,15 +1,11 @@
 """A new method is one file: those of docs/method.md, saved as the page says."""
 
 import ast
-import importlib.util
-import inspect
-import itertools
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,6 +18,7 @@ from atoll.compute import autotune
 from atoll.core.record import Score, read_events
 from atoll.engines.local import local_engine
 from atoll.runs.execute import execute
+from atoll.testing import Case, Check, checks
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "method.md").read_text()
@@ -31,40 +28,13 @@ MOST_CONCEPTS = 9
 every_file = pytest.mark.parametrize("name", FILES)
 
 
-def loaded(path: str, name: str) -> ModuleType:
-    """A module of other tests."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tests" / path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-SUITE = loaded("conformance/test_methods.py", "conformance_of_new_methods")
-GATES = loaded("unit/engines/network/test_honest.py", "gates_of_new_methods")
-
-
-def checks() -> Iterator[Any]:
-    """Every check of the suite that takes a method's name, with each set of its parameters."""
-    for title, check in inspect.getmembers(SUITE, inspect.isfunction):
-        if title.startswith("test_") and "name" in inspect.signature(check).parameters:
-            marks = [m for m in getattr(check, "pytestmark", []) if m.args and m.args[0] != "name"]
-            for values in itertools.product(*(mark.args[1] for mark in marks)):
-                given = dict(zip((mark.args[0] for mark in marks), values, strict=True))
-                yield pytest.param(check, given, id="-".join([title, *map(str, values)]))
-
-
 @pytest.fixture(autouse=True)
 def new_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Both files in a folder of methods, each with a page of its own."""
+    """Both files in a folder of methods."""
     folder = tmp_path / "methods"
     folder.mkdir()
     for name, text in FILES.items():
         (folder / f"{name}.py").write_text(text)
-        (tmp_path / f"{name}.md").write_text("`rate` and `batch`")
-    monkeypatch.setattr(SUITE, "DOCS", tmp_path)
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(folder)])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -125,7 +95,7 @@ def test_a_stack_gives_the_result_of_the_loop(
     how: dict[str, Any] = {"dtype": "float64", "clients": 4, "rounds": 5}
     how |= {"scenario.rows": "dirichlet", "scenario.alpha": 1.0}
     for way in ("loop", mode):
-        config = SUITE.small(name, **how, **{"engine.mode": way})
+        config = Case(name).config(**how, **{"engine.mode": way})
         execute(config, tmp_path / way, local_engine)
     wanted, tensors = (
         load((tmp_path / way / "checkpoint.safetensors").read_bytes()) for way in ("loop", mode)
@@ -141,25 +111,9 @@ def test_a_stack_gives_the_result_of_the_loop(
 
 
 @every_file
-def test_a_run_between_sites_has_the_record_of_one_process(name: str, tmp_path: Path) -> None:
-    config = GATES.small(name)
-    here = GATES.in_one_process(config, tmp_path)
-    for kind, terms in (("empty", GATES.empty(name)), ("drafted", GATES.drafted(config))):
-        assert GATES.through_gates(config, tmp_path / kind, terms) == here
-
-
-@every_file
-@pytest.mark.parametrize(("check", "given"), list(checks()))
-def test_the_conformance_suite_takes_it_up(
-    name: str, check: Callable[..., None], given: dict[str, Any], tmp_path: Path
-) -> None:
-    if "tmp_path" in inspect.signature(check).parameters:
-        given = {**given, "tmp_path": tmp_path / "run"}
-    check(name=name, **given)
-
-
-def test_the_conformance_suite_is_all_there() -> None:
-    assert len(list(checks())) >= 11
+@pytest.mark.parametrize("check", checks(), ids=lambda check: check.name)
+def test_the_conformance_suite_takes_it_up(name: str, check: Check, tmp_path: Path) -> None:
+    check(name, tmp_path / "run")
 
 
 def test_nine_concepts_are_enough() -> None:
@@ -180,7 +134,7 @@ def test_nine_concepts_are_enough() -> None:
 
 def test_scaffold_moves_its_control_variates_as_the_paper_states(tmp_path: Path) -> None:
     """After a round, c is the mean of the c_i, and no c_i is zero."""
-    config = SUITE.small("scaffold", rounds=1, dtype="float64", clients=2)
+    config = Case("scaffold").config(rounds=1, dtype="float64", clients=2)
     execute(config, tmp_path / "run", local_engine)
     tensors = load((tmp_path / "run" / "checkpoint.safetensors").read_bytes())
     for key, control in tensors.items():

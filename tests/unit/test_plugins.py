@@ -2,6 +2,7 @@
 
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from atoll.engines.network.contract import RefusedError, SiteFile
 from atoll.engines.network.drafts import drafted_file
 from atoll.engines.network.policy import Gate
 from atoll.runs.config import change, read, resolve, to_toml
+from atoll.runs.parts import parts
 
 SOURCE = Path(atoll.__file__).parent
 TINY: dict[str, Any] = {
@@ -40,6 +42,14 @@ def blobs(rows: int = 80) -> Dataset:
 def small(shape, classes):
     """One hidden layer."""
     return nn.Sequential(nn.Linear(shape[0], 4), nn.ReLU(), nn.Linear(4, classes))
+
+
+def pretrained(shape, classes):
+    """Its first layer has values of its own, and is not trained."""
+    net = small(shape, classes)
+    nn.init.constant_(net[0].weight, 0.1)
+    net[0].requires_grad_(False)
+    return net
 
 
 def nothing():
@@ -169,7 +179,7 @@ def test_lists_import_nothing(here: Path) -> None:
     assert (here / "MARK").exists()  # so the tests below would notice an import
 
 
-HOSTILE = ["./evil.py:METHOD", "evil:METHOD", "bad", "/evil.py:METHOD", "os:system"]
+HOSTILE = ["./evil.py:METHOD", "evil:METHOD", "bad", "/evil.py:METHOD", "os:system", "memory:Net"]
 PLACES: dict[str, Any] = {
     "method": lambda name: {"method": {"name": name}},
     "method by name": lambda name: {"method": name},
@@ -226,6 +236,10 @@ def test_a_name_that_is_no_text_is_refused(name: Any, here: Path) -> None:
     assert not (here / "MARK").exists()
 
 
+def _but_model(changes: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in changes.items() if key != "model.name"}
+
+
 def test_a_site_runs_what_its_own_file_lists(here: Path) -> None:
     """The drafted contract of a run with plug-ins allows that run, and one of them less refuses."""
     plain = {
@@ -239,9 +253,42 @@ def test_a_site_runs_what_its_own_file_lists(here: Path) -> None:
     assert contract["networks"] == ["mine_own:small"]
     gate = Gate(SiteFile(store=str(here / "store"), contract=contract))
     assert gate.prepare("run-1", to_toml(run), "site-1")
+    model = {"name": "./own.py:pretrained", "initial": "own"}
+    other_run = resolve(
+        change(read("./method.py:METHOD"), {**_but_model(plain), "model": model}), "test"
+    )
+    with pytest.raises(RefusedError, match="names code of this site's machine"):
+        gate.prepare("run-2", to_toml(other_run), "site-1")
+    drafted = tomllib.loads(drafted_file(other_run))["contract"]
+    assert Gate(SiteFile(store=str(here / "third"), contract=drafted)).prepare(
+        "run-2", to_toml(other_run), "site-1"
+    )
     for term, name in (("plugins", "blobs"), ("plugins", "./cut.py:SPLIT"),
                        ("networks", "mine_own:small")):  # fmt: skip
         left = {**contract, term: [one for one in contract[term] if one != name]}
         other = Gate(SiteFile(store=str(here / "other"), contract=left))
         with pytest.raises(RefusedError, match="names code of this site's machine"):
             other.prepare("run-1", to_toml(run), "site-1")
+
+
+def test_a_site_compares_the_first_values_of_a_network_with_its_own(here: Path) -> None:
+    """The hash is in the config of a run, not in the drafted contract."""
+    text = OWN.replace("return nn.Sequential(nn.Linear", "return nn.Sequential(fixed(nn.Linear")
+    text = text.replace("shape[0], 4)", "shape[0], 4))") + "\n\ndef fixed(layer):\n"
+    Path("own.py").write_text(text + "    nn.init.ones_(layer.weight)\n    return layer\n")
+    plain = {
+        "data": "wine", "clients": 2, "model.name": "./own.py:small", "model.initial": "own",
+        "threads": 1, "engine.mode": "loop",
+    }  # fmt: skip
+    config = resolve(change(read("fedavg"), plain), "test")
+    contract = tomllib.loads(drafted_file(config))["contract"]
+    run = parts(config).config
+    assert run.model["weights"]
+    assert Gate(SiteFile(store=str(here / "store"), contract=contract)).prepare(
+        "run-1", to_toml(run), "site-1"
+    )
+    other = replace(run, model={**run.model, "weights": "0" * 16})
+    with pytest.raises((RefusedError, UserError), match="other values"):
+        Gate(SiteFile(store=str(here / "other"), contract=contract)).prepare(
+            "run-1", to_toml(other), "site-1"
+        )

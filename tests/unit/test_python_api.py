@@ -139,8 +139,11 @@ def test_a_result_is_loaded_from_its_folder(run: atoll.Result) -> None:
     assert atoll.load("frames/seed-1").seeds == (1,)
     with pytest.raises(UserError, match="no run in this folder"):
         atoll.load("nowhere")
+    for clients in (2, 3):
+        out = f"mixed/{clients}"
+        atoll.run("fedavg", out=out, data="wine", clients=clients, rounds=1, answer=False)
     with pytest.raises(UserError, match="this folder holds"):
-        atoll.load(".")  # runs of several configs
+        atoll.load("mixed")  # runs of several configs
 
 
 def test_report_predict_and_export(run: atoll.Result) -> None:

@@ -15,7 +15,14 @@ __all__ = ["Comparison", "compare"]
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """The tables of the report that compare runs."""
+    """The tables of the report that compare runs.
+
+    >>> import atoll
+    >>> small = {"data": "wine", "clients": 2, "rounds": 1, "widths": [4], "answer": False}
+    >>> both = compare(atoll.run("fedavg", **small), atoll.run("alone", **small))
+    >>> len(both.results.rows), len(both.tables)
+    (2, 1)
+    """
 
     results: Table
     differences: Table | None  # paired by seed and site; None where runs cannot be paired
@@ -35,7 +42,15 @@ class Comparison:
 
 
 def compare(*several: Result | str | Path) -> Comparison:
-    """Compare results, or folders of runs, that differ in more than their seed."""
+    """Compare results, or folders of runs, that differ in more than their seed.
+
+    >>> import atoll
+    >>> small = {"data": "wine", "clients": 2, "rounds": 1, "widths": [4], "answer": False}
+    >>> first = atoll.run("fedavg", "first", **small)
+    >>> second = atoll.run("alone", "second", **small)
+    >>> compare(first, "second").results.header[:2]
+    ('model', 'accuracy, %')
+    """
     folders: list[Path] = []
     for one in several:
         result = one if isinstance(one, Result) else load(one)

@@ -1,35 +1,75 @@
 """Arguments in Python as values of a config: tables and arrays in memory become files."""
 
 import dataclasses
+import inspect
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
 from atoll.core.errors import UserError
-from atoll.data.own.frames import with_files
+from atoll.core.plugins import MEMORY
+from atoll.data.own.frames import with_files, with_images
+from atoll.data.own.images import image_files
+from atoll.data.own.memory import holds_images, is_data, separate_labels
+from atoll.data.own.memory import read as read_memory
 from atoll.data.own.profiles import TableOptions
 from atoll.runs.config import RunConfig, change, read, resolve
 
-__all__ = ["as_table", "config_of", "seed_numbers", "values_of"]
+__all__ = ["config_of", "named_objects", "seed_numbers", "values_of"]
 
-TABLES = Path("runs/tables")  # where tables in memory are kept
+TABLES = Path("runs/tables")  # where data in memory are kept
 LABEL = "label"  # the column of labels that are given as an array
 OWN = {"files", "parties", "images"}  # what `data` names where a run reads the user's own files
 TABLE_OPTIONS = {field.name for field in dataclasses.fields(TableOptions)} - {"files"}
+IMAGE_OPTIONS = {*inspect.signature(image_files).parameters} - {"images"}
 
 
-def values_of(what: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a config: a preset, a method or a TOML file, with keyword arguments applied."""
+def values_of(what: str, changes: Mapping[str, Any], tables: Path = TABLES) -> dict[str, Any]:
+    """The values of a config: a preset, a method or a TOML file, with keyword arguments applied.
+
+    Tables in memory become files below `tables`.
+    """
     values, keywords = read(what), dict(changes)
-    data = _in_memory(keywords)
+    data = _in_memory(keywords, tables)
     if data is not None:
-        keywords["data"] = with_files(data, TABLES)
+        keywords["data"] = data
         if OWN & data.keys() and "split" not in keywords:
             values.pop("scenario", None)  # a preset's split is for its own data
     return change(values, keywords)
+
+
+def named_objects(changes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The keyword arguments with a name for a network that is an object; and objects by name.
+
+    A function that can be imported has the name of its module; any other object is one of this
+    session, and is to be given again to load the run in another.
+
+    >>> named_objects({"model": len})[0]
+    {'model': {'initial': 'own', 'name': 'builtins:len'}}
+    """
+    model = changes.get("model")
+    table = dict(model) if isinstance(model, Mapping) else {"name": model}
+    network = table["name"] if callable(table.get("name")) else None
+    if network is None:
+        return dict(changes), {}
+    name = _imported_name(network)
+    objects = {} if name else {f"{MEMORY}{_word(network)}": network}
+    table = {"initial": "own", **table, "name": name or next(iter(objects))}
+    return {**changes, "model": table}, objects
+
+
+def _word(network: Any) -> str:
+    return str(getattr(network, "__name__", type(network).__name__))
+
+
+def _imported_name(network: Any) -> str:
+    """Where an object can be imported from; empty where it cannot."""
+    module, name = getattr(network, "__module__", ""), getattr(network, "__qualname__", "")
+    home = sys.modules.get(module)
+    importable = module != "__main__" and getattr(home, "__spec__", None) is not None
+    same = importable and name and getattr(home, name, None) is network
+    return f"{module}:{name}" if same else ""
 
 
 def config_of(what: str, changes: Mapping[str, Any]) -> RunConfig:
@@ -37,44 +77,24 @@ def config_of(what: str, changes: Mapping[str, Any]) -> RunConfig:
     return resolve(values_of(what, changes), what)
 
 
-def _in_memory(keywords: dict[str, Any]) -> dict[str, Any] | None:
-    """The table `data`, with tables in memory as `files`; takes their options out of `keywords`."""
+def _in_memory(keywords: dict[str, Any], tables: Path) -> dict[str, Any] | None:
+    """The table `data` with data in memory as files; takes their options out of `keywords`."""
     data = keywords.get("data")
-    if _is_table(data):
+    if is_data(data):
         files = {"table": data}
     elif isinstance(data, Mapping) and data and not ({"name"} | OWN) & data.keys():
         files = dict(data)
     else:
-        return dict(data) if isinstance(data, Mapping) else None
+        return with_files(data, tables) if isinstance(data, Mapping) else None
+    label = str(keywords.get("label", LABEL))
+    sites = {site: read_memory(value, label) for site, value in files.items()}
+    if any(map(holds_images, sites.values())):
+        options = {key: keywords.pop(key) for key in IMAGE_OPTIONS & keywords.keys()}
+        return with_images(sites, options, tables)
     options = {key: keywords.pop(key) for key in TABLE_OPTIONS & keywords.keys()}
-    if any(isinstance(table, tuple) for table in files.values()):
+    if any(map(separate_labels, files.values())):
         options.setdefault("label", LABEL)
-    label = str(options.get("label", ""))
-    tables = {site: as_table(table, label) for site, table in files.items()}
-    return {"files": tables, **options}
-
-
-def _is_table(value: Any) -> bool:
-    """Whether a value is a table in memory: an Arrow stream, or arrays (x, y)."""
-    if isinstance(value, tuple):
-        return len(value) == 2 and all(isinstance(one, np.ndarray) for one in value)
-    return hasattr(value, "__arrow_c_stream__")
-
-
-def as_table(value: Any, label: str = "") -> Any:
-    """A table that exports an Arrow stream; of an array the columns are x0, x1, ..., then y.
-
-    >>> as_table((np.zeros((2, 1)), np.array([0, 1])), "sick").column_names
-    ['x0', 'sick']
-    """
-    x, y = value if isinstance(value, tuple) else (value, None)
-    if not isinstance(x, np.ndarray):
-        return value
-    if x.ndim != 2 or (y is not None and y.shape != (len(x),)):
-        what = f"arrays of the shapes {x.shape} and {None if y is None else y.shape}"
-        raise UserError(what, "data", "give x with rows and columns, and y with a label a row")
-    columns = {f"x{number}": x[:, number] for number in range(x.shape[1])}
-    return pa.table(columns if y is None else {**columns, label: y})
+    return with_files({"files": sites, **options}, tables)
 
 
 def seed_numbers(seeds: Iterable[int], changes: Mapping[str, Any]) -> list[int]:

@@ -3,26 +3,28 @@
 import csv
 import dataclasses
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet
 
 from atoll.api.errors import keyword_errors
 from atoll.api.export import arrow_table, pandas_frame
-from atoll.api.inputs import as_table
 from atoll.core.errors import UserError
+from atoll.core.plugins import objects_in_memory
 from atoll.core.record import Event, Score
+from atoll.data.own.memory import Images
+from atoll.data.own.memory import read as read_memory
 from atoll.metrics.scores import spread
 from atoll.runs.result import Run, absent_run, read_answer, runs_in, text_table, title
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from matplotlib.figure import Figure
 
     from atoll.report.tables import Group
@@ -37,10 +39,24 @@ class Result:
     """A finished run, or the runs of several seeds of one config.
 
     A number is the mean over seeds. `runs` has the record of each seed.
+
+    >>> import atoll
+    >>> small = {"clients": 2, "rounds": 1, "widths": [4], "answer": False}
+    >>> result = atoll.run("fedavg", data="wine", seeds=range(2), **small)
+    >>> result.seeds, result.sites
+    ((0, 1), ('site-0', 'site-1'))
+    >>> result.to_arrow().num_rows
+    4
+    >>> print(result)  # doctest: +ELLIPSIS
+    fedavg on wine: 2 sites, 2 seeds
+    accuracy 0... ± 0...
+    record: runs/fedavg-1
     """
 
     folder: Path  # of the run, or the one above the runs of all seeds
     runs: tuple[Run, ...]  # in the order of their seeds
+    # networks that were objects of this session, by the names that they have in the config
+    objects: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -96,7 +112,7 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """Final test accuracy of the headline variant, mean over seeds, clients and tasks."""
+        """Final test accuracy of the headline variant, mean over seeds, clients, tasks; or R2."""
         return self.metrics[self.headline]["final_accuracy"]
 
     @property
@@ -117,7 +133,7 @@ class Result:
         """The metrics as a text table."""
         return text_table(self.runs)
 
-    def to_arrow(self) -> "pa.Table":
+    def to_arrow(self) -> pa.Table:
         """The scores as an Arrow table: a row for each seed, stage, site, task and variant."""
         return arrow_table(list(self._rows()))
 
@@ -130,6 +146,7 @@ class Result:
         for seed, run in zip(self.seeds, self.runs, strict=True):
             for score in run.scores:
                 values = dataclasses.asdict(score)
+                errors = values.pop("errors")
                 keys = {
                     "seed": seed,
                     "stage": values.pop("stage"),
@@ -138,7 +155,17 @@ class Result:
                     "task": tasks[values.pop("task")],
                     "variant": values.pop("variant"),
                 }
-                yield {**keys, **values, "accuracy": score.accuracy}
+                if errors:
+                    rows = {"part": score.part, "rows": score.rows}
+                    yield {
+                        **keys,
+                        **rows,
+                        "mse": errors["mse"],
+                        "mae": errors["mae"],
+                        "r2": score.r2,
+                    }
+                else:
+                    yield {**keys, **values, "accuracy": score.accuracy}
 
     @property
     def plot(self) -> "Plots":
@@ -176,7 +203,7 @@ class Result:
         """The probability of each class of each row; classes as `predict` names them."""
         from atoll.runs.predict import images, tables, texts  # noqa: PLC0415 - torch
 
-        with keyword_errors(), TemporaryDirectory() as home:
+        with keyword_errors(), objects_in_memory(self.objects), TemporaryDirectory() as home:
             predictor = self._predictor(site, model, task)
             write = {"table": tables.predict, "image": images.predict, "text": texts.predict}
             predictions = Path(home) / "predictions.csv"
@@ -200,7 +227,7 @@ class Result:
         run = self.runs[0]
         sentences = {one.client: one.sentence for one in departures(run)}
         homes = {}
-        with keyword_errors():
+        with keyword_errors(), objects_in_memory(self.objects):
             for name in [site] if site else self.sites:
                 predictor = Predictor(run.folder, name, model, task)
                 crossed = sentences.get(predictor.site, "nothing")
@@ -222,7 +249,7 @@ class Result:
             mean, deviation = spread(values)
             spread_words = f" ± {deviation:.4f}" if len(values) > 1 else ""
             model = f" of '{self.headline}'" if self.headline else ""
-            lines.append(f"accuracy{model} {mean:.4f}{spread_words}")
+            lines.append(f"{self.runs[0].score_name}{model} {mean:.4f}{spread_words}")
         else:
             lines.append("no scores yet")
         if self.answer:
@@ -253,13 +280,22 @@ class Plots:
         return figure
 
 
-def load(folder: str | Path) -> Result:
-    """The result in a folder: a run, or the runs of several seeds of one config."""
+def load(folder: str | Path, model: Any = None) -> Result:
+    """The result in a folder: a run, or the runs of several seeds of one config.
+
+    `model` is the network of a run that was given an object of a Python session.
+
+    >>> import atoll
+    >>> run = atoll.run("fedavg", "here", data="wine", clients=2, rounds=1, answer=False)
+    >>> load("here") == run
+    True
+    """
     home = Path(folder)
     runs = [Run(path) for path in runs_in(home)]
     if not runs or any(_but_seed(run) != _but_seed(runs[0]) for run in runs):
         raise absent_run(home)
-    return Result(home, tuple(sorted(runs, key=lambda run: int(run.config["seed"]))))
+    objects = {} if model is None else {str(runs[0].config["model"]["name"]): model}
+    return Result(home, tuple(sorted(runs, key=lambda run: int(run.config["seed"]))), objects)
 
 
 def _but_seed(run: Run) -> dict[str, Any]:
@@ -271,10 +307,13 @@ def _file(rows: Any, home: Path) -> Path:
     """The file that has the rows; a table in memory is written there."""
     if isinstance(rows, str | Path):
         return Path(rows)
-    exported = as_table(rows)
-    if not hasattr(exported, "__arrow_c_stream__"):
+    table = read_memory(rows, "label")
+    if isinstance(table, Images):
+        np.savez(home / "rows.npz", x=table.x)
+        return home / "rows.npz"
+    if not isinstance(table, pa.Table):
         what = f"rows are a {type(rows).__name__}"
-        remedy = "give a DataFrame, an Arrow table, an array, or the path of a file"
+        remedy = "give a DataFrame, an Arrow table, an array, a dataset, or the path of a file"
         raise UserError(what, "rows", remedy)
-    pyarrow.parquet.write_table(pyarrow.table(exported), home / "rows.parquet")
+    pyarrow.parquet.write_table(table, home / "rows.parquet")
     return home / "rows.parquet"

@@ -27,7 +27,14 @@ class Setting:
 
 @dataclass(frozen=True, repr=False)
 class Sweep:
-    """The runs of a sweep, by setting."""
+    """The runs of a sweep, by setting.
+
+    >>> import atoll
+    >>> small = {"data": "wine", "clients": 2, "rounds": 1, "widths": [[4]]}
+    >>> sweep = atoll.sweep("fedavg", rate=[0.01, 0.1], seeds=range(2), **small)
+    >>> [len(setting.result.runs) for setting in sweep.settings]
+    [2, 2]
+    """
 
     folder: Path
     settings: tuple[Setting, ...]

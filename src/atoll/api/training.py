@@ -6,17 +6,18 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from atoll import engines
 from atoll.api.errors import keyword_errors
-from atoll.api.inputs import config_of, seed_numbers, values_of
+from atoll.api.inputs import config_of, named_objects, seed_numbers, values_of
 from atoll.api.result import Result
 from atoll.api.sweeps import Sweep, grouped
 from atoll.core.errors import EXIT_INTERRUPTED, UserError
+from atoll.core.plugins import objects_in_memory
 from atoll.data.dataset import Dataset
 from atoll.engines.local import LocalEngine
 from atoll.runs.answer import write_answer
@@ -24,7 +25,7 @@ from atoll.runs.config import RunConfig, change
 from atoll.runs.execute import execute
 from atoll.runs.folders import fresh_folder
 from atoll.runs.loop import Progress
-from atoll.runs.result import Run
+from atoll.runs.result import Run, absent_run, runs_in
 from atoll.runs.sweep import points
 from atoll.runs.sweep import sweep as run_sweep
 
@@ -41,33 +42,35 @@ class _Plan:
     configs: tuple[RunConfig, ...]
     several: bool  # each seed has a folder of its own
     out: Path | None
+    objects: Mapping[str, Any] = field(default_factory=dict)  # networks of this session, by name
+    resume: bool = False
 
     def execute(self, watch: Watch, stopping: Callable[[], bool], answered: bool) -> Result:
         """Run every config, and answer whether joining helps."""
         name = self.configs[0].name
         place = nullcontext(self.out) if self.out is not None else fresh_folder(name)
         loaded: dict[str, Dataset] = {}
-        with place as folder:
+        with place as folder, objects_in_memory(self.objects):
             folders = []
             for config in self.configs:
                 folders.append(folder / f"seed-{config.seed}" if self.several else folder)
                 engine = engines.load(config.engine_options().name)
-                execute(
-                    *(config, folders[-1], engine), watch=watch, stopping=stopping, loaded=loaded
-                )
+                how: Any = {"watch": watch, "stopping": stopping, "loaded": loaded}
+                execute(config, folders[-1], engine, resume=self.resume, **how)
             if answered:
                 _answer_or_warn(folders)
-        return Result(folder, tuple(Run(one) for one in folders))
+        return Result(folder, tuple(Run(one) for one in folders), self.objects)
 
 
 def _plan(
     what: str, out: str | Path | None, seeds: Iterable[int] | None, changes: Mapping[str, Any]
 ) -> _Plan:
     """Check a call before anything is trained."""
+    changes, objects = named_objects(changes)
     config = config_of(what, changes)
     numbers = [config.seed] if seeds is None else seed_numbers(seeds, changes)
     configs = tuple(dataclasses.replace(config, seed=number) for number in numbers)
-    return _Plan(configs, seeds is not None, None if out is None else Path(out))
+    return _Plan(configs, seeds is not None, None if out is None else Path(out), objects)
 
 
 def _answer_or_warn(folders: list[Path]) -> None:
@@ -90,6 +93,7 @@ def run(
     *,
     seeds: Iterable[int] | None = None,
     answer: bool = True,
+    resume: bool = False,
     watch: Watch = lambda progress: None,
     **changes: Any,
 ) -> Result:
@@ -100,11 +104,22 @@ def run(
     tables by site: `data={"basel": frame, "bern": other}, label="sick"`, of anything that exports
     an Arrow stream, or arrays `(x, y)`; they are kept as Parquet files in runs/tables.
 
+    `model` may be a torch.nn.Module, or a function of (shape, classes) that returns one.
+
     `seeds` runs the config once for each seed. `answer=False` leaves out the baselines that
-    decide whether joining helps. `watch` is called after each round.
+    decide whether joining helps. `resume` continues a run that was cut in the folder `out`, with
+    the same arguments. `watch` is called after each round.
+
+    >>> result = run("fedavg", data="wine", clients=2, rounds=3, widths=[8], answer=False)
+    >>> result.sites
+    ('site-0', 'site-1')
+    >>> 0 < result.accuracy <= 1
+    True
     """
     with keyword_errors():
-        plan = _plan(what, out, seeds, changes)
+        if resume and out is None:
+            raise UserError("no folder to resume in", "out", "give out, the folder of the run")
+        plan = dataclasses.replace(_plan(what, out, seeds, changes), resume=resume)
         return plan.execute(watch, lambda: False, answer)
 
 
@@ -112,12 +127,26 @@ def answer(*runs: str | Path | Result) -> dict[str, Any]:
     """Decide whether joining helps in finished runs that differ in their seed alone.
 
     It trains the same method at each site alone, and writes `answer.json`; see docs/answer.md.
+
+    >>> result = run("fedavg", data="wine", clients=2, rounds=2, widths=[4], answer=False)
+    >>> sorted(answer(result)["sites"])
+    ['site-0', 'site-1']
     """
     folders: list[Path] = []
+    objects: dict[str, Any] = {}
     for one in runs:
-        folders += [r.folder for r in one.runs] if isinstance(one, Result) else [Path(one)]
-    with keyword_errors():
+        folders += [r.folder for r in one.runs] if isinstance(one, Result) else _runs_in(Path(one))
+        objects |= one.objects if isinstance(one, Result) else {}
+    with keyword_errors(), objects_in_memory(objects):
         return write_answer(folders, engines.load)
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The runs of a folder: its own, or those of its seeds."""
+    folders = runs_in(folder)
+    if not folders:
+        raise absent_run(folder)
+    return folders
 
 
 class Stream:
@@ -125,6 +154,12 @@ class Stream:
 
     `result` is the result once the rounds have ended. A loop that is left early stops the run;
     its record can be continued with `atoll run --resume`.
+
+    >>> rounds = stream("fedavg", data="wine", clients=2, rounds=2, widths=[4])
+    >>> [progress.round for progress in rounds]
+    [0, 1]
+    >>> rounds.result.sites
+    ('site-0', 'site-1')
     """
 
     def __init__(self, plan: _Plan) -> None:
@@ -176,6 +211,11 @@ def stream(what: str, out: str | Path | None = None, **changes: Any) -> Stream:
     """Run as `atoll.run` does, and iterate over its rounds as they happen.
 
     Each item has `stage`, `round`, the `events` of the round and its `seconds`.
+
+    >>> for progress in stream("fedavg", data="wine", clients=2, rounds=2, widths=[4]):
+    ...     print(f"round {progress.round} of {progress.rounds}")
+    round 0 of 2
+    round 1 of 2
     """
     with keyword_errors():
         return Stream(_plan(what, out, None, changes))
@@ -193,13 +233,18 @@ def sweep(
     A keyword with a list, a tuple or a range is an axis: `rate=[0.01, 0.1]`, `mu=[[0.01], [0.1]]`.
     Any other value holds for all runs. An option that is a list itself and does not vary is an
     axis with one value: `widths=[[8]]`.
+
+    >>> every = sweep("fedavg", data="wine", clients=2, rounds=1, widths=[[4]], rate=[0.01, 0.1])
+    >>> [setting.axes["method.rate"] for setting in every.settings]
+    [0.01, 0.1]
     """
     axes: dict[str, Any] = {}
     fixed: dict[str, Any] = {}
+    changes, objects = named_objects(changes)
     for name, value in changes.items():
         of_axis = isinstance(value, list | range) or (name != "data" and isinstance(value, tuple))
         (axes if of_axis else fixed)[name] = value
-    with keyword_errors():
+    with keyword_errors(), objects_in_memory(objects):
         if seeds is not None:
             axes["seed"] = seed_numbers(seeds, changes)
         values = change(values_of(what, fixed), {})

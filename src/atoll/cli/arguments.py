@@ -7,6 +7,7 @@ import typer
 
 __all__ = [
     "Answer", "AsJson", "Config", "Device", "Folder", "Kits", "Project", "Quiet", "Resume", "Set",
+    "Verbose",
 ]  # fmt: skip
 
 Config = Annotated[
@@ -24,5 +25,8 @@ Answer = Annotated[
     bool, typer.Option("--answer/--no-answer", help="compare with each site alone at the end")
 ]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print the result only")]
+Verbose = Annotated[
+    bool, typer.Option("-v", "--verbose", help="print every round, and how jobs were computed")
+]
 Project = Annotated[Path, typer.Argument(help="the project's file, .toml")]
 Kits = Annotated[Path, typer.Option("--out", help="the folder of the kits")]

@@ -5,10 +5,12 @@ import os
 import re
 import sys
 from dataclasses import fields
+from itertools import pairwise
 from typing import Annotated
 
 import typer
 
+from atoll.cli.completion import joined_words
 from atoll.cli.console import complain, out, traceback_file
 from atoll.cli.lazy import LazyGroup
 from atoll.core import VERSION
@@ -63,7 +65,9 @@ UNWRITABLE = (errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, e
 def main() -> None:
     """Run the command; every error ends in at most three lines and an exit code."""
     try:
-        if app(standalone_mode=False) == EXIT_INTERRUPTED:  # Ctrl-C where no run was going on
+        with joined_words():
+            code = app(standalone_mode=False)
+        if code == EXIT_INTERRUPTED:  # Ctrl-C where no run was going on
             complain("interrupted", "atoll", "start it again", EXIT_INTERRUPTED)
         sys.stdout.flush()
     except UserError as error:
@@ -115,9 +119,19 @@ def _as_option(error: Exception, what: str) -> str:
     option = SYNONYMS.get(flag, flag)
     known = {field.name for field in fields(RunConfig)} | splits.option_names()
     if option in known | METHOD_OPTIONS:
-        return f"{option}=VALUE"
+        return f"{option}={_value_after(str(getattr(error, 'option_name', '')))}"
     extra = re.search(r"extra arguments?(?:\(s\))? \((\w[\w.]*=[^)]*)\)", what)
     return extra.group(1) if extra else ""
+
+
+def _value_after(flag: str) -> str:
+    """What stands after a flag on the command line; VALUE where nothing does."""
+    for word, following in pairwise([*sys.argv[1:], "-"]):
+        if word == flag and not following.startswith("-"):
+            return following
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+    return "VALUE"
 
 
 def _unwritable(error: Exception) -> None:

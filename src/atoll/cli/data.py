@@ -5,7 +5,9 @@ import os
 import platform
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,16 +17,23 @@ import typer
 
 from atoll import data, methods
 from atoll.cli.console import err, out
-from atoll.cli.inspect import inspect_command
+from atoll.cli.inspect import check, inspect_command
 from atoll.cli.terminal import print_grid, print_pairs, size
 from atoll.core import VERSION
 from atoll.core.errors import UserError
 from atoll.core.influence import RobustOptions
-from atoll.core.options import describe, nearest
+from atoll.core.options import Option, describe, nearest
+from atoll.core.plugins import entry_names, is_foreign
 from atoll.core.record import disk_errors, write_whole
 from atoll.data import splits
-from atoll.data.own import alignment, tables
-from atoll.data.own.suggestions import examine
+from atoll.data.own import alignment, parties, texts
+from atoll.data.own.matching import shared_ids
+from atoll.data.own.suggestions import (
+    Suggestion,
+    examine,
+    suggest_for_parties,
+    suggest_for_texts,
+)
 from atoll.data.sources import fetch
 from atoll.learning.models import ModelOptions
 from atoll.runs.config import EngineOptions, ReportOptions, RunConfig, presets, read, resolve
@@ -33,13 +42,21 @@ from atoll.runs.result import Run, runs_in
 
 __all__ = ["align_command", "drafted", "inspect_command", "register"]
 
+WIDE = 140  # characters of a line from which options are shown with five columns
+SCOPES = {  # how the remark of an option begins that has an effect on some data alone
+    "tables": "table", "texts": "text", "image networks": "image",
+    "plug-ins": "", "plug-ins with own first values": "",
+}  # fmt: skip
+
 
 def list_command(
     what: Annotated[str, typer.Argument(help="methods, data, splits, presets or runs")] = "methods",
 ) -> None:
     """List methods, data sets, splits, presets or runs."""
     kinds: dict[str, Callable[[], list[tuple[str, str]]]] = {
-        "methods": lambda: [(name, _first_line(name)) for name in methods.names()],
+        "methods": lambda: [
+            (name, _first_line(name)) for name in [*methods.names(), *entry_names("atoll.methods")]
+        ],
         "data": lambda: [(name, _data_line(name)) for name in data.names()],
         "splits": lambda: [(name, _split_line(name)) for name in splits.names()],
         "presets": lambda: [
@@ -62,7 +79,7 @@ def _run_line(run: Run) -> str:
     try:
         line = f"{run.config['method']['name']} on {run.facts['data']['title']}"
         ended = (run.folder / "result.json").exists()
-        return f"{line}, accuracy {run.accuracy:.4f}" if ended else f"{line}, not finished"
+        return f"{line}, {run.score_name} {run.accuracy:.4f}" if ended else f"{line}, not finished"
     except UserError as error:
         return error.what
 
@@ -81,11 +98,15 @@ def _split_line(name: str) -> str:
 
 def show_command(
     what: Annotated[str, typer.Argument(help="a preset or a method", metavar="PRESET|METHOD")],
+    every: Annotated[
+        bool, typer.Option("--all", help="also those that have no effect on its data")
+    ] = False,
 ) -> None:
     """Show the options of a preset or method."""
     config = resolve(read(what), what)
+    applies = (lambda table, option: True) if every else partial(_applies, config)
     method = methods.load(config.method["name"])
-    out.print(f"{what}: {_first_line(config.method['name'])}", soft_wrap=True)
+    out.print(f"{what}: {_first_line(config.method['name'])}")
     for title, kind, chosen in (
         ("run", RunConfig, vars(config)),
         ("scenario", splits.load(config.split).options, config.scenario),
@@ -95,20 +116,51 @@ def show_command(
         ("robust", RobustOptions, config.robust),
         ("report", ReportOptions, config.report),
     ):
-        _print_options("run" if kind is RunConfig else f"[{title}]", kind, chosen)
+        known = [option for option in describe(kind) if applies(title, option)]
+        _print_options("run" if kind is RunConfig else f"[{title}]", known, chosen)
 
 
-def _print_options(title: str, kind: type, chosen: Mapping[str, Any]) -> None:
+def _applies(config: RunConfig, table: str, option: Option) -> bool:
+    """Whether an option has an effect on such data and such a method; its remark says on which."""
+    scope, colon, _ = option.remark.partition(":")
+    if table == "model" and option.name == "widths" and splits.load(config.split).vertical:
+        return False
+    if not colon or scope not in SCOPES:
+        return True
+    if scope.startswith("plug-ins"):
+        return is_foreign(str(config.model["name"]), "atoll.models")
+    return SCOPES[scope] == _kind(config)
+
+
+def _kind(config: RunConfig) -> str:
+    """The kind of data of a run: table, image or text; nothing is read."""
+    name = str(config.data.get("name", ""))
+    if "images" in config.data:
+        return "image"
+    if "files" in config.data or "parties" in config.data:
+        return "text" if "text" in config.data else "table"
+    return data.about(name).kind if name.replace("_", "-") in data.names() else ""
+
+
+def _print_options(title: str, known: Sequence[Option], chosen: Mapping[str, Any]) -> None:
     rows = []
     if "split" in chosen:
-        known = " | ".join(splits.names())
-        rows.append(["split", json.dumps(chosen["split"]), known, "", "who holds what"])
-    for option in describe(kind):
+        names = " | ".join(splits.names())
+        rows.append(["split", json.dumps(chosen["split"]), names, "", "who holds what"])
+    for option in known:
         value = chosen.get(option.name, option.default)
         if option.name == "data" or not isinstance(value, dict):  # other tables have their own
             cells = (option.name, json.dumps(value), option.kind, option.range, option.remark)
             rows.append(list(cells))
-    print_grid(title, ["option", "value", "type", "range", "what it is"], rows)
+    if out.width >= WIDE:
+        print_grid(title, ["option", "value", "type", "range", "what it is"], rows)
+        return
+    narrow = []
+    for name, value, kind, limits, remark in rows:
+        narrow.append(
+            [name, value, f"{remark} ({' '.join(part for part in (kind, limits) if part)})"]
+        )
+    print_grid(title, ["option", "value", "what it is"], narrow)
 
 
 def doctor_command() -> None:
@@ -153,7 +205,8 @@ def align_command(
     """Find the rows that several tables share, privately."""
     tables = {path.stem: alignment.read_ids(path, column) for path in files}
     if len(tables) < max(2, len(files)):
-        raise UserError("two files of one name, or one alone", "align", "name each party's file")
+        remedy = "give two or more files that have different names"
+        raise UserError("two files of one name, or one alone", "atoll align", remedy)
     aligned = (
         alignment.assume_aligned(tables, exact)
         if assume
@@ -177,7 +230,8 @@ def init_command(
     site: Annotated[str, typer.Option(help="one file: the column of a row's site")] = "",
     stage: Annotated[str, typer.Option(help="the column of a row's stage")] = "",
     text: Annotated[str, typer.Option(help="texts: the column that has them")] = "",
-    method: Annotated[str, typer.Option(help="chfl, fedavg or alone")] = "",
+    id: Annotated[str, typer.Option(help="the column of ids, which parties share")] = "",
+    method: Annotated[str, typer.Option(help="chfl, fedavg, alone or vleto, ...")] = "",
     to: Annotated[Path, typer.Option("-o", "--out", help="the config to write")] = Path("run.toml"),
 ) -> None:
     """Write a commented config for your own data.
@@ -192,20 +246,36 @@ def init_command(
         raise UserError("no files or no label", "atoll init", "atoll init A.csv B.csv --label NAME")
     given = files or str(typer.prompt("Files, one for each site, with blanks between")).split()
     texts = text or ("text" if all(file.endswith(".jsonl") for file in given) else "")
-    usual = "fccl" if images else "fedseit" if texts else "chfl"
     if not images:
         label = label or str(typer.prompt("The column to be predicted"))
+    wish = _of_parties(Wish(tuple(given), label, method, site, stage, texts, images, id))
+    usual = "fccl" if images else "fedseit" if texts else "vleto" if wish.parties else "chfl"
     method = method or (str(typer.prompt("Method", default=usual)) if asking else usual)
-    wish = Wish(tuple(given), label, method, site, stage, texts, images)
+    wish = replace(wish, method=method)
     config, problem = drafted(wish)
     with disk_errors(to):
         to.write_text(config, encoding="utf-8")
     if problem:
         err.print(f"to be fixed first: {problem}", soft_wrap=True, markup=False)
+    _count_decisions(config, to)
+    out.print(f"wrote {to}; next: atoll inspect {to}, then atoll run {to}", soft_wrap=True)
+
+
+def _count_decisions(config: str, path: Path) -> None:
+    """Print how many lines the user may uncomment."""
     commented = sum(line.startswith("# ") and "uncomment" in line for line in config.splitlines())
     if commented:
-        err.print(f"{commented} lines of {to} are for you to decide", soft_wrap=True)
-    out.print(f"wrote {to}; next: atoll inspect {to}, then atoll run {to}", soft_wrap=True)
+        lines = "1 line" if commented == 1 else f"{commented} lines"
+        verb = "is" if commented == 1 else "are"
+        err.print(f"{lines} of {path} {verb} for you to decide", soft_wrap=True)
+
+
+def _of_parties(wish: Wish) -> Wish:
+    """The wish, for parties where files have other columns of the same rows."""
+    if wish.text or wish.images or wish.site:
+        return wish
+    ids = shared_ids(wish.paths, wish.label, wish.id)
+    return replace(wish, id=ids.column, parties=True, aligned=ids.aligned) if ids else wish
 
 
 def _is_images(file: str) -> bool:
@@ -215,17 +285,27 @@ def _is_images(file: str) -> bool:
 def drafted(wish: Wish) -> tuple[str, str]:
     """The config with everything that the files suggest, and what is still wrong with it."""
     values = tomllib.loads(draft(wish))["data"]
-    suggestions = [] if wish.images or wish.text else examine(**values)
+    suggestions = _suggestions(wish, values)
     config = draft(wish, suggestions)
     try:
-        values = tomllib.loads(config)["data"]
-        if wish.images or wish.text:
-            data.load("", **values)
-        else:
-            tables.survey(**values)
+        check(resolve(tomllib.loads(config), "atoll init"))
     except UserError as error:
         return draft(wish, suggestions, str(error)), str(error)
     return config, ""
+
+
+def _suggestions(wish: Wish, values: dict[str, Any]) -> list[Suggestion]:
+    """What the files suggest; texts and parties that cannot be read suggest nothing."""
+    if wish.images:
+        return []
+    if not (wish.text or wish.parties):
+        return examine(**values)
+    try:
+        if wish.parties:
+            return suggest_for_parties(parties.examine(**values))
+        return suggest_for_texts(texts.examine(**values))
+    except UserError:
+        return []
 
 
 def register(app: typer.Typer) -> None:

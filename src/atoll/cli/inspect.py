@@ -1,6 +1,7 @@
 """The command `inspect`: what each site holds, before anything trains."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,23 @@ from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import build
 from atoll.data import splits
 from atoll.data.dataset import Dataset
-from atoll.data.own import tables
+from atoll.data.own import parties, tables, texts
 from atoll.data.own.images import broken_images
-from atoll.data.own.suggestions import repeated_rows, suggest
+from atoll.data.own.suggestions import (
+    Suggestion,
+    repeated_rows,
+    suggest,
+    suggest_for_parties,
+    suggest_for_texts,
+)
 from atoll.data.own.survey import read_contents, survey_of
 from atoll.data.splits.files import own_sizes, part_sizes
 from atoll.runs.config import RunConfig, assignment, change, read, resolve
 from atoll.runs.facts import holdings
 from atoll.runs.parts import Parts, parts
+from atoll.runs.recipe import site_names
 
-__all__ = ["inspect_command"]
+__all__ = ["check", "inspect_command"]
 
 Array = np.ndarray[Any, Any]
 RESERVED = 2  # tokens that are no words: padding and unknown
@@ -43,22 +51,61 @@ def inspect_command(what: Config, set_: Set = None) -> None:
         _print_survey(survey)
         rows = _to_be_dealt(survey, config)
         crossing = survey.crossing
+        regression = survey.options.task == "regression"
     else:
         _refuse_broken_images(config)
-        run_parts = parts(config)
+        run_parts = parts(_not_refusing(config))
         if run_parts.dataset.layout is not None:
             remarks += run_parts.dataset.layout.findings
+        remarks += _suggested(config)
         _print_dataset(run_parts)
-        rows, crossing = _dealt(run_parts), ()
+        rows, crossing, regression = _dealt(run_parts), (), run_parts.dataset.regression
     for site, _, _, tests, *_ in rows:
         if int(tests.replace(",", "")) < FEW_TESTS:
-            points = f"one row is {100 / int(tests):.0f} points of its accuracy"
-            remarks.append((f"{site} tests on {tests} rows: {points}", "give rows, or run --seeds"))
+            remarks.append(_few_tests(site, int(tests), regression))
     if remarks:
         print_pairs(remarks, "worth knowing")
     if crossing:
         print_pairs([("", line) for line in crossing], "sites tell each other before training")
     print_grid("rows and columns of numbers, as dealt", ["site", *DEALT], rows)
+
+
+def check(config: RunConfig) -> None:
+    """Raise what `inspect` raises on the data of a config, and show nothing."""
+    if config.split == "files" and "files" in config.data:
+        given = {key: value for key, value in config.data.items() if key != "name"}
+        _to_be_dealt(tables.survey(**given), config)
+    else:
+        parts(_not_refusing(config))
+
+
+def _few_tests(site: str, rows: int, regression: bool) -> tuple[str, str]:
+    """What few test rows mean, and what to do."""
+    points = f"one row is {100 / rows:.0f} points of its accuracy"
+    words = "its errors are uncertain" if regression else points
+    return f"{site} tests on {rows} rows: {words}", "give rows, or run --seeds"
+
+
+def _not_refusing(config: RunConfig) -> RunConfig:
+    """The config for a look at data whose labels may disagree, which a run refuses."""
+    given = config.data
+    if not ("parties" in given or "text" in given) or "labels" in given:
+        return config
+    return replace(config, data={**given, "labels": "as-is"})
+
+
+def _suggested(config: RunConfig) -> list[tuple[str, str]]:
+    """Suggestions for own texts and for tables of parties, and columns that give labels away."""
+    given = {key: value for key, value in config.data.items() if key != "name"}
+    findings: list[tuple[str, str]] = []
+    suggestions: list[Suggestion] = []
+    if "parties" in given:
+        contents = parties.read_contents(**given)
+        findings += parties.leaks(contents)
+        suggestions += suggest_for_parties(contents)
+    elif "text" in given:
+        suggestions += suggest_for_texts(texts.examine(**given))
+    return findings + [(one.why, f"write {one.text}") for one in suggestions]
 
 
 def _refuse_broken_images(config: RunConfig) -> None:
@@ -74,11 +121,11 @@ def _refuse_broken_images(config: RunConfig) -> None:
 
 def _dealt(run_parts: Parts) -> list[list[str]]:
     """What each site has: rows of all stages, and columns."""
-    held = holdings(run_parts)
+    held, called = holdings(run_parts), site_names(run_parts)
     rows = []
     for id, site in held["sites"].items():
         sizes = [f"{sum(site[part]):,}" for part in DEALT[:3]]
-        rows.append([id, *sizes, str(held["common"]), str(site["own"])])
+        rows.append([called[id], *sizes, str(held["common"]), str(site["own"])])
     return rows
 
 
@@ -102,6 +149,8 @@ def _print_dataset(run_parts: Parts) -> None:
 
 
 def _class_counts(dataset: Dataset, labels: Array) -> dict[str, int]:
+    if dataset.regression:
+        return {dataset.classes[0]: len(labels)}
     counts = np.bincount(labels, minlength=len(dataset.classes))
     named = zip(dataset.classes, counts.tolist(), strict=True)
     return {name: count for name, count in named if count}
@@ -170,10 +219,17 @@ def _to_be_dealt(survey: tables.Survey, config: RunConfig) -> list[list[str]]:
 
 def _print_survey(survey: tables.Survey) -> None:
     sites = [
-        [site.name, site.file, f"{site.rows:,}", counted(site.classes), counted(site.stages)]
+        [
+            site.name,
+            site.file,
+            f"{site.rows:,}",
+            str(site.numbers) if site.numbers else counted(site.classes),
+            counted(site.stages),
+        ]
         for site in survey.sites
     ]
-    header = ["site", "file", "rows", "classes", *(["stages"] if survey.stages else [])]
+    label = "label" if survey.options.task == "regression" else "classes"
+    header = ["site", "file", "rows", label, *(["stages"] if survey.stages else [])]
     print_grid("sites", header, [row[: len(header)] for row in sites])
     columns = [
         [
@@ -187,3 +243,24 @@ def _print_survey(survey: tables.Survey) -> None:
         for column in survey.columns
     ]
     print_grid("columns", ["column", "type", "", "sites", "missing", "what is done"], columns)
+    if survey.stages:
+        _print_stages(survey)
+
+
+def _print_stages(survey: tables.Survey) -> None:
+    """Which classes and columns come when."""
+    used = [column.name for column in survey.columns if column.where != "left out"]
+    seen, rows = set[str](), []
+    for stage in survey.stages:
+        arrival = survey.arrivals[stage]
+        new = [name for name in used if name in arrival.columns and name not in seen]
+        gone = [name for name in used if name in seen and name not in arrival.columns]
+        changes = "all" if not seen and len(new) == len(used) else ", ".join(f"+ {n}" for n in new)
+        changes = ", ".join([*([changes] if changes else []), *(f"- {n}" for n in gone)])
+        seen = (seen | {*new}) - {*gone}
+        regression = survey.options.task == "regression"
+        classes = {} if regression else dict(sorted(arrival.classes.items()))
+        rows.append(
+            [stage, f"{arrival.classes.total():,}", counted(classes), changes or "the same"]
+        )
+    print_grid("stages", ["stage", "rows", "classes", "columns with values"], rows)

@@ -4,12 +4,17 @@ Help and completion of the command line need names and one line for each command
 wait for torch.
 """
 
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from atoll.cli.completion import SKETCHES, sketch
 
 __all__ = ["COMMANDS", "LazyGroup", "Listed"]
 
@@ -26,6 +31,7 @@ COMMANDS: Mapping[str, Mapping[str, Listed]] = {
         "run": Listed("run", "Run a method and print its results."),
         "sweep": Listed("run", "Run every combination of some values, as one computation."),
         "reproduce": Listed("run", "Reproduce a paper's tables and print ours beside theirs."),
+        "bench": Listed("bench", "Compare methods against forgetting."),
     },
     "Results": {
         "answer": Listed("results", "Decide whether joining helps, site by site."),
@@ -40,6 +46,7 @@ COMMANDS: Mapping[str, Mapping[str, Listed]] = {
         "align": Listed("data", "Find the rows that several tables share, privately."),
         "list": Listed("data", "List methods, data sets, splits, presets or runs."),
         "show": Listed("data", "Show the options of a preset or method."),
+        "new": Listed("new", "Write a package with a method, or a project."),
         "doctor": Listed("data", "Check the installation and suggest fixes."),
     },
     "Between sites": {
@@ -53,6 +60,20 @@ COMMANDS: Mapping[str, Mapping[str, Listed]] = {
 }
 
 
+@contextmanager
+def _sign_of_life() -> Iterator[None]:
+    """A word on a terminal while torch is imported, which takes seconds."""
+    quiet = {"-q", "--quiet", "--json"} & {*sys.argv} or "_ATOLL_COMPLETE" in os.environ
+    shown = sys.stderr.isatty() and not quiet
+    if shown:
+        sys.stderr.write("starting ...")
+        sys.stderr.flush()
+    yield
+    if shown:
+        sys.stderr.write("\r\x1b[2K")
+        sys.stderr.flush()
+
+
 class LazyGroup(TyperGroup):
     """Has a placeholder for each command, and imports its module when the command is called."""
 
@@ -64,6 +85,11 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the arguments call, imported now."""
+        if ctx.resilient_parsing and args and args[0] in SKETCHES:  # completion
+            app = typer.Typer()
+            app.command(args[0])(sketch(args[0]))
+            self.add_command(typer.main.get_command(app), args[0])
+            return super().resolve_command(ctx, args)
         for section in COMMANDS.values():
             if args and args[0] in section:
                 self._import(section[args[0]].module)
@@ -72,7 +98,8 @@ class LazyGroup(TyperGroup):
     def _import(self, module: str) -> None:
         """Replace the placeholders of a module's commands."""
         app = typer.Typer(context_settings=dict(self.context_settings), rich_markup_mode=None)
-        import_module(f"atoll.cli.{module}").register(app)
+        with _sign_of_life():
+            import_module(f"atoll.cli.{module}").register(app)
         group: Any = typer.main.get_command(app)
         for name, command in group.commands.items():
             self.add_command(command, name)

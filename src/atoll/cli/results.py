@@ -99,7 +99,7 @@ def predict_command(
 ) -> None:
     """Predict rows, images or texts with the model of one site, or with a file of each party."""
     predictor = predictor_of(run, site, model, task, seed)
-    _refuse_seeds(predictor, "--held-out" if held_out else "--data" if data else "")
+    _refuse_seeds(predictor, "--held-out" if held_out else "")
     if data:
         result = _predict_parties(predictor, file, data, lacking, to, held_out)
     elif file is None or not site:
@@ -134,10 +134,13 @@ def _remark(result: Predicted) -> None:
 
 
 def _share(result: Predicted) -> str:
-    """How many were right, of those whose label is known."""
-    if result.right is None:
+    """How many were right, of those whose label is known; in regression how far off they were."""
+    if result.right is None and not result.judged:
         return ""
     whom = "them" if result.judged == result.rows else f"the {result.judged:,} with a known label"
+    if result.right is None:
+        errors = result.absolute / result.judged, result.squared / result.judged
+        return f", MAE {errors[0]:.4g} and MSE {errors[1]:.4g} of {whom}"
     return f", {result.right / result.judged:.4f} of {whom} right"
 
 
@@ -174,9 +177,10 @@ def export_command(
 
     predictor = predictor_of(run, site, model, task, seed)
     _refuse_seeds(predictor, "atoll export")
+    chosen = predictor.site  # refuses a folder without a run, and an unknown site
     sentences = {one.client: one.sentence for one in departures(Run(predictor.folder))}
     place = to or predictor.folder / f"export-{site}"
-    home = export(predictor, place, sentences.get(predictor.site, "nothing"))
+    home = export(predictor, place, sentences.get(chosen, "nothing"))
     if with_onnx:
         onnx.write(predictor, home / "model.onnx")
     out.print(f"the model and its card are in {home}", soft_wrap=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -11,9 +12,19 @@ import typer
 from rich.table import Table
 
 from atoll import engines
-from atoll.cli.arguments import Answer, AsJson, Config, Device, Folder, Quiet, Resume, Set
+from atoll.cli.arguments import (
+    Answer,
+    AsJson,
+    Config,
+    Device,
+    Folder,
+    Quiet,
+    Resume,
+    Set,
+    Verbose,
+)
 from atoll.cli.console import aside, err, out, traceback_file
-from atoll.cli.terminal import Watching, compute_answer, guarded, print_result
+from atoll.cli.terminal import Watching, compute_answer, guarded, print_choices, print_result
 from atoll.core.errors import (
     EXIT_INTERRUPTED,
     EXIT_SITE_FAILED,
@@ -23,7 +34,7 @@ from atoll.core.errors import (
 )
 from atoll.core.record import disk_errors, write_whole
 from atoll.engines.local import LocalEngine
-from atoll.runs.config import assignment, change, read, resolve
+from atoll.runs.config import RunConfig, assignment, change, read, resolve
 from atoll.runs.execute import execute
 from atoll.runs.folders import refuse_absent, refuse_other_config, run_folder
 from atoll.runs.result import Run, plain, table
@@ -50,6 +61,7 @@ def run_command(
     answer: Answer = True,
     as_json: AsJson = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Run a method and print its results."""
     changes = dict(assignment(text) for text in set_ or [])
@@ -62,12 +74,10 @@ def run_command(
         todo = [(dataclasses.replace(config, seed=n), folder / f"seed-{n}") for n in chosen]
         todo = todo or [(config, folder)]
         if resume:
-            refuse_absent(part for _, part in todo)
-            for part_config, part in todo:
-                refuse_other_config(part_config, part)
+            _refuse_others(todo)
         for part_config, part in todo:
             with (
-                Watching(part_config, quiet or as_json, part) as seen,
+                Watching(part_config, quiet or as_json, part, verbose) as seen,
                 tracked(trackers, part_config, part, seen, aside) as watch,
             ):
                 open_engine = engines.load(part_config.engine_options().name)
@@ -75,6 +85,22 @@ def run_command(
                 guarded(part, lambda stopping, job=job: job(stopping=stopping))  # type: ignore[misc]
         verdict = _answered([part for _, part in todo], quiet or as_json) if answer else None
         print_result([Run(part) for _, part in todo], folder, as_json, verdict)
+        _print_end(Run(todo[0][1]), folder, verbose, quiet or as_json)
+
+
+def _print_end(run: Run, folder: Path, verbose: bool, quiet: bool) -> None:
+    """How jobs were computed, if that is asked for, and the next step."""
+    if verbose:
+        print_choices(run)
+    if not quiet:
+        aside(f"next: atoll report {shlex.quote(str(folder))}")
+
+
+def _refuse_others(todo: Sequence[tuple[RunConfig, Path]]) -> None:
+    """Refuse to resume where there is no run, or one of another config."""
+    refuse_absent(part for _, part in todo)
+    for config, part in todo:
+        refuse_other_config(config, part)
 
 
 def _answered(folders: list[Path], quiet: bool) -> dict[str, Any] | None:
@@ -116,9 +142,7 @@ def sweep_command(
     with run_folder(name, to, resume) as folder:
         members = points(values, dict(axes), folder)
         if resume:
-            refuse_absent(point.folder for point in members)
-            for point in members:
-                refuse_other_config(point.config, point.folder)
+            _refuse_others([(point.config, point.folder) for point in members])
         with Watching(members[0].config, quiet or as_json, members[0].folder) as watch:
             job = partial(sweep, members, folder, LocalEngine, resume=resume, watch=watch)
             runs = guarded(folder, lambda stopping: job(stopping=stopping))

@@ -27,8 +27,11 @@ __all__ = [
     "Watching",
     "compute_answer",
     "counted",
+    "duration",
     "guarded",
+    "one_line",
     "print_answer",
+    "print_choices",
     "print_grid",
     "print_pairs",
     "print_result",
@@ -38,6 +41,7 @@ __all__ = [
 
 
 T = TypeVar("T")
+BAR = 20  # characters of a progress bar
 
 
 @contextmanager
@@ -82,14 +86,15 @@ def _stopped(what: str, folder: Path) -> UserError:
 class Watching:
     """Shows a run as it goes: live on a terminal, plain lines in a log, nothing when quiet."""
 
-    def __init__(self, config: RunConfig, quiet: bool, folder: Path) -> None:
-        self.config, self.quiet, self.folder = config, quiet, folder
+    def __init__(self, config: RunConfig, quiet: bool, folder: Path, verbose: bool = False) -> None:
+        self.config, self.quiet, self.folder, self.verbose = config, quiet, folder, verbose
         self.bytes, self.seconds, self.done = 0, 0.0, 0
         self.live = Live(console=err, transient=True) if err.is_terminal and not quiet else None
 
     def __enter__(self) -> Callable[[Progress], None]:
         if self.live:
             self.live.start()
+            self.live.update(one_line(Text(f"{self._title}  preparing")))
         return self.watch
 
     def __exit__(self, *_: object) -> None:
@@ -104,34 +109,63 @@ class Watching:
             return
         if self.done == 1 and (warning := few_rows(Run(self.folder).facts)):
             aside(f"warning: {warning}")
-        line = self._line(progress)
-        if self.live:
-            self.live.update(Text(line))
-        else:
-            err.print(line, soft_wrap=True)
-
-    def _line(self, progress: Progress) -> str:
-        left = (progress.stages - progress.stage) * progress.rounds - progress.round - 1
+        every = progress.stages * progress.rounds
+        past = progress.stage * progress.rounds + progress.round + 1
+        left = f"{duration(self.seconds / self.done * (every - past))} left at most"
         pieces = [
-            f"{self.config.method['name']} seed {self.config.seed}",
+            self._title,
             f"stage {progress.stage + 1}/{progress.stages}",
             f"round {progress.round + 1}/{progress.rounds}",
             *_progress_numbers(progress),
             f"{size(self.bytes)} moved",
-            f"{self.seconds / self.done * left:.0f} s left at most",
         ]
-        return "  ".join(pieces)
+        if self.live:
+            self.live.update(one_line(_bar(past / every), f" {left}  ", "  ".join(pieces)))
+        if self.verbose or not self.live:
+            err.print("  ".join([*pieces, left]), soft_wrap=True)
+
+    @property
+    def _title(self) -> str:
+        return f"{self.config.method['name']} seed {self.config.seed}"
+
+
+def _bar(share: float) -> Text:
+    """A bar of a fixed length that is filled up to a share."""
+    full = round(share * BAR)
+    return Text.assemble(("━" * full, "green"), ("━" * (BAR - full), "dim"))
+
+
+def one_line(*parts: str | Text) -> Text:
+    """Text that is cut where the terminal ends, so that it never wraps."""
+    line = Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
+    line.truncate(max(1, err.width - 1), overflow="ellipsis")
+    return line
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that fits.
+
+    >>> duration(7.2), duration(90), duration(7300)
+    ('7 s', '1 min 30 s', '2 h 2 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _progress_numbers(progress: Progress) -> list[str]:
-    tests = [e.accuracy for e in progress.events if isinstance(e, Score)]
+    tests = [e for e in progress.events if isinstance(e, Score)]
     notes = next((e.notes for e in progress.events if isinstance(e, Round)), {})
     numbers = [f"loss {notes['loss']:.4f}"] if "loss" in notes else []
     valid = [value for name, value in notes.items() if name.startswith("valid ")]
     if valid:
         numbers.append(f"valid {max(valid):.4f}")
     if tests:
-        numbers.append(f"accuracy {sum(tests) / len(tests):.4f}")
+        mean = sum(score.accuracy for score in tests) / len(tests)
+        numbers.append(f"{tests[0].name} {mean:.4f}")
     return numbers
 
 
@@ -143,7 +177,7 @@ def compute_answer(folders: Sequence[Path], quiet: bool) -> dict[str, Any]:
     def watch(words: str) -> None:
         lines.append(words)
         if live:
-            live.update(Text(f"answer  {words}"))
+            live.update(one_line(f"answer  {words}"))
         elif not quiet and len(lines) == 1:
             aside("comparing with the same method at each site alone")
 
@@ -166,6 +200,14 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"
+
+
+def print_choices(run: Run) -> None:
+    """How the jobs of a run were computed, and why."""
+    path = run.folder / "engine.json"
+    for choice in json.loads(path.read_text()).values() if path.exists() else ():
+        members = f"{choice['members']} client{'s' * (choice['members'] > 1)}"
+        aside(printable(f"{choice['work']} of {members}: {choice['mode']}, {choice['reason']}"))
 
 
 def print_pairs(pairs: list[tuple[str, str]], title: str | None = None) -> None:
@@ -201,7 +243,7 @@ def print_result(
                 "folder": str(run.folder),
                 "seed": run.config["seed"],
                 "data": run.facts["data"],
-                "accuracy": run.accuracy,
+                "r2" if run.regression else "accuracy": run.accuracy,
                 "seconds": run.seconds,
                 "metrics": run.metrics,
                 **({"memory": run.memory} if run.memory else {}),
@@ -212,7 +254,7 @@ def print_result(
         answered = {"answer": answer} if answer else {}
         print(json.dumps(plain({"runs": body, **answered}), allow_nan=False))
         return
-    header, rows = table(runs)
+    header, rows = table(runs, answer)
     method, facts = runs[0].config["method"]["name"], runs[0].facts
     grid = Table(title=f"{method} on {facts['data']['title']}, {len(facts['clients'])} clients")
     for i, name in enumerate(header):

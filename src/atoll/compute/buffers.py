@@ -88,6 +88,7 @@ class Bundle:
     x: Tensor
     own: Tensor
     y: Tensor
+    share: Tensor | None  # weights of rows; None: all count the same
     first: tuple[int, ...]  # where each member's rows begin
 
     @staticmethod
@@ -106,16 +107,21 @@ class Bundle:
             _padded([r.own for r in distinct]),
             [r.y for r in distinct],
         )
+        shares = [one.share for one in distinct if one.share is not None]  # all have some, or none
         shape = (count, *x[0].shape[1:]), (count, own[0].shape[-1])
         if into is None or (into.first, into.x.shape, into.own.shape) != (tuple(first), *shape):
-            return Bundle(torch.cat(x), torch.cat(own), torch.cat(y), tuple(first))
-        for parts, whole in ((x, into.x), (own, into.own), (y, into.y)):
-            torch.cat(parts, out=whole)
+            share = torch.cat(shares) if shares else None
+            return Bundle(torch.cat(x), torch.cat(own), torch.cat(y), share, tuple(first))
+        for parts, whole in ((x, into.x), (own, into.own), (y, into.y), (shares, into.share)):
+            if whole is not None:
+                torch.cat(parts, out=whole)
         return into
 
     def at(self, index: Tensor, share: Tensor, bounds: Bounds | None = None) -> Rows:
-        """The rows with these numbers: (members, batch)."""
+        """The rows with these numbers: (members, batch); `share` is 0 where a batch is padded."""
         flat, lead = index.flatten(), index.shape
+        if self.share is not None:
+            share = share * self.share[flat].view(lead)
         x, own, y = self.x[flat], self.own[flat], self.y[flat]
         return Rows(
             x.view(*lead, *x.shape[1:]), own.view(*lead, -1), y.view(lead), share, bounds=bounds
@@ -129,4 +135,5 @@ class Bundle:
 
 def place_of(rows: Rows) -> tuple[int, ...]:
     """The address of rows in memory."""
-    return rows.x.data_ptr(), rows.own.data_ptr(), rows.y.data_ptr(), len(rows)
+    share = 0 if rows.share is None else rows.share.data_ptr()
+    return rows.x.data_ptr(), rows.own.data_ptr(), rows.y.data_ptr(), share, len(rows)

@@ -73,7 +73,7 @@ class Captured:
 
     @staticmethod
     def _end_to_end(jobs: Sequence[TrainJob]) -> Rows:
-        parts = [(job.rows.x, job.rows.own, job.rows.y) for job in jobs]
+        parts = [_tensors(job.rows) for job in jobs]
         return Rows(*(torch.cat(same) for same in zip(*parts, strict=True)))
 
     def steps(self, jobs: Sequence[TrainJob], probe: Probe | None = None) -> Iterator[None]:
@@ -122,9 +122,8 @@ class Captured:
         """Copy the jobs' values into the buffers."""
         into(self.weights, {n: self._joined([j.weights[n] for j in jobs]) for n in self.weights})
         rows = self._end_to_end(jobs)
-        for mine, given in ((self.rows.x, rows.x), (self.rows.own, rows.own)):
+        for mine, given in zip(_tensors(self.rows), _tensors(rows), strict=True):
             mine.copy_(given)
-        self.rows.y.copy_(rows.y)
         moments = {n: self._joined([j.moments[n] for j in jobs]) for n in jobs[0].moments}
         for memory in self.memory:
             memory.load(moments)
@@ -153,15 +152,19 @@ class Captured:
         """The loss of each replica on its own batch, by its own weights."""
         if self.replicas == 1:
             return loss(self.weights, batch).sum()[None]
-        x, own, y = (
-            t.view(self.replicas, size, *t.shape[1:]) for t in (batch.x, batch.own, batch.y)
-        )
+        parts = [t.view(self.replicas, size, *t.shape[1:]) for t in _tensors(batch)]
 
-        def one(weights: dict[str, Tensor], x: Tensor, own: Tensor, y: Tensor) -> Tensor:
-            return loss(weights, Rows(x, own, y)).sum()
+        def one(weights: dict[str, Tensor], *rows: Tensor) -> Tensor:
+            return loss(weights, Rows(*rows)).sum()
 
-        losses: Tensor = torch.vmap(one)(self.weights, x, own, y)
+        losses: Tensor = torch.vmap(one)(self.weights, *parts)
         return losses
+
+
+def _tensors(rows: Rows) -> list[Tensor]:
+    """The tensors of rows; weights are the last where rows have some."""
+    tensors = [rows.x, rows.own, rows.y]
+    return tensors if rows.share is None else [*tensors, rows.share]
 
 
 def replicas(jobs: Sequence[TrainJob]) -> bool:

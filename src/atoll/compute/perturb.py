@@ -73,14 +73,16 @@ def typed(tensor: Tensor, draw: Draw) -> Tensor:
 
 def typed_rows(rows: Rows, draw: Draw) -> Rows:
     """Rows in the precision of a draw."""
-    return replace(rows, x=typed(rows.x, draw), own=typed(rows.own, draw))
+    share = None if rows.share is None else typed(rows.share, draw)
+    return replace(rows, x=typed(rows.x, draw), own=typed(rows.own, draw), share=share)
 
 
 def perturbed_rows(rows: Rows, stream: Stream, draw: Draw) -> Rows:
     """Rows of which no two are equal, where inputs are numbers."""
     inputs = {"x": rows.x, "own": rows.own}
     moved = perturbed(inputs, stream, replace(draw, signed=False), frozenset(inputs))
-    return replace(rows, x=moved["x"], own=moved["own"])
+    share = None if rows.share is None else typed(rows.share, draw)
+    return replace(rows, x=moved["x"], own=moved["own"], share=share)
 
 
 def of_member(draw: Draw, number: int) -> Draw:

@@ -54,6 +54,7 @@ def _hash(job: TrainJob, how: str) -> str:
         return ""
     digest = hashlib.sha256(key.name.encode())
     rows = {"x": job.rows.x, "own": job.rows.own, "y": job.rows.y}
+    rows |= {} if job.rows.share is None else {"share": job.rows.share}
     for tensors in (job.weights, job.moments, rows):
         for name in sorted(tensors):
             digest.update(name.encode() + tensors[name].detach().cpu().numpy().tobytes())

@@ -262,7 +262,7 @@ class Stack:
         if not self.mapped:
             return phase.loss(weights, batch).view(active, -1).sum(-1)
         sizes = [size(count, self.batch, self.done) for count in self.rows[:active]]
-        return each(phase.loss, weights, batch, sizes)
+        return each(phase.loss, weights, batch, sizes, weighted=self.data.share is not None)
 
     def unload(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         """What each member has now; works in the order of members."""

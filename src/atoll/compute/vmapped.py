@@ -22,11 +22,19 @@ def size(rows: int, batch: int, step: int) -> int:
     return min(batch, rows - step % batches * batch)
 
 
-def each(loss: Loss, weights: Mapping[str, Tensor], batch: Rows, sizes: Sequence[int]) -> Tensor:
-    """The loss of each member on the first rows of its batch, as many as it has: (members,)."""
+def each(
+    loss: Loss, weights: Mapping[str, Tensor], batch: Rows, sizes: Sequence[int], weighted: bool
+) -> Tensor:
+    """The loss of each member on the first rows of its batch, as many as it has: (members,).
 
-    def one(own: dict[str, Tensor], x: Tensor, more: Tensor, y: Tensor) -> Tensor:
-        return loss(own, Rows(x, more, y)).sum()
+    `weighted`: rows have weights of their own; else shares are those of a padded batch.
+    """
+    tensors = [batch.x, batch.own, batch.y]
+    if weighted and batch.share is not None:
+        tensors.append(batch.share)
+
+    def one(own: dict[str, Tensor], x: Tensor, more: Tensor, y: Tensor, *share: Tensor) -> Tensor:
+        return loss(own, Rows(x, more, y, *share)).sum()
 
     losses, places = [], []
     for rows in sorted(set(sizes)):
@@ -36,8 +44,7 @@ def each(loss: Loss, weights: Mapping[str, Tensor], batch: Rows, sizes: Sequence
             slice(None) if len(where) == len(sizes) else torch.tensor(where, device=batch.y.device)
         )
         own = {name: tensor[pick] for name, tensor in weights.items()}
-        x, more, y = (t[pick][:, :rows] for t in (batch.x, batch.own, batch.y))
-        losses.append(torch.vmap(one)(own, x, more, y))
+        losses.append(torch.vmap(one)(own, *(t[pick][:, :rows] for t in tensors)))
         places += where
     order = sorted(range(len(places)), key=lambda i: places[i])
     joined = torch.cat(losses)

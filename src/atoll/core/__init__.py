@@ -1,3 +1,3 @@
 """What every layer stands on: errors, random streams, options, messages, the contract, records."""
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"

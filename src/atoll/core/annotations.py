@@ -1,4 +1,4 @@
-"""What a tensor field of a message means, declared on the field; it does not change the wire.
+"""What a field of a message means, declared on the field; only `Optional` changes the wire.
 
 A message declares `weights: Annotated[Tensors, SharedWeights()]`. Site policies and robust
 aggregation read these marks and never guess from a field's name. A field without a mark has no
@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, cast, get_type_hints
 
-__all__ = ["Bounded", "Outputs", "RowCount", "RowGradient", "SharedWeights", "Update", "marked"]
+__all__ = [
+    "Bounded", "Optional", "Outputs", "RowCount", "RowGradient", "SharedWeights", "Update",
+    "marked",
+]  # fmt: skip
 
 A = TypeVar("A")
 
@@ -54,6 +57,11 @@ class Bounded:
 
     low: float
     high: float
+
+
+@dataclass(frozen=True)
+class Optional:
+    """A plain field with a default that is not written where it is empty."""
 
 
 def marked(kind: type, mark: type[A]) -> dict[str, A]:

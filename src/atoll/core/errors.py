@@ -37,7 +37,12 @@ def printable(words: str) -> str:
 
 
 class UserError(Exception):
-    """An error that the user can fix: what is wrong, where it is, what to do about it."""
+    """An error that the user can fix: what is wrong, where it is, what to do about it.
+
+    >>> error = UserError("unknown option 'lr'", "--set", "did you mean 'rate'?")
+    >>> print(error)
+    unknown option 'lr' (--set): did you mean 'rate'?
+    """
 
     def __init__(self, what: str, where: str, remedy: str, exit_code: int = EXIT_USER) -> None:
         super().__init__(f"{what} ({where}): {remedy}")

@@ -64,6 +64,7 @@ Working = Generator[Job, Any, R]  # what an action returns that hands jobs to th
 SERVER = "server"
 MOST_ROWS = 1 << 53  # from there on a float does not count one by one
 MOST_VARIANTS = 1000  # of a method, in one answer
+ERRORS = ("mse", "mae", "variance")  # of predicted numbers, and of the labels they are judged by
 OWN = ("state", "restore", "snapshot", "lend", "take")  # what only the engine at the site may call
 
 
@@ -491,13 +492,18 @@ def scores(
         for id in others:
             del replies[id]
         for id, reply in replies.items():
-            for variant in sorted(reply.correct):
-                hits, f1 = reply.correct[variant], reply.macro_f1[variant]
-                results.append(
-                    Score(
-                        moment.stage, moment.round, id, task, variant, "test", reply.rows, hits, f1
-                    )
-                )
+            results += _scores_of(id, reply, task, moment)
+    return results
+
+
+def _scores_of(id: ClientId, reply: Checked, task: int, moment: Moment) -> list[Score]:
+    """A reply as one score for each variant."""
+    where = (moment.stage, moment.round, id, task)
+    results = []
+    for variant in sorted(reply.errors or reply.correct):
+        hits, f1 = reply.correct.get(variant, 0), reply.macro_f1.get(variant, 0.0)
+        errors = reply.errors.get(variant, {})
+        results.append(Score(*where, variant, "test", reply.rows, hits, f1, errors))
     return results
 
 
@@ -508,21 +514,21 @@ def _plausible(id: ClientId, reply: Checked) -> None:
         raise BadMessageError(id, "hits and macro-F1 name different variants")
     if not all(0 <= f1 <= 1 for f1 in reply.macro_f1.values()):
         raise BadMessageError(id, "a macro-F1 that is not between 0 and 1")
+    for errors in reply.errors.values():
+        if reply.correct or set(errors) != set(ERRORS) or min(errors.values()) < 0:
+            raise BadMessageError(id, "errors of a regression that cannot be")
 
 
 def _other_variants(replies: Mapping[ClientId, Checked]) -> dict[ClientId, BadMessageError]:
     """The clients that name other variants than most do."""
-    named = Counter(frozenset(reply.correct) for reply in replies.values())
-    usual = max(named, key=named.__getitem__, default=frozenset())  # the first where two are equal
+    variants = {id: (bool(r.errors), frozenset(r.errors or r.correct)) for id, r in replies.items()}
+    named = Counter(variants.values())
+    usual = max(named, key=named.__getitem__, default=None)  # the first where two are equal
     reason = "its variants are not those of the other clients"
-    return {
-        id: BadMessageError(id, reason)
-        for id, reply in replies.items()
-        if reply.correct.keys() != usual
-    }
+    return {id: BadMessageError(id, reason) for id, mine in variants.items() if mine != usual}
 
 
-def possible(hits: Mapping[str, int], rows: int, sender: ClientId) -> None:
+def possible(hits: Mapping[str, float], rows: int, sender: ClientId) -> None:
     """Refuse hits that are impossible for the number of rows that a client reports."""
     counted(rows, sender)
     if len(hits) > MOST_VARIANTS:

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
@@ -19,8 +19,9 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from atoll.core.annotations import SharedWeights, Update, marked
+from atoll.core.annotations import Optional, SharedWeights, Update, marked
 from atoll.core.errors import BadMessageError
+from atoll.core.views import stacked_view
 
 __all__ = [
     "Check",
@@ -81,11 +82,23 @@ class Check:
 
 @dataclass(frozen=True)
 class Checked:
-    """How a client did on its test rows: for each variant the hits and the macro-F1."""
+    """How a client did on its test rows: for each variant the hits and the macro-F1.
+
+    In regression both are empty, and each variant has `mse`, `mae` and the `variance` of the labels
+    instead, in the unit of the label.
+    """
 
     rows: int
     correct: dict[str, int]
     macro_f1: dict[str, float]
+    errors: Annotated[dict[str, dict[str, float]], Optional()] = field(default_factory=dict)
+
+    def accuracy(self, variant: str) -> float:
+        """Hits per row; in regression R2. NaN where the rows do not define it."""
+        if not self.errors:
+            return self.correct[variant] / self.rows if self.rows else math.nan
+        mse, variance = (self.errors[variant][name] for name in ("mse", "variance"))
+        return 1 - mse / variance if variance > 0 else math.nan
 
 
 @dataclass(frozen=True)
@@ -167,7 +180,15 @@ def _header_of(message: Any) -> Callable[[], bytes]:
     """Writes the header of a message later; holds none of its tensors until then."""
     kind = type(message)
     named = {name: len(getattr(message, name)) for name in _named(cast(Hashable, kind))}
-    return partial(_header, kind, plain_values(message), named)
+    values = plain_values(message)
+    absent = [name for name in _optional(kind) if not values[name]]
+    written = {name: value for name, value in values.items() if name not in absent}
+    return partial(_header, kind, written, named)
+
+
+def _optional(kind: type) -> set[str]:
+    """The fields that are not written where they are empty."""
+    return set(marked(kind, Optional))
 
 
 @cache
@@ -260,9 +281,17 @@ def _listed(message: Any, layout: Layout) -> list[Tensor]:
 @torch.no_grad()
 def _copies(tensors: list[list[Tensor]]) -> tuple[tuple[Tensor, ...], Iterable[Sequence[Tensor]]]:
     """Copies of what messages of one form hold: one tensor of all messages, and each one's part."""
-    wholes = tuple(torch.stack(same) for same in zip(*tensors, strict=True))
+    wholes = tuple(_stacked_copy(same) for same in zip(*tensors, strict=True))
     parts = zip(*(whole.unbind(0) for whole in wholes), strict=True)
     return wholes, parts if wholes else [()] * len(tensors)
+
+
+def _stacked_copy(tensors: Sequence[Tensor]) -> Tensor:
+    """The same as `torch.stack`, in one copy of memory where the tensors lie side by side."""
+    whole = stacked_view(tensors)
+    if whole is None:
+        return torch.stack(list(tensors))
+    return whole.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _with(message: Any, layout: Layout, tensors: Iterable[Tensor]) -> Any:
@@ -403,10 +432,12 @@ def _plain_hints(kind: Any) -> dict[str, Any]:
 
 def _values(given: dict[str, Any], kind: type, sender: str) -> dict[str, Any]:
     hints = _plain(kind)
-    if set(given) != set(hints):
+    if not set(hints) - _optional(kind) <= set(given) <= set(hints):
         raise BadMessageError(sender, f"values {str(sorted(given))[:200]}, not {sorted(hints)}")
     read = {}
     for name, hint in hints.items():
+        if name not in given:
+            continue
         try:
             read[name] = _adapter(hint).validate_json(json.dumps(given[name]), strict=True)
         except (ValueError, RecursionError) as error:

@@ -28,3 +28,7 @@ class Method:
     # new server -> its shared weights before the first round, by the name of their mark: a site
     # derives them too
     first: Callable[[Any], Any] | None = None
+    selects: bool = False  # whether clients select models by the run's metric, and send scores
+    weighted: bool = False  # whether its losses count rows by their weights
+    weighs_classes: bool = False  # whether they count rows by their class where rows have no weight
+    regression: bool = False  # whether labels may be numbers

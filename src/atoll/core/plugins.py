@@ -9,6 +9,9 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +20,10 @@ from typing import Any, Literal, TypeVar
 from atoll.core.errors import UserError
 from atoll.core.options import nearest
 
-__all__ = ["Group", "entry_names", "import_named", "is_foreign", "load_foreign"]
+__all__ = [
+    "MEMORY", "Group", "entry_names", "import_named", "is_foreign", "load_foreign",
+    "objects_in_memory",
+]  # fmt: skip
 
 T = TypeVar("T")
 
@@ -28,6 +34,20 @@ NOUNS = {
     "atoll.datasets": "data set",
     "atoll.splits": "split",
 }
+
+
+MEMORY = "memory:"  # begins the names of objects of a Python session
+_OBJECTS: ContextVar[Mapping[str, Any]] = ContextVar("objects")
+
+
+@contextmanager
+def objects_in_memory(objects: Mapping[str, Any]) -> Iterator[None]:
+    """Let names that begin with `memory:` stand for these objects."""
+    token = _OBJECTS.set({**_OBJECTS.get({}), **objects})
+    try:
+        yield
+    finally:
+        _OBJECTS.reset(token)
 
 
 def entry_names(group: Group) -> list[str]:
@@ -43,6 +63,12 @@ def is_foreign(name: str, group: Group) -> bool:
 def import_named(name: str, group: Group, where: str) -> Any:
     """The object that a name of a plug-in stands for."""
     path, _, attribute = name.rpartition(":")
+    if name.startswith(MEMORY):
+        objects = _OBJECTS.get({})
+        if name not in objects:
+            what = f"the {NOUNS[group]} of this run was an object of a Python session"
+            raise UserError(what, where, "give it again: atoll.load(folder, model=...)")
+        return objects[name]
     try:
         if not path:
             return _entry(name, group).load()

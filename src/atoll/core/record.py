@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Score:
-    """A client's hits on its test (or validation) rows of a task, after a round."""
+    """A client's hits on its test (or validation) rows of a task, after a round.
+
+    In regression there are no hits: `errors` has `mse`, `mae` and the `variance` of the labels.
+    """
 
     stage: int
     round: int
@@ -84,11 +87,25 @@ class Score:
     rows: int
     correct: int
     macro_f1: float
+    errors: dict[str, float] = field(default_factory=dict)  # in the unit of the label
 
     @property
     def accuracy(self) -> float:
-        """Hits per row; 0 where there are no rows."""
+        """Hits per row, 0 where there are no rows; in regression `r2`."""
+        if self.errors:
+            return self.r2
         return self.correct / self.rows if self.rows else 0.0
+
+    @property
+    def name(self) -> str:
+        """What `accuracy` is: accuracy, or R2 in regression."""
+        return "R2" if self.errors else "accuracy"
+
+    @property
+    def r2(self) -> float:
+        """The share of the labels' variance that predictions explain; NaN where there is none."""
+        variance = self.errors["variance"]
+        return 1 - self.errors["mse"] / variance if variance > 0 else math.nan
 
 
 @dataclass(frozen=True)
@@ -181,6 +198,8 @@ def _json(value: Any) -> str:
 def _line(event: Event) -> bytes:
     if not isinstance(event, Message):
         body = {"event": type(event).__name__.lower(), **vars(event)}
+        if isinstance(event, Score) and not event.errors:
+            del body["errors"]
         if isinstance(event, Round):  # JSON has no number for what is not finite
             body["notes"] = {n: v if math.isfinite(v) else None for n, v in event.notes.items()}
         return _ENCODER.encode(body).encode() + b"\n"
@@ -278,9 +297,8 @@ def _lines(path: Path, known: Integrity | None, optional: bool = False) -> list[
 
 
 def _bad_line(path: Path) -> UserError:
-    return UserError(
-        "a line of the record is damaged", str(path), "use --resume, or restore it from a copy"
-    )
+    remedy = "continue the run with atoll run --resume, or restore the file from a copy"
+    return UserError("a line of the record is damaged", str(path), remedy)
 
 
 def read_events(folder: Path, known: Integrity | None = None) -> list[Event]:

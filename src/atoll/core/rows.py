@@ -47,7 +47,7 @@ class Rows:
     x: Tensor  # (rows, common columns), or (rows, channels, height, width)
     own: Tensor  # (rows, own columns)
     y: Tensor  # (rows,)
-    share: Tensor | None = None  # (rows,) weight of a row in a padded batch
+    share: Tensor | None = None  # (rows,) weight of a row in the mean; 0 where a batch is padded
     bounds: Bounds | None = field(
         default=None, kw_only=True
     )  # of sequences, where shapes are fixed

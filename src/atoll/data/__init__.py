@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal, get_type_hints
@@ -11,9 +11,8 @@ from atoll.core import options
 from atoll.core.errors import UserError
 from atoll.core.plugins import entry_names, import_named, is_foreign
 from atoll.data.dataset import Dataset
-from atoll.data.own import parties, tables
+from atoll.data.own import parties, tables, texts
 from atoll.data.own.images import image_files
-from atoll.data.own.texts import text_files
 from atoll.data.sources import fetch, modules
 
 __all__ = ["About", "Dataset", "about", "load", "names"]
@@ -43,9 +42,9 @@ def load(name: str, **given: Any) -> Dataset:
     """
     if "parties" in given:
         return parties.load(name, **given)
-    if "files" in given and "text" not in given:
-        return tables.load(name, **given)
-    source = _own_source(given) or _public_source(name)
+    if "files" in given:
+        return texts.load(name, **given) if "text" in given else tables.load(name, **given)
+    source = image_files if "images" in given else _public_source(name)
     hints = get_type_hints(source, include_extras=True)
     fields = [
         (parameter.name, hints[parameter.name], dataclasses.field(default=parameter.default))
@@ -58,13 +57,6 @@ def load(name: str, **given: Any) -> Dataset:
         what = f"'{name}' gives a {type(dataset).__name__}"
         raise UserError(what, "data.name", "return an atoll.data.dataset.Dataset")
     return dataset
-
-
-def _own_source(given: Mapping[str, Any]) -> Callable[..., Dataset] | None:
-    """What reads the user's own images or texts, where these are given."""
-    if "images" in given:
-        return image_files
-    return text_files if "files" in given else None
 
 
 def _public_source(name: str) -> Callable[..., Dataset]:

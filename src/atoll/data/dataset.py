@@ -13,6 +13,9 @@ __all__ = ["Dataset", "Layout", "array_fingerprint", "file_fingerprint"]
 Array = np.ndarray[Any, Any]
 
 
+BY_ROW = ("x", "y", "test", "group", "stage", "people", "weights")  # arrays with an entry a row
+
+
 @dataclass(frozen=True)
 class Layout:
     """What tables of several sites need beside their numbers: who has which column, and when."""
@@ -25,12 +28,10 @@ class Layout:
     findings: tuple[
         tuple[str, str], ...
     ] = ()  # what is worth knowing, and what atoll does about it
-    people: Array | None = None  # (rows,) int64: rows of one number are never dealt apart
 
     def only(self, rows: Array) -> "Layout":
         """The same with these rows alone."""
-        people = None if self.people is None else self.people[rows]
-        return replace(self, stage=self.stage[rows], people=people)
+        return replace(self, stage=self.stage[rows])
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class Dataset:
     # table (rows, columns) float32; image (rows, channels, height, width) uint8;
     # text (rows, tokens) int32
     x: Array
-    y: Array  # (rows,) int64, an index into classes
+    y: Array  # (rows,) int64, an index into classes; in regression float64, in the label's unit
     columns: tuple[str, ...]  # names of a table's columns, empty for images and text
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # in regression the name of the label alone: one output
     source: str  # where it comes from and under which licence
     partial: str = ""  # what is missing, in words; empty for a complete set
     test: Array | None = None  # (rows,) bool, the official test rows where the set has them
@@ -54,6 +55,8 @@ class Dataset:
     words: tuple[str, ...] = ()  # text: the word of each token; 0 is padding, 1 is unknown
     stage: Array | None = None  # (rows,) int64, an index into stages: when a row comes
     stages: tuple[str, ...] = ()
+    people: Array | None = None  # (rows,) int64: rows of one number are never dealt apart
+    weights: Array | None = None  # (rows,) float32: how much a row counts in training
     vectors: str = "best"  # text: the word vectors it is read with where none are named
 
     def __post_init__(self) -> None:
@@ -69,6 +72,16 @@ class Dataset:
         return len(self.y)
 
     @property
+    def regression(self) -> bool:
+        """Whether the label is a number."""
+        return bool(np.issubdtype(self.y.dtype, np.floating))
+
+    @property
+    def strata(self) -> Array:
+        """What splits divide evenly: the class of each row; in regression all rows are alike."""
+        return np.zeros(len(self.y), dtype=np.int64) if self.regression else self.y
+
+    @property
     def title(self) -> str:
         """The name as tables show it: a partial set says so."""
         return f"{self.name} (partial: {self.partial})" if self.partial else self.name
@@ -79,8 +92,9 @@ class Dataset:
         digest = hashlib.sha256()
         layout: tuple[Array | None, ...] = ()
         if self.layout is not None:
-            layout = (self.layout.held, self.layout.stage, self.layout.people)
-        for array in (self.x, self.y, self.test, self.group, self.stage, *layout):
+            layout = (self.layout.held, self.layout.stage)
+        arrays = (self.x, self.y, self.test, self.group, self.stage, *layout)
+        for array in (*arrays, self.people, self.weights):
             if array is not None:
                 digest.update(f"{array.dtype}{array.shape}".encode())
                 digest.update(np.ascontiguousarray(array).data)  # not copied: it may be large
@@ -90,15 +104,11 @@ class Dataset:
 
     def only(self, rows: Array) -> "Dataset":
         """The same set with these rows alone."""
-        return replace(
-            self,
-            x=self.x[rows],
-            y=self.y[rows],
-            test=None if self.test is None else self.test[rows],
-            group=None if self.group is None else self.group[rows],
-            layout=self.layout and self.layout.only(rows),
-            stage=None if self.stage is None else self.stage[rows],
-        )
+        arrays = {name: getattr(self, name) for name in BY_ROW}
+        some: dict[str, Any] = {}
+        for name, array in arrays.items():
+            some[name] = None if array is None else array[rows]
+        return replace(self, layout=self.layout and self.layout.only(rows), **some)
 
 
 def file_fingerprint(path: Path) -> str:

@@ -22,7 +22,7 @@ __all__ = [
     "check_stages", "check_tests", "check_training", "class_partition", "class_stages",
     "class_windows", "client_ids", "column_order", "columns_common_and_own", "cut", "cut_all",
     "cut_people", "cut_rows", "deal_stages", "dealer", "dirichlet_shares", "even", "group_rows",
-    "horizontal", "of_classes", "refusal", "task_names", "width_of",
+    "horizontal", "of_classes", "parts_by_stage", "refusal", "task_names", "width_of",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -57,7 +57,7 @@ class Dealing(Shares, Protocol):
     def clients(self) -> int: ...
 
     @property
-    def tests(self) -> Literal["shared", "own"]: ...
+    def tests(self) -> Literal["shared", "own", "valid"]: ...
 
     @property
     def rows(self) -> Literal["even", "dirichlet"]: ...
@@ -175,6 +175,15 @@ def cut_people(
         parts[members[number]] = chosen
         dealt[chosen, kinds] += counts
     return parts
+
+
+def parts_by_stage(rows: Array, stage: Array, dealt: Array, stages: int) -> list[Parts]:
+    """The parts of each stage, of rows that `cut_people` dealt."""
+    every = []
+    for number in range(stages):
+        train, valid, test = (rows[(stage == number) & (dealt == part)] for part in range(3))
+        every.append(Parts(train, valid, test))
+    return every
 
 
 def even(rows: Array, parts: int) -> list[Array]:
@@ -371,7 +380,7 @@ def dealer(dataset: Dataset, options: Dealing, stream: Stream, purpose: str, lea
                 "ask for fewer clients or stages, or lower least",
             )
         generator = stream.child(purpose, stage).numpy()
-        return by_shares(rows, dataset.y, shares, least, generator)
+        return by_shares(rows, dataset.strata, shares, least, generator)
 
     return deal
 
@@ -400,7 +409,9 @@ def horizontal(
     """Every client has rows of its own, of the classes of each stage; all columns are common."""
     check_clients(dataset, options.clients)
     stream = Stream.of(seed, "split")
-    parts, labels = cut_all(dataset, options, stream), dataset.y
+    parts, labels = cut_all(dataset, options, stream), dataset.strata
+    if options.tests == "valid":
+        parts = Parts(parts.train, NONE, parts.valid)  # test rows are never seen
     train = deal_stages(
         parts.train, labels, stages, dealer(dataset, options, stream, "training", options.least)
     )

@@ -1,7 +1,9 @@
 """A site: all that one part of a method may see."""
 
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -15,11 +17,12 @@ from atoll.core.record import Snapshot
 from atoll.core.rng import Stream
 from atoll.core.rows import Public, Rows
 from atoll.data.dataset import Dataset
-from atoll.data.scaling import Scale, colours
+from atoll.data.scaling import Scale, Target, colours
 from atoll.data.scenario import Scenario
 
 __all__ = [
-    "AttributionProbe", "Shelf", "Site", "View", "filled", "moments", "standardised", "varied",
+    "AttributionProbe", "Shelf", "Site", "View", "balanced_weights", "filled", "moments",
+    "standardised", "varied",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -45,7 +48,7 @@ class Shelf:
             if scale == "global" and dataset.layout is None:
                 x = standardised(x, x[torch.from_numpy(train)])
         self.x = x.to(device)  # images as bytes: four times smaller, and few are taken
-        self.train, self.layout = train, dataset.layout
+        self.train, self.layout, self._weights = train, dataset.layout, dataset.weights
         self.y = torch.from_numpy(dataset.y).to(device)
         self._taken: dict[bytes, Tensor] = {}
         self._changed: tuple[tuple[int, int], Tensor] | None = None  # of the last round
@@ -81,6 +84,12 @@ class Shelf:
         """The labels of these rows."""
         return self.y[torch.from_numpy(rows).to(self.y.device)]
 
+    def weights(self, rows: Array) -> Tensor | None:
+        """How much each of these rows counts in training; None: all the same."""
+        if self._weights is None:
+            return None
+        return torch.from_numpy(self._weights[rows]).to(self.x.device, self.dtype)
+
 
 def varied(images: Tensor, stream: Stream) -> Tensor:
     """Images moved by up to an eighth of their sides, every other one mirrored; black comes in."""
@@ -108,6 +117,13 @@ def standardised(x: Tensor, fit: Tensor) -> Tensor:
         return x
     mean, deviation = moments(fit)
     return ((x - mean) / deviation).to(x.dtype)
+
+
+def balanced_weights(y: Tensor, classes: int) -> Tensor:
+    """rows / (classes that occur * rows of the class), as scikit-learn; 1 for absent classes."""
+    counts = torch.bincount(y, minlength=classes).double()
+    present = counts > 0
+    return torch.where(present, len(y) / (present.sum() * counts.clamp(min=1)), 1.0)
 
 
 def moments(fit: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,6 +178,7 @@ class View:
     dataset: Dataset
     scenario: Scenario
     seed: int
+    balanced: bool = False  # whether training rows count inversely to the size of their class
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -190,18 +207,22 @@ class Site:
         special: Network | None = None,
         public: Callable[[], Public] | None = None,
         probe: AttributionProbe | None = None,
+        metric: Any = "accuracy",
     ) -> None:
         """Store references; data is copied on first use.
 
-        `special` is this site's own kind of network, where sites have different ones.
+        `special` is this site's own kind of network, where sites have different ones; `metric` is
+        what models are selected by on validation rows.
         """
+        self.metric = metric
         self._shelf, self._scenario, self._seed = view.shelf, view.scenario, view.seed
         self._special, self._public = special or network, public
         self._probe = probe or AttributionProbe()
         self._network, self._shape, self.stream = network, view.shape, view.stream
         self.id, self.classes, self.clients = view.id, view.dataset.classes, view.scenario.clients
         self.device, self.dtype = view.shelf.x.device, view.shelf.dtype
-        self._table = view.dataset.kind == "table"
+        self._table, self._balanced = view.dataset.kind == "table", view.balanced
+        self.regression = view.dataset.regression
         self._kept: dict[tuple[str, int], Rows] = {}
 
     def train(self, stage: int) -> Rows:
@@ -276,8 +297,9 @@ class Site:
             return
         known = self._scenario.tasks_at(moment.stage) if tasks is None else tasks
         found = {task: check(task) for task in known}
-        tested = {task: reply for task, reply in found.items() if reply.rows}
-        values = ((float(moment.round), r.correct[variant] / r.rows) for r in tested.values())
+        tested = {task: reply.accuracy(variant) for task, reply in found.items()}
+        tested = {task: value for task, value in tested.items() if math.isfinite(value)}
+        values = ((float(moment.round), value) for value in tested.values())
         names, columns = tuple(map(str, tested)), ("round", "accuracy")
         snapshot = Snapshot(moment.stage, self.id, f"after {doing}", names, columns, tuple(values))
         self._probe.seen.append(snapshot)
@@ -303,15 +325,46 @@ class Site:
                 else getattr(holdings[number], part)
             )
             holding = holdings[min(number, len(holdings) - 1)]
-            self._kept[part, number] = self._scaled(self._taken(rows, holding.own), holding.train)
+            scaled = self._scaled(self._taken(rows, holding.own), holding.train)
+            if part in ("train", "before"):
+                scaled = replace(scaled, share=self._weights(rows, scaled.y))
+            self._kept[part, number] = scaled
         return self._kept[part, number]
+
+    def _weights(self, rows: Array, y: Tensor) -> Tensor | None:
+        """How much training rows count: by a column of weights, by their class, or by both."""
+        weights = self._shelf.weights(rows)
+        if not self._balanced or not len(rows):
+            return weights
+        by_class = balanced_weights(y, len(self.classes)).to(self.dtype)[y]
+        return by_class if weights is None else by_class * weights
 
     def _taken(self, rows: Array, own: Array) -> Rows:
         common = self._scenario.common if self._table else None
         x = self._shelf.inputs(rows, common)
         none = torch.zeros((len(rows), 0), dtype=self.dtype, device=self.device)
         further = self._shelf.inputs(rows, own) if self._table else none
-        return Rows(x, further, self._shelf.labels(rows))
+        return Rows(x, further, self._labels(rows))
+
+    def _labels(self, rows: Array) -> Tensor:
+        """The classes of rows; in regression numbers with mean 0 and deviation 1 in training."""
+        labels = self._shelf.labels(rows)
+        return self.target.standardise(labels, self.dtype) if self.regression else labels
+
+    @cached_property
+    def target(self) -> Target:
+        """How the labels of regression are scaled, as the columns are.
+
+        By the training rows of this site's first stage, with `global` scaling by those of all
+        sites; with `none` they stay as they are. Nothing of it leaves the site.
+        """
+        if not self.regression or self._shelf.scale == "none":
+            return Target(0.0, 1.0)
+        if self._shelf.scale == "global":
+            return Target.of(self._shelf.labels(self._shelf.train))
+        held = self._scenario.holdings[self.id]
+        rows = next((one.train for one in held if len(one.train)), held[0].train)
+        return Target.of(self._shelf.labels(rows))
 
     def scaling(self) -> tuple[Tensor, Tensor]:
         """Own tables: what a missing value becomes, and by what common and own columns are scaled.

@@ -9,7 +9,7 @@ from torch import Tensor
 from atoll.core.federation import SERVER, Moment
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
-from atoll.data.site import View, filled, moments, standardised
+from atoll.data.site import View, balanced_weights, filled, moments, standardised
 
 __all__ = ["VerticalSite", "block"]
 
@@ -40,6 +40,7 @@ class VerticalSite:
         self._shape, self.stream = view.shape, view.stream
         self.id, self.classes, self.clients = view.id, view.dataset.classes, view.scenario.clients
         self.device, self.dtype = view.shelf.x.device, view.shelf.dtype
+        self._balanced = view.balanced
         self._table, self.stages = view.dataset.kind == "table", view.scenario.stages
         self._kept: dict[tuple[str, int], Rows] = {}
         self._lesson: tuple[tuple[int, int], Rows] | None = None  # of the last round
@@ -62,6 +63,13 @@ class VerticalSite:
             x = self._shelf.changed(rows, self._columns, stream).reshape(plain.x.shape)
             self._lesson = ((moment.stage, moment.round), Rows(x, plain.own, plain.y))
         return self._lesson[1]
+
+    def class_weights(self, stage: int) -> Tensor | None:
+        """At the server: how much rows of each class count in training; None: all the same."""
+        y = self.train(stage).y
+        if not self._balanced or not len(y):
+            return None
+        return balanced_weights(y, len(self.classes)).to(self.dtype)
 
     def valid(self, stage: int) -> Rows:
         """The validation rows of a stage."""

@@ -158,31 +158,36 @@ class LocalEngine:
 class _Check:
     """Whether all numbers of messages of one form are finite; begun on the device.
 
-    It holds the plain values of the messages and the largest magnitude in each of their tensors.
+    It reads every tensor of all messages once, as a whole. Only where a norm is not finite does it
+    look for the message, so it keeps the tensors until it is finished.
     """
 
     def __init__(self, packets: Sequence[tuple[str, Packet]]) -> None:
         """`packets`: each with its sender."""
         self._values = [(sender, plain_values(packet.message)) for sender, packet in packets]
         first = packets[0][1]
-        largest: dict[torch.device, dict[str, Tensor]] = {}
+        self._wholes: dict[str, Tensor] = {}
+        by_device: dict[torch.device, list[Tensor]] = {}
         for (name, _, _), whole in zip(first.tensors, first.wholes, strict=True):
             if whole.is_floating_point() and whole.numel():
-                rows = whole.flatten(1) if whole.dim() > 1 else whole[:, None]
-                size = torch.linalg.vector_norm(rows, math.inf, 1)  # NaN where one number is NaN
-                largest.setdefault(whole.device, {})[name] = size
-        self._names = [name for named in largest.values() for name in named]
-        self._largest = [HostCopy(torch.stack([*named.values()])) for named in largest.values()]
+                self._wholes[name] = whole
+                by_device.setdefault(whole.device, []).append(whole)
+        self._norms = [HostCopy(_norms(wholes)) for wholes in by_device.values()]
 
     def finish(self) -> None:
         """Refuse the first message with a number that is not finite."""
-        largest = [sizes for copy in self._largest for sizes in copy.numbers]
+        doubtful = not all(map(math.isfinite, (n for copy in self._norms for n in copy.numbers)))
         for place, (sender, values) in enumerate(self._values):
             finite_values(values, sender)
-            for name, sizes in zip(self._names, largest, strict=True):
-                if not math.isfinite(sizes[place]):
+            for name, whole in self._wholes.items() if doubtful else ():
+                if not bool(whole[place].isfinite().all()):
                     reason = f"tensor {name!r} has numbers that are not finite"
                     raise BadMessageError(sender, reason)
+
+
+def _norms(tensors: list[Tensor]) -> Tensor:
+    """The norm of each; not finite where a number is not, or where the sum of squares overflows."""
+    return torch.stack([norm.float() for norm in torch._foreach_norm(tensors)])
 
 
 def _finish(checks: list[_Check]) -> None:

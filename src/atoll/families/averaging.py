@@ -17,7 +17,7 @@ from atoll.core.federation import Moment, shares
 from atoll.core.messages import Check, Checked, Tensors
 from atoll.core.rows import Rows
 from atoll.data.site import Site
-from atoll.jobs.train import hits, in_chunks
+from atoll.jobs.train import in_chunks, scored
 from atoll.learning.models import Architecture
 from atoll.learning.weights import copied, mean, placed
 
@@ -55,8 +55,8 @@ class Trainer(Protocol):
 def check(self: Trainer, request: Check, moment: Moment) -> Checked:
     """Test the shared weights on a task."""
     weights, rows = placed(request.weights, self.site.device), self.site.test(request.task)
-    correct, f1 = hits(in_chunks(partial(predict, self, weights), rows), rows.y)
-    return Checked(len(rows), {"": correct}, {"": f1})
+    outputs = in_chunks(partial(predict, self, weights), rows)
+    return scored({"": outputs}, rows.y, self.site.target.deviation)
 
 
 def final_model(self: Any, shared: Tensors, variant: str, task: int) -> Tensors:

@@ -26,7 +26,7 @@ from atoll.core.rows import Public, Rows
 from atoll.data.site import Site
 from atoll.families.distillation_snapshots import features_snapshot, matrix_snapshot
 from atoll.jobs.public_step import Again, PublicJob, PublicResult, StepLoss
-from atoll.jobs.train import Optimiser, Phase, TrainJob, hits
+from atoll.jobs.train import Optimiser, Phase, TrainJob, hits, scored
 from atoll.learning.distill import correlation, distillation_loss, logits
 from atoll.learning.models import skeleton
 from atoll.learning.weights import copied, mean, prefixed, without
@@ -257,6 +257,10 @@ class Learner:
     def check(self, task: int) -> Checked:
         """Test the current and the solo model on a domain; where `top` is above 1, top-1 too."""
         rows, top, correct, f1 = self.site.test(task), self.settings.top, {}, {}
+        if self.site.regression:
+            models = {self.name: self.weights, "solo": self.solo}
+            outputs = {name: self.logits(weights, rows.x) for name, weights in models.items()}
+            return scored(outputs, rows.y, self.site.target.deviation)
         for k in sorted({1, top}):
             end = "" if k == top else " top-1"
             if (task, k) not in self._solo_scores:

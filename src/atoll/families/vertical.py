@@ -321,6 +321,13 @@ class Head:
         """Which outputs belong to a class that some stage has had."""
         return self.seen[: self.classes].repeat_interleave(self.outputs)
 
+    def _class_weights(self, moment: Moment) -> Tensors:
+        """How much rows of each class count in the loss, by output; empty: all the same."""
+        weights = self.site.class_weights(moment.stage)
+        if weights is None:
+            return {}
+        return {"class_weight": weights[: self.classes].repeat_interleave(self.outputs)}
+
     def class_counts(self, moment: Moment) -> Tensor:
         """The number of rows of each class at a stage."""
         return torch.bincount(self.site.train(moment.stage).y, minlength=len(self.seen))
@@ -362,7 +369,7 @@ class Head:
             batches=batches,
             steps=len(batches) * settings.epochs,
             weights=self.weights,
-            given=given,
+            given=given | self._class_weights(moment),
             loss=loss,
             stream=self.draws("step", moment),
             rate=settings.rate,

@@ -32,8 +32,10 @@ __all__ = [
     "TrainResult",
     "checked",
     "descend",
+    "errors",
     "hits",
     "in_chunks",
+    "scored",
     "step_key",
 ]
 
@@ -48,6 +50,11 @@ class Optimiser:
     rate: float
     decay: float = 0.0  # pull towards zero, as a penalty decay/2 times the squared weights
     epsilon: float = 1e-8  # of Adam
+
+    @property
+    def key(self) -> tuple[str, float, float]:
+        """All but the rate."""
+        return self.kind, self.decay, self.epsilon
 
 
 @dataclass(frozen=True)
@@ -110,11 +117,12 @@ class TrainJob:
         losses = identities(self.functions)
         if losses is None:
             return None
-        how = tuple((p.name, p.moves, replace(p.optimiser, rate=0.0)) for p in self.phases)
+        how = tuple([(p.name, p.moves, p.optimiser.key) for p in self.phases])
         x = self.rows.x
-        inputs = (tuple(x.shape[1:]), str(x.dtype), str(x.device))
+        inputs = (x.shape[1:], x.dtype, x.device)
         weights = shapes(self.weights, self.own)
-        return ("work", losses, how, weights, inputs, self.batch, self.epochs)
+        weighted = self.rows.share is not None
+        return ("work", losses, how, weights, inputs, self.batch, self.epochs, weighted)
 
     @property
     def functions(self) -> tuple[Callable[..., Tensor], ...]:
@@ -311,10 +319,38 @@ def hits(logits: Tensor, y: Tensor, top: int = 1) -> tuple[int, float]:
     return int(right.sum()), float(f1.mean()) if len(f1) else 0.0
 
 
+def scored(outputs: Mapping[str, Tensor], y: Tensor, unit: float = 1.0, top: int = 1) -> Checked:
+    """The test result of variants, by their outputs.
+
+    Labels that are numbers are judged by their errors, in the unit of the label: `unit` is what 1
+    is in the training scale.
+    """
+    if y.is_floating_point():
+        return Checked(len(y), {}, {}, {v: errors(z, y, unit) for v, z in outputs.items()})
+    counted = {variant: hits(logits, y, top) for variant, logits in outputs.items()}
+    correct = {variant: count for variant, (count, _) in counted.items()}
+    return Checked(len(y), correct, {variant: f1 for variant, (_, f1) in counted.items()})
+
+
+def errors(outputs: Tensor, y: Tensor, unit: float = 1.0) -> dict[str, float]:
+    """Mean squared and mean absolute error of predicted numbers, and the variance of the labels.
+
+    They have four digits: a server that chooses the weights could read labels from all of them.
+    """
+    if not len(y):
+        return {"mse": 0.0, "mae": 0.0, "variance": 0.0}
+    residuals = (outputs[..., 0].double() - y.double()) * unit
+    labels = y.double() * unit
+    each = (residuals.square().mean(), residuals.abs().mean(), labels.var(correction=0))
+    values = torch.stack(each).tolist()  # the device is waited for once
+    names = ("mse", "mae", "variance")
+    return {name: float(f"{value:.3e}") for name, value in zip(names, values, strict=True)}
+
+
 def checked(model: nn.Module, rows: Rows) -> Checked:
     """The test result of a network."""
     training = model.training
     model.eval()
-    correct, f1 = hits(in_chunks(lambda part: model(part.x), rows), rows.y)
+    outputs = in_chunks(lambda part: model(part.x), rows)
     model.train(training)
-    return Checked(len(rows), {"": correct}, {"": f1})
+    return scored({"": outputs}, rows.y)

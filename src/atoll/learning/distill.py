@@ -5,18 +5,20 @@ cross-correlation matrix, q and p the softmax of student and teacher.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from atoll.core.rows import Rows
-from atoll.learning.losses import cross_entropy
+from atoll.learning.losses import label_loss, squared_error
 from atoll.learning.models import Architecture
 
 __all__ = [
     "correlation",
     "correlation_loss",
+    "disagreement",
     "distillation_loss",
     "divergence",
     "divergences",
@@ -65,6 +67,13 @@ def divergence(
     return each.mean(-1) if share is None else (each * share).sum(-1) / share.sum(-1)
 
 
+def disagreement(teacher: Tensor, student: Tensor, batch: Rows) -> Tensor:
+    """How far a student is from its teacher: KL of classes, the squared difference of numbers."""
+    if batch.y.is_floating_point():
+        return squared_error(student, replace(batch, y=teacher[..., 0]))
+    return divergence(teacher, student, batch.share)
+
+
 def distillation_loss(
     weights: Mapping[str, Tensor],
     batch: Rows,
@@ -74,13 +83,13 @@ def distillation_loss(
     strengths: tuple[float, ...] = (),
     temperature: float = 1.0,
 ) -> Tensor:
-    """L_loc = truth * L_ce + sum_t strengths[t] * KL(teacher t || student).
+    """L_loc = truth * L_label + sum_t strengths[t] * KL(teacher t || student).
 
     `batch.own` has the logits of the teachers side by side. A teacher of strength 0 is not read, so
-    without any the loss is exactly cross-entropy.
+    without any the loss is exactly that of the labels.
     """
     z = network(weights, batch.x)
-    loss = cross_entropy(z, batch)
+    loss = label_loss(z, batch)
     if truth != 1.0:
         loss = truth * loss
     classes = z.shape[-1]

@@ -60,7 +60,8 @@ def from_table(table: Tensor) -> dict[tuple[int, int], list[int]]:
 def joined(parts: list[Rows]) -> Rows:
     """Rows one after the other."""
     x, own, y = (torch.cat([getattr(part, name) for part in parts]) for name in ("x", "own", "y"))
-    return Rows(x, own, y)
+    shares = [part.share for part in parts if part.share is not None]  # all have some, or none
+    return Rows(x, own, y, torch.cat(shares) if shares else None)
 
 
 def repeated(memory: Rows, rows: int, share: float) -> Rows:

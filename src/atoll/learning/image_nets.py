@@ -14,7 +14,6 @@ from torch.nn import functional as F  # noqa: N812
 
 from atoll.core.errors import UserError
 from atoll.core.options import nearest
-from atoll.core.plugins import import_named, is_foreign
 from atoll.core.rng import Stream
 
 __all__ = ["NETWORKS", "LeNet", "StreamDropout", "build", "drawn"]
@@ -290,9 +289,7 @@ NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
 
 
 def build(name: str, shape: Shape, classes: int, stream: Stream) -> nn.Module:
-    """The network of this name, or what a plug-in's function makes of (shape, classes)."""
-    if name not in NETWORKS and is_foreign(name, "atoll.models"):
-        return _foreign(name, shape, classes, stream)
+    """The network of this name."""
     if name not in NETWORKS:
         remedy = nearest(name, {"mlp", *NETWORKS}) + " (or give package.module:function)"
         raise UserError(f"unknown network '{name}'", "model.name", remedy)
@@ -301,22 +298,6 @@ def build(name: str, shape: Shape, classes: int, stream: Stream) -> nn.Module:
     with torch.device("meta"):
         model = NETWORKS[name](shape, classes)
     return drawn(model, stream)
-
-
-def _foreign(name: str, shape: Shape, classes: int, stream: Stream) -> nn.Module:
-    """A network of the user's own, tried on two rows before anything begins."""
-    factory = import_named(name, "atoll.models", "model.name")
-    with torch.device("meta"):
-        model = factory(shape, classes)
-    if not isinstance(model, nn.Module):
-        raise UserError(f"'{name}' gives no torch.nn.Module", "model.name", "return a module")
-    model = drawn(model, stream).eval()
-    with torch.no_grad():
-        logits = model(torch.zeros((2, *shape)))
-    if logits.shape != (2, classes):
-        what = f"'{name}' gives {tuple(logits.shape)} for 2 rows and {classes} classes"
-        raise UserError(what, "model.name", f"let its last layer have {classes} outputs")
-    return model.train()
 
 
 def drawn(model: nn.Module, stream: Stream) -> nn.Module:
@@ -339,16 +320,23 @@ def _tensors(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _first(layer: nn.Module, own: str, tensor: Tensor, stream: Stream) -> Tensor:
     if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
-        bound = 1 / math.sqrt(layer.weight[0].numel())
-        drawn = stream.numpy().random(tuple(tensor.shape), dtype="float32")
-        return torch.from_numpy(drawn) * (2 * bound) - bound
+        return _uniform(tensor, 1 / math.sqrt(layer.weight[0].numel()), stream)
     if isinstance(layer, NORMS):
         return torch.ones_like(tensor) if own in ("weight", "running_var") else tensor.zero_()
     if isinstance(layer, nn.Embedding):
         return torch.from_numpy(stream.numpy().standard_normal(tuple(tensor.shape)))
     if isinstance(layer, StreamDropout):
         return tensor.zero_()
+    if isinstance(layer, nn.RNNBase):
+        return _uniform(tensor, 1 / math.sqrt(layer.hidden_size), stream)
+    if isinstance(layer, nn.MultiheadAttention):
+        bound = math.sqrt(6 / sum(tensor.shape)) if tensor.dim() == 2 else 0.0
+        return _uniform(tensor, bound, stream)
     what = f"no rule for the first values of '{own}' in {type(layer).__name__}"
-    raise UserError(
-        what, "model.name", "build it of linear, convolution, norm and embedding layers"
-    )
+    remedy = "build it of layers of torch.nn, or write model.initial = 'own'"
+    raise UserError(what, "model.name", remedy)
+
+
+def _uniform(tensor: Tensor, bound: float, stream: Stream) -> Tensor:
+    drawn = stream.numpy().random(tuple(tensor.shape), dtype="float32")
+    return torch.from_numpy(drawn) * (2 * bound) - bound

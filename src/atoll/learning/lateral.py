@@ -13,18 +13,24 @@ import torch
 from torch import Tensor
 
 from atoll.core.rng import Stream
+from atoll.core.rows import Rows
 from atoll.learning.models import draw_linear, linear, outputs
 from atoll.learning.weights import without
 
 __all__ = [
+    "READ",
     "bank_of",
     "concat_logits",
     "correct_rows",
     "draw_laterals",
+    "every_logits",
     "joint_logits",
     "lateral_column",
     "member",
+    "stack_models",
 ]
+
+READ = "said"  # prefix of the column one that column two reads in predictions
 
 
 def draw_laterals(sizes: Sequence[int], stream: Callable[[int], Stream]) -> dict[str, Tensor]:
@@ -82,9 +88,31 @@ def concat_logits(weights: Mapping[str, Tensor], own: Tensor, z: Tensor, how: st
     return outputs(column, torch.cat([common, own], -1), len(column) // 2)[-1]
 
 
-def correct_rows(logits: Sequence[Tensor], bank: Tensor | None, y: Tensor) -> Tensor:
-    """Which rows each model gets right: (models, rows); those of a bank after the first model."""
+def every_logits(
+    weights: Mapping[str, Tensor], rows: Rows, *, depth: int, concat: str, local: tuple[str, ...]
+) -> Tensor:
+    """Logits of column one, the bank, concatenation and networks alone: (models, rows, classes)."""
+    z_c = outputs(without(READ, weights), rows.x, depth)
+    logits = [outputs(without("common", weights), rows.x, depth)[-1]]
+    bank = joint_logits(weights, rows.own, z_c) if "mu" in weights else None
+    if concat:
+        logits.append(concat_logits(weights, rows.own, z_c[-1], concat))
+    for name in local:
+        logits.append(outputs(without(name, weights), rows.all, depth)[-1])
+    return stack_models(logits, bank)
+
+
+def correct_rows(
+    weights: Mapping[str, Tensor], rows: Rows, *, depth: int, concat: str, local: tuple[str, ...]
+) -> Tensor:
+    """Which rows each model gets right: (models, rows), in the order of `every_logits`."""
+    logits = every_logits(weights, rows, depth=depth, concat=concat, local=local)
+    return logits.argmax(-1) == rows.y.unsqueeze(-2)
+
+
+def stack_models(logits: Sequence[Tensor], bank: Tensor | None) -> Tensor:
+    """Logits of all models: (models, rows, classes); those of a bank after the first model."""
     stacked = [z.unsqueeze(-3) for z in logits]
     if bank is not None:
         stacked.insert(1, bank)
-    return torch.cat(stacked, -3).argmax(-1) == y.unsqueeze(-2)
+    return torch.cat(stacked, -3)

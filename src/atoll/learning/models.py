@@ -7,6 +7,7 @@ with such axes and without: a bank of second columns, a stack of clients, a stac
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import pairwise
@@ -16,16 +17,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from atoll.core.errors import UserError
 from atoll.core.options import AtLeastOne, NotNegative
+from atoll.core.plugins import is_foreign
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.kernels.batched_layers import for_members
-from atoll.learning import image_nets
+from atoll.learning import foreign, image_nets
 
 __all__ = [
     "MLP",
+    "NORMALISING",
     "Architecture",
     "Loss",
     "ModelOptions",
@@ -54,6 +58,11 @@ class ModelOptions:
     )
     layout: Literal["plain", "channels-last"] = "plain"  # image networks: how images lie in memory
     norm: NotNegative = 5.0  # texts: mean length that word vectors are scaled to, 0 leaves them
+    initial: Literal["drawn", "own"] = (
+        "drawn"  # plug-ins: first values by the run's seed, or those that the code gives
+    )
+    frozen: tuple[str, ...] = ()  # plug-ins: layers that are not trained, sent or saved
+    weights: str = ""  # plug-ins with own first values: their hash, which the run writes
 
 
 def draw_linear(outputs: int, inputs: int, stream: Stream, bias: bool = True) -> list[Tensor]:
@@ -181,6 +190,7 @@ class Architecture:
         # whether it needs the mean and spread of a batch, which one row does not have
         batch_norms = [layer for layer in model.modules() if isinstance(layer, NORMALISING)]
         self.batch_statistics = model.training and bool(batch_norms)
+        self._attends = any(isinstance(m, nn.MultiheadAttention) for m in model.modules())
 
     def __eq__(self, other: object) -> bool:
         """Whether both compute the same function."""
@@ -195,15 +205,21 @@ class Architecture:
         return self._hash
 
     def __call__(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """The logits; weights with an axis in front are those of several members."""
+        """The logits; weights with an axis in front are those of several members.
+
+        Names that are not the network's are constants of a loss and do not matter here.
+        """
         logits = getattr(self.model, "logits", None)
         if logits is not None:  # a network that takes such weights by itself
             return logits(weights, x)  # type: ignore[no-any-return]
+        own = {name: weight for name, weight in weights.items() if name in self._shapes}
         name, shape = next(iter(self._shapes.items()))
-        if weights[name].dim() == len(shape):
-            return self._logits(self.model, dict(weights), x)
+        if own[name].dim() == len(shape):
+            return self._logits(self.model, own, x)
         one = lambda w, part: self._logits(self._many, w, part)  # noqa: E731
-        return torch.vmap(one)(dict(weights), x)
+        # fused attention has no vmap rule, its plain form has
+        with sdpa_kernel(SDPBackend.MATH) if self._attends else nullcontext():
+            return torch.vmap(one)(own, x)
 
     def _logits(self, model: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         """The logits of one member, in the precision and layout that its options ask for."""
@@ -244,6 +260,17 @@ def network(
     shape: tuple[int, ...], classes: int, options: ModelOptions, stream: Stream
 ) -> nn.Module:
     """The network that the options name."""
+    if options.name not in ("mlp", *image_nets.NETWORKS) and is_foreign(
+        options.name, "atoll.models"
+    ):
+        model = foreign.build(
+            *(options.name, shape, classes, stream), options.initial, options.frozen
+        )
+        model.precision, model.layout = options.precision, options.layout  # type: ignore[assignment]
+        return model
+    if options.initial != "drawn" or options.frozen:
+        what = f"'{options.name}' is drawn and trained whole"
+        raise UserError(what, "[model]", "leave initial and frozen out: they are for plug-ins")
     if options.name != "mlp":
         model = image_nets.build(options.name, shape, classes, stream)
         model.precision, model.layout = options.precision, options.layout  # type: ignore[assignment]

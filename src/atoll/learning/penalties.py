@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 from atoll.core.messages import Tensors
 from atoll.core.rows import Rows
 from atoll.learning.distill import logits
-from atoll.learning.losses import cross_entropy, plain, proximal
+from atoll.learning.losses import cross_entropy, label_loss, plain, proximal
 from atoll.learning.models import Architecture, Loss
 from atoll.learning.weights import copied, prefixed, without
 
@@ -61,10 +61,10 @@ def distilled(network: Architecture, weights: Mapping[str, Tensor], batch: Rows)
 def fisher_diagonal(
     network: Architecture, weights: Tensors, rows: Rows, moves: Sequence[str]
 ) -> Tensors:
-    """The mean over rows of the squared gradient of a row's cross-entropy with its own label."""
+    """The mean over rows of the squared gradient of a row's loss with its own label."""
 
     def loss(own: Tensors, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(network({**weights, **own}, x[None]), y[None])
+        return label_loss(network({**weights, **own}, x[None]), Rows(x[None], x[None, :0], y[None]))
 
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
     parts = {name: weights[name] for name in moves}
@@ -121,17 +121,20 @@ class Past:
 
     def terms(self, weights: Tensors, rows: Rows) -> tuple[Loss, Tensors, Rows]:
         """The loss, the weights with the constants that it reads, and the rows."""
-        strength = torch.tensor(self.strength, device=rows.y.device)
         if self.penalty == "proximal":
             anchor = prefixed("anchor", {n: weights[n] for n in self.moves})
-            return proximal, {**weights, **anchor, "strength": strength}, rows
+            return proximal, {**weights, **anchor, **self._strength(rows)}, rows
         if self.penalty == "lwf" and self.stage:
-            return distilled, {**weights, "strength": strength}, self._taught(rows)
+            return distilled, {**weights, **self._strength(rows)}, self._taught(rows)
         if not self.importance:
             return plain, weights, rows
         anchor = prefixed("anchor", {n: self.anchor[n] for n in self.moves})
-        constants = anchor | prefixed("importance", self.importance) | {"strength": strength}
+        constants = anchor | prefixed("importance", self.importance) | self._strength(rows)
         return weighted, {**weights, **constants}, rows
+
+    def _strength(self, rows: Rows) -> Tensors:
+        """The penalty's factor, filled on the device: a copy would make the host wait for it."""
+        return {"strength": torch.full((), self.strength, device=rows.y.device)}
 
     def _taught(self, rows: Rows) -> Rows:
         """The rows with the anchor's logits of the classes that none of them has, or of all."""

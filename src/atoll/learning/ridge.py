@@ -62,10 +62,17 @@ def square(entries: Tensor, width: int) -> Tensor:
     return matrix
 
 
-def packed_sums(inputs: Tensor, y: Tensor, classes: int) -> Tensors:
-    """The triangle of F'F, and F'Y with one column for each class."""
-    cross = inputs.new_zeros((classes, inputs.shape[1])).index_add_(0, y, inputs)
-    return {"gram": triangle(inputs.T @ inputs), "cross": cross.T.contiguous()}
+def packed_sums(
+    inputs: Tensor, y: Tensor, classes: int, share: Tensor | None = None, bits: int = 0
+) -> Tensors:
+    """The triangle of F'F, and F'Y with one column for each class; rows count by their share.
+
+    Shares are rounded to steps of 2^-bits (0: 20 bits), so that sums of them are exact.
+    """
+    step = 2.0 ** -(min(bits, 20) or 20)
+    counted = inputs if share is None else inputs * (share.double() / step).round()[:, None] * step
+    cross = inputs.new_zeros((classes, inputs.shape[1])).index_add_(0, y, counted)
+    return {"gram": triangle(inputs.T @ counted), "cross": cross.T.contiguous()}
 
 
 def to_fixed(values: Tensor, bits: int) -> Tensor:

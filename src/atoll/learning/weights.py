@@ -6,6 +6,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from atoll.core.views import stacked_view
+
 __all__ = [
     "copied",
     "copied_at_once",
@@ -29,7 +31,9 @@ def mean(items: Sequence[Named], weights: Sequence[float] | None = None) -> dict
         weights = None  # a sum needs fewer passes than a product with shares
     total, means = float(len(items)) if weights is None else sum(weights), {}
     for name in items[0]:
-        stacked = torch.stack([item[name] for item in items])
+        tensors = [item[name] for item in items]
+        whole = stacked_view(tensors)
+        stacked = torch.stack(tensors) if whole is None else whole
         if weights is None:
             summed = stacked.sum(0, dtype=torch.float64)
         else:

@@ -17,8 +17,8 @@ from atoll.core.options import AtLeastOne, Positive
 from atoll.core.record import Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
-from atoll.jobs.train import Optimiser, Phase, TrainJob, hits, in_chunks
-from atoll.learning.losses import cross_entropy
+from atoll.jobs.train import Optimiser, Phase, TrainJob, in_chunks, scored
+from atoll.learning.losses import label_loss
 from atoll.learning.models import Architecture, skeleton
 from atoll.learning.weights import copied, prefixed, without
 
@@ -51,8 +51,8 @@ def logits(
 def loss(
     weights: Mapping[str, Tensor], batch: Rows, *, network: Architecture, columns: str
 ) -> Tensor:
-    """Cross-entropy."""
-    return cross_entropy(logits(weights, batch, network=network, columns=columns), batch)
+    """The loss of the labels."""
+    return label_loss(logits(weights, batch, network=network, columns=columns), batch)
 
 
 class Client:
@@ -87,8 +87,7 @@ class Client:
     def _checked(self, task: int) -> Checked:
         rows = self.site.test(task)
         outputs = in_chunks(lambda part: logits(self.weights, part, **self.tested), rows)
-        correct, f1 = hits(outputs, rows.y)
-        return Checked(len(rows), {"": correct}, {"": f1})
+        return scored({"": outputs}, rows.y, self.site.target.deviation)
 
     def state(self) -> Tensors:
         return prefixed("weights", self.weights) | prefixed("moments", self.moments)
@@ -128,4 +127,6 @@ class Server:
         pass
 
 
-METHOD = Method(Options, Server, Client, split="columns", quorum=True)
+METHOD = Method(
+    *(Options, Server, Client), split="columns", quorum=True, weighted=True, regression=True
+)

@@ -118,11 +118,11 @@ class Client:
         total, held_back, classes = dict[str, Tensor](), 0, len(self.site.classes)
         for stage in stages:
             rows = self.site.train(stage)
-            enough = torch.bincount(rows.y, minlength=classes) >= self.options.floor
-            sendable = rows.at(enough[rows.y])
-            held_back += len(rows) - len(sendable)
-            inputs = in_chunks(lambda part: self._inputs(self.frozen, part), sendable)
-            exact = ridge.packed_sums(inputs, sendable.y, classes)
+            counts = torch.bincount(rows.y, minlength=classes)
+            usable = rows.at((counts >= self.options.floor)[rows.y])
+            held_back += len(rows) - len(usable)
+            inputs = in_chunks(lambda part: self._inputs(self.frozen, part), usable)
+            exact = ridge.packed_sums(inputs, usable.y, classes, usable.share, self.options.bits)
             for name, values in exact.items():
                 fixed = ridge.to_fixed(values, self.options.bits)
                 total[name] = total[name] + fixed if name in total else fixed
@@ -247,4 +247,4 @@ def _check_withdrawal(id: str, options: Options, site: Site) -> None:
         raise UserError(what, "method.withdraw", "train the network anew without it")
 
 
-METHOD = Method(Options, Server, Client, quorum=True)
+METHOD = Method(Options, Server, Client, quorum=True, weighted=True)

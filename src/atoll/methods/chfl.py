@@ -10,10 +10,11 @@ networks trained alone; all are exactly paired. Letters follow section b of the 
 layer outputs, U the lateral weights.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -28,11 +29,13 @@ from atoll.core.options import AtLeastOne, NotNegative, Positive
 from atoll.core.record import Score
 from atoll.core.rows import Rows
 from atoll.data.site import Site
-from atoll.jobs.train import EvalJob, Optimiser, Phase, TrainJob, hits, in_chunks
+from atoll.jobs.train import EvalJob, Optimiser, Phase, TrainJob, in_chunks, scored
 from atoll.learning import lateral
-from atoll.learning.losses import cross_entropy
+from atoll.learning.lateral import READ
+from atoll.learning.losses import label_loss
 from atoll.learning.models import MLP, draw_layers, outputs
 from atoll.learning.weights import copied, mean, placed, prefixed, without
+from atoll.metrics.selection import selection_score
 
 Variant = Literal["common", "local", "mu=0", "mu>0", "concat", "auto"]
 VARIANTS: tuple[Variant, ...] = ("common", "local", "mu=0", "mu>0", "concat", "auto")
@@ -40,7 +43,6 @@ Variants = Annotated[tuple[Variant, ...], Field(min_length=1)]
 Strengths = Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1)]
 ROUNDING = 1e-12  # means of equal accuracies differ by less
 GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-READ = "said"  # prefix of the column one that column two reads in predictions
 Rates = Annotated[tuple[Positive, ...], Field(max_length=10)]
 Source = Literal["local_updated", "round_start"]
 
@@ -89,8 +91,8 @@ class Fitted:
     weights: Annotated[Tensors, Update(of="weights")]
     loss: float
     rows: Annotated[int, RowCount()]  # training rows, the client's share in a mean weighted by rows
-    valid_rows: int
-    valid: dict[str, int]  # hits by variant, empty in the first round
+    valid_rows: int  # 0 where they do not define the run's metric
+    valid: dict[str, int | float]  # hits, or score times rows, by variant; empty in the first round
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Settled:
     """The validation hits of the last models."""
 
     valid_rows: int
-    valid: dict[str, int]
+    valid: dict[str, int | float]
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,8 @@ class Keep:
 
 
 def common_loss(weights: Mapping[str, Tensor], batch: Rows, *, depth: int) -> Tensor:
-    """Lc: the cross-entropy of column one."""
-    return cross_entropy(outputs(without("common", weights), batch.x, depth)[-1], batch)
+    """Lc: the loss of column one, cross-entropy or the squared error of numbers."""
+    return label_loss(outputs(without("common", weights), batch.x, depth)[-1], batch)
 
 
 def joint_loss(
@@ -132,31 +134,15 @@ def joint_loss(
         z_c = outputs(without(source, weights), batch.x, depth)
     losses = []
     if "mu" in weights:
-        losses.append(cross_entropy(lateral.joint_logits(weights, batch.own, z_c), batch).sum(-1))
+        losses.append(label_loss(lateral.joint_logits(weights, batch.own, z_c), batch).sum(-1))
     if concat:
-        losses.append(
-            cross_entropy(lateral.concat_logits(weights, batch.own, z_c[-1], concat), batch)
-        )
+        losses.append(label_loss(lateral.concat_logits(weights, batch.own, z_c[-1], concat), batch))
     return torch.stack(losses).sum(0)
 
 
 def local_loss(weights: Mapping[str, Tensor], batch: Rows, *, depth: int, name: str) -> Tensor:
-    """The cross-entropy of a network trained alone."""
-    return cross_entropy(outputs(without(name, weights), batch.all, depth)[-1], batch)
-
-
-def correct(
-    weights: Mapping[str, Tensor], rows: Rows, *, depth: int, concat: str, local: tuple[str, ...]
-) -> Tensor:
-    """Which rows each model gets right: column one, the bank, concatenation, those alone."""
-    z_c = outputs(without(READ, weights), rows.x, depth)
-    logits = [outputs(without("common", weights), rows.x, depth)[-1]]
-    bank = lateral.joint_logits(weights, rows.own, z_c) if "mu" in weights else None
-    if concat:
-        logits.append(lateral.concat_logits(weights, rows.own, z_c[-1], concat))
-    for name in local:
-        logits.append(outputs(without(name, weights), rows.all, depth)[-1])
-    return lateral.correct_rows(logits, bank, rows.y)
+    """The loss of a network trained alone."""
+    return label_loss(outputs(without(name, weights), batch.all, depth)[-1], batch)
 
 
 class Client:
@@ -169,7 +155,9 @@ class Client:
             raise UserError("chfl needs an MLP", "model", "set model.name = 'mlp'")
         self.depth = model.depth
         self.bank = any(v.startswith(("mu", "auto")) for v in reported(options))
-        self.concat = options.concat_input if "concat" in options.variants else ""
+        # a number has no probability
+        self.reads = "logit" if site.regression else options.concat_input
+        self.concat = self.reads if "concat" in options.variants else ""
         count = max(1, len(options.rate_local)) if "local" in options.variants else 0
         self.local = tuple(f"local{number}" for number in range(count))
         self.weights = prefixed("common", copied(model.state_dict())) | self._own_weights(model)
@@ -200,14 +188,14 @@ class Client:
 
     def fit(self, request: Fit, moment: Moment) -> Working[Fitted]:
         """Judge the models of the last round on validation rows, then train a round."""
-        options, valid = self.options, dict[str, int]()
+        options, judged = self.options, Settled(len(self.site.valid(moment.stage)), {})
         self._save_best(request.keep)
         received = placed(request.weights, self.site.device)
         self._probe("others", received, moment)
         if moment.first:
             self.best_local = torch.tensor(-1)
         else:
-            valid = yield from self._judge(received, moment)
+            judged = yield from self._judge(received, moment)
         weights, rows = self._received(received), self.site.train(moment.stage)
         keep = options.common_opt_state == "keep"
         moments = {n: m for n, m in self.moments.items() if keep or "/common" not in n}
@@ -218,16 +206,15 @@ class Client:
         self.weights, self.moments = result.weights, result.moments
         common = without("common", self.weights)
         self._probe("own", common, moment)
-        valid_rows = len(self.site.valid(moment.stage))
-        return Fitted(common, result.losses["common"], len(rows), valid_rows, valid)
+        loss = result.losses["common"]
+        return Fitted(common, loss, len(rows), judged.valid_rows, judged.valid)
 
     def settle(self, request: Settle, moment: Moment) -> Working[Settled]:
         """Judge the models of the last round."""
         self._save_best(request.keep)
         received = placed(request.weights, self.site.device)
         self._probe("others", received, moment)
-        valid = yield from self._judge(received, moment)
-        return Settled(len(self.site.valid(moment.stage)), valid)
+        return (yield from self._judge(received, moment))
 
     def keep(self, request: Keep, moment: Moment) -> Empty:
         """Save the models that were the best."""
@@ -239,11 +226,10 @@ class Client:
         return self._checked(self.best, request.task)
 
     def _checked(self, models: Mapping[str, Tensors], task: int) -> Checked:
-        rows, correct, f1 = self.site.test(task), {}, {}
+        rows, logits = self.site.test(task), {}
         for variant, model in sorted(models.items()):
-            logits = in_chunks(partial(self.predict, model), rows)
-            correct[variant], f1[variant] = hits(logits, rows.y)
-        return Checked(len(rows), correct, f1)
+            logits[variant] = in_chunks(partial(self.predict, model), rows)
+        return scored(logits, rows.y, self.site.target.deviation)
 
     def _probe(self, cause: Literal["own", "others"], common: Tensors, moment: Moment) -> None:
         """Test column one with the member of the bank that `auto` chose last, if any.
@@ -283,19 +269,31 @@ class Client:
             weights |= prefixed("start", common)
         return weights
 
-    def _judge(self, received: Tensors, moment: Moment) -> Working[dict[str, int]]:
-        """Count the validation hits of the models as they stand; these become the candidates.
+    def _measured(self, weights: Tensors, rows: Rows) -> Working[list[float]]:
+        """The hits of each model, or its score times rows; empty where the rows define none."""
+        how: dict[str, Any] = {"depth": self.depth, "concat": self.concat, "local": self.local}
+        if not len(rows):
+            return []
+        if self.site.metric == "accuracy":
+            job = EvalJob(weights, rows, partial(lateral.correct_rows, **how), self.own_inputs)
+            return list((yield job).tolist())
+        logits = in_chunks(partial(lateral.every_logits, weights, **how), rows).cpu().double()
+        y = rows.y.cpu().numpy()
+        scores = [selection_score(self.site.metric, y, one) for one in logits.numpy()]
+        return [] if any(map(math.isnan, scores)) else [one * len(rows) for one in scores]
 
-        Without validation rows there are no hits: mu = 0, and the last network alone, are chosen.
+    def _judge(self, received: Tensors, moment: Moment) -> Working[Settled]:
+        """Score the models as they stand on validation rows; these become the candidates.
+
+        Without scores, mu = 0 and the last network alone are chosen.
         """
         local_column = self.options.eval_common == "local"
         read = without("common", self.weights) if local_column else received
         weights = self._received(received) | prefixed(READ, read)
         rows, members = self.site.valid(moment.stage), len(self.weights.get("mu", ()))
-        counts = [0] * (1 + members + bool(self.concat) + len(self.local))
-        if len(rows):
-            how = partial(correct, depth=self.depth, concat=self.concat, local=self.local)
-            counts = (yield EvalJob(weights, rows, how, self.own_inputs)).tolist()
+        counts = yield from self._measured(weights, rows)
+        judged = len(rows) if counts else 0
+        counts = counts or [0] * (1 + members + bool(self.concat) + len(self.local))
         bank, rest = counts[1 : 1 + members], counts[1 + members :]
         self.chosen = self._choose(bank)
         hits_of = {"common": counts[0]} | {v: bank[number] for v, number in self.chosen.items()}
@@ -307,13 +305,13 @@ class Client:
             best = self.local[rest.index(max(rest))]
             self.candidate |= prefixed("local", without(best, weights))
         count = max(rest, default=-1)  # only the client itself judges its networks trained alone
-        if count > int(self.best_local) or not len(rows) or self.options.select == "last":
+        if count > float(self.best_local) or not judged or self.options.select == "last":
             self.best_local = torch.tensor(count)
             self._save_best(["local"])
-        return {v: hits_of[v] for v in reported(self.options) if v != "local"}
+        return Settled(judged, {v: hits_of[v] for v in reported(self.options) if v != "local"})
 
-    def _choose(self, bank: list[int]) -> dict[str, int]:
-        """The member of the bank that each variant uses, by hits; ties go to the smaller mu."""
+    def _choose(self, bank: list[float]) -> dict[str, int]:
+        """The member of the bank that each variant uses, by score; ties go to the smaller mu."""
         if not bank:
             return {}
         chosen = {"mu=0": 0, "mu>0": 1 + bank[1:].index(max(bank[1:]))}
@@ -361,7 +359,7 @@ class Client:
             return outputs(without("local", model), rows.all, self.depth)[-1]
         z_c = outputs(without("common", model), rows.x, self.depth)
         if without("concat", model):
-            return lateral.concat_logits(model, rows.own, z_c[-1], self.options.concat_input)
+            return lateral.concat_logits(model, rows.own, z_c[-1], self.reads)
         return lateral.joint_logits(model, rows.own, z_c) if without("unique", model) else z_c[-1]
 
 
@@ -405,7 +403,7 @@ class Server:
             raise BadMessageError(id, "hits on validation rows of other variants")
 
     def _compare(self, replies: Mapping[str, Fitted | Settled]) -> dict[str, float]:
-        """The mean validation accuracy of each variant, all clients alike; what gained is kept.
+        """The mean validation score of each variant, all clients alike; what gained is kept.
 
         If no client has validation rows, the last round is kept and patience never ends.
         """
@@ -443,8 +441,10 @@ class Server:
 
 METHOD = Method(
     *(Options, Server, Client),
-    split="columns",
-    headline="auto",
+    *("columns", "auto"),  # split, headline
+    regression=True,
     first=lambda server: {"shared": server.weights},
     quorum=True,
+    weighted=True,
+    selects=True,
 )

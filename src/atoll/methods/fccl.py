@@ -225,4 +225,4 @@ class Server:
         pass
 
 
-METHOD = Method(Options, Server, Client, split="domains", headline="fccl", quorum=True)
+METHOD = Method(Options, Server, Client, "domains", "fccl", quorum=True, weighted=True)

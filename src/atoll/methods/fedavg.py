@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+from atoll.core.errors import UserError
 from atoll.core.federation import Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Tensors, Weights
 from atoll.core.method import Method
@@ -18,7 +19,7 @@ from atoll.core.record import Score
 from atoll.data.site import Site
 from atoll.families import averaging
 from atoll.families.averaging import Fitted, Weighting
-from atoll.jobs.train import Optimiser, Phase, TrainJob, hits, in_chunks
+from atoll.jobs.train import Optimiser, Phase, TrainJob, in_chunks, scored
 from atoll.learning.models import shared
 from atoll.learning.penalties import Past, Penalty
 from atoll.learning.weights import copied, placed
@@ -46,6 +47,9 @@ class Client:
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
+        if site.regression and options.penalty == "lwf":
+            what = "lwf distils the logits of classes, and the label is a number"
+            raise UserError(what, "method.penalty", "use none, proximal, ewc or si")
         self.network = shared(site.outline())
         self.tested = shared(site.outline(training=False))
         self.moves = tuple(name for name, _ in site.outline().named_parameters())
@@ -78,8 +82,8 @@ class Client:
     def _checked(self, weights: Tensors, task: int) -> Checked:
         own = placed(weights, self.site.device)
         rows = self.site.test(task)
-        correct, f1 = hits(in_chunks(lambda part: self.tested(own, part.x), rows), rows.y)
-        return Checked(len(rows), {"": correct}, {"": f1})
+        outputs = in_chunks(lambda part: self.tested(own, part.x), rows)
+        return scored({"": outputs}, rows.y, self.site.target.deviation)
 
     def state(self) -> Tensors:
         return self.past.state()
@@ -122,6 +126,8 @@ class Server:
 METHOD = Method(
     *(Options, Server, Client),
     quorum=True,
+    regression=True,
+    weighted=True,
     asked=lambda options, clients: min(options.cohort or clients, clients),
     first=lambda server: {"shared": server.weights},
 )

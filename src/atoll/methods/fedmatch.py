@@ -177,4 +177,4 @@ class Server:
         self.helpers = {id: helpers for id, *helpers in named}
 
 
-METHOD = Method(Options, Server, Client, split="domains", headline="fedmatch", quorum=True)
+METHOD = Method(Options, Server, Client, "domains", "fedmatch", quorum=True, weighted=True)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.annotations import Bounded
+from atoll.core.errors import UserError
 from atoll.core.federation import Clients, Moment, Working
 from atoll.core.messages import Empty, Tensors, Weights
 from atoll.core.method import Method
@@ -97,6 +98,9 @@ class Client:
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
+        if site.regression and options.loss in ("kl", "rcfl"):
+            what = f"loss = '{options.loss}' compares classes, and the label is a number"
+            raise UserError(what, "method.loss", "use l1, mse or none")
         self.learner = Learner("fedmd", options, site, plan(options))
 
     def rate(self, request: Empty, moment: Moment) -> Rated:
@@ -160,4 +164,6 @@ class Server:
         pass
 
 
-METHOD = Method(Options, Server, Client, split="domains", headline="fedmd", quorum=True)
+METHOD = Method(
+    *(Options, Server, Client, "domains", "fedmd"), quorum=True, weighted=True, regression=True
+)

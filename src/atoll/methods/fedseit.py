@@ -353,7 +353,7 @@ class Client:
             weights = self.weights if task == self.task else without(f"kept/{task}", self.weights)
             x = textcnn.restricted(rows.x, self._vocabulary(task))
             labels = task_weights.renumbered(rows.y, self._labels(task))
-            self._cache[part, task] = Rows(x, self._features(x, weights), labels)
+            self._cache[part, task] = Rows(x, self._features(x, weights), labels, rows.share)
         return self._cache[part, task]
 
     def _vocabulary(self, task: int) -> Tensor | None:
@@ -546,5 +546,5 @@ class Server:
 
 
 METHOD = Method(
-    Options, Server, Client, split="tasks", headline="own", first=lambda s: {"shared": s.base}
+    Options, Server, Client, "tasks", "own", first=lambda s: {"shared": s.base}, weighted=True
 )

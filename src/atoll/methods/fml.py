@@ -21,8 +21,8 @@ from atoll.data.site import Site
 from atoll.families import distillation
 from atoll.families.distillation import Exchange, Learner
 from atoll.jobs.train import Optimiser, Phase, TrainJob
-from atoll.learning.distill import divergence
-from atoll.learning.losses import cross_entropy
+from atoll.learning.distill import disagreement
+from atoll.learning.losses import label_loss
 from atoll.learning.models import Architecture, skeleton
 from atoll.learning.weights import copied, mean, placed, prefixed, without
 
@@ -69,13 +69,14 @@ def mutual_loss(
 ) -> Tensor:
     """The losses of both networks: truth * CE(q, y) + (1 - truth) * KL(partner || q).
 
-    The partner's output is a constant, so no gradient runs from one network into the other.
+    In regression both terms are squared differences. The partner's output is a constant, so no
+    gradient runs from one network into the other.
     """
     z, z_shared = own(without("own", weights), batch.x), shared(without("shared", weights), batch.x)
     losses = []
     for truth, student, partner in zip(truths, (z, z_shared), (z_shared, z), strict=True):
-        taught = divergence(partner.detach(), student, batch.share)
-        losses.append(truth * cross_entropy(student, batch) + (1 - truth) * taught)
+        taught = disagreement(partner.detach(), student, batch)
+        losses.append(truth * label_loss(student, batch) + (1 - truth) * taught)
     return losses[0] + losses[1]
 
 
@@ -142,6 +143,8 @@ METHOD = Method(
     *(Options, Server, Client),
     split="domains",
     headline="fml",
+    regression=True,
     first=lambda server: {"meme": server.weights},
     quorum=True,
+    weighted=True,
 )

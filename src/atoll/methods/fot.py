@@ -153,5 +153,6 @@ def _mlp(site: Site) -> MLP:
 METHOD = Method(
     *(Options, Server, Client),
     quorum=True,
+    weighted=True,
     first=lambda server: {"shared": server.weights},
 )

@@ -132,5 +132,6 @@ class Server:
 METHOD = Method(
     *(Options, Server, Client),
     quorum=True,
+    weighted=True,
     first=lambda server: {"shared": server.weights},
 )

@@ -80,7 +80,7 @@ def losses(
 
     def entropy(rows: Tensor, labels: Tensor) -> Tensor:
         logits = vertical.masked_logits(how.network, weights, rows, given["seen"], how.masked)
-        return F.cross_entropy(logits / how.tau, labels)
+        return F.cross_entropy(logits / how.tau, labels, given.get("class_weight"))
 
     joint, y, means = step.joint, step.y, given["means"]
     loss = entropy(joint, y)
@@ -224,4 +224,4 @@ class Server:
     state, restore = vertical_delegates.server_state, vertical_delegates.restore_server
 
 
-METHOD = Method(Options, Server, Client, split="parties", headline="union")
+METHOD = Method(Options, Server, Client, split="parties", headline="union", weighs_classes=True)

@@ -107,7 +107,7 @@ def terms(
 
     def entropy(rows: Tensor, labels: Tensor) -> Tensor:
         logits = vertical.masked_logits(how.network, weights, rows, given["seen"], how.masked)
-        return F.cross_entropy(logits, labels)
+        return F.cross_entropy(logits, labels, given.get("class_weight"))
 
     y, parts = step.y, {"ce": entropy(step.joint, step.y)}
     if how.kept == "f":
@@ -347,4 +347,4 @@ class Server:
     state, restore = vertical_delegates.server_state, vertical_delegates.restore_server
 
 
-METHOD = Method(Options, Server, Client, split="parties", headline="union")
+METHOD = Method(Options, Server, Client, split="parties", headline="union", weighs_classes=True)

@@ -1,9 +1,10 @@
 """Does joining help? Comparisons and verdicts from the outcomes of sites. Needs no torch.
 
 An outcome has the outputs of several models on the very same test rows of a site: the joined model,
-the same method alone, class shares (guessing), and simple classifiers. Each comparison is a mean
-over rows of a difference of contributions: numbers of rows whose mean is the metric. For accuracy
-they are 1 and 0. For metrics that are no mean over rows, they are jackknife values: the metric plus
+the same method alone, class shares (guessing), and simple classifiers; in regression the mean of
+the training labels (guessing) and simple regressors. Each comparison is a mean over rows of a
+difference of contributions: numbers of rows whose mean is the metric. For accuracy they are 1 and
+0. For metrics that are no mean over rows, they are jackknife values: the metric plus
 the influence of the row times the number of rows.
 
 Overall is the unweighted mean over sites, taken as fixed. Where sites share test rows, the row is
@@ -32,29 +33,42 @@ from atoll.metrics.statistics import (
     rows_needed,
     with_least_width,
 )
-from atoll.metrics.verdicts import MARGIN, Verdict, judge, shared_level
+from atoll.metrics.verdicts import MARGIN, Verdict, in_unit, judge, shared_level
 
 __all__ = [
-    "ALONE", "BOOSTING", "FEWEST", "GUESS", "JOINED", "LOGISTIC", "MODELS", "UNITS", "Metric",
-    "Numbers", "Outcome", "SiteOutcomes", "about", "answer", "compare", "entry_of", "level_note",
-    "measured", "needed_overall", "needed_rows", "overall_of", "too_few",
+    "ALONE", "BOOSTING", "ERRORS", "FEWEST", "GUESS", "JOINED", "LOGISTIC", "MEAN", "MODELS",
+    "OF_TWO", "POOLED", "RIDGE", "UNITS", "Metric", "Numbers", "Outcome", "SiteOutcomes", "about",
+    "answer", "by_unit", "compare", "entry_of", "level_note", "measured", "metric_of", "models_of",
+    "needed_overall", "needed_rows", "overall_of", "row_errors", "too_few",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
-Metric = Literal["accuracy", "auroc", "balanced accuracy", "brier score"]
+Metric = Literal[
+    "accuracy", "auroc", "auprc", "balanced accuracy", "brier score", "log loss", "mae", "mse"
+]
 JOINED: Final = "joined"
 ALONE: Final = "alone"
 GUESS: Final = "majority"  # class shares, whose likeliest class is the majority class
 LOGISTIC: Final = "logistic regression"
 BOOSTING: Final = "gradient boosting"
+POOLED: Final = "pooled"  # the same method at one site with the rows of all: an upper bound
 MODELS = (JOINED, ALONE, GUESS, LOGISTIC, BOOSTING)
-OF_CLASSES = ("auroc", "balanced accuracy")  # metrics that need rows of every class
+MEAN: Final = "mean"  # regression: the mean of the training labels, in place of the majority class
+RIDGE: Final = "ridge regression"  # in place of logistic regression
+ERRORS: Final = ("mae", "mse")  # metrics of regression
+OF_CLASSES = ("auroc", "auprc", "balanced accuracy")  # metrics that need rows of every class
+OF_TWO = ("auroc", "auprc")  # metrics of two classes
+LOSSES = ("brier score", "log loss", *ERRORS)  # the smaller the better
+ROUNDING: Final = 1e-5  # of the label's deviation: networks compute with about six digits
 FEWEST: Final = 10  # test rows of a site, or of a class that the metric needs
 SEEDS: Final = "more seeds or splits, not rows"
 UNITS: Final = {
     "rows": "intervals of test rows; another seed is not considered",
     "rows and seeds": "all seeds have the same test rows: intervals of rows and seeds together",
     "splits": "each seed redraws the split: intervals with the correction of Nadeau and Bengio",
+    "groups": "rows of a group depend on each other: intervals of groups; another seed is not "
+    "considered",
+    "groups and seeds": "all seeds have the same test rows: intervals of groups and seeds together",
 }
 
 
@@ -63,12 +77,21 @@ class Outcome:
     """What several models say of the test rows of one site."""
 
     rows: Array  # (rows,) numbers of rows in the data set; equal numbers are one unit
-    y: Array  # (rows,) true classes
-    outputs: Mapping[str, Array]  # of each model (rows, classes): logits or log-probabilities
+    y: Array  # (rows,) true classes; in regression numbers
+    # of each model (rows, classes): logits or log-probabilities; in regression (rows, 1): numbers
+    outputs: Mapping[str, Array]
     train_rows: int
     skipped: Mapping[str, str] = field(default_factory=dict)  # models that were not trained, why
     valid_y: Array | None = None  # true classes of validation rows
     valid: Mapping[str, Array] = field(default_factory=dict)  # outputs there, for thresholds
+    variants: Mapping[str, Array] = field(default_factory=dict)  # outputs of a method's models
+    deviation: float = 1.0  # regression: of the training labels, in the unit of the label
+    groups: Array | None = None  # (rows,) numbers of groups, such as patients, of all sites
+
+    @property
+    def units(self) -> Array:
+        """What is independent: groups, else rows; equal numbers are one unit."""
+        return self.rows if self.groups is None else self.groups
 
 
 @dataclass(frozen=True)
@@ -97,20 +120,61 @@ class SiteOutcomes:
 
     def score(self, model: str) -> float | None:
         """The metric of a model, the mean over seeds."""
-        if any(model not in one.outputs for one in self.seeds):
-            return None
-        values = [contributions(self.metric, o.y, o.outputs[model]).mean() for o in self.seeds]
+        return self._mean([one.outputs.get(model) for one in self.seeds])
+
+    def variant_scores(self) -> dict[str, float | None]:
+        """The metric of each of the method's models, the mean over seeds."""
+        names = self.first.variants
+        return {name: self._mean([one.variants.get(name) for one in self.seeds]) for name in names}
+
+    def _mean(self, outputs: Sequence[Array | None]) -> float | None:
+        """The metric of outputs, one for each seed; None where a seed has none."""
+        values = []
+        for one, logits in zip(self.seeds, outputs, strict=True):
+            if logits is None:
+                return None
+            values.append(contributions(self.metric, one.y, logits).mean())
         mean = float(np.mean(values))
-        return -mean if self.metric == "brier score" else mean
+        return -mean if self.metric in LOSSES else mean
+
+    @property
+    def scale(self) -> float:
+        """What a margin of 1 is in the unit of the metric: a deviation or variance of the label."""
+        if self.metric not in ERRORS:
+            return 1.0
+        power = 2 if self.metric == "mse" else 1
+        return float(np.mean([one.deviation**power for one in self.seeds]))
 
     @property
     def identical(self) -> bool:
-        """Whether the joined model and the one alone have the same outputs, bit for bit."""
-        return all(np.array_equal(o.outputs[JOINED], o.outputs[ALONE]) for o in self.seeds)
+        """Whether the joined model and the one alone have the same outputs, bit for bit.
+
+        In regression numbers are the same that differ by less than rounding.
+        """
+        return all(_same_outputs(one, self.metric) for one in self.seeds)
+
+
+def _same_outputs(one: Outcome, metric: Metric) -> bool:
+    joined, alone = one.outputs[JOINED], one.outputs[ALONE]
+    if metric not in ERRORS:
+        return np.array_equal(joined, alone)
+    return bool((np.abs(joined - alone) <= ROUNDING * one.deviation).all())
 
 
 def contributions(metric: Metric, y: Array, outputs: Array) -> Array:
     """Numbers of rows whose mean is the metric; a larger one is better."""
+    if metric in ERRORS:
+        return -row_errors(metric, y, outputs)
+    return _of_classes(metric, y, outputs)
+
+
+def row_errors(metric: Metric, y: Array, outputs: Array) -> Array:
+    """The squared or absolute error of each row in regression."""
+    residuals = outputs[:, 0] - y
+    return np.asarray(residuals**2 if metric == "mse" else np.abs(residuals))
+
+
+def _of_classes(metric: Metric, y: Array, outputs: Array) -> Array:
     right = np.asarray(outputs.argmax(1) == y, float)
     if metric == "accuracy":
         return right
@@ -119,7 +183,21 @@ def contributions(metric: Metric, y: Array, outputs: Array) -> Array:
     probabilities = quality.softmax(outputs)
     if metric == "brier score":
         return -quality.brier_losses(y, probabilities)
+    if metric == "log loss":
+        return -quality.log_losses(y, probabilities)
+    if metric == "auprc":
+        return quality.auprc_contributions(y == 1, probabilities[:, 1])
     return quality.auroc_contributions(y == 1, probabilities[:, 1])
+
+
+def metric_of(chosen: Metric, regression: bool) -> Metric:
+    """What models are compared by: in regression mae, unless the config names another error."""
+    return "mae" if regression and chosen == "accuracy" else chosen
+
+
+def models_of(metric: Metric) -> tuple[str, str, str, str, str]:
+    """The models that are compared: joined, alone, guessing, a linear one, boosting."""
+    return (JOINED, ALONE, MEAN, RIDGE, BOOSTING) if metric in ERRORS else MODELS
 
 
 def answer(
@@ -131,7 +209,8 @@ def answer(
     """The answer of a run, as plain values: comparisons and verdicts per site and overall.
 
     `sites` has for each site its outcomes, one for each seed. `sharing` is the number of sites
-    whose intervals have the level together; 0: those whose numbers are released.
+    whose intervals have the level together; 0: those whose numbers are released. The margin of a
+    regression is a share of the deviation (mse: variance) of the training labels at the site.
     """
     every = {id: SiteOutcomes(tuple(seeds), metric) for id, seeds in sites.items()}
     withheld = {id: reason for id, site in every.items() if (reason := too_few(site))}
@@ -139,7 +218,8 @@ def answer(
     level = shared_level(sharing or len(released))
     entries = {id: _entry(site, margin, level) for id, site in released.items()}
     first = next(iter(every.values()))
-    unit = "rows" if len(first.seeds) == 1 else "rows and seeds" if _same(every) else "splits"
+    unit = _unit(every, len(first.seeds))
+    variants = {id: site.variant_scores() for id, site in released.items() if site.first.variants}
     return {
         "metric": metric,
         "margin": margin,
@@ -147,23 +227,30 @@ def answer(
         "unit": unit,
         "sites": entries,
         "withheld": withheld,
-        "overall": _overall(released, entries, margin),
+        "overall": _overall(released, entries, margin, metric),
         "notes": _notes(every, unit, level),
+        **({"variants": variants} if variants else {}),
     }
 
 
-def _same(sites: Mapping[str, SiteOutcomes]) -> bool:
-    return all(site.same_rows for site in sites.values())
+def _unit(sites: Mapping[str, SiteOutcomes], seeds: int) -> str:
+    """What intervals count: rows or groups, with seeds where all have the same, or splits."""
+    if seeds > 1 and not all(site.same_rows for site in sites.values()):
+        return "splits"
+    grouped = any(site.first.groups is not None for site in sites.values())
+    return ("groups" if grouped else "rows") + (" and seeds" if seeds > 1 else "")
 
 
 def too_few(site: SiteOutcomes) -> str:
     """Why nothing of a site is released; empty where there are enough test rows."""
     for outcome in site.seeds:
-        if len(np.unique(outcome.rows)) < FEWEST:
+        if len(np.unique(outcome.units)) < FEWEST:
             return "too few test rows"
-        kinds = (0, 1) if site.metric == "auroc" else np.unique(outcome.y)
-        counts = [len(np.unique(outcome.rows[outcome.y == kind])) for kind in kinds]
-        if site.metric in OF_CLASSES and min(counts) < FEWEST:
+        if site.metric not in OF_CLASSES:
+            continue
+        kinds = (0, 1) if site.metric in OF_TWO else np.unique(outcome.y)
+        counts = [len(np.unique(outcome.units[outcome.y == kind])) for kind in kinds]
+        if min(counts) < FEWEST:
             return "too few test rows of a class"
     return ""
 
@@ -171,19 +258,19 @@ def too_few(site: SiteOutcomes) -> str:
 def compare(site: SiteOutcomes, model: str, other: str, level: float) -> Comparison:
     """The gain of one model over another at a site, over rows, or over rows and seeds."""
     if model == JOINED and other == ALONE and site.identical:
-        rows = len(np.unique(site.first.rows))
-        return Comparison(0.0, 0.0, 0.0, 0.0, 1.0, rows)
+        units = len(np.unique(site.first.units))
+        return Comparison(0.0, 0.0, 0.0, 0.0, 1.0, units)
     if len(site.seeds) == 1:
         return _compare_rows(site, model, other, level)
     gains = site.gains(model, other)
     if site.same_rows:
-        values = [_by_unit(one, site.first.rows) for one in gains]
+        values = [by_unit(one, site.first.units) for one in gains]
         result = compare_over_seeds(np.stack(values), level)
     else:
         means = [float(one.mean()) for one in gains]
         result = compare_over_splits(means, site.first.train_rows, len(site.first.rows), level)
     if site.metric == "accuracy":
-        result = with_least_width(result, len(np.unique(site.first.rows)), level)
+        result = with_least_width(result, len(np.unique(site.first.units)), level)
     return result
 
 
@@ -191,7 +278,7 @@ def _compare_rows(site: SiteOutcomes, model: str, other: str, level: float) -> C
     """One seed: the comparison that the metric has of its own."""
     one = site.first
     first, second = one.outputs[model], one.outputs[other]
-    groups = one.rows if len(np.unique(one.rows)) < len(one.rows) else None
+    groups = one.units if len(np.unique(one.units)) < len(one.rows) else None
     if site.metric == "accuracy":
         right = [outputs.argmax(1) == one.y for outputs in (first, second)]
         return compare_accuracy(right[0], right[1], groups, level)
@@ -202,7 +289,7 @@ def _compare_rows(site: SiteOutcomes, model: str, other: str, level: float) -> C
     return compare_losses(-gains, np.zeros(len(gains)), groups, level)
 
 
-def _by_unit(values: Array, rows: Array) -> Array:
+def by_unit(values: Array, rows: Array) -> Array:
     """Values whose mean over units is the mean over rows; a row that is tested twice is a unit."""
     units, places = np.unique(rows, return_inverse=True)
     return np.bincount(places, values, len(units)) * len(units) / len(rows)
@@ -210,7 +297,10 @@ def _by_unit(values: Array, rows: Array) -> Array:
 
 def _entry(site: SiteOutcomes, margin: float, level: float) -> dict[str, Any]:
     """What is said of one site."""
-    entry = entry_of(measured(site, margin, level), margin)
+    margin *= site.scale
+    entry = entry_of(measured(site, margin, level), margin, site.metric)
+    if POOLED in site.first.outputs:
+        entry["scores"][POOLED] = site.score(POOLED)
     return entry | {"quality": {model: _quality(site, model) for model in (JOINED, ALONE)}}
 
 
@@ -225,7 +315,7 @@ class Numbers:
     unadjusted: tuple[float, float]  # its interval at the level of one site
     joined: Comparison  # over guessing
     alone: Comparison  # over guessing
-    logistic: Comparison | None  # of joining over logistic regression
+    logistic: Comparison | None  # of joining over logistic or ridge regression
     needed: int | None  # test rows that detect the margin; None: more seeds
     identical: bool  # whether both models have the same outputs
 
@@ -234,29 +324,33 @@ def measured(site: SiteOutcomes, margin: float, level: float) -> Numbers:
     """The numbers of a site, from its outcomes."""
     gain = compare(site, JOINED, ALONE, level)
     plain = compare(site, JOINED, ALONE, LEVEL)
+    models = models_of(site.metric)
+    guess, linear = models[2:4]
     logistic = None
-    if all(LOGISTIC in one.outputs for one in site.seeds):
-        logistic = compare(site, JOINED, LOGISTIC, level)
-    counts = [np.bincount(one.y)[np.unique(one.y)].min() for one in site.seeds]
+    if all(linear in one.outputs for one in site.seeds):
+        logistic = compare(site, JOINED, linear, level)
+    smallest = None
+    if site.metric not in ERRORS:
+        smallest = min(int(np.bincount(one.y)[np.unique(one.y)].min()) for one in site.seeds)
     return Numbers(
         len(site.first.rows),
-        int(min(counts)),
-        {model: site.score(model) for model in MODELS},
+        smallest,
+        {model: site.score(model) for model in models},
         gain,
         (plain.low, plain.high),
-        compare(site, JOINED, GUESS, level),
-        compare(site, ALONE, GUESS, level),
+        compare(site, JOINED, guess, level),
+        compare(site, ALONE, guess, level),
         logistic,
         needed_rows(site, gain, margin, level),
         site.identical,
     )
 
 
-def entry_of(numbers: Numbers, margin: float) -> dict[str, Any]:
-    """What is said of a site with these numbers, with its verdict."""
+def entry_of(numbers: Numbers, margin: float, metric: Metric) -> dict[str, Any]:
+    """What is said of a site with these numbers, with its verdict; the margin in their unit."""
     comparisons = (numbers.gain, numbers.joined, numbers.alone)
     words = _in_words(numbers.needed, numbers.test_rows)
-    verdict = _judged(numbers.identical, comparisons, margin, words)
+    verdict = _judged(numbers.identical, comparisons, (margin, metric), words)
     low, high = numbers.unadjusted
     return {
         "test_rows": numbers.test_rows,
@@ -269,13 +363,16 @@ def entry_of(numbers: Numbers, margin: float) -> dict[str, Any]:
         "joined_over_logistic": None if numbers.logistic is None else as_json(numbers.logistic),
         "verdict": asdict(verdict),
         "rows_needed": numbers.needed if verdict.kind == "cannot tell" else None,
-        "remarks": _remarks(numbers.logistic),
+        "remarks": _remarks(numbers.logistic, models_of(metric)[3]),
+        **({"margin": margin} if metric in ERRORS else {}),
     }
 
 
 def _quality(site: SiteOutcomes, model: str) -> dict[str, Any]:
     """The qualities of a model with the first seed."""
     one = site.first
+    if site.metric in ERRORS:
+        return quality.describe_numbers(one.y, one.outputs[model][:, 0])
     probabilities = quality.softmax(one.outputs[model])
     described = quality.describe(one.y, probabilities)
     if model in one.valid and one.valid_y is not None:
@@ -285,25 +382,25 @@ def _quality(site: SiteOutcomes, model: str) -> dict[str, Any]:
     return described
 
 
-def _remarks(logistic: Comparison | None) -> list[str]:
-    if logistic is None or logistic.low > 0:
+def _remarks(linear: Comparison | None, name: str) -> list[str]:
+    if linear is None or linear.low > 0:
         return []
-    if logistic.high < 0:
-        return ["logistic regression at the site beats the joined model"]
-    return ["the joined model does not beat logistic regression at the site"]
+    if linear.high < 0:
+        return [f"{name} at the site beats the joined model"]
+    return [f"the joined model is not shown to beat {name} at the site"]
 
 
 def _judged(
     identical: bool,
     comparisons: tuple[Comparison, Comparison, Comparison],
-    margin: float,
+    margin: tuple[float, Metric],
     needed: str,
 ) -> Verdict:
     """The verdict of the gain, and of each model's gain over guessing."""
     if identical:
         return Verdict("no difference", "no difference: both models give the same outputs")
     gain, joined, alone = comparisons
-    return judge(gain, joined, alone, margin, needed)
+    return judge(gain, joined, alone, margin[0], needed, in_unit(*margin))
 
 
 def needed_rows(site: SiteOutcomes, gain: Comparison, margin: float, level: float) -> int | None:
@@ -311,12 +408,28 @@ def needed_rows(site: SiteOutcomes, gain: Comparison, margin: float, level: floa
     gains = site.gains(JOINED, ALONE)
     rows = len(site.first.rows)
     variance = float(np.mean([one.var() for one in gains]))  # of one row
-    if len(gains) > 1 and _seeds_dominate(gain.error, variance / rows, site.same_rows, len(gains)):
+    effect = _design_effect(site, gains)
+    sampling = effect * variance / rows
+    if len(gains) > 1 and _seeds_dominate(gain.error, sampling, site.same_rows, len(gains)):
         return None
     if site.metric == "accuracy":
         discordant = float(np.mean([np.mean(one != 0) for one in gains]))
-        return rows_needed(discordant, margin, level)
-    return rows_for_error(math.sqrt(variance), margin, level)
+        return math.ceil(effect * rows_needed(discordant, margin, level))
+    return rows_for_error(math.sqrt(effect * variance), margin, level)
+
+
+def _design_effect(site: SiteOutcomes, gains: Sequence[Array]) -> float:
+    """How many times as many rows are needed because rows of a group resemble each other.
+
+    The variance of the mean by groups over that by rows; 1 without groups, and never less.
+    """
+    effects = [1.0]
+    for one, values in zip(site.seeds, gains, strict=True):
+        by_row = float(values.var(ddof=1)) / len(values)
+        if one.groups is not None and by_row > 0:
+            zeros = np.zeros(len(values))
+            effects.append(compare_losses(-values, zeros, one.groups).error ** 2 / by_row)
+    return max(1.0, float(np.mean(effects[1:] or effects)))
 
 
 def _seeds_dominate(error: float, sampling: float, same_rows: bool, seeds: int) -> bool:
@@ -350,27 +463,34 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _overall(
-    sites: Mapping[str, SiteOutcomes], entries: Mapping[str, dict[str, Any]], margin: float
+    sites: Mapping[str, SiteOutcomes],
+    entries: Mapping[str, dict[str, Any]],
+    margin: float,
+    metric: Metric,
 ) -> dict[str, Any]:
     """The unweighted mean over the sites that are released."""
     several = list(sites.values())
     if not several:
-        return overall_of((), entries, margin)
-    pairs = ((JOINED, ALONE), (JOINED, GUESS), (ALONE, GUESS))
+        return overall_of((), entries, (margin, metric))
+    margin *= float(np.mean([site.scale for site in several]))
+    guess = models_of(several[0].metric)[2]
+    pairs = ((JOINED, ALONE), (JOINED, guess), (ALONE, guess))
     comparisons = [mean_gain(several, *pair) for pair in pairs]
     numbers = []
     for site in several:
         gain = compare(site, JOINED, ALONE, LEVEL)
         numbers.append(needed_rows(site, gain, margin, LEVEL))
-    rows = len(np.unique(np.concatenate([site.first.rows for site in several])))
+    tested = [site.first.rows for site in several]
+    rows = len(np.unique(np.concatenate(tested)))
     identical = all(site.identical for site in several)
-    return overall_of(comparisons, entries, margin, needed_overall(numbers, rows), identical)
+    needed = needed_overall(numbers, rows)
+    return overall_of(comparisons, entries, (margin, metric), needed, identical)
 
 
 def overall_of(
     comparisons: Sequence[Comparison],
     entries: Mapping[str, dict[str, Any]],
-    margin: float,
+    margin: tuple[float, Metric],  # in the unit of the metric
     needed: str = "",
     identical: bool = False,
 ) -> dict[str, Any]:
@@ -392,6 +512,7 @@ def overall_of(
         "joined_over_guessing": as_json(joined),
         "alone_over_guessing": as_json(alone),
         "verdict": asdict(verdict),
+        **({"margin": margin[0]} if margin[1] in ERRORS else {}),
         **counts,
     }
 
@@ -415,7 +536,7 @@ def mean_gain(sites: Sequence[SiteOutcomes], model: str, other: str) -> Comparis
         return compare(first, model, other, LEVEL)
     if seeds > 1 and not all(site.same_rows for site in sites):
         return _mean_over_splits(sites, model, other)
-    rows = [site.first.rows for site in sites]
+    rows = [site.first.units for site in sites]
     units = np.unique(np.concatenate(rows))
     disjoint = len(units) == sum(len(np.unique(one)) for one in rows)
     if disjoint and seeds == 1:
@@ -434,7 +555,7 @@ def _values_of_units(sites: Sequence[SiteOutcomes], model: str, other: str, unit
     means = []
     for site in sites:
         gains = np.stack(site.gains(model, other))
-        places = np.searchsorted(units, site.first.rows)
+        places = np.searchsorted(units, site.first.units)
         share = len(units) / (len(sites) * gains.shape[1])
         means.append(gains.mean())
         for seed, one in enumerate(gains):
@@ -463,9 +584,10 @@ def _notes(sites: Mapping[str, SiteOutcomes], unit: str, level: float) -> list[s
     result = [UNITS[unit]]
     if len(sites) > 1:
         result.append(level_note(level))
-        rows = [np.unique(site.first.rows) for site in sites.values()]
-        if len(np.unique(np.concatenate(rows))) < sum(map(len, rows)):
-            result.append("sites share test rows: overall, the row is the unit")
+        units = [np.unique(site.first.units) for site in sites.values()]
+        if len(np.unique(np.concatenate(units))) < sum(map(len, units)):
+            what = "rows" if all(one.first.groups is None for one in sites.values()) else "groups"
+            result.append(f"sites share test {what}: overall, the {what[:-1]} is the unit")
     skipped: dict[str, str] = {}
     for site in sites.values():
         skipped |= site.first.skipped

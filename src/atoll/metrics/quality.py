@@ -2,6 +2,7 @@
 
 `y` are true classes, `probabilities` (rows, classes). Numbers of two classes take the second class
 as the positive one. A number that the rows do not define, such as the AUROC of one class, is NaN.
+In regression `y` and `predicted` are numbers.
 """
 
 import math
@@ -16,6 +17,7 @@ __all__ = [
     "OfClass",
     "at_threshold",
     "auprc",
+    "auprc_contributions",
     "auroc",
     "auroc_contributions",
     "balanced_accuracy",
@@ -25,8 +27,13 @@ __all__ = [
     "by_class",
     "confusion",
     "describe",
+    "describe_numbers",
     "expected_calibration_error",
     "log_loss",
+    "log_losses",
+    "mean_absolute_error",
+    "mean_squared_error",
+    "r2",
     "reliability",
     "sensitivity",
     "softmax",
@@ -92,6 +99,37 @@ def auprc(positive: Array, scores: Array) -> float:
     return float((gained * hits / predicted).sum() / positive.sum())
 
 
+def auprc_contributions(positive: Array, scores: Array) -> Array:
+    """Numbers of rows whose mean is the average precision: it, plus jackknife influences.
+
+    Without a row, the precision at a positive row of no higher score loses that row from its
+    counts. Sums over positive rows are running sums by falling score.
+    """
+    positive, scores = np.asarray(positive, bool), np.asarray(scores, float)
+    rows, total = len(scores), int(positive.sum())
+    order = np.argsort(-scores, kind="stable")
+    sorted_scores, hit = scores[order], positive[order].astype(float)
+    last = np.searchsorted(-sorted_scores, -sorted_scores, side="right")  # rows above, ties too
+    first = np.searchsorted(-sorted_scores, -sorted_scores, side="left")
+    hits, others = np.cumsum(hit)[last - 1], np.maximum(last - 1, 1)
+    above = _sum_before(hit * hits / last)[first]
+    below = {
+        one: (hit * (hits - one) / others).sum() - _sum_before(hit * (hits - one) / others)[first]
+        for one in (0, 1)
+    }
+    own = hit * (hits - 1) / others  # the term of the row itself goes with it
+    without = np.where(hit > 0, (above + below[1] - own) / max(total - 1, 1),
+                       (above + below[0]) / total)  # fmt: skip
+    values = np.empty(rows)
+    values[order] = auprc(positive, scores) + (rows - 1) * (without.mean() - without)
+    return values
+
+
+def _sum_before(values: Array) -> Array:
+    """For each place the sum of the values before it."""
+    return np.concatenate([[0.0], np.cumsum(values)])
+
+
 def by_class(y: Array, predicted: Array, classes: int) -> list[OfClass]:
     """Recall, precision and support of each class."""
     matrix = confusion(y, predicted, classes)
@@ -142,12 +180,17 @@ def brier_score(y: Array, probabilities: Array) -> float:
     return float(brier_losses(y, probabilities).mean())
 
 
-def log_loss(y: Array, probabilities: Array) -> float:
-    """The mean negative logarithm of the true class's probability, at least the float epsilon."""
+def log_losses(y: Array, probabilities: Array) -> Array:
+    """Negative logarithms of the true class's probability, at least the float epsilon."""
     epsilon = np.finfo(float).eps
     chosen = np.clip(probabilities, epsilon, 1 - epsilon)
     chosen = chosen / chosen.sum(1, keepdims=True)
-    return float(-np.log(chosen[np.arange(len(y)), y]).mean())
+    return np.asarray(-np.log(chosen[np.arange(len(y)), y]))
+
+
+def log_loss(y: Array, probabilities: Array) -> float:
+    """The mean of the log losses of rows."""
+    return float(log_losses(y, probabilities).mean())
 
 
 def reliability(outcome: Array, probabilities: Array, bins: int = BINS) -> list[Bin]:
@@ -223,4 +266,30 @@ def describe(y: Array, probabilities: Array) -> dict[str, Any]:
         "reliability": [list(one) for one in reliability(predicted == y, probabilities.max(1))],
         "classes": [one._asdict() for one in by_class(y, predicted, classes)],
         "confusion": confusion(y, predicted, classes).tolist(),
+    }
+
+
+def mean_squared_error(y: Array, predicted: Array) -> float:
+    """The mean of the squared differences."""
+    return float(np.mean((predicted - y) ** 2))
+
+
+def mean_absolute_error(y: Array, predicted: Array) -> float:
+    """The mean of the absolute differences."""
+    return float(np.mean(np.abs(predicted - y)))
+
+
+def r2(y: Array, predicted: Array) -> float:
+    """The share of the variance of labels that is explained; NaN where all labels are equal."""
+    total = float(((y - y.mean()) ** 2).sum())
+    return 1 - float(((predicted - y) ** 2).sum()) / total if total > 0 else math.nan
+
+
+def describe_numbers(y: Array, predicted: Array) -> dict[str, Any]:
+    """The quality of predicted numbers as plain values, for a site's own report."""
+    explained = r2(y, predicted)
+    return {
+        "mse": mean_squared_error(y, predicted),
+        "mae": mean_absolute_error(y, predicted),
+        "r2": None if math.isnan(explained) else explained,
     }

@@ -11,13 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, cast
 
+import numpy as np
+
 from atoll.metrics.answer import (
     ALONE,
     FEWEST,
-    GUESS,
     JOINED,
-    LOGISTIC,
-    MODELS,
     UNITS,
     Metric,
     Numbers,
@@ -28,6 +27,7 @@ from atoll.metrics.answer import (
     entry_of,
     level_note,
     measured,
+    models_of,
     needed_overall,
     needed_rows,
     overall_of,
@@ -39,12 +39,7 @@ from atoll.metrics.verdicts import shared_level
 __all__ = ["Release", "assemble", "fault", "release", "rounded"]
 
 TENS: Final = 10
-PAIRS: Final = {
-    "gain": (JOINED, ALONE),
-    "joined": (JOINED, GUESS),
-    "alone": (ALONE, GUESS),
-    "logistic": (JOINED, LOGISTIC),
-}
+PAIRS: Final = ("gain", "joined", "alone", "logistic")
 NEEDED: Final = ("gain", "joined", "alone")  # pairs that every release has
 FIELDS: Final = ("gain", "error", "low", "high", "p", "plain_low", "plain_high")
 Reason = Literal["", "too few test rows", "too few test rows of a class"]
@@ -63,11 +58,20 @@ class Release:
     needed: int = 0  # test rows that detect the margin at the shared level, with two digits
     needed_plain: int = 0  # likewise, at the level of one site
     identical: bool = False  # whether both models have the same outputs
+    groups: int = 0  # that test rows belong to, rounded down to tens; 0: rows are independent
+    scale: float = 1.0  # regression: deviation (mse: variance) of the training labels, two digits
 
 
 def rounded(count: int) -> int:
     """A row count rounded down to tens."""
     return count // TENS * TENS
+
+
+def pairs_of(metric: Metric) -> dict[str, tuple[str, str]]:
+    """The models of each pair."""
+    guess, linear = models_of(metric)[2:4]
+    both = ((JOINED, ALONE), (JOINED, guess), (ALONE, guess), (JOINED, linear))
+    return dict(zip(PAIRS, both, strict=True))
 
 
 def release(outcome: Outcome, metric: Metric, margin: float, sites: int) -> Release:
@@ -76,10 +80,11 @@ def release(outcome: Outcome, metric: Metric, margin: float, sites: int) -> Rele
     reason = too_few(site)
     if reason:
         return Release(cast(Reason, reason))
-    level = shared_level(sites)
+    level, scale = shared_level(sites), float(f"{site.scale:.1e}")
+    margin *= scale
     numbers = measured(site, margin, level)
     comparisons = {}
-    for name, pair in PAIRS.items():
+    for name, pair in pairs_of(metric).items():
         if pair[1] in outcome.outputs:
             shared, plain = compare(site, *pair, level), compare(site, *pair, LEVEL)
             comparisons[name] = _written(shared, plain)
@@ -93,6 +98,8 @@ def release(outcome: Outcome, metric: Metric, margin: float, sites: int) -> Rele
         about(numbers.needed or 0),
         about(needed_plain or 0),
         numbers.identical,
+        0 if outcome.groups is None else rounded(len(np.unique(outcome.groups))),
+        scale,
     )
 
 
@@ -109,9 +116,14 @@ def fault(one: Release) -> str:
     checks = {
         "row counts that are not tens": one.test_rows < FEWEST
         or any(count < 0 or count % TENS for count in counts),
+        "a number of groups that is not tens": one.groups % TENS != 0
+        or not 0 <= one.groups <= one.test_rows,
         "negative numbers of rows": min(one.needed, one.needed_plain) < 0,
-        "scores of unknown models": not one.scores.keys() <= set(MODELS),
-        "other comparisons than agreed": not set(NEEDED) <= one.comparisons.keys() <= PAIRS.keys(),
+        "scores of unknown models": not any(
+            one.scores.keys() <= set(models_of(metric)) for metric in ("accuracy", "mae")
+        ),
+        "other comparisons than agreed": not set(NEEDED) <= one.comparisons.keys() <= set(PAIRS),
+        "a scale that cannot be": not (math.isfinite(one.scale) and one.scale > 0),
         "a comparison that cannot be": not all(map(_plausible, one.comparisons.values())),
     }
     return next((words for words, wrong in checks.items() if wrong), "")
@@ -138,27 +150,31 @@ def assemble(
     """
     reasons = dict(withheld) | {id: one.reason for id, one in releases.items() if one.reason}
     released = {id: one for id, one in releases.items() if not one.reason}
-    entries = {id: entry_of(_numbers(one, metric), margin) for id, one in released.items()}
+    entries = {
+        id: entry_of(_numbers(one, metric), margin * one.scale, metric)
+        for id, one in released.items()
+    }
     count = len(releases) + len(withheld)
-    notes = [UNITS["rows"], "sites computed their numbers; row counts are rounded down to tens"]
+    unit = "groups" if any(one.groups for one in released.values()) else "rows"
+    notes = [UNITS[unit], "sites computed their numbers; row counts are rounded down to tens"]
     notes += [level_note(shared_level(count))] if count > 1 else []
     notes += ["sites share test rows: overall, their errors are added"] if shared_rows else []
     return {
         "metric": metric,
         "margin": margin,
         "level": LEVEL,
-        "unit": "rows",
+        "unit": unit,
         "sites": entries,
         "withheld": {id: reasons[id] for id in sorted(reasons)},
         "overall": _overall(list(released.values()), entries, metric, margin, shared_rows),
-        "notes": notes + [f"no {name}" for name in _missing(released.values())],
+        "notes": notes + [f"no {name}" for name in _missing(released.values(), metric)],
     }
 
 
-def _missing(releases: Iterable[Release]) -> list[str]:
+def _missing(releases: Iterable[Release], metric: Metric) -> list[str]:
     """The models that a site has no score of."""
     every = list(releases)
-    return [model for model in MODELS if any(model not in one.scores for one in every)]
+    return [model for model in models_of(metric) if any(model not in one.scores for one in every)]
 
 
 def _numbers(one: Release, metric: Metric) -> Numbers:
@@ -168,7 +184,7 @@ def _numbers(one: Release, metric: Metric) -> Numbers:
     return Numbers(
         test_rows=one.test_rows,
         smallest_class=one.smallest_class or None,
-        scores={model: one.scores.get(model) for model in MODELS},
+        scores={model: one.scores.get(model) for model in models_of(metric)},
         gain=shared["gain"],
         unadjusted=(gain["plain_low"], gain["plain_high"]),
         joined=shared["joined"],
@@ -182,8 +198,9 @@ def _numbers(one: Release, metric: Metric) -> Numbers:
 def _comparison(one: Release, name: str, metric: Metric) -> Comparison:
     """A comparison at the level that sites share; the degrees of freedom from rounded counts."""
     gain, error, low, high, p = (one.comparisons[name][key] for key in FIELDS[:5])
-    freedom = one.smallest_class - 1 if metric == "auroc" else math.inf
-    return Comparison(gain, error, low, high, p, one.test_rows, freedom)
+    units = one.groups or one.test_rows
+    freedom = min(one.smallest_class, units) - 1 if metric == "auroc" else math.inf
+    return Comparison(gain, error, low, high, p, units, freedom)
 
 
 def _plain(one: Release, name: str, metric: Metric) -> Comparison:
@@ -201,7 +218,8 @@ def _overall(
 ) -> dict[str, Any]:
     """The unweighted mean over the sites that are released."""
     if not releases:
-        return overall_of((), entries, margin)
+        return overall_of((), entries, (margin, metric))
+    margin *= sum(one.scale for one in releases) / len(releases)
     means = []
     identical = all(one.identical for one in releases)
     for name in NEEDED:
@@ -213,4 +231,4 @@ def _overall(
     counts = [one.test_rows for one in releases]
     rows = max(counts) if shared_rows else sum(counts)
     needed = needed_overall([one.needed_plain for one in releases], rows)
-    return overall_of(means, entries, margin, needed, identical)
+    return overall_of(means, entries, (margin, metric), needed, identical)

@@ -7,7 +7,7 @@ client the same, whatever its number of rows.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from atoll.core.record import Event, Message, Score
 
 __all__ = [
     "DEFINITIONS",
+    "REGRESSION",
     "ClientSpread",
     "Primary",
     "Spread",
@@ -84,9 +85,24 @@ DEFINITIONS: Mapping[str, str] = MappingProxyType(
 )
 
 
+REGRESSION: Mapping[str, str] = MappingProxyType(
+    {
+        "accuracy": "in regression every metric of accuracy is one of R2: 1 minus the mean squared "
+        "error divided by the variance of the test labels; undefined where they are all equal",
+        "r2": "R2 after the last stage, the mean over the tasks known then, then over clients",
+        "mse": "the mean squared error after the last stage, likewise, in the unit of the label "
+        "squared",
+        "mae": "the mean absolute error after the last stage, likewise, in the unit of the label",
+    }
+)
+
+
 @dataclass(frozen=True)
 class Primary:
-    """The primary result of a run: what each client scored on each task after each stage."""
+    """The primary result of a run: what each client scored on each task after each stage.
+
+    In regression the score is R2, and `errors` has the mean squared and absolute errors.
+    """
 
     clients: tuple[str, ...]
     tasks: tuple[int, ...]
@@ -94,6 +110,7 @@ class Primary:
     accuracy: Array  # (clients, tasks, stages), NaN where never tested
     macro_f1: Array  # (clients, tasks, stages), NaN where never tested
     known_at: tuple[int, ...] = ()  # for each task the stage that teaches it; empty: first tested
+    errors: Mapping[str, Array] = field(default_factory=dict)  # mse and mae, in regression
 
     @property
     def learned(self) -> Array:
@@ -149,12 +166,16 @@ def primary(
     stages = tuple(sorted({stage for _, _, stage in last}))
     accuracy = np.full((len(clients), len(tasks), len(stages)), np.nan)
     f1 = accuracy.copy()
+    regression = any(score.errors for score in last.values())
+    errors = {name: accuracy.copy() for name in ("mse", "mae") if regression}
     for (client, task, stage), score in last.items():
         if score.rows:  # nothing was measured on no rows
             cell = clients.index(client), tasks.index(task), stages.index(stage)
-            accuracy[cell], f1[cell] = score.accuracy, score.macro_f1
+            accuracy[cell], f1[cell] = score.accuracy, math.nan if regression else score.macro_f1
+            for name, cells in errors.items():
+                cells[cell] = score.errors[name]
     known = () if known_at is None else tuple(known_at[task] for task in tasks)
-    return Primary(clients, tasks, stages, accuracy, f1, known)
+    return Primary(clients, tasks, stages, accuracy, f1, known, errors)
 
 
 def _mean(values: Array, axis: int | None = None) -> Array:
@@ -332,7 +353,10 @@ def summary(
     known_at: Sequence[int] | None = None,
     chance: float | Sequence[float] = math.nan,
 ) -> dict[str, float]:
-    """Every metric of DEFINITIONS for one variant; traffic is that of the whole run."""
+    """Every metric of DEFINITIONS for one variant; traffic is that of the whole run.
+
+    In regression those of REGRESSION too.
+    """
     events = list(events)
     result = primary(events, variant, known_at)
     clients = spread_over_clients(result)
@@ -352,7 +376,16 @@ def summary(
         "bytes_up": float(sum(bytes_up(events).values())),
         "bytes_down": float(sum(bytes_down(events).values())),
         "messages": float(sum(messages(events).values())),
+        **_regression(result),
     }
+
+
+def _regression(result: Primary) -> dict[str, float]:
+    """R2 and the errors after the last stage; nothing where labels are classes."""
+    if not result.errors:
+        return {}
+    errors = {name: float(_mean(_finally(result, cells))) for name, cells in result.errors.items()}
+    return {"r2": final_accuracy(result), **errors}
 
 
 def spread(values: Iterable[float]) -> Spread:

@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 from atoll.metrics.statistics import LEVEL, Comparison
 
-__all__ = ["MARGIN", "Verdict", "in_words", "judge", "shared_level"]
+__all__ = ["MARGIN", "Verdict", "in_unit", "in_words", "judge", "shared_level"]
 
 MARGIN = 0.02  # a smaller gain is not worth the effort
+ERRORS = {"mae": "mean absolute error", "mse": "mean squared error"}  # metrics of regression
 Kind = Literal["helps", "hurts", "no difference", "cannot tell"]
 
 
@@ -29,23 +30,29 @@ def shared_level(sites: int, level: float = LEVEL) -> float:
     return 1 - (1 - level) / max(1, sites)
 
 
+def in_unit(margin: float, metric: str) -> str:
+    """A margin with its unit: percentage points, or that of the label in regression."""
+    return f"{margin:.3g} in {ERRORS[metric]}" if metric in ERRORS else f"{100 * margin:g} points"
+
+
 def judge(
     gain: Comparison,
     joined: Comparison,
     alone: Comparison,
     margin: float = MARGIN,
     needed: str = "more test rows",
+    points: str = "",
 ) -> Verdict:
     """Decide from the gain of joining, and from each model's gain over guessing.
 
     Guessing is the majority class, an AUROC of 0.5, or the mean. `needed` names what would decide
-    a case that is open: a number of test rows, or more seeds.
+    a case that is open: a number of test rows, or more seeds. `points` is the margin in words.
     """
-    points = f"{100 * margin:g} points"
+    points = points or in_unit(margin, "accuracy")
     if joined.low <= 0 and alone.low <= 0:
-        return Verdict("cannot tell", "cannot tell: neither model beats guessing")
+        return Verdict("cannot tell", "cannot tell: neither model is shown to beat guessing")
     if gain.low > 0 and joined.low <= 0:
-        return Verdict("cannot tell", "cannot tell: the joined model does not beat guessing")
+        return Verdict("cannot tell", "cannot tell: the joined model is not shown to beat guessing")
     if gain.low > 0:
         return Verdict("helps", f"helps, by less than {points}" if gain.high < margin else "helps")
     if gain.high < 0:
@@ -56,28 +63,35 @@ def judge(
 
 
 def in_words(answer: Mapping[str, Any]) -> list[str]:
-    """An answer as a sentence on all sites, a line on each, and one on logistic regression."""
-    sites, lines = answer["sites"], [_overall(answer["overall"], answer["level"])]
+    """An answer as a sentence on all sites, a line on each, and one on a simple linear model."""
+    metric = answer["metric"]
+    sites, lines = answer["sites"], [_overall(answer["overall"], answer["level"], metric)]
     for id, site in sites.items():
         verdict, rows = site["verdict"]["text"], f"{site['test_rows']:,} test rows"
-        lines.append(f"  {id}: {verdict}; {_points(site['gain'])}, {rows}")
+        if answer["unit"].startswith("groups"):
+            rows += f" of {site['gain']['units']:,} groups"
+        lines.append(f"  {id}: {verdict}; {_points(site['gain'], metric)}, {rows}")
     lines += [f"  {id}: {reason}" for id, reason in answer["withheld"].items()]
     logistic = [site["joined_over_logistic"] for site in sites.values()]
     beaten = sum(one is not None and one["low"] > 0 for one in logistic)
     known = sum(one is not None for one in logistic)
     if known:
-        sentence = "The joined model beats logistic regression of the site alone at"
+        linear = "ridge" if metric in ERRORS else "logistic"
+        sentence = f"The joined model is shown to beat {linear} regression of the site alone at"
         lines.append(f"{sentence} {beaten} of {known} site{'s' if known > 1 else ''}.")
     return lines
 
 
-def _points(gain: Mapping[str, float]) -> str:
-    """A gain and its interval, in percentage points."""
+def _points(gain: Mapping[str, float], metric: str) -> str:
+    """A gain and its interval, in percentage points or as what errors are lower by."""
+    if metric in ERRORS:
+        change, low, high = (0.0 - gain[name] for name in ("gain", "high", "low"))
+        return f"{ERRORS[metric]} {change:+.3g} ({low:.3g} to {high:.3g})"
     value, low, high = (100 * gain[name] + 0.0 for name in ("gain", "low", "high"))
     return f"{value:+.1f} points ({low:.1f} to {high:.1f})".replace("-0.0", "0.0")
 
 
-def _overall(overall: Mapping[str, Any], level: float) -> str:
+def _overall(overall: Mapping[str, Any], level: float, metric: str) -> str:
     """The sentence on all sites."""
     kind, text = overall["verdict"]["kind"], overall["verdict"]["text"]
     counts = [f"{word} at {overall[word]}" for word in ("helps", "hurts") if overall[word]]
@@ -91,5 +105,5 @@ def _overall(overall: Mapping[str, Any], level: float) -> str:
         sentence = f"Joining {text} overall, and no single site is certain"
     if overall["gain"] is None:
         return f"{sentence}."
-    mean = _points(overall["gain"]).replace("points (", f"points ({100 * level:g} % interval ")
+    mean = _points(overall["gain"], metric).replace(" (", f" ({100 * level:g} % interval ")
     return f"{sentence}; on average {mean}."

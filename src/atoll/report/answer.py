@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import UserError
+from atoll.metrics.answer import ERRORS
 from atoll.report.tables import Group
-from atoll.runs.result import ANSWER, read_answer
+from atoll.runs.result import ANSWER, read_answer, variant_means
 
 __all__ = [
     "KINDS",
@@ -21,6 +22,7 @@ __all__ = [
     "answer_of",
     "home_of",
     "parse_answer",
+    "primary_scores",
 ]
 
 FORMAT = 1
@@ -76,6 +78,8 @@ class Quality:
     model: str
     metrics: Mapping[str, float]  # NaN where undefined
     reliability: tuple[tuple[float, float, float], ...]  # predicted, observed, rows
+    classes: tuple[tuple[float, float, int], ...] = ()  # recall, precision and rows of each class
+    confusion: tuple[tuple[int, ...], ...] = ()  # rows by true and predicted class
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class Answer:
     """Whether joining helps, site by site and overall."""
 
     metric: str
-    margin: float
+    margin: float  # in the unit of the metric; in regression the mean over sites
     level: float
     unit: str  # rows, rows and seeds, or splits
     seeds: tuple[int, ...]
@@ -103,6 +107,21 @@ class Answer:
     withheld: Mapping[str, str]  # site -> reason
     overall: Overall
     notes: tuple[str, ...]
+    variants: Mapping[str, float] = field(default_factory=dict)  # mean score of each model
+    classes: tuple[str, ...] = ()  # their names, where known
+    margin_share: float = math.nan  # regression: the margin as a share of the label's deviation
+
+    @property
+    def regression(self) -> bool:
+        """Whether models predict numbers."""
+        return self.metric in ERRORS
+
+    @property
+    def references(self) -> tuple[str, str]:
+        """The simple predictors beside the models: guessing, and a linear one."""
+        if self.regression:
+            return "mean", "ridge regression"
+        return "majority", "logistic regression"
 
     @property
     def lower_is_better(self) -> bool:
@@ -136,6 +155,17 @@ def answer_of(group: Group) -> Answer | None:
     return None
 
 
+def primary_scores(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
+    """By metric other than accuracy the score of each model, by its title."""
+    scores: dict[str, dict[str, float]] = {}
+    for group in groups:
+        answer = answer_of(group)
+        if answer is not None and answer.variants:
+            titled = {group.title(name): score for name, score in answer.variants.items()}
+            scores.setdefault(answer.metric, {}).update(titled)
+    return scores
+
+
 def parse_answer(body: Mapping[str, Any], path: Path) -> Answer:
     """The answer in the content of a file; one that is malformed is a user error."""
     remedy = f"remove it and run atoll answer {path.parent}"
@@ -152,9 +182,10 @@ def parse_answer(body: Mapping[str, Any], path: Path) -> Answer:
 def _answer(body: Mapping[str, Any]) -> Answer:
     sites = [_site(name, one) for name, one in body["sites"].items()]
     sites.sort(key=lambda site: (-_finite(site.gain.gain), site.site))
+    overall = _overall(body["overall"])
     return Answer(
         metric=_text(body["metric"]),
-        margin=_number(body["margin"]),
+        margin=_number(body["overall"].get("margin", body["margin"])),
         level=_number(body["level"]),
         unit=_text(body["unit"]),
         seeds=tuple(_count(seed) for seed in body["seeds"]),
@@ -162,8 +193,11 @@ def _answer(body: Mapping[str, Any]) -> Answer:
         baseline=_text(body["baseline"]),
         sites=tuple(sites),
         withheld={name: _text(reason) for name, reason in body["withheld"].items()},
-        overall=_overall(body["overall"]),
+        overall=overall,
         notes=_texts(body["notes"]),
+        variants=variant_means(body),
+        classes=_texts(body.get("classes", [])),
+        margin_share=_number(body["margin"]) if body["metric"] in ERRORS else math.nan,
     )
 
 
@@ -197,7 +231,10 @@ def _quality(model: str, body: Mapping[str, Any]) -> Quality:
     plain = {k: _number(v) for k, v in body.items() if v is None or type(v) in (int, float)}
     bins = body.get("reliability") or []
     curve = tuple((_number(x), _number(y), _number(rows)) for x, y, rows in bins)
-    return Quality(model, plain, curve)
+    kinds = [(one["recall"], one["precision"], one["support"]) for one in body.get("classes", [])]
+    classes = tuple((_number(a), _number(b), _count(rows)) for a, b, rows in kinds)
+    matrix = tuple(tuple(map(_count, row)) for row in body.get("confusion", []))
+    return Quality(model, plain, curve, classes, matrix)
 
 
 def _gain(body: Mapping[str, Any]) -> Gain:

@@ -95,10 +95,12 @@ def before_training(run: Run) -> str:
     names = list(dict.fromkeys(block["column"] for block in common))
     texts = list(dict.fromkeys(block["column"] for block in common if block["levels"]))
     levels = f", and each level (value) of the text columns {names_of(texts)}" if texts else ""
+    label = f"the names of the {len(run.recipe['classes'])} classes"
+    if run.regression:
+        label = "that the label is a number"
     return (
         f"Before training, so that the tables agree, sites tell each other the names and types of "
-        f"the common columns ({names_of(names)}), the names of the {len(run.recipe['classes'])} "
-        f"classes{levels}."
+        f"the common columns ({names_of(names)}), {label}{levels}."
     )
 
 

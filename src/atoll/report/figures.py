@@ -139,7 +139,7 @@ def curves(groups: Sequence[Group], number: int) -> list[Picture]:
     `number` is that of the first group on the page.
     """
     drawn: list[Picture] = []
-    for key, title in PANELS.items():
+    for key, name in PANELS.items():
         lines = [_panel(group, key) for group in groups]
         every = [point for line in lines for point in line]
         if not every:
@@ -148,6 +148,7 @@ def curves(groups: Sequence[Group], number: int) -> list[Picture]:
         low, high = min(y for _, y in every), max(y for _, y in every)
         room = 0.06 * (high - low) or 0.5
         limits = (1 - 0.03 * right, 1.03 * right), (low - room, high + room)
+        title = name.replace("accuracy", groups[0].first.score_name)
         for place, (group, line) in enumerate(zip(groups, lines, strict=True), number):
             if len(line) > 1:
                 drawn.append(_curve(group, line, title, limits, f"{key}-{place}"))
@@ -206,7 +207,9 @@ def _tests(group: Group) -> Line:
         place = 0
         for event in run.events:
             place += isinstance(event, Round)
-            if isinstance(event, Score) and event.variant == run.headline and event.rows:
+            if not isinstance(event, Score) or event.variant != run.headline or not event.rows:
+                continue
+            if math.isfinite(event.accuracy):
                 by_round.setdefault(place, []).append(event.accuracy)
     return [(place, sum(v) / len(v)) for place, v in sorted(by_round.items())]
 
@@ -245,8 +248,8 @@ def heat(group: Group, name: str) -> Picture | None:
                 axes.set_xlabel("after stage")
         figure.subplots_adjust(wspace=0.18, hspace=0.65)
         words = (
-            f"{group.title(variant)}: accuracy in % of each site on each task after each stage, "
-            "the mean over seeds. Empty where never tested."
+            f"{group.title(variant)}: {first.score_name} in % of each site on each task after "
+            "each stage, the mean over seeds. Empty where never tested."
         )
         return Picture(name, f"Who knows what when: {group.label}", words, svg(figure, name))
 
@@ -283,8 +286,10 @@ def _models(group: Group, name: str) -> Picture:
         grid(axes, cells)
         axes.set_xticks(range(len(variants)), [v or group.method for v in variants])
         axes.set_yticks(range(len(clients)), clients)
-        words = f"{group.label}: accuracy in % of each model at each site, the mean over seeds."
-        return Picture(name, f"Accuracy by site: {group.label}", words, svg(figure, name))
+        score = group.first.score_name
+        words = f"{group.label}: {score} in % of each model at each site, the mean over seeds."
+        heading = f"{score[:1].upper()}{score[1:]} by site: {group.label}"
+        return Picture(name, heading, words, svg(figure, name))
 
 
 def grid(axes: Axes, cells: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> None:

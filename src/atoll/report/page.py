@@ -51,10 +51,16 @@ def page(groups: Sequence[Group]) -> str:
     return environment.from_string(resource("page.html")).render(
         title=_title(groups),
         stories=stories(groups),
-        definitions=metrics.DEFINITIONS,
+        definitions=_definitions(groups),
         style=Markup(style_sheet()),
         script=Markup(resource("page.js")),
     )
+
+
+def _definitions(groups: Sequence[Group]) -> dict[str, str]:
+    """What each metric is; those of regression where a run has them."""
+    numbers = any(group.first.regression for group in groups)
+    return {**metrics.DEFINITIONS, **(metrics.REGRESSION if numbers else {})}
 
 
 def style_sheet() -> str:

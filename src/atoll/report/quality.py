@@ -1,4 +1,4 @@
-"""Calibration and other metrics of the joined model and the one trained alone, site by site."""
+"""Metrics, classes and calibration of the joined model and the one trained alone, site by site."""
 
 import math
 
@@ -8,7 +8,7 @@ from atoll.report.answer import Answer, answer_of
 from atoll.report.figures import COLOURS, INK, SIZE, Picture, legend_entries, quiet, style, svg
 from atoll.report.section import Section
 from atoll.report.tables import Cell, Group, Table
-from atoll.report.units import unit_of
+from atoll.report.units import SHARE, unit_of
 
 __all__ = ["section"]
 
@@ -16,6 +16,7 @@ WORDS = (
     "On the test rows of each site. Expected calibration error is the mean distance between "
     "predicted probability and observed share of right predictions."
 )
+ERRORS = "On the test rows of each site, in the unit of the label; R2 has none."
 MARKS = {"joined": ("o", COLOURS[0]), "alone": ("s", COLOURS[1])}
 MOST = 12  # sites of a figure
 
@@ -26,7 +27,12 @@ def section(group: Group, name: str) -> Section | None:
     if answer is None or not any(site.quality for site in answer.sites):
         return None
     drawn = _reliability(answer, group.label, name)
-    return Section("Calibration", WORDS, [drawn] if drawn else [], [_table(answer)])
+    tables = [_table(answer)]
+    if answer.regression:
+        return Section("Errors", ERRORS, [], tables)
+    if any(quality.classes for site in answer.sites for quality in site.quality):
+        tables += [_classes(answer), *_confusions(answer)]
+    return Section("Calibration and other metrics", WORDS, [drawn] if drawn else [], tables)
 
 
 def _table(answer: Answer) -> Table:
@@ -43,6 +49,41 @@ def _table(answer: Answer) -> Table:
             rows.append((Cell(site.site), Cell(quality.model), *cells))
     heads = [f"{name}{_comma(unit_of(name).value_name)}" for name in names]
     return Table("A dash is undefined.", ("site", "model", *heads), tuple(rows))
+
+
+def _names(answer: Answer, count: int) -> list[str]:
+    """The names of classes, or their numbers where the answer has none."""
+    return list(answer.classes) or [f"class {number}" for number in range(count)]
+
+
+def _classes(answer: Answer) -> Table:
+    """One row for each site, model and class that has test rows or is predicted."""
+    rows = []
+    for site in answer.sites:
+        for quality in site.quality:
+            names = _names(answer, len(quality.classes))
+            for name, (recall, precision, support) in zip(names, quality.classes, strict=True):
+                if support or math.isfinite(precision):
+                    cells = [Cell(SHARE.bare(value), value) for value in (recall, precision)]
+                    counted = Cell(f"{support:,}", support)
+                    rows.append((Cell(site.site), Cell(quality.model), Cell(name), counted, *cells))
+    header = ("site", "model", "class", "test rows", "recall, %", "precision, %")
+    return Table("Recall and precision by class. A dash is undefined.", header, tuple(rows))
+
+
+def _confusions(answer: Answer) -> list[Table]:
+    """For each site the joined model's rows by true and predicted class; few classes only."""
+    tables = []
+    for site in answer.sites[:MOST]:
+        for quality in site.quality:
+            if quality.model == "joined" and 0 < len(quality.confusion) <= MOST:
+                names = _names(answer, len(quality.confusion))
+                pairs = zip(names, quality.confusion, strict=True)
+                rows = [(Cell(name), *(Cell(f"{n:,}", n) for n in row)) for name, row in pairs]
+                caption = f"Confusion matrix of the joined model at {site.site}, in test rows."
+                header = ("true class", *(f"predicted {name}" for name in names))
+                tables.append(Table(caption, header, tuple(rows)))
+    return tables
 
 
 def _comma(unit: str) -> str:

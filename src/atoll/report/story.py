@@ -18,6 +18,7 @@ from atoll.report import (
     verdict,
     vertical,
 )
+from atoll.report.answer import primary_scores
 from atoll.report.figures import Picture
 from atoll.report.leakage import Badge
 from atoll.report.section import Section
@@ -55,6 +56,7 @@ class Part:
     rows: Picture | None
     config: str
     command: str
+    score: str  # what scores are, at the beginning of a sentence
 
     @property
     def pictures(self) -> list[Picture]:
@@ -123,18 +125,19 @@ def _story(number: int, first: int, groups: Sequence[Group]) -> Story:
     names = ", ".join(dict.fromkeys(group.method for group in groups))
     data = groups[0].first.facts["data"]
     overall = domains.overall(groups) + vertical.overall(groups)
+    classes = "a number to predict" if groups[0].first.regression else f"{data['classes']} classes"
     if number > 1:
         overall = [_renamed(picture, number) for picture in overall]
     return Story(
         number,
         f"{names} on {data['title']}",
         _facts(groups),
-        f"{data['title']}, {data['rows']:,} rows, {data['classes']} classes. {data['source']}. "
+        f"{data['title']}, {data['rows']:,} rows, {classes}. {data['source']}. "
         f"Fingerprint {data['fingerprint'][:16]}.",
         _environment(groups[0]),
         parts,
         verdict.comparison(groups),
-        tables.results(groups),
+        tables.results(groups, primary_scores(groups)),
         tables.differences(groups),
         tables.forgetting(groups),
         tables.traffic(groups),
@@ -197,6 +200,7 @@ def _part(number: int, group: Group) -> Part:
         figures.rows(group, f"rows-{number}"),
         config,
         _command(number, group),
+        "R2" if group.first.regression else "Accuracy",
     )
 
 
@@ -261,6 +265,8 @@ def _scored(group: Group) -> str:
     headline = group.first.headline
     name = f"Its model {headline}" if headline else "Its model"
     accuracy = percent(mean_accuracy(group))
+    if group.first.regression:
+        return f"{name} explains {accuracy} of the variance of test labels, the mean over sites."
     return f"{name} is right on {accuracy} of the test rows, the mean over sites."
 
 
@@ -281,7 +287,9 @@ def _forgot(group: Group) -> str:
     if not math.isfinite(value):
         return ""
     verb = "ended" if _ended(group) else "are"
-    words = f"Earlier tasks {verb} {100 * value:.1f} points below their best accuracy."
+    words = (
+        f"Earlier tasks {verb} {100 * value:.1f} points below their best {group.first.score_name}."
+    )
     return f"{words} {attribution.sentence(group)}".strip()
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from atoll.core.record import Score
 from atoll.metrics import scores as metrics
-from atoll.report.units import DASH, SHARE, size
+from atoll.metrics.answer import ERRORS
+from atoll.report.units import DASH, SHARE, size, unit_of
 from atoll.runs.result import Run, absent_run, runs_in
 
 __all__ = [
@@ -164,11 +165,19 @@ def number(values: Sequence[float], signed: bool = False) -> Cell:
     return Cell(f"{text} ± {SHARE.bare(deviation)}" if len(there) > 1 else text, mean)
 
 
-def results(groups: Sequence[Group]) -> Table:
-    """One row for each model: mean and spread over seeds."""
+def results(
+    groups: Sequence[Group], primary: Mapping[str, Mapping[str, float]] | None = None
+) -> Table:
+    """One row for each model: mean and spread over seeds.
+
+    `primary` has by metric, for each model by its title, the score that the run is judged by.
+    """
+    primary = primary or {}
     columns = {
         "accuracy, %": "final_accuracy", "macro-F1, %": "macro_f1", "worst site, %": "worst_client",
     }  # fmt: skip
+    if groups[0].first.regression:
+        columns = {"R2, %": "r2", "MSE": "mse", "MAE": "mae", "worst site, R2 in %": "worst_client"}
     if any(map(forgets, groups)):
         columns |= {
             "average over stages, %": "average_accuracy",
@@ -179,14 +188,20 @@ def results(groups: Sequence[Group]) -> Table:
         for variant in group.first.variants:
             summaries = [run.metrics[variant] for run in group.runs if variant in run.metrics]
             numbers = [_metric(group, summaries, name) for name in columns.values()]
+            chosen = [one.get(group.title(variant), math.nan) for one in primary.values()]
+            first = [Cell(unit_of(m).bare(v), v) for m, v in zip(primary, chosen, strict=True)]
             headline = " (headline)" if variant and variant == group.first.headline else ""
             name = Cell(f"{group.title(variant)}{headline}")
-            rows.append((name, *numbers, Cell(str(len(summaries)), len(summaries))))
+            rows.append((name, *first, *numbers, Cell(str(len(summaries)), len(summaries))))
     caption = (
         "Every model on test rows. Each site counts the same; with several seeds the mean, and "
         "± the population standard deviation over the seeds."
     )
-    return Table(caption, ("model", *columns, "seeds"), tuple(rows))
+    if primary:
+        caption += " The first columns have the metric that a run is judged by."
+    heads = [f"{metric}{',' * bool(unit_of(metric).value_name)}{unit_of(metric).value_name}"
+             for metric in primary]  # fmt: skip
+    return Table(caption, ("model", *heads, *columns, "seeds"), tuple(rows))
 
 
 def forgets(group: Group) -> bool:
@@ -199,6 +214,10 @@ def _metric(group: Group, summaries: Sequence[Mapping[str, float]], name: str) -
     """One metric over seeds; a dash where it is undefined."""
     if name in (*FORGETTING, "backward_transfer") and not forgets(group):
         return Cell(DASH, math.nan)
+    if name in ERRORS:
+        mean, deviation = metrics.spread(summary[name] for summary in summaries)
+        spread = f" ± {deviation:.4g}" if len(summaries) > 1 else ""
+        return Cell(f"{mean:.4g}{spread}", mean)
     return number([summary[name] for summary in summaries])
 
 
@@ -251,8 +270,10 @@ def differences(groups: Sequence[Group]) -> Table | None:
     rows = tuple(_difference(pair) for pair in pairs if pair.differences)
     if not rows:
         return None
+    score = groups[0].first.score_name
     caption = (
-        "Accuracy of the first minus accuracy of the second, on the same sites, rows and seeds. "
+        f"{score[:1].upper()}{score[1:]} of the first minus {score} of the second, on the same "
+        "sites, rows and seeds. "
         "± is the population standard deviation over seeds of the mean over sites. The last column "
         "counts pairs (site and seed) in which the first is better, equal, worse. This table "
         "describes; it tests nothing."
@@ -300,7 +321,11 @@ def sites(group: Group) -> Table:
             cells.append(number([a.get(client, math.nan) for a in every]))
         rows.append(tuple(cells))
     header = ("site", *(f"{v or group.method}, %" for v in variants))
-    caption = "Accuracy on each site's test rows after the last stage, over the tasks known then."
+    score = group.first.score_name
+    caption = (
+        f"{score[:1].upper()}{score[1:]} on each site's test rows after the last stage, over the "
+        "tasks known then."
+    )
     return Table(caption, header, tuple(rows))
 
 
@@ -331,13 +356,15 @@ def holdings(group: Group) -> Table | None:
     rows: list[tuple[Cell, ...]] = []
     own: list[Cell] = []
     for id, site in sorted(facts["sites"].items()):
-        counts = [sum(site["train"]), sum(site["valid"]), sum(site["test"]), max(site["classes"])]
+        counts = [sum(site["train"]), sum(site["valid"]), sum(site["test"])]
+        counts += [] if group.first.regression else [max(site["classes"])]
         columns = [int(facts["common"]), int(site["own"])]
         cells = [Cell(f"{count:,}", count) for count in counts + columns]
         rows.append((Cell(id), *cells))
         own.append(Cell(names_of(site["own_names"])))
+    classes = () if group.first.regression else ("classes at most in a stage",)
     header: tuple[str, ...] = (
-        "site", "training rows", "validation rows", "test rows", "classes at most in a stage",
+        "site", "training rows", "validation rows", "test rows", *classes,
         "common columns", "own columns",
     )  # fmt: skip
     if any(cell.text for cell in own):

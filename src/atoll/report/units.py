@@ -51,11 +51,17 @@ class Unit:
 SHARE = Unit()
 
 
-def unit_of(metric: str) -> Unit:
-    """Percent and points for shares; regression errors and losses stay as they are."""
-    if metric.lower() in PLAIN:
-        return Unit(1.0, 3, "", "")
-    return SHARE
+def unit_of(metric: str, margin: float = math.nan) -> Unit:
+    """Percent and points for shares; regression errors and losses stay as they are.
+
+    With a margin, they have one digit more than it has zeros: labels may be small or large.
+    """
+    if metric.lower() not in PLAIN:
+        return SHARE
+    digits = 3
+    if math.isfinite(margin) and margin > 0:
+        digits = max(0, 1 - math.floor(math.log10(margin)))
+    return Unit(1.0, digits, "", "")
 
 
 def percent(share: float) -> str:

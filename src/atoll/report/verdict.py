@@ -27,8 +27,8 @@ __all__ = [
 
 TONES = {"helps": "good", "hurts": "warn", "no difference": "none", "cannot tell": "none"}
 SYMBOLS = {"helps": "▲", "hurts": "▼", "no difference": "=", "cannot tell": "?"}
-JOINED, SINGLE, MAJORITY, LOGISTIC = "joined", "alone", "majority", "logistic regression"
-REFERENCES = (MAJORITY, LOGISTIC)  # ticks of the gain plot
+JOINED, SINGLE = "joined", "alone"
+POOLED = "pooled"  # trained with the rows of all sites: an upper bound
 EDGE = 0.04  # room at both ends of the axis, as a share of it
 
 
@@ -69,7 +69,7 @@ def card(group: Group) -> Card:
 
 
 def _answered(group: Group, answer: Answer) -> Card:
-    overall, unit = answer.overall, unit_of(answer.metric)
+    overall, unit = answer.overall, _unit(answer)
     tone = TONES[overall.verdict.kind]
     if overall.hurts:
         tone = "warn"
@@ -84,6 +84,10 @@ def _answered(group: Group, answer: Answer) -> Card:
         group.label, tone, symbol, _headline(answer), _sentence(answer, unit),
         tuple(_numbers(answer, unit)), (*_remarks(answer), *map(_as_sentence, answer.notes)),
     )  # fmt: skip
+
+
+def _unit(answer: Answer) -> Unit:
+    return unit_of(answer.metric, answer.margin if answer.regression else math.nan)
 
 
 def _as_sentence(note: str) -> str:
@@ -116,11 +120,19 @@ def _sentence(answer: Answer, unit: Unit) -> str:
 
 def _numbers(answer: Answer, unit: Unit) -> Iterable[tuple[str, str]]:
     """The numbers that the verdict depends on."""
-    yield "Margin, set before the run", unit.difference(answer.margin).lstrip("+")
+    margin = unit.difference(answer.margin).lstrip("+")
+    if answer.regression:
+        of = "variance" if answer.metric == "mse" else "standard deviation"
+        margin += f" ({100 * answer.margin_share:g} % of the label's {of})"
+    yield "Margin, set before the run", margin
     joined = [site.score(JOINED) for site in answer.sites]
-    yield f"{answer.metric.capitalize()}, joined", _range(joined, unit)
-    guessing = [site.score(MAJORITY) for site in answer.sites]
-    yield "Chance level (majority class)", _range(guessing, unit)
+    yield f"{_metric(answer)}, joined", _range(joined, unit)
+    guessing = [site.score(answer.references[0]) for site in answer.sites]
+    name = "Predicting the mean" if answer.regression else "Chance level (majority class)"
+    yield name, _range(guessing, unit)
+    pooled = [site.score(POOLED) for site in answer.sites]
+    if any(map(math.isfinite, pooled)):
+        yield "Upper bound (rows of all sites in one place)", _range(pooled, unit)
     if answer.sites:
         smallest = min(answer.sites, key=lambda site: (site.test_rows, site.site))
         rows = f"{smallest.test_rows:,} rows ({smallest.site})"
@@ -130,6 +142,11 @@ def _numbers(answer: Answer, unit: Unit) -> Iterable[tuple[str, str]]:
     yield "Compared with", answer.baseline
     seeds = ", ".join(map(str, answer.seeds))
     yield "Counted over", f"{answer.unit}; seed{'s' * (len(answer.seeds) > 1)} {seeds}"
+
+
+def _metric(answer: Answer) -> str:
+    """The name of the metric at the beginning of a sentence."""
+    return answer.metric.upper() if answer.regression else answer.metric.capitalize()
 
 
 def _range(values: Sequence[float], unit: Unit) -> str:
@@ -144,12 +161,13 @@ def _range(values: Sequence[float], unit: Unit) -> str:
 
 def _remarks(answer: Answer) -> Iterable[str]:
     """Sentences on simple models that do as well, and on sites that are left out."""
-    pairs = [(site.score(LOGISTIC), site.score(JOINED)) for site in answer.sites]
+    linear = answer.references[1]
+    pairs = [(site.score(linear), site.score(JOINED)) for site in answer.sites]
     known = [(simple, joined) for simple, joined in pairs if math.isfinite(simple)]
     better = sum(_better(answer, simple, joined) for simple, joined in known)
     if better:
         yield (
-            f"Logistic regression at the site scores at least as well as the joined model at "
+            f"{linear.capitalize()} at the site scores at least as well as the joined model at "
             f"{better} of {len(known)} sites."
         )
     by_reason: dict[str, list[str]] = {}
@@ -205,6 +223,7 @@ class GainPlot:
     band: tuple[float, float]  # the margin on both sides of 0
     rows: tuple[GainRow, ...]
     withheld: tuple[tuple[str, str], ...] = field(default=())  # site, reason
+    references: tuple[str, str] = ("majority", "logistic regression")
 
 
 @dataclass(frozen=True)
@@ -249,20 +268,21 @@ def gain_plot(group: Group) -> GainPlot | None:
     answer = answer_of(group)
     if answer is None or not answer.sites:
         return None
-    unit, axis = unit_of(answer.metric), _axis(answer)
+    unit, axis = _unit(answer), _axis(answer)
     return GainPlot(
         group.label,
-        (unit.difference_name.strip() or answer.metric),
+        (unit.difference_name.strip() or _metric(answer)),
         f"{100 * answer.level:g} %",
         axis.ticks(unit),
         axis.place(0.0),
         (axis.place(-answer.margin), axis.place(answer.margin)),
-        tuple(_gain_row(site, axis, unit, answer.lower_is_better) for site in answer.sites),
+        tuple(_gain_row(site, axis, unit, answer) for site in answer.sites),
         tuple(sorted(answer.withheld.items())),
+        answer.references,
     )
 
 
-def _gain_row(site: SiteAnswer, axis: Axis, unit: Unit, lower: bool) -> GainRow:
+def _gain_row(site: SiteAnswer, axis: Axis, unit: Unit, answer: Answer) -> GainRow:
     gain = site.gain
     hover = f"{site.site}: {unit.difference(gain.gain)}, {unit.interval(gain.low, gain.high)}"
     if site.unadjusted:
@@ -281,7 +301,7 @@ def _gain_row(site: SiteAnswer, axis: Axis, unit: Unit, lower: bool) -> GainRow:
         axis.place(gain.low) if known else axis.place(gain.gain),
         axis.place(gain.high) if known else axis.place(gain.gain),
         hover,
-        tuple(_ticks(site, axis, unit, lower)),
+        tuple(_ticks(site, axis, unit, answer)),
     )
 
 
@@ -291,9 +311,9 @@ def _over_alone(site: SiteAnswer, name: str, lower: bool) -> float:
     return 0.0 - difference if lower else difference
 
 
-def _ticks(site: SiteAnswer, axis: Axis, unit: Unit, lower: bool) -> Iterable[Tick]:
-    for name in REFERENCES:
-        value = _over_alone(site, name, lower)
+def _ticks(site: SiteAnswer, axis: Axis, unit: Unit, answer: Answer) -> Iterable[Tick]:
+    for name in (*answer.references, POOLED):
+        value = _over_alone(site, name, answer.lower_is_better)
         if math.isfinite(value):
             text = f"{name}: {unit.value(site.score(name))}, {unit.difference(value)} over alone"
             yield Tick(name, axis.place(value), text, axis.beyond(value))
@@ -310,7 +330,7 @@ def site_table(group: Group) -> Table | None:
     answer = answer_of(group)
     if answer is None:
         return None
-    unit = unit_of(answer.metric)
+    unit = _unit(answer)
     names = list(dict.fromkeys(name for site in answer.sites for name in site.scores))
     of_values, of_gains = unit.value_name.strip(), unit.difference_name.strip()
     scores = [f"{name}, {of_values}" if of_values else name for name in names]
@@ -331,7 +351,7 @@ def site_table(group: Group) -> Table | None:
         ))  # fmt: skip
     header = ("site", "test rows", *scores, *gains, "p-value", "verdict")
     caption = (
-        f"{answer.metric.capitalize()} on the same test rows. The interval holds for all sites "
+        f"{_metric(answer)} on the same test rows. The interval holds for all sites "
         f"together at {100 * answer.level:g} %, and the verdict uses it; the unadjusted one holds "
         "for one site. Row counts may be rounded."
     )
@@ -344,7 +364,7 @@ def comparison(groups: Sequence[Group]) -> Table | None:
     known = [(group, answer) for group, answer in answers if answer is not None]
     if len(known) < 2 or len({answer.metric for _, answer in known}) > 1:
         return None
-    unit = unit_of(known[0][1].metric)
+    unit = _unit(known[0][1])
     rows = []
     for group, answer in known:
         gain = answer.overall.gain
@@ -371,7 +391,7 @@ def gain_figure(group: Group, name: str = "gain") -> Figure | None:
     answer = answer_of(group)
     if answer is None or not answer.sites:
         return None
-    unit = unit_of(answer.metric)
+    unit = _unit(answer)
     with style(name):
         figure = Figure(figsize=(6.4, 0.9 + 0.34 * len(answer.sites)))
         axes = figure.add_subplot()
@@ -380,25 +400,25 @@ def gain_figure(group: Group, name: str = "gain") -> Figure | None:
         axes.axvspan(-margin, margin, color=INK, alpha=0.06, linewidth=0)
         axes.axvline(0, color=INK, alpha=0.6, linewidth=1)
         for place, site in enumerate(answer.sites):
-            _draw_gain(axes, place, site, unit, answer.lower_is_better)
+            _draw_gain(axes, place, site, unit, answer)
         names = [f"{SYMBOLS[s.verdict.kind]} {s.site} ({s.test_rows:,})" for s in answer.sites]
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.set_xlabel(
-            f"gain over training alone, {unit.difference_name.strip() or answer.metric}"
+            f"gain over training alone, {unit.difference_name.strip() or _metric(answer)}"
         )
     return figure
 
 
-def _draw_gain(axes: Axes, place: int, site: SiteAnswer, unit: Unit, lower: bool) -> None:
+def _draw_gain(axes: Axes, place: int, site: SiteAnswer, unit: Unit, answer: Answer) -> None:
     """Draw one site: its gain, the interval, and the references."""
     colours = {"good": COLOURS[2], "warn": COLOURS[1], "none": COLOURS[6]}
     gain, colour = site.gain, colours[TONES[site.verdict.kind]]
     limits = [unit.factor * gain.low, unit.factor * gain.high]
     axes.plot(limits, [place, place], color=colour, linewidth=2.5)
     axes.plot([unit.factor * gain.gain], [place], "o", color=colour, markersize=7)
-    for reference, mark in zip(REFERENCES, ("|", "x"), strict=True):
-        value = _over_alone(site, reference, lower)
+    for reference, mark in zip((*answer.references, POOLED), ("|", "x", "^"), strict=True):
+        value = _over_alone(site, reference, answer.lower_is_better)
         if math.isfinite(value):
             axes.plot([unit.factor * value], [place], mark, color=INK, markersize=7)
 
@@ -408,9 +428,12 @@ def picture(group: Group, name: str) -> Picture | None:
     figure, answer = gain_figure(group, name), answer_of(group)
     if figure is None or answer is None:
         return None
+    guess, linear = answer.references
+    guess = guess if answer.regression else "majority class"
     words = (
         f"Dot and {100 * answer.level:g} % interval per site, test rows in brackets; | is the "
-        "majority class, x logistic regression; the band is the margin."
+        f"{guess}, x {linear}, a triangle the rows of all sites in one place; the band is the "
+        "margin."
     )
     with style(name):
         return Picture(name, f"Gain by site: {group.label}", words, svg(figure, name))

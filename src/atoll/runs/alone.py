@@ -1,8 +1,9 @@
-"""The fair baseline of joining: the same method and budget in a federation of one site."""
+"""Federations of one: the same method and budget at one site, and with the rows of all sites."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -10,15 +11,21 @@ import torch
 from atoll import methods
 from atoll.core.messages import Tensors
 from atoll.core.record import Record, read_checkpoint
+from atoll.data.dataset import Dataset
 from atoll.data.scenario import Holding, Scenario
+from atoll.metrics.answer import POOLED
 from atoll.runs.config import RunConfig, to_toml
-from atoll.runs.execute import OpenEngine
 from atoll.runs.facts import facts
 from atoll.runs.loop import go
 from atoll.runs.parts import Parts
 
-__all__ = ["alone_parts", "train_parts"]
+if TYPE_CHECKING:
+    from atoll.runs.execute import OpenEngine
 
+__all__ = ["alone_parts", "pooled_parts", "train_parts"]
+
+Array = np.ndarray[Any, Any]
+_NONE = np.empty(0, dtype=np.int64)
 READS_OWN = "columns"  # the split of methods that read the columns of one site alone
 EACH = "_each"  # how options end that have a value for each client
 
@@ -80,8 +87,54 @@ def _without_own(held: Holding) -> Holding:
     return dataclasses.replace(held, own=held.own[:0])
 
 
+def pooled_parts(parts: Parts) -> Parts:
+    """The parts of a federation of one site that has the rows and columns of all: an upper bound.
+
+    It is trained for as many rounds and epochs as the run, on more rows.
+    """
+    config = _of_one(parts.config, 0, len(parts.scenario.clients))
+    reads_own = methods.load(str(parts.config.method["name"])).split == READS_OWN
+    return Parts(config, parts.dataset, _pooled(parts.scenario, parts.dataset, reads_own))
+
+
+def _pooled(scenario: Scenario, dataset: Dataset, reads_own: bool) -> Scenario:
+    """The scenario of one site; columns that only some have are its own, or common."""
+    common, holdings = scenario.common, []
+    own = _all(held[-1].own for held in scenario.holdings.values())
+    if not scenario.labels_at_server and dataset.kind == "table":
+        own = _known(dataset, np.setdiff1d(own, common))
+    for stage in range(scenario.stages):
+        here = [held[stage] for held in scenario.holdings.values()]
+        train, valid = (_all(getattr(held, part) for held in here) for part in ("train", "valid"))
+        columns = _all(held.own for held in here) if scenario.labels_at_server else own
+        holdings.append(Holding(train, valid, columns))
+    if not (reads_own or scenario.labels_at_server):
+        common = np.concatenate([common, own])
+        holdings = [dataclasses.replace(held, own=_NONE) for held in holdings]
+    first = scenario.clients[0]
+    return dataclasses.replace(
+        scenario,
+        clients=(POOLED,),
+        holdings={POOLED: tuple(holdings)},
+        common=common,
+        tests={POOLED: scenario.tests[first]},
+    )
+
+
+def _all(several: Iterable[Array]) -> Array:
+    """Numbers of several parts, each once, in ascending order."""
+    return np.unique(np.concatenate([_NONE, *several]))
+
+
+def _known(dataset: Dataset, columns: Array) -> Array:
+    """The columns that every row has a value of; own tables fill in what is missing."""
+    if dataset.layout is not None:
+        return columns
+    return columns[~np.isnan(dataset.x[:, columns]).any(0)]
+
+
 def train_parts(
-    parts: Parts, folder: Path, open_engine: OpenEngine, stopping: Callable[[], bool]
+    parts: Parts, folder: Path, open_engine: "OpenEngine", stopping: Callable[[], bool]
 ) -> Tensors:
     """Run some parts in a folder of their own; the states of clients and server at the end."""
     with (

@@ -19,13 +19,13 @@ from atoll.core.errors import UserError
 from atoll.core.integrity import digest
 from atoll.core.record import write_whole
 from atoll.data.dataset import Dataset
-from atoll.metrics.answer import Outcome, answer
+from atoll.metrics.answer import ERRORS, Outcome, answer
 from atoll.runs.config import RunConfig
 from atoll.runs.execute import OpenEngine
 from atoll.runs.facts import same_data
 from atoll.runs.folders import recorded
-from atoll.runs.outcomes import outcomes
-from atoll.runs.parts import parts
+from atoll.runs.outcomes import outcomes, with_pooled, with_variants
+from atoll.runs.parts import Parts, parts
 from atoll.runs.predict.model import ended_state
 from atoll.runs.result import ANSWER, Run, plain, read_answer
 
@@ -75,8 +75,9 @@ def write_answer(
         by_seed.append(_outcomes(run, config, engine, loaded, (watch, stopping)))
     sites = {id: [seed[id] for seed in by_seed] for id in by_seed[0]}
     report = configs[0].report_options()
-    body = answer(sites, report.metric, report.margin / 100)
+    body = answer(sites, runs[0].metric, report.margin / 100)
     body["notes"] += _notes(configs[0], runs[0])
+    body["classes"] = list(next(iter(loaded.values())).classes)
     return _write(home, plain(_head(configs, runs, runs[0].headline) | body))
 
 
@@ -88,16 +89,16 @@ def write_assembled(folder: Path, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def own_answer(
-    folder: Path, config: RunConfig, variant: str, outcomes: Mapping[str, Outcome], sharing: int
+    folder: Path, parts: Parts, variant: str, outcomes: Mapping[str, Outcome], sharing: int
 ) -> dict[str, bytes]:
     """The files of the answer that a site keeps for itself: nothing is withheld or rounded.
 
     `sharing` is the number of sites whose intervals have the level together.
     """
-    report = config.report_options()
+    margin = parts.config.report_options().margin / 100
     seeds = {id: [one] for id, one in outcomes.items()}
-    body = answer(seeds, report.metric, report.margin / 100, sharing)
-    head = _head([config], [Run(folder)], variant)
+    body = answer(seeds, parts.metric, margin, sharing)
+    head = _head([parts.config], [Run(folder)], variant)
     return {ANSWER: _content(plain(head | body)), OUTCOMES: save(_tensors(outcomes))}
 
 
@@ -183,6 +184,11 @@ def _outcomes(
             watch=lambda id: watch(f"training {id} alone, {numbers[id]} of {count}"),
             stopping=stopping,
         )
+        if config.report_options().pooled and count > 1:
+            watch("training with the rows of all sites")
+            results = with_pooled(results, run_parts, run.headline, open_engine, stopping)
+        if run.metric not in ("accuracy", *ERRORS):  # events have these of all models
+            results = with_variants(results, run_parts, state, run.variants)
     write_whole(run.folder / OUTCOMES, save(_tensors(results)))
     return results
 

@@ -1,7 +1,7 @@
 """Simple models that a site can train without anybody: class shares and two classifiers.
 
 Each predicts the logarithm of a probability for every class; minus infinity for classes that the
-site has no training row of.
+site has no training row of. In regression: the mean of the labels and two regressors.
 """
 
 import warnings
@@ -13,9 +13,9 @@ import torch
 from scipy import sparse
 from threadpoolctl import threadpool_limits
 
-from atoll.metrics.answer import BOOSTING, LOGISTIC
+from atoll.metrics.answer import BOOSTING, LOGISTIC, MEAN, RIDGE
 
-__all__ = ["class_shares", "classifiers"]
+__all__ = ["class_shares", "classifiers", "regressors"]
 
 Array = np.ndarray[Any, Any]
 Matrix = Any  # (rows, columns), dense or sparse
@@ -84,3 +84,34 @@ def _boosting(dense: bool) -> Any:
     from sklearn.ensemble import HistGradientBoostingClassifier  # noqa: PLC0415
 
     return HistGradientBoostingClassifier(early_stopping=False, random_state=0)
+
+
+def regressors(x: Matrix, y: Array, test: Matrix) -> dict[str, Array | str]:
+    """The mean of the labels and each regressor: predictions (rows, 1), or why it is skipped."""
+    results: dict[str, Array | str] = {MEAN: np.full((test.shape[0], 1), y.mean())}
+    for name, make in ((RIDGE, _ridge), (BOOSTING, _boosted_numbers)):
+        reason = _obstacle(name, x, 1)
+        if reason or len(y) < 2:
+            results[name] = reason or "one training row"
+            continue
+        limits = threadpool_limits(torch.get_num_threads())
+        with warnings.catch_warnings(), np.errstate(all="ignore"), limits:
+            warnings.simplefilter("ignore")
+            results[name] = np.asarray(make().fit(x, y).predict(test), float)[:, None]
+    return results
+
+
+def _ridge() -> Any:
+    """Ridge regression on columns of equal variance; leave-one-out chooses the penalty."""
+    from sklearn.linear_model import RidgeCV  # noqa: PLC0415
+    from sklearn.pipeline import make_pipeline  # noqa: PLC0415
+    from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
+
+    return make_pipeline(StandardScaler(), RidgeCV(alphas=np.logspace(-2, 4, 13)))
+
+
+def _boosted_numbers() -> Any:
+    """Gradient boosting with the defaults of scikit-learn, all rows used for training."""
+    from sklearn.ensemble import HistGradientBoostingRegressor  # noqa: PLC0415
+
+    return HistGradientBoostingRegressor(early_stopping=False, random_state=0)

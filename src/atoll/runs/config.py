@@ -29,6 +29,7 @@ from atoll.data import splits
 from atoll.data.own.profiles import TableOptions
 from atoll.data.public import PublicOptions
 from atoll.data.scaling import Scale
+from atoll.data.sources import kind_of
 from atoll.learning.models import ModelOptions
 from atoll.metrics.answer import Metric
 from atoll.runs.convert import convert_config
@@ -72,8 +73,11 @@ class EngineOptions:
 class ReportOptions:
     """What decides whether joining helps; set before a run."""
 
-    margin: Annotated[float, Field(gt=0, le=100)] = 2.0  # points; a smaller gain is not worthwhile
-    metric: Metric = "accuracy"  # what models are compared by; auroc: for two classes
+    margin: Annotated[float, Field(gt=0, le=100)] = (
+        2.0  # points; regression: percent of the label's deviation; less is not worthwhile
+    )
+    pooled: bool = True  # also train with the rows of all sites, where they are on one machine
+    metric: Metric = "accuracy"  # what models are compared by; regression: mae unless mse is given
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,9 @@ class RunConfig:
     seed: NotNegativeInt = 0  # of row splits, first weights and batch order
     rounds: AtLeastOne = 10  # of a stage, at most
     data: dict[str, Any] = field(default_factory=dict)  # a data set's name, and its options
+    class_weight: Literal["none", "balanced"] = (
+        "none"  # balanced: in training, rows count inversely to their class's part of the site's
+    )
     scale: Scale = "global"  # tables: mean 0, deviation 1 over all sites, over each, or as they are
     scenario: dict[str, Any] = field(default_factory=dict)  # a split's name, and its options
     model: dict[str, Any] = field(default_factory=dict)  # which network
@@ -322,7 +329,10 @@ def _default_split(data: Mapping[str, Any], usual: str) -> str:
         return "files"
     if "images" in data and usual in ("columns", "rows"):  # images come with their sites
         return "domains"
-    return "streams" if "files" in data and usual in ("tasks", "columns") else usual
+    if "files" in data and usual in ("tasks", "columns"):
+        return "streams"
+    columns = usual != "columns" or kind_of(str(data.get("name", ""))) not in ("image", "text")
+    return usual if columns else "rows"  # images and texts have no columns to deal out
 
 
 def _written(options: Any) -> dict[str, Any]:

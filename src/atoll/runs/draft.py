@@ -16,6 +16,8 @@ REMARKS = {
     "fedavg": "one model of the common columns for all sites",
     "alone": "every site for itself: the yardstick",
     "fccl": "every site has a model of its own, and learns from what others predict",
+    "vleto": "the parties' networks send embeddings; the party with the labels combines them",
+    "splitnn": "the parties' networks send embeddings; the party with the labels combines them",
     "fedseit": "one task after another, each client with its own",
 }
 SCALE = 'scale = "local"        # each site scales by its own training rows: no statistics cross'
@@ -38,6 +40,14 @@ class Wish:
     stage: str = ""  # the column of a row's stage
     text: str = ""  # the column of texts; empty: tables
     images: bool = False  # folders of images
+    id: str = ""  # the column of ids
+    parties: bool = False  # files have other columns of the same rows
+    aligned: bool = False  # parties: all have the same ids in the same order
+
+    @property
+    def paths(self) -> list[list[str]]:
+        """The files of each site or party, one for each stage."""
+        return [file.partition("=")[2].split(",") if "=" in file else [file] for file in self.files]
 
 
 def draft(wish: Wish, suggestions: Sequence[Suggestion] = (), problem: str = "") -> str:
@@ -50,16 +60,17 @@ def draft(wish: Wish, suggestions: Sequence[Suggestion] = (), problem: str = "")
         "rounds = 20            # of a stage, at most",
         "seed = 0               # of the rows kept for tests, the first weights, the order of rows",
     ]
-    table = not (wish.text or wish.images)
+    table = not (wish.text or wish.images or wish.parties)
     if table:
         lines.append(SCALE)
     if table and staged:
         lines.append("attribution = true     # also tell whose doing forgetting is")
     lines += ["", "[data]", *_data(wish)]
     lines += _entries([one for one in suggestions if not one.site])
-    if table:
+    if table or wish.parties:
         named = {one.option for one in suggestions if not one.site}
-        lines += [hint for option, hint in HINTS.items() if option not in named]
+        known = [option for option in HINTS if table or option != "levels"]
+        lines += [HINTS[option] for option in known if option not in named]
     for site in sorted({one.site for one in suggestions if one.site}):
         own = [one for one in suggestions if one.site == site]
         lines += ["", f"[data.sites.{key_in_toml(site)}]", *_entries(own)]
@@ -69,7 +80,9 @@ def draft(wish: Wish, suggestions: Sequence[Suggestion] = (), problem: str = "")
 def _data(wish: Wish) -> list[str]:
     """The lines that say what the data are."""
     given = "images" if wish.images else "files"
-    lines = [f"{given} = {_files(wish.files)}"]
+    lines = _parties(wish) if wish.parties else [f"{given} = {_files(wish.files)}"]
+    if wish.id:
+        lines.append(f"id = {in_toml(wish.id)}   # the column of ids")
     if wish.text:
         lines.append(f"text = {in_toml(wish.text)}   # the column of texts")
     if wish.label:
@@ -81,11 +94,22 @@ def _data(wish: Wish) -> list[str]:
     return lines
 
 
+def _parties(wish: Wish) -> list[str]:
+    """The files of parties, and how their rows match."""
+    files = [one if len(one) > 1 else one[0] for one in wish.paths]
+    index = 'index = "aligned"   # the folder that atoll align writes'
+    if wish.aligned:
+        index = "assume_aligned = true   # every file has the same ids in the same order"
+    return [f"parties = {in_toml(files)}   # other columns of the same rows", index]
+
+
 def _method(wish: Wish) -> list[str]:
     remark = REMARKS.get(wish.method, "see atoll list methods")
     lines = ["[method]", f'name = "{wish.method}"          # {remark}']
     if wish.images or wish.text:
         return lines
+    if wish.parties:
+        return [*lines, "batch = 32             # rows in a step"]
     return [
         "[model]",
         "widths = [64, 32]      # hidden layers",

@@ -69,4 +69,5 @@ def prepare(
     if resume and (folder / "config.toml").exists():
         same_data(run_parts, Run(folder).facts, str(folder))
         return run_parts, Record.reopen(folder, patience)
-    return run_parts, Record.create(folder, to_toml(config), facts(run_parts), patience)
+    text = to_toml(run_parts.config)
+    return run_parts, Record.create(folder, text, facts(run_parts), patience)

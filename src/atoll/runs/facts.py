@@ -38,6 +38,7 @@ def facts(parts: "Parts") -> dict[str, Any]:
             "title": dataset.title,
             "rows": len(dataset),
             "classes": len(dataset.classes),
+            **({"task": "regression"} if dataset.regression else {}),
             "source": dataset.source,
             "partial": dataset.partial,
             "fingerprint": dataset.fingerprint,
@@ -75,7 +76,7 @@ def holdings(parts: "Parts") -> dict[str, Any]:
             "train": [len(held.train) for held in holdings],
             "valid": [len(held.valid) for held in holdings],
             "test": [len(rows) for rows in scenario.tests[id]],
-            "classes": [len(np.unique(dataset.y[held.train])) for held in holdings],
+            "classes": [len(np.unique(dataset.strata[held.train])) for held in holdings],
             "own": len(columns),
             "own_names": [named[i] for i in columns] if named else [],
         }

@@ -3,8 +3,9 @@
 They are computed where the data are, kept in the run's folder, and never sent.
 """
 
+import dataclasses
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,18 +15,19 @@ import torch
 from scipy import sparse
 
 from atoll.core.errors import UserError
+from atoll.core.federation import SERVER
 from atoll.core.messages import Tensors
 from atoll.core.rows import Rows
 from atoll.data.scenario import Scenario
 from atoll.jobs.train import in_chunks
 from atoll.learning.weights import without
-from atoll.metrics.answer import ALONE, GUESS, JOINED, Outcome
-from atoll.runs.alone import alone_parts, train_parts
-from atoll.runs.baselines import class_shares, classifiers
+from atoll.metrics.answer import ALONE, GUESS, JOINED, POOLED, Outcome
+from atoll.runs.alone import alone_parts, pooled_parts, train_parts
+from atoll.runs.baselines import class_shares, classifiers, regressors
 from atoll.runs.execute import OpenEngine
 from atoll.runs.parts import Parts
 
-__all__ = ["outcome_of", "outcomes", "own_tasks", "without_classes"]
+__all__ = ["outcome_of", "outcomes", "own_tasks", "with_pooled", "with_variants", "without_classes"]
 
 Array = np.ndarray[Any, Any]
 _Predict = Callable[[Literal["test", "valid"], int], Array]  # rows of a part and task -> logits
@@ -48,6 +50,20 @@ def outcomes(
         watch(id)
         results[id] = outcome_of(id, parts, state, variant, open_engine, stopping)
     return results
+
+
+def with_variants(
+    results: Mapping[str, Outcome], parts: Parts, state: Tensors, variants: Sequence[str]
+) -> dict[str, Outcome]:
+    """Outcomes with the outputs of all models of the method, for tables."""
+    extended = {}
+    for id, one in results.items():
+        tasks, outputs = own_tasks(parts.scenario, id), {}
+        for name in variants:
+            predict = _predictor(parts, state, name, id)
+            outputs[name] = np.concatenate([predict("test", task) for task in tasks])
+        extended[id] = dataclasses.replace(one, variants=outputs)
+    return extended
 
 
 def outcome_of(
@@ -90,6 +106,11 @@ def _outcome(one: Parts, id: str, tasks: Sequence[int], networks: dict[str, _Pre
     site = one.site(id)
     learned = _inputs([site.train(stage) for stage in range(scenario.stages)], one)[first]
     tested = _inputs([site.test(task) for task in tasks], one)
+    people = one.dataset.people
+    groups = None if people is None else people[rows]
+    if one.dataset.regression:
+        simple = regressors(learned, y, tested)
+        return dataclasses.replace(_of_numbers(one, rows, outputs, simple, y), groups=groups)
     excluded = np.isneginf(outputs[JOINED])
     models = {**outputs, GUESS: without_classes(class_shares(y, classes, len(rows)), excluded)}
     skipped = {}
@@ -103,8 +124,41 @@ def _outcome(one: Parts, id: str, tasks: Sequence[int], networks: dict[str, _Pre
     if len(valid) and classes == 2:  # thresholds are for two classes
         chosen = {model: predict("valid", tasks[-1]) for model, predict in networks.items()}
     return Outcome(
-        rows, one.dataset.y[rows], models, len(first), skipped, one.dataset.y[valid], chosen
+        *(rows, one.dataset.y[rows], models, len(first), skipped, one.dataset.y[valid], chosen),
+        groups=groups,
     )
+
+
+def with_pooled(
+    results: Mapping[str, Outcome],
+    parts: Parts,
+    variant: str,
+    open_engine: OpenEngine,
+    stopping: Callable[[], bool],
+) -> dict[str, Outcome]:
+    """Outcomes with the outputs of a model of all rows, which is trained for it."""
+    pooled = pooled_parts(parts)
+    with tempfile.TemporaryDirectory(prefix="atoll-pooled-") as folder:
+        state = train_parts(pooled, Path(folder), open_engine, stopping)
+    extended = {}
+    for id, one in results.items():
+        tests = {POOLED: parts.scenario.tests[id]}
+        here = dataclasses.replace(pooled.scenario, tests=tests)
+        predict = _predictor(Parts(pooled.config, pooled.dataset, here), state, variant, POOLED)
+        tasks = own_tasks(parts.scenario, id)
+        outputs = np.concatenate([predict("test", task) for task in tasks])
+        extended[id] = dataclasses.replace(one, outputs={**one.outputs, POOLED: outputs})
+    return extended
+
+
+def _of_numbers(
+    one: Parts, rows: Array, outputs: Mapping[str, Array], simple: Mapping[str, Any], y: Array
+) -> Outcome:
+    """The outcome of regression; `y` are the training labels, which the margin is a share of."""
+    models = {**outputs, **{n: z for n, z in simple.items() if not isinstance(z, str)}}
+    skipped = {name: reason for name, reason in simple.items() if isinstance(reason, str)}
+    deviation = float(y.std()) or 1.0
+    return Outcome(rows, one.dataset.y[rows], models, len(y), skipped, deviation=deviation)
 
 
 def without_classes(outputs: Array, excluded: Array) -> Array:
@@ -154,6 +208,8 @@ def _predictor(parts: Parts, state: Tensors, variant: str, id: str) -> _Predict:
         logits = halves[id]
         if server is not None:
             logits = server.predict(server.final_model(shared, variant, task), halves)
+        if parts.dataset.regression:
+            logits = parts.site(SERVER if vertical else id).target.restore(logits)
         return np.asarray(logits.double().cpu().numpy())
 
     return predict

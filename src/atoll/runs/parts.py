@@ -12,6 +12,7 @@ from atoll import data, methods
 from atoll.core.errors import UserError
 from atoll.core.federation import SERVER
 from atoll.core.method import Method
+from atoll.core.plugins import is_foreign
 from atoll.core.rng import Stream
 from atoll.core.rows import Public
 from atoll.data.dataset import Dataset
@@ -22,12 +23,14 @@ from atoll.data.splits import load, split
 from atoll.data.vectors import Vectors
 from atoll.data.vectors import load as load_vectors
 from atoll.data.vertical_site import VerticalSite
+from atoll.learning.foreign import first_values, frozen_layers, has_own_values
 from atoll.learning.models import ModelOptions, network
 from atoll.learning.textcnn import TextCNN, Words
+from atoll.metrics.answer import ERRORS, OF_TWO, Metric, metric_of
 from atoll.runs.config import RunConfig
 from atoll.runs.replacement import replaced
 
-__all__ = ["Parts", "device", "parts"]
+__all__ = ["Parts", "device", "parts", "refuse_labels", "with_first_values"]
 
 
 def device(name: str) -> torch.device:
@@ -62,18 +65,30 @@ class Parts:
 
     def site(self, id: str) -> Any:
         """What the participant with this id may see: a Site, or a VerticalSite, by the split."""
-        view = View(id, self._shelf, self.dataset, self.scenario, self.config.seed)
+        balanced = self.config.class_weight == "balanced"
+        view = View(id, self._shelf, self.dataset, self.scenario, self.config.seed, balanced)
         if self.scenario.labels_at_server:
             return VerticalSite(view)
         models, clients = self.config.models, self.scenario.clients
         named = models[clients.index(id)] if models and id in clients else ""
         own = self._kinds.setdefault(named, partial(self._network, name=named))
-        return Site(view, self._network, special=own, public=lambda: self.public, probe=self.probe)
+        return Site(
+            *(view, self._network),
+            special=own,
+            public=lambda: self.public,
+            probe=self.probe,
+            metric=self.metric,
+        )
 
     @cached_property
     def _kinds(self) -> dict[str, partial[torch.nn.Module]]:
         """Makers of networks by name, so that sites can see that theirs is the same."""
         return {}
+
+    @cached_property
+    def metric(self) -> Metric:
+        """What models are compared by: the config's, in regression mae where it names none."""
+        return metric_of(self.config.report_options().metric, self.dataset.regression)
 
     @cached_property
     def method(self) -> Method:
@@ -141,6 +156,48 @@ class Parts:
         return self.method.server(self.config.options(), self.site(SERVER))
 
 
+def refuse_labels(dataset: Dataset, config: RunConfig) -> None:
+    """Refuse labels and weights that the method or the metric is not for."""
+    name = str(config.method["name"])
+    if dataset.regression and not methods.load(name).regression:
+        what = f"'{name}' predicts classes, and the label '{dataset.classes[0]}' is a number"
+        able = ", ".join(other for other in methods.names() if methods.load(other).regression)
+        remedy = f'use one of {able}; or set task = "classification" in [data]'
+        raise UserError(what, "method.name", remedy)
+    _check_metric(config.report_options().metric, dataset)
+    _refuse_weights(dataset, config)
+
+
+def _check_metric(metric: str, dataset: Dataset) -> None:
+    """Refuse a metric that the label cannot be judged by; `accuracy` is the default."""
+    if dataset.regression != (metric in ERRORS) and metric != "accuracy":
+        kind, others = ("a number", "mae or mse") if dataset.regression else ("a class", "accuracy")
+        what = f"{metric} does not judge predictions of {kind}"
+        raise UserError(what, "report.metric", f"use {others}")
+    if metric in OF_TWO and len(dataset.classes) != 2:
+        what = f"{metric} is for two classes and '{dataset.name}' has {len(dataset.classes)}"
+        raise UserError(what, "report.metric", "use accuracy or balanced accuracy")
+
+
+def _refuse_weights(dataset: Dataset, config: RunConfig) -> None:
+    """Refuse weights of rows or classes that the method would ignore."""
+    name = str(config.method["name"])
+    method = methods.load(name)
+    if config.class_weight != "none" and dataset.regression:
+        what = f"class_weight is for classes, and the labels of '{dataset.name}' are numbers"
+        raise UserError(what, "class_weight", "leave class_weight out")
+    if config.class_weight != "none" and dataset.regression:
+        what = "the label is a number, and class_weight is for classes"
+        raise UserError(what, "class_weight", "leave class_weight out")
+    if config.class_weight != "none" and not (method.weighted or method.weighs_classes):
+        what = f"'{name}' does not use the weights of classes"
+        raise UserError(what, "class_weight", "leave class_weight out")
+    if dataset.weights is not None and not method.weighted:
+        able = [other for other in methods.names() if methods.load(other).weighted]
+        remedy = f"use {', '.join(able)}, or leave data.weights out"
+        raise UserError(f"'{name}' does not use the weights of rows", "data.weights", remedy)
+
+
 def parts(config: RunConfig, loaded: dict[str, Dataset] | None = None) -> Parts:
     """Load the data and deal it out; every mistake in the config is found here.
 
@@ -165,11 +222,32 @@ def parts(config: RunConfig, loaded: dict[str, Dataset] | None = None) -> Parts:
     if vertical and config.model_options().widths != ModelOptions().widths:
         what = f"the networks of '{name}' have no widths that could be set"
         raise UserError(what, "model.widths", "leave it out; method.width is their output")
-    if config.report_options().metric == "auroc" and len(dataset.classes) != 2:
-        what = f"auroc is for two classes and '{dataset.name}' has {len(dataset.classes)}"
-        raise UserError(what, "report.metric", "use accuracy or balanced accuracy")
+    refuse_labels(dataset, config)
     dealt = split(dataset, config.scenario_options(), config.seed, config.split)
     if config.models and len(config.models) != len(dealt.clients):
         what = f"{len(config.models)} models for {len(dealt.clients)} clients"
         raise UserError(what, "models", "name one for each, or none and set model.name")
-    return Parts(config, dataset, dealt)
+    return with_first_values(Parts(config, dataset, dealt))
+
+
+def with_first_values(run_parts: Parts) -> Parts:
+    """Write the hash of a network's own first values into the config, or compare it."""
+    config, options = run_parts.config, run_parts.config.model_options()
+    named = [name or options.name for name in config.models or ("",)]
+    own = [n for n in dict.fromkeys(named) if _has_own_values(n, options.initial)]
+    if not own or run_parts.scenario.labels_at_server or run_parts.dataset.kind == "text":
+        return run_parts
+    shape = run_parts.site(run_parts.scenario.clients[0]).inputs()
+    stream, classes = Stream.of("first values"), len(run_parts.dataset.classes)
+    models = [network(shape, classes, replace(options, name=name), stream) for name in own]
+    values = "-".join(first_values(model) for model in models)
+    if options.weights not in ("", values):
+        what = "the network begins with other values than those that the config names"
+        raise UserError(what, "model.weights", "restore them, or start a new run without the hash")
+    frozen = sorted({name for model in models for name in frozen_layers(model)})
+    chosen = {**config.model, "weights": values, "frozen": frozen}
+    return replace(run_parts, config=replace(config, model=chosen))
+
+
+def _has_own_values(name: str, initial: str) -> bool:
+    return is_foreign(name, "atoll.models") and has_own_values(name, initial)

@@ -1,18 +1,22 @@
 """The recipe of a run: what its models read, and how own files become that."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from atoll.core.federation import SERVER
+from atoll.core.options import build
 from atoll.core.record import write_whole
 from atoll.data.dataset import array_fingerprint, file_fingerprint
+from atoll.data.own.texts import TextOptions
 
 if TYPE_CHECKING:
     from atoll.runs.parts import Parts
 
-__all__ = ["write_recipe"]
+__all__ = ["site_names", "write_recipe"]
 
 Recipe = dict[str, Any]  # plain values
 
@@ -40,14 +44,18 @@ def _shapes(parts: "Parts") -> Recipe:
         since = held.index(True) if any(held) else 0
         own = scenario.holdings[id][-1].own
         sites[id] = {"called": id, "own": own.tolist(), "since": since}
+        if not scenario.labels_at_server:
+            sites[id] |= _target(parts, id)
     return {
         "kind": dataset.kind,
         "classes": list(dataset.classes),
+        **({"task": "regression"} if dataset.regression else {}),
         "shape": list(dataset.x.shape[1:]),
         "columns": [parts.config.data.get(key, key) for key in (dataset.kind, "label")],
         "common": scenario.common.tolist(),
         "stages": scenario.stages,
         "labels_at_server": scenario.labels_at_server,
+        **(_target(parts, SERVER) if scenario.labels_at_server else {}),
         "sites": sites,
     }
 
@@ -66,10 +74,19 @@ def _tables(parts: "Parts") -> Recipe:
         sites[id] = {
             "own": scenario.holdings[id][-1].own.tolist(),
             "scaling": {"common": common.tolist(), "own": own.tolist()},
+            **_target(parts, id),
             "rows": len(rows) if alone else len(dataset),
             "held_out": [(tested - first).tolist() for tested in scenario.tests[id]],
         }
     return {"sites": sites}
+
+
+def _target(parts: "Parts", id: str) -> Recipe:
+    """In regression, how outputs become numbers in the unit of the label."""
+    if not parts.dataset.regression:
+        return {}
+    target = parts.site(id).target
+    return {"target": [target.mean, target.deviation]}
 
 
 def _parties(parts: "Parts") -> Recipe:
@@ -91,21 +108,35 @@ def _parties(parts: "Parts") -> Recipe:
     return {"files": files, "fingerprints": prints, "sites": sites}
 
 
+def site_names(parts: "Parts") -> dict[str, str]:
+    """What each site is called: own images and texts by their folder or file, else its id."""
+    dataset, clients = parts.dataset, parts.scenario.clients
+    names = {id: id for id in clients}
+    if dataset.group is None or dataset.layout is not None or len(dataset.groups) != len(clients):
+        return names
+    if parts.config.split == "domains":
+        return dict(zip(clients, dataset.groups, strict=True))
+    if parts.config.data.get("files"):
+        stems = [Path(name).stem for name in dataset.groups]
+        return dict(zip(clients, stems, strict=True))
+    return names
+
+
 def _add_own_files(parts: "Parts", sites: Recipe) -> None:
     """Own images and texts: the name of each site's file, and its rows that are kept for tests."""
     scenario, dataset, data = parts.scenario, parts.dataset, parts.config.data
     if len(dataset.groups) != len(scenario.clients):
         return
-    domains = parts.config.split == "domains"
+    domains, called = parts.config.split == "domains", site_names(parts)
     for number, (id, name) in enumerate(zip(scenario.clients, dataset.groups, strict=True)):
         rows = np.flatnonzero(dataset.group == number)
-        if domains:
-            sites[id]["called"] = name
+        sites[id]["called"] = called[id]
         if data.get("images") and domains:
             held_out = [scenario.tests[id][number] - rows[0]]
             mark = array_fingerprint(dataset.x[rows])
         elif data.get("files") and dataset.kind == "text":
-            sites[id]["called"] = Path(name).stem
+            rules = build(TextOptions, data, "[data]").rules(Path(name).stem)
+            sites[id]["rules"] = asdict(rules)
             held_out = [tested - rows[0] for tested in scenario.tests[id]]
             mark = file_fingerprint(Path(data["files"][number]))
         else:

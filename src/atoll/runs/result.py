@@ -26,6 +26,7 @@ from atoll.core.record import (
 )
 from atoll.core.storage import disk_errors
 from atoll.metrics import scores as metrics
+from atoll.metrics.answer import Metric, metric_of
 from atoll.runs.convert import convert_config
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "table",
     "text_table",
     "title",
+    "variant_means",
     "write_result",
 ]
 
@@ -165,14 +167,31 @@ class Run:
         return self.variants[-1]
 
     @property
+    def regression(self) -> bool:
+        """Whether the label is a number."""
+        return bool(self.facts["data"].get("task") == "regression")
+
+    @property
+    def metric(self) -> Metric:
+        """What models are compared by: the config's, in regression mae where it names none."""
+        chosen: Metric = self.config.get("report", {}).get("metric", "accuracy")
+        return metric_of(chosen, self.regression)
+
+    @property
+    def score_name(self) -> str:
+        """What the scores of the run are: accuracy, or R2 in regression."""
+        return "R2" if self.regression else "accuracy"
+
+    @property
     def accuracy(self) -> float:
-        """Final test accuracy of the headline variant, mean over clients and tasks."""
+        """Final test accuracy of the headline variant, mean over clients and tasks; or R2."""
         return self.metrics[self.headline]["final_accuracy"]
 
     @cached_property
     def metrics(self) -> dict[str, dict[str, float]]:
         """Every metric of every variant."""
-        known, chance = self.facts["known_at"], 1 / self.facts["data"]["classes"]
+        known = self.facts["known_at"]
+        chance = 0.0 if self.regression else 1 / self.facts["data"]["classes"]
         return {v: metrics.summary(self.events, v, known, chance) for v in self.variants}
 
     @cached_property
@@ -190,25 +209,45 @@ class Run:
         return text_table([self])
 
 
-def table(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a table over seeds: one row for each variant, mean and deviation."""
+def table(
+    runs: Sequence[Run], answer: Mapping[str, Any] | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of a table over seeds: one row for each variant, mean and deviation.
+
+    With an answer by another metric than accuracy, its scores come first: means over sites.
+    """
     if not runs:
         raise UserError("no run to show", "table", "give at least one run")
     stages = int(runs[0].facts["stages"])
     columns = {"accuracy": "final_accuracy", "macro-F1": "macro_f1", "worst client": "worst_client"}
+    if runs[0].regression:
+        columns = {"R2": "r2", "MSE": "mse", "MAE": "mae", "worst client (R2)": "worst_client"}
     if stages > 1:
         columns["forgetting"] = "forgetting_best_last"
     if runs[0].config.get("scenario", {}).get("split") == "domains":
         columns |= {"own domain": "intra_accuracy", "other domains": "inter_accuracy"}
-    rows = []
+    rows, primary = [], variant_means(answer)
     for variant in runs[0].variants:
         cells = [variant or runs[0].config["method"]["name"]]
+        if primary:
+            cells.append(_cell([primary.get(variant, math.nan)]))
         for name in columns.values():
             cells.append(
                 _cell([run.metrics[variant][name] for run in runs if variant in run.metrics])
             )
         rows.append(cells)
-    return [f"{len(runs)} seed{'s' * (len(runs) > 1)}", *columns], rows
+    first = [str(answer["metric"])] if answer and primary else []
+    return [f"{len(runs)} seed{'s' * (len(runs) > 1)}", *first, *columns], rows
+
+
+def variant_means(answer: Mapping[str, Any] | None) -> dict[str, float]:
+    """The mean over sites of each variant's score; empty where the metric is accuracy."""
+    by_site = list((answer or {}).get("variants", {}).values())
+    means = {}
+    for name in by_site[0] if by_site else ():
+        values = [one[name] for one in by_site if one.get(name) is not None]
+        means[name] = sum(values) / len(values) if values else math.nan
+    return means
 
 
 def text_table(runs: Sequence[Run]) -> str:
@@ -241,7 +280,8 @@ def write_result(folder: Path, extents: Mapping[str, Extent] | None = None) -> R
     `extents` are lengths and digests of what this process wrote; else files are taken as they are.
     """
     run = Run(folder)
-    body: dict[str, Any] = {"definitions": dict(metrics.DEFINITIONS), "variants": {}}
+    definitions = dict(metrics.DEFINITIONS) | (dict(metrics.REGRESSION) if run.regression else {})
+    body: dict[str, Any] = {"definitions": definitions, "variants": {}}
     for variant in run.variants:
         primary = metrics.primary(run.events, variant)
         body["variants"][variant] = {

@@ -110,7 +110,7 @@ def values(events: Iterable[Event]) -> dict[str, float]:
             numbers |= {f"round/{name}": value for name, value in event.notes.items()}
         elif isinstance(event, Score) and event.rows:
             model = f" {event.variant}" if event.variant else ""
-            for name in (f"accuracy{model}/all sites", f"accuracy{model}/{event.client}"):
+            for name in (f"{event.name}{model}/all sites", f"{event.name}{model}/{event.client}"):
                 tests.setdefault(name, []).append(event.accuracy)
         elif isinstance(event, Message):
             moved["down" if event.sender == "server" else "up"] += event.bytes

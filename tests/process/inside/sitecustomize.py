@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,5 +205,24 @@ def answer(path: Path) -> None:
     part.rename(path.with_suffix(".answer"))
 
 
+def forge_plans(kind: str) -> None:
+    """A coordinator's job that sends a plan of its own making; tests.attacks has the kinds."""
+    module = "atoll.engines.network.remote"
+    while not hasattr(sys.modules.get(module), "Remote"):
+        time.sleep(0.01)
+    from tests.attacks.plan_recovery import PLANS  # noqa: PLC0415 - not before atoll is imported
+
+    honest = sys.modules[module].planned
+
+    def planned(run: str, offers: Any, *further: Any) -> Any:
+        plan = honest(run, offers, *further)
+        return replace(PLANS[kind](next(iter(offers.values())), plan), key=plan.key)
+
+    vars(sys.modules[module])["planned"] = planned
+
+
+if "ATOLL_FORGED_PLAN" in os.environ:
+    forgery = os.environ["ATOLL_FORGED_PLAN"]
+    threading.Thread(target=forge_plans, args=(forgery,), daemon=True).start()
 if "ATOLL_INSIDE" in os.environ:
     threading.Thread(target=serve, args=(Path(os.environ["ATOLL_INSIDE"]),), daemon=True).start()

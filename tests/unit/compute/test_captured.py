@@ -61,6 +61,22 @@ def test_they_are_the_loops_bit_for_bit_and_again_in_later_rounds(name: str) -> 
     assert int(later.run().moments["steps/loss"]) == 2 * 9
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_rows_count_by_their_weights(count: int) -> None:
+    works = [in_double(job("cnn-plain", 21, seed)) for seed in range(count)]
+    shares = [1.0 + (torch.arange(21) + seed) % 4 for seed in range(count)]
+    jobs = [
+        replace(work, rows=replace(work.rows, share=share.double()))
+        for work, share in zip(works, shares, strict=True)
+    ]
+    (results,) = run_captured([Captured(jobs)], [jobs])
+    for work, one, result in zip(works, jobs, results, strict=True):
+        expected = one.run()
+        assert result.losses == pytest.approx(expected.losses, rel=1e-9)
+        assert max_relative_error(expected.weights, result.weights) < 1e-9
+        assert max_relative_error(work.run().weights, result.weights) > 1e-6
+
+
 def test_running_statistics_move_and_the_given_weights_stay() -> None:
     work = job("small-resnet")
     before = {n: w.clone() for n, w in work.weights.items()}

@@ -12,7 +12,7 @@ from atoll.reproduce.papers import PAPERS
 FOLDER = Path(atoll.compute.__file__).parent
 FILES = sorted(FOLDER.rglob("*.py"))
 # a name that is also an English word counts where it is quoted or imported
-WORDS = {"alone", "replay"}  # CUDA graphs are replayed
+WORDS = {"alone", "replay", "target"}  # CUDA graphs are replayed, losses have targets
 OTHERS = {"fedweit", "fedprox", "scaffold", "ewc", "feddf", "rcfl", "v-leto", "textcnn", "cohort"}
 
 

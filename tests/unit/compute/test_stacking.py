@@ -75,6 +75,28 @@ def test_members_with_other_numbers_of_rows_and_own_columns_stack() -> None:
     )
 
 
+def weighted(job: TrainJob, number: int) -> TrainJob:
+    """The job with rows that count 1, 2, 3, ... times, beginning with another one in each."""
+    share = 1.0 + (torch.arange(len(job.rows), dtype=torch.float64) + number) % 5
+    return replace(job, rows=replace(job.rows, share=share))
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_members_whose_rows_have_weights_stack(mapped: bool) -> None:
+    plain = [member(number, rows=rows, own=2) for number, rows in enumerate((20, 7, 33))]
+    jobs = [weighted(job, number) for number, job in enumerate(plain)]
+    assert jobs[0].key() != plain[0].key()
+    stack = Stack(jobs, mapped=mapped)
+    others = [weighted(job, number + 1) for number, job in enumerate(plain)]
+    for round_jobs in (jobs, others):
+        pairs = zip(round_jobs, plain, stack.run(round_jobs), strict=True)
+        for job, unweighted, result in pairs:
+            expected = job.run()
+            assert max_relative_error(expected.weights, result.weights) < 1e-10
+            assert expected.losses["loss"] == pytest.approx(result.losses["loss"], abs=1e-12)
+            assert max_relative_error(unweighted.run().weights, result.weights) > 1e-6
+
+
 def histories() -> list[TrainJob]:
     """Members with other rates, rows and counts of steps."""
     rates = (0.01, 0.1, 0.03, 0.03, 0.1)

@@ -5,12 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.utils.class_weight import compute_class_weight
 
 from atoll.core.federation import SERVER, Moment
 from atoll.core.rng import Stream
 from atoll.data import load
-from atoll.data.site import Shelf, Site, View, varied
-from atoll.data.splits import parties, rows, split
+from atoll.data.scaling import Target
+from atoll.data.site import Shelf, Site, View, balanced_weights, varied
+from atoll.data.splits import columns, parties, rows, split
 from atoll.data.vertical_site import VerticalSite, block
 
 
@@ -155,6 +157,41 @@ def test_the_two_kinds_of_site_have_what_their_methods_need_and_no_more() -> Non
 
     both = {"train", "valid", "test", "inputs", "scaling"}
     assert public(Site) & public(VerticalSite) == both
-    assert public(VerticalSite) - both == {"lesson", "fresh", "parties", "by_columns", "shape_of"}
+    assert public(VerticalSite) - both == {
+        *("lesson", "fresh", "parties", "by_columns", "shape_of", "class_weights")
+    }
     networks = {"model", "outline", "shared_model", "public", "probe"}
-    assert public(Site) - both == {"before", "tasks", "stages"} | networks
+    assert public(Site) - both == {"before", "tasks", "stages", "target"} | networks
+
+
+@pytest.mark.parametrize("scale", ["local", "global", "none"])
+def test_labels_of_regression_are_scaled_as_the_columns_are(scale: Any) -> None:
+    """Local: by the site's own training rows; so nothing of the labels has to cross."""
+    dataset = load("synthetic-table", rows=200, task="regression")
+    scenario = split(dataset, columns.Options(clients=2), 0, "columns")
+    train = np.concatenate([held[0].train for held in scenario.holdings.values()])
+    shelf = Shelf(dataset, scale, train, torch.device("cpu"), torch.float64)
+    for id, (held,) in scenario.holdings.items():
+        site = Site(View(id, shelf, dataset, scenario, 0), lambda *_: torch.nn.Linear(1, 1))
+        fit = dataset.y[{"local": held.train, "global": train}.get(scale, held.train)]
+        mean, deviation = (0.0, 1.0) if scale == "none" else (fit.mean(), fit.std())
+        assert (site.target.mean, site.target.deviation) == pytest.approx((mean, deviation))
+        labels = site.train(0).y
+        expected = (dataset.y[held.train] - mean) / deviation
+        assert labels.tolist() == pytest.approx(expected.tolist())
+        restored = site.target.restore(labels)
+        assert restored.tolist() == pytest.approx(dataset.y[held.train].tolist())
+
+
+def test_equal_labels_are_not_divided_by_zero() -> None:
+    target = Target.of(torch.full((3,), 7.0))
+    assert (target.mean, target.deviation) == (7.0, 1.0)
+    assert Target.of(torch.zeros(0)) == Target(0.0, 1.0)
+
+
+def test_balanced_weights_are_those_of_scikit_learn() -> None:
+    y = torch.tensor([0, 0, 0, 2, 2, 4])
+    expected = compute_class_weight("balanced", classes=np.array([0, 2, 4]), y=y.numpy())
+    weights = balanced_weights(y, 5)
+    assert weights[[0, 2, 4]].tolist() == pytest.approx(expected.tolist())
+    assert weights[[1, 3]].tolist() == [1.0, 1.0]

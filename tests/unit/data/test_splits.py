@@ -420,6 +420,19 @@ def test_rows_are_dealt_and_all_columns_are_common() -> None:
     assert not made.labels_at_server
 
 
+def test_validation_rows_are_the_test_rows_of_a_scenario_for_tuning() -> None:
+    """Of 60 rows 36 are trained on and 12 validate; the 12 test rows stay unseen."""
+    usual = split(table(60, 10), options_for(split="classes", clients=2), 0)
+    tuning = split(table(60, 10), options_for(split="classes", clients=2, tests="valid"), 0)
+    valid = {row for id in usual.clients for row in usual.holdings[id][0].valid.tolist()}
+    assert set(tuning.tests["site-0"][0].tolist()) == valid
+    assert len(valid) == 12
+    for id in usual.clients:
+        own, before = tuning.holdings[id][0], usual.holdings[id][0]
+        assert own.train.tolist() == before.train.tolist()
+        assert own.valid.tolist() == []
+
+
 def test_own_tests_part_the_test_rows() -> None:
     made = split(table(60, 10), options_for(split="rows", clients=4, tests="own"), 0)
     parts = [made.tests[id][0].tolist() for id in made.clients]

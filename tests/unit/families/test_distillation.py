@@ -253,6 +253,7 @@ def learner(**options: Any) -> Learner:
     """A learner of one input and two classes, without public images."""
     site: Any = SimpleNamespace(
         model=lambda: torch.nn.Linear(1, 2),
+        regression=False,
         clients=["a"],
         id="a",
         device=torch.device("cpu"),

@@ -307,3 +307,15 @@ def test_the_merged_batch_is_a_step_of_torchs_own_optimiser() -> None:
     for name, weight in model.state_dict().items():
         torch.testing.assert_close(result.weights[name], weight, rtol=0, atol=1e-12)
     assert result.losses["loss"] == pytest.approx(sum(losses) / 18, abs=1e-12)
+
+
+def test_numbers_are_scored_by_their_errors_in_the_unit_of_the_label() -> None:
+    y = torch.tensor([-1.0, 0.0, 1.0])
+    outputs = torch.tensor([[0.0], [0.0], [-1.0]])  # off by 1, 0, 2; one is three days
+    found = training.scored({"own": outputs}, y, 3.0)
+    assert (found.rows, found.correct, found.macro_f1) == (3, {}, {})
+    assert found.errors["own"] == pytest.approx({"mse": 15.0, "mae": 3.0, "variance": 6.0})
+    third = training.errors(torch.tensor([[1 / 3], [0.0]]), torch.zeros(2))
+    assert (third["mse"], third["mae"]) == (0.05556, 0.1667)  # four digits
+    nothing = training.scored({"": torch.zeros(0, 1)}, torch.zeros(0), 3.0)
+    assert nothing.errors == {"": {"mse": 0.0, "mae": 0.0, "variance": 0.0}}

@@ -15,6 +15,7 @@ from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.engines.local import local_engine
 from atoll.jobs.train import Optimiser, Phase, TrainJob, checked
+from atoll.learning import foreign
 from atoll.learning.distill import distillation_loss
 from atoll.learning.image_nets import NETWORKS, StreamDropout, build
 from atoll.learning.models import Architecture, ModelOptions, network, skeleton
@@ -130,7 +131,7 @@ def nothing(shape, classes):
 
 @pytest.mark.usefixtures("mine")
 def test_a_network_of_ones_own_is_named_by_its_path() -> None:
-    one, same = (build("my_networks:right", (1, 4, 4), 3, Stream.of(5)) for _ in range(2))
+    one, same = (foreign.build("my_networks:right", (1, 4, 4), 3, Stream.of(5)) for _ in range(2))
     assert count(one) == 16 * 3 + 3
     assert torch.equal(one.get_parameter("1.weight"), same.get_parameter("1.weight"))
     assert one.training
@@ -149,7 +150,7 @@ def test_a_network_of_ones_own_is_named_by_its_path() -> None:
 )
 def test_a_network_that_does_not_fit_is_refused_before_the_run(name: str, told: str) -> None:
     with pytest.raises(UserError, match=told):
-        build(name, (1, 4, 4), 3, Stream.of(0))
+        foreign.build(name, (1, 4, 4), 3, Stream.of(0))
 
 
 def rows(count: int = 12) -> Rows:

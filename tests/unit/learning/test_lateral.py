@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from atoll.learning.lateral import concat_logits, correct_rows
+from atoll.learning.lateral import concat_logits, stack_models
 
 HIT, MISS = [2.0, 1.0], [1.0, 2.0]  # logits of one row whose class is 0
 
@@ -14,8 +14,10 @@ def test_the_models_of_a_bank_come_after_the_first_model() -> None:
     bank = torch.tensor([[HIT, HIT], [MISS, HIT]])
     y = torch.tensor([0, 0])
     expected = [[True, False], [True, True], [False, True], [False, False]]
-    assert correct_rows([first, last], bank, y).tolist() == expected
-    assert correct_rows([first, last], None, y).tolist() == [expected[0], expected[3]]
+    right = stack_models([first, last], bank).argmax(-1) == y
+    assert right.tolist() == expected
+    right = stack_models([first, last], None).argmax(-1) == y
+    assert right.tolist() == [expected[0], expected[3]]
 
 
 @pytest.mark.parametrize(("how", "common"), [("prob", [0.5, 0.5]), ("logit", [3.0, 3.0])])

@@ -169,3 +169,18 @@ def test_what_does_not_remember_has_no_state(penalty: Penalty) -> None:
     one.begin(WEIGHTS, 0)
     one.end(WEIGHTS, MOVED, BATCH, last=True)
     assert one.state() == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("penalty", ["none", "proximal", "ewc"])
+def test_a_loss_is_composed_without_waiting_for_the_device(penalty: Penalty) -> None:
+    rows = Rows(X.cuda(), X[:, :0].cuda(), BATCH.y.cuda())
+    weights = {name: weight.cuda() for name, weight in WEIGHTS.items()}
+    memory = past(penalty)
+    memory.begin(weights, 0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        memory.terms(weights, rows)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,9 +1,13 @@
 """What a CHFL client says of its models on validation rows, from hits that are made up."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sklearn import metrics as reference
 
 from atoll.core.errors import BadMessageError
 from atoll.core.federation import Clients, Moment
@@ -12,6 +16,7 @@ from atoll.core.rows import Rows
 from atoll.jobs.train import EvalJob
 from atoll.learning.losses import cross_entropy
 from atoll.methods import chfl
+from atoll.metrics.selection import selection_score
 from atoll.runs.config import change, resolve
 from atoll.runs.parts import parts
 
@@ -29,8 +34,8 @@ def client(**changes: Any) -> chfl.Client:
     return found
 
 
-def judged(judge: chfl.Client, counts: list[int]) -> dict[str, int]:
-    """The hits that a client reports for these counts, in the order of `chfl.correct`."""
+def judged(judge: chfl.Client, counts: list[int]) -> dict[str, float]:
+    """The hits that a client reports for these counts, in the order of `lateral.every_logits`."""
     received: Tensors = {n.removeprefix("common/"): w for n, w in judge.weights.items()}
     received = {n: w + 1 for n, w in received.items() if "/" not in n and n != "mu"}
     steps = judge._judge(received, Moment(0, 1, 2))
@@ -39,9 +44,70 @@ def judged(judge: chfl.Client, counts: list[int]) -> dict[str, int]:
         assert isinstance(job, EvalJob)
         steps.send(torch.tensor(counts))
     except StopIteration as end:
-        reported: dict[str, int] = end.value
+        reported: dict[str, float] = end.value.valid
         return reported
     raise AssertionError("it asks for more than one count")
+
+
+def scored(judge: chfl.Client) -> chfl.Settled:
+    """What a client reports of its models as they stand, where no job is needed."""
+    received = {n.removeprefix("common/"): w for n, w in judge.weights.items()}
+    received = {n: w for n, w in received.items() if "/" not in n and n != "mu"}
+    with pytest.raises(StopIteration) as end:
+        next(judge._judge(received, Moment(0, 1, 2)))
+    settled: chfl.Settled = end.value.value
+    return settled
+
+
+METRICS = ["auroc", "auprc", "balanced accuracy", "brier score", "log loss"]
+REFERENCES: dict[str, Callable[[Any, Any], float]] = {
+    "auroc": lambda y, p: float(reference.roc_auc_score(y, p[:, 1])),
+    "auprc": lambda y, p: float(reference.average_precision_score(y, p[:, 1])),
+    "balanced accuracy": lambda y, p: float(reference.balanced_accuracy_score(y, p.argmax(1))),
+    "brier score": lambda y, p: 1 - float(reference.brier_score_loss(y, p[:, 1])) / 2,
+    "log loss": lambda y, p: math.exp(-float(reference.log_loss(y, p))),
+}
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_another_metric_selects_the_member_of_the_bank(metric: str) -> None:
+    judge = client(**{"data": {"name": "breast-cancer"}, "report.metric": metric, "rate": 0.01})
+    settled, rows = scored(judge), judge.site.valid(0)
+    judge._save_best(chfl.reported(judge.options))
+    probabilities = {
+        variant: judge.predict(model, rows).double().softmax(-1).numpy()
+        for variant, model in judge.best.items()
+    }
+    y = rows.y.numpy()
+    expected = {v: REFERENCES[metric](y, p) for v, p in probabilities.items() if v != "local"}
+    assert settled.valid_rows == len(rows)
+    scores = {variant: total / len(rows) for variant, total in settled.valid.items()}
+    assert scores == pytest.approx(expected, abs=1e-6)
+    assert scores["auto"] == max(scores["mu=0"], scores["mu>0"])
+    best = max(REFERENCES[metric](y, p) for v, p in probabilities.items() if v == "local")
+    assert float(judge.best_local) / len(rows) == pytest.approx(best, abs=1e-6)
+
+
+def test_the_metric_and_accuracy_may_choose_different_members() -> None:
+    """Hits prefer the second member of the bank, AUROC the third."""
+    y = torch.tensor([0, 0, 0, 1, 1])
+    by_hits = [0.1, 0.2, 0.95, 0.9, 0.8]  # 4 hits; 2 of 6 pairs are in the wrong order
+    by_order = [0.6, 0.7, 0.8, 0.9, 0.95]  # 2 hits; every pair is in order
+    outputs = [np.log(np.stack([1 - np.array(p), p], 1)) for p in (by_hits, by_order)]
+    accuracies = [selection_score("accuracy", y.numpy(), one) for one in outputs]
+    areas = [selection_score("auroc", y.numpy(), one) for one in outputs]
+    assert accuracies == [0.8, 0.4]
+    assert areas == pytest.approx([4 / 6, 1.0])
+
+
+def test_validation_rows_that_do_not_define_the_metric_count_as_none() -> None:
+    judge = client(**{"data": {"name": "breast-cancer"}, "report.metric": "auroc"})
+    rows = judge.site.valid(0)
+    judge.site._kept["valid", 0] = rows.at(rows.y == 1)
+    settled = scored(judge)
+    assert settled.valid_rows == 0
+    assert set(settled.valid.values()) == {0}
+    assert judge.chosen["auto"] == 0
 
 
 def test_each_variant_reports_its_own_hits_and_the_best_concatenation_is_no_strength() -> None:
@@ -72,7 +138,7 @@ def test_without_validation_rows_every_variant_reports_no_hit(variants: list[str
     steps = judge._judge({}, Moment(0, 1, 2))
     with pytest.raises(StopIteration) as end:
         next(steps)
-    assert end.value.value == {v: 0 for v in variants if v != "local"}
+    assert end.value.value == chfl.Settled(0, {v: 0 for v in variants if v != "local"})
     assert set(judge.best) <= set(variants)
     assert int(judge.best_local) == (0 if "local" in variants else -1)
 
@@ -198,7 +264,7 @@ def test_a_stage_begins_without_idle_rounds_and_without_a_best() -> None:
 
 
 @pytest.mark.parametrize("valid", [{"common": 11}, {"common": -1}, {}, {"auto": 3}])
-def test_hits_that_cannot_be_are_refused(valid: dict[str, int]) -> None:
+def test_hits_that_cannot_be_are_refused(valid: dict[str, float]) -> None:
     judge = server()
     judge._admit("a", chfl.Settled(10, {"common": 10}))
     with pytest.raises(BadMessageError) as caught:

@@ -10,7 +10,7 @@ import pytest
 from atoll.metrics import answer as module
 from atoll.metrics import quality
 from atoll.metrics.answer import ALONE, GUESS, JOINED, LOGISTIC, Outcome, answer
-from atoll.metrics.statistics import rows_needed, tango
+from atoll.metrics.statistics import compare_accuracy, rows_needed, tango
 from atoll.metrics.verdicts import in_words
 
 Array = np.ndarray[Any, Any]
@@ -82,7 +82,7 @@ def test_the_words_on_logistic_regression() -> None:
         "b": [replace(same, outputs={**same.outputs, LOGISTIC: same.outputs[JOINED]})],
     })  # fmt: skip
     assert in_words(body)[-1] == (
-        "The joined model beats logistic regression of the site alone at 1 of 2 sites."
+        "The joined model is shown to beat logistic regression of the site alone at 1 of 2 sites."
     )
     assert body["sites"]["a"]["remarks"] == []
     assert len(body["sites"]["b"]["remarks"]) == 1
@@ -136,7 +136,7 @@ def test_models_that_do_not_beat_guessing_cannot_help() -> None:
     """24 against 4, but both are right on fewer rows than the majority class."""
     one = site((10, 24, 4, 42))
     assert answer({"a": [one]})["sites"]["a"]["verdict"]["text"] == (
-        "cannot tell: neither model beats guessing"
+        "cannot tell: neither model is shown to beat guessing"
     )
 
 
@@ -231,3 +231,67 @@ def test_the_threshold_of_a_sensitivity_comes_from_validation_rows() -> None:
     assert entry[JOINED]["threshold"] == pytest.approx(1 / (1 + math.exp(-8)))
     assert (entry[JOINED]["sensitivity"], entry[JOINED]["specificity"]) == (0.0, 1.0)
     assert "threshold" not in entry[ALONE]
+
+
+# ---------------------------------------------------------------- groups
+
+
+def grouped(one: Outcome, size: int, first: int = 0) -> Outcome:
+    """Rows in groups of a size, in their order."""
+    return replace(one, groups=first + np.arange(len(one.rows)) // size)
+
+
+def test_with_groups_the_group_is_the_unit_and_there_is_no_mcnemar() -> None:
+    one = grouped(site((50, 24, 4, 2)), 4)
+    body = answer({"a": [one]})
+    gain = body["sites"]["a"]["gain"]
+    right = {model: one.outputs[model].argmax(1) == one.y for model in (JOINED, ALONE)}
+    expected = compare_accuracy(right[JOINED], right[ALONE], one.groups)
+    assert (gain["low"], gain["high"], gain["p"]) == (expected.low, expected.high, expected.p)
+    assert (gain["units"], body["unit"]) == (20, "groups")
+    assert body["notes"][0].startswith("rows of a group depend on each other")
+    assert "80 test rows of 20 groups" in in_words(body)[1]
+    alone = answer({"a": [replace(one, groups=None)]})["sites"]["a"]["gain"]
+    assert gain["high"] - gain["low"] > alone["high"] - alone["low"]  # alike rows lie together
+
+
+def test_groups_of_one_row_are_rows() -> None:
+    plain = site((50, 24, 4, 2))
+    with_groups = answer({"a": [grouped(plain, 1)]})
+    assert with_groups["sites"] == answer({"a": [plain]})["sites"]
+
+
+def test_nine_groups_are_too_few_whatever_the_number_of_rows() -> None:
+    one = site((50, 24, 4, 2))
+    assert answer({"a": [grouped(one, 9)]})["withheld"] == {"a": "too few test rows"}
+    assert answer({"a": [grouped(one, 8)]})["withheld"] == {}
+
+
+def test_groups_need_more_rows_by_their_design_effect() -> None:
+    """Every group is one row four times: four times as many rows are needed."""
+    single = site((30, 6, 6, 10))
+    places = np.repeat(np.arange(52), 4)
+    models = {name: outputs[places] for name, outputs in single.outputs.items()}
+    four = Outcome(np.arange(208), single.y[places], models, 800, groups=places)
+    first, second = answer({"a": [single]}), answer({"a": [four]})
+    needed = [body["sites"]["a"]["rows_needed"] for body in (first, second)]
+    assert needed[1] == pytest.approx(4 * needed[0], rel=0.03)
+
+
+def test_sites_with_groups_of_their_own_are_combined_and_shared_groups_are_one_unit() -> None:
+    counts = [(50, 24, 4, 2), (30, 12, 2, 6)]
+    apart = {"a": [grouped(site(counts[0]), 4)], "b": [grouped(site(counts[1], 80), 4, 100)]}
+    same = {"a": apart["a"], "b": [grouped(site(counts[1], 80), 4, 0)]}
+    separate, shared = answer(apart), answer(same)
+    gains = [body["overall"]["gain"]["gain"] for body in (separate, shared)]
+    assert gains[0] == pytest.approx(gains[1])
+    assert separate["overall"]["gain"]["units"] == 20 + 13
+    assert shared["overall"]["gain"]["units"] == 20
+    assert "sites share test groups: overall, the group is the unit" in shared["notes"]
+
+
+def test_seeds_with_groups_count_groups_and_seeds() -> None:
+    one = grouped(site((50, 24, 4, 2)), 4)
+    other = grouped(site((52, 22, 4, 2)), 4)
+    body = answer({"a": [one, replace(other, rows=one.rows)]})
+    assert (body["unit"], body["sites"]["a"]["gain"]["units"]) == ("groups and seeds", 20)

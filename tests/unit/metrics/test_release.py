@@ -54,7 +54,9 @@ def without_counts(value: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "auroc", "balanced accuracy", "brier score"])
+@pytest.mark.parametrize(
+    "metric", ["accuracy", "auroc", "auprc", "balanced accuracy", "brier score", "log loss"]
+)
 def test_the_assembled_answer_is_the_one_computed_in_one_place(metric: Any) -> None:
     here = answer({id: [one] for id, one in SITES.items()}, metric, MARGIN)
     there = assembled(metric)
@@ -89,7 +91,7 @@ def test_no_count_of_discordant_rows_and_no_quality_is_a_field() -> None:
     one = asdict(release(SITES["north"], "accuracy", MARGIN, 3))
     assert set(one["scores"]) == {JOINED, ALONE, GUESS, LOGISTIC}
     whole = [value for value in json.loads(json.dumps(one)).values() if type(value) is int]
-    assert whole == [80, 40, one["needed"], one["needed_plain"]]
+    assert whole == [80, 40, one["needed"], one["needed_plain"], 0]
     assert not {26, 4, 30, 53, 87} & set(whole)
     assert float(f"{one['needed']:.1e}") == one["needed"]
     assert float(f"{one['needed_plain']:.1e}") == one["needed_plain"]
@@ -191,3 +193,17 @@ def test_models_without_scores_are_none_and_named_in_a_note() -> None:
     body = assembled()
     assert body["sites"]["north"]["scores"][MODELS[-1]] is None
     assert f"no {MODELS[-1]}" in body["notes"]
+
+
+def test_groups_are_rounded_and_decide_the_unit() -> None:
+    one = outcome((50, 24, 4, 2))
+    grouped = replace(one, groups=np.arange(len(one.rows)) // 3)  # 27 groups
+    leaves = release(grouped, "accuracy", 0.02, 1)
+    assert (leaves.groups, fault(leaves)) == (20, "")
+    body = assemble({"a": leaves}, {}, "accuracy", 0.02)
+    assert body["unit"] == "groups"
+    assert body["sites"]["a"]["gain"]["units"] == 20
+    here = answer({"a": [grouped]})
+    assert body["sites"]["a"]["gain"]["low"] == here["sites"]["a"]["gain"]["low"]
+    assert fault(replace(leaves, groups=27))
+    assert fault(replace(leaves, groups=leaves.test_rows + 10))

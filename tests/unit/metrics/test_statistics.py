@@ -226,8 +226,18 @@ def interval(low: float, high: float) -> Comparison:
     [
         ((0.01, 0.05), (0.1, 0.2), (0.1, 0.2), "helps"),
         ((0.001, 0.015), (0.1, 0.2), (0.1, 0.2), "helps, by less than 2 points"),
-        ((0.01, 0.05), (-0.1, 0.2), (0.1, 0.2), "cannot tell: the joined model does not beat"),
-        ((0.01, 0.05), (-0.1, 0.2), (-0.1, 0.2), "cannot tell: neither model beats guessing"),
+        (
+            (0.01, 0.05),
+            (-0.1, 0.2),
+            (0.1, 0.2),
+            "cannot tell: the joined model is not shown to beat",
+        ),
+        (
+            (0.01, 0.05),
+            (-0.1, 0.2),
+            (-0.1, 0.2),
+            "cannot tell: neither model is shown to beat guessing",
+        ),
         ((-0.05, -0.01), (-0.1, 0.2), (0.1, 0.2), "hurts"),
         ((-0.01, -0.001), (0.1, 0.2), (0.1, 0.2), "hurts, by less than 2 points"),
         ((-0.01, 0.01), (0.1, 0.2), (0.1, 0.2), "no difference larger than 2 points"),
@@ -291,8 +301,18 @@ def test_auroc_error_of_groups_by_hand() -> None:
     ("gain", "joined", "alone", "text"),
     [
         ((0.01, 0.05), (0.1, 0.2), (-0.1, 0.2), "helps"),  # one model beats guessing
-        ((0.01, 0.05), (0.0, 0.2), (0.1, 0.2), "cannot tell: the joined model does not beat"),
-        ((0.01, 0.05), (0.0, 0.2), (0.0, 0.2), "cannot tell: neither model beats guessing"),
+        (
+            (0.01, 0.05),
+            (0.0, 0.2),
+            (0.1, 0.2),
+            "cannot tell: the joined model is not shown to beat",
+        ),
+        (
+            (0.01, 0.05),
+            (0.0, 0.2),
+            (0.0, 0.2),
+            "cannot tell: neither model is shown to beat guessing",
+        ),
         ((0.0, 0.05), (-0.1, 0.2), (0.1, 0.2), "cannot tell: needs more test rows"),
         ((-0.05, 0.0), (0.1, 0.2), (0.1, 0.2), "cannot tell: needs more test rows"),
         ((0.0, 0.01), (0.1, 0.2), (0.1, 0.2), "no difference larger than 2 points"),

@@ -131,8 +131,9 @@ def test_the_card_has_margin_chance_level_and_smallest_test_set(tmp_path: Path) 
 
 
 def test_a_loss_is_not_written_in_percent(tmp_path: Path) -> None:
-    card = verdict.card(group(tmp_path / "run", metric="mae", margin=0.5))
-    assert dict(card.numbers)["Margin, set before the run"] == "0.500"
+    card = verdict.card(group(tmp_path / "run", metric="mae", margin=0.05))
+    words = "0.050 (5 % of the label's standard deviation)"
+    assert dict(card.numbers)["Margin, set before the run"] == words
     assert "+0.032, with a 95 % interval of +0.005 to +0.059" in card.words
 
 
@@ -209,7 +210,7 @@ def test_calibration_has_a_table_and_a_diagram(tmp_path: Path) -> None:
                 "reliability": [[0.1, 0.2, 5], [0.9, 0.8, 5], [0.5, None, 0]]}
         for model in ("joined", "alone")
     }  # fmt: skip
-    body["sites"]["b"]["remarks"] = ["the joined model does not beat logistic regression"]
+    body["sites"]["b"]["remarks"] = ["the joined model is not shown to beat logistic regression"]
     (only,) = gather([answered(record(tmp_path / "run", "fedavg", 0, HITS), body)])
     made = quality.section(only, "calibration-1")
     assert made is not None
@@ -220,4 +221,4 @@ def test_calibration_has_a_table_and_a_diagram(tmp_path: Path) -> None:
     assert len(made.pictures) == 1
     text = page.page([only])
     assert "Calibration and other metrics: fedavg" in text
-    assert "helps at b; the joined model does not beat logistic regression" in text
+    assert "helps at b; the joined model is not shown to beat logistic regression" in text

@@ -16,13 +16,16 @@ from atoll.core.errors import UserError
 from atoll.data.scenario import ABSENT, Holding, Scenario
 from atoll.engines.local import local_engine
 from atoll.metrics.answer import ALONE, JOINED
+from atoll.report import tables
+from atoll.report.answer import primary_scores
+from atoll.report.tables import gather
 from atoll.runs.alone import alone_parts
 from atoll.runs.answer import answer_folder, write_answer
 from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.execute import execute
 from atoll.runs.outcomes import own_tasks, without_classes
 from atoll.runs.parts import Parts, parts
-from atoll.runs.result import Run
+from atoll.runs.result import Run, table
 
 NONE = np.empty(0, dtype=np.int64)
 TINY: dict[str, Any] = {"data": "wine", "clients": 2, "rounds": 2, "engine.mode": "loop"}
@@ -121,6 +124,14 @@ def test_the_margin_and_the_metric_are_set_before_the_run(tmp_path: Path) -> Non
     body = write_answer([folder], engines.load)
     assert (body["metric"], body["margin"]) == ("auroc", 0.05)
     assert all(site["scores"]["majority"] == 0.5 for site in body["sites"].values())
+    joined = [site["scores"]["joined"] for site in body["sites"].values()]
+    header, rows = table([Run(folder)], body)
+    assert header[1:3] == ["auroc", "accuracy"]
+    assert rows[0][1] == f"{np.mean(joined):.4f}"
+    (group,) = gather([folder])
+    shown = tables.results([group], primary_scores([group]))
+    assert shown.header[1] == "auroc, %"
+    assert shown.rows[0][1].value == pytest.approx(np.mean(joined))
 
 
 def test_auroc_of_three_classes_is_refused_before_the_run() -> None:
@@ -185,6 +196,27 @@ def test_where_nothing_is_shared_all_sites_gain_exactly_nothing(tmp_path: Path) 
 
 def test_scaling_over_all_sites_is_noted(run: Path) -> None:
     assert any("scaled by the training rows of all" in note for note in Run(run).answer["notes"])
+
+
+def test_with_a_group_column_the_group_is_the_unit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    draws = np.random.default_rng(0)
+    for name in ("north", "south"):
+        lines = ["patient,age,outcome"]
+        for patient in range(80):
+            age = draws.normal(60, 10)
+            for _ in range(3):  # three visits of each
+                lines.append(f"p{patient},{age + draws.normal():.1f},{int(age > 60)}")
+        Path(f"{name}.csv").write_text("\n".join(lines) + "\n")
+    own = {"files": ["north.csv", "south.csv"], "label": "outcome", "group": "patient"}
+    values = {"name": "fedavg", "method": {"name": "fedavg"}, "data": own, "rounds": 2}
+    execute(resolve(change(values, {"engine.mode": "loop"}), "test"), Path("run"), local_engine)
+    body = write_answer([Path("run")], engines.load)
+    assert body["unit"] == "groups"
+    for site in body["sites"].values():
+        assert site["test_rows"] == 3 * site["gain"]["units"]
 
 
 # ---------------------------------------------------------------- a federation of one

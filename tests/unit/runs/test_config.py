@@ -190,3 +190,9 @@ def test_a_config_cannot_be_changed() -> None:
     config = resolve(FEDAVG, "test")
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.seed = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("data", "split"), [("digits", "rows"), ("digits-table", "columns")])
+def test_alone_needs_no_split_of_its_own(data: str, split: str) -> None:
+    values = change(read("alone"), {"data": data})
+    assert resolve(values, "alone").split == split

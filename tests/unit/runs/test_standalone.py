@@ -144,14 +144,15 @@ def test_texts(call: Call) -> None:
     draw = random.Random(1)
     words = {"sport": ["goal", "match", "team's"], "law": ["court", "judge", "Gericht"]}
     for site in ("a", "b"):
-        rows = [["text", "label"]]
+        rows = [["text" if site == "b" else "body", "label", "nr"]]
         for number in range(60):
             label = ("sport", "law")[number % 2]
             text = " ".join(draw.choice([*words[label], "the", "a", "of,"]) for _ in range(6))
-            rows.append([text, label])
+            rows.append([text, label, f"n{number}"])
         with Path(f"{site}.csv").open("w", newline="") as file:
             csv.writer(file).writerows(rows)
     own = {"files": ["a.csv", "b.csv"], "text": "text", "label": "label", "length": 12}
+    own |= {"id": "nr", "sites": {"a": {"rename": {"body": "text"}}}}
     model = {"vectors": "random-8", "widths": [8]}
     run({"data": own, "model": model, "method": {"name": "fedseit", "epochs": 2, "rate": 0.01}})
     site = next(iter(Predictor(Path("run"), "").recipe["sites"]))
@@ -161,7 +162,8 @@ def test_texts(call: Call) -> None:
         assert call("predict", "run", name, "--site", site, "-o", f"ours-{name}.csv") == 0
         ended = standalone(script, name, "-o", "theirs.csv")
         assert (ended.returncode, ended.stderr) == (0, "")
-        agree(f"ours-{name}.csv", "theirs.csv")
+        first = agree(f"ours-{name}.csv", "theirs.csv")[0]
+        assert first.get("nr") == ("n0" if name == "a.csv" else None)
     about = metadata(script)
     assert about["classes"] == ["law", "sport"]
     assert "judge" in about["preprocessing"]["words"]

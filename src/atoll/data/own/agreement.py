@@ -19,6 +19,7 @@ from atoll.core.options import build
 from atoll.data.dataset import Dataset, Layout
 from atoll.data.own.columns import ColumnPlan, identifies, offset_of, refuse_mistakes
 from atoll.data.own.encoding import Block, Kind
+from atoll.data.own.labels import task_of
 from atoll.data.own.profiles import (
     Contents,
     TableOptions,
@@ -28,7 +29,7 @@ from atoll.data.own.profiles import (
     site_name,
 )
 from atoll.data.own.spellings import refuse_spellings
-from atoll.data.own.tables import Survey, grouped, read_arrays, recipe, scaled
+from atoll.data.own.tables import Survey, grouped, read_arrays, recipe, scaled, weighted
 from atoll.data.scenario import Holding, Scenario
 
 __all__ = [
@@ -60,7 +61,7 @@ class Offered:
     """What is in a site's table: hashes of names and types, in the file's order."""
 
     columns: dict[str, str]  # hash -> number, date, text or left out
-    classes: list[str]
+    classes: list[str]  # none where the label is a number
     stages: list[str]
 
 
@@ -101,7 +102,7 @@ class Plan:
     key: str
     columns: tuple[Common, ...]
     left_out: tuple[str, ...]  # hashes of what some site leaves out, and so all do
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # one: the name of a label that is a number
     stages: tuple[str, ...]
 
     @property
@@ -128,10 +129,12 @@ class OwnTable:
         own = options.sites.get(site) or options.sites.get(called)
         options = replace(options, sites={called: own} if own else {})
         sheet = open_sheet(files[0], options)
-        self.site, self.options = site, options.renamed()
-        options = self.options
-        contents = Contents(options, (sheet,))
+        contents = Contents(options.renamed(), (sheet,))
         profile_sheet(contents, sheet)
+        self._quantity = contents.options.task == "regression"  # the site says so itself
+        options = replace(contents.options, task=task_of(contents))
+        contents = replace(contents, options=options)
+        self.site, self.options = site, options
         (self.called,) = contents.profiles
         self.sheet, self.contents, self.profiles = sheet, contents, contents.profiles[self.called]
         self.kinds: dict[str, Kind] = {}
@@ -141,13 +144,27 @@ class OwnTable:
                 refuse_mistakes(name, profile, kind, options, str(sheet.path))
                 self.kinds[name] = kind
 
+    @property
+    def regression(self) -> bool:
+        """Whether the label is a number here; its values are never disclosed then."""
+        return self.options.task == "regression"
+
+    def _whole_labels(self) -> bool:
+        """Whether labels are whole numbers, most of them distinct, as numbers of people are."""
+        counts = self.contents.classes[self.called]
+        whole = all(label.lstrip("-").isdigit() for label in counts)
+        return whole and 2 * len(counts) > counts.total()
+
     def _leaves(self, name: str) -> bool:
         profiles, kinds = {self.called: self.profiles[name]}, {self.called: self.kinds[name]}
         return name not in self.options.keep and identifies(name, profiles, kinds)
 
     def offered(self, request: Offer) -> Offered:
         """What this table has."""
-        self._countable(self.options.label, self.contents.classes[self.called])
+        classes = sorted(self.contents.classes[self.called])
+        if self.regression and (self._quantity or not self._whole_labels()):
+            classes = []
+        self._countable(self.options.label, classes)
         if self.options.stage:
             self._countable(self.options.stage, self.contents.stages[self.called])
         columns = {
@@ -155,14 +172,17 @@ class OwnTable:
             for name, kind in self.kinds.items()
         }
         stages = self.contents.stages[self.called] if self.options.stage else []
-        return Offered(columns, sorted(self.contents.classes[self.called]), sorted(stages))
+        return Offered(columns, classes, sorted(stages))
 
     def _countable(self, name: str, values: Collection[str]) -> None:
         """Refuse to disclose the values of a column of names, patient numbers or free text."""
         rows = self.contents.classes[self.called].total()
         if len(values) > min(self.options.most_levels, max(2, rows // 2)):
             what = f"the column '{name}' has {len(values):,} values in {rows:,} rows"
-            remedy = "choose another label or stage, or write most_levels in this site's [data]"
+            remedy = (
+                "choose another label or stage, or write most_levels in this site's [data]; of a "
+                "quantity in whole numbers, task = 'regression'"
+            )
             raise UntoldError(what, remedy)
 
     def agreed(self, request: Agree, key: str) -> Agreed:
@@ -207,12 +227,13 @@ class OwnTable:
             arrays.stage,
             plan.stages,
             recipe(survey, {}, [self.called]),
-            people=arrays.people if grouped(self.options) else None,
         )
         names = tuple(name for block in blocks for name in block.names)
         return Dataset(
             "own tables", "table", arrays.x, arrays.y, names, plan.classes, "own file",
             group=arrays.group, groups=(self.site,), layout=layout,
+            people=arrays.people if grouped(self.options) else None,
+            weights=arrays.weights if weighted(self.options) else None,
         )  # fmt: skip
 
     def _blocks(self, plan: Plan) -> list[Block]:
@@ -270,6 +291,13 @@ def planned(
         refuse_spellings(names, options.label)
     classes = _together(one.classes for one in offers.values())
     stages = _together((one.stages for one in offers.values()), options.order)
+    numbers = [site for site, one in offers.items() if not one.classes]
+    if numbers and classes:
+        other = next(site for site in offers if site not in numbers)
+        what = f"the label is a number at {numbers[0]} and has classes at {other}"
+        raise UserError(what, "the sites' tables", "set task in [data] of each site's file")
+    if numbers:
+        return Plan(key, tuple(columns), tuple(sorted(left)), (options.label,), stages)
     if len(classes) < 2:
         raise UserError("every row has the same label", "the sites' tables", "choose another label")
     return Plan(key, tuple(columns), tuple(sorted(left)), classes, stages)
@@ -299,8 +327,9 @@ def elsewhere(plan: Plan, ids: Sequence[str], files: Sequence[str]) -> tuple[Dat
     """What the server has of tables that are elsewhere: shapes and names, and no row."""
     none, untested = _empty(plan)
     names = ", ".join(Path(file).name for file in files)
+    labels = NONE.astype(float) if len(plan.classes) == 1 else NONE  # one: a number
     dataset = Dataset(
-        "own tables", "table", np.zeros((0, plan.width), dtype=np.float32), NONE, (),
+        "own tables", "table", np.zeros((0, plan.width), dtype=np.float32), labels, (),
         plan.classes, f"own files at their sites: {names}",
     )  # fmt: skip
     tasks = plan.stages or ("all",)

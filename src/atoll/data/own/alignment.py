@@ -246,7 +246,11 @@ def _nothing(name: str) -> UserError:
     return UserError("no id is common to all tables", name, remedy)
 
 
-def assume_aligned(tables: Mapping[str, Sequence[str]], exact: bool = False) -> Aligned:
+def assume_aligned(
+    tables: Mapping[str, Sequence[str]],
+    exact: bool = False,
+    remedy: str = "align the tables without --assume-aligned",
+) -> Aligned:
     """All rows in their order, where every table has the same ids in the same order."""
     ids = {name: normalised(given, exact) for name, given in tables.items()}
     first, *others = sorted(ids)
@@ -254,11 +258,11 @@ def assume_aligned(tables: Mapping[str, Sequence[str]], exact: bool = False) -> 
     for name in others:
         if len(ids[name]) != len(ids[first]):
             what = f"{len(ids[name])} rows, but '{first}' has {len(ids[first])}"
-            raise UserError(what, name, "align the tables without --assume-aligned")
+            raise UserError(what, name, remedy)
         for row, (one, other) in enumerate(zip(ids[first], ids[name], strict=True)):
             if one != other:
                 what = f"row {row} has another id than in '{first}'"
-                raise UserError(what, name, "align the tables without --assume-aligned")
+                raise UserError(what, name, remedy)
     return Aligned({name: np.arange(len(ids[name])) for name in sorted(ids)}, [])
 
 

@@ -19,7 +19,7 @@ from atoll.data.own.profiles import (
 from atoll.data.own.sheets import line_of
 
 __all__ = [
-    "ENOUGH", "Column", "ColumnPlan", "Finding", "identifies", "make_block", "offset_of",
+    "ENOUGH", "Column", "ColumnPlan", "Finding", "identifies", "leak_of", "make_block", "offset_of",
     "refuse_mistakes", "without_case",
 ]  # fmt: skip
 
@@ -60,6 +60,7 @@ class ColumnPlan:
 
     contents: Contents
     sites: tuple[str, ...]
+    leaks: bool = True  # whether to look for columns that give the label away
     columns: list[Column] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
@@ -92,6 +93,8 @@ class ColumnPlan:
         rules = [self.options.rules(site) for site in self.sites]
         if any(name == one.group for one in rules):
             return "the group: its rows are dealt together, no input"
+        if any(name == one.weights for one in rules):
+            return "the weight of a row in training, no input"
         return (
             "the id: goes into predictions, no input"
             if any(name == one.id for one in rules)
@@ -182,13 +185,10 @@ class ColumnPlan:
             self._note(f"'{name}' is {listed}", "an own column at each site")
         if common and several == {"text"}:
             self._compare_levels(name, profiles)
-        for site, profile in profiles.items():
-            values, labels = zip(*profile.sample, strict=True) if profile.sample else ((), ())
-            numeric = kinds[site] == "number"
-            if kinds[site] != "date" and gives_label_away(values, labels, numeric):
-                action = f"kept; if it is known only after, write ignore = ['{name}']"
-                what = f"'{name}' at {site} predicts the label almost alone"
-                self._note(f"{what}: is it known before the outcome?", action)
+        for site, profile in profiles.items() if self.leaks else ():
+            leak = leak_of(name, site, profile, kinds[site])
+            if leak:
+                self.findings.append(leak)
                 break
 
     def _compare_levels(self, name: str, profiles: Mapping[str, Profile]) -> None:
@@ -212,11 +212,22 @@ class ColumnPlan:
         sentences = [
             f"the names and types of the {len(common)} common columns, and which of them have "
             "missing values anywhere",
-            f"the names of the {len(classes)} classes",
+            "that the label is a number"
+            if self.options.task == "regression"
+            else f"the names of the {len(classes)} classes",
         ]
         if texts:
             sentences.append(f"the levels of the common text columns: {', '.join(texts)}")
         return sentences
+
+
+def leak_of(name: str, site: str, profile: Profile, kind: str) -> Finding | None:
+    """The finding that a column predicts the label almost alone, if it does."""
+    values, labels = zip(*profile.sample, strict=True) if profile.sample else ((), ())
+    if kind in ("", "date") or not gives_label_away(values, labels, kind == "number"):
+        return None
+    what = f"'{name}' at {site} predicts the label almost alone: is it known before the outcome?"
+    return Finding(what, f"kept; if it is known only after, write ignore = ['{name}']")
 
 
 def refuse_mistakes(
@@ -240,7 +251,8 @@ def refuse_mistakes(
     odd = sum(n for value, n in profile.counts.items() if ODD_DATE.match(value))
     if odd >= STRAY * profile.present:
         what = f"the column '{name}' has dates such as '{next(iter(profile.counts))}'"
-        raise unusable(what, path, f"write them as 2024-03-31, or ignore = ['{name}']")
+        remedy = f"write dates = {{ {name} = {{ format = 'day first' }} }}, or ignore = ['{name}']"
+        raise unusable(what, path, remedy)
 
 
 def make_block(

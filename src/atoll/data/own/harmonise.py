@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -64,6 +64,7 @@ class Rules:
     dates: dict[str, DateRule] = field(default_factory=dict)  # column -> format, since
     id: str = ""  # the column that names a row; carried to predictions, no input
     group: str = ""  # the column whose rows belong together, e.g. the patient; no input
+    weights: str = ""  # the column that says how much a row counts in training; no input
 
     @property
     def empty(self) -> bool:
@@ -76,13 +77,15 @@ def merge(general: Rules, own: Rules | None) -> Rules:
     if own is None:
         own = Rules()
     rename = {**general.rename, **own.rename}
-    tables = {}
+    tables = dict[str, Any]()
     for name in ("units", "missing", "dates"):
         both = {**getattr(general, name), **getattr(own, name)}
         tables[name] = {rename.get(column, column): entry for column, entry in both.items()}
     labels = {**general.labels, **own.labels}
-    id, group = own.id or general.id, own.group or general.group
-    return Rules(rename, labels, **tables, id=rename.get(id, id), group=rename.get(group, group))
+    for name in ("id", "group", "weights"):
+        column = getattr(own, name) or getattr(general, name)
+        tables[name] = rename.get(column, column)
+    return Rules(rename, labels, **tables)
 
 
 def refuse_bad_rules(rules: Rules) -> None:

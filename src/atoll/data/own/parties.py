@@ -6,8 +6,10 @@ of each file these are, in one order. What a value becomes is each party's own b
 and no scale crosses.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+import shlex
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,21 +20,30 @@ from atoll.core.errors import UserError
 from atoll.core.options import AtLeastOne, build, nearest
 from atoll.data.dataset import Dataset, Layout
 from atoll.data.own.alignment import SHOWN, assume_aligned, normalised
-from atoll.data.own.columns import Finding, identifies, make_block, refuse_mistakes
+from atoll.data.own.columns import ENOUGH, Finding, identifies, leak_of, make_block, refuse_mistakes
 from atoll.data.own.encoding import Block, encoded
+from atoll.data.own.harmonise import DateRule, Rules, Unit, harmonise
+from atoll.data.own.labels import MOST_CLASSES
+from atoll.data.own.matching import match_rows
 from atoll.data.own.profiles import (
     MISSING,
+    Contents,
     Profile,
     TableOptions,
+    in_order,
+    known_columns,
     natural,
     refuse_unknown_columns,
+    rename_columns,
     unusable,
 )
 from atoll.data.own.sheets import Sheet, batches, opened
+from atoll.data.own.spellings import refuse_spellings
 
-__all__ = ["PartyOptions", "load"]
+__all__ = ["PartyOptions", "examine", "leaks", "load", "read_contents"]
 
 Array = np.ndarray[Any, Any]
+NAMED = ("label", "id", "stage", "group")  # options that name one column
 
 
 @dataclass(frozen=True)
@@ -50,15 +61,28 @@ class PartyOptions:
     keep: tuple[str, ...] = ()  # columns to keep though they look like identifiers
     categorical: tuple[str, ...] = ()  # columns to read as text, e.g. codes made of digits
     most_levels: AtLeastOne = 50  # of a text column; rarer ones count as unknown
-    missing: tuple[str, ...] = MISSING  # words that mean that a value is missing; "" always does
+    # words that mean that a value is missing ("" always does), or codes by column beside them
+    missing: tuple[str, ...] | dict[str, tuple[str, ...]] = MISSING
+    dates: dict[str, DateRule] = field(default_factory=dict)  # by column format and since
+    group: str = ""  # a column of the active party: rows of one person are dealt together
+    order: tuple[str, ...] = ()  # of the stages; empty: numbers by size, then words by letter
+    rename: dict[str, str] = field(default_factory=dict)  # names of columns, old = new
+    # classes by the way they are written; as-is: they may look like spellings of each other
+    labels: Literal["", "as-is"] | dict[str, str] = ""
+    units: dict[str, Unit] = field(default_factory=dict)  # by column factor, offset and suffix
+    sites: dict[str, Rules] = field(default_factory=dict)  # by the name of a party's first file
 
     @property
     def as_of_a_table(self) -> TableOptions:
         """Those that say what becomes of a column, which they do as for own tables."""
-        return TableOptions(
-            label=self.label, ignore=self.ignore, keep=self.keep, categorical=self.categorical,
-            most_levels=self.most_levels, missing=self.missing,
-        )  # fmt: skip
+        named = {one.name for one in fields(TableOptions)} - {"id", "files", "stage"}
+        return TableOptions(**{name: value for name, value in vars(self).items() if name in named})
+
+    def renamed(self) -> "PartyOptions":
+        """The same with columns by their new names."""
+        new = self.as_of_a_table.renamed()
+        names = {one: self.rename.get(getattr(self, one), getattr(self, one)) for one in NAMED}
+        return replace(self, ignore=new.ignore, keep=new.keep, categorical=new.categorical, **names)
 
 
 @dataclass(frozen=True)
@@ -70,33 +94,100 @@ class _Party:
     texts: tuple[pa.Table, ...]  # every value as text, the common rows in their order
     rows: tuple[Array, ...]  # the places of these rows in each file
     counts: tuple[int, ...]  # how many rows each file has
+    rules: Rules  # how its files are harmonised
+
+
+_Stage = Sequence[tuple[Sheet, pa.Table]]  # the file of each party at one stage, and its values
 
 
 def load(name: str = "", **given: Any) -> Dataset:
     """The common rows of all parties, side by side; equal files give equal data."""
-    options = build(PartyOptions, given, "[data]")
+    parties, active, options = _read(build(PartyOptions, given, "[data]"))
+    labels = [text.column(options.label).to_pylist() for text in parties[active].texts]
+    if options.labels != "as-is":
+        counts = Counter(label for part in labels for label in part)
+        refuse_spellings({parties[active].name: counts}, options.label)
+    classes = tuple(sorted({str(y) for part in labels for y in part}, key=natural))
+    return _dataset(name, parties, active, classes, options)
+
+
+def read_contents(**given: Any) -> Contents:
+    """What each party's columns hold in the common rows, for suggestions."""
+    return _contents(*_read(build(PartyOptions, given, "[data]")))
+
+
+def examine(**given: Any) -> Contents:
+    """The same for files on one machine that nobody has aligned yet: ids are compared openly."""
+    return _contents(*_read(build(PartyOptions, given, "[data]"), _matched))
+
+
+def _contents(parties: Sequence[_Party], active: int, options: PartyOptions) -> Contents:
+    table = replace(options.as_of_a_table, stage=options.stage)
+    contents = Contents(table, tuple(sheet for party in parties for sheet in party.sheets))
+    special = {options.id, options.label, options.stage, options.group, *options.ignore}
+    holder = parties[active]
+    labels = [text.column(options.label).combine_chunks() for text in holder.texts]
+    for party in parties:
+        called = party.sheets[0].path.stem
+        columns = [name for name in party.sheets[0].columns if name not in special]
+        contents.profiles[called] = {name: _profile(party, name, labels) for name in columns}
+        contents.files[called] = list(party.sheets)
+    for option, counts in ((options.label, contents.classes), (options.stage, contents.stages)):
+        if option:
+            counts[holder.sheets[0].path.stem] = Counter(
+                value for text in holder.texts for value in text.column(option).to_pylist()
+            )
+    return contents
+
+
+def leaks(contents: Contents) -> list[Finding]:
+    """Columns that predict the label almost alone, whichever party has them."""
+    findings = []
+    for party, profiles in contents.profiles.items():
+        for name, profile in profiles.items():
+            kind = profile.kind(name in contents.options.categorical)
+            findings.append(leak_of(name, party, profile, kind))
+    return [finding for finding in findings if finding]
+
+
+def _read(
+    options: PartyOptions, common_rows: Callable[[_Stage, PartyOptions], list[Array]] | None = None
+) -> tuple[list[_Party], int, PartyOptions]:
+    """The common rows of all parties, which of them has the label, and the options."""
     files = [(one,) if isinstance(one, str) else tuple(one) for one in options.parties]
     _asked(options, files)
-    sheets = [tuple(opened(Path(path)) for path in party) for party in files]
+    rules = [options.as_of_a_table.rules(Path(party[0]).stem) for party in files]
+    sheets = [
+        tuple(rename_columns(opened(Path(path)), own) for path in party)
+        for party, own in zip(files, rules, strict=True)
+    ]
+    refuse_unknown_columns(
+        known_columns([sheet for party in sheets for sheet in party]),
+        options.as_of_a_table, "party",
+    )  # fmt: skip
+    options = options.renamed()
     for party in sheets:
         _lasting(party, options)
     active = _active(sheets, options)
-    known = {name for party in sheets for sheet in party for name in sheet.columns}
-    refuse_unknown_columns(known, options.as_of_a_table, "party")
-    whole = [[_text(sheet, options) for sheet in party] for party in sheets]
-    rows = [_common(stage, options) for stage in zip(*_paired(sheets, whole), strict=True)]
+    whole = [
+        [_text(sheet, own, options) for sheet in party]
+        for party, own in zip(sheets, rules, strict=True)
+    ]
+    find = common_rows or _common
+    rows = [find(stage, options) for stage in zip(*_paired(sheets, whole), strict=True)]
     labels = [text.column(options.label).to_pylist() for text in whole[active]]
     labelled = [stage[active] for stage in rows]  # the common rows of the active party, by stage
     for sheet, values, places in zip(sheets[active], labels, labelled, strict=True):
         _refuse_unlabelled(sheet, values, places)
-    classes = _classes(labels, labelled, sheets[active][0], options)
+    _refuse_lost(labels, labelled, sheets[active][0], options)
     parties = []
     for number, (party, texts) in enumerate(zip(sheets, whole, strict=True)):
         mine = tuple(stage[number] for stage in rows)
         common = tuple(t.take(pa.array(own)) for t, own in zip(texts, mine, strict=True))
         counts = tuple(len(text) for text in texts)
-        parties.append(_Party(f"{number}-{party[0].path.stem}", party, common, mine, counts))
-    return _dataset(name, parties, active, classes, options)
+        name = f"{number}-{party[0].path.stem}"
+        parties.append(_Party(name, party, common, mine, counts, rules[number]))
+    return parties, active, options
 
 
 def _asked(options: PartyOptions, files: Sequence[tuple[str, ...]]) -> None:
@@ -112,6 +203,13 @@ def _asked(options: PartyOptions, files: Sequence[tuple[str, ...]]) -> None:
                         "give every party one file for each stage")  # fmt: skip
     if len(files[0]) > 1 and options.stage:
         raise UserError("a stage column and a file for each stage", "[data]", "give one of the two")
+    stems = [Path(party[0]).stem for party in files]
+    for name, rules in options.sites.items():
+        if name not in stems:
+            raise UserError(f"no party '{name}'", f"[data.sites.{name}]", nearest(name, stems))
+        if rules.weights:
+            what, remedy = "parties have no weights of rows", "leave weights out"
+            raise UserError(what, f"[data.sites.{name}]", remedy)
     if not options.index and not options.assume_aligned:
         remedy = "run atoll align and write index = 'aligned', or assume_aligned = true"
         raise UserError("it is not known which rows belong together", "[data]", remedy)
@@ -163,8 +261,12 @@ def _active(sheets: Sequence[Sequence[Sheet]], options: PartyOptions) -> int:
     return having[0]
 
 
-def _text(sheet: Sheet, options: PartyOptions) -> pa.Table:
-    table = pa.Table.from_batches(list(batches(sheet, options.missing)))
+def _text(sheet: Sheet, rules: Rules, options: PartyOptions) -> pa.Table:
+    """A file with every value as text, as the rules of its party say."""
+    pieces = batches(sheet, options.as_of_a_table.words)
+    table = pa.Table.from_batches(
+        harmonise(batch, rules, options.label, sheet.comma) for batch in pieces
+    )
     if not len(table):
         raise unusable("a header and no rows", sheet.path, "give a file with rows")
     return table
@@ -176,27 +278,46 @@ def _paired(sheets: Any, texts: Any) -> list[list[tuple[Sheet, pa.Table]]]:
     ]
 
 
-def _common(stage: Sequence[tuple[Sheet, pa.Table]], options: PartyOptions) -> list[Array]:
-    """For each party the common rows of one stage, in one order, checked by their ids."""
-    ids = {
+def _ids(stage: _Stage, options: PartyOptions) -> dict[str, list[str]]:
+    """The ids of each party's rows in one stage, by its file."""
+    return {
         str(sheet.path): [v or "" for v in text.column(options.id).to_pylist()]
         for sheet, text in stage
     }
+
+
+def _matched(stage: _Stage, options: PartyOptions) -> list[Array]:
+    """For each party the common rows of one stage, by comparing ids openly."""
+    return match_rows([normalised(ids) for ids in _ids(stage, options).values()])
+
+
+def _common(stage: _Stage, options: PartyOptions) -> list[Array]:
+    """For each party the common rows of one stage, in one order, checked by their ids."""
+    ids = _ids(stage, options)
+    command = _align_command([sheet for sheet, _ in stage], options)
     if options.assume_aligned:
-        aligned = assume_aligned(ids)
+        remedy = f"leave assume_aligned out, write index = 'aligned' and run {command}"
+        aligned = assume_aligned(ids, remedy=remedy)
         return [aligned.rows[str(sheet.path)] for sheet, _ in stage]
-    rows = [_index(sheet, len(text), options.index) for sheet, text in stage]
+    rows = [_index(sheet, len(text), options.index, command) for sheet, text in stage]
     first, known = stage[0][0], normalised(ids[str(stage[0][0].path)])
     ids_of_first = [known[row] for row in rows[0]]
     for (sheet, _), mine in zip(stage[1:], rows[1:], strict=True):
         here = normalised(ids[str(sheet.path)])
         if [here[row] for row in mine] != ids_of_first:
             what = f"its index file does not fit that of {first.path.name}: other rows or order"
-            raise unusable(what, sheet.path, "run atoll align again: a table has changed since")
+            raise unusable(what, sheet.path, f"a table has changed since; run {command}")
     return rows
 
 
-def _index(sheet: Sheet, count: int, folder: str) -> Array:
+def _align_command(sheets: Sequence[Sheet], options: PartyOptions) -> str:
+    """The command that writes the index files of one stage."""
+    hub = [str(sheet.path) for sheet in sheets if options.label in sheet.columns]
+    named = [*("--hub", *hub[:1]), *("--id", options.id), *("--out", options.index or "aligned")]
+    return shlex.join(["atoll", "align", *(str(sheet.path) for sheet in sheets), *named])
+
+
+def _index(sheet: Sheet, count: int, folder: str, command: str) -> Array:
     """The rows that an index file names."""
     path = Path(folder) / f"{sheet.path.stem}.index.csv"
     try:
@@ -206,12 +327,12 @@ def _index(sheet: Sheet, count: int, folder: str) -> Array:
         rows = np.array([int(line) for line in lines[1:]], dtype=np.int64)
     except (OSError, ValueError, OverflowError) as error:
         what = "no index file, or not one of atoll align"
-        raise unusable(what, path, "run atoll align first") from error
+        raise unusable(what, path, f"run {command}") from error
     if not len(rows):
         raise unusable("an index file without rows", path, "align tables that share ids")
     if rows.min() < 0 or rows.max() >= count or len(np.unique(rows)) < len(rows):
         what = f"its rows do not fit {sheet.path.name}, which has {count}"
-        raise unusable(what, path, "run atoll align again: the table has changed since")
+        raise unusable(what, path, f"the table has changed since; run {command}")
     return rows
 
 
@@ -224,13 +345,13 @@ def _refuse_unlabelled(sheet: Sheet, labels: Sequence[str | None], rows: Array) 
         raise unusable(what, sheet.path, "give them one, or remove the rows and align again")
 
 
-def _classes(
+def _refuse_lost(
     labels: Sequence[Sequence[str | None]],
     active: Sequence[Array],
     sheet: Sheet,
     options: PartyOptions,
-) -> tuple[str, ...]:
-    """The classes of common rows; refuse one that the alignment leaves without rows."""
+) -> None:
+    """Refuse a class that the alignment leaves without rows, a single class, and a quantity."""
     every = {y for part in labels for y in part if y is not None}
     common = {part[row] for part, rows in zip(labels, active, strict=True) for row in rows}
     lost = sorted(every - common)
@@ -240,7 +361,11 @@ def _classes(
     if len(common) < 2:
         raise unusable(f"every common row has the label '{next(iter(common))}'", sheet.path,
                      "bring rows of other classes")  # fmt: skip
-    return tuple(sorted((str(y) for y in common), key=natural))
+    total = sum(len(rows) for rows in active)
+    if len(common) > min(MOST_CLASSES, max(ENOUGH, total // 2)):
+        what = f"the label has {len(common):,} different values in {total:,} rows"
+        remedy = "parties predict classes: make some, or predict the number from one table"
+        raise unusable(what, sheet.path, remedy)
 
 
 def _dataset(
@@ -250,7 +375,7 @@ def _dataset(
     classes: tuple[str, ...],
     options: PartyOptions,
 ) -> Dataset:
-    special = {options.id, options.label, options.stage, *options.ignore}
+    special = {options.id, options.label, options.stage, options.group, *options.ignore}
     pieces, names, owners, holders = [], [], list[int](), list[str]()
     blocks: dict[str, list[Block]] = {party.name: [] for party in parties}
     findings = list[Finding]()
@@ -273,30 +398,61 @@ def _dataset(
     layout = Layout(
         np.stack([owner == number for number in range(len(holders))]),
         np.ones(len(owner), dtype=bool), stage, stages,
-        _recipe(parties[active], blocks, classes, options), tuple(findings),
+        _recipe(parties, active, blocks, classes, options), tuple(findings),
     )  # fmt: skip
     source = "own files: " + ", ".join(s.path.name for party in parties for s in party.sheets)
     x = np.concatenate(pieces, 1).astype(np.float32)
     return Dataset(
         name or "own tables", "table", x, y, tuple(names), classes, source,
         groups=tuple(holders), layout=layout,
+        people=_people(parties[active], options.group) if options.group else None,
     )  # fmt: skip
 
 
+def _people(active: _Party, group: str) -> Array:
+    """A number for each row; rows of one person have the same, one without a name is its own."""
+    if group not in active.sheets[0].columns:
+        what = f"no column '{group}' for the group"
+        remedy = nearest(group, active.sheets[0].columns)
+        raise unusable(what, active.sheets[0].path, remedy)
+    names = [name for text in active.texts for name in text.column(group).to_pylist()]
+    keys = [f"={name}" if name is not None else f"row {row}" for row, name in enumerate(names)]
+    return np.unique(keys, return_inverse=True)[1].astype(np.int64)
+
+
 def _recipe(
-    active: _Party, blocks: dict[str, list[Block]], classes: tuple[str, ...], options: PartyOptions
+    parties: Sequence[_Party],
+    place: int,
+    blocks: dict[str, list[Block]],
+    classes: tuple[str, ...],
+    options: PartyOptions,
 ) -> dict[str, Any]:
     """How files of new rows become what the networks read; which rows these ones are."""
+    active = parties[place]
+    rules = {party.name: asdict(party.rules) for party in parties if party.rules != Rules()}
+    rare = {party.name: _rare(party, blocks[party.name]) for party in parties}
     files = zip(active.sheets, active.counts, active.rows, strict=True)
     return {
         "id": options.id,
         "label": options.label,
         "classes": list(classes),
-        "missing": list(options.missing),
+        "missing": list(options.as_of_a_table.words),
+        **({"rules": rules} if rules else {}),
+        **({"rare": rare} if any(rare.values()) else {}),
         "active": active.name,
         "files": [[sheet.path.name, count, rows.tolist()] for sheet, count, rows in files],
         "parties": {name: [asdict(block) for block in own] for name, own in blocks.items()},
     }
+
+
+def _rare(party: _Party, blocks: Sequence[Block]) -> dict[str, list[str]]:
+    """By column the levels that were read and have no column of their own."""
+    rare = {}
+    for block in blocks:
+        if block.kind == "text":
+            levels = {v for text in party.texts for v in text.column(block.column).to_pylist()}
+            rare[block.column] = sorted(levels - {None, *block.levels})
+    return {name: levels for name, levels in rare.items() if levels}
 
 
 def _columns(
@@ -325,12 +481,13 @@ def _columns(
     return columns
 
 
-def _profile(party: _Party, column: str) -> Profile:
-    """What is known of a column in the common rows."""
+def _profile(party: _Party, column: str, labels: Sequence[pa.Array] = ()) -> Profile:
+    """What is known of a column in the common rows, with the labels of each stage."""
     profile = Profile()
-    for sheet, text, rows in zip(party.sheets, party.texts, party.rows, strict=True):
-        values = text.column(column).combine_chunks()
-        profile.add(values, pa.nulls(len(values), pa.string()), rows, sheet)
+    for place, (sheet, rows) in enumerate(zip(party.sheets, party.rows, strict=True)):
+        values = party.texts[place].column(column).combine_chunks()
+        known = labels[place] if labels else pa.nulls(len(values), pa.string())
+        profile.add(values, known, rows, sheet)
     return profile
 
 
@@ -357,5 +514,5 @@ def _when(
     if None in names:
         what = f"no value in the column '{options.stage}'"
         raise unusable(what, active.sheets[0].path, "give every row a stage")
-    stages = tuple(sorted({str(v) for v in names}, key=natural))
+    stages = in_order({str(v) for v in names}, options.order)
     return y, np.array([stages.index(str(v)) for v in names], dtype=np.int64), stages

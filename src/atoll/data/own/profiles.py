@@ -30,9 +30,9 @@ from atoll.data.own.harmonise import (
 from atoll.data.own.sheets import Sheet, batches, line_of, opened
 
 __all__ = [
-    "MISSING", "MOST_DISTINCT", "Contents", "Profile", "Repeats", "TableOptions", "harmonised",
-    "in_order", "known_columns", "natural", "open_sheet", "profile_sheet", "refuse_unknown_columns",
-    "rename_columns", "site_name", "unusable",
+    "MISSING", "MOST_DISTINCT", "Arrival", "Contents", "Profile", "Repeats", "TableOptions",
+    "harmonised", "in_order", "known_columns", "natural", "open_sheet", "profile_sheet",
+    "refuse_unknown_columns", "rename_columns", "site_name", "unusable",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -48,6 +48,9 @@ class TableOptions:
     # one for each site, or one with a site column, CSV or Parquet; or by site a list, one a stage
     files: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
     label: str = ""  # the column to be predicted
+    task: Literal["", "classification", "regression"] = (
+        ""  # empty: by the label; more than 20 distinct numbers are regression
+    )
     site: str = ""  # the column that names a row's site, in one file for all
     stage: str = ""  # the column that names a row's stage, for data that come over time
     ignore: tuple[str, ...] = ()  # columns to leave out
@@ -63,6 +66,7 @@ class TableOptions:
     encoding: str = ""  # of CSV files; empty: detected
     id: str = ""  # the column that names a row: no input, carried to predictions
     group: str = ""  # the column of people: rows of one are all to train on, or all to test on
+    weights: str = ""  # the column that says how much a row counts in training; no input
     order: tuple[str, ...] = ()  # of the stages; empty: numbers by size, then words by letter
     rename: dict[str, str] = field(default_factory=dict)  # names of columns, old = new
     # classes by the way they are written; as-is: sites may have different ones
@@ -92,6 +96,7 @@ class TableOptions:
             self.dates if isinstance(self.dates, dict) else {},
             self.id,
             self.group,
+            self.weights,
         )
 
     def rules(self, site: str) -> Rules:
@@ -178,7 +183,7 @@ def refuse_unknown_columns(known: Collection[str], options: TableOptions, who: s
     for one in rules:
         refuse_bad_rules(one)
         since = [rule.since for rule in one.dates.values() if not rule.since[:1].isdigit()]
-        single = [name for name in (one.id, one.group, *since) if name]
+        single = [name for name in (one.id, one.group, one.weights, *since) if name]
         named += [*one.rename, *one.units, *one.missing, *one.dates, *single]
     for name in named:
         if name not in known:
@@ -306,7 +311,16 @@ class Contents:
     )
     classes: dict[str, Counter[str]] = field(default_factory=dict)
     stages: dict[str, Counter[str]] = field(default_factory=dict)
+    arrivals: dict[str, "Arrival"] = field(default_factory=dict)  # by stage, where there are some
     repeats: "Repeats | None" = None  # None: they are not looked for
+
+
+@dataclass
+class Arrival:
+    """What comes at a stage, at all sites."""
+
+    classes: Counter[str] = field(default_factory=Counter)  # rows of each class
+    columns: set[str] = field(default_factory=set)  # those with a value
 
 
 @dataclass
@@ -319,6 +333,8 @@ class Repeats:
     def add(self, site: str, batch: pa.RecordBatch, columns: Sequence[str]) -> None:
         """Add some rows of a site; `columns` are those that all sites have."""
         for counts, names in ((self.within, batch.schema.names), (self.across, columns)):
+            if not names:  # sites without a common column, which is refused later
+                continue
             texts = [pc.fill_null(batch.column(name), "") for name in sorted(names)]
             rows = pc.binary_join_element_wise(*texts, "\x1f")
             counts.setdefault(site, Counter()).update(hash(row) for row in rows.to_pylist())
@@ -340,7 +356,9 @@ def profile_sheet(contents: Contents, sheet: Sheet) -> None:
             if contents.origins.setdefault(name, origin) != origin:
                 remedy = "rename one of the files or sites"
                 raise unusable(f"two parts would be called '{name}'", sheet.path, remedy)
-            _add_rows(contents, sheet, name, batch.take(pa.array(places)), places + total)
+            rows = batch.take(pa.array(places))
+            _refuse_weights(sheet, rows, contents.options.rules(name).weights, places + total)
+            _add_rows(contents, sheet, name, rows, places + total)
         total += len(batch)
     if not total:
         raise unusable("a header and no rows", sheet.path, "give a file with rows")
@@ -369,6 +387,21 @@ def _refuse_gaps(sheet: Sheet, batch: pa.RecordBatch, special: Sequence[str], be
             raise unusable(f"no value in the column '{name}'", where, remedy)
 
 
+def _refuse_weights(sheet: Sheet, batch: pa.RecordBatch, name: str, rows: Array) -> None:
+    """Refuse a weight that is no number above 0, by its line."""
+    if name not in batch.schema.names:
+        return
+    values = as_numbers(batch.column(name), sheet.comma)
+    good = pc.fill_null(pc.and_(pc.greater(values, 0.0), pc.less(values, LARGEST)), False)
+    wrong = ~good.to_numpy(zero_copy_only=False)
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        text = batch.column(name)[place].as_py()
+        what = f"'{(text or '')[:40]}' in the column '{name}' is no weight"
+        remedy = "write a number above 0, or remove the row"
+        raise unusable(what, line_of(sheet, int(rows[place])), remedy)
+
+
 def _add_rows(
     contents: Contents, sheet: Sheet, site: str, batch: pa.RecordBatch, rows: Array
 ) -> None:
@@ -381,6 +414,8 @@ def _add_rows(
     if options.stage:
         stages = plain_labels(batch.column(options.stage)).to_pylist()
     contents.stages.setdefault(site, Counter()).update(stages)
+    if {*stages} != {""}:
+        _add_arrivals(contents, batch, labels, pa.array(stages, pa.string()))
     if contents.repeats is not None:
         left_out = {*options.ignore, options.rules(site).id}
         every = [sheet.columns for sheet in contents.sheets]
@@ -389,7 +424,8 @@ def _add_rows(
         contents.repeats.add(site, batch.select(named), sorted(shared))
     profiles = contents.profiles.setdefault(site, {})
     rules = options.rules(site)
-    left_out = {*options.special.values(), *options.ignore, rules.id, rules.group}
+    special = {*options.special.values(), rules.id, rules.group, rules.weights}
+    left_out = {*special, *options.ignore}
     for name in sheet.columns:
         if name not in left_out:
             column = batch.column(name)
@@ -398,6 +434,20 @@ def _add_rows(
             profile = profiles.setdefault(name, Profile(codes=typed))
             profile.codes = profile.codes and _all_digits(column)
             profile.add(column, labels, rows, sheet)
+
+
+def _add_arrivals(
+    contents: Contents, batch: pa.RecordBatch, labels: pa.Array, stages: pa.Array
+) -> None:
+    """Note which classes and columns come at each stage."""
+    for stage in stages.unique().to_pylist():
+        there = pc.equal(stages, stage)
+        arrival = contents.arrivals.setdefault(stage, Arrival())
+        arrival.classes.update(labels.filter(there).to_pylist())
+        rows = batch.filter(there)
+        for name, column in zip(rows.schema.names, rows.columns, strict=True):
+            if column.null_count < len(column):
+                arrival.columns.add(name)
 
 
 def _all_digits(text: pa.Array) -> bool:

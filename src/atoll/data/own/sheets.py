@@ -78,7 +78,7 @@ def opened(path: Path, delimiter: str = "", encoding: str = "") -> Sheet:
     if stamp[0] == 0:
         raise refused("the file is empty", path, "give a file with a header and rows")
     if path.suffix.lower() in JSON:  # its first line would be taken for the names of columns
-        remedy = "give a table; for texts, name their column: text = 'body'"
+        remedy = "give a table; for texts, name their column: atoll init --text, or text = 'body'"
         raise refused("a JSON file is no table", path, remedy)
     kind = path.suffix.lower()
     if kind in EXCEL:

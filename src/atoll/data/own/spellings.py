@@ -36,7 +36,7 @@ def same_classes(classes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
             truths |= {*rows}
     meanings: dict[str, list[str]] = {}
     for name in counts:
-        key = TRUTH[folded(name)] if name in truths else folded(name)
+        key = TRUTH[folded(name)] if name in truths else _meaning(name)
         meanings.setdefault(key, []).append(name)
     usual = _usual_names(classes)
     same: dict[str, str] = {}
@@ -45,6 +45,12 @@ def same_classes(classes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
         common = known[0] if known else max(names, key=lambda name: (counts[name], name))
         same |= {name: common for name in names if name != common}
     return same
+
+
+def _meaning(name: str) -> str:
+    """Equal for spellings of one class; 1.1 and 11 are two."""
+    number = re.fullmatch(r"\s*([+-]?\d+)[.,](\d+)\s*", name)
+    return f"{number[1]}.{number[2]}" if number else folded(name)
 
 
 def _usual_names(classes: Mapping[str, Mapping[str, int]]) -> list[str]:

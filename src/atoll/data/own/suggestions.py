@@ -4,7 +4,7 @@ import difflib
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +14,7 @@ import numpy as np
 from atoll.core.errors import UserError
 from atoll.core.options import build
 from atoll.data.own import evidence
+from atoll.data.own.labels import task_of
 from atoll.data.own.profiles import (
     Contents,
     Profile,
@@ -28,11 +29,15 @@ from atoll.data.own.survey import read_contents
 
 __all__ = [
     "Suggestion", "examine", "in_toml", "key_in_toml", "near_names", "repeated_rows", "suggest",
+    "suggest_for_parties", "suggest_for_texts",
 ]  # fmt: skip
 
-SCALE: Final = 10.0  # times one site's values are another's, from which units are suspected
+SCALE: Final = (
+    8.0  # ratio of medians from which units are suspected: 10, less the noise of few rows
+)
 SIMILAR: Final = 0.85  # similarity of two names from which they may be one
 FEW: Final = 50  # rows of all sites below which whole numbers are not called codes
+REPEATED: Final = "keys that repeat: rows of one are trained on or tested on, never both"
 Profiles = Mapping[str, Mapping[str, Profile]]  # by column and site
 
 
@@ -136,6 +141,38 @@ def suggest(contents: Contents) -> list[Suggestion]:
     return [_with_old_names(one, renames, contents) for one in _general(suggestions)]
 
 
+def suggest_for_parties(contents: Contents) -> list[Suggestion]:
+    """Suggestions where parties hold columns of the same rows: no column is compared with another.
+
+    `contents.classes` has the party with the labels alone.
+    """
+    profiles = _by_column(contents)
+    suggestions = [*_labels(contents), *_stages(contents)]
+    for party in contents.classes if not contents.options.group else ():
+        for name, profile in contents.profiles[party].items():
+            if evidence.is_person(profile, name):
+                suggestions.append(Suggestion("group", name, REPEATED, True))
+                profiles.pop(name)
+                break
+    for finder in (_dates, _suffixes, _codes_of_missing, _codes, _unusable):
+        suggestions += finder(contents, profiles)
+    return _general(suggestions)
+
+
+def suggest_for_texts(contents: Contents) -> list[Suggestion]:
+    """Suggestions for labels, the order of stages, and columns that name texts or people."""
+    suggestions = [*_labels(contents), *_stages(contents)]
+    for one in _keys(contents, _by_column(contents)):
+        having = [site for site, own in contents.profiles.items() if one.entry in own]
+        if one.option == "ignore":
+            continue
+        if one.site or len(having) == len(contents.profiles):
+            suggestions.append(one)
+        else:  # a text without the column is an error
+            suggestions += [replace(one, site=site) for site in having]
+    return suggestions
+
+
 def _with_old_names(
     suggestion: Suggestion, renames: Mapping[str, str], contents: Contents
 ) -> Suggestion:
@@ -218,20 +255,28 @@ def _alike(contents: Contents, profiles: Profiles, one: str, other: str) -> bool
 
 
 def _labels(contents: Contents) -> Iterator[Suggestion]:
-    same = same_classes(contents.classes)
-    if same and contents.options.labels != "as-is":
+    if contents.options.labels != "as-is" and task_of(contents) == "classification":
+        yield from _spellings(contents.classes)
+
+
+def _spellings(classes: Mapping[str, Mapping[str, int]]) -> Iterator[Suggestion]:
+    same = same_classes(classes)
+    if same:
         listed = ", ".join(f"{old} and {new}" for old, new in same.items())
         why = f"classes that look like one: {listed}; atoll run refuses until you decide"
         yield Suggestion("labels", same, why, False)
 
 
 def _stages(contents: Contents) -> Iterator[Suggestion]:
-    stages = set[str]().union(*contents.stages.values())
-    if stages != {""} and not contents.options.order:
-        current = in_order(stages)
-        order = evidence.stage_order(stages, current)
-        if order:
-            yield Suggestion("order", order, f"stages would come as {', '.join(current)}", True)
+    if not contents.options.order:
+        yield from _order(set[str]().union(*contents.stages.values()))
+
+
+def _order(stages: Collection[str]) -> Iterator[Suggestion]:
+    current = in_order(stages)
+    order = evidence.stage_order(stages, current) if {*stages} - {""} else []
+    if order:
+        yield Suggestion("order", order, f"stages would come as {', '.join(current)}", True)
 
 
 def _keys(contents: Contents, profiles: Profiles) -> list[Suggestion]:
@@ -248,7 +293,7 @@ def _keys(contents: Contents, profiles: Profiles) -> list[Suggestion]:
     suggestions, used = list[Suggestion](), set[str]()
     for option, columns, why in (
         ("id", ids, "every row has another value: it names rows"),
-        ("group", groups, "keys that repeat: rows of one are trained on or tested on, never both"),
+        ("group", groups, REPEATED),
     ):
         rules = {site: getattr(contents.options.rules(site), option) for site in contents.profiles}
         chosen = {site: names[0] for site, names in columns.items() if not rules[site]}
@@ -349,7 +394,7 @@ def _holds_codes(contents: Contents, by_site: Mapping[str, Profile]) -> bool:
 
 
 def _units(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
-    """Numbers that are 10 times or more as large at one site as at most others."""
+    """Numbers that are about 10 times as large at one site as at most others, or larger."""
     for name, by_site in profiles.items():
         middles, all_codes = dict[str, float](), True
         for site, profile in by_site.items():

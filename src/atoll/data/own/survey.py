@@ -10,7 +10,9 @@ from atoll.core.errors import UserError
 from atoll.core.options import build, nearest
 from atoll.data.own.columns import ENOUGH, Column, ColumnPlan, Finding
 from atoll.data.own.encoding import Block
+from atoll.data.own.labels import MOST_CLASSES, Spread, spread, task_of, task_statement
 from atoll.data.own.profiles import (
+    Arrival,
     Contents,
     Repeats,
     TableOptions,
@@ -28,8 +30,6 @@ from atoll.data.own.spellings import same_classes
 
 __all__ = ["SiteSurvey", "Survey", "holds", "read_contents", "survey", "survey_of", "widths"]
 
-MOST_CLASSES = 1_000
-
 
 @dataclass(frozen=True)
 class SiteSurvey:
@@ -38,8 +38,9 @@ class SiteSurvey:
     name: str
     file: str
     rows: int
-    classes: dict[str, int]  # rows of each class
+    classes: dict[str, int]  # rows of each class; in regression of the label as a whole
     stages: dict[str, int]  # rows of each stage
+    numbers: Spread | None = None  # of the label, in regression
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,14 @@ class Survey:
     options: TableOptions
     sheets: tuple[Sheet, ...]
     sites: tuple[SiteSurvey, ...]
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # in regression the name of the label: one output
     stages: tuple[str, ...]
     columns: tuple[Column, ...]
     findings: tuple[Finding, ...]
     crossing: tuple[str, ...]  # what sites disclose to each other before training, in sentences
     blocks: tuple[Block, ...]
     rare: Mapping[str, Sequence[str]] = field(default_factory=dict)  # levels without a column
+    arrivals: Mapping[str, Arrival] = field(default_factory=dict)  # what comes at each stage
 
 
 def survey(**given: Any) -> Survey:
@@ -76,16 +78,22 @@ def read_contents(options: TableOptions, duplicates: bool = False) -> Contents:
     return contents
 
 
-def survey_of(contents: Contents) -> Survey:
-    """What becomes of files that were read."""
-    options = contents.options
+def survey_of(contents: Contents, leaks: bool = True) -> Survey:
+    """What becomes of files that were read; a run does not look for leaks of the label again."""
     sites = tuple(sorted(contents.profiles))
+    _refuse_unknown_sites(contents.options, sites)
+    task = task_of(contents)
+    statement = task_statement(contents, task)
+    options = replace(contents.options, task=task)
+    contents = replace(contents, options=options)
     classes = sorted(set().union(*contents.classes.values()), key=natural)
-    stages = set[str]().union(*contents.stages.values())
-    _refuse_unknown_sites(options, sites)
     _refuse_label(contents, classes)
-    plan = ColumnPlan(contents, sites)
+    if task == "regression":
+        classes = [options.label]
+    stages = set[str]().union(*contents.stages.values())
+    plan = ColumnPlan(contents, sites, leaks)
     plan.make()
+    findings = [Finding(*statement)] if statement else []
     return Survey(
         options,
         contents.sheets,
@@ -93,10 +101,11 @@ def survey_of(contents: Contents) -> Survey:
         tuple(classes),
         in_order(stages, options.order) if stages != {""} else (),
         tuple(plan.columns),
-        tuple(_findings(contents, sites, classes) + plan.findings),
+        tuple(findings + _findings(contents, sites, classes) + plan.findings),
         tuple(plan.crossing(classes)),
         tuple(plan.blocks),
         plan.rare,
+        contents.arrivals,
     )
 
 
@@ -157,9 +166,10 @@ def _refuse_label(contents: Contents, classes: Sequence[str]) -> None:
     if len(classes) < 2:
         what = f"every row has the same label '{classes[0]}'"
         raise unusable(what, where, "choose another label, or more rows")
-    if len(classes) > min(MOST_CLASSES, max(ENOUGH, total // 2)):
+    most = min(MOST_CLASSES, max(ENOUGH, total // 2))
+    if contents.options.task == "classification" and len(classes) > most:
         what = f"the label has {len(classes):,} different values in {total:,} rows"
-        raise unusable(what, where, "atoll predicts classes: choose or make a column")
+        raise unusable(what, where, "choose or make a column of classes, or one of numbers")
 
 
 def _site(contents: Contents, name: str) -> SiteSurvey:
@@ -168,7 +178,11 @@ def _site(contents: Contents, name: str) -> SiteSurvey:
         for counts in (contents.classes, contents.stages)
     )
     files = ", ".join(str(sheet.path) for sheet in contents.files[name])
-    return SiteSurvey(name, files, sum(classes.values()), classes, stages)
+    rows = sum(classes.values())
+    if contents.options.task != "regression":
+        return SiteSurvey(name, files, rows, classes, stages)
+    numbers = spread(classes, any(sheet.comma for sheet in contents.files[name]))
+    return SiteSurvey(name, files, rows, {contents.options.label: rows}, stages, numbers)
 
 
 def _findings(contents: Contents, sites: Sequence[str], classes: Sequence[str]) -> list[Finding]:
@@ -180,7 +194,8 @@ def _findings(contents: Contents, sites: Sequence[str], classes: Sequence[str]) 
             comma = "; a decimal comma is read as a point" if sheet.comma else ""
             what = f"{sheet.path.name} is {sheet.encoding} with '{sign}' between columns"
             findings.append(Finding(what, f"read so{comma}"))
-    spelled = bool(same_classes(contents.classes))  # the labels are to be mapped first
+    spelled = contents.options.task == "regression"  # it has no classes to compare
+    spelled = spelled or bool(same_classes(contents.classes))  # or they are to be mapped first
     for name in () if spelled else sites:
         absent = [c for c in classes if c not in contents.classes[name]]
         if absent:

@@ -8,17 +8,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from atoll.core.options import build
 from atoll.data.dataset import Dataset, Layout, file_fingerprint
-from atoll.data.own.encoding import Block, encoded
+from atoll.data.own.encoding import Block, as_numbers, encoded
 from atoll.data.own.harmonise import Rules, plain_labels
+from atoll.data.own.labels import label_numbers
 from atoll.data.own.profiles import TableOptions, harmonised, site_name
 from atoll.data.own.sheets import Sheet
 from atoll.data.own.spellings import refuse_spellings
-from atoll.data.own.survey import Survey, holds, survey, widths
+from atoll.data.own.survey import Survey, holds, read_contents, survey, survey_of, widths
 
 __all__ = [
     "Arrays", "Survey", "TableOptions", "dataset", "grouped", "load", "read_arrays", "recipe",
-    "scaled", "survey", "widths",
+    "scaled", "survey", "weighted", "widths",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -34,6 +36,7 @@ class Arrays:
     group: Array  # the site of a row
     stage: Array
     people: Array  # rows of one number belong together
+    weights: Array  # how much a row counts in training
 
     def part(self, start: int, stop: int) -> "Arrays":
         """Some rows of all of them."""
@@ -42,8 +45,8 @@ class Arrays:
 
 def load(name: str = "", **given: Any) -> Dataset:
     """The user's own tables as numbers; equal files give equal data."""
-    plan = survey(**given)
-    if plan.options.labels != "as-is":
+    plan = survey_of(read_contents(build(TableOptions, given, "[data]")), leaks=False)
+    if plan.options.labels != "as-is" and plan.options.task != "regression":
         refuse_spellings({site.name: site.classes for site in plan.sites}, plan.options.label)
     return dataset(plan, name)
 
@@ -58,13 +61,14 @@ def dataset(plan: Survey, name: str = "") -> Dataset:
         arrays.stage,
         plan.stages,
         recipe(plan, pieces, sites),
-        people=arrays.people if grouped(plan.options) else None,
     )
     columns = tuple(name for block in plan.blocks for name in block.names)
     source = "own files: " + ", ".join(sheet.path.name for sheet in plan.sheets)
     return Dataset(
         name or "own tables", "table", arrays.x, arrays.y, columns, plan.classes, source,
         group=arrays.group, groups=tuple(sites), layout=layout,
+        people=arrays.people if grouped(plan.options) else None,
+        weights=arrays.weights if weighted(plan.options) else None,
     )  # fmt: skip
 
 
@@ -73,10 +77,13 @@ def read_arrays(
 ) -> tuple[Arrays, dict[str, list[Piece]]]:
     """The files as numbers; by site the pieces of which its rows are made, one for each stage."""
     width = sum(block.width for block in plan.blocks)
-    integers = (np.zeros(rows, dtype=np.int64) for _ in range(4))
-    arrays = Arrays(np.zeros((rows, width), dtype=np.float32), *integers)
+    y = np.zeros(rows, np.float64 if plan.options.task == "regression" else np.int64)
+    group, stage, people = (np.zeros(rows, dtype=np.int64) for _ in range(3))
+    weights = np.ones(rows, dtype=np.float32)
+    x = np.zeros((rows, width), dtype=np.float32)
+    arrays = Arrays(x, y, group, stage, people, weights)
     pieces: dict[str, list[Piece]] = {}
-    people: dict[tuple[int, str], int] = {}
+    numbers: dict[tuple[int, str], int] = {}
     total = 0
     for sheet in plan.sheets:
         before = total
@@ -84,7 +91,8 @@ def read_arrays(
             part = arrays.part(total, total + len(batch))
             _encode(plan, sites, sheet, batch, part)
             if grouped(plan.options):
-                _number_people(plan, sites, batch, part, people)
+                _number_people(plan, sites, batch, part, numbers)
+            _weigh(plan, sites, sheet, batch, part)
             total += len(batch)
         if sheet.stage:
             piece = (sheet.path.name, before, total - before)
@@ -96,7 +104,7 @@ def _encode(
     plan: Survey, sites: Sequence[str], sheet: Sheet, batch: pa.RecordBatch, into: Arrays
 ) -> None:
     options = plan.options
-    into.y[:] = _places(plain_labels(batch.column(options.label)), plan.classes)
+    into.y[:] = _labels(plan, batch.column(options.label), sheet.comma)
     if options.stage:
         into.stage[:] = _places(plain_labels(batch.column(options.stage)), plan.stages)
     elif sheet.stage:
@@ -118,6 +126,13 @@ def _encode(
                 into.x[mine, columns] = encoded(block, text, sheet.comma)
 
 
+def _labels(plan: Survey, text: pa.Array, comma: bool) -> Array:
+    """Labels as indices into the classes, or as numbers."""
+    if plan.options.task == "regression":
+        return label_numbers(text, comma)
+    return _places(plain_labels(text), plan.classes)
+
+
 def _number_people(
     plan: Survey,
     sites: Sequence[str],
@@ -137,6 +152,18 @@ def _number_people(
             into.people[row] = people.setdefault(key, len(people))
 
 
+def _weigh(
+    plan: Survey, sites: Sequence[str], sheet: Sheet, batch: pa.RecordBatch, into: Arrays
+) -> None:
+    """Read the weights of rows; where a site names no column, they are 1."""
+    for number, site in enumerate(sites):
+        column = plan.options.rules(site).weights
+        if column in batch.schema.names:
+            mine = into.group == number
+            values = as_numbers(batch.column(column).filter(pa.array(mine)), sheet.comma)
+            into.weights[mine] = values.to_numpy(zero_copy_only=False)
+
+
 def _places(text: pa.Array, names: Sequence[str]) -> Array:
     return np.asarray(pc.index_in(text, pa.array(names, pa.string())).to_numpy())
 
@@ -144,6 +171,11 @@ def _places(text: pa.Array, names: Sequence[str]) -> Array:
 def grouped(options: TableOptions) -> bool:
     """Whether some site says which rows belong together."""
     return bool(options.group or any(rules.group for rules in options.sites.values()))
+
+
+def weighted(options: TableOptions) -> bool:
+    """Whether some site says how much a row counts in training."""
+    return bool(options.weights or any(rules.weights for rules in options.sites.values()))
 
 
 def scaled(block: Block) -> Array:
@@ -162,6 +194,7 @@ def recipe(plan: Survey, pieces: Mapping[str, list[Piece]], sites: Sequence[str]
     return {
         "label": plan.options.label,
         "classes": list(plan.classes),
+        **({"task": "regression"} if plan.options.task == "regression" else {}),
         "missing": list(plan.options.words),
         "delimiter": plan.options.delimiter,
         "encoding": plan.options.encoding,

@@ -1,10 +1,13 @@
 """The user's own texts: a JSONL, CSV, TSV or Parquet file a client, a column names the task."""
 
+import csv
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow
@@ -12,83 +15,230 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
-from atoll.core.options import AtLeastOne, nearest
+from atoll.core.options import AtLeastOne, build, nearest
 from atoll.data.dataset import Dataset
-from atoll.data.own.harmonise import plain_labels
-from atoll.data.own.profiles import MISSING, natural
-from atoll.data.own.sheets import BLOCK, PARQUET, codec, uneven, written
+from atoll.data.own.harmonise import Rules, merge, plain_labels
+from atoll.data.own.profiles import (
+    MISSING,
+    Contents,
+    Profile,
+    TableOptions,
+    in_order,
+    natural,
+)
+from atoll.data.own.sheets import BLOCK, PARQUET, Sheet, codec, uneven, written
+from atoll.data.own.spellings import refuse_spellings
 from atoll.data.sources.fetch import own
 from atoll.data.tokens import numbered, tokenised
 
-__all__ = ["some_texts", "text_files"]
+__all__ = ["Reading", "TextOptions", "examine", "load", "some_texts"]
 
+Array = np.ndarray[Any, Any]
 CSV: Final = (".csv", ".tsv")
 KINDS: Final = (".jsonl", *CSV, *PARQUET)
 
 
-def text_files(  # noqa: PLR0913, PLR0917 - they are the options of [data]
-    files: tuple[str, ...] = (),
-    text: str = "text",
-    label: str = "label",
-    stage: str = "",
-    length: AtLeastOne = 128,
-    delimiter: str = "",
-    encoding: str = "",
-) -> Dataset:
-    """Texts of your own: one file a client; `stage` names the column of tasks, empty for one."""
-    if not files:
-        raise UserError("no files", "data", "write files = ['a.jsonl', 'b.jsonl'], one a client")
-    places = [Path(path).resolve() for path in files]
-    for path, place in zip(files, places, strict=True):
-        if places.count(place) > 1:
-            remedy = "give each client a file of its own"
-            raise UserError(f"two clients have the file '{path}'", "data.files", remedy)
-    names, how = [text, label, *([stage] if stage else [])], (delimiter, encoding)
-    tables = [_columns(Path(path), names, how) for path in files]
-    texts = [tokenised(word or "") for table in tables for word in table[0]]
-    labels = [name for table in tables for name in table[1]]
-    when = [name for table in tables for name in table[2]] if stage else ["0"] * len(texts)
-    classes, stages = (sorted(set(names), key=natural) for names in (labels, when))
-    x, words = numbered(texts, length, fewest=1)
-    sizes = [len(table[0]) for table in tables]
+@dataclass(frozen=True)
+class TextOptions:
+    """The options of `data` where files have texts."""
+
+    files: tuple[str, ...] = ()  # one for each client
+    text: str = "text"  # the column of texts
+    label: str = "label"  # the column to be predicted
+    stage: str = ""  # the column of tasks; empty for one
+    length: AtLeastOne = 128  # tokens of a text that are read
+    delimiter: str = ""  # of CSV files; empty: detected
+    encoding: str = ""  # of CSV files; empty: detected
+    id: str = ""  # the column that names a text; carried to predictions
+    group: str = ""  # the column of people: texts of one are all to train on, or all to test on
+    order: tuple[str, ...] = ()  # of the stages; empty: numbers by size, then words by letter
+    rename: dict[str, str] = field(default_factory=dict)  # names of columns, old = new
+    # classes by the way they are written; as-is: sites may have different ones
+    labels: Literal["", "as-is"] | dict[str, str] = ""
+    sites: dict[str, Rules] = field(default_factory=dict)  # by the name of a file, where it differs
+
+    def rules(self, site: str) -> Rules:
+        """The rules of a site: rename, labels, id and group."""
+        labels = self.labels if isinstance(self.labels, dict) else {}
+        general = Rules(self.rename, labels, id=self.id, group=self.group)
+        return merge(general, self.sites.get(site))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a file is read."""
+
+    delimiter: str = ""  # of a CSV file; empty: detected
+    encoding: str = ""  # of a CSV file; empty: detected
+    rename: Mapping[str, str] = field(default_factory=dict)  # names of columns, old = new
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """The columns of one client's file."""
+
+    texts: list[str]
+    labels: list[str]
+    stages: list[str]
+    people: list[str | None]  # none where no column names them
+
+
+def load(name: str = "", **given: Any) -> Dataset:
+    """The user's own texts as tokens; equal files give equal data."""
+    options = build(TextOptions, given, "[data]")
+    tables = _read(options)
+    if options.labels != "as-is":
+        refuse_spellings(counts(tables, "labels"), options.label)
+    tokens = [tokenised(words) for table in tables.values() for words in table.texts]
+    labels = [label for table in tables.values() for label in table.labels]
+    when = [stage for table in tables.values() for stage in table.stages]
+    classes, stages = sorted(set(labels), key=natural), in_order({*when}, options.order)
+    x, words = numbered(tokens, options.length, fewest=1)
+    sizes = [len(table.texts) for table in tables.values()]
+    grouped = any(options.rules(site).group for site in tables)
     return Dataset(
-        "own texts",
+        name or "own texts",
         "text",
         x,
-        np.array([classes.index(name) for name in labels], dtype=np.int64),
+        np.array([classes.index(label) for label in labels], dtype=np.int64),
         (),
         tuple(classes),
-        f"files of the user: {', '.join(Path(path).name for path in files)}",
-        group=np.repeat(np.arange(len(files)), sizes),
-        groups=tuple(str(path) for path in files),
+        f"files of the user: {', '.join(Path(path).name for path in options.files)}",
+        group=np.repeat(np.arange(len(sizes)), sizes),
+        groups=tuple(str(path) for path in options.files),
         words=words,
-        stage=np.array([stages.index(name) for name in when], dtype=np.int64),
-        stages=tuple(stages),
+        stage=np.array([stages.index(stage) for stage in when], dtype=np.int64),
+        stages=stages,
+        people=_people(tables) if grouped else None,
     )
 
 
+def examine(**given: Any) -> Contents:
+    """The classes and stages of each site, and columns that may name texts, for suggestions."""
+    options = build(TextOptions, given, "[data]")
+    tables = _read(options)
+    known = {name: getattr(options, name) for name in ("id", "group", "order", "labels", "sites")}
+    contents = Contents(TableOptions(**known), ())
+    contents.classes |= counts(tables, "labels")
+    contents.stages |= counts(tables, "stages")
+    for site, path in zip(tables, options.files, strict=True):
+        contents.profiles[site] = _profiles(Path(path), options)
+    return contents
+
+
+def _profiles(path: Path, options: TextOptions) -> dict[str, Profile]:
+    """What columns hold that the options do not name."""
+    rules = options.rules(path.stem)
+    text, label, stage = (
+        rules.rename.get(name, name) for name in (options.text, options.label, options.stage)
+    )
+    columns = _columns(
+        path, [text], Reading(options.delimiter, options.encoding, rules.rename), None
+    )
+    sheet, profiles = Sheet(path, tuple(columns), "", "", (0, 0)), dict[str, Profile]()
+    for name in columns:
+        if name in (text, label, stage, rules.id, rules.group):
+            continue
+        try:
+            words = _words(path, name, columns[name])
+        except UserError:  # lists or objects name nothing
+            continue
+        values = pyarrow.array([word or None for word in words], pyarrow.string())
+        nothing = pyarrow.nulls(len(values), pyarrow.string())
+        profiles[name] = Profile()
+        profiles[name].add(values, nothing, np.arange(len(values)), sheet)
+    return profiles
+
+
+def counts(tables: Mapping[str, _Texts], what: str) -> dict[str, Counter[str]]:
+    """The rows of each label or stage, by site."""
+    return {site: Counter(getattr(table, what)) for site, table in tables.items()}
+
+
+def _people(tables: Mapping[str, _Texts]) -> Array:
+    """A number for each text; those of one person have the same."""
+    keys = []
+    for site, table in tables.items():
+        for row, name in enumerate(table.people):
+            keys.append(f"{site}={name}" if name is not None else f"{site} row {row}")
+    return np.unique(keys, return_inverse=True)[1].astype(np.int64)
+
+
+def _read(options: TextOptions) -> dict[str, _Texts]:
+    """The files by the name of their site."""
+    if not options.files:
+        raise UserError("no files", "data", "write files = ['a.jsonl', 'b.jsonl'], one a client")
+    places = [Path(path).resolve() for path in options.files]
+    for path, place in zip(options.files, places, strict=True):
+        if places.count(place) > 1:
+            remedy = "give each client a file of its own"
+            raise UserError(f"two clients have the file '{path}'", "data.files", remedy)
+    stems = [Path(path).stem for path in options.files]
+    for site, rules in options.sites.items():
+        if site not in stems:
+            raise UserError(f"no site '{site}'", f"[data.sites.{site}]", nearest(site, stems))
+        if rules.units or rules.missing or rules.dates or rules.weights:
+            remedy = "texts know rename, labels, id and group; leave the others out"
+            raise UserError("an option of tables", f"[data.sites.{site}]", remedy)
+    tables = {}
+    for path, stem in zip(options.files, stems, strict=True):
+        called = stem if stems.count(stem) == 1 else path
+        tables[called] = _file(Path(path), options, options.rules(stem))
+    return tables
+
+
+def _file(path: Path, options: TextOptions, rules: Rules) -> _Texts:
+    """The texts of one client, labels as its rules have them."""
+    how = Reading(options.delimiter, options.encoding, rules.rename)
+    named = {one: rules.rename.get(name, name) for one, name in vars(options).items()
+             if one in ("text", "label", "stage")}  # fmt: skip
+    names = [named["text"], named["label"], *([named["stage"]] if options.stage else [])]
+    others = [name for name in (rules.id, rules.group) if name]
+    columns = _columns(path, [*names, *others], how)
+    _refuse_numbers(path, names[0], columns[names[0]])
+    labels = _words(path, names[1], columns[names[1]], needed=True)
+    stages = ["0"] * len(labels)
+    if options.stage:
+        stages = _words(path, names[2], columns[names[2]], needed=True)
+    people: list[str | None] = [None] * len(labels)
+    if rules.group:
+        people = [word or None for word in _words(path, rules.group, columns[rules.group])]
+    texts = [words or "" for words in columns[names[0]]]
+    return _Texts(texts, [rules.labels.get(label, label) for label in labels], stages, people)
+
+
 def some_texts(
-    path: Path, text: str, label: str, how: tuple[str, str]
-) -> tuple[list[str], list[str | None] | None]:
-    """Texts of a file to predict, and their labels where it has a column of them.
+    path: Path, names: tuple[str, str], rules: Rules, how: tuple[str, str]
+) -> tuple[list[str], list[str | None] | None, list[str] | None]:
+    """Texts of a file to predict; their labels and ids where it has columns of them.
 
-    `how`: the delimiter and the encoding of a CSV file, empty to detect them.
+    `names` are the columns of texts and labels; `how`: the delimiter and the encoding of a CSV
+    file, empty to detect them.
     """
-    try:
-        columns = _columns(path, [text, label], how)
-    except UserError as error:
-        if error.what != f"no column '{label}'":
-            raise
-        columns = _columns(path, [text], how)
-    texts = [words or "" for words in columns[0]]
-    return texts, columns[1] if len(columns) > 1 else None
+    text, label = (rules.rename.get(name, name) for name in names)
+    wanted = [label, *([rules.id] if rules.id else [])]
+    columns = _columns(path, [text], Reading(*how, rules.rename), wanted)
+    _refuse_numbers(path, text, columns[text])
+    labels: list[str | None] | None = None
+    if label in columns:
+        words = _words(path, label, columns[label])
+        labels = [rules.labels.get(word, word) if word else None for word in words]
+    ids = None
+    if rules.id in columns:
+        ids = _words(path, rules.id, columns[rules.id])
+    return [words or "" for words in columns[text]], labels, ids
 
 
-def _columns(path: Path, names: Sequence[str], how: tuple[str, str]) -> list[list[Any]]:
-    """These columns of a file; labels and stages must not be missing, a text may be.
+def _refuse_numbers(path: Path, name: str, texts: Sequence[Any]) -> None:
+    words = [value for value in texts if value not in (None, "")]
+    if not all(isinstance(word, str) for word in words) or (words and all(map(_number, words))):
+        raise UserError(f"column '{name}' is no text", str(path), "name the column of texts")
 
-    `how`: the delimiter and the encoding of CSV files, empty to detect them.
-    """
+
+def _columns(
+    path: Path, names: Sequence[str], how: Reading, wanted: Sequence[str] | None = ()
+) -> dict[str, list[Any]]:
+    """These columns of a file by name, and those of the `wanted` ones that it has; None: all."""
     kind = path.suffix.lower()
     if kind not in KINDS:
         known = ", ".join(KINDS)
@@ -97,19 +247,21 @@ def _columns(path: Path, names: Sequence[str], how: tuple[str, str]) -> list[lis
         remedy = "fix the path; it is relative to the folder in which you start the command"
         raise UserError(f"no file '{path}'", "data.files", remedy, EXIT_DATA_MISSING)
     if kind == ".jsonl":
-        texts, *others = _jsonl(path, names)
+        columns = _jsonl(path, names, wanted, how)
+    elif kind in CSV:
+        columns = _csv(path, names, wanted, how)
     else:
-        texts, *others = _csv(path, names, *how) if kind in CSV else _parquet(path, names)
-    if not texts:
+        columns = _parquet(path, names, wanted, how)
+    if not columns[names[0]]:
         raise _empty(path)
-    words = [value for value in texts if value not in (None, "")]
-    if not all(isinstance(word, str) for word in words) or (words and all(map(_number, words))):
-        raise UserError(f"column '{names[0]}' is no text", str(path), "name the column of texts")
-    return [texts, *(_names(path, *each) for each in zip(names[1:], others, strict=True))]
+    return columns
 
 
-def _names(path: Path, column: str, values: Sequence[Any]) -> list[str]:
-    """Labels or stages as words: 1, 1.0 and "1" are one, and so are true and True."""
+def _words(path: Path, column: str, values: Sequence[Any], needed: bool = False) -> list[str]:
+    """Labels, stages or names as words: 1, 1.0 and "1" are one, and so are true and True.
+
+    A missing one is refused where it is needed, else empty.
+    """
     words = []
     for row, value in enumerate(values, 1):
         if isinstance(value, list | tuple | dict | bytes):
@@ -122,9 +274,10 @@ def _names(path: Path, column: str, values: Sequence[Any]) -> list[str]:
     among = [word for word in words if word not in ("", *MISSING)]
     missing = ("", *MISSING) if all(map(_number, among)) else ("",)  # NA is none among numbers
     for row, word in enumerate(words, 1):
-        if word in missing:
+        if word in missing and needed:
             remedy = "fill it or leave the row out"
             raise UserError(f"row {row} has no '{column}'", str(path), remedy)
+    words = ["" if word in missing else word for word in words]
     plain: list[str] = plain_labels(pyarrow.array(words, pyarrow.string())).to_pylist()
     return plain
 
@@ -140,14 +293,21 @@ def _empty(path: Path) -> UserError:
     return UserError("a file without rows", str(path), "leave it out, or fill it")
 
 
-def _named(path: Path, known: Sequence[str], names: Sequence[str]) -> None:
-    """Refuse a file that has not each of these columns once."""
+def _chosen(
+    path: Path, known: Sequence[str], names: Sequence[str], wanted: Sequence[str] | None
+) -> list[str]:
+    """The columns to read; refuse a file that has not each of the `names` once."""
     for name in names:
         if name not in known:
             raise UserError(f"no column '{name}'", str(path), nearest(name, known))
+    if wanted is None:
+        wanted = [name for name, count in Counter(known).items() if count == 1]
+    chosen = [*dict.fromkeys([*names, *(name for name in wanted if name in known)])]
+    for name in chosen:
         if [*known].count(name) > 1:
             what = f"the column '{name}' is there twice"
             raise UserError(what, str(path), "rename or remove one", EXIT_DATA_MISSING)
+    return chosen
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -161,8 +321,10 @@ def _lines(path: Path) -> Iterator[str]:
                 raise UserError(what, str(path), remedy, EXIT_DATA_MISSING) from error
 
 
-def _jsonl(path: Path, names: Sequence[str]) -> list[list[Any]]:
-    known, rows = dict[str, None](), list[list[Any]]()
+def _jsonl(
+    path: Path, names: Sequence[str], wanted: Sequence[str] | None, how: Reading
+) -> dict[str, list[Any]]:
+    rows = list[dict[str, Any]]()
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
@@ -174,20 +336,24 @@ def _jsonl(path: Path, names: Sequence[str]) -> list[list[Any]]:
             remedy = f'fix the line; write one object per line, as {{"{names[0]}": "...", ...}}'
             what = f"line {number} is no JSON object"
             raise UserError(what, str(path), remedy, EXIT_DATA_MISSING)
-        known.update(dict.fromkeys(row))
-        rows.append([row.get(name) for name in names])
+        rows.append({how.rename.get(name, name): value for name, value in row.items()})
     if not rows:
         raise _empty(path)
-    _named(path, [*known], names)
-    return [list(column) for column in zip(*rows, strict=True)]
+    known = dict.fromkeys(name for row in rows for name in row)
+    chosen = _chosen(path, [*known], names, wanted)
+    return {name: [row.get(name) for row in rows] for name in chosen}
 
 
-def _csv(path: Path, names: Sequence[str], delimiter: str, encoding: str) -> list[list[Any]]:
+def _csv(
+    path: Path, names: Sequence[str], wanted: Sequence[str] | None, how: Reading
+) -> dict[str, list[Any]]:
     tab = "\t" if path.suffix.lower() == ".tsv" else ""
     with own(path, "a CSV file"):
-        delimiter, encoding, header = written(path, delimiter or tab, encoding)
+        delimiter, encoding, header = written(path, how.delimiter or tab, how.encoding)
         if not header:
             raise _empty(path)
+        every = next(csv.reader([header], delimiter=delimiter)) if wanted is None else wanted
+        read = [*names, *every, *how.rename]
         try:
             table = pyarrow.csv.read_csv(
                 path,
@@ -195,12 +361,13 @@ def _csv(path: Path, names: Sequence[str], delimiter: str, encoding: str) -> lis
                     use_threads=False, block_size=BLOCK, encoding=codec(encoding)
                 ),
                 pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-                pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string())),
+                pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(read, pyarrow.string())),
             )
         except (pyarrow.ArrowInvalid, UnicodeError) as error:
             raise _csv_error(path, encoding, error) from error
-        _named(path, table.column_names, names)
-        return [table.column(name).to_pylist() for name in names]
+        table = table.rename_columns([how.rename.get(name, name) for name in table.column_names])
+        chosen = _chosen(path, table.column_names, names, wanted)
+        return {name: table.column(name).to_pylist() for name in chosen}
 
 
 def _csv_error(path: Path, encoding: str, error: Exception) -> Exception:
@@ -211,8 +378,13 @@ def _csv_error(path: Path, encoding: str, error: Exception) -> Exception:
     return uneven(path, error) or error
 
 
-def _parquet(path: Path, names: Sequence[str]) -> list[list[Any]]:
+def _parquet(
+    path: Path, names: Sequence[str], wanted: Sequence[str] | None, how: Reading
+) -> dict[str, list[Any]]:
     with own(path, "a Parquet file"), pyarrow.parquet.ParquetFile(path) as file:
-        _named(path, file.schema_arrow.names, names)
-        table = file.read(columns=[*dict.fromkeys(names)])
-        return [table.column(name).to_pylist() for name in names]
+        there = file.schema_arrow.names
+        renamed = [how.rename.get(name, name) for name in there]
+        chosen = _chosen(path, renamed, names, wanted)
+        places = {name: there[renamed.index(name)] for name in chosen}
+        table = file.read(columns=[*places.values()])
+        return {name: table.column(place).to_pylist() for name, place in places.items()}

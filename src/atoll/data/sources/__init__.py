@@ -7,7 +7,7 @@ import importlib
 import pkgutil
 from types import ModuleType
 
-__all__ = ["modules"]
+__all__ = ["kind_of", "modules"]
 
 
 def modules() -> list[ModuleType]:
@@ -16,3 +16,10 @@ def modules() -> list[ModuleType]:
         importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)
     ]
     return [module for module in every if hasattr(module, "KIND")]
+
+
+def kind_of(name: str) -> str:
+    """The kind of a built-in data set: table, image or text; empty for other names."""
+    function = name.replace("-", "_")
+    kinds = [str(module.KIND) for module in modules() if function in module.__all__]
+    return kinds[0] if kinds else ""

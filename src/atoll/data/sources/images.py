@@ -17,6 +17,7 @@ from atoll.data.pictures import fitted, noisy, patches, rotated, thick
 from atoll.data.sources import archives
 from atoll.data.sources.fetch import obtain, reading, refused, registry, trust
 from atoll.data.sources.image_formats import Parts, read_parts
+from atoll.data.sources.made_up import made_up_numbers
 
 __all__ = [
     "cifar10",
@@ -360,8 +361,12 @@ def synthetic_images(
     domains: AtLeastOne = 2,
     noise: NotNegative = 60.0,
     seed: int = 0,
+    task: Literal["classification", "regression"] = "classification",
 ) -> Dataset:
-    """Made up: a pattern of 1x8x8 for each class, each domain with its own contrast and shift."""
+    """Made up: a pattern of 1x8x8 for each class, each domain with its own contrast and shift.
+
+    For regression the label is a number around that class.
+    """
     stream = Stream.of(seed, "synthetic-images", rows, classes, domains)
     draws = stream.child("labels").numpy()
     y, group = draws.integers(classes, size=rows), draws.integers(domains, size=rows)
@@ -373,13 +378,14 @@ def synthetic_images(
     views_of_patterns = np.stack([np.roll(patterns, tuple(shift), axis=(1, 2)) for shift in shifts])
     grey = 128 + gains[group, None, None] * views_of_patterns[group, y]
     grey += noise * stream.child("noise").numpy().normal(size=grey.shape)
+    number = task == "regression"
     return Dataset(
         "synthetic-images",
         "image",
         np.clip(np.round(grey), 0, 255).astype(np.uint8)[:, None],
-        y.astype(np.int64),
+        made_up_numbers(y, stream) if number else y.astype(np.int64),
         (),
-        tuple(f"class {number}" for number in range(classes)),
+        ("number",) if number else tuple(f"class {number}" for number in range(classes)),
         f"made up, seed {seed}",
         group=group.astype(np.int64),
         groups=tuple(f"domain {number}" for number in range(domains)),

@@ -15,6 +15,7 @@ from atoll.core.options import AtLeastOne, NotNegative
 from atoll.core.rng import Stream
 from atoll.data.dataset import Dataset
 from atoll.data.sources.fetch import obtain, reading, refused, registry
+from atoll.data.sources.made_up import made_up_numbers
 
 __all__ = [
     "adult",
@@ -138,19 +139,22 @@ def digits_table() -> Dataset:
     return _embedded("digits-table", "load_digits", "UCI (Alpaydin, Kaynak 1998), CC BY 4.0")
 
 
-def synthetic_table(
+def synthetic_table(  # noqa: PLR0913 - the options of a data set
     rows: AtLeastOne = 2_000,
     columns: AtLeastOne = 16,
     classes: AtLeastOne = 4,
     rule: Literal["mixed", "common", "unique", "interaction"] = "mixed",
     noise: NotNegative = 0.5,
     seed: int = 0,
+    *,
+    task: Literal["classification", "regression"] = "classification",
 ) -> Dataset:
     """Made up: each half of the columns hides a code, and a rule makes the label of the two codes.
 
     Every column of a half shows that half's code, so any part of it will do. `common` is the code
     of the first half, `unique` that of the second, `interaction` their sum modulo the classes (one
-    half alone says nothing), `mixed` in turn one of the three, depending on both codes.
+    half alone says nothing), `mixed` in turn one of the three, depending on both codes. For
+    regression the label is a number around that class.
     """
     stream = Stream.of(seed, "synthetic-table", rows, columns, classes)
     codes = stream.child("codes").numpy().integers(classes, size=(2, rows))
@@ -160,13 +164,15 @@ def synthetic_table(
     x += noise * stream.child("noise").numpy().normal(size=x.shape)
     names = tuple(f"common{number}" for number in range(half))
     names += tuple(f"unique{number}" for number in range(columns - half))
+    y = _ruled(rule, codes[0], codes[1], classes)
+    number = task == "regression"
     return Dataset(
         "synthetic-table",
         "table",
         x.astype(np.float32),
-        _ruled(rule, codes[0], codes[1], classes),
+        made_up_numbers(y, stream) if number else y,
         names,
-        tuple(f"class {number}" for number in range(classes)),
+        ("number",) if number else tuple(f"class {number}" for number in range(classes)),
         f"made up, rule {rule}, seed {seed}",
     )
 

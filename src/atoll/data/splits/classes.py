@@ -23,7 +23,9 @@ class Options:
     train: Fraction = 0.6  # share of the rows to train on; train and valid leave the test rows
     valid: Fraction = 0.2  # share of the rows to validate on; with official test rows: train:valid
     official_test: bool = True  # test on the data set's own test rows, if it has some
-    tests: Literal["shared", "own"] = "shared"  # own: every client has test rows of its own
+    tests: Literal["shared", "own", "valid"] = (
+        "shared"  # own: every client has test rows of its own; valid: validation rows, for tuning
+    )
     rows: Literal["even", "dirichlet"] = "even"  # equal parts without remainder, or uneven classes
     alpha: Positive = 0.5  # Dirichlet concentration; smaller is more uneven
     least: AtLeastOne = 1  # fewest training rows of a client at a stage, with Dirichlet shares

@@ -73,7 +73,9 @@ def _of_domain(
     (name, rows), generator = domain, stream.numpy()
     again = stream.child("before").numpy()
     take, retake = (
-        partition.by_class(dataset.y, draws) if options.stratified else partition.at_random(draws)
+        partition.by_class(dataset.strata, draws)
+        if options.stratified
+        else partition.at_random(draws)
         for draws in (generator, again)
     )
     before = None
@@ -100,9 +102,9 @@ def _as_published(
     30 % of each class are set aside at random, and the first rows of the rest are taken class by
     class, so that later classes may be absent; the test set is the whole domain.
     """
-    aside = partition.by_class(dataset.y, generator)(rows, round(0.3 * len(rows)))[0]
+    aside = partition.by_class(dataset.strata, generator)(rows, round(0.3 * len(rows)))[0]
     rest = np.setdiff1d(rows, aside)
-    return np.sort(rest[np.argsort(dataset.y[rest], kind="stable")][:size])
+    return np.sort(rest[np.argsort(dataset.strata[rest], kind="stable")][:size])
 
 
 def _private(rows: Array, domain: str, size: int, take: partition.Take) -> Array:

@@ -41,7 +41,7 @@ def deal(dataset: Dataset, options: Options, seed: int) -> Scenario:
         for stage, at in enumerate(stages):
             _enough(name, at if layout.stages else "", int((layout.stage[rows] == stage).sum()))
         draws = partial(stream.child, name)
-        if layout.people is None:
+        if dataset.people is None:
             parts = _by_row(dataset, layout, rows, options, draws)
         else:
             parts = _by_person(dataset, layout, rows, options, draws)
@@ -59,7 +59,7 @@ def _by_row(
     """The parts of each stage; rows are dealt one by one."""
     parts = []
     for stage in range(len(layout.stages) or 1):
-        take = partition.by_class(dataset.y, draws(stage).numpy())
+        take = partition.by_class(dataset.strata, draws(stage).numpy())
         mine = rows[layout.stage[rows] == stage]
         parts.append(partition.cut(mine, options.train, options.valid, take))
     return parts
@@ -69,17 +69,13 @@ def _by_person(
     dataset: Dataset, layout: Layout, rows: Array, options: Options, draws: Draws
 ) -> list[partition.Parts]:
     """The parts of each stage; all rows of a person, of whatever stage, are in one part."""
-    assert layout.people is not None
+    assert dataset.people is not None
     stage = layout.stage[rows]
-    strata = stage * len(dataset.classes) + dataset.y[rows]
+    strata = stage * len(dataset.classes) + dataset.strata[rows]
     dealt = partition.cut_people(
-        strata, layout.people[rows], options.train, options.valid, draws("people").numpy()
+        strata, dataset.people[rows], options.train, options.valid, draws("people").numpy()
     )
-    every = []
-    for number in range(len(layout.stages) or 1):
-        train, valid, test = (rows[(stage == number) & (dealt == part)] for part in range(3))
-        every.append(partition.Parts(train, valid, test))
-    return every
+    return partition.parts_by_stage(rows, stage, dealt, len(layout.stages) or 1)
 
 
 def _enough(site: str, stage: str, count: int) -> None:

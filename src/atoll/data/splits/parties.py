@@ -49,7 +49,7 @@ def deal(dataset: Dataset, options: Options, seed: int) -> Scenario:
     pieces = _party_columns(dataset, options)
     ids = partition.client_ids(options.clients) if dataset.layout is None else dataset.groups
     tasks, inside = _party_stages(dataset, options)
-    parts = partition.cut_all(dataset, options, Stream.of(seed, "split"))
+    parts = _parts(dataset, options, inside, Stream.of(seed, "split"))
     train, valid, tests = (
         [rows[there[rows]] for there in inside] for rows in (parts.train, parts.valid, parts.test)
     )
@@ -67,6 +67,21 @@ def deal(dataset: Dataset, options: Options, seed: int) -> Scenario:
     return replace(scenario, labels_at_server=True, joint_aug=options.joint_aug)
 
 
+def _parts(
+    dataset: Dataset, options: Options, inside: list[Array], stream: Stream
+) -> partition.Parts:
+    """Training, validation and test rows; rows of one person are all in one of them."""
+    people = dataset.people
+    if people is None:
+        return partition.cut_all(dataset, options, stream)
+    partition.check_shares(options.train, options.valid)
+    stage = np.stack(inside).argmax(0)
+    strata = stage * len(dataset.classes) + dataset.y
+    draws = stream.child("people").numpy()
+    dealt = partition.cut_people(strata, people, options.train, options.valid, draws)
+    return partition.Parts(*(np.flatnonzero(dealt == part) for part in range(3)))
+
+
 def _party_stages(dataset: Dataset, options: Options) -> tuple[tuple[str, ...], list[Array]]:
     """The tasks, and for each which rows of the data set belong to it."""
     layout = dataset.layout
@@ -75,7 +90,9 @@ def _party_stages(dataset: Dataset, options: Options) -> tuple[tuple[str, ...], 
         stages = partition.class_stages(
             classes, options.stages, options.window, options.stride, lists
         )
-        return partition.task_names(len(stages)), [np.isin(dataset.y, kinds) for kinds in stages]
+        return partition.task_names(len(stages)), [
+            np.isin(dataset.strata, kinds) for kinds in stages
+        ]
     if layout is not None and layout.stages:
         if options.mode == "columns":
             raise partition.refusal(

@@ -34,8 +34,7 @@ def deal(dataset: Dataset, options: Options, seed: int) -> Scenario:
     holdings: list[list[Holding]] = []
     tests: list[list[Array]] = []
     for id, mine in zip(ids, groups, strict=True):
-        holdings.append([])
-        tests.append([])
+        every = []
         for number, name in enumerate(dataset.stages):
             rows = mine[dataset.stage[mine] == number]
             if not len(rows):
@@ -43,14 +42,30 @@ def deal(dataset: Dataset, options: Options, seed: int) -> Scenario:
                 raise partition.refusal(
                     what, "give every file rows of every stage, or leave the stage out"
                 )
-            take = partition.by_class(dataset.y, stream.child(id, name).numpy(), keep=1)
+            take = partition.by_class(dataset.strata, stream.child(id, name).numpy(), keep=1)
             test, pool = take(rows, round(test_share * len(rows)))
             valid, train = take(pool, round(options.valid * len(rows)))
-            holdings[-1].append(Holding(train, valid, partition.NONE))
-            tests[-1].append(test)
+            every.append(partition.Parts(train, valid, test))
+        if dataset.people is not None:
+            every = _by_person(dataset, mine, options, stream.child(id, "people"))
+        holdings.append([Holding(part.train, part.valid, partition.NONE) for part in every])
+        tests.append([part.test for part in every])
     return partition.build_scenario(
         ids, holdings, tests, dataset.stages, partition.all_columns(dataset)
     )
+
+
+def _by_person(
+    dataset: Dataset, rows: Array, options: Options, stream: Stream
+) -> list[partition.Parts]:
+    """The parts of each task; all texts of a person, of whatever task, are in one part."""
+    assert dataset.people is not None
+    assert dataset.stage is not None
+    stage = dataset.stage[rows]
+    strata = stage * len(dataset.classes) + dataset.y[rows]
+    shares = (options.train, options.valid)
+    dealt = partition.cut_people(strata, dataset.people[rows], *shares, stream.numpy())
+    return partition.parts_by_stage(rows, stage, dealt, len(dataset.stages))
 
 
 SPLIT = Split(Options, deal)

@@ -40,11 +40,11 @@ def deal(dataset: Dataset, options: Options, seed: int) -> Scenario:
     tasks = _drawn_tasks(dataset, options, parts.test)
     stream = Stream.of(DRAW_SEED, "split", "tasks")
     held = []
-    for number, rows in enumerate(task_rows(pool, dataset.y, tasks)):
-        take = partition.by_class(dataset.y, stream.child(number).numpy(), keep=1)
+    for number, rows in enumerate(task_rows(pool, dataset.strata, tasks)):
+        take = partition.by_class(dataset.strata, stream.child(number).numpy(), keep=1)
         valid, train = take(rows, math.ceil(options.held_back * len(rows) - 1e-9))
         held.append(Holding(train, valid, partition.NONE))
-    tested = [partition.of_classes(parts.test, dataset.y, kinds) for kinds in tasks]
+    tested = [partition.of_classes(parts.test, dataset.strata, kinds) for kinds in tasks]
     order = task_allocation(options.clients, options.stages, seed)
     return partition.build_scenario(
         partition.client_ids(options.clients),
@@ -70,7 +70,7 @@ def _check(dataset: Dataset, options: Options) -> None:
 
 def _drawn_tasks(dataset: Dataset, options: Options, test: Array) -> list[tuple[int, ...]]:
     """The classes of each task, drawn from those that have test rows, in the order of names."""
-    known = sorted(np.unique(dataset.y[test]).tolist(), key=lambda kind: dataset.classes[kind])
+    known = sorted(np.unique(dataset.strata[test]).tolist(), key=lambda kind: dataset.classes[kind])
     if options.task_classes > len(known):
         raise partition.refusal(
             f"a task of {options.task_classes} classes cannot be drawn from {len(known)}",

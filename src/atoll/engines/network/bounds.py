@@ -26,7 +26,7 @@ from atoll.core.rows import Rows
 from atoll.engines.network.answered import Answered
 from atoll.engines.network.audit import shown_rows, singling_units, undone
 from atoll.engines.network.contract import Contract, RefusedError
-from atoll.engines.network.egress import Spent
+from atoll.engines.network.egress import SHOWN, SINGLED, Spent
 from atoll.jobs.train import Optimiser, TrainJob
 from atoll.learning.weights import prefixed, without
 from atoll.runs.parts import Parts
@@ -34,6 +34,7 @@ from atoll.runs.parts import Parts
 __all__ = ["Bounds", "Trail", "too_few_rows"]
 
 STRIDE = 2.0  # own updates: shared weights may move as far in any case
+MOST_PROBES = 10  # refusals that depend on rows, of all runs: each says something about them
 SHRUNK = 0.1  # of its first norm: a matrix of shared weights may not get smaller than that
 
 
@@ -111,6 +112,7 @@ class Bounds:
     parts: Parts
     home: Path  # the run's folder in the store
     spent: Spent
+    probed: Callable[[], int]  # refusals so far that depend on rows, of all runs
     fresh: bool = True  # the client has neither trained nor been restored since `prepare`
     answered: tuple[int, int] = (-1, -1)  # stage and round of the last answer since then
     epochs: int = 0  # of the work of this exchange
@@ -154,8 +156,14 @@ class Bounds:
         return self.counts(self.moment)
 
     def on_request(self, request: Any) -> None:
-        """Refuse weights and gradients beyond the bounds."""
+        """Refuse weights and gradients beyond the bounds.
+
+        A second update of a round is refused before anything depends on rows: whether its weights
+        would single out rows is an answer too.
+        """
         self.request = request
+        if self.updates and marked(type(request), SharedWeights):
+            self._refuse_second()
         for field_name, mark in marked(type(request), SharedWeights).items():
             weights = getattr(request, field_name)
             if weights:
@@ -203,14 +211,20 @@ class Bounds:
                 self.trail.steps[key], self.dirty = taken, True
 
     def _mixed(self, rows: Rows) -> None:
-        """Refuse weights that single out rows here, before anything is trained with them."""
+        """Refuse weights that single out rows here, before anything is trained with them.
+
+        Each such refusal says something about the rows, so there are few of them, over all runs.
+        """
         if not self.updates:
             return
+        if self.probed() >= MOST_PROBES:
+            probes = f"{MOST_PROBES} refusals of weights that show rows of this site"
+            raise RefusedError(f"{probes}: it trains no more until a person has looked at its log")
         for field_name in marked(type(self.request), SharedWeights):
             weights = getattr(self.request, field_name)
             count = singling_units(weights, rows.x, self.terms.unit_rows)
             if count:
-                raise RefusedError(f"the weights single out rows of this site in {count} units")
+                raise RefusedError(f"{SINGLED} rows of this site in {count} units")
 
     def on_reply(self, reply: Any) -> None:
         """Refuse a second update of one round, and an update that shows a training row."""
@@ -229,7 +243,7 @@ class Bounds:
         if self.single is not None:
             seen.append(undone(before, after, self.single.rate, self.single.epsilon))
         if rows is not None and any(shown_rows(before, one, rows.x) for one in seen):
-            raise RefusedError("the answer would show training rows of this site")
+            raise RefusedError(SHOWN)
         name = marked(type(self.request), SharedWeights)[of].name
         self.trail.reach[name] = {
             key: float((after[key].detach().double().cpu() - old.double().cpu()).norm())
@@ -246,13 +260,15 @@ class Bounds:
         """Whether an update now would be a second one since the place where the run stands."""
         return self._here <= self.trail.place and not (self.fresh and self._here == (0, 0))
 
-    def _once(self) -> None:
-        place = self._here
-        if self.fresh and place > (0, 0) and self.trail.place > (-1, -1):
+    def _refuse_second(self) -> None:
+        if self.fresh and self._here > (0, 0) and self.trail.place > (-1, -1):
             raise RefusedError("a run goes on from its last checkpoint, or from its first round")
         if self._second:
             raise RefusedError("a second update of one round is not in the contract")
-        self.trail.place, self.dirty = place, True
+
+    def _once(self) -> None:
+        self._refuse_second()
+        self.trail.place, self.dirty = self._here, True
 
     def end(self) -> None:
         """The answer has been written down: remember the weights that an update began with.
@@ -304,6 +320,14 @@ class Bounds:
             self._drifts(key, tensor, first[key], usual)
         if not self.updates:
             self._tested(name, weights)
+
+    def on_compare(self, moment: Moment, shared: Mapping[str, Tensors]) -> None:
+        """Refuse to compare a model that no honest run of this site ends with."""
+        self.begin(moment, None)
+        for name, weights in shared.items():
+            if name not in self.trail.last:
+                raise RefusedError("this site took no part in training the model to compare")
+            self._admit(name, weights)
 
     def _repeated(self, name: str, weights: Tensors) -> None:
         """Refuse a question that was answered before a restore, if it has other weights now."""

@@ -64,9 +64,8 @@ def collect(sites: Sites, parts: Parts, folder: Path, record: Record) -> dict[st
         if id not in releases:
             reply = replies.get(id, REFUSED if id in sites.present else AWAY)
             withheld[id] = str(reply)
-    report = parts.config.report_options()
-    shared = _shares_rows(parts.scenario)
-    return assemble(releases, withheld, report.metric, report.margin / 100, shared)
+    margin, shared = parts.config.report_options().margin / 100, _shares_rows(parts.scenario)
+    return assemble(releases, withheld, parts.metric, margin, shared)
 
 
 def _ledger(request: Packet, packets: Mapping[str, Packet], parts: Parts) -> list[Message]:

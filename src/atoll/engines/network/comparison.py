@@ -5,17 +5,21 @@ qualities and exact counts stay in its store; `atoll.metrics.release` has the ru
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from atoll import methods
 from atoll.compute.deterministic import deterministic_torch
 from atoll.core.integrity import damaged
 from atoll.core.messages import Tensors
 from atoll.core.record import disk_errors
 from atoll.engines.local import local_engine
+from atoll.engines.network import ranges
+from atoll.engines.network.contract import Contract, RefusedError
 from atoll.engines.network.drafts import epochs_of_round
+from atoll.engines.network.egress import Spent
 from atoll.engines.network.requests import Compare
 from atoll.learning.weights import prefixed
 from atoll.metrics.release import Release, release
@@ -23,7 +27,10 @@ from atoll.runs.answer import own_answer
 from atoll.runs.outcomes import outcome_of
 from atoll.runs.parts import Parts
 
-__all__ = ["Cost", "compared", "cost_of", "obstacle", "read_release", "written_release"]
+__all__ = [
+    "Cost", "compared", "cost_of", "excess", "joined_model", "obstacle", "read_release",
+    "written_release",
+]  # fmt: skip
 
 RELEASE = "release.json"
 
@@ -52,6 +59,36 @@ def cost_of(parts: Parts, id: str) -> Cost:
     return Cost(rounds, rounds * epochs_of_round(config) + pretrained)
 
 
+def excess(parts: Parts, cost: Cost, spent: Spent, terms: Contract) -> str:
+    """Why a comparison is beyond the contract; empty where it is not."""
+    counts = (
+        ("comparisons", spent.comparisons + 1, terms.comparisons_in_all),
+        ("rounds", spent.rounds + cost.rounds, terms.rounds_in_all),
+        ("epochs", spent.epochs + cost.epochs, terms.epochs_in_all),
+    )
+    for what, count, most in counts:
+        if count > most:
+            return f"more than {most:,} {what} on this data are not in the contract"
+    return obstacle(parts) or ranges.metric_violation(terms.options, parts.config, parts.metric)
+
+
+def joined_model(parts: Parts, request: Compare) -> tuple[Compare, dict[str, Tensors]]:
+    """The request with the state of a server alone, and its shared weights by their mark.
+
+    A server of this site reads the state, so nothing else in it reaches a model. That of a method
+    which declares no shared weights is empty: its models are the clients'.
+    """
+    method = methods.load(str(parts.config.method["name"]))
+    if method.first is None:
+        return replace(request, state={}), {}
+    server = parts.server()
+    try:
+        server.restore(request.state)
+        return replace(request, state=server.state()), dict(method.first(server))
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise RefusedError("a server's state that is not of this method") from error
+
+
 def compared(
     parts: Parts, id: str, state: Tensors, request: Compare, home: Path
 ) -> tuple[Release, dict[str, bytes]]:
@@ -63,9 +100,8 @@ def compared(
     whole = prefixed("server", request.state) | prefixed(f"client/{id}", state)
     with deterministic_torch(config.engine_options().deterministic):
         outcome = outcome_of(id, parts, whole, request.variant, local_engine)
-    report = config.report_options()
-    leaves = release(outcome, report.metric, report.margin / 100, sites)
-    return leaves, own_answer(home, config, request.variant, {id: outcome}, sites)
+    leaves = release(outcome, parts.metric, config.report_options().margin / 100, sites)
+    return leaves, own_answer(home, parts, request.variant, {id: outcome}, sites)
 
 
 def written_release(asked: str, leaves: Release) -> tuple[str, bytes]:

@@ -53,6 +53,7 @@ class Contract:
     epochs_in_all: AtLeastOne = 20_000  # epochs of all runs on the same data, ever
     answers_in_all: AtLeastOne = 200_000  # answers of all runs on the same data, ever
     answer: bool = False  # whether a run may have this site's comparison of joined and alone, once
+    comparisons_in_all: AtLeastOne = 5  # such comparisons of all runs on the same data, ever
     options: dict[str, dict[str, Any]] = field(default_factory=dict)  # limits of options, by method
 
 

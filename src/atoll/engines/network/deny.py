@@ -25,6 +25,7 @@ __all__ = [
     "REPLIES",
     "SERVER_TOPICS",
     "STREAM",
+    "TYPES",
     "Process",
     "Route",
     "admin_refusal",
@@ -156,6 +157,16 @@ REFUSED_HANDLERS: frozenset[tuple[str, str]] = frozenset({
         "app_command", "configure_job_log", "get_errors", "get_run_info", "get_task", "heartbeat",
         "reset_errors", "server_state", "show_stats", "shutdown", "submit_update",
     )),
+})  # fmt: skip
+
+
+# Types of objects that a message may have besides plain values: those of honest runs, and plain
+# containers. NVFlare makes others of what a sender writes: one looks for a folder of its choice.
+TYPES = frozenset({
+    "tuple", "set", "collections.OrderedDict", "datetime.datetime",
+    "nvflare.apis.client.Client", "nvflare.apis.fl_context.FLContext",
+    "nvflare.apis.job_def.JobMetaKey", "nvflare.apis.shareable.Shareable",
+    "nvflare.private.admin_defs.Message",
 })  # fmt: skip
 
 

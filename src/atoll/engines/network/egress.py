@@ -4,11 +4,12 @@ A line has the hash of the line before it, so that a line cannot be changed, tak
 without breaking the chain. Whoever holds the last hash can tell that the whole log is as it was.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,12 +20,28 @@ from atoll.core.federation import Moment
 from atoll.core.messages import Packet
 from atoll.core.record import disk_errors
 from atoll.engines.network.mirror import End, Mirror, append_only
+from atoll.engines.network.requests import COMPARE
 
-__all__ = ["Counted", "EgressLog", "Line", "Spent", "accept", "audited", "lines", "mirrored"]
+__all__ = [
+    "SHOWN",
+    "SINGLED",
+    "Counted",
+    "EgressLog",
+    "Line",
+    "Spent",
+    "accept",
+    "audited",
+    "lines",
+    "mirrored",
+]
 
 FIRST = "0" * 32
 LATER = ("data", "rounds", "epochs")  # fields that older logs do not have
 MOST_NAMED = 6  # tensors that a line names one by one
+# Refusals that depend on rows; how many there were is counted over all runs
+SINGLED = "the weights single out"
+SHOWN = "the answer would show training rows of this site"
+MOST_REFUSALS = 100_000  # lines about refusals that a log has, so that they fill no disk
 
 
 @dataclass(frozen=True)
@@ -60,9 +77,15 @@ class Spent:
     rounds: int = 0
     epochs: int = 0
     answers: int = 0
+    comparisons: int = 0
 
 
 NOTHING = Counted()
+
+
+def _is_probe(words: str) -> bool:
+    """Whether a line is about a refusal that depends on rows of the site."""
+    return SINGLED in words or SHOWN in words
 
 
 def _hash(body: dict[str, Any]) -> str:
@@ -140,25 +163,35 @@ class EgressLog:
         self.path, self._mirror = path, mirror
         self.last, self._sums, self.count = FIRST, dict[str, int](), 0
         self._spent: dict[str, Spent] = {}
+        self._refusals = 0
+        self.probes = 0  # refusals so far that depend on rows of the site
+        with disk_errors(path), _locked(path) if path.parent.exists() else nullcontext():
+            self._read()
+
+    def _read(self) -> None:
+        """Read the lines that are there, while no other process adds one."""
         self._mend()
+        mirror = self._mirror
         known, there = mirror.read() if mirror else End(), ""
-        for line in lines(path):
+        for line in lines(self.path):
             self.count, self.last = self.count + 1, line.hash
             self._sums[line.run] = self._sums.get(line.run, 0) + line.bytes
-            self._spend(line.bytes, Counted(line.data, line.rounds, line.epochs))
+            self._refusals += not line.bytes
+            self.probes += not line.bytes and _is_probe(line.words)
+            self._spend(line.bytes, Counted(line.data, line.rounds, line.epochs), line.action)
             there = line.hash if self.count == known.lines else there
         self._size = self._length()
         if mirror:
             if self.count and not mirror.path.exists():
                 raise mirror.absent
-            mirror.check(path, self.count, there, known)
+            mirror.check(self.path, self.count, there, known)
             mirror.write(self.end)
 
     @property
     def end(self) -> End:
         """How the log ends now."""
         spent = {
-            data: [one.rounds, one.epochs, one.answers]
+            data: [one.rounds, one.epochs, one.answers, one.comparisons]
             for data, one in self._spent.items()
             if one.answers
         }
@@ -169,11 +202,12 @@ class EgressLog:
 
     def _mend(self) -> None:
         """Cut off a last line that was not written whole, which a site that was killed leaves."""
-        with disk_errors(self.path):
-            content = self.path.read_bytes() if self.path.exists() else b""
-            if content and not content.endswith(b"\n"):
-                append_only(self.path, False)
-                os.truncate(self.path, content.rfind(b"\n") + 1)
+        if not self.path.exists():
+            return
+        content = self.path.read_bytes()
+        if content and not content.endswith(b"\n"):
+            append_only(self.path, False)
+            os.truncate(self.path, content.rfind(b"\n") + 1)
 
     def total(self, run: str | None = None) -> int:
         """The bytes that have left so far for a run, or for all."""
@@ -183,12 +217,13 @@ class EgressLog:
         """What all runs on this data have had so far; it goes on counting."""
         return self._spent.setdefault(data, Spent())
 
-    def _spend(self, count: int, counted: Counted) -> None:
+    def _spend(self, count: int, counted: Counted, action: str) -> None:
         if count and counted.data:
             spent = self.spent(counted.data)
             spent.answers += 1
             spent.rounds += counted.rounds
             spent.epochs += counted.epochs
+            spent.comparisons += action == COMPARE
 
     def left(
         self,
@@ -207,10 +242,14 @@ class EgressLog:
         self._add(run, words, action, packet.size, digest, counted)
 
     def refused(self, run: str, action: str, reason: str) -> None:
-        """Write down a question that was not answered, and why."""
-        self._add(
-            run, printable(f"refused '{action[:80]}': {reason}"), printable(action[:80]), 0, ""
-        )
+        """Write down a question that was not answered, and why; a log has so many of these."""
+        words, most = f"refused '{action[:80]}': {reason}", MOST_REFUSALS
+        self.probes += _is_probe(words)
+        if self._refusals == most:
+            words = f"{most:,} refusals are written down here; further ones are in nvflare.log"
+            words += " alone"
+        if self._refusals <= most:
+            self._add(run, printable(words), printable(action[:80]), 0, "")
 
     def told(self, run: str, action: str, what: str, content: str) -> None:
         """Write down a few words that leave as the answer to a question of no method."""
@@ -233,6 +272,13 @@ class EgressLog:
     ) -> None:
         if self._mirror and not self._mirror.path.exists():
             raise self._mirror.absent
+        with disk_errors(self.path), _locked(self.path):
+            self._chain(run, words, action, count, digest, counted)
+
+    def _chain(
+        self, run: str, words: str, action: str, count: int, digest: str, counted: Counted
+    ) -> None:
+        """Add a line, while no other process does."""
         time = datetime.now(UTC).isoformat(timespec="seconds")
         body: dict[str, Any] = {
             "time": time, "run": run, "words": words, "action": action, "bytes": count,
@@ -241,15 +287,15 @@ class EgressLog:
         body |= {key: value for key, value in vars(counted).items() if value}
         body["hash"] = _hash(body)
         content = json.dumps(body, separators=(",", ":")).encode() + b"\n"
-        with disk_errors(self.path):
-            if self._length() != self._size:
-                what = "another process changed the egress log"
-                raise UserError(what, str(self.path), "stop the site, and look at the log")
-            self._append(content)
+        if self._length() != self._size:
+            what = "another process changed the egress log"
+            raise UserError(what, str(self.path), "stop the site, and look at the log")
+        self._append(content)
         self.last, self.count = body["hash"], self.count + 1
+        self._refusals += not count
         self._size += len(content)
         self._sums[run] = self._sums.get(run, 0) + count
-        self._spend(count, counted)
+        self._spend(count, counted, action)
         if self._mirror:
             self._mirror.write(self.end)
 
@@ -262,6 +308,17 @@ class EgressLog:
             with suppress(OSError):
                 os.truncate(self.path, self._size)
             raise
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keep other processes from writing a log: a coordinator may start two jobs at once."""
+    handle = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _contents(packet: Packet) -> str:

@@ -22,6 +22,8 @@ REMAINS = (
     " (membership), and learn shares and averages of columns and labels;",
     "- send weights of its own making, in moves that the contract allows, over many rounds, and"
     " learn signs and coarse values of single rows from them;",
+    "- read the label of a test row whose columns it knows off the number of hits: each test of"
+    " weights that it has steered there in small moves tells one label;",
     "- combine three or more units, or several rounds, to read off a row: the checks of weights"
     " and updates look at one and at two units of linear layers that read the inputs, in tables"
     " with five or more columns, and at nothing else (no images, no texts);",
@@ -38,8 +40,10 @@ ANSWER = (
     " rows; gains with standard errors, p-values and intervals; row counts rounded down to tens;"
     " nothing of a site with fewer than 10 test rows. Accuracy times rows reveals a count: how many"
     " test rows a model gets right, and for guessing those of one class. Gain and standard error"
-    " together reveal on how many rows one model alone is right. The coordinator chooses the joined"
-    " weights, and no bound looks at them. Training alone counts in the budgets of rounds and"
+    " together reveal on how many rows one model alone is right. The joined weights have the bounds"
+    " of a test in the last round, and this site must have trained in the run. Weights that are"
+    " steered there over many rounds can tell the label of one test row that the coordinator"
+    " knows; comparisons_in_all limits how many. Training alone counts in the budgets of rounds and"
     " epochs."
 )
 
@@ -118,7 +122,7 @@ def _worst(terms: Contract) -> Iterator[str]:
             f" each, {terms.answers_in_all:,} answers at most."
         )
     if terms.answer:
-        yield ANSWER
+        yield f"{ANSWER} At most {_count(terms.comparisons_in_all, 'comparison')} on the same data."
     if "offer" in terms.actions:
         yield (
             "'offer' and 'agree' tell hashes of column names, their types, the names of classes and"
@@ -193,6 +197,7 @@ def loose_terms(terms: Contract) -> Iterator[str]:
         ("plugins", bool(terms.plugins)),
         ("replacements", bool(terms.replacements)),
         ("answer", terms.answer),
+        ("comparisons_in_all", terms.comparisons_in_all > USUAL.comparisons_in_all),
     )
     for name, loose in checks:
         if loose:
@@ -216,7 +221,9 @@ LOOSE_TERMS = {
     "networks": "a run may use this code as its network, and no bound looks into it.",
     "plugins": "a run may use this code to load or deal out data; it runs with this site's rights.",
     "replacements": "a run may put these functions in the place of parts of a method.",
-    "answer": "a run may have scores and gains on the test rows, with weights of its choice.",
+    "answer": "a run may have scores and gains on the test rows, with weights that it steers.",
+    "comparisons_in_all": "more comparisons: each can tell the label of a test row, and many"
+    " together the values of a row.",
 }
 LOOSE = {
     "method.optimiser": "an update is a plain sum of gradients: with low biases, which a"
@@ -228,6 +235,8 @@ LOOSE = {
     "model.widths": "more units than rows: each row can have a unit of its own.",
     "seed": "more splits of the rows: the difference of two shows what is in one of them alone.",
     "scenario.train": "few rows can be chosen to train on.",
+    ranges.METRIC: "a score that counts no rows has many digits: one comparison can tell the value"
+    " of a column in a row.",
     "rounds": "more answers.",
     "method.epochs": "more training on the same rows, which they show the more for.",
     "method.epochs_each": "more training on the same rows, which they show the more for.",

@@ -14,12 +14,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.job_launcher_spec import JobProcessArgs
 from nvflare.app_common.job_launcher.process_launcher import ProcessJobLauncher
+from nvflare.collab.runtime import dispatch
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.credential_manager import CredentialManager
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey as Header
@@ -34,6 +36,7 @@ from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer
 from nvflare.fuel.f3.streaming.stream_const import StreamDataType, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamError
+from nvflare.fuel.utils.fobs import fobs
 from nvflare.private.admin_defs import error_reply
 from nvflare.private.defs import CellMessageHeaderKeys, RequestHeader, TrainingTopic
 from nvflare.private.fed.client.admin import FedAdminAgent
@@ -50,6 +53,7 @@ from atoll.engines.network.deny import (
     PROCESSES,
     REPLIES,
     STREAM,
+    TYPES,
     Process,
     Route,
     admin_refusal,
@@ -127,6 +131,8 @@ class Guard:
         self._wrap(ProcessJobLauncher, "launch_job", self._launch)
         self._wrap(RxTask, "process_chunk", self._process_chunk)
         self._wrap(socket_conn.SocketConnection, "read_frame", self._read_frame)
+        self._wrap(fobs.Packer, "unpack", self._unpack)
+        dispatch._error_reply = partial(_fixed_words, dispatch._error_reply)
         socket_conn.MAX_FRAME_SIZE = FRAME_BYTES
 
     @staticmethod
@@ -258,6 +264,14 @@ class Guard:
                 self._say(f"refused a frame from {connection.name}: {error}")
             raise
 
+    def _unpack(self, original: Any, packer: Any, value: Any) -> Any:
+        """Decode an object of a type that a run needs; NVFlare decodes many more."""
+        kind = value.get(fobs.FOBS_TYPE, "tuple") if type(value) is dict else "tuple"
+        if not isinstance(kind, str) or kind not in TYPES:
+            self._say(f"refused an object of type {str(kind)[:80]}: no run needs it")
+            raise ValueError("refused: an object that no run needs")
+        return original(packer, value)
+
     def _dispatch(self, original: Any, agent: Any, request: Message) -> Message:
         """Do a command that a run needs; refuse all others, and jobs that are not ours."""
         asked, own = request.payload, agent.cell.get_fqcn()
@@ -309,6 +323,12 @@ def _route(cell: Any, endpoint: Any, connection: Any, message: Message) -> Route
         claimed=_text(message, CellMessageHeaderKeys.CLIENT_NAME),
         local=isinstance(connection, NullConnection),
     )
+
+
+def _fixed_words(original: Any, error: str, logger: Any, **details: Any) -> Message:
+    """The reply to a call that fails before our code has it: NVFlare's has a traceback of here."""
+    logger.error(error)
+    return cast("Message", original("not a call that is served here; the log has more", logger))
 
 
 def _forget_jobs(kit: Path) -> None:

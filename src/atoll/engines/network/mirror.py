@@ -30,7 +30,7 @@ class End:
     hash: str = ""
     left: int = 0  # bytes that have left, in all lines
     size: int = 0  # bytes of the log itself
-    spent: dict[str, list[int]] = field(default_factory=dict)  # by data: rounds, epochs, answers
+    spent: dict[str, list[int]] = field(default_factory=dict)  # by data; see Spent
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ from atoll.runs.config import read, resolve, to_toml
 from atoll.runs.execute import prepare
 from atoll.runs.facts import facts
 from atoll.runs.loop import Progress, go
-from atoll.runs.parts import Parts
+from atoll.runs.parts import Parts, refuse_labels
 from atoll.runs.result import write_result
 
 __all__ = ["Coordinator", "Outpost"]
@@ -338,6 +338,7 @@ def _on_own_tables(engine: Remote, run: str, folder: Path) -> tuple[Parts, Recor
             raise UserError(what, engine.parties[id].name, remedy)
     ids = sorted(engine.parties)
     made = Parts(config, *elsewhere(plan, ids, config.data["files"]))
+    refuse_labels(made.dataset, config)
     if kept:
         return made, Record.reopen(folder, LOCK_PATIENCE)
     record = Record.create(folder, to_toml(config), facts(made), LOCK_PATIENCE)

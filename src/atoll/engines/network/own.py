@@ -11,7 +11,7 @@ from atoll.data.own.tables import TableOptions
 from atoll.data.splits import split
 from atoll.engines.network.contract import RefusedError
 from atoll.runs.config import RunConfig
-from atoll.runs.parts import Parts
+from atoll.runs.parts import Parts, refuse_labels
 
 __all__ = ["data_key", "own_parts", "own_table", "sparing"]
 
@@ -44,6 +44,7 @@ def own_parts(
     if config.scale == "global":
         raise RefusedError("scale = 'global' would need all sites' rows; use 'local'")
     dataset = table.dataset(plan)
+    refuse_labels(dataset, config)
     made = split(dataset, config.scenario_options(), config.seed, config.split)
     here = only_here(made, plan, client, clients, dataset.x.shape[1])
     return Parts(config, dataset, here)

@@ -107,8 +107,11 @@ def violation(plan: Plan, agreement: Agreement, table: OwnTable, clients: Sequen
     left = {hashed for hashed, kind in offered.columns.items() if kind == LEFT_OUT}
     if not left <= {*plan.left_out}:
         return "the plan does not leave out a column that this site leaves out"
+    labels = [table.options.label] if table.regression else offered.classes
+    if table.regression and len(plan.classes) > 1:
+        return "classes in the plan, and the label is a number at this site"
     return (
-        _names("classes", plan.classes, offered.classes)
+        _names("classes", plan.classes, labels)
         or _names("stages", plan.stages, offered.stages)
         or _names("clients", clients)
     )

@@ -32,10 +32,10 @@ from atoll.data.vectors import KINDS as VECTOR_KINDS
 from atoll.engines.network import plans, ranges
 from atoll.engines.network.bounds import Bounds, too_few_rows
 from atoll.engines.network.comparison import (
-    Cost,
     compared,
     cost_of,
-    obstacle,
+    excess,
+    joined_model,
     read_release,
     written_release,
 )
@@ -58,6 +58,7 @@ __all__ = ["Gate", "Reply", "answered", "handled", "log", "told"]
 MOST_AT_ONCE = 4  # questions: one is answered, and asked again up to three times if it takes long
 KEPT = 2  # checkpoints that a site keeps: the server may have died before it wrote its own
 MOST_CONFIG = 1 << 20  # bytes of a run's config
+MOST_WORDS = 2000  # of an error, in the log of this process
 log = logging.getLogger("atoll.site")
 BEFORE = Moment(0, 0, 1)
 Reply = dict[str, Any]  # ok, and then what was asked for or why it was not given
@@ -173,9 +174,8 @@ class Gate:
             self._reserve("prepare", len(config))
             with disk_errors(self._home):
                 self._home.mkdir(parents=True, exist_ok=True)
-            self._bounds = Bounds(
-                self.terms, self._parts, self._home, self.egress.spent(self._data)
-            )
+            spent, probed = self.egress.spent(self._data), lambda: self.egress.probes
+            self._bounds = Bounds(self.terms, self._parts, self._home, spent, probed)
             self.id = client
             self._client = self._parts.client(client)
             write_whole(self._home / "config.toml", config.encode())
@@ -186,11 +186,8 @@ class Gate:
         self, made: RunConfig, config: str, client: str, clients: Sequence[str], text: str
     ) -> Parts:
         """The parts of a run on this site's own table, if the plan fits what it has disclosed."""
-        try:
+        with self._refusals_logged("prepare"):
             agreement, plan = plans.read(self._home, text)
-        except RefusedError as error:
-            self.egress.refused(self.run, "prepare", str(error))
-            raise
         self._refuse("prepare", agreement.stale(config, client, self._data))
         table = own_table(client, made)
         with self._untold("prepare"):
@@ -204,6 +201,20 @@ class Gate:
             self.egress.refused(self.run, action, reason)
             raise RefusedError(reason)
 
+    @contextmanager
+    def _refusals_logged(self, action: str) -> Iterator[None]:
+        """Log what is refused within."""
+        try:
+            yield
+        except RefusedError as error:
+            self.egress.refused(self.run, action, str(error))
+            raise
+
+    @property
+    def _checked(self) -> Bounds:
+        assert self._bounds is not None  # set together with the client
+        return self._bounds
+
     def _changed(self, config: str) -> str:
         """Why a run that was here before cannot go on with this config."""
         path = self._home / "config.toml"
@@ -216,9 +227,9 @@ class Gate:
         made = self._resolved(config)
         self._method = str(made.method["name"])
         if self._method not in self.terms.methods:
-            raise RefusedError(f"the method '{self._method}' is not in the contract")
-        if not run.isascii() or not run.replace("-", "").replace("_", "").isalnum():
-            raise RefusedError("a run's name with other than letters, digits and -")
+            raise RefusedError(f"the method '{self._method[:80]}' is not in the contract")
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", run) or not run.strip("-_"):
+            raise RefusedError("a run's name that is not 1 to 100 letters, digits, - and _")
         self.run = run
         self._refuse("prepare", ranges.violation(self.terms.options, made, self._own_options))
         self._data = data_key(made)
@@ -314,14 +325,10 @@ class Gate:
 
     def _bounded(self, action: str, moment: Moment, packet: Packet) -> Packet:
         """An answer within the bounds on weights, work and budgets, written down."""
-        bounds = self._bounds
-        assert bounds is not None  # set together with the client
+        bounds = self._checked
         bounds.begin(moment, actions(type(self._client)).get(action))
-        try:
+        with self._refusals_logged(action):
             reply = answer(self._client, action, moment, packet, bounds)
-        except RefusedError as error:
-            self.egress.refused(self.run, action, str(error))
-            raise
         self._let_out(action, moment, reply, bounds.rounds, bounds.epochs)
         bounds.end()
         return reply
@@ -451,18 +458,21 @@ class Gate:
                 reply = pack(before[1])
                 self._let_out(COMPARE, end, reply, again=True)
                 return reply
-            cost = cost_of(self._known, self.id)
-            self._refuse(COMPARE, obstacle(self._known) or self._beyond(cost))
-            reply, (name, content) = self._compared(packet, asked, state)
+            cost, spent = cost_of(self._known, self.id), self.egress.spent(self._data)
+            self._refuse(COMPARE, excess(self._known, cost, spent, self.terms))
+            with self._refusals_logged(COMPARE):
+                request, shared = joined_model(self._known, unpack(packet, Compare, SERVER))
+                self._checked.on_compare(end, shared)
+            reply, (name, content) = self._compared(request, asked, state)
             self._let_out(COMPARE, end, reply, cost.rounds, cost.epochs)
             write_whole(self._home / name, content)
+            self._checked.end()
             return reply
 
     def _compared(
-        self, packet: Packet, asked: str, state: Tensors
+        self, request: Compare, asked: str, state: Tensors
     ) -> tuple[Packet, tuple[str, bytes]]:
         """The answer, and the file that says that it has left; all other files are kept here."""
-        request = unpack(packet, Compare, SERVER)
         leaves, files = compared(self._known, self.id, copied(state), request, self._home)
         reply = pack(leaves)
         if reply.size > LARGEST:
@@ -472,15 +482,6 @@ class Gate:
         for name, content in files.items():
             write_whole(self._home / name, content)
         return reply, mark
-
-    def _beyond(self, cost: Cost) -> str:
-        """Why training alone is beyond the budgets on this data; empty where it is not."""
-        spent, terms = self.egress.spent(self._data), self.terms
-        if spent.rounds + cost.rounds > terms.rounds_in_all:
-            return f"more than {terms.rounds_in_all:,} rounds on this data are not in the contract"
-        if spent.epochs + cost.epochs > terms.epochs_in_all:
-            return f"more than {terms.epochs_in_all:,} epochs on this data are not in the contract"
-        return ""
 
     def snapshot(self, moment: Moment) -> None:
         """Write the client's snapshots to the store; they are never sent."""
@@ -562,7 +563,7 @@ def answered(gate: Gate, action: str, work: Callable[[Gate], dict[str, Any] | No
     try:
         return {"ok": True, **(work(gate) or {})}
     except Exception as error:
-        words = printable(f"{action[:80]}: {error}")
+        words = printable(f"{action[:80]}: {error}"[:MOST_WORDS])
         log.warning("%s", words, exc_info=not isinstance(error, UserError))
         kind, reason = told(error)
         return {"ok": False, "kind": kind, "reason": reason}

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -17,10 +18,11 @@ from atoll.engines.network import GUARD
 
 __all__ = [
     "ENDS", "STANDING", "Process", "alone", "certificates", "end_former", "environment",
-    "nvflare", "own_store", "provision", "read_json", "running",
+    "nvflare", "own_store", "provision", "read_json", "running", "shorten",
 ]  # fmt: skip
 
 STANDING = "standing.json"  # in a site's kit: what the server has answered last
+LOG_BYTES = 100_000_000  # of nvflare.log, before it is moved
 ENDS = "ends.json"  # in the coordinator's folder of work: whose end of a job was over first
 
 
@@ -73,6 +75,17 @@ def environment(**further: str) -> dict[str, str]:
     return {**os.environ, **nvflare().ENVIRONMENT, **further}
 
 
+def shorten(log: Path, most: int = LOG_BYTES) -> None:
+    """Move what a log has to a file beside it once it is long; its writers go on with the log.
+
+    They append, and what others send decides how much.
+    """
+    with disk_errors(log):
+        if log.exists() and log.stat().st_size > most:
+            shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+            os.truncate(log, 0)
+
+
 class Process:
     """NVFlare's own process at one end; started again when it is gone."""
 
@@ -84,9 +97,10 @@ class Process:
 
     def ensure(self) -> bool:
         """Start it where it does not run; whether it was started now."""
+        log = self.kit.folder / "nvflare.log"
+        shorten(log)
         if self.process is not None and self.process.poll() is None:
             return False
-        log = self.kit.folder / "nvflare.log"
         with disk_errors(log), log.open("ab") as out:
             self.process = subprocess.Popen(
                 self.command, env=self.environment, stdin=subprocess.DEVNULL, stdout=out,

@@ -15,11 +15,23 @@ from atoll.core.options import nearest
 from atoll.data import splits
 from atoll.data.public import PublicOptions
 from atoll.learning.models import ModelOptions
+from atoll.metrics.answer import Metric, metric_of
 from atoll.runs.config import RunConfig, resolve
 
 __all__ = [
-    "COORDINATORS", "DEFAULTS", "Limit", "Limits", "check_limits", "drafted", "inside", "known",
-    "limits_of", "violation", "words",
+    "COORDINATORS",
+    "DEFAULTS",
+    "METRIC",
+    "Limit",
+    "Limits",
+    "check_limits",
+    "drafted",
+    "inside",
+    "known",
+    "limits_of",
+    "metric_violation",
+    "violation",
+    "words",
 ]  # fmt: skip
 
 Limit = Any  # a value, or a table with least, most or one_of
@@ -42,8 +54,10 @@ DEFAULTS: Limits = {
     "method.epochs_each": {"least": 1, "most": 50},
     "method.pretrain_epochs": {"least": 0, "most": 100},
     "engine.threads": {"least": 0, "most": 64},
+    "report.metric": {"one_of": ["accuracy", "auroc", "balanced accuracy"]},
 }
-PLAIN = ("seed", "rounds", "scale", "dtype", "models", "score_every", "attribution")
+METRIC = "report.metric"  # checked at a comparison, and before runs that select models by it
+PLAIN = ("seed", "rounds", "scale", "dtype", "models", "score_every", "attribution", "class_weight")
 TABLES = ("scenario", "model", "public", "method")
 OWN_DATA = ("files", "keep", "most_levels")  # of `data`: for the site's own file to say
 # Of `data` with own files: what any run may set. They disclose no more; all others change how a
@@ -64,6 +78,7 @@ def values_of(config: RunConfig) -> dict[str, Any]:
     for table in TABLES:
         found |= {f"{table}.{name}": value for name, value in getattr(config, table).items()}
     found.pop("method.name", None)
+    found.pop("model.weights", None)  # a hash that a site compares with that of its own network
     found |= {f"engine.{name}": config.engine[name] for name in ENGINE}
     found |= {f"data.{name}": v for name, v in config.data.items() if name not in OWN_DATA}
     return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
@@ -119,7 +134,23 @@ def violation(
         if isinstance(value, list) and len(value) > MOST_ITEMS and not _listed(name, limit):
             count = f"{len(value):,} items"
             return f"option '{name}' has {count}; {MOST_ITEMS} are allowed, or a list by name"
-    return ""
+    if not methods.load(str(config.method["name"])).selects:
+        return ""
+    # the default stands for an error where the label is a number, which only the data tell
+    as_number = metric_of(config.report_options().metric, regression=True)
+    allowed = not metric_violation(options, config, as_number)
+    return "" if allowed else metric_violation(options, config)
+
+
+def metric_violation(
+    options: Mapping[str, Limits], config: RunConfig, metric: Metric | None = None
+) -> str:
+    """Why models may not be compared by a metric, that of the run; empty where they may."""
+    limits = {**DEFAULTS, **options.get(str(config.method["name"]), {})}
+    metric, limit = metric or config.report_options().metric, limits[METRIC]
+    if _within(metric, limit):
+        return ""
+    return f"option '{METRIC}' = {_shown(metric)}: the contract allows {words(limit)}"
 
 
 def _listed(name: str, limit: Limit) -> bool:
@@ -185,6 +216,7 @@ def known(method: str) -> set[str]:
     }  # fmt: skip
     names = {f"{t}.{f.name}" for t, kind in kinds.items() for f in dataclasses.fields(kind)}
     names |= {f"engine.{name}" for name in ENGINE}
+    names.add(METRIC)
     return names | set(PLAIN) | {f"scenario.{name}" for name in splits.option_names()}
 
 
@@ -203,4 +235,6 @@ def drafted(config: RunConfig) -> dict[str, Limit]:
     given, plain = values_of(config), usual(config)
     chosen = {n: v for n, v in given.items() if n in DEFAULTS or v != plain.get(n)}
     tables = {n: {"one_of": [v]} for n, v in chosen.items() if isinstance(v, Mapping)}
+    regression = config.data.get("task") == "regression"
+    chosen[METRIC] = metric_of(config.report_options().metric, regression)
     return {**chosen, **tables, "rounds": {"least": 1, "most": config.rounds}}

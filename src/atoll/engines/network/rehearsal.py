@@ -39,7 +39,7 @@ from atoll.engines.network.site import reachable
 from atoll.runs.config import RunConfig, to_toml
 from atoll.runs.execute import execute
 
-__all__ = ["Item", "rehearse"]
+__all__ = ["Item", "rehearse", "rehearse_once"]
 
 SECONDS = 300.0  # that one step may take
 BUDGETS = 10  # times the budgets of a contract over all runs: a rehearsal is many runs
@@ -154,6 +154,13 @@ def rehearse(
     return found
 
 
+def rehearse_once(config: RunConfig, sites: Sequence[str], port: int, folder: Path) -> Item:
+    """One undisturbed run with new kits for this machine, compared with the run in one process."""
+    about = Project(name="rehearsal", port=port, sites=tuple(sites))
+    with _staged(about, folder / "none", config, folder) as (stage, _):
+        return _plain(stage, _twin(config, folder))
+
+
 def _line(item: Item) -> str:
     return f"{'go   ' if item.passed else 'NO GO'}  {item.what}: {item.words}"
 
@@ -213,8 +220,8 @@ def _extend_budgets(site: Path) -> None:
     def more(term: re.Match[str]) -> str:
         return f"{term[1]}{BUDGETS * int(term[2].replace('_', ''))}"
 
-    text = site.read_text()
-    site.write_text(re.sub(r"(?m)^((?:rounds|epochs|answers)_in_all = )([\d_]+)", more, text))
+    terms = r"(?m)^((?:rounds|epochs|answers|comparisons)_in_all = )([\d_]+)"
+    site.write_text(re.sub(terms, more, site.read_text()))
 
 
 def _is_here(host: str) -> bool:

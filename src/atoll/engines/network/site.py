@@ -127,6 +127,7 @@ def _standing(kit: Kit, terms: Contract, end: End, appended: bool) -> list[str]:
         "rounds": terms.rounds_in_all,
         "epochs": terms.epochs_in_all,
         "answers": terms.answers_in_all,
+        "comparisons": terms.comparisons_in_all,
     }
     for data, counts in end.spent.items():
         pairs = zip(counts, budgets.items(), strict=True)

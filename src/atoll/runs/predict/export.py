@@ -26,6 +26,8 @@ def reads(predictor: Predictor) -> dict[str, Any]:
         return {"classes": recipe["classes"], "embeddings": list(recipe["sites"])}
     about, config = predictor.about, predictor.config
     card = {"classes": recipe["classes"], "called": about.get("called", predictor.site)}
+    if recipe.get("task") == "regression":  # an output times the deviation, plus the mean
+        card |= {"task": "regression", "target": about["target"]}
     if predictor.kind == "image":
         number = list(recipe["sites"]).index(predictor.site)
         network = config.models[number] if config.models else config.model_options().name
@@ -48,7 +50,8 @@ def reads(predictor: Predictor) -> dict[str, Any]:
 
 def export(predictor: Predictor, out: Path, crossed: str) -> Path:
     """Write a model and its card; `crossed` says what left the site in the run."""
-    weights = {n: np.asarray(t.cpu().numpy(), order="C") for n, t in predictor.model.items()}
+    tensors = {**predictor.model, **predictor.frozen}
+    weights = {n: np.asarray(t.cpu().numpy(), order="C") for n, t in tensors.items()}
     run, variant = predictor.run, predictor.chosen
     result = primary(run.events, variant, run.facts["known_at"])
     card = {
@@ -58,7 +61,7 @@ def export(predictor: Predictor, out: Path, crossed: str) -> Path:
         "site": predictor.site,
         **reads(predictor),
         "data": run.facts["data"],
-        "accuracy": client_accuracy(result).get(predictor.site),
+        "r2" if run.regression else "accuracy": client_accuracy(result).get(predictor.site),
         "metrics_of_all_sites": run.metrics[variant],
         "what_left_the_site": crossed,
         "atoll": run.facts["atoll"],

@@ -19,15 +19,16 @@ from atoll.core.record import read_checkpoint
 from atoll.core.rows import Rows
 from atoll.data.dataset import Dataset
 from atoll.data.own.encoding import Block
-from atoll.data.scaling import colours
+from atoll.data.scaling import Target, colours
 from atoll.data.scenario import Holding, Scenario
 from atoll.data.site import filled
 from atoll.data.vertical_site import block
 from atoll.jobs.train import in_chunks
+from atoll.learning.foreign import frozen_values
 from atoll.learning.weights import without
 from atoll.runs.config import RunConfig
 from atoll.runs.folders import recorded
-from atoll.runs.parts import Parts
+from atoll.runs.parts import Parts, with_first_values
 from atoll.runs.result import Run, absent_run, runs_in
 
 __all__ = ["Array", "Predictor", "ended_state", "held_out_rows", "predictor_of", "refuse_other"]
@@ -120,9 +121,20 @@ class Predictor:
         return ended_state(self.folder)
 
     @cached_property
+    def _parts(self) -> Parts:
+        return _bare(self.config, self.recipe)
+
+    @cached_property
+    def frozen(self) -> Tensors:
+        """The values of frozen layers, which are no part of the weights."""
+        if not self.config.model_options().frozen:
+            return {}
+        return frozen_values(self._parts.site(self.site).model())
+
+    @cached_property
     def _part(self) -> Any:
         """The client, or the server, as the run left it."""
-        state, bare = self._state, _bare(self.config, self.recipe)
+        state, bare = self._state, self._parts
         if self.kind == "text" and bare.vectors.facts != self.run.facts["vectors"]:
             what = f"the word vectors '{bare.vectors.name}' are not those that the run read"
             raise UserError(what, "model.vectors", "bring back the file of that time")
@@ -155,14 +167,21 @@ class Predictor:
         outputs: Tensor = self._part.predict(self.model, rows)
         return outputs
 
+    def final(self, outputs: Tensor) -> Tensor:
+        """Outputs of the network as probabilities of classes; in regression as the label's unit."""
+        if self.recipe.get("task") != "regression":
+            return torch.softmax(outputs.double(), -1)
+        place = self.recipe if self.site == SERVER else self.about
+        return Target(*place.get("target", (0.0, 1.0))).restore(outputs)
+
     @torch.no_grad()
     def probabilities(self, x: Array) -> Array:
-        """The probability of each class for rows as a file has them: see `rows`.
+        """The probability of each class for rows as a file has them: see `rows`; or the number.
 
         With runs of other seeds, the mean over all of them.
         """
         logits = in_chunks(self.outputs, self.rows(torch.from_numpy(x)))
-        own = np.asarray(torch.softmax(logits.double(), -1).numpy())
+        own = np.asarray(self.final(logits).numpy())
         every = [own, *(other.probabilities(x) for other in self.others)]
         return np.mean(every, axis=0) if self.others else own
 
@@ -253,8 +272,9 @@ def _bare(config: RunConfig, recipe: Mapping[str, Any]) -> Parts:
     else:  # older runs of parties have no shape
         shape = recipe.get("shape") or [sum(len(one["own"]) for one in sites.values())]
     row, none = np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.int64)
+    y = row.astype(float) if recipe.get("task") == "regression" else row
     dataset = Dataset(
-        "", kind, np.zeros((1, *shape), dtype=TYPES[kind]), row, (), tuple(recipe["classes"]), "",
+        "", kind, np.zeros((1, *shape), dtype=TYPES[kind]), y, (), tuple(recipe["classes"]), "",
         words=tuple(recipe.get("words", ())), vectors=recipe.get("vectors", "best"),
     )  # fmt: skip
     holdings = {}
@@ -269,13 +289,14 @@ def _bare(config: RunConfig, recipe: Mapping[str, Any]) -> Parts:
     vertical = recipe.get("labels_at_server", "parties" in recipe)
     common, tests = np.array(recipe.get("common", []), dtype=int), dict.fromkeys(sites, (none,))
     scenario = Scenario(tuple(sites), holdings, common, tests, ("all",), (0,), vertical)
-    return Parts(config, dataset, scenario)
+    return with_first_values(Parts(config, dataset, scenario))
 
 
 def ended_state(folder: Path) -> Tensors:
     """The states of the parts of a run at its end."""
     if not (folder / "result.json").exists():
-        raise UserError("the run has not ended", str(folder), "continue with --resume")
+        remedy = f"continue it as it was started, for example atoll run --resume --out {folder}"
+        raise UserError("the run has not ended", str(folder), remedy)
     tensors, head = read_checkpoint(folder)
     known, saved = Run(folder).integrity.as_json(), head.get("files", {})
     if any(saved[name] != known[name] for name in known.keys() & saved.keys()):

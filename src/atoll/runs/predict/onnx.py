@@ -55,7 +55,7 @@ class _Graph(nn.Module):
             outputs = predictor.outputs(predictor.rows(inputs[0]))
             if predictor.vertical:
                 return outputs.float()
-        return torch.softmax(outputs.double(), -1).float()
+        return predictor.final(outputs).float()
 
 
 def write(predictor: Predictor, path: Path) -> Path:
@@ -70,9 +70,13 @@ def write(predictor: Predictor, path: Path) -> Path:
     inputs = _examples(predictor)
     with torch.no_grad():
         expected = graph(*inputs)  # before the trace, which cannot build a network: sites cache it
-    output = "embedding" if predictor.vertical and predictor.site != SERVER else "probabilities"
+    regression = predictor.recipe.get("task") == "regression"
+    output = "numbers" if regression else "probabilities"
+    if predictor.vertical and predictor.site != SERVER:
+        output = "embedding"
     rows = {0: torch.export.Dim("rows")}
-    logging.getLogger("onnxscript").setLevel(logging.ERROR)
+    for name in ("onnxscript", "torch.onnx"):  # they remark on libraries that are not needed
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
@@ -115,6 +119,7 @@ def preprocessing(predictor: Predictor) -> dict[str, Any]:
         "kind": predictor.kind,
         "delimiter": str(data.get("delimiter", "")),
         "encoding": str(data.get("encoding", "")),
+        **({"task": "regression"} if recipe.get("task") == "regression" else {}),
     }
     if predictor.site == SERVER:
         return how
@@ -123,7 +128,8 @@ def preprocessing(predictor: Predictor) -> dict[str, Any]:
         mean, deviation = colours(predictor.config.scale, recipe["shape"][0])
         how |= {"mean": np.ravel(mean).tolist(), "deviation": np.ravel(deviation).tolist()}
     if predictor.kind == "text":
-        how |= {"text": recipe["columns"][0], "words": recipe["words"]}
+        rules = dataclasses.asdict(tables.rules_of(predictor))
+        how |= {"text": recipe["columns"][0], "words": recipe["words"], "rules": rules}
     if "blocks" in recipe:
         blocks = [dataclasses.asdict(block) for block in tables.blocks(predictor)]
         rules = dataclasses.asdict(tables.rules_of(predictor))

@@ -1,4 +1,4 @@
-"""Predictions as a CSV file: one line a row, with the class and every probability."""
+"""Predictions as a CSV file: one line a row, with the class and every probability, or a number."""
 
 import csv
 import io
@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
+import pyarrow as pa
 
 from atoll.core.outputs import may_write
 from atoll.core.record import disk_errors
 from atoll.core.storage import temporary_name
+from atoll.data.own.encoding import as_numbers
 
 __all__ = ["Predicted", "Writer", "writing"]
 
@@ -27,7 +29,9 @@ class Predicted:
     judged: int = 0  # rows whose label is a class of the model
     right: int | None = None  # of these; none where there are none
     unlabelled: int = 0  # rows of a file with labels that have none
-    foreign: int = 0  # rows whose label is no class of the model
+    absolute: float = 0.0  # regression: the sum of absolute errors of the judged rows
+    squared: float = 0.0  # likewise of squared errors
+    foreign: int = 0  # rows whose label is no class of the model, or no number
     unseen: dict[str, int] = field(default_factory=dict)  # column -> values that no row had
     absent: tuple[str, ...] = ()  # columns that the file lacks
     lacking: dict[str, list[str]] = field(default_factory=dict)  # parties' file -> ids not in it
@@ -45,6 +49,19 @@ class Predicted:
                 self.judged += 1
                 self.right = (self.right or 0) + (guess == label)
 
+    def judge_numbers(self, guesses: Array, labels: Sequence[str | None]) -> None:
+        """Add up errors, where the label is a number."""
+        numbers = as_numbers(pa.array(labels, pa.string()), comma=True).to_pylist()
+        for guess, label, number in zip(guesses.tolist(), labels, numbers, strict=True):
+            if label is None:
+                self.unlabelled += 1
+            elif number is None:
+                self.foreign += 1
+            else:
+                self.judged += 1
+                self.absolute += abs(guess - number)
+                self.squared += (guess - number) ** 2
+
 
 @dataclass
 class Writer:
@@ -53,6 +70,7 @@ class Writer:
     file: TextIO
     classes: Sequence[str]
     counts: Predicted
+    regression: bool = False
 
     def add(
         self,
@@ -67,10 +85,16 @@ class Writer:
         """
         more = [()] * len(names) if ids is None else [(id or "",) for id in ids]
         lines = csv.writer(self.file, lineterminator="\n")
+        self.counts.rows += len(names)
+        if self.regression:
+            for name, id, value in zip(names, more, probabilities[:, 0].tolist(), strict=True):
+                lines.writerow([name, *id, f"{value:.6g}"])
+            if labels is not None:
+                self.counts.judge_numbers(probabilities[:, 0], labels)
+            return
         guesses = [self.classes[place] for place in probabilities.argmax(1)]
         for name, id, guess, row in zip(names, more, guesses, probabilities, strict=True):
             lines.writerow([name, *id, guess, *(f"{p:.6f}" for p in row)])
-        self.counts.rows += len(names)
         if labels is not None:
             self.counts.judge(guesses, labels, self.classes)
 
@@ -84,7 +108,9 @@ def writing(
     An input, a file of the run, and anything but predictions of the same columns is not replaced.
     """
     line = io.StringIO()
-    names = [*first, "prediction", *(f"p {name}" for name in recipe["classes"])]
+    regression = recipe.get("task") == "regression"
+    further = [] if regression else [f"p {name}" for name in recipe["classes"]]
+    names = [*first, "prediction", *further]
     csv.writer(line, lineterminator="\n").writerow(names)
     header = line.getvalue()
     may_write(out, inputs, [run], lambda head: head.startswith(header.encode()))
@@ -93,7 +119,7 @@ def writing(
         try:
             with temporary.open("w", encoding="utf-8", newline="") as file:
                 file.write(header)
-                yield Writer(file, recipe["classes"], Predicted())
+                yield Writer(file, recipe["classes"], Predicted(), regression)
             temporary.replace(out)
         finally:
             temporary.unlink(missing_ok=True)

@@ -18,10 +18,12 @@ import torch
 
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.federation import SERVER
-from atoll.core.options import nearest
+from atoll.core.options import build, nearest
 from atoll.data.dataset import file_fingerprint
 from atoll.data.own.alignment import normalised, refuse_bad
 from atoll.data.own.encoding import Block, encoded
+from atoll.data.own.harmonise import Rules, harmonise
+from atoll.data.own.profiles import rename_columns
 from atoll.data.own.sheets import Sheet, batches, opened
 from atoll.runs.predict.model import Array, Predictor, refuse_other
 from atoll.runs.predict.output import Predicted, Writer, writing
@@ -62,7 +64,7 @@ class Halves:
     def probabilities(self, columns: Mapping[str, Array]) -> Array:
         """The probability of each class for rows of which each party has its encoded columns."""
         rows = {id: self.clients[id].rows(torch.from_numpy(x)) for id, x in columns.items()}
-        return np.asarray(torch.softmax(self.logits(rows).double(), -1).numpy())
+        return np.asarray(self.server.final(self.logits(rows)).numpy())
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,8 @@ def predict(
             ids = {id: text for id, text in ids.items() if id in kept}
         if not ids:
             raise _wrong("no rows to predict", files[0].sheet.path, "give files that share ids")
-        _predict(Halves(predictor.folder, predictor.variant), files, ids, writer)
+        runs = [predictor, *predictor.others]
+        _predict([Halves(one.folder, one.variant) for one in runs], files, ids, writer)
     return counts
 
 
@@ -134,7 +137,8 @@ def _assigned(
 
 def _read(recipe: Mapping[str, Any], party: str, path: Path, counts: Predicted) -> _File:
     """A party's rows as numbers, its columns checked by their names."""
-    sheet, key, label = opened(path), recipe["id"], recipe["label"]
+    rules = build(Rules, recipe.get("rules", {}).get(party, {}), "recipe.json")
+    sheet, key, label = rename_columns(opened(path), rules), recipe["id"], recipe["label"]
     own = blocks(recipe, party)
     columns = [block.column for block in own]
     if key not in sheet.columns:
@@ -144,10 +148,11 @@ def _read(recipe: Mapping[str, Any], party: str, path: Path, counts: Predicted) 
         what = f"the file has none of the columns of '{party}'"
         raise _wrong(what, path, f"these are {', '.join(columns[:8])}; is the order right?")
     counts.absent += tuple(f"{party}: {name}" for name in absent)
-    mine, first = Predicted(), 0
+    mine, first, rare = Predicted(), 0, recipe.get("rare", {}).get(party, {})
     written, known, pieces = list[str](), list[str | None](), list[Array]()
-    for batch in batches(sheet, recipe["missing"]):
-        pieces.append(numbers(own, sheet, batch, first, mine))
+    for raw in batches(sheet, recipe["missing"]):
+        batch = harmonise(raw, rules, label, sheet.comma)
+        pieces.append(numbers(own, sheet, batch, first, mine, rare))
         written += [value or "" for value in batch.column(key).to_pylist()]
         if label in sheet.columns:
             known += labels(batch.column(label), range(len(batch)), recipe["classes"])
@@ -204,17 +209,19 @@ def _held_out(recipe: Mapping[str, Any], files: Sequence[_File]) -> set[str]:
 
 
 def _predict(
-    halves: Halves, files: Sequence[_File], ids: Mapping[str, str], writer: Writer
+    seeds: Sequence[Halves], files: Sequence[_File], ids: Mapping[str, str], writer: Writer
 ) -> None:
-    """Write the predictions, a piece of the rows at a time."""
+    """Write the predictions, a piece of the rows at a time; of several seeds, their mean."""
     known = dict[str, str | None]()
     for file in files:
         known |= dict(zip(file.ids, file.labels, strict=False))  # some have no label at all
     for start in range(0, len(ids), PIECE):
         piece = list(islice(ids, start, start + PIECE))
-        columns = _columns(halves.server.recipe, files, piece)
+        columns = _columns(seeds[0].server.recipe, files, piece)
         told = [known.get(id) for id in piece] if known else None
-        writer.add([ids[id] for id in piece], halves.probabilities(columns), told)
+        every = [halves.probabilities(columns) for halves in seeds]
+        mean = every[0] if len(every) == 1 else np.mean(every, axis=0)
+        writer.add([ids[id] for id in piece], mean, told)
 
 
 def _columns(

@@ -229,22 +229,28 @@ def table(path: Path, how: dict[str, Any]) -> tuple[dict[str, list[str]], Array]
 
 def texts(path: Path, how: dict[str, Any]) -> tuple[dict[str, list[str]], Array]:
     """The texts of a CSV or JSONL file as numbers of words."""
-    name = how["text"]
+    rename, id = how["rules"]["rename"], how["rules"]["id"]
+    name = rename.get(how["text"], how["text"])
     if path.suffix == ".jsonl":
         lines = path.read_text(encoding="utf-8-sig").split("\n")
-        found = [json.loads(line).get(name) or "" for line in lines if line.strip()]
+        rows = [json.loads(line) for line in lines if line.strip()]
     else:
-        rows, _ = csv_rows(path, {**how, "delimiter": "\t"} if path.suffix == ".tsv" else how)
-        if name not in rows[0]:
-            raise fail(f"{path} has no column '{name}'")
-        found = [cells[rows[0].index(name)] for cells in rows[1:]]
+        cells, _ = csv_rows(path, {**how, "delimiter": "\t"} if path.suffix == ".tsv" else how)
+        rows = [dict(zip(cells[0], one, strict=True)) for one in cells[1:]]
+    rows = [{rename.get(key, key): value for key, value in row.items()} for row in rows]
+    if not any(name in row for row in rows):
+        raise fail(f"{path} has no column '{name}'")
+    found = [row.get(name) or "" for row in rows]
     numbers = {word: number for number, word in enumerate(how["words"]) if number > 1}
     signs = str.maketrans(FILTERS, " " * len(FILTERS))
     x = np.zeros((len(found), how["shape"][0]), dtype=np.int32)
     for row, text in zip(x, found, strict=True):
         tokens = [numbers.get(token, 1) for token in text.lower().translate(signs).split()]
         row[: len(tokens)] = tokens[: len(row)]
-    return {"row": [str(number) for number in range(1, len(x) + 1)]}, x
+    first = {"row": [str(number) for number in range(1, len(x) + 1)]}
+    if id and any(id in row for row in rows):
+        first[id] = [str(row[id]).strip() if row.get(id) is not None else "" for row in rows]
+    return first, x
 
 
 def arrays(path: Path, how: dict[str, Any]) -> tuple[dict[str, list[str]], Array]:
@@ -266,8 +272,8 @@ def arrays(path: Path, how: dict[str, Any]) -> tuple[dict[str, list[str]], Array
     return {first: [str(number) for number in range(1, len(x) + 1)]}, np.ascontiguousarray(x)
 
 
-def probabilities(session: Any, x: Array) -> Iterator[Array]:
-    """The probability of each class, row by row."""
+def outputs(session: Any, x: Array) -> Iterator[Array]:
+    """The probability of each class, or the predicted number, row by row."""
     for start in range(0, len(x), ROWS):
         yield from session.run(None, {"x": x[start : start + ROWS]})[0]
 
@@ -290,11 +296,14 @@ def main() -> None:
     first, x = read(options.file, how)
     with options.out.open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
-        lines.writerow([*first, "prediction", *(f"p {name}" for name in classes)])
-        for names, row in zip(
-            zip(*first.values(), strict=True), probabilities(session, x), strict=True
-        ):
-            lines.writerow([*names, classes[int(row.argmax())], *(f"{p:.6f}" for p in row)])
+        number = how.get("task") == "regression"
+        further = [] if number else [f"p {name}" for name in classes]
+        lines.writerow([*first, "prediction", *further])
+        for names, row in zip(zip(*first.values(), strict=True), outputs(session, x), strict=True):
+            if number:
+                lines.writerow([*names, f"{row[0]:.6g}"])
+            else:
+                lines.writerow([*names, classes[int(row.argmax())], *(f"{p:.6f}" for p in row)])
     sys.stdout.write(f"{len(x):,} predictions in {options.out}\n")
 
 

@@ -17,7 +17,7 @@ from atoll.data.own.sheets import Sheet, batches, line_of, opened
 from atoll.runs.predict.model import Array, Predictor, refuse_other
 from atoll.runs.predict.output import Predicted, Writer, writing
 
-__all__ = ["blocks", "labels", "numbers", "predict", "rules_of"]
+__all__ = ["blocks", "labels", "numbers", "predict", "probabilities", "rules_of"]
 
 
 def blocks(predictor: Predictor) -> list[Block]:
@@ -36,7 +36,10 @@ def blocks(predictor: Predictor) -> list[Block]:
 
 
 def predict(predictor: Predictor, file: Path, out: Path, held_out: bool = False) -> Predicted:
-    """Write a CSV with a prediction for each row: its number, the class, every probability."""
+    """Write a CSV with a prediction for each row: its number, the class, every probability.
+
+    In regression the predicted number stands in place of class and probabilities.
+    """
     read, recipe = blocks(predictor), predictor.recipe
     columns = {block.column for block in read}
     rules = rules_of(predictor)
@@ -56,12 +59,23 @@ def predict(predictor: Predictor, file: Path, out: Path, held_out: bool = False)
     return writer.counts
 
 
+def probabilities(predictor: Predictor, file: Path) -> Array:
+    """The probability of each class of each row of a file, in the order of the recipe's classes."""
+    recipe, rules = predictor.recipe, rules_of(predictor)
+    sheet = rename_columns(opened(file), rules)
+    parts = []
+    for first, raw in _pieces(sheet, recipe["missing"]):
+        batch = harmonise(raw, rules, recipe["label"], sheet.comma)
+        x = numbers(blocks(predictor), sheet, batch, first, Predicted(), recipe.get("rare", {}))
+        parts.append(predictor.probabilities(x))
+    return np.concatenate(parts)
+
+
 def rules_of(predictor: Predictor) -> Rules:
     """How the site's file is harmonised; older runs have no rules."""
     by_site = predictor.recipe.get("rules", {})
-    return build(
-        Rules, by_site.get(predictor.site, next(iter(by_site.values()), {})), "recipe.json"
-    )
+    usual = by_site.get(predictor.site, next(iter(by_site.values()), {}))
+    return build(Rules, predictor.about.get("rules", usual), "recipe.json")
 
 
 def _predict(

@@ -9,6 +9,7 @@ from atoll.data.own.texts import some_texts
 from atoll.data.tokens import encoded, tokenised
 from atoll.runs.predict.model import Predictor, held_out_rows
 from atoll.runs.predict.output import Predicted, writing
+from atoll.runs.predict.tables import rules_of
 
 __all__ = ["predict"]
 
@@ -20,8 +21,10 @@ def predict(predictor: Predictor, path: Path, out: Path, held_out: bool = False)
     recipe, (text, label) = predictor.recipe, predictor.recipe["columns"]
     data = predictor.config.data
     how = (str(data.get("delimiter", "")), str(data.get("encoding", "")))
-    with writing(out, ["row"], recipe, [path], predictor.folder) as writer:
-        texts, labels = some_texts(path, text, label, how)
+    rules = rules_of(predictor)
+    texts, labels, ids = some_texts(path, (text, label), rules, how)
+    first = ["row"] if ids is None else ["row", rules.id]
+    with writing(out, first, recipe, [path], predictor.folder) as writer:
         (length,) = recipe["shape"]
         x = encoded([tokenised(words) for words in texts], length, recipe["words"])
         chosen = np.arange(len(x))
@@ -30,5 +33,6 @@ def predict(predictor: Predictor, path: Path, out: Path, held_out: bool = False)
         for start in range(0, len(chosen), PIECE):
             piece = chosen[start : start + PIECE]
             known = None if labels is None else [labels[row] for row in piece]
-            writer.add((piece + 1).tolist(), predictor.probabilities(x[piece]), known)
+            named = None if ids is None else [ids[row] for row in piece]
+            writer.add((piece + 1).tolist(), predictor.probabilities(x[piece]), known, named)
     return writer.counts

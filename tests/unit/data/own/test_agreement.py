@@ -33,14 +33,19 @@ from atoll.runs.predict.tables import predict
 SITES = ("basel", "bern", "geneva")
 
 
-def tables(folder: Path) -> None:
-    """Three files: common columns in another order each, own columns, gaps, a text column."""
+def tables(folder: Path, people: bool = False, numbers: bool = False) -> None:
+    """Three files: common columns in another order each, own columns, gaps, a text column.
+
+    With `people`, rows belong to people and have weights; with `numbers` the label is a number.
+    """
     draws = np.random.default_rng(3)
     for place, name in enumerate(SITES):
         rows = 60 + 10 * place
         age, weight, own = (draws.normal(size=rows) for _ in range(3))
         kind = draws.choice(["red", "blue", "green"][: 2 + (place > 0)], size=rows)
         label = np.where(age + own + (kind == "red") > 0.4, "yes", "no")
+        if numbers:
+            label = np.array([f"{v:.4f}" for v in 40 + 3 * age + own + (kind == "red")])
         columns: dict[str, Any] = {
             "years": [f"{v:.3f}" for v in age],
             "kilos": [f"{v:.3f}" if i % 9 else "" for i, v in enumerate(weight)],
@@ -48,6 +53,9 @@ def tables(folder: Path) -> None:
             f"own_{name}": [f"{v:.3f}" for v in own],
             "outcome": label,
         }
+        if people:
+            columns["person"] = [f"p{number // 3}" for number in range(rows)]
+            columns["counts"] = [str(1 + number % 4) for number in range(rows)]
         if name == "bern":
             columns = dict(reversed(columns.items()))
         lines = [",".join(columns), *(",".join(row) for row in zip(*columns.values(), strict=True))]
@@ -63,7 +71,7 @@ def config(folder: Path, method: str, **changes: Any) -> RunConfig:
     return resolve(change(values, {**small, **changes}), "test")
 
 
-def gates(folder: Path, method: str) -> dict[str, Gate]:
+def gates(folder: Path, method: str, **more: Any) -> dict[str, Gate]:
     made = {}
     for name in SITES:
         home = folder / "sites" / name
@@ -77,7 +85,7 @@ def gates(folder: Path, method: str) -> dict[str, Gate]:
             "unit_rows": 1,
             "shown_rows": "allow",
         }
-        data = {"files": [str(home / "mine.csv")], "label": "outcome"}
+        data = {"files": [str(home / "mine.csv")], "label": "outcome", **more}
         made[name] = Gate(SiteFile(store=str(home / "store"), data=data, contract=contract))
     return made
 
@@ -127,14 +135,16 @@ class Near:
         return []
 
 
+@pytest.mark.parametrize("people", [False, True])
 @pytest.mark.parametrize("method", ["fedavg", "chfl", "alone"])
 def test_a_run_on_tables_at_their_sites_is_the_run_in_one_place(
-    method: str, tmp_path: Path
+    method: str, people: bool, tmp_path: Path
 ) -> None:
-    tables(tmp_path)
-    made = config(tmp_path, method)
+    tables(tmp_path, people)
+    named = {"group": "person", "weights": "counts"} if people else {}
+    made = config(tmp_path, method, **{f"data.{key}": name for key, name in named.items()})
     execute(made, tmp_path / "local", local_engine)
-    near = Near(gates(tmp_path, method))
+    near = Near(gates(tmp_path, method, **named))
     plan = near.agreement(made)
     for name, gate in near.gates.items():
         text = json.dumps(dataclasses.asdict(plan))
@@ -151,6 +161,59 @@ def test_a_run_on_tables_at_their_sites_is_the_run_in_one_place(
     log = (tmp_path / "sites" / "bern" / "store" / "egress.jsonl").read_text()
     assert "answered 'offer'" in log
     assert "answered 'agree'" in log
+
+
+@pytest.mark.parametrize("method", ["fedavg", "chfl", "alone"])
+def test_a_number_is_learned_at_the_sites_as_in_one_place_and_no_label_leaves(
+    method: str, tmp_path: Path
+) -> None:
+    tables(tmp_path, numbers=True)
+    labels = [
+        line.split(",")[0 if name == "bern" else -1]
+        for name in SITES
+        for line in (tmp_path / f"{name}.csv").read_text().splitlines()[1:]
+    ]
+    made = config(tmp_path, method)
+    execute(made, tmp_path / "local", local_engine)
+    near = Near(gates(tmp_path, method))
+    plan = near.agreement(made)
+    assert plan.classes == ("outcome",)
+    for name, gate in near.gates.items():
+        text = json.dumps(dataclasses.asdict(plan))
+        gate.prepare("run", to_toml(made), name, SITES, text)
+    parts = Parts(made, *elsewhere(plan, SITES, made.data["files"]))
+    assert parts.dataset.regression
+    record = Record.create(tmp_path / "network", to_toml(made), {})
+    go(parts, near, record, lambda progress: None, lambda: False)
+    events = [(tmp_path / name / "events.jsonl").read_bytes() for name in ("local", "network")]
+    assert events[0] == events[1]
+    crossed = b"|".join(near.left)
+    assert not [label for label in labels if label.encode() in crossed]
+    assert b'"variance"' in crossed  # what a test sends
+
+
+def test_sites_that_read_the_label_differently_are_told_to_set_the_task(tmp_path: Path) -> None:
+    tables(tmp_path, numbers=True)
+    path = tmp_path / "basel.csv"
+    lines = path.read_text().splitlines()
+    few = [f"{line.rpartition(',')[0]},{place % 4}" for place, line in enumerate(lines[1:])]
+    path.write_text("\n".join([lines[0], *few]) + "\n")
+    made = config(tmp_path, "fedavg")
+    near = Near(gates(tmp_path, "fedavg"))
+    with pytest.raises(UserError, match="is a number at bern and has classes at basel") as error:
+        near.agreement(made)
+    assert "set task" in error.value.remedy
+
+
+def test_a_plan_with_classes_for_a_number_is_refused(tmp_path: Path) -> None:
+    tables(tmp_path, numbers=True)
+    made = config(tmp_path, "fedavg")
+    near = Near(gates(tmp_path, "fedavg"))
+    plan = near.agreement(made)
+    for classes in (("no", "yes"), ("other",)):
+        text = json.dumps(dataclasses.asdict(dataclasses.replace(plan, classes=classes)))
+        with pytest.raises(RefusedError, match="classes"):
+            near.gates["bern"].prepare("run", to_toml(made), "bern", SITES, text)
 
 
 def test_a_site_predicts_by_itself_what_it_would_in_one_place(tmp_path: Path) -> None:
@@ -256,6 +319,13 @@ def test_a_column_of_names_or_numbers_of_people_is_not_told_as_label_or_stage(
     *_, last = lines(tmp_path / "store" / "egress.jsonl")
     assert f"'{column}' has 60 values in 60 rows" in last.words
     assert not last.bytes
+
+
+def test_a_quantity_of_whole_numbers_needs_the_word_of_the_site(tmp_path: Path) -> None:
+    """Whole numbers that differ from row to row may be numbers of people."""
+    site = own(tmp_path, label="ssn", task="regression")
+    packet = site.offer("run", asked(label="ssn"), "a", pack(Offer("key")))
+    assert opened(packet.header, packet.block, Offered, "a").message.classes == []
 
 
 def test_levels_of_a_column_that_is_left_out_are_not_told_whatever_the_run_says(

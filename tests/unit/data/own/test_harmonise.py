@@ -189,8 +189,8 @@ def test_rows_of_one_group_stay_in_one_part_and_classes_stay_in_proportion() -> 
     scenario = split(dataset, splits.load("files").options(), seed=0)
     held, tested = scenario.holdings["a"][0], scenario.tests["a"][0]
     assert dataset.layout is not None
-    assert dataset.layout.people is not None
-    parts = [{*dataset.layout.people[rows]} for rows in (held.train, held.valid, tested)]
+    assert dataset.people is not None
+    parts = [{*dataset.people[rows]} for rows in (held.train, held.valid, tested)]
     assert [len(part) for part in parts] == [12, 4, 4]
     assert len(set.union(*parts)) == 20
     assert [dataset.y[rows].mean() for rows in (held.train, held.valid, tested)] == [0.5] * 3

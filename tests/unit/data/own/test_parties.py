@@ -153,7 +153,10 @@ def test_a_file_for_each_stage_and_a_column_that_vanishes_or_comes(tables: Path)
 
 def test_other_lengths_orders_and_repeated_ids_are_named(tables: Path) -> None:
     assumed = {k: v for k, v in OWN.items() if k != "index"} | {"assume_aligned": True}
-    with pytest.raises(UserError, match=r"rows, but '.*' has .*without --assume-aligned"):
+    with pytest.raises(
+        UserError,
+        match=r"rows, but '.*' has .*leave assume_aligned out.*run atoll align .*--out aligned",
+    ):
         data.load("", **assumed)
     lines = Path("bank.csv").read_text().splitlines()
     Path("other.csv").write_text("\n".join([lines[0].replace("card", "kind"), *lines[:0:-1]]))
@@ -170,7 +173,7 @@ def test_a_table_that_changed_after_the_alignment_is_refused(tables: Path) -> No
     aligned()
     lines = Path("phone.csv").read_text().splitlines()
     Path("phone.csv").write_text("\n".join([lines[0], *sorted(lines[1:])]) + "\n")
-    with pytest.raises(UserError, match=r"does not fit that of bank.csv.*align again"):
+    with pytest.raises(UserError, match=r"does not fit that of bank.csv.*run atoll align .*--out"):
         data.load("", **OWN)
     Path("phone.csv").write_text("\n".join(lines[:50]) + "\n")
     with pytest.raises(UserError, match=r"do not fit phone.csv, which has 49"):
@@ -302,3 +305,13 @@ def test_an_index_file_of_something_else_is_refused(content: str, tables: Path) 
         (Path("aligned") / f"{Path(file).stem}.index.csv").write_text(content)
     with pytest.raises(UserError, match="no index file, or not one of atoll align"):
         data.load("", **OWN)
+
+
+def test_a_quantity_is_no_label_of_parties(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write("a.csv", ["id", "x", "days"], [[n, n % 7, f"{n / 8:.3f}"] for n in range(60)])
+    write("b.csv", ["id", "z"], [[n, n % 5] for n in range(60)])
+    given = {"parties": ["a.csv", "b.csv"], "label": "days", "id": "id", "assume_aligned": True}
+    with pytest.raises(UserError, match="60 different values in 60 rows") as error:
+        data.load("", **given)
+    assert "parties predict classes" in error.value.remedy

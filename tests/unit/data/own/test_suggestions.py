@@ -235,3 +235,8 @@ def test_what_the_options_say_is_not_suggested_again() -> None:
     given = {option: suggestion.entry for (option, _), suggestion in first.items()}
     options = build(TableOptions, {"files": ["a.csv"], "label": "outcome", **given}, "")
     assert suggest(read_contents(options)) == []
+
+
+def test_numbers_with_a_point_are_not_spellings_of_whole_ones() -> None:
+    assert same_classes({"a": {"1.1": 3, "2": 1}, "b": {"11": 2, "2": 4}}) == {}
+    assert same_classes({"a": {"1,5": 3, "2": 1}, "b": {"1.5": 9, "2": 4}}) != {}

@@ -234,7 +234,9 @@ def test_a_factor_of_ten_between_sites_is_told() -> None:
     write("b.csv", "w,outcome", [f"{11 * (i + 1)},{i % 2}" for i in range(10)])
     what = "'w' is about 11 times larger at b than at a: another unit? -> units = { w = { factor"
     assert what in suggested("a.csv", "b.csv")
-    write("b.csv", "w,outcome", [f"{9 * (i + 1)},{i % 2}" for i in range(10)])
+    write("b.csv", "w,outcome", [f"{9.7 * (i + 1):.1f},{i % 2}" for i in range(10)])
+    assert "units = { w = { factor = 0.1 } }" in suggested("a.csv", "b.csv")  # g/l and g/dl
+    write("b.csv", "w,outcome", [f"{7 * (i + 1)},{i % 2}" for i in range(10)])
     assert suggested("a.csv", "b.csv") == ""
 
 
@@ -317,8 +319,8 @@ def test_a_label_that_one_site_lacks_is_told_with_its_file() -> None:
     assert "did you mean 'outcom'?" in error.value.remedy
 
 
-def test_a_number_to_be_predicted_is_refused() -> None:
-    write("a.csv", "age,outcome", [f"1,{i / 7:.3f}" for i in range(60)])
+def test_a_label_with_a_word_for_every_row_is_refused() -> None:
+    write("a.csv", "age,outcome", [f"1,w{i}" for i in range(60)])
     with pytest.raises(UserError, match="60 different values in 60 rows"):
         look("a.csv")
 
@@ -490,3 +492,13 @@ def test_codes_that_identify_rows_are_left_out_though_they_are_categorical() -> 
     survey = look("a.csv", "b.csv", categorical=["code"])
     assert columns(survey)["code"] == "left out"
     assert "'code' looks like an identifier" in findings(survey)
+
+
+def test_a_cell_that_is_longer_than_a_csv_reader_takes_is_read_or_refused() -> None:
+    long = "x" * 200_000
+    rows = [f"{i},{i % 2}" for i in range(30)]
+    write("a.csv", f"{long},outcome", rows)
+    with pytest.raises(UserError, match="the header cannot be read"):
+        tables.survey(files=["a.csv"], label="outcome")
+    write("b.csv", "n,note,outcome", [f"{i},{long if i == 3 else 'w'},{i % 2}" for i in range(30)])
+    assert tables.survey(files=["b.csv"], label="outcome").classes == ("0", "1")

@@ -1,24 +1,23 @@
-"""Honest runs within bounds: all methods through gates end as they do in one process."""
+"""Honest runs within bounds end as they do in one process; tests/conformance has all methods."""
 
-import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from atoll import methods
-from atoll.core.federation import Moment, actions
-from atoll.core.messages import Packet, Tensors
-from atoll.core.record import Snapshot
+from atoll.core.messages import pack, unpack
+from atoll.core.record import read_checkpoint
 from atoll.engines.local import local_engine
-from atoll.engines.network.contract import SiteFile
-from atoll.engines.network.drafts import drafted_file
-from atoll.engines.network.policy import Gate
-from atoll.runs.config import RunConfig, change, resolve, to_toml
+from atoll.engines.network.requests import Compare
+from atoll.learning.weights import without
+from atoll.metrics.release import Release
+from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.execute import execute, prepare
 from atoll.runs.loop import go
-from atoll.runs.parts import Parts
+from atoll.runs.result import Run
+from atoll.testing.network import GatedEngine, drafted_terms, run_through_gates
 
 DATA: dict[str, dict[str, Any]] = {
     "tasks": {"name": "synthetic-text"},
@@ -38,73 +37,27 @@ def small(name: str, **further: Any) -> RunConfig:
     return resolve(change(values, further), "test")
 
 
-class Gates:
-    """An engine whose clients are behind gates, as between real sites but in one process."""
-
-    at_least = 0
-
-    def __init__(self, parts: Parts, folder: Path, contract: Mapping[str, Any]) -> None:
-        self.number, config = 0, to_toml(parts.config)
-        self.gates = {}
-        for id in parts.scenario.clients:
-            gate = Gate(SiteFile(store=str(folder / id), contract=dict(contract)))
-            gate.prepare("run-1", config, id)
-            self.gates[id] = gate
-
-    def carry(
-        self, action: str, moment: Moment, packets: Mapping[str, Packet]
-    ) -> Mapping[str, Packet]:
-        """Ask the gates."""
-        self.number += 1
-        return {
-            id: self.gates[id].handle(self.number, action, moment, packet)
-            for id, packet in packets.items()
-        }
-
-    def states(self, place: str) -> dict[str, Tensors]:
-        """Let all gates keep their clients."""
-        for gate in self.gates.values():
-            gate.keep(place)
-        return {}
-
-    def restore(self, states: Mapping[str, Tensors], place: str) -> None:
-        """Let all gates go back."""
-        for gate in self.gates.values():
-            assert gate.restore(place)
-
-    def snapshots(self, moment: Moment) -> list[Snapshot]:
-        """Nothing is looked at here."""
-        return []
-
-
-def empty(name: str) -> dict[str, Any]:
-    """A contract that says no more than it must."""
-    return {"methods": [name], "actions": sorted(actions(methods.load(name).client))}
-
-
-def drafted(config: RunConfig) -> dict[str, Any]:
-    """The contract that `atoll network init --run` drafts."""
-    found: dict[str, Any] = tomllib.loads(drafted_file(config))["contract"]
-    return found
-
-
-def through_gates(config: RunConfig, folder: Path, contract: Mapping[str, Any]) -> bytes:
-    made, record = prepare(config, folder / "there", resume=False)
-    go(made, Gates(made, folder / "stores", contract), record, lambda p: None, lambda: False)
-    return (folder / "there" / "events.jsonl").read_bytes()
-
-
 def in_one_process(config: RunConfig, folder: Path) -> bytes:
     execute(config, folder / "here", local_engine)
     return (folder / "here" / "events.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("name", methods.names())
-def test_a_run_under_default_contracts_is_that_of_one_process(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", [name for name in methods.names() if methods.load(name).split != "parties"]
+)
+def test_the_model_of_an_honest_run_is_compared(name: str, tmp_path: Path) -> None:
+    """Its weights are within the bounds at every site that allows a comparison."""
     config = small(name)
-    here = in_one_process(config, tmp_path)
-    for kind, terms in (("empty", empty(name)), ("drafted", drafted(config))):
-        assert through_gates(config, tmp_path / kind, terms) == here
+    made, record = prepare(config, tmp_path / "there", resume=False)
+    engine = GatedEngine(made, tmp_path / "stores", {**drafted_terms(config), "answer": True})
+    go(made, engine, record, lambda p: None, lambda: False)
+    arrays = read_checkpoint(tmp_path / "there")[0]
+    state = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    headline = Run(tmp_path / "there").headline
+    request = pack(Compare(headline, without("server", state)))
+    for id, gate in engine.gates.items():
+        reply = unpack(gate.compare(request), Release, id)
+        assert reply.scores or reply.reason
 
 
 @pytest.mark.parametrize(
@@ -122,7 +75,9 @@ def test_other_options_pass_a_contract_drafted_for_them(
     name: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     config = small(name, **changes)
-    assert through_gates(config, tmp_path, drafted(config)) == in_one_process(config, tmp_path)
+    assert run_through_gates(config, tmp_path, drafted_terms(config)) == in_one_process(
+        config, tmp_path
+    )
 
 
 @pytest.mark.process
@@ -134,4 +89,4 @@ def test_a_long_run_whose_bias_begins_small_passes(tmp_path: Path) -> None:
         "model.widths": [4], "rate": 0.02, "epochs": 2, "score_every": 400,
     }  # fmt: skip
     config = small("fedavg", **values)
-    assert through_gates(config, tmp_path, {**drafted(config), "drift": 40.0})
+    assert run_through_gates(config, tmp_path, {**drafted_terms(config), "drift": 40.0})

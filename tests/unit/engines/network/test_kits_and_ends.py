@@ -11,6 +11,7 @@ from atoll.core.errors import UserError
 from atoll.engines.network.coordinator import Terms, View, lines, serve
 from atoll.engines.network.drafts import drafted_file
 from atoll.engines.network.kits import Kit, Project, read_project
+from atoll.engines.network.process import shorten
 from atoll.engines.network.rehearsal import _extend_budgets
 from atoll.runs.config import change, resolve
 
@@ -74,7 +75,7 @@ def test_a_method_that_needs_every_site_takes_no_quorum(tmp_path: Path) -> None:
     run = resolve(change({"method": "splitnn"}, {}), "test")
     with pytest.raises(UserError, match="'splitnn' cannot do without a site") as caught:
         serve(Kit(tmp_path), [(run, tmp_path)], Terms(at_least=2), print, lambda: False)
-    able = "alone, analytic, chfl, fccl, fedavg, fedmatch, fedmd, fml, fot, replay"
+    able = "alone, analytic, chfl, fccl, fedavg, fedmatch, fedmd, fml, fot, replay, target"
     assert caught.value.remedy == f"leave it out; {able} can"
 
 
@@ -113,8 +114,23 @@ def test_a_rehearsal_has_a_budget_for_all_its_runs_and_changes_no_other_term(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "site.toml"
-    path.write_text('store = "x"\n[contract]\nrounds_in_all = 10\nin_all = 7\nsteps = 2\n')
+    path.write_text(
+        'store = "x"\n[contract]\nrounds_in_all = 10\ncomparisons_in_all = 5\nin_all = 7\n'
+    )
     _extend_budgets(path)
     assert path.read_text() == (
-        'store = "x"\n[contract]\nrounds_in_all = 100\nin_all = 7\nsteps = 2\n'
+        'store = "x"\n[contract]\nrounds_in_all = 100\ncomparisons_in_all = 50\nin_all = 7\n'
     )
+
+
+def test_a_long_log_is_moved_and_its_writer_goes_on(tmp_path: Path) -> None:
+    log = tmp_path / "nvflare.log"
+    shorten(log, most=10)
+    with log.open("ab", buffering=0) as writer:
+        writer.write(b"a few words\n")
+        shorten(log, most=100)
+        assert log.read_bytes() == b"a few words\n"
+        shorten(log, most=10)
+        writer.write(b"more\n")
+    assert log.read_bytes() == b"more\n"
+    assert (tmp_path / "nvflare.log.1").read_bytes() == b"a few words\n"

@@ -1,6 +1,8 @@
 """A log that goes, is cut or exchanged is missed, since its end is known elsewhere."""
 
 import json
+import multiprocessing
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,13 @@ from atoll.core.federation import Moment
 from atoll.core.messages import pack
 from atoll.data.own.agreement import Offer
 from atoll.engines.network.contract import Contract
-from atoll.engines.network.egress import Counted, EgressLog, accept, audited
+from atoll.engines.network.egress import Counted, EgressLog, accept, audited, lines
 from atoll.engines.network.kits import Kit
 from atoll.engines.network.mirror import End, Mirror, append_only
 from atoll.engines.network.site import _standing
 
 MOMENT = Moment(0, 0, 1)
+FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture
@@ -29,9 +32,9 @@ def log(kit: Path) -> EgressLog:
     return EgressLog(kit.with_name("basel-store") / "egress.jsonl", Mirror.of_kit(kit))
 
 
-def filled(kit: Path, lines: int = 3) -> EgressLog:
+def filled(kit: Path, count: int = 3) -> EgressLog:
     made = log(kit)
-    for _ in range(lines):
+    for _ in range(count):
         made.left("run-1", "fit", MOMENT, pack(Offer("key")))
     return made
 
@@ -75,16 +78,18 @@ def test_what_is_spent_of_the_budgets_is_in_the_copy_and_shown(kit: Path) -> Non
     made = log(kit)
     made.left("run-1", "fit", MOMENT, pack(Offer("key")), Counted("wine", 1, 2))
     made.left("run-2", "fit", MOMENT, pack(Offer("key")), Counted("wine", 1, 2))
-    made.left("run-2", "check", MOMENT, pack(Offer("key")), Counted("digits"))
+    made.left("run-2", "compare", MOMENT, pack(Offer("key")), Counted("digits"))
     assert Mirror.of_kit(kit).read() == log(kit).end
-    assert log(kit).end.spent == {"wine": [2, 4, 2], "digits": [0, 0, 1]}
+    assert log(kit).end.spent == {"wine": [2, 4, 2, 0], "digits": [0, 0, 1, 1]}
     (kit / "kit.json").write_text('{"name": "basel", "server": "localhost", "port": 8102}')
     shown = _standing(Kit(kit), Contract(epochs_in_all=9), made.end, appended=False)[1:]
     assert shown == [
         f"basel: {spent} are spent"
         for spent in (
-            "2 of 1,000 rounds, 4 of 9 epochs, 2 of 200,000 answers on the data wine",
-            "0 of 1,000 rounds, 0 of 9 epochs, 1 of 200,000 answers on the data digits",
+            "2 of 1,000 rounds, 4 of 9 epochs, 2 of 200,000 answers, 0 of 5 comparisons"
+            " on the data wine",
+            "0 of 1,000 rounds, 0 of 9 epochs, 1 of 200,000 answers, 1 of 5 comparisons"
+            " on the data digits",
         )
     ]
 
@@ -187,3 +192,42 @@ def test_an_audit_of_a_store_elsewhere_knows_no_copy(tmp_path: Path) -> None:
     assert len(audited(tmp_path / "other")) == 1
     made.path.write_bytes(b"")
     assert audited(tmp_path / "other") == []
+
+
+def _writes(path: Path, count: int, ready: Event) -> None:
+    """A process that writes lines, and opens the log anew whenever another one was faster."""
+    log_here = EgressLog(path)
+    ready.wait(60)
+    for number in range(count):
+        try:
+            log_here.refused("run", "fit", f"question {number}")
+        except UserError:
+            log_here = EgressLog(path)
+
+
+def test_two_jobs_of_one_site_do_not_break_the_chain(tmp_path: Path) -> None:
+    """A coordinator can start two jobs at once: both write the log, one line after the other."""
+    path, ready = tmp_path / "egress.jsonl", FORK.Event()
+    processes = [FORK.Process(target=_writes, args=(path, 200, ready)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    ready.set()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
+    assert len(list(lines(path))) > 200
+
+
+def test_refusals_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count goes on in a new process; answers are written down in any case."""
+    monkeypatch.setattr("atoll.engines.network.egress.MOST_REFUSALS", 5)
+    path = tmp_path / "egress.jsonl"
+    for _ in range(3):
+        log_here = EgressLog(path)
+        for number in range(4):
+            log_here.refused("run", "fit", f"question {number}")
+    log_here.left("run", "fit", MOMENT, pack(Offer("key")), Counted("wine", 1, 2))
+    words = [line.words for line in lines(path)]
+    assert [line.startswith("refused 'fit'") for line in words] == [True] * 5 + [False] * 2
+    assert words[5] == "5 refusals are written down here; further ones are in nvflare.log alone"
+    assert words[6].startswith("answered 'fit'")

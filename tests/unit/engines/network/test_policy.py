@@ -183,6 +183,7 @@ def test_the_total_counts_what_left_before_a_restart(tmp_path: Path) -> None:
         ("run-1", "data = [", "site-0", "not TOML"),
         ("run-1", config(), "site-9", "no client 'site-9'"),
         ("../run", config(), "site-0", "a run's name"),
+        ("r" * 101, config(), "site-0", "a run's name"),
         ("run-1", "x" * (1 << 20) + "x", "site-0", "too long"),
         ("run-1", 'method = "alone"\ndata = { files = ["/a.csv"], label = "y" }', "a", "own files"),
     ],

@@ -1,0 +1,191 @@
+"""What measured runs show: means, paired comparisons, published orders, and what to choose."""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from atoll.benchmark.measure import Ledger, names, run_key
+from atoll.benchmark.protocol import BOUNDS, Table, budget, held_bytes, settings
+from atoll.metrics.statistics import LEVEL, Comparison, compare_units, holm
+from atoll.metrics.verdicts import MARGIN
+from atoll.reproduce.claims import Claim, Judged, above, judge
+
+__all__ = [
+    "CLAIMS", "SITUATIONS", "Choice", "Line", "Situation", "choose", "gains", "is_held", "judged",
+    "lines", "verdicts",
+]  # fmt: skip
+
+HELD: Final = 0.8  # of a budget that a contender at equal cost uses at least
+HEADERS: Final = 1.01  # messages have headers, which budgets do not count
+
+
+@dataclass(frozen=True)
+class Line:
+    """One contender in one table: values by seed, and means of costs."""
+
+    name: str
+    accuracies: tuple[float, ...]
+    forgetting: float  # nan with one stage
+    by_stage: tuple[float, ...]
+    bytes: float
+    steps: float
+    memory: int  # bytes that a site keeps of earlier stages
+    seconds: float
+
+    @property
+    def mean(self) -> float:
+        """Mean accuracy over seeds."""
+        return float(np.mean(self.accuracies))
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation over seeds; nan with one."""
+        return float(np.std(self.accuracies, ddof=1)) if len(self.accuracies) > 1 else math.nan
+
+
+def lines(ledger: Ledger, table: Table | None) -> dict[str, Line]:
+    """The lines of a table; None: all contenders at their own cost."""
+    measured = [name for name in names(ledger.plan) if ledger.is_whole(name)]
+    return {name: _line(ledger, name, table) for name in measured}
+
+
+def _line(ledger: Ledger, name: str, table: Table | None) -> Line:
+    changes = settings(name, ledger.plan, ledger.sizes)
+    label = table if table in changes else "own"
+    runs = [
+        ledger.runs[run_key("measured", name, label, number)]
+        for number in range(ledger.plan.seeds)
+    ]  # fmt: skip
+    forgetting = [run["forgetting"] for run in runs]
+    held = held_bytes(name, ledger.plan, ledger.sizes, changes[label])
+    return Line(
+        name,
+        accuracies=tuple(run["accuracy"] for run in runs),
+        forgetting=float(np.mean(forgetting)) if len(runs[0]["by_stage"]) > 1 else math.nan,
+        by_stage=tuple(np.mean([run["by_stage"] for run in runs], axis=0).tolist()),
+        bytes=float(np.mean([run["bytes"] for run in runs])),
+        steps=float(np.mean([run["steps"] for run in runs])),
+        memory=held,
+        seconds=float(np.mean([run["seconds"] for run in runs])),
+    )
+
+
+def is_held(line: Line, table: Table, ledger: Ledger, base: Line) -> bool:
+    """Whether a line uses the budget of its table, and not its own cost."""
+    if table == "memory":
+        return HELD <= line.memory / budget(table, ledger.plan, ledger.sizes) <= 1
+    used = line.bytes / base.bytes if table == "bytes" else line.steps / base.steps
+    return HELD <= used <= HEADERS
+
+
+def gains(of: Sequence[Line], over: Line) -> list[Comparison]:
+    """Paired comparisons over seeds; nothing is known from one seed."""
+    comparisons = []
+    for line in of:
+        values = np.array(line.accuracies) - np.array(over.accuracies)
+        if len(values) > 1:
+            comparisons.append(compare_units(values))
+        else:
+            comparisons.append(Comparison(float(values[0]), math.inf, -math.inf, math.inf, 1.0, 1))
+    return comparisons
+
+
+def verdict(comparison: Comparison, adjusted: float) -> str:
+    """Above or below at the level of all comparisons together, equal within the margin, or open."""
+    if adjusted < 1 - LEVEL:
+        return "above" if comparison.gain > 0 else "below"
+    if comparison.low > -MARGIN and comparison.high < MARGIN:
+        return f"within {100 * MARGIN:g} points"
+    return "cannot tell"
+
+
+def verdicts(comparisons: Sequence[Comparison]) -> list[str]:
+    """The verdicts of comparisons that share one error rate (Holm)."""
+    adjusted = holm([one.p for one in comparisons])
+    return [verdict(one, p) for one, p in zip(comparisons, adjusted, strict=True)]
+
+
+# Published orders
+
+CLAIMS: Final = (  # one above the other, and who says so
+    ("ewc", "fedavg", "Kirkpatrick et al. 2017: EWC is above plain training"),
+    ("lwf", "fedavg", "Li and Hoiem 2016: LwF is above fine-tuning"),
+    ("lwf", "ewc", "Zhang et al. 2023 (TARGET): FedLwF is above FedEWC"),
+    ("replay", "fedavg", "Chaudhry et al. 2019: a tiny memory is above fine-tuning"),
+    ("replay", "ewc", "Chaudhry et al. 2019: a tiny memory is above EWC"),
+    ("fot", "fedavg", "Bakman et al. 2024: FOT is above FedAvg"),
+    ("target", "fedavg", "Zhang et al. 2023: TARGET is above fine-tuning"),
+    ("target", "ewc", "Zhang et al. 2023: TARGET is above FedEWC"),
+    ("target", "lwf", "Zhang et al. 2023: TARGET is above FedLwF"),
+)
+
+
+def judged(ledger: Ledger) -> list[Judged]:
+    """The published orders at own cost, on this data set."""
+    by_name = lines(ledger, None)
+    claims = []
+    for upper, lower, text in CLAIMS:
+        if upper in by_name and lower in by_name:
+            one, other = (dict(enumerate(by_name[name].accuracies)) for name in (upper, lower))
+            part = above(f"{upper} - {lower}", one, other)
+            claims.append(Claim(text, "paper", (part,)))
+    return judge(claims)
+
+
+# What to choose
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a user's case rules out, and what is held equal."""
+
+    text: str
+    table: Table
+    excluded: Collection[str] = ()
+    only: Collection[str] = ()
+
+
+STATISTICS: Final = ("fot", "analytic")  # they send Gram matrices
+ROWS: Final = ("replay", "herding")  # they keep rows of earlier stages
+SITUATIONS: Final = (
+    Situation("nothing rules a method out; bytes are what counts", "bytes"),
+    Situation("local computation is what counts", "steps"),
+    Situation("memory at a site is what counts", "memory"),
+    Situation("rows must not be kept after their stage", "bytes", ROWS),
+    Situation("only weights may leave a site, no Gram matrices", "bytes", STATISTICS),
+    Situation("both: only weights leave, and no rows are kept", "bytes", (*ROWS, *STATISTICS)),
+    Situation("a site keeps nothing of earlier stages", "bytes", only=("fedavg", "fedprox", "fot")),
+    Situation("the network itself must be trained on the sites' rows", "bytes", ("analytic",)),
+    Situation("a site must be able to withdraw, exactly", "bytes", only=("analytic",)),
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best contender of a situation, and those that cannot be told apart from it."""
+
+    situation: Situation
+    best: Line
+    alike: tuple[str, ...]
+
+
+def choose(ledger: Ledger) -> list[Choice]:
+    """For each situation the contender with the highest accuracy of those it allows."""
+    choices = []
+    for situation in SITUATIONS:
+        allowed = [
+            line for name, line in lines(ledger, situation.table).items()
+            if name not in BOUNDS and name not in situation.excluded
+            and (not situation.only or name in situation.only)
+        ]  # fmt: skip
+        if allowed:
+            best = max(allowed, key=lambda line: line.mean)
+            others = [line for line in allowed if line is not best]
+            words = verdicts(gains(others, best))
+            pairs = zip(others, words, strict=True)
+            alike = tuple(line.name for line, word in pairs if word != "below")
+            choices.append(Choice(situation, best, alike))
+    return choices
