@@ -16,6 +16,7 @@ METHODS = {
     "splitnn": 250,
     "analytic": 250,
     "target": 250,
+    "lowrank": 200,
 }
 BASELINE = 180  # any other method
 

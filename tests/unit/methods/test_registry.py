@@ -29,4 +29,5 @@ def test_an_unknown_method_is_refused_with_the_nearest_name() -> None:
 def test_every_method_says_whether_its_rounds_can_do_without_a_site() -> None:
     able = {name for name in methods.names() if methods.load(name).quorum}
     public = {"fccl", "fedmatch", "fedmd", "fml"}
-    assert able == public | {"alone", "analytic", "chfl", "fedavg", "fot", "replay", "target"}
+    shared = {"alone", "analytic", "chfl", "fedavg", "fot", "lowrank", "replay", "target"}
+    assert able == public | shared

@@ -28,6 +28,8 @@ CASES: dict[str, dict[str, Any]] = {
     "random replay": {"method": "replay", "memory": 40},
     "herding": {"method": "replay", "memory": 40, "choice": "herding"},
     "fot": {"method": "fot", "energy": 0.8},
+    "low rank": {"method": "lowrank", "rank": 3},
+    "LoRM": {"method": "lowrank", "rank": 3, "merging": "closed"},
     "target": {"method": "target", "synthetic": 30, "steps": 5, "width": 16, "latent": 4},
     "anchors": {"method": "target", "synthetic": 30, "steps": 5, "latent": 4, "anchors": 0.5},
 }
@@ -117,7 +119,8 @@ def test_each_trains_other_weights_after_the_first_stage(tmp_path: Path) -> None
     for name in CASES:
         execute(small(name), tmp_path / name, local_engine)
         checkpoint = tensors(tmp_path / name)
-        prefix = "server/weights/" if name in ("fot", "target", "anchors") else "server/"
+        whole = name in ("fot", "target", "anchors", "low rank", "LoRM")
+        prefix = "server/weights/" if whole else "server/"
         ends[name] = checkpoint[f"{prefix}weight1"]
     names = list(ends)
     for number, one in enumerate(names):

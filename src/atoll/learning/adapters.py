@@ -1,0 +1,173 @@
+"""Low-rank adapters: a frozen weight W acts as W + up down, with up (out, rank), down (rank, in).
+
+Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022. All matrices of a network
+but the last have adapters; the last one and what follows it, the output layer, is trained whole.
+A convolution is a matrix of its filters. Adapters of several clients merge in closed form:
+Salami et al., Closed-form Merging of Parameter-efficient Modules for Federated Continual Learning,
+ICLR 2025.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from atoll.core.errors import UserError
+from atoll.core.messages import Tensors
+from atoll.core.rng import Stream
+from atoll.core.rows import Rows
+from atoll.learning.losses import label_loss
+from atoll.learning.models import MLP, Architecture, draw_linear, outputs
+from atoll.learning.weights import without
+
+__all__ = [
+    "HIDDEN", "Layer", "adapted_layers", "class_mask", "draw_adapters", "first_past",
+    "input_squares", "masked_loss", "merge_down", "merge_up", "merged", "output_layer",
+    "require_mlp",
+]  # fmt: skip
+
+HIDDEN: Final = -1e4  # added to the logits of classes that the loss leaves out
+RIDGE: Final = 1e-6  # of the mean eigenvalue of a system that is solved
+
+
+def adapted_layers(model: nn.Module) -> tuple[str, ...]:
+    """The names of the matrices that have adapters: all but the last."""
+    return _matrices(model)[:-1]
+
+
+def output_layer(model: nn.Module) -> tuple[str, ...]:
+    """The names of the last matrix and of the parameters after it."""
+    names = [name for name, _ in model.named_parameters()]
+    return tuple(names[names.index(_matrices(model)[-1]) :])
+
+
+def _matrices(model: nn.Module) -> tuple[str, ...]:
+    names = tuple(name for name, weight in model.named_parameters() if weight.dim() > 1)
+    if not names:
+        what = "a network without a matrix has nothing to adapt"
+        raise UserError(what, "model.name", "choose another network")
+    return names
+
+
+def draw_adapters(model: nn.Module, rank: int, stream: Stream) -> Tensors:
+    """First adapters, which change nothing: `down` is drawn, `up` is 0."""
+    adapters = {}
+    for name in adapted_layers(model):
+        weight = model.get_parameter(name)
+        inputs = weight[0].numel()
+        size = min(rank, len(weight), inputs)
+        (down,) = draw_linear(size, inputs, stream.child(name), bias=False)
+        adapters[f"down/{name}"] = down.to(weight.device, weight.dtype)
+        adapters[f"up/{name}"] = weight.new_zeros((len(weight), size))
+    return adapters
+
+
+def merged(base: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> Tensors:
+    """The weights of the network: frozen ones, changed by adapters, with the trained output layer.
+
+    Names without a slash in `trained` are those of the output layer.
+    """
+    weights = dict(base)
+    for name, up in without("up", trained).items():
+        change = up @ trained[f"down/{name}"]
+        weights[name] = base[name] + change.view(base[name].shape)
+    weights |= {name: weight for name, weight in trained.items() if "/" not in name}
+    return weights
+
+
+def class_mask(y: Tensor, classes: int) -> Tensor:
+    """What is added to the logits: 0 for the classes among the labels, HIDDEN for others."""
+    present = torch.bincount(y, minlength=classes) > 0
+    return torch.zeros(classes, device=y.device).masked_fill(~present, HIDDEN)
+
+
+def masked_loss(network: Architecture, weights: Mapping[str, Tensor], batch: Rows) -> Tensor:
+    """The loss of labels under adapters, with constant/mask added to the logits.
+
+    The weights hold the frozen ones as base/NAME.
+    """
+    logits = network(merged(without("base", weights), weights), batch.x)
+    return label_loss(logits + weights["constant/mask"].unsqueeze(-2), batch)
+
+
+# Merging in closed form
+
+
+def first_past(model: nn.Module) -> Tensors:
+    """By layer of an MLP, the change at the end of the stage before and squared inputs: zeros."""
+    require_mlp(model)
+    past: Tensors = {}
+    for name in adapted_layers(model):
+        change = torch.zeros_like(model.get_parameter(name), dtype=torch.float64).detach()
+        past |= {f"change/{name}": change, f"squares/{name}": change[0].clone()}
+    return past
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What sites trained of a layer's adapters while they shared the other factor.
+
+    The merged adapters have the outputs of each site's own on the inputs of that site, in least
+    squares. Inputs enter by their squares, as if different inputs were uncorrelated: a sum of
+    squares reveals less than a Gram matrix.
+    """
+
+    ups: Sequence[Tensor]  # (out, rank), by site
+    downs: Sequence[Tensor]  # (rank, in), by site
+    squares: Sequence[Tensor]  # (in,), by site: sums over rows of squared inputs
+    past_change: Tensor  # (out, in): up down at the end of the stage before
+    past_squares: Tensor  # (in,): sums of all stages before
+
+    @property
+    def total(self) -> Tensor:
+        """The squares of all sites and stages."""
+        return torch.stack(list(self.squares)).sum(0) + self.past_squares
+
+
+def merge_up(layer: Layer) -> Tensor:
+    """The `up` of all sites, which share `down`."""
+    down = layer.downs[0]
+    system = (down * layer.total) @ down.T
+    target = (layer.past_change * layer.past_squares) @ down.T
+    for up, squares in zip(layer.ups, layer.squares, strict=True):
+        target = target + up @ ((down * squares) @ down.T)
+    mean = torch.stack(list(layer.ups)).mean(0)
+    return _solved(system, target.T, mean.T).T
+
+
+def merge_down(layer: Layer) -> Tensor:
+    """The `down` of all sites, which share `up`."""
+    up, mean = layer.ups[0], torch.stack(list(layer.downs)).mean(0)
+    past = _solved(up.T @ up, up.T @ layer.past_change, mean)
+    target = past * layer.past_squares
+    for down, squares in zip(layer.downs, layer.squares, strict=True):
+        target = target + down * squares
+    total = layer.total
+    return torch.where(total > 0, target / total.clamp(min=torch.finfo(total.dtype).tiny), mean)
+
+
+def _solved(system: Tensor, target: Tensor, prior: Tensor) -> Tensor:
+    """The solution of a linear system, drawn to the prior where the system does not decide."""
+    ridge = RIDGE * system.diagonal().mean() + torch.finfo(system.dtype).tiny
+    identity = torch.eye(len(system), dtype=system.dtype, device=system.device)
+    solution: Tensor = torch.linalg.solve(system + ridge * identity, target + ridge * prior)
+    return solution
+
+
+def require_mlp(model: nn.Module) -> MLP:
+    """The network, whose layers' inputs are known; other networks raise an error."""
+    if not isinstance(model, MLP):
+        what = "only the layers of an MLP have a closed form here"
+        raise UserError(what, "model.name", "use 'mlp', or merging = \"mean\"")
+    return model
+
+
+def input_squares(model: nn.Module, weights: Mapping[str, Tensor], x: Tensor) -> Tensors:
+    """For each layer with adapters, its squared inputs summed over rows in double precision."""
+    mlp = require_mlp(model)
+    flat = x.flatten(-mlp.axes)
+    hidden = [flat, *outputs(weights, flat, mlp.depth)[:-1]]
+    names = adapted_layers(model)
+    return {name: hidden[i].double().square().sum(0) for i, name in enumerate(names)}
