@@ -102,10 +102,10 @@ def verdict(comparison: Comparison, adjusted: float) -> str:
     return "cannot tell"
 
 
-def verdicts(comparisons: Sequence[Comparison]) -> list[str]:
-    """The verdicts of comparisons that share one error rate (Holm)."""
+def verdicts(comparisons: Sequence[Comparison]) -> list[tuple[str, float]]:
+    """The verdicts of comparisons that share one error rate, with adjusted p-values (Holm)."""
     adjusted = holm([one.p for one in comparisons])
-    return [verdict(one, p) for one, p in zip(comparisons, adjusted, strict=True)]
+    return [(verdict(one, p), p) for one, p in zip(comparisons, adjusted, strict=True)]
 
 
 # Published orders
@@ -184,8 +184,7 @@ def choose(ledger: Ledger) -> list[Choice]:
         if allowed:
             best = max(allowed, key=lambda line: line.mean)
             others = [line for line in allowed if line is not best]
-            words = verdicts(gains(others, best))
-            pairs = zip(others, words, strict=True)
-            alike = tuple(line.name for line, word in pairs if word != "below")
+            pairs = zip(others, verdicts(gains(others, best)), strict=True)
+            alike = tuple(line.name for line, (word, _) in pairs if word != "below")
             choices.append(Choice(situation, best, alike))
     return choices

@@ -46,9 +46,10 @@ READING = """## How to read the tables
 
 - **accuracy**: after the last stage, the mean over stages of the accuracy on their test rows; mean
   and standard deviation over seeds. All methods of a seed have the same rows.
-- **to fedavg**: the paired difference with its 95 % interval (t over seeds). **verdict**: `above`
-  or `below` at 5 % for the whole table (Holm), `within 2 points` where the interval is, else
-  `cannot tell`.
+- **to fedavg**: the paired difference with its 95 % interval (t over seeds), for this difference
+  alone. **p, Holm**: the p-value adjusted for all differences of the table, so an interval can
+  exclude 0 where the adjusted p-value is above 0.05. **verdict**: `above` or `below` where it is
+  below 0.05, `within 2 points` where the interval is, else `cannot tell`.
 - **MB**: what crosses in training, both ways, all sites; tests are left out. **steps**: gradient
   steps of all sites. **KB at a site**: what a site keeps of earlier stages: exemplars,
   importances, a copy of the network, sums. **s**: wall time of a run, which shares its computation
@@ -132,9 +133,9 @@ def _table(ledger: Ledger, table: Table) -> str:
     others = [line for line in contenders if base and line is not base]
     comparisons = gains(others, base) if base else []
     triples = zip(others, comparisons, verdicts(comparisons), strict=True)
-    compared = {line.name: (comparison, word) for line, comparison, word in triples}
-    header = ["method", "accuracy", "to fedavg", "verdict", "forgetting", "MB", "steps",
-              "KB at a site", "s", "equal"]  # fmt: skip
+    compared = {line.name: (comparison, *pair) for line, comparison, pair in triples}
+    header = ["method", "accuracy", "to fedavg", "p, Holm", "verdict", "forgetting", "MB",
+              "steps", "KB at a site", "s", "equal"]  # fmt: skip
     rows = [_row(by_name[name], None, "bound") for name in BOUNDS if name in by_name]
     for line in contenders:
         held = "yes" if base and is_held(line, table, ledger, base) else "own cost"
@@ -147,18 +148,21 @@ def _budget(ledger: Ledger, table: Table) -> str:
     if table == "steps":
         return "At most the gradient steps of `fedavg`; rounds are fewer where an epoch is longer."
     if table == "bytes":
-        return f"At most {limit / 1e6:.1f} MB, those of `fedavg`: fewer rounds or features."
+        return (
+            f"At most {limit / 1e6:.1f} MB of tensors, those of `fedavg`: fewer rounds or features."
+            " The column has headers of messages too."
+        )
     return f"At most {limit / 1e3:,.0f} KB, those of `ewc`: as many exemplars or features as fit."
 
 
-def _row(line: Line, compared: tuple[Comparison, str] | None, held: str) -> list[str]:
-    gain, word = "-", "-"
+def _row(line: Line, compared: tuple[Comparison, str, float] | None, held: str) -> list[str]:
+    gain, word, p = "-", "-", "-"
     if compared:
         gain = f"{compared[0].gain:+.3f} ({compared[0].low:+.3f} to {compared[0].high:+.3f})"
-        word = compared[1]
+        word, p = compared[1], f"{compared[2]:.2g}"
     deviation = "" if math.isnan(line.deviation) else f" ± {line.deviation:.3f}"
     return [
-        f"`{line.name}`", f"{line.mean:.3f}{deviation}", gain, word, _number(line.forgetting),
+        f"`{line.name}`", f"{line.mean:.3f}{deviation}", gain, p, word, _number(line.forgetting),
         f"{line.bytes / 1e6:.1f}", f"{line.steps:,.0f}", f"{line.memory / 1e3:,.0f}",
         f"{line.seconds:.1f}", held,
     ]  # fmt: skip
@@ -180,11 +184,11 @@ def _tuned(ledger: Ledger) -> str:
 def _orders(ledgers: Sequence[Ledger]) -> str:
     """The published orders and their verdicts."""
     rows = [
-        [ledger.data, one.claim.text, one.verdict, one.evidence]
+        [ledger.data, one.claim.text, f"{one.adjusted:.2g}", one.verdict, one.evidence]
         for ledger in ledgers
         for one in judged(ledger)
     ]
-    header = ["data", "order", "verdict", "difference of accuracy"]
+    header = ["data", "order", "p, Holm", "verdict", "difference of accuracy"]
     return f"{ORDERS}\n{_grid(header, rows)}"
 
 

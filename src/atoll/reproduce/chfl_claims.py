@@ -157,4 +157,4 @@ def study_claims(name: str, one: Measurement, other: Measurement) -> Iterator[Cl
     """What a study changes, split by split."""
     for variant in ("mu=0", "mu>0", "auto"):
         part = above("gain", series(one, variant), series(other, variant))
-        yield Claim(f"{name}: {variant} above that without", "study", (part,))
+        yield Claim(f"{name}: {variant} is above {variant} without this change", "study", (part,))

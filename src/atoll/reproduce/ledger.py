@@ -13,6 +13,7 @@ from atoll.reproduce.margins import RULES, Rule
 
 __all__ = [
     "VERDICTS", "Cell", "CellVerdict", "Ledger", "as_json", "counted", "means_and_spreads",
+    "needed",
 ]  # fmt: skip
 
 VERDICTS = ("reproduced", "refuted", "undecided", "undecidable here")
@@ -110,7 +111,14 @@ class Cell:
             return f"not measured; budget: {_minutes(self.seconds)}"
         if len(self.units) < 2:
             return "one run: its deviation is not known"
-        return f"needs {self.runs} runs" if self.runs else "needs more than 1,000 runs"
+        return needed(self.runs)
+
+
+def needed(count: int | None, unit: str = "unit") -> str:
+    """How many units of replication would decide a cell or a claim; None: over 1,000."""
+    if count is None:
+        return f"not decidable with 1,000 {unit}s at this mean and deviation"
+    return f"needs {count} {unit}s"
 
 
 def _minutes(seconds: float | None) -> str:

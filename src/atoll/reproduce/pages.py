@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from atoll.reproduce.claims import Judged
-from atoll.reproduce.ledger import Cell, Ledger, counted
+from atoll.reproduce.ledger import Cell, Ledger, counted, needed
 
 __all__ = ["as_markdown", "false_verdicts", "verdict_of"]
 
@@ -110,7 +110,7 @@ def _claim_verdict(one: Judged) -> str:
     if one.verdict == "undecided" and not one.claim.is_tested:
         return "undecided (not measured)" if one.claim.missing else "undecided (one run)"
     if one.verdict == "undecided":
-        return f"undecided (needs {one.runs or 'more than 1,000'} runs)"
+        return f"undecided ({needed(one.runs)})"
     return f"**{one.verdict}**" if one.verdict == "refuted" else one.verdict
 
 

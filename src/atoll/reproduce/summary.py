@@ -16,7 +16,7 @@ from atoll.core.record import write_whole
 from atoll.metrics.replication import interval
 from atoll.reproduce.alternatives import Comparison, comparisons
 from atoll.reproduce.claims import OURS
-from atoll.reproduce.ledger import VERDICTS, counted
+from atoll.reproduce.ledger import VERDICTS, counted, needed
 
 __all__ = ["PAGE", "PAGES", "SUMMARY", "page", "summarize", "update"]
 
@@ -221,23 +221,24 @@ def _pays_table(rows: Sequence[Plain]) -> list[str]:
 def _claim_lists(paper: Plain) -> list[str]:
     """The claims of a paper by verdict; of undecided ones what they need."""
     lines: list[str] = []
+    unit = paper["rule"]["unit"].partition(" (")[0]
     for verdict in VERDICTS:
         those = [claim for claim in paper["claims"] if claim["verdict"] == verdict]
         if verdict == "undecidable here":
             lines += _undecidable(those)
             continue
         lines.append(f"- **{verdict.capitalize()}** ({len(those)}){':' if those else ''}")
-        lines += [f"  - {_claim_line(claim)}" for claim in those]
+        lines += [f"  - {_claim_line(claim, unit)}" for claim in those]
     return lines
 
 
-def _claim_line(claim: Plain) -> str:
+def _claim_line(claim: Plain, unit: str) -> str:
     """A claim with its numbers, where they are few."""
     short = f"; {claim['evidence']}" if len(claim["evidence"]) <= MOST_EVIDENCE else ""
     if claim["verdict"] != "undecided":
         return f"{claim['text']} ({claim['source']}{short})"
-    runs = f"needs {claim['runs_needed'] or 'more than 1,000'} runs"
-    return f"{claim['text']}: {'not measured' if claim['missing'] else runs}{short}"
+    lacking = "not measured" if claim["missing"] else needed(claim["runs_needed"], unit)
+    return f"{claim['text']}: {lacking}{short}"
 
 
 def _undecidable(claims: Sequence[Plain]) -> list[str]:

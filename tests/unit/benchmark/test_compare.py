@@ -1,11 +1,13 @@
 """What measured runs show, worked out by hand."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.benchmark.compare import Line, choose, gains, judged, lines, verdicts
 from atoll.benchmark.measure import Ledger, names
 from atoll.benchmark.protocol import Plan, Sizes
+from atoll.metrics.statistics import Comparison
 
 PLAN = Plan(contenders=("fedavg", "ewc", "analytic"), seeds=3, trials=1, streams=1)
 VALUES = {"fedavg": (0.2, 0.2, 0.2), "ewc": (0.3, 0.2, 0.25), "analytic": (0.9, 0.91, 0.92)}
@@ -13,6 +15,10 @@ VALUES = {"fedavg": (0.2, 0.2, 0.2), "ewc": (0.3, 0.2, 0.25), "analytic": (0.9, 
 
 def line(name: str, *accuracies: float) -> Line:
     return Line(name, accuracies, 0.1, accuracies, 1e6, 10, 0, 1.0)
+
+
+def words(comparisons: Sequence[Comparison]) -> list[str]:
+    return [word for word, _ in verdicts(comparisons)]
 
 
 def test_seeds_are_paired() -> None:
@@ -23,17 +29,19 @@ def test_seeds_are_paired() -> None:
 
 
 def test_nothing_is_decided_by_one_seed() -> None:
-    assert verdicts(gains([line("other", 0.9)], line("fedavg", 0.1))) == ["cannot tell"]
+    assert words(gains([line("other", 0.9)], line("fedavg", 0.1))) == ["cannot tell"]
 
 
 def test_verdicts_share_one_error_rate() -> None:
     """p = 0.03 alone is decided, beside another one it is not (Holm: 0.06)."""
     base = line("fedavg", 0.0, 0.0, 0.0)
     near = line("near", 0.10, 0.15, 0.20)  # t = 5.196, p = 0.035
-    assert verdicts(gains([near], base)) == ["above"]
-    assert verdicts(gains([near, near], base)) == ["cannot tell", "cannot tell"]
+    assert words(gains([near], base)) == ["above"]
+    both = verdicts(gains([near, near], base))
+    assert [word for word, _ in both] == ["cannot tell", "cannot tell"]
+    assert all(math.isclose(p, 2 * 0.03515, rel_tol=1e-2) for _, p in both)
     same = line("same", 0.001, -0.001, 0.0)
-    assert verdicts(gains([same], base)) == ["within 2 points"]
+    assert words(gains([same], base)) == ["within 2 points"]
 
 
 def measured() -> Ledger:

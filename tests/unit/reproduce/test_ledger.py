@@ -80,7 +80,7 @@ def test_what_does_not_count_is_undecided_whatever_it_says() -> None:
 def test_an_undecided_cell_names_the_runs_that_it_needs() -> None:
     cell = moved(0.01)  # 5 runs: 2.132 * 0.01 / sqrt(5) = 0.00953 < 0.01; 4 runs: 0.01177
     assert cell.runs == 5
-    assert verdict_of(cell) == "undecided (needs 5 runs)"
+    assert verdict_of(cell) == "undecided (needs 5 units)"
     derived = as_json(Ledger("T", cells=(cell,)))["cells"][0]
     assert derived["further_runs"] == 2
     assert derived["interval_90"] == pytest.approx([0.01 - 0.016858, 0.01 + 0.016858], abs=1e-5)

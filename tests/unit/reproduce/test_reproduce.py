@@ -70,7 +70,8 @@ def test_a_study_takes_the_rate_of_its_setting_and_is_paired_with_it(
     ]  # column one does not know of it
     both = {base.name: whole, study.name: found}
     claims = [c.text for c in PAPER.ledger(both, {}).claims if c.text.startswith(study.name)]
-    assert claims == [f"{study.name}: {v} above that without" for v in ("mu=0", "mu>0", "auto")]
+    variants = ("mu=0", "mu>0", "auto")
+    assert claims == [f"{study.name}: {v} is above {v} without this change" for v in variants]
     assert "studies.svg" in PAPER.figures(both)
     assert "studies.svg" not in PAPER.figures({base.name: whole})
 
