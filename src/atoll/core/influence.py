@@ -125,12 +125,19 @@ class Guard:
         some clients alone is known to be of this round's answers only where a method can do without
         the others.
         """
-        rounding = 1e-5 * _norm(_difference(self._base, {}).values())
-        for prefix in _weights_in(state, self._base, shared or {}) if self.quorum else ():
+        if not self.quorum:
+            return ""
+        prefixes, named = _weights_in(state, self._base, shared or {})
+        most = self.options.factor * self._reach
+        most += 1e-5 * _norm(_difference(self._base, {}).values())  # for rounding
+        distances = []
+        for prefix in prefixes:
             here = {name: state[prefix + name] for name in self._base}
-            moved = _norm(_difference(here, self._base).values())
-            if moved > self.options.factor * self._reach + rounding:
-                return f"its weights moved by {moved:.3g}, far more than any accepted update"
+            distances.append(_norm(_difference(here, self._base).values()))
+        judged = max if named else min  # where the method names none, one set must be the weights
+        if distances and judged(distances) > most:
+            moved = judged(distances)
+            return f"its weights moved by {moved:.3g}, far more than any accepted update"
         return ""
 
     def _reason(self, stage: int, id: str, reply: Any, replies: Mapping[str, Any]) -> str:
@@ -458,13 +465,13 @@ def _prefixes(state: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> list[s
 
 def _weights_in(
     state: Mapping[str, Tensor], base: Mapping[str, Tensor], shared: Mapping[str, Tensors]
-) -> list[str]:
-    """Under which prefixes a state has the shared weights; where none has, all that have a base."""
+) -> tuple[list[str], bool]:
+    """The prefixes of weights like a base, and whether these are the shared weights themselves."""
     prefixes = _prefixes(state, base)
     named = [
         prefix for prefix in prefixes if any(_holds(state, prefix, one) for one in shared.values())
     ]
-    return named or prefixes
+    return named or prefixes, bool(named)
 
 
 def _holds(state: Mapping[str, Tensor], prefix: str, weights: Mapping[str, Tensor]) -> bool:

@@ -450,7 +450,8 @@ def test_tensors_with_the_names_of_weights_are_no_weights_where_the_method_names
     assert not judge.faults("fit", 0, dict.fromkeys(replies, Weights(base)), replies)
     control = {"control/w": torch.tensor([0.1, 0.1], dtype=ROW)}
     honest, exploded = {"w": base["w"] + 1}, {"w": base["w"] + 99}
-    assert judge.beyond({"weights/w": honest["w"], **control})  # either may be the weights
+    assert not judge.beyond({"weights/w": honest["w"], **control})  # one of both is the weights
+    assert judge.beyond({"weights/w": exploded["w"], **control})
     assert not judge.beyond({"weights/w": honest["w"], **control}, {"shared": honest})
     assert judge.beyond({"weights/w": exploded["w"], **control}, {"shared": exploded})
     assert judge.beyond({"weights/w": exploded["w"], "old/w": base["w"]}, {"shared": exploded})
