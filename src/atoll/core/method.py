@@ -15,11 +15,12 @@ __all__ = ["Method"]
 
 @dataclass(frozen=True)
 class Method:
-    """What a method's module offers."""
+    """What a method's module offers; only the first three fields are needed."""
 
     options: type
     server: Callable[[Any, Any], Any]  # (options, site) -> Server
     client: Callable[[Any, Any], Any]  # (options, site) -> Client
+    # the rest is for methods that can do more; docs/method.md has a table of it
     split: str = "rows"  # the kind of scenario it is made for
     headline: str = ""  # the variant that represents the method where one number is shown
     quorum: bool = False  # whether a round can do without some of the clients
