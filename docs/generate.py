@@ -14,19 +14,23 @@ from typing import Any, get_type_hints
 
 import atoll
 from atoll import data, methods, testing
-from atoll.core.federation import actions, kinds
+from atoll.core.federation import Clients, Moment, actions, kinds
 from atoll.core.influence import RobustOptions
+from atoll.core.method import Method
 from atoll.core.options import describe
 from atoll.core.record import KINDS
 from atoll.data import splits
 from atoll.data.own.profiles import TableOptions
 from atoll.data.public import PublicOptions
+from atoll.data.site import Site
 from atoll.engines.network.contract import Contract
+from atoll.jobs.train import EvalJob, Optimiser, Phase, TrainJob, TrainResult
 from atoll.learning.models import ModelOptions
 from atoll.runs.config import EngineOptions, ReportOptions, RunConfig
 
 __all__ = ["PAGES", "write"]
 
+OF_METHODS = (Method, Site, Clients, Moment, TrainJob, Phase, Optimiser, TrainResult, EvalJob)
 NOTE = "This page is generated from the code.\n"
 
 
@@ -61,7 +65,18 @@ def api() -> str:
     parts += [entry(name, getattr(atoll, name)) for name in names]
     parts += ["## atoll.testing", (inspect.getdoc(testing) or "").partition("\n")[0]]
     parts += [entry(name, getattr(testing, name)) for name in testing.__all__]
+    parts += ["## In the file of a method", "Tutorial: [your own method](../method.md)."]
+    parts += [described(kind) for kind in OF_METHODS]
     return "\n\n".join(parts) + "\n"
+
+
+def described(kind: type) -> str:
+    """A class that the file of a method imports: its module, its fields, its methods."""
+    parts = [entry(kind.__name__, kind), f"From `{kind.__module__}`."]
+    if dataclasses.is_dataclass(kind):
+        rows = [[f"`{one.name}`", one.kind, one.remark] for one in describe(kind)]
+        parts += [table(["field", "type", "what it is"], rows)]
+    return "\n\n".join(parts)
 
 
 def entry(name: str, thing: Any) -> str:

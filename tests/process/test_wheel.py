@@ -15,6 +15,87 @@ pytestmark = [pytest.mark.process, pytest.mark.long]
 ROOT = Path(__file__).parents[2]
 PYTHONS = ("3.11", "3.12", "3.13")
 
+FRAMES = """
+import numpy as np
+import pandas as pd
+
+rng = np.random.default_rng(0)
+
+
+def patients(hospital, rows):
+    age, pressure = rng.normal(60, 10, rows), rng.normal(130, 15, rows)
+    risk = (age - 60) / 10 + (pressure - 130) / 15 + rng.normal(0, 0.5, rows)
+    return pd.DataFrame({"hospital": hospital, "age": age, "pressure": pressure, "sick": risk > 0})
+
+
+both = pd.concat([patients("basel", 200), patients("bern", 120)], ignore_index=True)
+df, y = both.drop(columns="sick"), both["sick"]
+df1 = both[both["hospital"] == "basel"].drop(columns="hospital")
+df2 = both[both["hospital"] == "bern"].drop(columns="hospital")
+
+import atoll
+
+atoll.run("demo", out="runs/demo-1")
+"""
+# %% begins a cell; the lines are those that a user is promised
+TOUR = """
+# %%
+import atoll
+run = atoll.run("chfl", data={"basel": df1, "bern": df2}, label="sick", rounds=20, seeds=range(5))
+run                      # in a notebook: verdict card and gain plot (_repr_html_)
+# %%
+run.to_pandas()          # scores, one row per seed, stage, site, task, variant
+run.plot.gain(); run.report("report.html"); run.predict(df, site="basel"); run.export("model/")
+old = atoll.load("runs/demo-1"); atoll.compare(run, old)
+for event in atoll.stream("fedavg", data="digits"): ...     # rounds as they happen
+sweep = atoll.sweep("chfl", data="digits-table", mu=[[0.01], [0.1]], seeds=range(5))
+clf = atoll.FederatedClassifier(method="chfl", sites="hospital").fit(df, y)
+"""
+# What makes the tour take minutes in place of an hour; ATOLL_TOUR=printed leaves it out.
+SMALLER = {
+    "rounds=20, seeds=range(5)": "widths=[16], epochs=1, mu=[0.1]",
+    'data="digits"': "rounds=2, widths=[16]",
+    "seeds=range(5))\nclf": "rounds=2, epochs=1, widths=[[16]]",
+    'sites="hospital"': "rounds=5, options={'widths': [16], 'epochs': 1, 'mu': [0.1]}",
+}
+CHECKS = """
+# %%
+from pathlib import Path
+
+keys = ["seed", "stage", "site", "task", "variant"]
+assert not run.to_pandas().duplicated(keys).any()
+assert run.seeds == (0, 1, 2, 3, 4)
+assert Path("report.html").exists() and Path("model/bern/model.safetensors").exists()
+assert len(sweep.settings) == 2
+assert clf.score(df, y) > 0.6
+print("the tour has ended")
+"""
+WITHOUT_PANDAS = """
+import pyarrow as pa
+
+import atoll
+
+table = pa.table({"x": [0.1 * n for n in range(60)], "y": [n % 2 for n in range(60)]})
+run = atoll.run("fedavg", data={"a": table, "b": table}, label="y", rounds=1, answer=False)
+try:
+    run.to_pandas()
+except atoll.UserError as error:
+    print(error)
+"""
+NOTEBOOK = """
+from pathlib import Path
+
+import nbclient
+import nbformat
+
+cells = [nbformat.v4.new_code_cell(text) for text in Path("tour.py").read_text().split("# %%\\n")]
+notebook = nbformat.v4.new_notebook(cells=cells)
+nbclient.NotebookClient(notebook, timeout=3600, kernel_name="python3").execute()
+for cell in cells:
+    for output in cell.outputs:
+        print(output.get("text", ""), output.get("data", {}).get("text/html", ""))
+"""
+
 
 def only(pattern: str) -> Path:
     """The one file of dist/ with this pattern."""
@@ -69,19 +150,29 @@ def test_the_sdist_has_the_files_of_the_source_and_no_others() -> None:
     assert package == sources()
 
 
+def environment(version: str, folder: Path) -> Path:
+    """An empty environment with the wheel and what it requires; the folder of its commands."""
+    wheel = only("*.whl")
+    call(folder, interpreter(version), "-m", "venv", "empty")
+    commands = folder / "empty" / "bin"
+    call(folder, str(commands / "pip"), "install", "--quiet", "torch==2.13.0")
+    install(folder, str(wheel))
+    return commands
+
+
+def install(folder: Path, requirement: str) -> None:
+    """Install with the versions of the constraints."""
+    pip = [str(folder / "empty" / "bin" / "pip"), "install", "--quiet"]
+    call(folder, *pip, "--constraint", str(ROOT / "constraints.txt"), requirement)
+
+
 @pytest.mark.parametrize("version", PYTHONS)
 def test_the_demo_runs_from_the_wheel_in_an_empty_environment(version: str, tmp_path: Path) -> None:
-    wheel = only("*.whl")
-    call(tmp_path, interpreter(version), "-m", "venv", "empty")
-    pip = str(tmp_path / "empty" / "bin" / "pip")
-    call(tmp_path, pip, "install", "--quiet", "torch==2.13.0")
-    constraints = str(ROOT / "constraints.txt")
-    call(tmp_path, pip, "install", "--quiet", "--constraint", constraints, str(wheel))
-    atoll = str(tmp_path / "empty" / "bin" / "atoll")
+    commands = environment(version, tmp_path)
+    atoll, python = str(commands / "atoll"), str(commands / "python")
     assert "Joining" in call(tmp_path, atoll, "run", "demo", "--quiet", "--out", "run")
     call(tmp_path, atoll, "report", "run", "--out", "report.html")
     assert "<svg" in (tmp_path / "report.html").read_text()
-    python = atoll.replace("bin/atoll", "bin/python")
     call(tmp_path, atoll, "new", "method", "my-mean")
     suite = (
         "from atoll.testing import check_method\nprint(check_method('./my-mean/my_mean.py:METHOD'))"
@@ -89,3 +180,26 @@ def test_the_demo_runs_from_the_wheel_in_an_empty_environment(version: str, tmp_
     assert "'learns': 'passed'" in call(tmp_path, python, "-c", suite)  # without pytest
     module = call(tmp_path, python, "-c", "import atoll; print(atoll.__file__)")
     assert Path(module.strip()).is_relative_to(tmp_path)
+
+
+def tour() -> str:
+    """The lines of the tour, with options that make it short unless it is to run as printed."""
+    text = TOUR
+    for printed, options in SMALLER.items() if os.environ.get("ATOLL_TOUR") != "printed" else ():
+        assert text.count(printed) == 1, printed
+        head, end, rest = printed.partition(")\n")
+        text = text.replace(printed, f"{head}, {options}{end}{rest}")
+    compile(text, "tour", "exec")
+    return text
+
+
+def test_the_tour_runs_from_the_wheel_in_a_script_and_in_a_notebook(tmp_path: Path) -> None:
+    """Without the extra for pandas, the call that needs it names it."""
+    python = str(environment(PYTHONS[0], tmp_path) / "python")
+    (tmp_path / "tour.py").write_text(f"{FRAMES}{tour()}{CHECKS}")
+    assert "pip install 'atoll[pandas]'" in call(tmp_path, python, "-c", WITHOUT_PANDAS)
+    install(tmp_path, f"{only('*.whl')}[pandas,notebook]")
+    assert call(tmp_path, python, "tour.py").endswith("the tour has ended\n")
+    displayed = call(tmp_path, python, "-c", NOTEBOOK)
+    assert displayed.count("<svg") == 1  # the gain plot beside the verdict
+    assert "the tour has ended" in displayed

@@ -143,3 +143,13 @@ def test_scaffold_moves_its_control_variates_as_the_paper_states(tmp_path: Path)
             own = [tensors[f"client/site-{i}/{name}"] for i in range(2)]
             assert own[0].abs().max() > 0
             torch.testing.assert_close(control, (own[0] + own[1]) / 2)
+
+
+def test_control_variates_are_not_taken_for_weights_where_a_round_may_miss_clients() -> None:
+    """A state of a method with `quorum` must be a mean of the answers: its weights alone."""
+    text = FILES["scaffold"]
+    assert text.count("METHOD = Method(Options, Server, Client, ") == 1
+    Path("absent.py").write_text(text.replace("Server, Client, ", "Server, Client, quorum=True, "))
+    small: dict[str, Any] = {"data": "wine", "clients": 3, "widths": [16], "answer": False}
+    run = atoll.run("./absent.py:METHOD", rounds=2, rate=0.001, **small)
+    assert len(run.scores) == 3

@@ -28,14 +28,13 @@ def test_a_notebook_runs_and_displays_its_run(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
     )
     client.execute()
-    displayed = [
-        output.data
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-        for output in cell.outputs
-        if output.output_type == "execute_result"
-    ]
-    assert any("text/html" in data for data in displayed)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    outputs = [output for cell in cells for output in cell.outputs]
+    results = [output.data for output in outputs if output.output_type == "execute_result"]
+    assert any("text/html" in data for data in results)
+    bars = [output.data for output in outputs if output.output_type == "display_data"]
+    assert bars  # of progress: a display for each run, empty at its end
+    assert {data["text/html"] for data in bars} == {""}
 
 
 def test_there_are_two_notebooks() -> None:

@@ -168,6 +168,7 @@ def test_two_results_side_by_side(run: atoll.Result) -> None:
     both = atoll.compare(run, "other")
     assert "chfl" in repr(both)
     assert "fedavg" in repr(both)
+    assert "better, equal, worse" in repr(both)  # what b/e/w means
     assert both.differences is not None
     assert both._repr_html_().count("<table>") == len(both.tables)
     assert repr(both) == repr(atoll.compare(run, other))
@@ -218,6 +219,9 @@ def test_a_sweep_over_lists_of_values() -> None:
     ]  # fmt: skip
     assert [setting.result.seeds for setting in sweep.settings] == [(0, 1), (0, 1)]
     assert repr(sweep).splitlines()[0] == "4 runs of chfl"
+    both = atoll.compare(*(setting.result for setting in sweep.settings))
+    models = {row[0].text for row in both.results.rows}
+    assert {"chfl mu=[0.01]: auto", "chfl mu=[0.1]: auto"} <= models
     rows = sweep.to_arrow().to_pylist()
     of_second = [
         row["final_accuracy"] for row in rows

@@ -13,9 +13,11 @@ import pytest
 import atoll
 from atoll import methods, testing
 from atoll.core.federation import actions
+from atoll.core.method import Method
 from atoll.core.options import describe
 from atoll.core.record import KINDS
 from atoll.data import splits
+from atoll.jobs.train import TrainJob
 from atoll.runs.config import RunConfig
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +57,14 @@ def test_a_public_name_has_a_docstring_with_an_example(
     assert ">>>" in text
     assert f"\n### {name}\n" in pages["api"]
     assert text.partition("\n")[0] in pages["api"]
+
+
+def test_the_page_of_the_api_has_the_fields_of_a_method_and_of_a_job(pages: dict[str, str]) -> None:
+    for kind in (Method, TrainJob):
+        assert f"\n### {kind.__name__}\n" in pages["api"]
+        for field in describe(kind):
+            assert f"| `{field.name}` | " in pages["api"]
+    assert all(field.remark for field in describe(Method)[3:])
 
 
 def test_the_page_of_options_has_every_option(pages: dict[str, str]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from textwrap import wrap
 
 from atoll.api.result import Result, load
 from atoll.core.errors import UserError
@@ -11,6 +12,8 @@ from atoll.report.tables import Table, differences, gather, results
 from atoll.report.verdict import comparison
 
 __all__ = ["Comparison", "compare"]
+
+WIDTH = 100  # of the lines that explain a table
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,7 +72,8 @@ def _lines(table: Table) -> list[list[str]]:
 def _text(table: Table) -> str:
     lines = _lines(table)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(_row(line, widths) for line in lines)
+    rows = [_row(line, widths) for line in lines]
+    return "\n".join([*rows, *wrap(table.caption, WIDTH)])
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from atoll import engines
 from atoll.api.errors import keyword_errors
 from atoll.api.inputs import config_of, named_objects, seed_numbers, values_of
+from atoll.api.progress import Bar
 from atoll.api.result import Result
 from atoll.api.sweeps import Sweep, grouped
 from atoll.core.errors import EXIT_INTERRUPTED, UserError
@@ -45,20 +46,23 @@ class _Plan:
     objects: Mapping[str, Any] = field(default_factory=dict)  # networks of this session, by name
     resume: bool = False
 
-    def execute(self, watch: Watch, stopping: Callable[[], bool], answered: bool) -> Result:
+    def execute(
+        self, watch: Watch, stopping: Callable[[], bool], answered: bool, bar: Bar
+    ) -> Result:
         """Run every config, and answer whether joining helps."""
         name = self.configs[0].name
         place = nullcontext(self.out) if self.out is not None else fresh_folder(name)
         loaded: dict[str, Dataset] = {}
-        with place as folder, objects_in_memory(self.objects):
+        with place as folder, objects_in_memory(self.objects), bar:
             folders = []
-            for config in self.configs:
+            for number, config in enumerate(self.configs):
+                bar.pace.run = number
                 folders.append(folder / f"seed-{config.seed}" if self.several else folder)
                 engine = engines.load(config.engine_options().name)
                 how: Any = {"watch": watch, "stopping": stopping, "loaded": loaded}
                 execute(config, folders[-1], engine, resume=self.resume, **how)
             if answered:
-                _answer_or_warn(folders)
+                _answer_or_warn(folders, bar)
         return Result(folder, tuple(Run(one) for one in folders), self.objects)
 
 
@@ -73,27 +77,28 @@ def _plan(
     return _Plan(configs, seeds is not None, None if out is None else Path(out), objects)
 
 
-def _answer_or_warn(folders: list[Path]) -> None:
+def _answer_or_warn(folders: list[Path], bar: Bar) -> None:
     """Compute the answer; a warning says why where that cannot be done."""
     if len(Run(folders[0]).facts["clients"]) > MOST_SITES:
         reason = f"more than {MOST_SITES} sites; compute it with atoll.answer(result)"
         warnings.warn(f"no answer: {reason}", stacklevel=4)
         return
     try:
-        write_answer(folders, engines.load)
+        write_answer(folders, engines.load, lambda words: bar.say(f"answer: {words}"))
     except UserError as error:
         if error.exit_code == EXIT_INTERRUPTED:
             raise
         warnings.warn(f"no answer: {error.what}; {error.remedy}", stacklevel=4)
 
 
-def run(
+def run(  # noqa: PLR0913 - what a caller may set, by keyword
     what: str,
     out: str | Path | None = None,
     *,
     seeds: Iterable[int] | None = None,
     answer: bool = True,
     resume: bool = False,
+    progress: bool = True,
     watch: Watch = lambda progress: None,
     **changes: Any,
 ) -> Result:
@@ -108,7 +113,8 @@ def run(
 
     `seeds` runs the config once for each seed. `answer=False` leaves out the baselines that
     decide whether joining helps. `resume` continues a run that was cut in the folder `out`, with
-    the same arguments. `watch` is called after each round.
+    the same arguments. `watch` is called after each round. `progress=False` shows no progress bar;
+    there is one on a terminal and in a notebook.
 
     >>> result = run("fedavg", data="wine", clients=2, rounds=3, widths=[8], answer=False)
     >>> result.sites
@@ -120,7 +126,18 @@ def run(
         if resume and out is None:
             raise UserError("no folder to resume in", "out", "give out, the folder of the run")
         plan = dataclasses.replace(_plan(what, out, seeds, changes), resume=resume)
-        return plan.execute(watch, lambda: False, answer)
+        bar = Bar(progress, len(plan.configs))
+        return plan.execute(_both(bar.watch, watch), lambda: False, answer, bar)
+
+
+def _both(first: Watch, second: Watch) -> Watch:
+    """Call two watchers one after the other."""
+
+    def watch(progress: Progress) -> None:
+        first(progress)
+        second(progress)
+
+    return watch
 
 
 def answer(*runs: str | Path | Result) -> dict[str, Any]:
@@ -177,7 +194,8 @@ class Stream:
 
         def train() -> None:
             try:
-                self.result = self._plan.execute(watch, stop.is_set, answered=False)
+                hidden = Bar(shown=False)  # the caller shows the rounds
+                self.result = self._plan.execute(watch, stop.is_set, False, hidden)
                 rounds.put(None)
             except BaseException as error:  # raised again in the caller's thread
                 rounds.put(error)
@@ -226,13 +244,14 @@ def sweep(
     out: str | Path | None = None,
     *,
     seeds: Iterable[int] | None = None,
+    progress: bool = True,
     **changes: Any,
 ) -> Sweep:
     """Run every combination of some values, as one computation where possible.
 
     A keyword with a list, a tuple or a range is an axis: `rate=[0.01, 0.1]`, `mu=[[0.01], [0.1]]`.
     Any other value holds for all runs. An option that is a list itself and does not vary is an
-    axis with one value: `widths=[[8]]`.
+    axis with one value: `widths=[[8]]`. `progress=False` shows no progress bar.
 
     >>> every = sweep("fedavg", data="wine", clients=2, rounds=1, widths=[[4]], rate=[0.01, 0.1])
     >>> [setting.axes["method.rate"] for setting in every.settings]
@@ -251,6 +270,7 @@ def sweep(
         values["engine"] = {"packing": False, **values.get("engine", {})}
         name = f"{values.get('name', 'run')}-sweep"
         place = nullcontext(Path(out)) if out is not None else fresh_folder(name)
-        with place as folder:
+        with place as folder, Bar(progress) as bar:
             members = points(values, axes, folder)
-            return grouped(members, run_sweep(members, folder, LocalEngine), folder)
+            runs = run_sweep(members, folder, LocalEngine, watch=bar.watch)
+            return grouped(members, runs, folder)

@@ -21,15 +21,14 @@ from atoll.runs.answer import answer_folder, write_answer
 from atoll.runs.config import RunConfig
 from atoll.runs.facts import few_rows
 from atoll.runs.loop import Progress
+from atoll.runs.pace import Pace, bar, one_line
 from atoll.runs.result import Run, plain, table
 
 __all__ = [
     "Watching",
     "compute_answer",
     "counted",
-    "duration",
     "guarded",
-    "one_line",
     "print_answer",
     "print_choices",
     "print_grid",
@@ -41,7 +40,6 @@ __all__ = [
 
 
 T = TypeVar("T")
-BAR = 20  # characters of a progress bar
 
 
 @contextmanager
@@ -88,13 +86,13 @@ class Watching:
 
     def __init__(self, config: RunConfig, quiet: bool, folder: Path, verbose: bool = False) -> None:
         self.config, self.quiet, self.folder, self.verbose = config, quiet, folder, verbose
-        self.bytes, self.seconds, self.done = 0, 0.0, 0
+        self.bytes, self.pace = 0, Pace()
         self.live = Live(console=err, transient=True) if err.is_terminal and not quiet else None
 
     def __enter__(self) -> Callable[[Progress], None]:
         if self.live:
             self.live.start()
-            self.live.update(one_line(Text(f"{self._title}  preparing")))
+            self.live.update(one_line(err, f"{self._title}  preparing"))
         return self.watch
 
     def __exit__(self, *_: object) -> None:
@@ -103,15 +101,12 @@ class Watching:
 
     def watch(self, progress: Progress) -> None:
         self.bytes += sum(e.bytes for e in progress.events if isinstance(e, Message))
-        self.seconds += progress.seconds
-        self.done += 1
+        self.pace.add(progress)
         if self.quiet:
             return
-        if self.done == 1 and (warning := few_rows(Run(self.folder).facts)):
+        if self.pace.rounds == 1 and (warning := few_rows(Run(self.folder).facts)):
             aside(f"warning: {warning}")
-        every = progress.stages * progress.rounds
-        past = progress.stage * progress.rounds + progress.round + 1
-        left = f"{duration(self.seconds / self.done * (every - past))} left at most"
+        left = self.pace.left
         pieces = [
             self._title,
             f"stage {progress.stage + 1}/{progress.stages}",
@@ -120,40 +115,13 @@ class Watching:
             f"{size(self.bytes)} moved",
         ]
         if self.live:
-            self.live.update(one_line(_bar(past / every), f" {left}  ", "  ".join(pieces)))
+            self.live.update(one_line(err, bar(self.pace.share), f" {left}  ", "  ".join(pieces)))
         if self.verbose or not self.live:
             err.print("  ".join([*pieces, left]), soft_wrap=True)
 
     @property
     def _title(self) -> str:
         return f"{self.config.method['name']} seed {self.config.seed}"
-
-
-def _bar(share: float) -> Text:
-    """A bar of a fixed length that is filled up to a share."""
-    full = round(share * BAR)
-    return Text.assemble(("━" * full, "green"), ("━" * (BAR - full), "dim"))
-
-
-def one_line(*parts: str | Text) -> Text:
-    """Text that is cut where the terminal ends, so that it never wraps."""
-    line = Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
-    line.truncate(max(1, err.width - 1), overflow="ellipsis")
-    return line
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the unit that fits.
-
-    >>> duration(7.2), duration(90), duration(7300)
-    ('7 s', '1 min 30 s', '2 h 2 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _progress_numbers(progress: Progress) -> list[str]:
@@ -177,7 +145,7 @@ def compute_answer(folders: Sequence[Path], quiet: bool) -> dict[str, Any]:
     def watch(words: str) -> None:
         lines.append(words)
         if live:
-            live.update(one_line(f"answer  {words}"))
+            live.update(one_line(err, f"answer  {words}"))
         elif not quiet and len(lines) == 1:
             aside("comparing with the same method at each site alone")
 

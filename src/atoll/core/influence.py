@@ -115,18 +115,29 @@ class Guard:
                 answers[id] = replace(answers[id], **{field: weights})
         return answers
 
-    def beyond(self, state: Mapping[str, Tensor]) -> str:
+    def beyond(
+        self, state: Mapping[str, Tensor], shared: Mapping[str, Tensors] | None = None
+    ) -> str:
         """Why a server's state cannot be a mean of the last updates; empty if it can.
 
-        A mean over some clients alone is known to be of this round's answers only where a method
-        can do without the others.
+        `shared` are the server's shared weights, where the method names them: a state may have
+        other tensors with the names of weights, such as control variates or moments. A mean over
+        some clients alone is known to be of this round's answers only where a method can do without
+        the others.
         """
-        rounding = 1e-5 * _norm(_difference(self._base, {}).values())
-        for prefix in _prefixes(state, self._base) if self.quorum else ():
+        if not self.quorum:
+            return ""
+        prefixes, named = _weights_in(state, self._base, shared or {})
+        most = self.options.factor * self._reach
+        most += 1e-5 * _norm(_difference(self._base, {}).values())  # for rounding
+        distances = []
+        for prefix in prefixes:
             here = {name: state[prefix + name] for name in self._base}
-            moved = _norm(_difference(here, self._base).values())
-            if moved > self.options.factor * self._reach + rounding:
-                return f"its weights moved by {moved:.3g}, far more than any accepted update"
+            distances.append(_norm(_difference(here, self._base).values()))
+        judged = max if named else min  # where the method names none, one set must be the weights
+        if distances and judged(distances) > most:
+            moved = judged(distances)
+            return f"its weights moved by {moved:.3g}, far more than any accepted update"
         return ""
 
     def _reason(self, stage: int, id: str, reply: Any, replies: Mapping[str, Any]) -> str:
@@ -450,3 +461,22 @@ def _prefixes(state: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> list[s
     starts = [name.removesuffix(first) for name in state if name.endswith(first)]
     starts = [start for start in starts if not start or start.endswith("/")]
     return [s for s in starts if all(s + n in state for n in base)]
+
+
+def _weights_in(
+    state: Mapping[str, Tensor], base: Mapping[str, Tensor], shared: Mapping[str, Tensors]
+) -> tuple[list[str], bool]:
+    """The prefixes of weights like a base, and whether these are the shared weights themselves."""
+    prefixes = _prefixes(state, base)
+    named = [
+        prefix for prefix in prefixes if any(_holds(state, prefix, one) for one in shared.values())
+    ]
+    return named or prefixes, bool(named)
+
+
+def _holds(state: Mapping[str, Tensor], prefix: str, weights: Mapping[str, Tensor]) -> bool:
+    """Whether a state has these very weights under a prefix."""
+    return all(
+        prefix + name in state and torch.equal(state[prefix + name].cpu(), tensor.cpu())
+        for name, tensor in weights.items()
+    )

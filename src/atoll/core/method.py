@@ -15,19 +15,17 @@ __all__ = ["Method"]
 
 @dataclass(frozen=True)
 class Method:
-    """What a method's module offers."""
+    """What a method's module offers; only the first three fields are needed."""
 
     options: type
     server: Callable[[Any, Any], Any]  # (options, site) -> Server
     client: Callable[[Any, Any], Any]  # (options, site) -> Client
+    # the rest is for methods that can do more; docs/method.md has a table of it
     split: str = "rows"  # the kind of scenario it is made for
     headline: str = ""  # the variant that represents the method where one number is shown
     quorum: bool = False  # whether a round can do without some of the clients
-    # (options, clients) -> how many of them a round asks at most; None: all
-    asked: Callable[[Any, int], int] | None = None
-    # new server -> its shared weights before the first round, by the name of their mark: a site
-    # derives them too
-    first: Callable[[Any], Any] | None = None
+    asked: Callable[[Any, int], int] | None = None  # (options, clients) -> most that a round asks
+    first: Callable[[Any], Any] | None = None  # server -> shared weights by mark; sites compare
     selects: bool = False  # whether clients select models by the run's metric, and send scores
     weighted: bool = False  # whether its losses count rows by their weights
     weighs_classes: bool = False  # whether they count rows by their class where rows have no weight

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 from atoll.core.record import Score
 from atoll.metrics import scores as metrics
@@ -36,6 +37,8 @@ __all__ = [
 ALONE = "alone"  # the method whose sites do not talk
 LOCAL = ("local", "solo")  # variants of methods that each site trains alone
 UNPAIRED = "unpaired: kernels were chosen by timing; set engine.deterministic = true"
+MOST_OPTIONS = 3  # in a label
+MOST_LETTERS = 30  # of a value in a label
 FORGETTING = ("forgetting_best_last", "forgetting_first_last", "forgetting_diagonal_last")
 
 
@@ -141,11 +144,13 @@ def gather(folders: Sequence[Path]) -> list[Group]:
 
 
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """The method where that is enough, else its config's name, else the folder."""
+    """The method where that is enough, else config's name, options that differ, or folder."""
+    keys = _differing([runs[0].config for runs in groups])
     ways: tuple[Callable[[Run], str], ...] = (
         lambda run: str(run.config["method"]["name"]),
         lambda run: f"{run.config['method']['name']} on {run.facts['data']['name']}",
         lambda run: str(run.config["name"]),
+        lambda run: f"{run.config['method']['name']} {_options(run.config, keys)}",
         lambda run: str(run.folder),
     )
     for way in ways:
@@ -153,6 +158,29 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [f"{name} ({number})" for number, name in enumerate(names, 1)]
+
+
+def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The options in which some configs differ; none where they are too many for a label."""
+    flat = [_flat(config) for config in configs]
+    keys = [key for key in flat[0] if len({one.get(key, "") for one in flat}) > 1]
+    longest = max((len(one.get(key, "")) for one in flat for key in keys), default=0)
+    return keys if len(keys) <= MOST_OPTIONS and longest <= MOST_LETTERS else []
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, str]:
+    """The options of a method, its network, its data and its split, with their values as JSON."""
+    values = {"rounds": json.dumps(config.get("rounds"))}
+    for table in ("method", "model", "data", "scenario"):
+        for name, value in config.get(table, {}).items():
+            values[f"{table}.{name}"] = json.dumps(value)
+    return values
+
+
+def _options(config: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """Some options as in a call: `rate=0.1, mu=[0.01]`."""
+    flat = _flat(config)
+    return ", ".join(f"{key.rpartition('.')[2]}={flat.get(key, DASH)}" for key in keys)
 
 
 def number(values: Sequence[float], signed: bool = False) -> Cell:
@@ -275,8 +303,8 @@ def differences(groups: Sequence[Group]) -> Table | None:
         f"{score[:1].upper()}{score[1:]} of the first minus {score} of the second, on the same "
         "sites, rows and seeds. "
         "± is the population standard deviation over seeds of the mean over sites. The last column "
-        "counts pairs (site and seed) in which the first is better, equal, worse. This table "
-        "describes; it tests nothing."
+        "counts pairs (site and seed) in which the first is better, equal, worse; sites that share "
+        "a model or test rows are no independent pairs. This table describes; it tests nothing."
     )
     if any(pair.unpaired for pair in pairs):
         caption += f" Marked rows are {UNPAIRED}."

@@ -218,6 +218,8 @@ def place(key: str, values: Mapping[str, Any]) -> str:
     names = {"scenario": splits.option_names() | _split_options(values)}
     names |= {table: {f.name for f in dataclasses.fields(kind)} for table, kind in tables}
     homes = [table for table, known in names.items() if key in known]
+    if len(homes) > 1 and key not in _used_split_options(values):
+        homes = [home for home in homes if home != "scenario"]  # no option of this run's split
     homes = homes or ["method"] * (key in MOVED.get(method, {}))  # its error has the remedy
     if len(homes) == 1:
         return f"{homes[0]}.{key}"
@@ -237,6 +239,15 @@ def _split_options(values: Mapping[str, Any]) -> set[str]:
     name = str(scenario.get("split", "")) if isinstance(scenario, Mapping) else ""
     foreign = name not in splits.names() and splits.exists(name)
     return splits.option_names(name) if foreign else set()
+
+
+def _used_split_options(values: Mapping[str, Any]) -> set[str]:
+    """The options of the split that a run of these values has; of all where it is not known."""
+    scenario, data = values.get("scenario", {}), values.get("data", {})
+    known = data if isinstance(data, Mapping) else {}
+    usual = _default_split(known, methods.load(_method_name(values)).split)
+    name = str(scenario.get("split", usual)) if isinstance(scenario, Mapping) else usual
+    return splits.option_names(name) if splits.exists(name) else splits.option_names()
 
 
 def _method_name(values: Mapping[str, Any]) -> str:

@@ -128,7 +128,8 @@ class _Run:
         """The server's state, refused before it is saved if no honest round can have made it."""
         reason = implausible_state(state)
         if not reason and self.guard is not None:
-            reason = self.guard.beyond(state)
+            first = methods.load(self.config.method["name"]).first
+            reason = self.guard.beyond(state, first(self.server) if first else None)
         if reason:
             raise UserError(
                 f"the state of the server is implausible and was not saved: {reason}",

@@ -15,9 +15,10 @@ import pytest
 from rich.console import Console
 
 from atoll.cli import main, terminal
-from atoll.cli.terminal import Watching, duration
+from atoll.cli.terminal import Watching
 from atoll.runs.config import read, resolve
 from atoll.runs.loop import Progress
+from atoll.runs.pace import duration
 
 
 def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
@@ -45,7 +46,7 @@ def test_the_bar_never_wraps(
     monkeypatch.setattr(terminal, "err", screen)
     config = resolve(read("fedavg"), "test")
     watching = Watching(config, False, Path("nowhere"))
-    watching.done = 1  # the first round reads the record
+    watching.pace.rounds = 1  # the first round reads the record
     assert watching.live is not None
     shown: list[Any] = []
     monkeypatch.setattr(watching.live, "update", shown.append)

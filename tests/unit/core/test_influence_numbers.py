@@ -442,6 +442,23 @@ def test_a_state_may_be_as_far_from_the_base_as_the_longest_update_times_the_fac
     assert not judge.beyond({})
 
 
+def test_tensors_with_the_names_of_weights_are_no_weights_where_the_method_names_its_own() -> None:
+    """Control variates of SCAFFOLD are small; their distance to the weights says nothing."""
+    judge = guard()
+    base = {"w": torch.tensor([30.0, 40.0], dtype=ROW)}
+    replies = {id: Fitted({"w": base["w"] + 1}) for id in "abc"}
+    assert not judge.faults("fit", 0, dict.fromkeys(replies, Weights(base)), replies)
+    control = {"control/w": torch.tensor([0.1, 0.1], dtype=ROW)}
+    honest, exploded = {"w": base["w"] + 1}, {"w": base["w"] + 99}
+    assert not judge.beyond({"weights/w": honest["w"], **control})  # one of both is the weights
+    assert judge.beyond({"weights/w": exploded["w"], **control})
+    assert not judge.beyond({"weights/w": honest["w"], **control}, {"shared": honest})
+    assert judge.beyond({"weights/w": exploded["w"], **control}, {"shared": exploded})
+    assert judge.beyond({"weights/w": exploded["w"], "old/w": base["w"]}, {"shared": exploded})
+    other = {"w": base["w"] - 7}  # weights that the state does not have: all are looked at
+    assert judge.beyond({"weights/w": exploded["w"], **control}, {"shared": other})
+
+
 def test_a_base_of_large_numbers_is_allowed_its_roundings() -> None:
     """1e-5 of the norm of the base: 5 of it, so 1e-5 times 5 beyond five updates of 1e-6."""
     judge = guard()

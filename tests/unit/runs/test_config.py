@@ -113,11 +113,6 @@ def test_a_short_key_is_looked_up_in_the_method_that_was_chosen() -> None:
     assert changed["method"] == {"name": "chfl", "mu": [0.5]}
 
 
-def test_a_short_key_with_two_homes_is_to_be_written_in_full() -> None:
-    with pytest.raises(UserError, match=r"scenario\.mode or engine\.mode.*in full"):
-        place("mode", FEDAVG)
-
-
 def test_an_unknown_key_is_answered_with_the_nearest_and_none_twice() -> None:
     with pytest.raises(UserError, match="did you mean 'clients'"):
         place("klients", FEDAVG)
@@ -196,3 +191,13 @@ def test_a_config_cannot_be_changed() -> None:
 def test_alone_needs_no_split_of_its_own(data: str, split: str) -> None:
     values = change(read("alone"), {"data": data})
     assert resolve(values, "alone").split == split
+
+
+def test_a_short_key_with_two_homes_is_to_be_written_in_full() -> None:
+    """`mode` is an option of the engine, and of the split `parties` where a run has it."""
+    assert place("mode", read("fedavg")) == "engine.mode"
+    assert place("mode", {**read("fedavg"), "scenario": {"split": "rows"}}) == "engine.mode"
+    with pytest.raises(UserError, match=r"scenario\.mode or engine\.mode.*in full"):
+        place("mode", {**read("fedavg"), "scenario": {"split": "parties"}})
+    config = resolve(change(read("fedavg"), {"mode": "loop"}), "test")
+    assert config.engine_options().mode == "loop"
