@@ -16,6 +16,8 @@ from atoll.api.errors import keyword_errors
 from atoll.api.inputs import config_of, named_objects, seed_numbers, values_of
 from atoll.api.result import Result
 from atoll.api.sweeps import Sweep, grouped
+from atoll.cluster.opened import cluster_sweep
+from atoll.cluster.options import cluster_options
 from atoll.core.errors import EXIT_INTERRUPTED, UserError
 from atoll.core.plugins import objects_in_memory
 from atoll.data.dataset import Dataset
@@ -226,6 +228,8 @@ def sweep(
     out: str | Path | None = None,
     *,
     seeds: Iterable[int] | None = None,
+    on: str = "",
+    gpus_per_block: float | None = None,
     **changes: Any,
 ) -> Sweep:
     """Run every combination of some values, as one computation where possible.
@@ -233,6 +237,9 @@ def sweep(
     A keyword with a list, a tuple or a range is an axis: `rate=[0.01, 0.1]`, `mu=[[0.01], [0.1]]`.
     Any other value holds for all runs. An option that is a list itself and does not vary is an
     axis with one value: `widths=[[8]]`.
+
+    `on="ray"` or `on="ray://HOST:PORT"` runs blocks of points on a Ray cluster, each with
+    `gpus_per_block` GPUs; with the same `out`, a second call runs what is missing.
 
     >>> every = sweep("fedavg", data="wine", clients=2, rounds=1, widths=[[4]], rate=[0.01, 0.1])
     >>> [setting.axes["method.rate"] for setting in every.settings]
@@ -253,4 +260,7 @@ def sweep(
         place = nullcontext(Path(out)) if out is not None else fresh_folder(name)
         with place as folder:
             members = points(values, axes, folder)
-            return grouped(members, run_sweep(members, folder, LocalEngine), folder)
+            if not on:
+                return grouped(members, run_sweep(members, folder, LocalEngine), folder)
+            with cluster_sweep(cluster_options(on, gpus_per_block)) as sweeper:
+                return grouped(members, sweeper(members, folder), folder)

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from atoll.compute.deterministic import deterministic_torch
 from atoll.compute.executor import Executor, JobExecutor
@@ -29,7 +29,7 @@ from atoll.runs.loop import Engine, Progress, go
 from atoll.runs.parts import Parts
 from atoll.runs.result import Run, write_result
 
-__all__ = ["Point", "points", "sweep"]
+__all__ = ["Point", "Sweeper", "points", "sweep", "write_index"]
 
 MakeEngine = Callable[[Parts, JobExecutor], Engine]  # the engine of one run of a sweep
 SPARE = 256  # open files beside those of the records
@@ -64,6 +64,22 @@ def points(values: dict[str, Any], axes: Mapping[str, Sequence[Any]], folder: Pa
             config = resolve(change(values, here), "sweep")
         members.append(Point(here, config, folder / f"point-{number:04d}"))
     return members
+
+
+class Sweeper(Protocol):
+    """What runs the points of a sweep: `sweep` in this process, or a cluster."""
+
+    def __call__(
+        self,
+        members: Sequence[Point],
+        folder: Path,
+        *,
+        resume: bool = False,
+        watch: Callable[[Progress], None] = ...,
+        stopping: Callable[[], bool] = ...,
+        failed: dict[int, BaseException] | None = None,
+    ) -> list[Run]:
+        """Run all points, as `sweep` does."""
 
 
 @contextmanager
@@ -150,16 +166,18 @@ def sweep(  # noqa: PLR0913 - what a caller may set, by keyword
     watch: Callable[[Progress], None] = lambda progress: None,
     stopping: Callable[[], bool] = lambda: False,
     failed: dict[int, BaseException] | None = None,
+    patience: float = 0.0,
 ) -> list[Run]:
     """Run all points; one record each, and sweep.json that says which is which.
 
     If a point fails, its error is raised once the others have ended. With `failed`, the error goes
-    there by the point's number, and the runs of all others are returned.
+    there by the point's number, and the runs of all others are returned. `patience`: seconds to
+    wait for a record that another process writes.
     """
     failures: dict[int, BaseException] = {} if failed is None else failed
     options = members[0].config.engine_options()
     with deterministic_torch(options.deterministic), ExitStack() as records:
-        ready = _prepared(members, folder, resume, records)
+        ready = _prepared(members, folder, resume, patience, records)
         rounds = members[0].config.rounds * ready[0][0].scenario.stages
         meeting = _Meeting(executor_for(options, folder, rounds), len(members))
 
@@ -184,21 +202,26 @@ def sweep(  # noqa: PLR0913 - what a caller may set, by keyword
 
 
 def _prepared(
-    members: Sequence[Point], folder: Path, resume: bool, records: ExitStack
+    members: Sequence[Point], folder: Path, resume: bool, patience: float, records: ExitStack
 ) -> list[tuple[Parts, Record, bool]]:
     """For each point its parts, its open record, and whether it has ended before; sweep.json."""
     _allow_files(len(members))
     data: dict[str, Dataset] = {}
     ready = []
     for point in members:
-        parts, record = prepare(point.config, point.folder, resume, data)
+        parts, record = prepare(point.config, point.folder, resume, data, patience)
         records.enter_context(record)
         ready.append((parts, record, resume and record.ended(point.config.checkpoints)))
+    write_index(members, folder)
+    return ready
+
+
+def write_index(members: Sequence[Point], folder: Path) -> None:
+    """Write sweep.json, which says where each point of a sweep is."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     index = [{"folder": point.folder.name, "axes": point.axes} for point in members]
     write_whole(folder / "sweep.json", json.dumps(index, indent=1).encode() + b"\n")
-    return ready
 
 
 def _in_threads(run: Callable[[int], None], count: int) -> None:
