@@ -26,6 +26,7 @@ from atoll.metrics import scores as metrics
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
 PAGES += sorted((ROOT / "docs").glob("*.md")) + sorted((ROOT / "docs" / "methods").glob("*.md"))
+PAGES += sorted((ROOT / "docs" / "how-to").glob("*.md"))
 LEDGERS = sorted((ROOT / "docs" / "reproduction").rglob("*.md"))  # no block of theirs is run
 FENCE = re.compile(r"(?:<!-- ([^\n]*?) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DECIMAL = re.compile(r"\d+\.\d+")

@@ -20,6 +20,8 @@ def as_text(error: BaseException) -> str:
         return json.dumps(["ClientFailedError", error.client, error.action, error.reason])
     if isinstance(error, BadMessageError):
         return json.dumps(["BadMessageError", error.sender, error.reason])
+    if isinstance(error, NodeError):
+        return json.dumps(["NodeError", str(error), " ".join(getattr(error, "__notes__", ()))])
     trace = "".join(traceback.format_exception(error))
     return json.dumps(["NodeError", f"{type(error).__name__}: {printable(str(error))}", trace])
 
