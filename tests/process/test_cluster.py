@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
+import atoll
 from atoll.engines.local import LocalEngine
 from atoll.runs.config import assignment, change, read
 from atoll.runs.sweep import Point, points, sweep
@@ -69,9 +71,10 @@ def start(address: str, mode: str, seeds: int, out: Path, *more: str) -> subproc
     )
 
 
-def local(mode: str, seeds: int, out: Path) -> list[Point]:
+def local(mode: str, seeds: int, out: Path, rounds: int = ROUNDS) -> list[Point]:
     """The same sweep in this process."""
     changes = dict(assignment(text) for text in (*SMALL, f"engine.mode={mode}"))
+    changes["rounds"] = rounds
     every = points(change(read("fedavg"), changes), {"seed": list(range(seeds))}, out)
     sweep(every, out, LocalEngine)
     return every
@@ -174,3 +177,74 @@ def test_a_sweep_survives_killed_workers_and_nodes(
     every = local(mode, SEEDS, tmp_path / "local")
     for point in every:
         compare(mode, out / point.folder.name, point.folder)
+
+
+def three_lines(process: subprocess.Popen[str], code: int) -> list[str]:
+    """What, where and what to do, as printed; nothing else, and nothing trained."""
+    printed, complaint = process.communicate(timeout=900)
+    lines = complaint.splitlines()[-3:]
+    assert process.returncode == code, complaint
+    assert printed == ""
+    assert [line.partition(": ")[0] for line in lines] == ["error", "where", "to do"]
+    return [line.partition(": ")[2] for line in lines]
+
+
+def as_command(prelude: str, words: list[str], **environment: str) -> subprocess.Popen[str]:
+    """The command, after some Python."""
+    code = (
+        f"import sys; sys.argv = ['atoll', *{words!r}]; {prelude}; import atoll.cli as c; c.main()"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def test_errors_before_anything_trains(cluster: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    place = ["--on", f"ray://{cluster.address}", "--out", str(out)]
+    words = ["sweep", "fedavg", "--axis", "seed=0,1", "--set", "data=wine", *place]
+
+    what, where, _ = three_lines(as_command("import ray; ray.__version__ = '2.0.0'", words), 2)
+    assert "Version mismatch" in what
+    assert "2.0.0" in what
+    assert where == f"ray://{cluster.address}"
+
+    other = tmp_path / "src"
+    shutil.copytree(Path(atoll.__file__).parent, other / "atoll")
+    with (other / "atoll" / "__init__.py").open("a") as file:
+        file.write("# another source\n")
+    path = f"import sys; sys.path.insert(0, {str(other)!r})"
+    what, where, _ = three_lines(as_command(path, words), 2)
+    assert what.startswith("a node has another atoll: source ")
+    assert where.startswith("node ")
+
+    config = tmp_path / "own.toml"
+    config.write_text('[data]\nfiles = ["nowhere.csv"]\nlabel = "y"\n[method]\nname = "fedavg"\n')
+    own = ["sweep", str(config), "--axis", "seed=0,1", *place]
+    what, where, _ = three_lines(as_command("pass", own), 3)
+    assert what == "no such file"
+    assert where.startswith("node ")
+    assert "nowhere.csv" in where
+    assert not out.exists()
+
+
+def test_ctrl_c_leaves_a_folder_that_goes_on(cluster: Any, tmp_path: Path) -> None:
+    out, seeds = tmp_path / "cluster", 8
+    process = start(cluster.address, "loop", seeds, out, "--set", "rounds=300")
+    while rounds(out) < 20 and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    what, where, remedy = three_lines(process, 130)
+    assert (what, where, remedy) == (
+        "interrupted; the state is saved", str(out), "continue with --resume",
+    )  # fmt: skip
+    assert 0 < rounds(out) < seeds * 300
+    process = start(cluster.address, "loop", seeds, out, "--set", "rounds=300")
+    _, complaint = process.communicate(timeout=900)
+    assert process.returncode == 0, complaint[-2000:]
+    for point in local("loop", seeds, tmp_path / "local", 300):
+        compare("loop", out / point.folder.name, point.folder)

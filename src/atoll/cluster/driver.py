@@ -4,7 +4,7 @@ import dataclasses
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ __all__ = ["Backend", "ClusterSweep", "Watch"]
 
 Watch = Callable[[Table], None]
 POLL = 0.5  # seconds between two looks at the cluster
+PATIENCE = 60.0  # seconds to wait for a record that a worker of an earlier driver still holds
 
 
 class Backend(Protocol):
@@ -107,9 +108,10 @@ class ClusterSweep:
             base: dict[str, Any] = {
                 "folder": str(home), "token": token, "home": str(Path.cwd()),
                 "source": source(), "threads": threads, "shared": self.options.shared,
-                "share": min(1.0, gpus), "count_steps": self.count_steps,
+                "share": min(1.0, gpus), "gpus": gpus, "count_steps": self.count_steps,
             }  # fmt: skip
             self._check(members, base, todo)
+            write_index(members, home)
             slots = self.backend.slots(threads, gpus)
             if slots < 1:
                 raise _too_small(self.options, threads, gpus)
@@ -199,24 +201,29 @@ def _folder(members: Sequence[Point], folder: Path) -> Iterator[tuple[Path, list
     """The sweep's folder, locked against a second driver, and the points that have not ended."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with FolderLock(folder):
-        for point in members:
-            refuse_other_config(point.config, point.folder)
-        write_index(members, folder)
-        yield folder, [n for n, point in enumerate(members) if not _has_ended(point)]
+    try:
+        with FolderLock(folder):
+            for point in members:
+                refuse_other_config(point.config, point.folder)
+            yield folder, [n for n, point in enumerate(members) if not _has_ended(point)]
+    finally:
+        with suppress(OSError):  # a folder with anything in it stays
+            folder.rmdir()
 
 
 def _has_ended(point: Point) -> bool:
     """Whether a point has its final record; its files are checked if so."""
     if not (point.folder / "result.json").exists():
         return False
-    with Record.reopen(point.folder) as record:
+    with Record.reopen(point.folder, PATIENCE) as record:
         return record.ended(point.config.checkpoints)
 
 
 @contextmanager
 def _token(folder: Path) -> Iterator[str]:
     """A file by which nodes see whether they share the folder; its name."""
+    for left in folder.glob(".shared-*"):  # by a driver that was killed
+        left.unlink(missing_ok=True)
     path = folder / f".shared-{secrets.token_hex(8)}"
     write_whole(path, b"")
     try:

@@ -41,11 +41,12 @@ def check_node(spec: str) -> str:
 
 def run_task(spec: str) -> str:
     """The task of a block."""
+    asked = json.loads(spec)
+    if not asked["gpus"]:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported: not the GPUs of others
+        asked["share"] = asked["threads"] / (os.cpu_count() or 1)
     from atoll.cluster.node import run_block  # noqa: PLC0415
 
-    asked = json.loads(spec)
-    if not asked["share"]:
-        asked["share"] = asked["threads"] / (os.cpu_count() or 1)
     context = ray.get_runtime_context()
     where = f"{ray.util.get_node_ip_address()} {context.get_node_id()[:8]}"
     driver = _Remote(ray.get_actor(asked["collector"], NAMESPACE))
@@ -82,7 +83,6 @@ class RayBackend:
         self.options = options
         self.collector: Any = None
         self.name = ""
-        self.check_task = ray.remote(num_cpus=0, max_retries=0)(check_node)
         self.block_task = ray.remote(max_retries=RETRIES, retry_exceptions=False)(run_task)
 
     def slots(self, threads: int, gpus: float) -> int:
@@ -101,9 +101,12 @@ class RayBackend:
     def check(self, spec: str) -> Mapping[str, str]:
         """What each node that may run blocks answers; one that does not answer is an error."""
         tasks = {}
+        # a worker that has used a GPU would keep it, whichever GPU its next block is given
+        calls = 1 if self.has_gpus() else 0
+        check = ray.remote(num_cpus=0, max_retries=0, max_calls=calls)(check_node)
         for node in _alive():
             if node["Resources"].get("CPU", 0.0) > 0:
-                task = self.check_task.options(scheduling_strategy=_on(node["NodeID"]))
+                task = check.options(scheduling_strategy=_on(node["NodeID"]))
                 name = f"node {node['NodeManagerAddress']} {node['NodeID'][:8]}"
                 tasks[name] = task.remote(spec)
         answers = {}
@@ -129,7 +132,8 @@ class RayBackend:
 
     def ended(self, handles: Sequence[Any], seconds: float) -> list[tuple[Any, str]]:
         """Blocks that have ended; a task that Ray gave up is an error of its block."""
-        ready, _ = ray.wait(list(handles), num_returns=len(handles), timeout=seconds)
+        with _reachable(self.options):
+            ready, _ = ray.wait(list(handles), num_returns=len(handles), timeout=seconds)
         return [(handle, _result(handle)) for handle in ready]
 
     def states(self) -> str:
@@ -141,7 +145,8 @@ class RayBackend:
 
     def stop(self, waiting: Sequence[Any]) -> None:
         """Ask running blocks to save and end; those that wait do not begin."""
-        ray.get(self.collector.stop.remote())
+        with _reachable(self.options):
+            ray.get(self.collector.stop.remote())
         for handle in waiting:
             ray.cancel(handle)
 
@@ -182,18 +187,24 @@ def connected(options: ClusterOptions) -> Iterator[RayBackend]:
     if options.address:
         _refuse_silent(options)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         _init(options, quiet)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise _refused(options, error) from error
     try:
         yield RayBackend(options)
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _reachable(options: ClusterOptions) -> Iterator[None]:
+    """Turn the loss of the cluster into an error after which the same command goes on."""
+    try:
+        yield
     except (exceptions.RaySystemError, exceptions.RayActorError, ConnectionError) as error:
         what, remedy = "the Ray cluster is gone", "start it, and the same command again"
         raise UserError(what, options.name, remedy, EXIT_INTERRUPTED) from error
-    finally:
-        ray.shutdown()
 
 
 def _init(options: ClusterOptions, quiet: Mapping[str, Any]) -> None:
