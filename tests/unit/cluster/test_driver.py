@@ -263,7 +263,7 @@ def test_memory_of_the_node_splits_a_block(
     monkeypatch.setattr(node, "points_per_stack", lambda *_: 4)
     monkeypatch.setattr(node, "sweep", counted)
     every = members(tmp_path)
-    ClusterSweep(Here(), ClusterOptions(points=6))(every, tmp_path)
+    ClusterSweep(Here(), ClusterOptions(gpus=1))(every, tmp_path)  # one block for a GPU
     assert [outcome(point.folder) for point in every] == whole
     assert sizes == [4, 2]
 

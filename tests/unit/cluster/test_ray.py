@@ -9,6 +9,7 @@ import pytest
 ray = pytest.importorskip("ray", reason="needs the extra ray: make cluster")
 
 from atoll.cluster import ray as ours  # noqa: E402
+from atoll.cluster.collector import Collector  # noqa: E402
 from atoll.cluster.options import ClusterOptions  # noqa: E402
 from atoll.core.errors import UserError  # noqa: E402
 
@@ -23,11 +24,11 @@ def test_a_task_is_sent_as_a_name(function: Any) -> None:
 def test_tasks_and_the_collector_take_and_give_text_and_bytes() -> None:
     names = ("begin", "fetch", "put", "report", "stop", "states")
     functions = [ours.run_task, ours.check_node]
-    functions += [getattr(ours.Collector, name) for name in names]
+    functions += [getattr(Collector, name) for name in names]
     for function in functions:
         kinds = {**function.__annotations__}
         assert set(kinds.values()) <= {str, bytes}, function
-    assert {name for name in vars(ours.Collector) if not name.startswith("_")} == set(names)
+    assert {name for name in vars(Collector) if not name.startswith("_")} == set(names)
 
 
 def test_an_address_at_which_nothing_listens_is_refused_at_once() -> None:
