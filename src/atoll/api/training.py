@@ -3,7 +3,7 @@
 import dataclasses
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -16,8 +16,7 @@ from atoll.api.errors import keyword_errors
 from atoll.api.inputs import config_of, named_objects, seed_numbers, values_of
 from atoll.api.result import Result
 from atoll.api.sweeps import Sweep, grouped
-from atoll.cluster.opened import cluster_sweep
-from atoll.cluster.options import cluster_options
+from atoll.cluster.options import cluster_options, ray_installed
 from atoll.core.errors import EXIT_INTERRUPTED, UserError
 from atoll.core.plugins import objects_in_memory
 from atoll.data.dataset import Dataset
@@ -28,7 +27,7 @@ from atoll.runs.execute import execute
 from atoll.runs.folders import fresh_folder
 from atoll.runs.loop import Progress
 from atoll.runs.result import Run, absent_run, runs_in
-from atoll.runs.sweep import points
+from atoll.runs.sweep import Point, points
 from atoll.runs.sweep import sweep as run_sweep
 
 __all__ = ["Stream", "answer", "run", "stream", "sweep"]
@@ -260,7 +259,16 @@ def sweep(
         place = nullcontext(Path(out)) if out is not None else fresh_folder(name)
         with place as folder:
             members = points(values, axes, folder)
-            if not on:
-                return grouped(members, run_sweep(members, folder, LocalEngine), folder)
-            with cluster_sweep(cluster_options(on, gpus_per_block)) as sweeper:
-                return grouped(members, sweeper(members, folder), folder)
+            runs = _swept(members, folder, on, gpus_per_block)
+            return grouped(members, runs, folder)
+
+
+def _swept(members: Sequence[Point], folder: Path, on: str, gpus: float | None) -> list[Run]:
+    """The runs of a sweep, in this process or on a cluster."""
+    if not on:
+        return run_sweep(members, folder, LocalEngine)
+    options = cluster_options(on, gpus)
+    with ray_installed():
+        from atoll.cluster.ray import cluster_sweep  # noqa: PLC0415 - only where it is asked for
+    with cluster_sweep(options) as sweeper:
+        return sweeper(members, folder)

@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from atoll import data
 from atoll.benchmark.protocol import CONTENDERS, Plan, Sizes, settings, trial_options, values
-from atoll.cluster.driver import ClusterSweep
 from atoll.compute.executor import JobExecutor
 from atoll.core.errors import (
     BadMessageError,
@@ -37,6 +36,9 @@ from atoll.runs.parts import Parts
 from atoll.runs.result import Run, plain
 from atoll.runs.steps import StepCounter
 from atoll.runs.sweep import Point, sweep
+
+if TYPE_CHECKING:
+    from atoll.cluster.driver import ClusterSweep
 
 __all__ = ["Clock", "Ledger", "names", "run_key", "sizes_of"]
 
@@ -193,7 +195,7 @@ class Ledger:
         device: str,
         clock: Clock,
         say: Callable[[str], None],
-        sweeper: ClusterSweep | None = None,
+        sweeper: "ClusterSweep | None" = None,
     ) -> bool:
         """Measure what is lacking, here or on a cluster; False where time was over before."""
         for batch in self.lacking():
@@ -215,7 +217,7 @@ class Ledger:
 
 
 def _run(
-    batch: Batch, device: str, home: Path, clock: Clock, sweeper: ClusterSweep | None
+    batch: Batch, device: str, home: Path, clock: Clock, sweeper: "ClusterSweep | None"
 ) -> dict[str, dict[str, Any]] | None:
     """The entries of a batch; None where time was over."""
     run = _swept if sweeper is None else partial(_swept_on, sweeper)
@@ -257,7 +259,7 @@ def _swept(
 
 
 def _swept_on(
-    sweeper: ClusterSweep,
+    sweeper: "ClusterSweep",
     members: list[Point],
     folder: Path,
     clock: Clock,

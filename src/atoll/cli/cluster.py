@@ -12,8 +12,7 @@ from atoll.cli.console import err
 from atoll.cli.terminal import duration, one_line
 from atoll.cluster.blocks import STATES, Block, Table
 from atoll.cluster.driver import ClusterSweep
-from atoll.cluster.opened import cluster_sweep
-from atoll.cluster.options import cluster_options
+from atoll.cluster.options import cluster_options, ray_installed
 from atoll.core.errors import EXIT_SITE_FAILED, UserError, printable
 
 __all__ = ["BlockTable", "on_cluster", "points_failed"]
@@ -98,6 +97,8 @@ def on_cluster(
         yield None
         return
     options = cluster_options(on, gpus, points, shared)
+    with ray_installed():
+        from atoll.cluster.ray import cluster_sweep  # noqa: PLC0415 - only where it is asked for
     with (
         BlockTable(quiet) as blocks,
         cluster_sweep(options, blocks.show, count_steps) as sweeper,

@@ -253,8 +253,7 @@ def reproduce_command(
 ) -> None:
     """Reproduce a paper's tables and print ours beside theirs."""
     # Figures need matplotlib, which takes a second to import and writes a cache of fonts.
-    from atoll.reproduce.papers import Asked, again, pages, verified  # noqa: PLC0415
-    from atoll.reproduce.sweeps import sweeping_with  # noqa: PLC0415
+    from atoll.reproduce.papers import Asked, verified  # noqa: PLC0415
 
     to = to or Path("reproduction") / (f"{paper}-quick" if quick else paper)
     plan = tuple(set_ or ())
@@ -263,11 +262,7 @@ def reproduce_command(
         _report_checks(verified(paper, request, verify, err.print))
         return
     failed: list[Exception] = []
-    if on and jobs > 1:
-        remedy = "leave --jobs out: the cluster decides how much runs at the same time"
-        raise UserError("--jobs is for processes of this machine", "--jobs", remedy)
-    with on_cluster(on, gpus_per_block) as sweeper, sweeping_with(sweeper):
-        files = pages(*again(paper, request, err.print, failed))
+    files = _measured(paper, request, on, gpus_per_block, failed)
     if not measure:  # else the process that started this one writes and prints
         _write_ledger(files, to)
     for error in failed:
@@ -275,6 +270,20 @@ def reproduce_command(
     if not measure:
         out.print(files["ledger.md"].decode(), soft_wrap=True)
         out.print(f"the ledger is in {to}", soft_wrap=True)
+
+
+def _measured(
+    paper: str, request: Any, on: str, gpus: float | None, failed: list[Exception]
+) -> dict[str, bytes]:
+    """Measure here or on a cluster; the files of the ledger."""
+    from atoll.reproduce.papers import again, pages  # noqa: PLC0415
+    from atoll.reproduce.sweeps import sweeping_with  # noqa: PLC0415
+
+    if on and request.jobs > 1:
+        remedy = "leave --jobs out: the cluster decides how much runs at the same time"
+        raise UserError("--jobs is for processes of this machine", "--jobs", remedy)
+    with on_cluster(on, gpus) as sweeper, sweeping_with(sweeper):
+        return pages(*again(paper, request, err.print, failed))
 
 
 def _report_checks(checks: Sequence[Any]) -> None:

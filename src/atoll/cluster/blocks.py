@@ -5,10 +5,12 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from atoll.runs.config import RunConfig
-from atoll.runs.sweep import Point
+
+if TYPE_CHECKING:
+    from atoll.runs.sweep import Point
 
 __all__ = ["STATES", "Block", "Table", "blocks", "shape"]
 
@@ -74,7 +76,7 @@ def shape(config: RunConfig) -> str:
 
 
 def blocks(
-    members: Sequence[Point], todo: Sequence[int], slots: int, most: int, gpus: bool
+    members: Sequence["Point"], todo: Sequence[int], slots: int, most: int, gpus: bool
 ) -> list[Block]:
     """Deal points out: blocks of one shape and about one size, for this many slots.
 

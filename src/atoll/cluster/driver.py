@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from atoll.cluster.blocks import Block, Table, blocks
 from atoll.cluster.failures import NodeError, from_text
@@ -17,10 +17,12 @@ from atoll.core.record import Record
 from atoll.core.source import source
 from atoll.core.storage import FolderLock, disk_errors, write_whole
 from atoll.runs.config import to_toml
-from atoll.runs.folders import refuse_other_config
+from atoll.runs.folders import refuse_other_config, write_index
 from atoll.runs.loop import Progress
 from atoll.runs.result import Run
-from atoll.runs.sweep import Point, write_index
+
+if TYPE_CHECKING:
+    from atoll.runs.sweep import Point
 
 __all__ = ["Backend", "ClusterSweep", "Watch"]
 
@@ -75,7 +77,7 @@ class ClusterSweep:
 
     def __call__(
         self,
-        members: Sequence[Point],
+        members: Sequence["Point"],
         folder: Path,
         *,
         resume: bool = False,
@@ -95,7 +97,7 @@ class ClusterSweep:
 
     def _run(
         self,
-        members: Sequence[Point],
+        members: Sequence["Point"],
         home: Path,
         todo: Sequence[int],
         stopping: Callable[[], bool],
@@ -128,14 +130,14 @@ class ClusterSweep:
                 self.backend.close()
                 _write_blocks(home, follow.table)
 
-    def _gpus(self, point: Point) -> float:
+    def _gpus(self, point: "Point") -> float:
         """The GPUs of a block: what was asked for, else one where the run may use it."""
         if self.options.gpus is not None:
             return self.options.gpus
         device = point.config.engine_options().device
         return 1.0 if device != "cpu" and self.backend.has_gpus() else 0.0
 
-    def _check(self, members: Sequence[Point], base: dict[str, Any], todo: Sequence[int]) -> None:
+    def _check(self, members: Sequence["Point"], base: dict[str, Any], todo: Sequence[int]) -> None:
         """Refuse nodes with another atoll, or without the data of the points."""
         kinds: dict[str, str] = {}
         for number in todo:
@@ -197,7 +199,7 @@ class _Follower:
 
 
 @contextmanager
-def _folder(members: Sequence[Point], folder: Path) -> Iterator[tuple[Path, list[int]]]:
+def _folder(members: Sequence["Point"], folder: Path) -> Iterator[tuple[Path, list[int]]]:
     """The sweep's folder, locked against a second driver, and the points that have not ended."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -211,7 +213,7 @@ def _folder(members: Sequence[Point], folder: Path) -> Iterator[tuple[Path, list
             folder.rmdir()
 
 
-def _has_ended(point: Point) -> bool:
+def _has_ended(point: "Point") -> bool:
     """Whether a point has its final record; its files are checked if so."""
     if not (point.folder / "result.json").exists():
         return False
@@ -232,7 +234,7 @@ def _token(folder: Path) -> Iterator[str]:
         path.unlink(missing_ok=True)
 
 
-def _of_block(block: Block, members: Sequence[Point], home: Path) -> dict[str, Any]:
+def _of_block(block: Block, members: Sequence["Point"], home: Path) -> dict[str, Any]:
     """What a node is told of a block."""
     points = [members[number] for number in block.points]
     return {
@@ -249,7 +251,7 @@ def _write_blocks(folder: Path, table: Table) -> None:
     write_whole(folder / "blocks.json", json.dumps(body, indent=1).encode() + b"\n")
 
 
-def _refuse_objects(members: Sequence[Point]) -> None:
+def _refuse_objects(members: Sequence["Point"]) -> None:
     """Refuse networks of this Python session: no other process has them."""
     for point in members:
         if MEMORY in json.dumps([point.config.model, point.config.models, point.config.method]):
@@ -263,7 +265,7 @@ def _refuse_node(node: str, text: str, own: str) -> None:
     answer = json.loads(text)
     error = from_text(answer["error"]) if answer["error"] else None
     if isinstance(error, NodeError):
-        what, remedy = f"a node cannot run atoll: {error}", "install the same atoll on every node"
+        what, remedy = f"a node cannot run atoll: {error}", "on every node, install the same atoll"
         raise UserError(what, node, remedy) from error
     if isinstance(error, UserError):
         missing = error.exit_code == EXIT_DATA_MISSING
@@ -273,7 +275,7 @@ def _refuse_node(node: str, text: str, own: str) -> None:
         raise error
     if answer["source"] != own:
         what = f"a node has another atoll: source {answer['source']}, here {own}"
-        raise UserError(what, node, "install the same version of atoll on every node")
+        raise UserError(what, node, "on every node, install the same version of atoll")
 
 
 def _too_small(options: ClusterOptions, threads: int, gpus: float) -> UserError:

@@ -1,13 +1,15 @@
 """Which cluster a sweep runs on, and how it is dealt out."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from atoll.core.errors import UserError
 
-__all__ = ["ClusterOptions", "cluster_options"]
+__all__ = ["ClusterOptions", "cluster_options", "ray_installed"]
 
-FORM = "write ray, or ray://HOST:PORT with the address that ray start --head prints"
+FORM = "write ray, or ray://HOST:PORT with the address that the head prints"
 
 
 @dataclass(frozen=True)
@@ -45,3 +47,12 @@ def cluster_options(
         remedy = "write 1 or more, or leave it out"
         raise UserError(f"a block cannot have {points} points", "--points-per-block", remedy)
     return ClusterOptions(match["address"] or "", gpus, points, shared)
+
+
+@contextmanager
+def ray_installed() -> Iterator[None]:
+    """Around the import of `cluster.ray`: how to install Ray where it is not."""
+    try:
+        yield
+    except ImportError as error:
+        raise UserError("Ray is not installed", str(error), "pip install 'atoll[ray]'") from error

@@ -19,11 +19,12 @@ from ray import exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from atoll.cluster.collector import Collector
+from atoll.cluster.driver import ClusterSweep, Watch
 from atoll.cluster.failures import NodeError, as_text
 from atoll.cluster.options import ClusterOptions
 from atoll.core.errors import EXIT_INTERRUPTED, UserError, printable
 
-__all__ = ["RayBackend", "check_node", "connected", "run_task"]
+__all__ = ["RayBackend", "check_node", "cluster_sweep", "connected", "run_task"]
 
 CONNECT = 5.0  # seconds until a head must answer
 CHECK = 300.0  # seconds until every node must have loaded the data
@@ -182,6 +183,15 @@ def _on(node: str) -> NodeAffinitySchedulingStrategy:
 
 
 @contextmanager
+def cluster_sweep(
+    options: ClusterOptions, show: Watch = lambda table: None, count_steps: bool = False
+) -> Iterator[ClusterSweep]:
+    """What runs sweeps on a cluster, while the connection is open."""
+    with connected(options) as backend:
+        yield ClusterSweep(backend, options, show, count_steps)
+
+
+@contextmanager
 def connected(options: ClusterOptions) -> Iterator[RayBackend]:
     """A connection to a cluster, or to one that is started on this machine and ends with it."""
     if options.address:
@@ -225,7 +235,7 @@ def _refuse_silent(options: ClusterOptions) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
     except (OSError, OverflowError) as error:
         what = f"no Ray cluster answers: {printable(str(error))}"
-        remedy = "check the address that ray start --head prints, and that the head runs"
+        remedy = "check that the head runs, and the address that it prints"
         raise UserError(what, options.name, remedy) from error
 
 
@@ -236,5 +246,5 @@ def _refused(options: ClusterOptions, error: Exception) -> UserError:
         start = words.index("Version mismatch")
         remedy = "install the same Ray and Python on every machine"
         return UserError(printable(words[start:]), options.name, remedy)
-    remedy = "check the address, and start a node here: ray start --address=HOST:PORT"
+    remedy = "check the address; this machine must be a node of it, see docs/how-to/cluster.md"
     return UserError(f"cannot use this Ray cluster: {printable(words)}", options.name, remedy)

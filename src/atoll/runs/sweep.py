@@ -6,7 +6,6 @@ done at once. Nothing depends on which thread comes first.
 """
 
 import itertools
-import json
 import resource
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,16 +19,17 @@ from atoll.compute.deterministic import deterministic_torch
 from atoll.compute.executor import Executor, JobExecutor
 from atoll.core.errors import UserError
 from atoll.core.federation import Moment
-from atoll.core.record import Record, disk_errors, write_whole
+from atoll.core.record import Record
 from atoll.data.dataset import Dataset
 from atoll.runs.config import RunConfig, change, place, resolve
 from atoll.runs.execute import prepare
 from atoll.runs.executors import executor_for
+from atoll.runs.folders import write_index
 from atoll.runs.loop import Engine, Progress, go
 from atoll.runs.parts import Parts
 from atoll.runs.result import Run, write_result
 
-__all__ = ["Point", "Sweeper", "points", "sweep", "write_index"]
+__all__ = ["Point", "Sweeper", "points", "sweep"]
 
 MakeEngine = Callable[[Parts, JobExecutor], Engine]  # the engine of one run of a sweep
 SPARE = 256  # open files beside those of the records
@@ -171,8 +171,7 @@ def sweep(  # noqa: PLR0913 - what a caller may set, by keyword
     """Run all points; one record each, and sweep.json that says which is which.
 
     If a point fails, its error is raised once the others have ended. With `failed`, the error goes
-    there by the point's number, and the runs of all others are returned. `patience`: seconds to
-    wait for a record that another process writes.
+    there by the point's number, and the other runs are returned. `patience`: see `prepare`.
     """
     failures: dict[int, BaseException] = {} if failed is None else failed
     options = members[0].config.engine_options()
@@ -195,10 +194,15 @@ def sweep(  # noqa: PLR0913 - what a caller may set, by keyword
 
         _in_threads(run, len(members))
     if failures and failed is None:
-        number = min(failures)
-        failures[number].add_note(str(members[number].folder))
-        raise failures[number]
+        raise _first(failures, members)
     return [Run(point.folder) for n, point in enumerate(members) if n not in failures]
+
+
+def _first(failures: Mapping[int, BaseException], members: Sequence[Point]) -> BaseException:
+    """The error of the first point that failed, with its folder."""
+    number = min(failures)
+    failures[number].add_note(str(members[number].folder))
+    return failures[number]
 
 
 def _prepared(
@@ -214,14 +218,6 @@ def _prepared(
         ready.append((parts, record, resume and record.ended(point.config.checkpoints)))
     write_index(members, folder)
     return ready
-
-
-def write_index(members: Sequence[Point], folder: Path) -> None:
-    """Write sweep.json, which says where each point of a sweep is."""
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    index = [{"folder": point.folder.name, "axes": point.axes} for point in members]
-    write_whole(folder / "sweep.json", json.dumps(index, indent=1).encode() + b"\n")
 
 
 def _in_threads(run: Callable[[int], None], count: int) -> None:
