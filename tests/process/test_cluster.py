@@ -85,17 +85,27 @@ def rounds(out: Path) -> int:
     return sum(path.read_bytes().count(b"\n") for path in out.glob("point-*/times.jsonl"))
 
 
+def parent(pid: int) -> int:
+    """The process that started a process; 0 where it is gone."""
+    try:
+        return int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
 def workers() -> list[int]:
-    """The processes that run a block now, by the title that Ray gives them."""
+    """The processes of this test's raylets that run a block now, by the title Ray gives them."""
     found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                title = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if title.startswith(b"ray::run_task"):
-                found.append(int(entry.name))
+        if not entry.name.isdigit():
+            continue
+        try:
+            title = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        pid = int(entry.name)
+        if title.startswith(b"ray::run_task") and parent(parent(pid)) == os.getpid():
+            found.append(pid)
     return found
 
 
@@ -119,7 +129,7 @@ def disturb(cluster: Any, process: subprocess.Popen[str], out: Path, whole: int)
             victim = draws.choice(victims)
             os.kill(victim, signal.SIGKILL)
             killed.append(victim)
-        time.sleep(0.02)
+        time.sleep(0.05)
     assert all(nodes.values())
     return killed
 

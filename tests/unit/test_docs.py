@@ -214,10 +214,11 @@ def test_what_is_not_run_says_why(reason: str) -> None:
 
 @every_page
 def test_every_block_is_of_a_kind_that_the_tests_know(page: Path) -> None:
-    known = {*RUNNABLE, "text", "toml"}
+    known = {*RUNNABLE, "text", "toml", "yaml"}
     assert {block.language for block in blocks(page)} <= known
     for block in blocks(page):
         assert block.language != "toml" or block.remark.startswith("file:")
+        assert block.language != "yaml" or block.reason
 
 
 def prose(page: Path) -> str:

@@ -226,6 +226,10 @@ Render = Annotated[
 Verify = Annotated[
     int, typer.Option("--verify", help="measure so many random cells again and compare", min=0)
 ]
+PlanSet = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="how much is run: key=value, e.g. seeds=[0] or rounds=5"),
+]
 
 
 def reproduce_command(
@@ -238,10 +242,7 @@ def reproduce_command(
     studies: Annotated[bool, typer.Option("--studies", help="also what options change")] = False,
     render: Render = False,
     jobs: Annotated[int, typer.Option(help="settings at a time, each in a process", min=1)] = 1,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="how much is run: key=value, e.g. seeds=[0] or rounds=5"),
-    ] = None,
+    set_: PlanSet = None,
     verify: Verify = 0,
     on: On = "",
     gpus_per_block: GpusPerBlock = None,
