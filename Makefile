@@ -12,7 +12,7 @@ BUDGET ?= 60
 WORKERS ?= 2
 COMMA := ,
 
-.PHONY: demo setup extras check test numerics network process long fuzz mutants browser picture golden bench bench-network flower wheel docs lock sbom container all clean
+.PHONY: demo setup extras cluster check test numerics network process long fuzz mutants browser picture golden bench bench-network flower wheel docs lock sbom container all clean
 
 demo: $(READY)
 	@echo "Three small systems first; the four hospitals come last."
@@ -33,6 +33,13 @@ $(READY): constraints.txt pyproject.toml
 # What only some people need: trackers, ONNX, Excel and notebooks. Their tests are skipped without it.
 extras: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[track,onnx,excel,pandas,polars,notebook]'
+
+# Sweeps on a real Ray cluster on this machine; Ray is 240 MB, so only this installs it. The last test
+# kills workers and nodes under three sweeps of 200 points, which takes minutes.
+cluster: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
+	$(BIN)/pytest -q tests/unit/cluster
+	$(BIN)/pytest -q -m process tests/process/test_cluster.py
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -20,6 +20,7 @@ root_doc = "docs/index"
 include_patterns = [
     "*.md",
     "docs/*.md",
+    "docs/how-to/*.md",
     "docs/methods/*.md",
     "docs/reference/*.md",
     "docs/reproduction/*.md",

@@ -26,6 +26,7 @@ from atoll.metrics import scores as metrics
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
 PAGES += sorted((ROOT / "docs").glob("*.md")) + sorted((ROOT / "docs" / "methods").glob("*.md"))
+PAGES += sorted((ROOT / "docs" / "how-to").glob("*.md"))
 LEDGERS = sorted((ROOT / "docs" / "reproduction").rglob("*.md"))  # no block of theirs is run
 FENCE = re.compile(r"(?:<!-- ([^\n]*?) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DECIMAL = re.compile(r"\d+\.\d+")
@@ -213,10 +214,11 @@ def test_what_is_not_run_says_why(reason: str) -> None:
 
 @every_page
 def test_every_block_is_of_a_kind_that_the_tests_know(page: Path) -> None:
-    known = {*RUNNABLE, "text", "toml"}
+    known = {*RUNNABLE, "text", "toml", "yaml"}
     assert {block.language for block in blocks(page)} <= known
     for block in blocks(page):
         assert block.language != "toml" or block.remark.startswith("file:")
+        assert block.language != "yaml" or block.reason
 
 
 def prose(page: Path) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from atoll.api.inputs import config_of, named_objects, seed_numbers, values_of
 from atoll.api.progress import Bar
 from atoll.api.result import Result
 from atoll.api.sweeps import Sweep, grouped
+from atoll.cluster.options import cluster_options, ray_installed
 from atoll.core.errors import EXIT_INTERRUPTED, UserError
 from atoll.core.plugins import objects_in_memory
 from atoll.data.dataset import Dataset
@@ -27,7 +28,7 @@ from atoll.runs.execute import execute
 from atoll.runs.folders import fresh_folder
 from atoll.runs.loop import Progress
 from atoll.runs.result import Run, absent_run, runs_in
-from atoll.runs.sweep import points
+from atoll.runs.sweep import Point, points
 from atoll.runs.sweep import sweep as run_sweep
 
 __all__ = ["Stream", "answer", "run", "stream", "sweep"]
@@ -245,6 +246,8 @@ def sweep(
     *,
     seeds: Iterable[int] | None = None,
     progress: bool = True,
+    on: str = "",
+    gpus_per_block: float | None = None,
     **changes: Any,
 ) -> Sweep:
     """Run every combination of some values, as one computation where possible.
@@ -252,6 +255,9 @@ def sweep(
     A keyword with a list, a tuple or a range is an axis: `rate=[0.01, 0.1]`, `mu=[[0.01], [0.1]]`.
     Any other value holds for all runs. An option that is a list itself and does not vary is an
     axis with one value: `widths=[[8]]`. `progress=False` shows no progress bar.
+
+    `on="ray"` or `on="ray://HOST:PORT"` runs blocks of points on a Ray cluster, each with
+    `gpus_per_block` GPUs; with the same `out`, a second call runs what is missing.
 
     >>> every = sweep("fedavg", data="wine", clients=2, rounds=1, widths=[[4]], rate=[0.01, 0.1])
     >>> [setting.axes["method.rate"] for setting in every.settings]
@@ -272,5 +278,18 @@ def sweep(
         place = nullcontext(Path(out)) if out is not None else fresh_folder(name)
         with place as folder, Bar(progress) as bar:
             members = points(values, axes, folder)
-            runs = run_sweep(members, folder, LocalEngine, watch=bar.watch)
+            runs = _swept(members, folder, on, gpus_per_block, bar)
             return grouped(members, runs, folder)
+
+
+def _swept(
+    members: Sequence[Point], folder: Path, on: str, gpus: float | None, bar: Bar
+) -> list[Run]:
+    """The runs of a sweep, in this process or on a cluster, which shows no bar."""
+    if not on:
+        return run_sweep(members, folder, LocalEngine, watch=bar.watch)
+    options = cluster_options(on, gpus)
+    with ray_installed():
+        from atoll.cluster.ray import cluster_sweep  # noqa: PLC0415 - only where it is asked for
+    with cluster_sweep(options) as sweeper:
+        return sweeper(members, folder)

@@ -11,8 +11,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -25,17 +26,19 @@ from atoll.core.errors import (
     InterruptedRunError,
     UserError,
 )
-from atoll.core.federation import Moment
 from atoll.core.options import build, nearest
 from atoll.core.record import Message, disk_errors, write_whole
 from atoll.engines.local import LocalEngine
-from atoll.jobs.train import TrainJob
 from atoll.metrics.scores import primary
 from atoll.reproduce.origin import provenance
 from atoll.runs.config import resolve
 from atoll.runs.parts import Parts
 from atoll.runs.result import Run, plain
+from atoll.runs.steps import StepCounter
 from atoll.runs.sweep import Point, sweep
+
+if TYPE_CHECKING:
+    from atoll.cluster.driver import ClusterSweep
 
 __all__ = ["Clock", "Ledger", "names", "run_key", "sizes_of"]
 
@@ -86,18 +89,6 @@ def sizes_of(name: str) -> Sizes:
 
 def _digest(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
-
-
-class _Counted:
-    """An executor that counts gradient steps."""
-
-    def __init__(self, executor: JobExecutor) -> None:
-        self.executor, self.mode, self.steps = executor, executor.mode, 0
-
-    def do(self, jobs: Mapping[str, Any], moment: Moment | None = None) -> dict[str, Any]:
-        """What an executor does."""
-        self.steps += sum(job.steps for job in jobs.values() if isinstance(job, TrainJob))
-        return self.executor.do(jobs, moment)
 
 
 class Ledger:
@@ -199,13 +190,19 @@ class Ledger:
             raise UserError(f"every trial of '{name}' failed", self.data, remedy)
         return max(results, key=lambda one: one[0])
 
-    def measure(self, device: str, clock: Clock, say: Callable[[str], None]) -> bool:
-        """Measure what is lacking; False where time was over before the end."""
+    def measure(
+        self,
+        device: str,
+        clock: Clock,
+        say: Callable[[str], None],
+        sweeper: "ClusterSweep | None" = None,
+    ) -> bool:
+        """Measure what is lacking, here or on a cluster; False where time was over before."""
         for batch in self.lacking():
             if clock.is_over(clock.longest):
                 return False
             began = time.monotonic()
-            entries = _run(batch, device, self.path.parent, clock)
+            entries = _run(batch, device, self.path.parent, clock, sweeper)
             if entries is None:
                 return False
             seconds = time.monotonic() - began
@@ -219,15 +216,11 @@ class Ledger:
         return True
 
 
-def _run(batch: Batch, device: str, home: Path, clock: Clock) -> dict[str, dict[str, Any]] | None:
+def _run(
+    batch: Batch, device: str, home: Path, clock: Clock, sweeper: "ClusterSweep | None"
+) -> dict[str, dict[str, Any]] | None:
     """The entries of a batch; None where time was over."""
-    counters: dict[int, _Counted] = {}
-
-    def engine(parts: Parts, executor: JobExecutor) -> LocalEngine:
-        counted = _Counted(executor)
-        counters[id(parts.config)] = counted
-        return LocalEngine(parts, counted)
-
+    run = _swept if sweeper is None else partial(_swept_on, sweeper)
     with disk_errors(home):
         home.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home, prefix="work-") as scratch:
@@ -237,7 +230,7 @@ def _run(batch: Batch, device: str, home: Path, clock: Clock) -> dict[str, dict[
             folder = Path(scratch) / f"point-{number:04d}"
             members.append(Point({}, resolve(placed, "bench"), folder))
         failed: dict[int, BaseException] = {}
-        sweep(members, Path(scratch), engine, stopping=clock.is_over, failed=failed)
+        steps = run(members, Path(scratch), clock, failed)
         if any(isinstance(error, InterruptedRunError) for error in failed.values()):
             return None
         entries: dict[str, dict[str, Any]] = {}
@@ -245,9 +238,39 @@ def _run(batch: Batch, device: str, home: Path, clock: Clock) -> dict[str, dict[
             if number in failed:
                 entries[key] = {"failed": _reason(failed[number], batch.phase)}
             else:
-                point = members[number]
-                entries[key] = _entry(Run(point.folder), counters[id(point.config)].steps)
+                entries[key] = _entry(Run(members[number].folder), steps[number])
     return entries
+
+
+def _swept(
+    members: list[Point], folder: Path, clock: Clock, failed: dict[int, BaseException]
+) -> dict[int, int]:
+    """Run a batch in this process; the gradient steps of each run that has ended."""
+    counters: dict[int, StepCounter] = {}
+
+    def engine(parts: Parts, executor: JobExecutor) -> LocalEngine:
+        counter = StepCounter(executor)
+        counters[id(parts.config)] = counter
+        return LocalEngine(parts, counter)
+
+    sweep(members, folder, engine, stopping=clock.is_over, failed=failed)
+    ended = {n: point for n, point in enumerate(members) if n not in failed}
+    return {number: counters[id(point.config)].steps for number, point in ended.items()}
+
+
+def _swept_on(
+    sweeper: "ClusterSweep",
+    members: list[Point],
+    folder: Path,
+    clock: Clock,
+    failed: dict[int, BaseException],
+) -> dict[int, int]:
+    """Run a batch on a cluster; the gradient steps of each run that has ended."""
+    try:
+        sweeper(members, folder, stopping=clock.is_over, failed=failed)
+    except InterruptedRunError as error:
+        failed[0] = error
+    return dict(sweeper.steps)
 
 
 def _reason(error: BaseException, phase: Phase) -> str:

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 __all__ = [
-    "Answer", "AsJson", "Config", "Device", "Folder", "Kits", "Project", "Quiet", "Resume", "Set",
-    "Verbose",
+    "Answer", "AsJson", "Config", "Device", "Folder", "GpusPerBlock", "Kits", "On",
+    "PointsPerBlock", "Project", "Quiet", "Resume", "Set", "SharedFolder", "Verbose",
 ]  # fmt: skip
 
 Config = Annotated[
@@ -30,3 +30,18 @@ Verbose = Annotated[
 ]
 Project = Annotated[Path, typer.Argument(help="the project's file, .toml")]
 Kits = Annotated[Path, typer.Option("--out", help="the folder of the kits")]
+On = Annotated[str, typer.Option("--on", help="a Ray cluster: ray, or ray://HOST:PORT")]
+GpusPerBlock = Annotated[
+    float | None,
+    typer.Option(help="with --on: GPUs of a block, e.g. 1 or 0.5; default 1 where there are any"),
+]
+PointsPerBlock = Annotated[
+    int, typer.Option(help="with --on: most points of a block; 0: by the size of the cluster")
+]
+SharedFolder = Annotated[
+    bool,
+    typer.Option(
+        "--shared-folder/--no-shared-folder",
+        help="with --on: nodes write into the folder where they see it, or always send",
+    ),
+]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.arguments import Device
+from atoll.cli.arguments import Device, GpusPerBlock, On
 from atoll.cli.console import err, out
 from atoll.core.errors import UserError
 from atoll.core.options import build
@@ -32,10 +32,13 @@ def fcl_command(
     render: Annotated[
         bool, typer.Option("--render", help="run nothing: write the page of what is measured")
     ] = False,
+    on: On = "",
+    gpus_per_block: GpusPerBlock = None,
 ) -> None:
     """Tune and measure methods against forgetting at equal cost, and write a page about it."""
     from atoll.benchmark.measure import Clock, Ledger, names  # noqa: PLC0415 - torch, matplotlib
     from atoll.benchmark.protocol import QUICK, Plan  # noqa: PLC0415
+    from atoll.cli.cluster import on_cluster  # noqa: PLC0415
 
     if not render:
         base = QUICK if quick else Plan()
@@ -43,9 +46,10 @@ def fcl_command(
         plan = replace(base, **{k: getattr(build(Plan, changes, "--set"), k) for k in changes})
         names(plan)
         clock, whole = Clock(minutes), True
-        for name in plan.data:
-            ledger = Ledger.open(to / f"{name}.json", name, plan)
-            whole = whole and ledger.measure(device, clock, err.print)
+        with on_cluster(on, gpus_per_block, count_steps=True) as sweeper:
+            for name in plan.data:
+                ledger = Ledger.open(to / f"{name}.json", name, plan)
+                whole = whole and ledger.measure(device, clock, err.print, sweeper)
         if not whole:
             err.print("time is over: start the same command again to go on")
             return

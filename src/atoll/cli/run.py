@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shlex
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -18,11 +19,16 @@ from atoll.cli.arguments import (
     Config,
     Device,
     Folder,
+    GpusPerBlock,
+    On,
+    PointsPerBlock,
     Quiet,
     Resume,
     Set,
+    SharedFolder,
     Verbose,
 )
+from atoll.cli.cluster import on_cluster, points_failed
 from atoll.cli.console import aside, err, out, traceback_file
 from atoll.cli.terminal import Watching, compute_answer, guarded, print_choices, print_result
 from atoll.core.errors import (
@@ -38,7 +44,7 @@ from atoll.runs.config import RunConfig, assignment, change, read, resolve
 from atoll.runs.execute import execute
 from atoll.runs.folders import refuse_absent, refuse_other_config, run_folder
 from atoll.runs.result import Run, plain, table
-from atoll.runs.sweep import Point, points, sweep
+from atoll.runs.sweep import Point, Sweeper, points, sweep
 from atoll.runs.track import known, tracked
 
 __all__ = ["numbers", "register"]
@@ -128,6 +134,10 @@ def sweep_command(
         Path | None, typer.Option("--out", help="the sweep's folder; default runs/NAME-sweep-N")
     ] = None,
     resume: Resume = False,
+    on: On = "",
+    gpus_per_block: GpusPerBlock = None,
+    points_per_block: PointsPerBlock = 0,
+    shared_folder: SharedFolder = True,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -143,10 +153,35 @@ def sweep_command(
         members = points(values, dict(axes), folder)
         if resume:
             _refuse_others([(point.config, point.folder) for point in members])
+        limits = (gpus_per_block, points_per_block, shared_folder)
+        with on_cluster(on, *limits, quiet or as_json) as sweeper:
+            if sweeper is not None:
+                _sweep_on(sweeper, members, folder, as_json)
+                return
         with Watching(members[0].config, quiet or as_json, members[0].folder) as watch:
             job = partial(sweep, members, folder, LocalEngine, resume=resume, watch=watch)
             runs = guarded(folder, lambda stopping: job(stopping=stopping))
         _print_sweep(members, runs, folder, as_json)
+
+
+def _sweep_on(sweeper: Sweeper, members: list[Point], folder: Path, as_json: bool) -> None:
+    """Run a sweep on a cluster; points that failed are named once the others are printed."""
+    failed: dict[int, BaseException] = {}
+    job = partial(sweeper, members, folder, failed=failed)
+    runs = guarded(folder, lambda stopping: job(stopping=stopping))
+    if runs:
+        ended = [point for number, point in enumerate(members) if number not in failed]
+        _print_sweep(ended, runs, folder, as_json)
+    if failed:
+        names = [point.folder.name for point in members]
+        raise points_failed(failed, names, _again(folder))
+
+
+def _again(folder: Path) -> str:
+    """The command that goes on in this folder with what is missing."""
+    words = [word for word in sys.argv[1:] if word != "--resume"]
+    place = [] if any(word.split("=")[0] == "--out" for word in words) else ["--out", str(folder)]
+    return shlex.join(["atoll", *words, *place])
 
 
 def _axis(text: str) -> tuple[str, list[Any]]:
@@ -191,6 +226,10 @@ Render = Annotated[
 Verify = Annotated[
     int, typer.Option("--verify", help="measure so many random cells again and compare", min=0)
 ]
+PlanSet = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="how much is run: key=value, e.g. seeds=[0] or rounds=5"),
+]
 
 
 def reproduce_command(
@@ -203,11 +242,10 @@ def reproduce_command(
     studies: Annotated[bool, typer.Option("--studies", help="also what options change")] = False,
     render: Render = False,
     jobs: Annotated[int, typer.Option(help="settings at a time, each in a process", min=1)] = 1,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="how much is run: key=value, e.g. seeds=[0] or rounds=5"),
-    ] = None,
+    set_: PlanSet = None,
     verify: Verify = 0,
+    on: On = "",
+    gpus_per_block: GpusPerBlock = None,
     measure: Annotated[bool, typer.Option("--measure", hidden=True)] = False,
     to: Annotated[
         Path | None,
@@ -216,7 +254,7 @@ def reproduce_command(
 ) -> None:
     """Reproduce a paper's tables and print ours beside theirs."""
     # Figures need matplotlib, which takes a second to import and writes a cache of fonts.
-    from atoll.reproduce.papers import Asked, again, pages, verified  # noqa: PLC0415
+    from atoll.reproduce.papers import Asked, verified  # noqa: PLC0415
 
     to = to or Path("reproduction") / (f"{paper}-quick" if quick else paper)
     plan = tuple(set_ or ())
@@ -225,7 +263,7 @@ def reproduce_command(
         _report_checks(verified(paper, request, verify, err.print))
         return
     failed: list[Exception] = []
-    files = pages(*again(paper, request, err.print, failed))
+    files = _measured(paper, request, on, gpus_per_block, failed)
     if not measure:  # else the process that started this one writes and prints
         _write_ledger(files, to)
     for error in failed:
@@ -233,6 +271,20 @@ def reproduce_command(
     if not measure:
         out.print(files["ledger.md"].decode(), soft_wrap=True)
         out.print(f"the ledger is in {to}", soft_wrap=True)
+
+
+def _measured(
+    paper: str, request: Any, on: str, gpus: float | None, failed: list[Exception]
+) -> dict[str, bytes]:
+    """Measure here or on a cluster; the files of the ledger."""
+    from atoll.reproduce.papers import again, pages  # noqa: PLC0415
+    from atoll.reproduce.sweeps import sweeping_with  # noqa: PLC0415
+
+    if on and request.jobs > 1:
+        remedy = "leave --jobs out: the cluster decides how much runs at the same time"
+        raise UserError("--jobs is for processes of this machine", "--jobs", remedy)
+    with on_cluster(on, gpus) as sweeper, sweeping_with(sweeper):
+        return pages(*again(paper, request, err.print, failed))
 
 
 def _report_checks(checks: Sequence[Any]) -> None:

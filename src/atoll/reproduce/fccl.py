@@ -26,6 +26,7 @@ from atoll.reproduce.margins import RULES
 from atoll.reproduce.measured import CHECKPOINTS, FilePerSeed, Measurement, workplace, write
 from atoll.reproduce.origin import provenance
 from atoll.reproduce.paper import Measured, Missing, Paper, Say, facts_of, silent
+from atoll.reproduce.sweeps import on_cluster, swept
 from atoll.runs.config import change, read, resolve
 from atoll.runs.execute import execute
 from atoll.runs.result import Run
@@ -261,9 +262,26 @@ def _execute(
     settings: Sequence[Setting], plan: Plan, say: Say
 ) -> Iterator[tuple[Setting, Measurement]]:
     for setting in settings:
+        if on_cluster():
+            yield setting, {"runs": _measure_on_cluster(setting, plan)}
+            continue
         loaded: dict[str, Dataset] = {}
         runs = [measure_seed(setting, seed, plan, say, loaded) for seed in plan.seeds]
         yield setting, {"runs": runs}
+
+
+def _measure_on_cluster(setting: Setting, plan: Plan) -> list[Measurement]:
+    """All seeds that are not stored as one sweep on a cluster; each is stored at its end."""
+    config = PAPER.config(setting, plan)
+    stored = {seed: STORAGE.run(setting.name, seed, plan, config) for seed in plan.seeds}
+    missing = [s for s, one in stored.items() if one is None or one["rounds"] != plan.rounds]
+    runs = swept(plan.values(setting, 0), {"seed": missing}, plan.folder) if missing else []
+    for seed, run in zip(missing, runs, strict=True):
+        body = {"config": config, "tiny": plan.tiny, **_brief(run), "seconds": run.seconds}
+        body["provenance"] = provenance(plan.device, run.seconds, [setting.name])
+        write(plan.folder, STORAGE.name(setting.name, seed), body)
+        stored[seed] = body
+    return [one for one in stored.values() if one is not None]
 
 
 def _asked(setting: Setting, plan: Plan) -> list[Any]:

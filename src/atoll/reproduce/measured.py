@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from atoll.core.errors import EXIT_INTERRUPTED, InterruptedRunError
 from atoll.core.record import disk_errors, locked, write_whole
 
 __all__ = [
@@ -208,8 +209,9 @@ class FilePerSeed:
 def workplace(folder: Path, asked: Any) -> Iterator[Path]:
     """A folder for the runs of a measurement, named by what was asked for.
 
-    It goes when they are done, or have failed. After a kill it is still there, and runs that keep
-    checkpoints go on in it. Of two processes that ask for the same, one waits for the other.
+    It goes when they are done, or have failed. After a kill, and where a cluster was lost, it is
+    still there, and runs that keep checkpoints go on in it. Of two processes that ask for the
+    same, one waits for the other.
     """
     own = folder / "runs" / fingerprint(asked)
     with locked(own.with_name(f".{own.name}.lock")):
@@ -217,7 +219,10 @@ def workplace(folder: Path, asked: Any) -> Iterator[Path]:
             with disk_errors(own):
                 own.mkdir(exist_ok=True)
             yield own
-        except Exception:
-            shutil.rmtree(own, ignore_errors=True)
+        except InterruptedRunError:
+            raise
+        except Exception as error:
+            if getattr(error, "exit_code", 0) != EXIT_INTERRUPTED:
+                shutil.rmtree(own, ignore_errors=True)
             raise
         shutil.rmtree(own, ignore_errors=True)

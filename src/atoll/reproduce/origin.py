@@ -1,18 +1,16 @@
 """Where a measurement comes from: commit, source, machine, precision and wall time."""
 
-import hashlib
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["commit", "describe", "machine", "precision", "provenance", "source"]
+from atoll.core.source import PACKAGE, source
 
-PACKAGE = Path(__file__).parents[1]
+__all__ = ["commit", "describe", "machine", "precision", "provenance"]
 
 
 def provenance(device: str, seconds: float, together: Sequence[str]) -> dict[str, Any]:
@@ -40,15 +38,6 @@ def commit() -> str:
 def _git(*words: str) -> str:
     command = ["git", "-C", str(PACKAGE), *words]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-@cache
-def source() -> str:
-    """A hash of the package's Python files, for trees without a repository."""
-    total = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        total.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())
-    return total.hexdigest()[:12]
 
 
 def machine(device: str) -> str:

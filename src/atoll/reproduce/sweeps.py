@@ -1,6 +1,9 @@
 """The sweeps that measurements are made of, shared by all papers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +11,26 @@ from atoll.engines.local import LocalEngine
 from atoll.reproduce.measured import workplace
 from atoll.runs.loop import Progress
 from atoll.runs.result import Run
-from atoll.runs.sweep import points, sweep
+from atoll.runs.sweep import Sweeper, points, sweep
 
-__all__ = ["swept", "swept_together"]
+__all__ = ["on_cluster", "sweeping_with", "swept", "swept_together"]
+
+_SWEEPER: ContextVar[Sweeper | None] = ContextVar("sweeper", default=None)
+
+
+@contextmanager
+def sweeping_with(sweeper: Sweeper | None) -> Iterator[None]:
+    """Run the sweeps of measurements on a cluster; with None in this process."""
+    token = _SWEEPER.set(sweeper)
+    try:
+        yield
+    finally:
+        _SWEEPER.reset(token)
+
+
+def on_cluster() -> bool:
+    """Whether sweeps run on a cluster."""
+    return _SWEEPER.get() is not None
 
 
 def swept(
@@ -42,7 +62,8 @@ def swept_together(
         parts = [points(v, axes, own / str(n)) for n, v in enumerate(several)]
         failed: dict[int, BaseException] = {}
         every = [point for part in parts for point in part]
-        runs = sweep(every, own, LocalEngine, resume=True, watch=watch, failed=failed)
+        sweeper = _SWEEPER.get() or partial(sweep, engine=LocalEngine)
+        runs = sweeper(every, own, resume=True, watch=watch, failed=failed)
         for run in runs:
             run.read()  # before the folder goes
         size = len(parts[0])

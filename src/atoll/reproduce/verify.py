@@ -14,8 +14,9 @@ from scipy import stats
 
 from atoll.core.errors import UserError
 from atoll.core.rng import Stream
+from atoll.core.source import source
 from atoll.reproduce.measured import Measurement, Storage
-from atoll.reproduce.origin import machine, source
+from atoll.reproduce.origin import machine
 
 __all__ = ["Check", "prediction_interval", "verify"]
 

@@ -1,17 +1,22 @@
 """Where runs live: the folders runs/NAME-N, and the run that a folder holds."""
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from atoll.core.errors import UserError
-from atoll.core.storage import disk_errors
+from atoll.core.storage import disk_errors, write_whole
 from atoll.runs.config import RunConfig, resolve
 from atoll.runs.result import Run
 
+if TYPE_CHECKING:
+    from atoll.runs.sweep import Point
+
 __all__ = [
     "fresh_folder", "last_folder", "recorded", "refuse_absent",
-    "refuse_other_config", "run_folder",
+    "refuse_other_config", "run_folder", "write_index",
 ]  # fmt: skip
 
 
@@ -103,3 +108,11 @@ def refuse_other_config(config: RunConfig, folder: Path) -> None:
     if keys:
         what = f"the run in this folder has another '{keys[0]}'"
         raise UserError(what, str(folder), "resume with the config it was started with")
+
+
+def write_index(members: Sequence["Point"], folder: Path) -> None:
+    """Write sweep.json, which says where each point of a sweep is."""
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    index = [{"folder": point.folder.name, "axes": point.axes} for point in members]
+    write_whole(folder / "sweep.json", json.dumps(index, indent=1).encode() + b"\n")

@@ -23,7 +23,7 @@ from atoll.core.federation import Clients, Moment, Transport
 from atoll.core.record import write_whole
 from atoll.runs.parts import Parts
 
-__all__ = ["FEWEST", "Meter", "Peak", "Plan", "plan", "write_plan"]
+__all__ = ["FEWEST", "Meter", "Peak", "Plan", "plan", "points_per_stack", "write_plan"]
 
 FEWEST = 200  # clients asked in a round; a smaller run is not planned
 FEW, MORE = 8, 16  # clients of the two trials
@@ -109,6 +109,23 @@ def plan(
         fixed = max(0, few - FEW * each) + rows
         plans.append(Plan(asked, fixed, each, fixed + asked * each, free))
     return max(plans, key=lambda one: one.peak)
+
+
+def points_per_stack(
+    parts: Parts,
+    again: Callable[[], Parts],
+    engine: Callable[[Parts], Transport],
+    share: float = 1.0,
+) -> int:
+    """How many runs of this shape fit into a share of the free memory here, at least one.
+
+    A round and a test of one run are measured; where the memory is not known, all fit.
+    """
+    free = _free_bytes(parts)
+    if not free or parts.scenario.labels_at_server:
+        return sys.maxsize
+    peak = max(_peaks(again(), engine, parts.asked))
+    return max(1, int(SHARE * share * free // max(1, peak)))
 
 
 def _peaks(parts: Parts, engine: Callable[[Parts], Transport], count: int) -> list[int]:

@@ -6,7 +6,6 @@ done at once. Nothing depends on which thread comes first.
 """
 
 import itertools
-import json
 import resource
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,22 +13,23 @@ from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from atoll.compute.deterministic import deterministic_torch
 from atoll.compute.executor import Executor, JobExecutor
 from atoll.core.errors import UserError
 from atoll.core.federation import Moment
-from atoll.core.record import Record, disk_errors, write_whole
+from atoll.core.record import Record
 from atoll.data.dataset import Dataset
 from atoll.runs.config import RunConfig, change, place, resolve
 from atoll.runs.execute import prepare
 from atoll.runs.executors import executor_for
+from atoll.runs.folders import write_index
 from atoll.runs.loop import Engine, Progress, go
 from atoll.runs.parts import Parts
 from atoll.runs.result import Run, write_result
 
-__all__ = ["Point", "points", "sweep"]
+__all__ = ["Point", "Sweeper", "points", "sweep"]
 
 MakeEngine = Callable[[Parts, JobExecutor], Engine]  # the engine of one run of a sweep
 SPARE = 256  # open files beside those of the records
@@ -64,6 +64,22 @@ def points(values: dict[str, Any], axes: Mapping[str, Sequence[Any]], folder: Pa
             config = resolve(change(values, here), "sweep")
         members.append(Point(here, config, folder / f"point-{number:04d}"))
     return members
+
+
+class Sweeper(Protocol):
+    """What runs the points of a sweep: `sweep` in this process, or a cluster."""
+
+    def __call__(
+        self,
+        members: Sequence[Point],
+        folder: Path,
+        *,
+        resume: bool = False,
+        watch: Callable[[Progress], None] = ...,
+        stopping: Callable[[], bool] = ...,
+        failed: dict[int, BaseException] | None = None,
+    ) -> list[Run]:
+        """Run all points, as `sweep` does."""
 
 
 @contextmanager
@@ -150,16 +166,17 @@ def sweep(  # noqa: PLR0913 - what a caller may set, by keyword
     watch: Callable[[Progress], None] = lambda progress: None,
     stopping: Callable[[], bool] = lambda: False,
     failed: dict[int, BaseException] | None = None,
+    patience: float = 0.0,
 ) -> list[Run]:
     """Run all points; one record each, and sweep.json that says which is which.
 
     If a point fails, its error is raised once the others have ended. With `failed`, the error goes
-    there by the point's number, and the runs of all others are returned.
+    there by the point's number, and the other runs are returned. `patience`: see `prepare`.
     """
     failures: dict[int, BaseException] = {} if failed is None else failed
     options = members[0].config.engine_options()
     with deterministic_torch(options.deterministic), ExitStack() as records:
-        ready = _prepared(members, folder, resume, records)
+        ready = _prepared(members, folder, resume, patience, records)
         rounds = members[0].config.rounds * ready[0][0].scenario.stages
         meeting = _Meeting(executor_for(options, folder, rounds), len(members))
 
@@ -177,27 +194,29 @@ def sweep(  # noqa: PLR0913 - what a caller may set, by keyword
 
         _in_threads(run, len(members))
     if failures and failed is None:
-        number = min(failures)
-        failures[number].add_note(str(members[number].folder))
-        raise failures[number]
+        raise _first(failures, members)
     return [Run(point.folder) for n, point in enumerate(members) if n not in failures]
 
 
+def _first(failures: Mapping[int, BaseException], members: Sequence[Point]) -> BaseException:
+    """The error of the first point that failed, with its folder."""
+    number = min(failures)
+    failures[number].add_note(str(members[number].folder))
+    return failures[number]
+
+
 def _prepared(
-    members: Sequence[Point], folder: Path, resume: bool, records: ExitStack
+    members: Sequence[Point], folder: Path, resume: bool, patience: float, records: ExitStack
 ) -> list[tuple[Parts, Record, bool]]:
     """For each point its parts, its open record, and whether it has ended before; sweep.json."""
     _allow_files(len(members))
     data: dict[str, Dataset] = {}
     ready = []
     for point in members:
-        parts, record = prepare(point.config, point.folder, resume, data)
+        parts, record = prepare(point.config, point.folder, resume, data, patience)
         records.enter_context(record)
         ready.append((parts, record, resume and record.ended(point.config.checkpoints)))
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    index = [{"folder": point.folder.name, "axes": point.axes} for point in members]
-    write_whole(folder / "sweep.json", json.dumps(index, indent=1).encode() + b"\n")
+    write_index(members, folder)
     return ready
 
 

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from atoll.cli import app
 from atoll.core.errors import UserError
+from atoll.core.source import source
 from atoll.reproduce import papers, vleto
-from atoll.reproduce.origin import describe, provenance, source
+from atoll.reproduce.origin import describe, provenance
 from atoll.reproduce.paper import silent
 from atoll.reproduce.verify import Check, prediction_interval, verify
 from atoll.reproduce.vleto import PAPER

@@ -1,0 +1,42 @@
+"""Errors of a node as JSON, and back: nothing is unpickled."""
+
+import json
+import traceback
+
+from atoll.core.errors import BadMessageError, ClientFailedError, UserError, printable
+
+__all__ = ["NodeError", "as_text", "from_text"]
+
+
+class NodeError(Exception):
+    """An error of a node that is of no kind of atoll's own; it has the traceback as a note."""
+
+
+def as_text(error: BaseException) -> str:
+    """An error as JSON."""
+    if isinstance(error, UserError):
+        return json.dumps(["UserError", error.what, error.where, error.remedy, error.exit_code])
+    if isinstance(error, ClientFailedError):
+        return json.dumps(["ClientFailedError", error.client, error.action, error.reason])
+    if isinstance(error, BadMessageError):
+        return json.dumps(["BadMessageError", error.sender, error.reason])
+    if isinstance(error, NodeError):
+        return json.dumps(["NodeError", str(error), " ".join(getattr(error, "__notes__", ()))])
+    trace = "".join(traceback.format_exception(error))
+    return json.dumps(["NodeError", f"{type(error).__name__}: {printable(str(error))}", trace])
+
+
+def from_text(text: str) -> Exception:
+    """The error that `as_text` wrote."""
+    kind, *values = json.loads(text)
+    kinds = {
+        "UserError": UserError,
+        "ClientFailedError": ClientFailedError,
+        "BadMessageError": BadMessageError,
+    }
+    if kind in kinds:
+        known: Exception = kinds[kind](*values)
+        return known
+    error = NodeError(values[0])
+    error.add_note(values[1])
+    return error

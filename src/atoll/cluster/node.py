@@ -1,0 +1,239 @@
+"""A node's side: checks before anything trains, and the run of one block. Knows nothing of Ray."""
+
+import json
+import os
+import platform
+import secrets
+import shutil
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from atoll.cluster.collector import GO, REPLACED
+from atoll.cluster.failures import as_text
+from atoll.cluster.parcel import pack, unpack
+from atoll.compute.executor import JobExecutor
+from atoll.core.errors import InterruptedRunError
+from atoll.core.record import CHECKPOINT
+from atoll.core.source import source
+from atoll.engines.local import LocalEngine
+from atoll.runs.config import RunConfig, resolve
+from atoll.runs.loop import Progress
+from atoll.runs.memory import FEWEST, points_per_stack
+from atoll.runs.parts import Parts, parts
+from atoll.runs.steps import StepCounter
+from atoll.runs.sweep import Point, sweep
+
+__all__ = ["Driver", "check", "run_block"]
+
+BETWEEN = 0.5  # seconds between two reports
+PATIENCE = 120.0  # seconds to wait for a record that a dying worker still holds
+
+Spec = Mapping[str, Any]  # what the driver asks of a node, plain values
+
+
+class Driver(Protocol):
+    """What a node calls at the driver; see `Collector`."""
+
+    def begin(self, block: str, attempt: str, where: str) -> str:
+        """An attempt of a block begins here."""
+
+    def fetch(self, path: str) -> bytes:
+        """What the driver has of a point."""
+
+    def put(self, block: str, attempt: str, path: str, parcel: bytes) -> str:
+        """Send a point."""
+
+    def report(self, block: str, attempt: str, rounds: str, of: str) -> str:
+        """Report progress; the answer says whether to go on."""
+
+
+def check(spec: Spec) -> dict[str, Any]:
+    """What this node is, and why it cannot run the blocks of a sweep, if so."""
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "source": source(),
+        "shared": _sees_folder(spec),
+        "error": "",
+    }
+    if found["source"] != spec["source"]:
+        return found
+    try:
+        _enter(spec)
+        for text in spec["configs"]:
+            config = _config(text)
+            run_parts = parts(config, {})
+            run_parts.client(run_parts.scenario.clients[0])
+    except Exception as error:
+        found["error"] = as_text(error)
+    return found
+
+
+def _sees_folder(spec: Spec) -> bool:
+    """Whether the sweep's folder is on this node's disk too, and may be written."""
+    return bool(spec["shared"] and os.access(Path(spec["folder"]) / spec["token"], os.W_OK))
+
+
+def _enter(spec: Spec) -> None:
+    """Use the driver's working directory where it exists: paths of a config are relative to it."""
+    if Path(spec["home"]).is_dir():
+        os.chdir(spec["home"])
+
+
+def _config(text: str) -> RunConfig:
+    return resolve(tomllib.loads(text), "the driver's config")
+
+
+def run_block(spec: Spec, driver: Driver, where: str) -> dict[str, Any]:
+    """Run the points of a block, or go on with them: what failed, and how long it took."""
+    began, attempt = time.monotonic(), secrets.token_hex(8)
+    order = driver.begin(str(spec["block"]), attempt, where)
+    result: dict[str, Any] = {"failed": {}, "interrupted": order != GO, "steps": {}, "choices": {}}
+    if order == GO:
+        try:
+            torch.set_num_threads(spec["threads"])
+            _enter(spec)
+            with _workplace(spec, driver) as (members, scratch):
+                job = _BlockRun(spec, driver, members, scratch, attempt)
+                result |= job.run()
+        except Exception as error:  # of the whole block: no disk, another config, a lock
+            result["failed"] = {str(n): as_text(error) for n in spec["numbers"]}
+    total = time.monotonic() - began
+    return {**result, "seconds": total, "overhead": total - result.get("trained", 0.0)}
+
+
+@contextmanager
+def _workplace(spec: Spec, driver: Driver) -> Iterator[tuple[list[Point], Path]]:
+    """The points with their folders here, and a folder that goes: for what is the block's alone."""
+    with tempfile.TemporaryDirectory(prefix="atoll-block-") as name:
+        scratch = Path(name)
+        here = _sees_folder(spec)
+        root = Path(spec["folder"]) if here else scratch / "points"
+        members = []
+        for path, text in zip(spec["paths"], spec["configs"], strict=True):
+            folder = root / path
+            if spec["count_steps"]:  # steps are those of one whole attempt
+                shutil.rmtree(folder, ignore_errors=True)
+            elif not here:
+                unpack(driver.fetch(path), folder)
+            members.append(Point({}, _config(text), folder))
+        yield members, scratch
+
+
+class _BlockRun:
+    """One attempt of a block."""
+
+    def __init__(
+        self, spec: Spec, driver: Driver, members: Sequence[Point], scratch: Path, attempt: str
+    ) -> None:
+        self.spec, self.driver, self.members = spec, driver, members
+        self.scratch, self.attempt = scratch, attempt
+        self.order, self.reported = GO, 0.0
+        self.rounds = sum(_lines(point.folder / "times.jsonl") for point in members)
+        self.sends = not _sees_folder(spec)
+        self.sent = {point.folder: _stamp(point.folder) for point in members}
+
+    def run(self) -> dict[str, Any]:
+        """Run stack by stack; every point ends in a record or in an error."""
+        began = time.monotonic()
+        size = self._points_per_stack()
+        failed: dict[int, BaseException] = {}
+        steps: dict[int, int] = {}
+        choices: dict[str, Any] = {}
+        for start in range(0, len(self.members), size):
+            stack = self.members[start : start + size]
+            further, counted, chosen = self._run_stack(stack, self.scratch / str(start))
+            failed |= {start + number: error for number, error in further.items()}
+            steps |= {start + number: count for number, count in counted.items()}
+            choices |= chosen
+        trained = time.monotonic() - began
+        self._send(always=True)
+        stopped = any(isinstance(error, InterruptedRunError) for error in failed.values())
+        numbers = self.spec["numbers"]
+        return {
+            "failed": {
+                str(numbers[n]): as_text(error)
+                for n, error in sorted(failed.items())
+                if not isinstance(error, InterruptedRunError)
+            },
+            "interrupted": stopped,
+            "steps": {str(numbers[n]): count for n, count in steps.items()},
+            "choices": choices,
+            "trained": trained,
+        }
+
+    def _run_stack(
+        self, stack: Sequence[Point], scratch: Path
+    ) -> tuple[dict[int, BaseException], dict[int, int], dict[str, Any]]:
+        """One sweep in this process: errors and steps by number, and how jobs were computed."""
+        counters: dict[int, StepCounter] = {}
+
+        def engine(run_parts: Parts, executor: JobExecutor) -> LocalEngine:
+            counter = counters[id(run_parts.config)] = StepCounter(executor)
+            return LocalEngine(run_parts, counter)
+
+        failed: dict[int, BaseException] = {}
+        how: Any = {"watch": self._watch, "stopping": self._is_stopped, "patience": PATIENCE}
+        sweep(stack, scratch, engine, resume=True, failed=failed, **how)
+        steps = {
+            number: counters[id(point.config)].steps
+            for number, point in enumerate(stack)
+            if id(point.config) in counters
+        }
+        path = scratch / "engine.json"
+        return failed, steps, json.loads(path.read_text()) if path.exists() else {}
+
+    def _points_per_stack(self) -> int:
+        """How many points this node's memory holds at once; small blocks are not measured."""
+        count, config = len(self.members), self.members[0].config
+        data: Any = {}
+
+        def again() -> Parts:
+            return parts(config, data)
+
+        run_parts = again()
+        if count == 1 or run_parts.asked * count < FEWEST:
+            return count
+        return min(count, points_per_stack(run_parts, again, LocalEngine, self.spec["share"]))
+
+    def _watch(self, progress: Progress) -> None:
+        """Count a round, send new checkpoints, and ask the driver whether to go on."""
+        self.rounds += 1
+        now = time.monotonic()
+        if now - self.reported < BETWEEN:
+            return
+        self.reported = now
+        of = len(self.members) * progress.stages * progress.rounds
+        block = str(self.spec["block"])
+        self.order = self.driver.report(block, self.attempt, str(self.rounds), str(of))
+        self._send()
+
+    def _is_stopped(self) -> bool:
+        return self.order != GO
+
+    def _send(self, always: bool = False) -> None:
+        """Send points with a new checkpoint, at the end all; nothing where the disk is shared."""
+        if not self.sends or self.order == REPLACED:
+            return
+        for point, path in zip(self.members, self.spec["paths"], strict=True):
+            stamp = _stamp(point.folder)
+            if point.folder.is_dir() and (always or stamp != self.sent[point.folder]):
+                parcel = pack(point.folder)
+                self.order = self.driver.put(str(self.spec["block"]), self.attempt, path, parcel)
+                self.sent[point.folder] = stamp
+
+
+def _stamp(folder: Path) -> int:
+    """When the checkpoint of a run was written; 0 where there is none."""
+    path = folder / CHECKPOINT
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0

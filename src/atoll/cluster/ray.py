@@ -1,0 +1,250 @@
+"""Ray: connects to a cluster, runs blocks as tasks and the collector as an actor.
+
+The only module that imports Ray. A task is one importable function, and its arguments and results
+are `str` and `bytes`; Ray serialises them.
+"""
+
+import json
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from atoll.cluster.collector import Collector
+from atoll.cluster.driver import ClusterSweep, Watch
+from atoll.cluster.failures import NodeError, as_text
+from atoll.cluster.options import ClusterOptions
+from atoll.core.errors import EXIT_INTERRUPTED, UserError, printable
+
+__all__ = ["RayBackend", "check_node", "cluster_sweep", "connected", "run_task"]
+
+CONNECT = 5.0  # seconds until a head must answer
+CHECK = 300.0  # seconds until every node must have loaded the data
+STORE = 80 << 20  # bytes of the object store of a cluster that this process starts
+RETRIES = 10  # times that a block is tried again after its worker or node has died
+NAMESPACE = "atoll"
+
+
+def check_node(spec: str) -> str:
+    """A task on each node before anything trains."""
+    from atoll.cluster.node import check  # noqa: PLC0415 - torch, not for the driver's actor
+
+    return json.dumps({"ray": ray.__version__, **check(json.loads(spec))})
+
+
+def run_task(spec: str) -> str:
+    """The task of a block."""
+    asked = json.loads(spec)
+    if not asked["gpus"]:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported: not the GPUs of others
+        asked["share"] = asked["threads"] / (os.cpu_count() or 1)
+    from atoll.cluster.node import run_block  # noqa: PLC0415
+
+    context = ray.get_runtime_context()
+    where = f"{ray.util.get_node_ip_address()} {context.get_node_id()[:8]}"
+    driver = _Remote(ray.get_actor(asked["collector"], NAMESPACE))
+    return json.dumps(run_block(asked, driver, where))
+
+
+class _Remote:
+    """The collector, called from a node."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    def begin(self, block: str, attempt: str, where: str) -> str:
+        """See `Collector.begin`."""
+        return str(ray.get(self.actor.begin.remote(block, attempt, where)))
+
+    def fetch(self, path: str) -> bytes:
+        """See `Collector.fetch`."""
+        return bytes(ray.get(self.actor.fetch.remote(path)))
+
+    def put(self, block: str, attempt: str, path: str, parcel: bytes) -> str:
+        """See `Collector.put`."""
+        return str(ray.get(self.actor.put.remote(block, attempt, path, parcel)))
+
+    def report(self, block: str, attempt: str, rounds: str, of: str) -> str:
+        """See `Collector.report`."""
+        return str(ray.get(self.actor.report.remote(block, attempt, rounds, of)))
+
+
+class RayBackend:
+    """A cluster that this process is connected to."""
+
+    def __init__(self, options: ClusterOptions) -> None:
+        self.options = options
+        self.collector: Any = None
+        self.name = ""
+        self.block_task = ray.remote(max_retries=RETRIES, retry_exceptions=False)(run_task)
+
+    def slots(self, threads: int, gpus: float) -> int:
+        """How many blocks can run at the same time, node by node."""
+        count = 0
+        for node in _alive():
+            cpus = node["Resources"].get("CPU", 0.0) // threads
+            has = node["Resources"].get("GPU", 0.0)
+            count += int(min(cpus, has // gpus) if gpus else cpus)
+        return count
+
+    def has_gpus(self) -> bool:
+        """Whether any node has a GPU."""
+        return any(node["Resources"].get("GPU", 0.0) > 0 for node in _alive())
+
+    def check(self, spec: str) -> Mapping[str, str]:
+        """What each node that may run blocks answers; one that does not answer is an error."""
+        tasks = {}
+        # a worker that has used a GPU would keep it, whichever GPU its next block is given
+        calls = 1 if self.has_gpus() else 0
+        check = ray.remote(num_cpus=0, max_retries=0, max_calls=calls)(check_node)
+        for node in _alive():
+            if node["Resources"].get("CPU", 0.0) > 0:
+                task = check.options(scheduling_strategy=_on(node["NodeID"]))
+                name = f"node {node['NodeManagerAddress']} {node['NodeID'][:8]}"
+                tasks[name] = task.remote(spec)
+        answers = {}
+        for name, handle in tasks.items():
+            try:
+                answers[name] = str(ray.get(handle, timeout=CHECK))
+            except exceptions.RayError as error:
+                answers[name] = json.dumps({"error": _reason(error), "source": ""})
+        return answers
+
+    def open(self, folder: Path) -> None:
+        """Start the collector on this node; it is restarted if it dies."""
+        self.name = f"collector-{secrets.token_hex(8)}"
+        actor: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Collector)
+        here = _on(ray.get_runtime_context().get_node_id())
+        named = actor.options(name=self.name, namespace=NAMESPACE, scheduling_strategy=here)
+        self.collector = named.remote(str(folder))
+
+    def submit(self, spec: str, threads: int, gpus: float) -> Any:
+        """Queue a block."""
+        task = self.block_task.options(num_cpus=threads, num_gpus=gpus)
+        return task.remote(json.dumps({**json.loads(spec), "collector": self.name}))
+
+    def ended(self, handles: Sequence[Any], seconds: float) -> list[tuple[Any, str]]:
+        """Blocks that have ended; a task that Ray gave up is an error of its block."""
+        with _reachable(self.options):
+            ready, _ = ray.wait(list(handles), num_returns=len(handles), timeout=seconds)
+        return [(handle, _result(handle)) for handle in ready]
+
+    def states(self) -> str:
+        """What the nodes have reported; nothing while the collector starts again."""
+        try:
+            return str(ray.get(self.collector.states.remote(), timeout=CHECK))
+        except (exceptions.RayActorError, exceptions.GetTimeoutError):
+            return "{}"
+
+    def stop(self, waiting: Sequence[Any]) -> None:
+        """Ask running blocks to save and end; those that wait do not begin."""
+        with _reachable(self.options):
+            ray.get(self.collector.stop.remote())
+        for handle in waiting:
+            ray.cancel(handle)
+
+    def close(self) -> None:
+        """End the collector; also where the cluster is gone."""
+        with suppress(Exception):
+            ray.kill(self.collector)
+
+
+def _result(handle: Any) -> str:
+    try:
+        return str(ray.get(handle))
+    except exceptions.TaskCancelledError:
+        return json.dumps({"failed": {}, "interrupted": True})
+    except exceptions.RayError as error:
+        return json.dumps({"error": _reason(error), "interrupted": False})
+
+
+def _reason(error: BaseException) -> str:
+    """An error of Ray as text: its first line."""
+    words = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    kind, last = type(error).__name__, words[-1] if "Task" in type(error).__name__ else words[0]
+    return as_text(NodeError(f"{kind}, {printable(last.strip())}"))
+
+
+def _alive() -> list[dict[str, Any]]:
+    """The nodes of the cluster, in a fixed order."""
+    return sorted((n for n in ray.nodes() if n["Alive"]), key=lambda node: str(node["NodeID"]))
+
+
+def _on(node: str) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+@contextmanager
+def cluster_sweep(
+    options: ClusterOptions, show: Watch = lambda table: None, count_steps: bool = False
+) -> Iterator[ClusterSweep]:
+    """What runs sweeps on a cluster, while the connection is open."""
+    with connected(options) as backend:
+        yield ClusterSweep(backend, options, show, count_steps)
+
+
+@contextmanager
+def connected(options: ClusterOptions) -> Iterator[RayBackend]:
+    """A connection to a cluster, or to one that is started on this machine and ends with it."""
+    if options.address:
+        _refuse_silent(options)
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        _init(options, quiet)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise _refused(options, error) from error
+    try:
+        yield RayBackend(options)
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _reachable(options: ClusterOptions) -> Iterator[None]:
+    """Turn the loss of the cluster into an error after which the same command goes on."""
+    try:
+        yield
+    except (exceptions.RaySystemError, exceptions.RayActorError, ConnectionError) as error:
+        what, remedy = "the Ray cluster is gone", "start it, and the same command again"
+        raise UserError(what, options.name, remedy, EXIT_INTERRUPTED) from error
+
+
+def _init(options: ClusterOptions, quiet: Mapping[str, Any]) -> None:
+    """Connect; without an address to the cluster of this machine, else to one that starts now."""
+    if options.address:
+        ray.init(address=options.address, **quiet)
+        return
+    try:
+        ray.init(address="auto", **quiet)
+    except ConnectionError:
+        ray.init(include_dashboard=False, object_store_memory=STORE, **quiet)
+
+
+def _refuse_silent(options: ClusterOptions) -> None:
+    """Refuse an address at which nothing listens; Ray itself waits for minutes."""
+    host, _, port = options.address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
+    except (OSError, OverflowError) as error:
+        what = f"no Ray cluster answers: {printable(str(error))}"
+        remedy = "check that the head runs, and the address that it prints"
+        raise UserError(what, options.name, remedy) from error
+
+
+def _refused(options: ClusterOptions, error: Exception) -> UserError:
+    """An error of `ray.init` in three lines."""
+    words = " ".join(str(error).split())
+    if "Version mismatch" in words:
+        start = words.index("Version mismatch")
+        remedy = "install the same Ray and Python on every machine"
+        return UserError(printable(words[start:]), options.name, remedy)
+    remedy = "check the address; this machine must be a node of it, see docs/how-to/cluster.md"
+    return UserError(f"cannot use this Ray cluster: {printable(words)}", options.name, remedy)
