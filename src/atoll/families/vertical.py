@@ -306,10 +306,10 @@ class Head:
 
     def begin(self, moment: Moment) -> None:
         """Mark the classes of a stage as seen; undeclared ones raise or widen the top."""
-        if self.site.regression:
+        y = self.site.train(moment.stage).y
+        if y.is_floating_point():
             self.seen = torch.ones_like(self.seen)  # one output, for the number
             return
-        y = self.site.train(moment.stage).y
         highest = int(y.max()) + 1
         if highest > self.classes:
             if self.settings.undeclared == "refuse":
@@ -335,7 +335,7 @@ class Head:
     def class_counts(self, moment: Moment) -> Tensor:
         """The number of rows of each class at a stage."""
         y = self.site.train(moment.stage).y
-        if self.site.regression:
+        if y.is_floating_point():
             return torch.full((1,), len(y), dtype=torch.int64, device=y.device)
         return torch.bincount(y, minlength=len(self.seen))
 

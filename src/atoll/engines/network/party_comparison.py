@@ -188,9 +188,10 @@ def _outcome(one: Parts, id: str, tasks: Sequence[int], outputs: Mapping[str, Ar
 def _ledger(parts: Parts, lines: Sequence[Message]) -> list[Message]:
     """The messages as lines of the end of the run, those of one form together."""
     counts, payloads, sizes = Counter[Message](), Counter[Message](), Counter[Message]()
-    end = {"stage": parts.scenario.stages - 1, "round": parts.config.rounds - 1, "action": COMPARE}
+    stage, last = parts.scenario.stages - 1, parts.config.rounds - 1
     for line in lines:
-        form = replace(line, **end, count=0, payload=0, bytes=0)
+        moved = replace(line, stage=stage, round=last, action=COMPARE)
+        form = replace(moved, count=0, payload=0, bytes=0)
         counts[form] += line.count
         payloads[form] += line.payload
         sizes[form] += line.bytes

@@ -328,9 +328,9 @@ def test_a_quantity_is_a_number_to_predict(quantity: dict[str, Any]) -> None:
     assert dataset.classes == ("days",)
     assert dataset.y[0] == float(Path("a.csv").read_text().splitlines()[1].split(",")[2])
     assert dataset.layout is not None
-    (finding,) = dataset.layout.findings
-    assert finding.what == f"label 'days' has {len(set(dataset.y))} distinct numbers: regression"
-    assert finding.action == 'set task = "classification" to treat values as classes'
+    ((what, action),) = dataset.layout.findings
+    assert what == f"label 'days' has {len(set(dataset.y))} distinct numbers: regression"
+    assert action == 'set task = "classification" to treat values as classes'
     chosen = data.load("", **quantity, task="regression")
     assert chosen.layout is not None
     assert not chosen.layout.findings
