@@ -29,6 +29,7 @@ TONES = {"helps": "good", "hurts": "warn", "no difference": "none", "cannot tell
 SYMBOLS = {"helps": "▲", "hurts": "▼", "no difference": "=", "cannot tell": "?"}
 JOINED, SINGLE = "joined", "alone"
 POOLED = "pooled"  # trained with the rows of all sites: an upper bound
+MOST_NAMED = 6  # sites that a note names; more are counted
 EDGE = 0.04  # room at both ends of the axis, as a share of it
 
 
@@ -168,7 +169,8 @@ def _remarks(answer: Answer) -> Iterable[str]:
     linear = answer.references[1]
     as_good = [site.site for site in answer.sites if site.beats_linear is False]
     if as_good:
-        names = ", ".join(sorted(as_good))
+        few = len(as_good) <= MOST_NAMED
+        names = ", ".join(sorted(as_good)) if few else f"{len(as_good)} sites"
         yield f"{linear.capitalize()} of the site alone may be as good: {names}."
     by_reason: dict[str, list[str]] = {}
     for site, reason in sorted(answer.withheld.items()):

@@ -194,10 +194,9 @@ def _read(
     labelled = [stage[active] for stage in rows]  # the common rows of the active party, by stage
     for sheet, values, places in zip(sheets[active], labels, labelled, strict=True):
         _refuse_unlabelled(sheet, values, places)
-    task = task_of(_label_counts(options, sheets[active], labels))
-    if task == "classification":
+    options = replace(options, task=task_of(_label_counts(options, sheets[active], labels)))
+    if options.task == "classification":
         _refuse_lost(labels, labelled, sheets[active][0], options)
-    options = replace(options, task=task)
     parties = []
     for number, (party, texts) in enumerate(zip(sheets, whole, strict=True)):
         mine = tuple(stage[number] for stage in rows)
