@@ -46,12 +46,22 @@ def on_shared_data() -> RunConfig:
     return resolve(change({"method": "fedavg"}, values), "answers")
 
 
+def on_columns() -> RunConfig:
+    """Three parties with columns of the same rows; the coordinator has the labels."""
+    values = {
+        "name": "columns", "rounds": 2, "data": "breast-cancer", "clients": 3, "width": 6,
+        "batch": 64, "engine.mode": "loop", "threads": 1,
+    }  # fmt: skip
+    return resolve(change({"method": "splitnn"}, values), "answers")
+
+
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """Two runs between sites, and the same two in one process."""
     with federation(tmp_path_factory.mktemp("answers")) as there:
         runs = {"shared": on_shared_data(), "own": own_tables(there.folder)}
-        there.allow(["fedavg", "chfl"], answer=True)
+        runs["columns"] = on_columns()
+        there.allow(["fedavg", "chfl", "splitnn"], answer=True)
         for site in SITES:
             there.join(site, ATOLL_REHEARSAL=f"copy={there.folder / 'left' / site}")
         for name, config in runs.items():
@@ -148,6 +158,28 @@ def test_no_row_label_output_or_count_is_in_what_left(answered: Federation) -> N
         assert len(whole) == 5
         assert all(value % 10 == 0 for value in whole)
         assert "quality" not in header["values"]
+
+
+def test_parties_with_columns_are_compared_by_the_coordinator(answered: Federation) -> None:
+    here, there = both(answered, "columns")
+    assert there["sites"].keys() == set(CLIENTS)
+    for id, entry in there["sites"].items():
+        for model in ("joined", "alone", "majority"):
+            assert entry["scores"][model] == here["sites"][id]["scores"][model]
+        assert entry["gain"] == here["sites"][id]["gain"]
+        assert entry["scores"]["logistic regression"] is None
+    lines = [e for e in read_events(answered.folder / "runs" / "columns-1")
+             if isinstance(e, Message) and e.action == "compare"]  # fmt: skip
+    assert {line.kind for line in lines} == {"Embed", "Embedded", "Learn"}
+    for site, client in zip(SITES, CLIENTS, strict=True):
+        (home,) = answered.store(site).glob("columns-*")
+        assert (home / "alone").is_dir()
+        log = [x for x in egress.lines(answered.store(site) / "egress.jsonl") if x.run == home.name]
+        assert [x.action for x in log].count("compare") == 1
+        compared = sum(e.bytes for e in lines if e.sender == client)
+        begun = next(place for place, x in enumerate(log) if x.action == "compare")
+        embedded = sum(x.bytes for x in log[begun:] if x.action in ("embed", "learn"))
+        assert compared > embedded > 0  # the test rows of the joined model come before
 
 
 def test_serve_prints_the_verdicts(answered: Federation) -> None:

@@ -40,7 +40,10 @@ def draw(stream: np.random.Generator, rows: int, size: int) -> Set:
     common = np.repeat(stream.normal(size=count), size)[:rows] + 0.6 * stream.normal(size=rows)
     first = 1.2 * labels + 0.8 * common + 0.5 * stream.normal(size=rows)
     second = 1.0 * labels + 0.8 * common + 0.7 * stream.normal(size=rows)
-    return {"groups": groups, "labels": labels, "first": first, "second": second}
+    number = 1.1 * labels + 0.5 * common  # the label of a regression
+    return {
+        "groups": groups, "labels": labels, "first": first, "second": second, "number": number,
+    }  # fmt: skip
 
 
 def brier(rows: Set, model: str) -> Array:
@@ -53,6 +56,11 @@ def log_loss(rows: Set, model: str) -> Array:
     """Negative log-likelihoods of a model's probabilities."""
     sign = np.where(rows["labels"], 1.0, -1.0)
     return np.logaddexp(0, -2 * sign * (rows[model] - 0.5))
+
+
+def errors(rows: Set, model: str, power: int) -> Array:
+    """Absolute or squared errors of a model that predicts a number."""
+    return np.asarray(np.abs(rows[model] - rows["number"]) ** power)
 
 
 def right(rows: Set, model: str) -> Array:
@@ -81,6 +89,8 @@ METRICS: dict[str, Compare] = {
     "balanced accuracy": balanced,
     "brier score": lambda r, g: compare_losses(brier(r, "first"), brier(r, "second"), g),
     "log loss": lambda r, g: compare_losses(log_loss(r, "first"), log_loss(r, "second"), g),
+    "mae": lambda r, g: compare_losses(errors(r, "first", 1), errors(r, "second", 1), g),
+    "mse": lambda r, g: compare_losses(errors(r, "first", 2), errors(r, "second", 2), g),
 }
 NEEDS_CLASSES = ("auroc", "auprc", "balanced accuracy")
 

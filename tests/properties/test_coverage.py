@@ -1,6 +1,8 @@
 """Intervals cover the true gain as often as they promise; `bench/coverage.py` has more sets."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from tests.properties.simulations import (
     shared_coverage,
 )
 
+RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
 SETS = 500
 NOISE = 2.6 * math.sqrt(0.05 * 0.95 / SETS)  # of a share of 95 %, at 99 %
 CELLS = [(rows, size) for rows in (30, 100, 400) for size in (1, 4)]
@@ -76,3 +79,17 @@ def test_shuffled_labels_get_no_verdict(seed: int) -> None:
     body = shuffled_answer(seed)
     assert not decides(body)
     assert {site["verdict"]["kind"] for site in body["sites"].values()} == {"cannot tell"}
+
+
+def test_the_committed_coverage_meets_every_bar() -> None:
+    """At 5,000 sets a cell, without room for noise."""
+    results = json.loads((RESULTS / "coverage.json").read_text())
+    assert set(results) == {"power", "metric", "sites", "seeds"}
+    assert [row[0] for row in results["metric"]["rows"]] == list(METRICS)
+    for part in results.values():
+        assert part["sets"] == 5000
+        cells = [cell for row in part["rows"] for cell in row if isinstance(cell, dict)]
+        released = [cell for cell in cells if cell["share"] is not None]
+        assert len(released) >= len(part["rows"])
+        for cell in released:
+            assert cell["least"] <= cell["share"] <= cell["most"], cell

@@ -194,9 +194,10 @@ class SplitStack:
         self.given: Tensors = {}
         epochs = one.steps // len(one.batches)
         self.epochs = epochs
-        self.order = self.y.new_zeros((self.runs, epochs * one.batches.rows))
-        self.keys = self.y.new_zeros((one.steps, self.runs))
-        self.step, self.start = self.y.new_zeros(()), self.y.new_zeros(())
+        zeros = partial(torch.zeros, dtype=torch.int64, device=self.device)
+        self.order = zeros((self.runs, epochs * one.batches.rows))
+        self.keys = zeros((one.steps, self.runs))
+        self.step, self.start = zeros(()), zeros(())
         self.totals: Tensors = {}
         self.sums = torch.zeros((self.runs, one.class_sums, 0), device=self.device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}

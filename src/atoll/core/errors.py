@@ -12,6 +12,7 @@ __all__ = [
     "BadMessageError",
     "ClientFailedError",
     "InterruptedRunError",
+    "SiteLostError",
     "UserError",
     "memory_error",
     "note_client",
@@ -55,6 +56,14 @@ class BadMessageError(Exception):
     def __init__(self, sender: str, reason: str) -> None:
         self.sender, self.reason = printable(sender), printable(reason)
         super().__init__(f"message from {self.sender} refused: {self.reason}")
+
+
+class SiteLostError(Exception):
+    """A site that was there and does not answer any more; the run can go on when it is back."""
+
+    def __init__(self, site: str, reason: str) -> None:
+        super().__init__(f"site {site} was lost: {reason}")
+        self.site, self.reason = site, reason
 
 
 class ClientFailedError(Exception):

@@ -1,5 +1,6 @@
 """A site that holds columns of the rows of all participants; the server holds the labels."""
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor
 from atoll.core.federation import SERVER, Moment
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
+from atoll.data.scaling import Target
 from atoll.data.site import View, balanced_weights, filled, moments, standardised
 
 __all__ = ["VerticalSite", "block"]
@@ -40,7 +42,7 @@ class VerticalSite:
         self._shape, self.stream = view.shape, view.stream
         self.id, self.classes, self.clients = view.id, view.dataset.classes, view.scenario.clients
         self.device, self.dtype = view.shelf.x.device, view.shelf.dtype
-        self._balanced = view.balanced
+        self._balanced, self.regression = view.balanced, view.dataset.regression
         self._table, self.stages = view.dataset.kind == "table", view.scenario.stages
         self._kept: dict[tuple[str, int], Rows] = {}
         self._lesson: tuple[tuple[int, int], Rows] | None = None  # of the last round
@@ -129,11 +131,22 @@ class VerticalSite:
         elif self._table and self._shelf.scale == "local" and len(columns):
             x = standardised(x, self._first_rows())
         y = self._shelf.labels(rows)
+        if self.regression:
+            y = self.target.standardise(y, self.dtype)
         if self.id != SERVER:
             y = torch.full_like(y, -1)
         return Rows(
             x.reshape(len(rows), *block(columns, self._shape)), x.new_zeros((len(rows), 0)), y
         )
+
+    @cached_property
+    def target(self) -> Target:
+        """At the server: how the labels of regression are scaled, by the first training rows."""
+        if not self.regression or self.id != SERVER or self._shelf.scale == "none":
+            return Target(0.0, 1.0)
+        held = self._scenario.holdings[self.clients[0]]
+        rows = next((one.train for one in held if len(one.train)), held[0].train)
+        return Target.of(self._shelf.labels(rows))
 
     def _first_rows(self) -> Tensor:
         """A party's columns of the training rows of the first stage at which it has some."""

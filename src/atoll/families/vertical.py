@@ -27,7 +27,7 @@ from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.data.vertical_site import VerticalSite
 from atoll.jobs.split_round import Lent, Loss, SplitJob, SplitResult, Step, View, draws, viewed
-from atoll.jobs.train import hits
+from atoll.jobs.train import errors, hits
 from atoll.learning import split
 from atoll.learning.knowledge import share
 from atoll.learning.models import Architecture
@@ -43,6 +43,7 @@ __all__ = [
     "Learner",
     "Predictions",
     "Settings",
+    "label_loss",
     "masked_logits",
     "ordered",
     "scores",
@@ -306,6 +307,9 @@ class Head:
     def begin(self, moment: Moment) -> None:
         """Mark the classes of a stage as seen; undeclared ones raise or widen the top."""
         y = self.site.train(moment.stage).y
+        if y.is_floating_point():
+            self.seen = torch.ones_like(self.seen)  # one output, for the number
+            return
         highest = int(y.max()) + 1
         if highest > self.classes:
             if self.settings.undeclared == "refuse":
@@ -330,7 +334,10 @@ class Head:
 
     def class_counts(self, moment: Moment) -> Tensor:
         """The number of rows of each class at a stage."""
-        return torch.bincount(self.site.train(moment.stage).y, minlength=len(self.seen))
+        y = self.site.train(moment.stage).y
+        if y.is_floating_point():
+            return torch.full((1,), len(y), dtype=torch.int64, device=y.device)
+        return torch.bincount(y, minlength=len(self.seen))
 
     def draws(self, name: str, moment: Moment) -> Stream:
         """The random stream of a round: from the run's seed, or secret to every client."""
@@ -514,10 +521,10 @@ class Head:
         return logits[:, :: self.outputs]
 
     def row_gradients(self, joint: Tensor, y: Tensor, batch: int = 1) -> Tensor:
-        """Each row's own gradient of its cross-entropy, divided by the size of a batch."""
+        """Each row's own gradient of its loss, divided by the size of a batch."""
         joint = joint.detach().requires_grad_()
         with torch.enable_grad():
-            loss = F.cross_entropy(self.logits(joint), y, reduction="sum") / batch
+            loss = label_loss(self.logits(joint), y, reduction="sum") / batch
         (gradient,) = torch.autograd.grad(loss, [joint])
         return gradient
 
@@ -543,18 +550,41 @@ def masked_logits(
     return logits.masked_fill(~seen, -torch.inf) if masked else logits
 
 
+def label_loss(
+    logits: Tensor,
+    y: Tensor,
+    class_weight: Tensor | None = None,
+    reduction: Literal["mean", "sum"] = "mean",
+) -> Tensor:
+    """The cross-entropy of classes, or the squared error of numbers."""
+    if y.is_floating_point():
+        return F.mse_loss(logits[..., 0], y, reduction=reduction)
+    return F.cross_entropy(logits, y, class_weight, reduction=reduction)
+
+
 def scores(
     moment: Moment,
     predictions: Predictions,
     fresh: Callable[[int], Tensor] | None,
     variant: str = "",
+    unit: float = 1.0,
 ) -> list[Score]:
-    """The score of each task and, given which rows are `fresh`, of all classes (`union`)."""
+    """The score of each task and, given which rows are `fresh`, of all classes (`union`).
+
+    In regression `unit` is what 1 is in the scale of training, in the unit of the label.
+    """
     tables = [(task, variant, *predictions[task]) for task in predictions]
     if fresh is not None:
         tables.append((moment.stage, "union", *split.union(predictions, fresh)))
     where = (moment.stage, moment.round, "server")
     return [
-        Score(*where, task, name, "test", len(y), *hits(logits, y))
+        Score(*where, task, name, "test", len(y), *_hits_or_errors(logits, y, unit))
         for task, name, logits, y in tables
     ]
+
+
+def _hits_or_errors(
+    logits: Tensor, y: Tensor, unit: float
+) -> tuple[int, float] | tuple[int, float, dict[str, float]]:
+    """Hits and macro-F1; in regression none of both, and the errors."""
+    return (0, 0.0, errors(logits, y, unit)) if y.is_floating_point() else hits(logits, y)

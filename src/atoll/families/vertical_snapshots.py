@@ -16,8 +16,9 @@ __all__ = ["embeddings_snapshot", "frozen_snapshots", "moved_snapshots"]
 def embeddings_snapshot(
     site: VerticalSite, moment: Moment, name: str, rows: Tensor, y: Tensor
 ) -> Snapshot:
-    """Embeddings with the names of their classes, as short numbers."""
-    classes = tuple(str(site.classes[kind]) for kind in y.tolist())
+    """Embeddings with the names of their classes, in regression of the label, as short numbers."""
+    kinds = [0] * len(y) if y.is_floating_point() else y.tolist()
+    classes = tuple(str(site.classes[kind]) for kind in kinds)
     columns = tuple(f"e{number}" for number in range(rows.shape[1]))
     values = tuple(tuple(float(f"{value:.4g}") for value in row) for row in rows.tolist())
     return Snapshot(moment.stage, SERVER, name, classes, columns, values)

@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 
+from atoll.core.errors import UserError
 from atoll.core.federation import Clients, Moment
 from atoll.core.messages import Empty, Tensors
 from atoll.core.method import Method
@@ -76,11 +76,11 @@ class How(NamedTuple):
 def losses(
     how: How, weights: Mapping[str, Tensor], given: Mapping[str, Tensor], step: Step
 ) -> dict[str, Tensor]:
-    """Cross-entropy, plus the term of the chosen rehearsal (section h of the specification)."""
+    """Cross-entropy or squared error, plus the term of the rehearsal (specification, h)."""
 
     def entropy(rows: Tensor, labels: Tensor) -> Tensor:
         logits = vertical.masked_logits(how.network, weights, rows, given["seen"], how.masked)
-        return F.cross_entropy(logits / how.tau, labels, given.get("class_weight"))
+        return vertical.label_loss(logits / how.tau, labels, given.get("class_weight"))
 
     joint, y, means = step.joint, step.y, given["means"]
     loss = entropy(joint, y)
@@ -145,6 +145,9 @@ class Server:
 
     def __init__(self, options: Options, site: VerticalSite) -> None:
         self.options, self.site = options, site
+        if site.regression and options.replay != "none":
+            what = f"replay = '{options.replay}' replays classes, and the label is a number"
+            raise UserError(what, "method.replay", "leave replay out")
         images = all(len(site.shape_of(id)) == 3 for id in site.clients)
         views = (turned,) if options.replay == "pass" and options.rotate and images else ()
         self.head = vertical.Head(options, site, (Client.embed, Client.learn), views)
@@ -206,8 +209,9 @@ class Server:
         for task in [moment.stage] if fresh and self.head.by_classes else clients.tasks:
             joint = self.head.joined(self.head.embedded(clients, ids, "test", task))
             predictions[task] = (self.head.logits(joint).detach(), self.site.test(task).y)
-        union = self.head.by_classes and not fresh
-        return vertical.scores(moment, predictions, self.site.fresh if union else None)
+        union, unit = self.head.by_classes and not fresh, self.site.target.deviation
+        rows = self.site.fresh if union else None
+        return vertical.scores(moment, predictions, rows, unit=unit)
 
     def _answering(self, stage: int) -> list[str]:
         """The clients whose columns a prediction reads after a stage."""
@@ -224,4 +228,4 @@ class Server:
     state, restore = vertical_delegates.server_state, vertical_delegates.restore_server
 
 
-METHOD = Method(Options, Server, Client, split="parties", headline="union", weighs_classes=True)
+METHOD = Method(Options, Server, Client, "parties", "union", weighs_classes=True, regression=True)

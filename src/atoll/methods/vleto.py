@@ -15,7 +15,6 @@ from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 
 from atoll.core.annotations import RowGradient
 from atoll.core.federation import Clients, Moment
@@ -107,7 +106,7 @@ def terms(
 
     def entropy(rows: Tensor, labels: Tensor) -> Tensor:
         logits = vertical.masked_logits(how.network, weights, rows, given["seen"], how.masked)
-        return F.cross_entropy(logits, labels, given.get("class_weight"))
+        return vertical.label_loss(logits, labels, given.get("class_weight"))
 
     y, parts = step.y, {"ce": entropy(step.joint, step.y)}
     if how.kept == "f":
@@ -208,6 +207,7 @@ class Server:
         self.options, self.site = options, site
         self.head = vertical.Head(options, site, (Client.embed, Client.learn))
         like, classes = next(iter(self.head.weights.values())), len(site.classes)
+        self.mixes = site.by_columns and not site.regression and options.lambda_f > 0  # prototypes
         self.known = torch.zeros_like(self.head.seen)  # which classes have a prototype
         self.means = like.new_zeros((classes, options.width))  # mu_g, the list L_g
         self.mixed = torch.zeros_like(self.means)  # mu_bar of the round: columns by stage
@@ -221,16 +221,12 @@ class Server:
         if moment.first:
             self.head.begin(moment)
             self.arrived = torch.zeros_like(self.arrived)
-        if self._mixing(moment):
+        if self.mixes and moment.stage:
             self.mixed = self._mixed(clients, moment)
         notes = self._train(clients, moment)
         if moment.last:
             notes |= self._end(clients, moment)
         return notes
-
-    def _mixing(self, moment: Moment) -> bool:
-        """Whether the top learns mixed prototypes: columns by stage, after the first."""
-        return self.site.by_columns and moment.stage > 0 and self.options.lambda_f > 0
 
     def _mixed(self, clients: Clients, moment: Moment) -> Tensor:
         """Eq. 5 with the class means as they are now, or as they came in the last round."""
@@ -259,13 +255,13 @@ class Server:
         return self.head.job(
             *(moment, self._loss(moment), self._given(moment)),
             sends_before=options.gamma > 0 and moment.stage > 0 and not by_columns,
-            class_sums=len(self.known) if by_columns and options.stream else 0,
+            class_sums=len(self.known) if self.mixes and options.stream else 0,
         )
 
     def _loss(self, moment: Moment) -> partial[dict[str, Tensor]]:
         """The terms of a stage, as a pure function."""
         options, kept = self.options, ""
-        if self._mixing(moment):
+        if self.mixes and moment.stage:
             kept = "f"
         elif not self.site.by_columns and options.lambda_a and len(self._old(moment)):
             kept = "a"
@@ -288,17 +284,21 @@ class Server:
 
     def _end(self, clients: Clients, moment: Moment) -> dict[str, float]:
         """d.4: prototypes by eq. 5, Fisher diagonals, and the frozen share of each client."""
-        means, counts = self._means(clients, moment)
-        evolution = knowledge.evolved(self.means, self.known, means, counts, self.options.beta)
-        moved = (evolution - self.means).norm(dim=-1)
-        both = torch.nonzero(self.known & (counts > 0)).flatten().tolist()
-        notes = {f"moved class {kind}": float(moved[kind]) for kind in both}
-        self._moved = {str(self.site.classes[kind]): float(moved[kind]) for kind in both}
-        self.means, self.known = evolution, self.known | (counts > 0)
+        notes = {} if self.site.regression else self._evolve(clients, moment)
         if self.options.lmo_rule != "off":
             self._measure(clients, moment)
         replies = clients.ask(Client.settle, dict.fromkeys(self.head.learners(moment), Empty()))
         return notes | {f"frozen {id}": reply.frozen for id, reply in replies.items()}
+
+    def _evolve(self, clients: Clients, moment: Moment) -> dict[str, float]:
+        """Eq. 5: prototypes after a stage, and how far it moved them; numbers have none."""
+        means, counts = self._means(clients, moment)
+        evolution = knowledge.evolved(self.means, self.known, means, counts, self.options.beta)
+        moved = (evolution - self.means).norm(dim=-1)
+        both = torch.nonzero(self.known & (counts > 0)).flatten().tolist()
+        self._moved = {str(self.site.classes[kind]): float(moved[kind]) for kind in both}
+        self.means, self.known = evolution, self.known | (counts > 0)
+        return {f"moved class {kind}": float(moved[kind]) for kind in both}
 
     def _measure(self, clients: Clients, moment: Moment) -> None:
         """Send each sample's own gradient of the cross-entropy to the clients."""
@@ -312,7 +312,7 @@ class Server:
         self._tested = self._tested[:1]
         predictions = {task: self._predicted(clients, moment, task) for task in clients.tasks}
         fresh = self.site.fresh if self.head.by_classes else None
-        return vertical.scores(moment, predictions, fresh)
+        return vertical.scores(moment, predictions, fresh, unit=self.site.target.deviation)
 
     def _predicted(self, clients: Clients, moment: Moment, task: int) -> tuple[Tensor, Tensor]:
         y = self.site.test(task).y
@@ -347,4 +347,4 @@ class Server:
     state, restore = vertical_delegates.server_state, vertical_delegates.restore_server
 
 
-METHOD = Method(Options, Server, Client, split="parties", headline="union", weighs_classes=True)
+METHOD = Method(Options, Server, Client, "parties", "union", weighs_classes=True, regression=True)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from atoll.metrics.statistics import LEVEL, Comparison
 
-__all__ = ["MARGIN", "Verdict", "in_unit", "in_words", "judge", "shared_level"]
+__all__ = ["MARGIN", "Verdict", "beats_linear", "in_unit", "in_words", "judge", "shared_level"]
 
 MARGIN = 0.02  # a smaller gain is not worth the effort
 ERRORS = {"mae": "mean absolute error", "mse": "mean squared error"}  # metrics of regression
@@ -72,14 +72,19 @@ def in_words(answer: Mapping[str, Any]) -> list[str]:
             rows += f" of {site['gain']['units']:,} groups"
         lines.append(f"  {id}: {verdict}; {_points(site['gain'], metric)}, {rows}")
     lines += [f"  {id}: {reason}" for id, reason in answer["withheld"].items()]
-    logistic = [site["joined_over_logistic"] for site in sites.values()]
-    beaten = sum(one is not None and one["low"] > 0 for one in logistic)
-    known = sum(one is not None for one in logistic)
+    shown = [beats_linear(site) for site in sites.values()]
+    beaten, known = shown.count(True), len(shown) - shown.count(None)
     if known:
         linear = "ridge" if metric in ERRORS else "logistic"
         sentence = f"The joined model is shown to beat {linear} regression of the site alone at"
         lines.append(f"{sentence} {beaten} of {known} site{'s' if known > 1 else ''}.")
     return lines
+
+
+def beats_linear(site: Mapping[str, Any]) -> bool | None:
+    """Whether the joined model is shown to beat the linear model of a site; None: not compared."""
+    over = site["joined_over_logistic"]
+    return None if over is None else over["low"] > 0
 
 
 def _points(gain: Mapping[str, float], metric: str) -> str:

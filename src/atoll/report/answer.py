@@ -8,6 +8,7 @@ from typing import Any
 
 from atoll.core.errors import UserError
 from atoll.metrics.answer import ERRORS
+from atoll.metrics.verdicts import beats_linear
 from atoll.report.tables import Group
 from atoll.runs.result import ANSWER, read_answer, variant_means
 
@@ -63,6 +64,7 @@ class SiteAnswer:
     unadjusted: tuple[float, float] | None  # the interval of this site alone
     verdict: Verdict
     rows_needed: int | None  # test rows that would detect the margin
+    beats_linear: bool | None = None  # by the test of the verdict; None: not compared
     remarks: tuple[str, ...] = ()
     quality: tuple["Quality", ...] = ()  # of each model that was measured
 
@@ -221,6 +223,7 @@ def _site(name: str, body: Mapping[str, Any]) -> SiteAnswer:
         unadjusted=None if alone is None else (_number(alone["low"]), _number(alone["high"])),
         verdict=_verdict(body["verdict"]),
         rows_needed=_optional_count(body["rows_needed"]),
+        beats_linear=beats_linear(body),
         remarks=_texts(body.get("remarks", [])),
         quality=tuple(_quality(model, one) for model, one in body.get("quality", {}).items()),
     )

@@ -29,6 +29,7 @@ TONES = {"helps": "good", "hurts": "warn", "no difference": "none", "cannot tell
 SYMBOLS = {"helps": "▲", "hurts": "▼", "no difference": "=", "cannot tell": "?"}
 JOINED, SINGLE = "joined", "alone"
 POOLED = "pooled"  # trained with the rows of all sites: an upper bound
+MOST_NAMED = 6  # sites that a note names; more are counted
 EDGE = 0.04  # room at both ends of the axis, as a share of it
 
 
@@ -130,6 +131,10 @@ def _numbers(answer: Answer, unit: Unit) -> Iterable[tuple[str, str]]:
     guessing = [site.score(answer.references[0]) for site in answer.sites]
     name = "Predicting the mean" if answer.regression else "Chance level (majority class)"
     yield name, _range(guessing, unit)
+    shown = [site.beats_linear for site in answer.sites if site.beats_linear is not None]
+    if shown:
+        count = f"{shown.count(True)} of {len(shown)} site{'s' * (len(shown) != 1)}"
+        yield f"Joined shown to beat {answer.references[1]} of the site alone", count
     pooled = [site.score(POOLED) for site in answer.sites]
     if any(map(math.isfinite, pooled)):
         yield "Upper bound (rows of all sites in one place)", _range(pooled, unit)
@@ -162,24 +167,16 @@ def _range(values: Sequence[float], unit: Unit) -> str:
 def _remarks(answer: Answer) -> Iterable[str]:
     """Sentences on simple models that do as well, and on sites that are left out."""
     linear = answer.references[1]
-    pairs = [(site.score(linear), site.score(JOINED)) for site in answer.sites]
-    known = [(simple, joined) for simple, joined in pairs if math.isfinite(simple)]
-    better = sum(_better(answer, simple, joined) for simple, joined in known)
-    if better:
-        yield (
-            f"{linear.capitalize()} at the site scores at least as well as the joined model at "
-            f"{better} of {len(known)} sites."
-        )
+    as_good = [site.site for site in answer.sites if site.beats_linear is False]
+    if as_good:
+        few = len(as_good) <= MOST_NAMED
+        names = ", ".join(sorted(as_good)) if few else f"{len(as_good)} sites"
+        yield f"{linear.capitalize()} of the site alone may be as good: {names}."
     by_reason: dict[str, list[str]] = {}
     for site, reason in sorted(answer.withheld.items()):
         by_reason.setdefault(reason, []).append(site)
     for reason, sites in by_reason.items():
         yield f"Withheld, {reason}: {', '.join(sites)}."
-
-
-def _better(answer: Answer, one: float, other: float) -> bool:
-    """Whether a score is at least as good as another."""
-    return one <= other if answer.lower_is_better else one >= other
 
 
 @dataclass(frozen=True)

@@ -184,9 +184,6 @@ def _refuse_weights(dataset: Dataset, config: RunConfig) -> None:
     name = str(config.method["name"])
     method = methods.load(name)
     if config.class_weight != "none" and dataset.regression:
-        what = f"class_weight is for classes, and the labels of '{dataset.name}' are numbers"
-        raise UserError(what, "class_weight", "leave class_weight out")
-    if config.class_weight != "none" and dataset.regression:
         what = "the label is a number, and class_weight is for classes"
         raise UserError(what, "class_weight", "leave class_weight out")
     if config.class_weight != "none" and not (method.weighted or method.weighs_classes):

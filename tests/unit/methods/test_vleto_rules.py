@@ -10,6 +10,8 @@ from atoll.core.federation import Moment
 from atoll.learning import knowledge
 from atoll.learning.split import Batches
 from atoll.methods import vleto
+from atoll.runs.config import resolve
+from atoll.runs.parts import parts
 
 FISHER = {"w": torch.tensor([0.0, 1.9, 2.3, 9.0])}  # mean 3.3, deviation 3.4
 
@@ -71,8 +73,21 @@ def test_the_mask_of_a_stage_stays_though_the_stage_adds_to_what_is_known() -> N
 def test_prototypes_are_mixed_with_columns_by_stage_after_the_first_unless_they_weigh_nothing(
     by_columns: bool, stage: int, lambda_f: float, mixes: bool
 ) -> None:
-    site, options = SimpleNamespace(by_columns=by_columns), SimpleNamespace(lambda_f=lambda_f)
-    assert BareServer(site=site, options=options)._mixing(Moment(stage, 0, 1)) is mixes
+    mode = {"mode": "columns"} if by_columns else {"mode": "classes", "stages": 2}
+    assert kept_terms(stage, {"clients": 2, **mode}, lambda_f, "classification") == "f" * mixes
+
+
+def kept_terms(stage: int, scenario: dict[str, Any], lambda_f: float, task: str) -> str:
+    """Which prototypes the loss of a stage keeps."""
+    data = {"name": "synthetic-table", "rows": 60, "task": task}
+    method = {"name": "vleto", "lambda_f": lambda_f, "lambda_a": 0}
+    server = parts(resolve({"data": data, "method": method, "scenario": scenario}, "test")).server()
+    kept: str = server._loss(Moment(stage, 0, 1)).args[0].kept
+    return kept
+
+
+def test_a_number_has_no_prototypes() -> None:
+    assert kept_terms(1, {"clients": 2, "mode": "columns"}, 0.5, "regression") == ""
 
 
 def test_the_end_of_a_stage_mixes_known_prototypes_and_adds_those_of_single_rows() -> None:
@@ -83,7 +98,7 @@ def test_the_end_of_a_stage_mixes_known_prototypes_and_adds_those_of_single_rows
             training_rows=lambda clients, moment: (rows, y), learners=lambda moment: ["a"]
         ),
         options=SimpleNamespace(beta=0.5, lmo_rule="off"),
-        site=SimpleNamespace(classes=["x", "y", "z"]),
+        site=SimpleNamespace(classes=["x", "y", "z"], regression=False),
         means=torch.tensor([[2.0, 8.0], [0.0, 0.0], [5.0, 5.0]]),
         known=torch.tensor([True, False, True]),
     )

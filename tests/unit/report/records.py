@@ -90,7 +90,8 @@ def answer(sites: Mapping[str, tuple[float, float, str]], **changes: Any) -> dic
             "gain": interval(gain, half),
             "unadjusted": {"low": gain - half / 2, "high": gain + half / 2},
             "joined_over_guessing": interval(0.1 + gain, half),
-            "alone_over_guessing": interval(0.1, half), "joined_over_logistic": None,
+            "alone_over_guessing": interval(0.1, half),
+            "joined_over_logistic": interval(gain - 0.02, half / 2),
             "verdict": {"kind": kind, "text": f"{kind} at {site}"}, "rows_needed": None,
         }  # fmt: skip
     return {**body, **changes}

@@ -10,10 +10,18 @@ import pyarrow as pa
 from atoll.data.own.encoding import LARGEST, as_numbers
 from atoll.data.own.profiles import Contents, natural, unusable
 
-__all__ = ["MOST_CLASSES", "Spread", "label_numbers", "spread", "task_of", "task_statement"]
+__all__ = [
+    "MOST_CLASSES",
+    "Spread",
+    "Task",
+    "label_numbers",
+    "spread",
+    "task_of",
+    "task_statement",
+]
 
 Array = np.ndarray[Any, Any]
-Task = Literal["classification", "regression"]
+Task = Literal["", "classification", "regression"]
 MOST_NUMBERS: Final = 20  # distinct numbers that are classes unless the options say otherwise
 FEW_NUMBERS: Final = 5  # distinct numbers from which it is worth saying that they are classes
 MOST_CLASSES: Final = 1_000

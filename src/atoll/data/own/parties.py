@@ -23,7 +23,7 @@ from atoll.data.own.alignment import SHOWN, assume_aligned, normalised
 from atoll.data.own.columns import ENOUGH, Finding, identifies, leak_of, make_block, refuse_mistakes
 from atoll.data.own.encoding import Block, encoded
 from atoll.data.own.harmonise import DateRule, Rules, Unit, harmonise
-from atoll.data.own.labels import MOST_CLASSES
+from atoll.data.own.labels import MOST_CLASSES, Task, label_numbers, task_of, task_statement
 from atoll.data.own.matching import match_rows
 from atoll.data.own.profiles import (
     MISSING,
@@ -52,6 +52,7 @@ class PartyOptions:
 
     parties: tuple[str | tuple[str, ...], ...] = ()  # a file for each, or files for each stage
     label: str = ""  # the column to be predicted; in the active party's files alone
+    task: Task = ""  # empty: by the label; more than 20 distinct numbers are regression
     id: str = "id"  # the column of ids, in every file
     index: str = ""  # the folder with the index files of `atoll align`
     assume_aligned: bool = False  # rows already match: same ids in the same order in every file
@@ -102,13 +103,27 @@ _Stage = Sequence[tuple[Sheet, pa.Table]]  # the file of each party at one stage
 
 def load(name: str = "", **given: Any) -> Dataset:
     """The common rows of all parties, side by side; equal files give equal data."""
-    parties, active, options = _read(build(PartyOptions, given, "[data]"))
+    asked = build(PartyOptions, given, "[data]")
+    parties, active, options = _read(asked)
+    findings = [] if asked.task else _task_findings(parties[active], options)
+    if options.task == "regression":
+        return _dataset(name, parties, active, (options.label,), options, findings)
     labels = [text.column(options.label).to_pylist() for text in parties[active].texts]
     if options.labels != "as-is":
         counts = Counter(label for part in labels for label in part)
         refuse_spellings({parties[active].name: counts}, options.label)
     classes = tuple(sorted({str(y) for part in labels for y in part}, key=natural))
-    return _dataset(name, parties, active, classes, options)
+    return _dataset(name, parties, active, classes, options, findings)
+
+
+def _label_counts(
+    options: PartyOptions, active: Sequence[Sheet], labels: Sequence[Sequence[str | None]]
+) -> Contents:
+    """The label of the active party, from which the task follows."""
+    contents = Contents(options.as_of_a_table, tuple(active))
+    known = [value for part in labels for value in part if value is not None]
+    contents.classes[active[0].path.stem] = Counter(known)
+    return contents
 
 
 def read_contents(**given: Any) -> Contents:
@@ -179,7 +194,9 @@ def _read(
     labelled = [stage[active] for stage in rows]  # the common rows of the active party, by stage
     for sheet, values, places in zip(sheets[active], labels, labelled, strict=True):
         _refuse_unlabelled(sheet, values, places)
-    _refuse_lost(labels, labelled, sheets[active][0], options)
+    options = replace(options, task=task_of(_label_counts(options, sheets[active], labels)))
+    if options.task == "classification":
+        _refuse_lost(labels, labelled, sheets[active][0], options)
     parties = []
     for number, (party, texts) in enumerate(zip(sheets, whole, strict=True)):
         mine = tuple(stage[number] for stage in rows)
@@ -351,7 +368,7 @@ def _refuse_lost(
     sheet: Sheet,
     options: PartyOptions,
 ) -> None:
-    """Refuse a class that the alignment leaves without rows, a single class, and a quantity."""
+    """Refuse a class that the alignment leaves without rows, a single class, and too many."""
     every = {y for part in labels for y in part if y is not None}
     common = {part[row] for part, rows in zip(labels, active, strict=True) for row in rows}
     lost = sorted(every - common)
@@ -364,7 +381,7 @@ def _refuse_lost(
     total = sum(len(rows) for rows in active)
     if len(common) > min(MOST_CLASSES, max(ENOUGH, total // 2)):
         what = f"the label has {len(common):,} different values in {total:,} rows"
-        remedy = "parties predict classes: make some, or predict the number from one table"
+        remedy = 'choose a column with fewer, or set task = "regression" if it is a number'
         raise unusable(what, sheet.path, remedy)
 
 
@@ -374,11 +391,11 @@ def _dataset(
     active: int,
     classes: tuple[str, ...],
     options: PartyOptions,
+    findings: list[Finding],
 ) -> Dataset:
     special = {options.id, options.label, options.stage, options.group, *options.ignore}
     pieces, names, owners, holders = [], [], list[int](), list[str]()
     blocks: dict[str, list[Block]] = {party.name: [] for party in parties}
-    findings = list[Finding]()
     for party in parties:
         columns = [c for c in party.sheets[0].columns if c not in special]
         if not columns:
@@ -407,6 +424,14 @@ def _dataset(
         groups=tuple(holders), layout=layout,
         people=_people(parties[active], options.group) if options.group else None,
     )  # fmt: skip
+
+
+def _task_findings(active: _Party, options: PartyOptions) -> list[Finding]:
+    """How a label of numbers is read."""
+    labels = [text.column(options.label).to_pylist() for text in active.texts]
+    contents = _label_counts(replace(options, task=""), active.sheets, labels)
+    statement = task_statement(contents, options.task)
+    return [Finding(*statement)] if statement else []
 
 
 def _people(active: _Party, group: str) -> Array:
@@ -499,12 +524,23 @@ def _encoded(party: _Party, block: Block) -> Array:
     ])  # fmt: skip
 
 
+def _labels(active: _Party, classes: tuple[str, ...], options: PartyOptions) -> Array:
+    """The class of each row; in regression the number."""
+    if options.task == "regression":
+        pairs = zip(active.texts, active.sheets, strict=True)
+        return np.concatenate([
+            label_numbers(text.column(options.label).combine_chunks(), sheet.comma)
+            for text, sheet in pairs
+        ])  # fmt: skip
+    labels = [str(v) for text in active.texts for v in text.column(options.label).to_pylist()]
+    return np.array([classes.index(label) for label in labels], dtype=np.int64)
+
+
 def _when(
     active: _Party, classes: tuple[str, ...], options: PartyOptions
 ) -> tuple[Array, Array, tuple[str, ...]]:
     """The label and the stage of each row, and the names of the stages."""
-    labels = [str(v) for text in active.texts for v in text.column(options.label).to_pylist()]
-    y = np.array([classes.index(label) for label in labels], dtype=np.int64)
+    y = _labels(active, classes, options)
     if len(active.texts) > 1:
         stage = np.repeat(np.arange(len(active.texts)), [len(text) for text in active.texts])
         return y, stage, tuple(sheet.path.stem for sheet in active.sheets)

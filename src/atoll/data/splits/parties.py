@@ -76,7 +76,7 @@ def _parts(
         return partition.cut_all(dataset, options, stream)
     partition.check_shares(options.train, options.valid)
     stage = np.stack(inside).argmax(0)
-    strata = stage * len(dataset.classes) + dataset.y
+    strata = stage * len(dataset.classes) + dataset.strata
     draws = stream.child("people").numpy()
     dealt = partition.cut_people(strata, people, options.train, options.valid, draws)
     return partition.Parts(*(np.flatnonzero(dealt == part) for part in range(3)))

@@ -1,4 +1,8 @@
-"""The coordinator's half of the answer: asks sites once, keeps the ledger, assembles the answer."""
+"""The coordinator's half of the answer: asks sites once, keeps the ledger, assembles the answer.
+
+Where parties hold columns of the same rows, the coordinator compares: it has the labels, and
+`atoll.engines.network.party_comparison` has each party train with the server alone.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +15,7 @@ from atoll.core.federation import SERVER
 from atoll.core.messages import Packet, pack
 from atoll.core.record import Message, Record, read_checkpoint
 from atoll.data.scenario import Scenario
-from atoll.engines.network.comparison import obstacle
+from atoll.engines.network.party_comparison import AWAY, REFUSED, Parties, compare_parties
 from atoll.engines.network.requests import COMPARE, Compare
 from atoll.learning.weights import without
 from atoll.metrics.release import Release, assemble
@@ -20,17 +24,9 @@ from atoll.runs.result import Run
 
 __all__ = ["Sites", "collect", "reason_for_none"]
 
-REFUSED = "the contract of the site does not allow it"
-AWAY = "the site was away"
 
-
-class Sites(Protocol):
+class Sites(Parties, Protocol):
     """What is needed of the engine between sites."""
-
-    @property
-    def present(self) -> list[str]:
-        """The clients whose sites are there."""
-        ...
 
     def compare(self, request: Packet) -> dict[str, Packet | str]:
         """The releases of sites that are asked, or why there is none."""
@@ -43,7 +39,9 @@ def reason_for_none(parts: Parts, willing: int) -> str:
         return "the run keeps no checkpoint"
     if not willing:
         return "no site's contract allows it (answer = true)"
-    return obstacle(parts)
+    if parts.scenario.labels_at_server and not hasattr(parts.server(), "head"):
+        return "the method's server has no half that embeddings of one party could be given to"
+    return ""
 
 
 def collect(sites: Sites, parts: Parts, folder: Path, record: Record) -> dict[str, Any]:
@@ -52,6 +50,11 @@ def collect(sites: Sites, parts: Parts, folder: Path, record: Record) -> dict[st
     The messages are lines of the record's ledger, before the end of the run is written.
     """
     arrays, head = read_checkpoint(folder)
+    if parts.scenario.labels_at_server:
+        body, lines = compare_parties(sites, parts, Run(folder).headline, arrays)
+        record.add(lines)
+        record.checkpoint(arrays, head["progress"])
+        return body
     state = {name: torch.from_numpy(array) for name, array in arrays.items()}
     request = pack(Compare(Run(folder).headline, without("server", state)))
     replies = sites.compare(request)

@@ -23,16 +23,18 @@ from atoll.engines.network.egress import Spent
 from atoll.engines.network.requests import Compare
 from atoll.learning.weights import prefixed
 from atoll.metrics.release import Release, release
+from atoll.runs.alone import alone_parts
 from atoll.runs.answer import own_answer
 from atoll.runs.outcomes import outcome_of
 from atoll.runs.parts import Parts
 
 __all__ = [
-    "Cost", "compared", "cost_of", "excess", "joined_model", "obstacle", "read_release",
-    "written_release",
+    "ALONE", "Cost", "alone_half", "compared", "cost_of", "excess", "joined_model", "obstacle",
+    "over_budget", "read_release", "written_release",
 ]  # fmt: skip
 
 RELEASE = "release.json"
+ALONE = "alone"  # the folder of what a party trains with the server alone, in that of the run
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,13 @@ def obstacle(parts: Parts) -> str:
     return ""
 
 
+def alone_half(parts: Parts, id: str) -> Parts:
+    """The parts of a federation of one party, which the server compares with: it has the labels."""
+    if not parts.scenario.labels_at_server:
+        raise RefusedError("where sites hold whole rows, each compares by itself")
+    return alone_parts(parts, id)
+
+
 def cost_of(parts: Parts, id: str) -> Cost:
     """The rounds and epochs of the same method at a site alone."""
     config = parts.config
@@ -59,8 +68,8 @@ def cost_of(parts: Parts, id: str) -> Cost:
     return Cost(rounds, rounds * epochs_of_round(config) + pretrained)
 
 
-def excess(parts: Parts, cost: Cost, spent: Spent, terms: Contract) -> str:
-    """Why a comparison is beyond the contract; empty where it is not."""
+def over_budget(cost: Cost, spent: Spent, terms: Contract) -> str:
+    """Which budget over all runs a comparison would exceed; empty where none."""
     counts = (
         ("comparisons", spent.comparisons + 1, terms.comparisons_in_all),
         ("rounds", spent.rounds + cost.rounds, terms.rounds_in_all),
@@ -69,7 +78,13 @@ def excess(parts: Parts, cost: Cost, spent: Spent, terms: Contract) -> str:
     for what, count, most in counts:
         if count > most:
             return f"more than {most:,} {what} on this data are not in the contract"
-    return obstacle(parts) or ranges.metric_violation(terms.options, parts.config, parts.metric)
+    return ""
+
+
+def excess(parts: Parts, cost: Cost, spent: Spent, terms: Contract) -> str:
+    """Why a comparison is beyond the contract; empty where it is not."""
+    refused = over_budget(cost, spent, terms) or obstacle(parts)
+    return refused or ranges.metric_violation(terms.options, parts.config, parts.metric)
 
 
 def joined_model(parts: Parts, request: Compare) -> tuple[Compare, dict[str, Tensors]]:

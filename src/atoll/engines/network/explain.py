@@ -44,7 +44,9 @@ ANSWER = (
     " of a test in the last round, and this site must have trained in the run. Weights that are"
     " steered there over many rounds can tell the label of one test row that the coordinator"
     " knows; comparisons_in_all limits how many. Training alone counts in the budgets of rounds and"
-    " epochs."
+    " epochs. Where sites hold columns of the same rows, the coordinator has the labels and"
+    " compares: this site then trains its half of the network once more with the coordinator alone,"
+    " and a second sequence of embeddings of the same rows leaves."
 )
 
 

@@ -145,6 +145,11 @@ class Outpost:
         return self._told(COMPARE, lambda gate: _left(gate.compare(asked)))
 
     @collab.publish  # type: ignore[untyped-decorator]
+    def alone(self) -> dict[str, Any]:
+        """Begin anew as the only party, to be compared with."""
+        return self._told(COMPARE, lambda gate: _left(gate.alone()))
+
+    @collab.publish  # type: ignore[untyped-decorator]
     def keep(self, place: str) -> dict[str, Any]:
         """Save the client's memory here."""
         return self._told("keep", lambda gate: gate.keep(place))

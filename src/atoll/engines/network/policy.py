@@ -4,7 +4,6 @@ It holds the site's client, data and state, and knows no network. Errors reach t
 kind and fixed words; the details stay in the site's own log.
 """
 
-import hashlib
 import json
 import logging
 import math
@@ -18,24 +17,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from atoll.core.errors import BadMessageError, UserError, printable
 from atoll.core.federation import SERVER, Moment, actions, answer
-from atoll.core.messages import Packet, Tensors, pack, unpack
+from atoll.core.messages import Empty, Packet, Tensors, pack, unpack
 from atoll.core.record import FILES, Record, Snapshot, disk_errors, write_whole
 from atoll.data.own.agreement import Agree, Offer, OwnTable, UntoldError
 from atoll.data.vectors import KINDS as VECTOR_KINDS
 from atoll.engines.network import plans, ranges
 from atoll.engines.network.bounds import Bounds, too_few_rows
 from atoll.engines.network.comparison import (
+    ALONE,
+    alone_half,
     compared,
     cost_of,
     excess,
     joined_model,
+    over_budget,
     read_release,
     written_release,
 )
@@ -47,6 +48,7 @@ from atoll.engines.network.named import foreign_names
 from atoll.engines.network.own import data_key, own_parts, own_table, sparing
 from atoll.engines.network.requests import COMPARE, LARGEST, Compare, Finish
 from atoll.engines.network.size import parameters
+from atoll.engines.network.stored import age, arrays_of, bytes_in, question_digest
 from atoll.learning.weights import copied, prefixed
 from atoll.runs.config import RunConfig, resolve
 from atoll.runs.parts import Parts, parts
@@ -137,7 +139,7 @@ class Gate:
 
     def _reserve(self, action: str, size: int) -> None:
         """Refuse to write more into the store than the contract allows a run, or all runs."""
-        used = {path.name: _bytes_in(path) for path in self.store.iterdir() if path.is_dir()}
+        used = {path.name: bytes_in(path) for path in self.store.iterdir() if path.is_dir()}
         own, every = used.get(self.run, 0) + size, sum(used.values()) + size
         terms = self.terms
         if own > terms.stored or every > terms.stored_in_all:
@@ -310,7 +312,7 @@ class Gate:
         with self._alone(action):
             if run and run != self.run:
                 raise RefusedError("a question of another run")
-            asked = _digest(action, moment, packet)
+            asked = question_digest(action, moment, packet)
             if self._last and self._last[0] == number:
                 if self._last[1] != asked:
                     raise RefusedError("another question under the number of the last one")
@@ -386,10 +388,10 @@ class Gate:
     def keep(self, place: str) -> None:
         """Save the client's memory under the name of a place; the last two are kept."""
         with self._alone("keep"):
-            content = save(_arrays(self._ready.state()))
+            content = save(arrays_of(self._ready.state()))
             self._reserve("keep", len(content))
             write_whole(self._file(place), content)
-            kept = sorted(self._home.glob("state-*.safetensors"), key=_age)
+            kept = sorted(self._home.glob("state-*.safetensors"), key=age)
             for path in kept[:-KEPT]:
                 path.unlink(missing_ok=True)
             if self._bounds:
@@ -404,7 +406,7 @@ class Gate:
             client, path = self._ready, self._file(place)
             there = path.exists()
             if not there:
-                kept = sorted(self._home.glob("state-*.safetensors"), key=_age)
+                kept = sorted(self._home.glob("state-*.safetensors"), key=age)
                 if not kept:
                     if self._bounds:
                         self._bounds.restore(place)
@@ -437,7 +439,7 @@ class Gate:
                 write_whole(self._home / f"{name}.jsonl", content)
             write_whole(self._home / "facts.json", told.facts.numpy().tobytes())
             write_recipe(self._known, self._home)
-            Record(self._home).checkpoint(_arrays(state), {"stage": 0, "round": 0})
+            Record(self._home).checkpoint(arrays_of(state), {"stage": 0, "round": 0})
             write_result(self._home)
 
     def compare(self, packet: Packet) -> Packet:
@@ -451,7 +453,7 @@ class Gate:
             state = self._ready.state()
             stages, rounds = self._known.scenario.stages, self._known.config.rounds
             end = Moment(stages - 1, rounds - 1, rounds)
-            asked, before = _digest(COMPARE, end, packet), read_release(self._home)
+            asked, before = question_digest(COMPARE, end, packet), read_release(self._home)
             if before is not None:
                 other = "" if before[0] == asked else "a second comparison of one run"
                 self._refuse(COMPARE, other)
@@ -467,6 +469,26 @@ class Gate:
             self._let_out(COMPARE, end, reply, cost.rounds, cost.epochs)
             write_whole(self._home / name, content)
             self._checked.end()
+            return reply
+
+    def alone(self) -> Packet:
+        """Begin anew as the only party beside the server, which compares; once in a run."""
+        with self._alone(COMPARE):
+            self._refuse(COMPARE, "" if self.terms.answer else "an answer is not in the contract")
+            self._refuse(COMPARE, "" if self._client else "no run has been prepared")
+            with self._refusals_logged(COMPARE):
+                home, made = self._home / ALONE, alone_half(self._known, self.id)
+            self._refuse(COMPARE, "a second comparison of one run" if home.exists() else "")
+            cost, spent = cost_of(self._known, self.id), self.egress.spent(self._data)
+            self._refuse(COMPARE, over_budget(cost, spent, self.terms))
+            rounds = made.config.rounds
+            end, reply = Moment(self._known.scenario.stages - 1, rounds - 1, rounds), pack(Empty())
+            self._let_out(COMPARE, end, reply)
+            with disk_errors(home):
+                home.mkdir(exist_ok=True)
+            probed, self._last = lambda: self.egress.probes, None
+            self._parts, self._client = made, made.client(self.id)
+            self._bounds = Bounds(self.terms, made, home, self.egress.spent(self._data), probed)
             return reply
 
     def _compared(
@@ -534,28 +556,6 @@ class Gate:
             part.replace(path)
         except OSError:  # a full disk is reported where data would be lost
             pass
-
-
-def _bytes_in(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*"))
-
-
-def _digest(action: str, moment: Moment, packet: Packet) -> str:
-    """What makes a question the same as another."""
-    about = json.dumps([action, list(vars(moment).values()), len(packet.header)]).encode()
-    content = hashlib.blake2b(about, digest_size=16)
-    content.update(packet.header)
-    content.update(packet.block)
-    return content.hexdigest()
-
-
-def _arrays(state: Tensors) -> dict[str, np.ndarray[Any, Any]]:
-    return {name: np.asarray(t.detach().cpu().numpy(), order="C") for name, t in state.items()}
-
-
-def _age(path: Path) -> tuple[int, int]:
-    stage, _, number = path.stem.removeprefix("state-").partition("-")
-    return int(stage), int(number)
 
 
 def answered(gate: Gate, action: str, work: Callable[[Gate], dict[str, Any] | None]) -> Reply:

@@ -14,9 +14,15 @@ from nvflare.collab import CollabCallError
 
 from atoll import methods
 from atoll.core import VERSION
-from atoll.core.errors import BadMessageError, ClientFailedError, UserError, printable
+from atoll.core.errors import (
+    BadMessageError,
+    ClientFailedError,
+    SiteLostError,
+    UserError,
+    printable,
+)
 from atoll.core.federation import Moment, actions, kinds
-from atoll.core.messages import Packet, Tensors, opened, pack
+from atoll.core.messages import Empty, Packet, Tensors, opened, pack
 from atoll.core.options import build
 from atoll.core.record import Score, Snapshot, read_checkpoint, read_events
 from atoll.data.own.agreement import Agree, Agreed, Offer, Offered, Plan, common, planned
@@ -32,14 +38,6 @@ PING_SECONDS = 2.0  # between looks at sites that have not answered yet
 PING_TIMEOUT = 5.0
 TRIES = 3  # of one question to a site that is there
 MISFORMED = "its answer is not of the agreed form"
-
-
-class SiteLostError(Exception):
-    """A site that was there and does not answer any more; the run can go on when it is back."""
-
-    def __init__(self, site: str, reason: str) -> None:
-        super().__init__(f"site {site} was lost: {reason}")
-        self.site, self.reason = site, reason
 
 
 def packet_bytes(packet: Packet) -> dict[str, Any]:
@@ -196,6 +194,14 @@ class Remote:
             return printable(error.reason)
         except SiteLostError as error:
             return f"lost: {printable(error.reason)}"
+
+    def willing(self, id: str) -> bool:
+        """Whether the contract of a site allows a comparison."""
+        return self.parties[id].compares
+
+    def alone(self, id: str) -> None:
+        """Let one party begin anew, as the only one beside the server."""
+        self._opened(id, self._ask("alone", {id: {}}, COMPARE)[id], Empty)
 
     def states(self, place: str) -> dict[str, Tensors]:
         """Let every site keep its client's memory; nothing of it comes here."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ __all__ = ["export"]
 def reads(predictor: Predictor) -> dict[str, Any]:
     """How files become what the model reads, for the card."""
     recipe = predictor.recipe
+    card: dict[str, Any] = {"classes": recipe["classes"]}
+    if recipe.get("task") == "regression":
+        card["task"] = "regression"
     if predictor.site == SERVER:
-        return {"classes": recipe["classes"], "embeddings": list(recipe["sites"])}
+        return card | {"embeddings": list(recipe["sites"]), **_target(recipe)}
     about, config = predictor.about, predictor.config
-    card = {"classes": recipe["classes"], "called": about.get("called", predictor.site)}
-    if recipe.get("task") == "regression":  # an output times the deviation, plus the mean
-        card |= {"task": "regression", "target": about["target"]}
+    card |= {"called": about.get("called", predictor.site), **_target(about)}
     if predictor.kind == "image":
         number = list(recipe["sites"]).index(predictor.site)
         network = config.models[number] if config.models else config.model_options().name
@@ -46,6 +48,11 @@ def reads(predictor: Predictor) -> dict[str, Any]:
         if predictor.site in recipe.get("rules", {}):
             card["harmonised"] = recipe["rules"][predictor.site]
     return card
+
+
+def _target(place: Mapping[str, Any]) -> dict[str, Any]:
+    """In regression, where labels are scaled: an output times the deviation, plus the mean."""
+    return {"target": place["target"]} if "target" in place else {}
 
 
 def export(predictor: Predictor, out: Path, crossed: str) -> Path:

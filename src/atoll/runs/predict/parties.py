@@ -154,7 +154,9 @@ def _read(recipe: Mapping[str, Any], party: str, path: Path, counts: Predicted) 
         batch = harmonise(raw, rules, label, sheet.comma)
         pieces.append(numbers(own, sheet, batch, first, mine, rare))
         written += [value or "" for value in batch.column(key).to_pylist()]
-        if label in sheet.columns:
+        if label in sheet.columns and recipe.get("task") == "regression":
+            known += batch.column(label).to_pylist()
+        elif label in sheet.columns:
             known += labels(batch.column(label), range(len(batch)), recipe["classes"])
         first += len(batch)
     if not first:

@@ -20,6 +20,8 @@ from atoll.engines.local import local_engine
 from atoll.runs.config import resolve
 from atoll.runs.execute import execute
 from atoll.runs.parts import parts
+from atoll.runs.predict.model import Predictor
+from atoll.runs.predict.parties import predict
 
 KINDS = ("basic", "gold", "black")
 
@@ -307,11 +309,48 @@ def test_an_index_file_of_something_else_is_refused(content: str, tables: Path) 
         data.load("", **OWN)
 
 
-def test_a_quantity_is_no_label_of_parties(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def quantity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Two parties; days are a sum of their columns."""
     monkeypatch.chdir(tmp_path)
-    write("a.csv", ["id", "x", "days"], [[n, n % 7, f"{n / 8:.3f}"] for n in range(60)])
-    write("b.csv", ["id", "z"], [[n, n % 5] for n in range(60)])
-    given = {"parties": ["a.csv", "b.csv"], "label": "days", "id": "id", "assume_aligned": True}
-    with pytest.raises(UserError, match="60 different values in 60 rows") as error:
-        data.load("", **given)
-    assert "parties predict classes" in error.value.remedy
+    draw, rows = random.Random(1), []
+    for number in range(90):
+        x, z = draw.gauss(0, 1), draw.gauss(0, 1)
+        rows.append((number, f"{x:.3f}", f"{8 + 2 * x + 3 * z:.2f}", f"{z:.3f}"))
+    write("a.csv", ["id", "x", "days"], [list(row[:3]) for row in rows])
+    write("b.csv", ["id", "z"], [[row[0], row[3]] for row in rows])
+    return {"parties": ["a.csv", "b.csv"], "label": "days", "id": "id", "assume_aligned": True}
+
+
+def test_a_quantity_is_a_number_to_predict(quantity: dict[str, Any]) -> None:
+    dataset = data.load("", **quantity)
+    assert dataset.regression
+    assert dataset.classes == ("days",)
+    assert dataset.y[0] == float(Path("a.csv").read_text().splitlines()[1].split(",")[2])
+    assert dataset.layout is not None
+    ((what, action),) = dataset.layout.findings
+    assert what == f"label 'days' has {len(set(dataset.y))} distinct numbers: regression"
+    assert action == 'set task = "classification" to treat values as classes'
+    chosen = data.load("", **quantity, task="regression")
+    assert chosen.layout is not None
+    assert not chosen.layout.findings
+    with pytest.raises(UserError, match="different values in 90 rows") as error:
+        data.load("", **quantity, task="classification")
+    assert 'task = "regression"' in error.value.remedy
+
+
+@pytest.mark.parametrize("method", ["splitnn", "vleto"])
+def test_parties_predict_a_number_in_its_unit(
+    method: str, quantity: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = {"name": method, "rate": 0.1, "batch": 16, "width": 8}
+    values = {"data": quantity, "method": settings, "rounds": 15, "engine": {"mode": "loop"}}
+    execute(resolve(values, "test"), tmp_path / "run", local_engine)
+    (score,) = [e for e in read_events(tmp_path / "run") if isinstance(e, Score)]
+    assert score.r2 > 0.5
+    server = Predictor(tmp_path / "run", SERVER)
+    files, out = ["a.csv", "b.csv"], tmp_path / "out.csv"
+    result = predict(server, files, out, held_out=True)
+    assert out.read_text().splitlines()[0] == "id,prediction"
+    assert result.judged == score.rows
+    assert result.absolute / result.judged == pytest.approx(score.errors["mae"], rel=1e-3)

@@ -39,6 +39,15 @@ class Fake:
         self.present = list(of.scenario.clients[:3])
         self.asked = 0
 
+    def willing(self, id: str) -> bool:
+        raise AssertionError("only parties are asked")
+
+    def alone(self, id: str) -> None:
+        raise AssertionError("only parties train alone")
+
+    def carry(self, *arguments: Any) -> Any:
+        raise AssertionError("the rounds are done")
+
     def compare(self, request: Packet) -> dict[str, Packet | str]:
         self.asked += 1
         state = unpack(request, Compare, "server")
@@ -120,8 +129,3 @@ def test_why_nobody_is_asked(
     reason = reason_for_none(run_parts(method, **changes), willing)
     assert words in reason
     assert bool(reason) is bool(words)
-
-
-def test_parties_with_columns_are_not_asked() -> None:
-    of = parts(resolve(change({"method": "splitnn"}, {"data": "breast-cancer"}), "test"))
-    assert "no site can predict by itself" in reason_for_none(of, 3)

@@ -1,0 +1,201 @@
+"""The answer of a run whose parties hold columns of the same rows, by the coordinator.
+
+It has the labels, so it compares, and nothing of the labels leaves it. For the joined model each
+party sends the embeddings of the test rows once more. For the same method alone, each party whose
+contract allows it trains anew with the server, by the messages of the run and without the others.
+Simple models need columns and labels in one place and are left out.
+"""
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from atoll.core.errors import BadMessageError, ClientFailedError, SiteLostError, printable
+from atoll.core.federation import SERVER, Clients, Moment
+from atoll.core.messages import Packet, Tensors
+from atoll.core.record import Message, Snapshot, read_events
+from atoll.engines.network.requests import COMPARE
+from atoll.learning.weights import without
+from atoll.metrics.answer import ALONE, BOOSTING, GUESS, JOINED, MEAN, Outcome, answer, models_of
+from atoll.metrics.release import assemble
+from atoll.runs.alone import alone_parts, train_parts
+from atoll.runs.baselines import class_shares
+from atoll.runs.outcomes import own_tasks, without_classes
+from atoll.runs.parts import Parts
+
+__all__ = ["AWAY", "REFUSED", "Parties", "compare_parties"]
+
+Array = np.ndarray[Any, Any]
+REFUSED = "the contract of the site does not allow it"
+AWAY = "the site was away"
+APART = "columns and labels are at different places"
+FAILURES = (ClientFailedError, BadMessageError, SiteLostError)  # a run that has ended needs no more
+
+
+class Parties(Protocol):
+    """What is needed of the engine between sites."""
+
+    @property
+    def present(self) -> list[str]:
+        """The clients whose sites are there."""
+        ...
+
+    def willing(self, id: str) -> bool:
+        """Whether the contract of a site allows a comparison."""
+        ...
+
+    def alone(self, id: str) -> None:
+        """Let one party begin anew, as the only one beside the server."""
+        ...
+
+    def carry(
+        self, action: str, moment: Moment, packets: Mapping[str, Packet]
+    ) -> Mapping[str, Packet]:
+        """Bring each packet to its site and bring back the answers."""
+        ...
+
+
+@dataclass
+class _Engine:
+    """Carries the messages of a training that is not resumed: no state of a client is kept."""
+
+    parties: Parties
+    at_least: int = 0
+
+    def carry(
+        self, action: str, moment: Moment, packets: Mapping[str, Packet]
+    ) -> Mapping[str, Packet]:
+        """Bring each packet to its site and bring back the answers."""
+        return self.parties.carry(action, moment, packets)
+
+    def states(self, place: str) -> dict[str, Tensors]:
+        """Nothing: a site keeps its own."""
+        return {}
+
+    def restore(self, states: Mapping[str, Tensors], place: str) -> None:
+        """Do nothing: the training begins anew."""
+
+    def snapshots(self, moment: Moment) -> list[Snapshot]:
+        """None."""
+        return []
+
+
+def compare_parties(
+    parties: Parties, parts: Parts, variant: str, arrays: Mapping[str, Array]
+) -> tuple[dict[str, Any], list[Message]]:
+    """The answer, and the lines of the ledger; `arrays` is the state at the end of the run."""
+    state = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    tasks = {id: own_tasks(parts.scenario, id) for id in parts.scenario.clients}
+    outcomes, withheld = dict[str, list[Outcome]](), dict[str, str]()
+    try:
+        joined, lines = _outputs(parties, parts, variant, state, tasks[parts.scenario.clients[0]])
+    except FAILURES as error:
+        return _answer(parts, {}, dict.fromkeys(tasks, printable(error.reason))), []
+    for id in parts.scenario.clients:
+        if id not in parties.present or not parties.willing(id):
+            withheld[id] = REFUSED if id in parties.present else AWAY
+            continue
+        one = alone_parts(parts, id)
+        try:
+            alone, further = _trained_alone(parties, one, variant, tasks[id])
+        except FAILURES as error:
+            withheld[id] = printable(error.reason)
+            continue
+        outcomes[id] = [_outcome(one, id, tasks[id], {JOINED: joined, ALONE: alone})]
+        lines += further
+    return _answer(parts, outcomes, withheld), _ledger(parts, lines)
+
+
+def _answer(
+    parts: Parts, outcomes: Mapping[str, list[Outcome]], withheld: Mapping[str, str]
+) -> dict[str, Any]:
+    """The answer of all parties that could be compared."""
+    margin = parts.config.report_options().margin / 100
+    if not outcomes:
+        return assemble({}, withheld, parts.metric, margin)
+    body = answer(outcomes, parts.metric, margin)
+    body["withheld"] = dict(sorted({**body["withheld"], **withheld}.items()))
+    body["classes"] = list(parts.dataset.classes)
+    return body
+
+
+def _outputs(
+    parties: Parties, parts: Parts, variant: str, state: Tensors, tasks: Sequence[int]
+) -> tuple[Array, list[Message]]:
+    """The outputs of test rows, from the embeddings of all parties; the messages for them."""
+    scenario, rounds, server = parts.scenario, parts.config.rounds, parts.server()
+    where = parts.site(SERVER).device
+    server.restore({name: tensor.to(where) for name, tensor in without("server", state).items()})
+    moment = Moment(scenario.stages - 1, rounds - 1, rounds)
+    clients = Clients(scenario.clients, _Engine(parties), moment, tasks)
+    pieces = []
+    with torch.no_grad():
+        for task in tasks:
+            halves = server.head.embedded(clients, scenario.clients, "test", task)
+            logits = server.predict(server.final_model({}, variant, task), halves)
+            if parts.dataset.regression:
+                logits = parts.site(SERVER).target.restore(logits)
+            pieces.append(np.asarray(logits.double().cpu().numpy()))
+    clients.settle()
+    return np.concatenate(pieces), list(clients.traffic)
+
+
+def _trained_alone(
+    parties: Parties, one: Parts, variant: str, tasks: Sequence[int]
+) -> tuple[Array, list[Message]]:
+    """Train one party with the server; its outputs of test rows, and the messages."""
+    (id,) = one.scenario.clients
+    parties.alone(id)
+
+    @contextmanager
+    def open_engine(*arguments: Any) -> Iterator[_Engine]:
+        yield _Engine(parties)
+
+    with tempfile.TemporaryDirectory(prefix="atoll-alone-") as folder:
+        state = train_parts(one, Path(folder), open_engine, lambda: False)
+        lines = [event for event in read_events(Path(folder)) if isinstance(event, Message)]
+    outputs, further = _outputs(parties, one, variant, state, tasks)
+    return outputs, lines + further
+
+
+def _outcome(one: Parts, id: str, tasks: Sequence[int], outputs: Mapping[str, Array]) -> Outcome:
+    """The outcome of a party: the outputs of networks and of guessing, and the labels."""
+    scenario, dataset = one.scenario, one.dataset
+    rows = np.concatenate([scenario.tests[id][task] for task in tasks])
+    train = np.unique(np.concatenate([held.train for held in scenario.holdings[id]]))
+    y, count = dataset.y[train], len(rows)
+    skipped = dict.fromkeys((models_of(one.metric)[3], BOOSTING), APART)
+    people = dataset.people
+    outcome = Outcome(
+        *(rows, dataset.y[rows], outputs, len(train), skipped),
+        groups=None if people is None else people[rows],
+    )
+    if dataset.regression:
+        guess = {MEAN: np.full((count, 1), y.mean())}
+        return replace(outcome, outputs={**outputs, **guess}, deviation=float(y.std()) or 1.0)
+    shares = class_shares(y, len(dataset.classes), count)
+    guess = {GUESS: without_classes(shares, np.isneginf(outputs[JOINED]))}
+    return replace(outcome, outputs={**outputs, **guess})
+
+
+def _ledger(parts: Parts, lines: Sequence[Message]) -> list[Message]:
+    """The messages as lines of the end of the run, those of one form together."""
+    counts, payloads, sizes = Counter[Message](), Counter[Message](), Counter[Message]()
+    stage, last = parts.scenario.stages - 1, parts.config.rounds - 1
+    for line in lines:
+        moved = replace(line, stage=stage, round=last, action=COMPARE)
+        form = replace(moved, count=0, payload=0, bytes=0)
+        counts[form] += line.count
+        payloads[form] += line.payload
+        sizes[form] += line.bytes
+    return [
+        replace(form, count=count, payload=payloads[form], bytes=sizes[form])
+        for form, count in counts.items()
+    ]
