@@ -5,6 +5,7 @@ recipe, so that a prediction applies the same.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -27,6 +28,7 @@ FORMATS: Final = {  # what the two words stand for
     DAY_FIRST: ("%d.%m.%Y", "%d/%m/%Y", "%d-%m-%Y", "%d.%m.%y", "%d/%m/%y", "%d-%m-%y"),
     MONTH_FIRST: ("%m/%d/%Y", "%m-%d-%Y", "%m.%d.%Y", "%m/%d/%y", "%m-%d-%y", "%m.%d.%y"),
 }
+TIMES: Final = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")  # after a date
 MARK: Final = b"atoll.harmonised"  # metadata of rows that rules were applied to: units apply once
 
 
@@ -96,6 +98,9 @@ def refuse_bad_rules(rules: Rules) -> None:
                 what = f"{option} turns '{name}' into '{target}', and '{target}' into another"
                 raise UserError(what, "[data]", f"write '{name}' = '{entries[target]}'")
     for name, rule in rules.dates.items():
+        if rule.format and rule.format not in FORMATS and "%" not in rule.format:
+            what = f"dates of '{name}': '{rule.format}' is no format"
+            raise UserError(what, "[data]", 'write "day first", "month first", or as "%d.%m.%Y"')
         if rule.since[:1].isdigit() and not as_dates(pa.array([rule.since]))[0].is_valid:
             what = f"dates of '{name}': '{rule.since}' is no date"
             raise UserError(what, "[data]", "write it as 2024-03-31, or name a column of dates")
@@ -159,21 +164,26 @@ def _converted(text: pa.Array, unit: Unit, comma: bool) -> pa.Array:
 
 def parse_dates(text: pa.Array, format: str) -> pa.Array:
     """Dates as 2024-03-31 or 2024-03-31T12:30:00; null where the text is none of this format."""
-    formats = FORMATS.get(format, (format,))
     coded = text.dictionary_encode()
-    parsed = [_parsed(value, formats) for value in coded.dictionary.to_pylist()]
+    values = coded.dictionary.to_pylist()
+    parsed: list[str | None] = [None] * len(values)
+    rest = list(range(len(values)))
+    for form in FORMATS.get(format, (format,)):
+        clocks = ("",) if re.search("%[HIcX]", form) else TIMES
+        for clock in clocks:  # one form after another: strptime caches few forms
+            for place in rest:
+                parsed[place] = _parsed(values[place], form + clock)
+            rest = [place for place in rest if parsed[place] is None]
     return pa.array(parsed, pa.string()).take(coded.indices)
 
 
-def _parsed(value: str, formats: Iterable[str]) -> str | None:
-    for form in formats:
-        for more in ("", " %H:%M", " %H:%M:%S"):
-            try:
-                moment = datetime.strptime(value, form + more)
-            except ValueError:
-                continue
-            return moment.isoformat() if more else moment.date().isoformat()
-    return None
+def _parsed(value: str, form: str) -> str | None:
+    try:
+        moment = datetime.strptime(value, form)
+    except ValueError:
+        return None
+    local = moment.replace(tzinfo=None)  # the clock at that place
+    return local.isoformat() if re.search("%[HIcX]", form) else local.date().isoformat()
 
 
 def _dated(

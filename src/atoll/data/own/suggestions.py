@@ -14,7 +14,7 @@ import numpy as np
 from atoll.core.errors import UserError
 from atoll.core.options import build
 from atoll.data.own import evidence
-from atoll.data.own.labels import task_of
+from atoll.data.own.labels import task_of, task_statement
 from atoll.data.own.profiles import (
     Contents,
     Profile,
@@ -91,7 +91,15 @@ def examine(**given: Any) -> list[Suggestion]:
         if not named or error.where == "[data]":
             raise
         return aliases
-    return [*aliases, *suggest(contents)]
+    return [*aliases, *_task(contents), *suggest(contents)]
+
+
+def _task(contents: Contents) -> Iterator[Suggestion]:
+    """Regression, where a label of a few numbers is read as classes."""
+    task = task_of(contents)
+    statement = task_statement(contents, task) if task == "classification" else None
+    if statement:
+        yield Suggestion("task", "regression", f"{statement[0]}, and numbers if you say so", False)
 
 
 def _sheets(options: TableOptions) -> list[Sheet]:
@@ -136,7 +144,7 @@ def suggest(contents: Contents) -> list[Suggestion]:
     for one in keys:
         known |= {*one.entry} if one.option == "ignore" else {one.entry}
     rest = {name: own for name, own in profiles.items() if name not in known}
-    for finder in (_dates, _suffixes, _codes_of_missing, _codes, _units, _unusable):
+    for finder in (_dates, _codes_of_missing, _codes, _units, _unusable):
         suggestions += finder(contents, rest)
     return [_with_old_names(one, renames, contents) for one in _general(suggestions)]
 
@@ -154,7 +162,7 @@ def suggest_for_parties(contents: Contents) -> list[Suggestion]:
                 suggestions.append(Suggestion("group", name, REPEATED, True))
                 profiles.pop(name)
                 break
-    for finder in (_dates, _suffixes, _codes_of_missing, _codes, _unusable):
+    for finder in (_dates, _codes_of_missing, _codes, _suffixes, _unusable):
         suggestions += finder(contents, profiles)
     return _general(suggestions)
 
@@ -318,7 +326,7 @@ def _dates(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
     for name, by_site in profiles.items():
         for site, profile in by_site.items():
             formats = None
-            if profile.dates < profile.present and profile.numbers < profile.present:
+            if profile.dates < profile.present and name not in contents.options.categorical:
                 formats = evidence.date_formats(profile)
             if formats is None:
                 continue
@@ -330,18 +338,6 @@ def _dates(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
                 which = "day or month first?" if formats else "of several forms"
                 why = f"'{name}' at {site} has dates as {example}, {which}; to use it, write dates"
                 yield Suggestion("ignore", [name], why, True)
-
-
-def _suffixes(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
-    """Numbers with a unit behind them, such as 45%."""
-    for name, by_site in profiles.items():
-        suffixes = {site: evidence.unit_suffix(profile) for site, profile in by_site.items()}
-        for site in (site for site, suffix in suffixes.items() if suffix):
-            bare = [p for other, p in by_site.items() if not suffixes[other] and p.numbers]
-            percent = suffixes[site] == "%" and any(p.high <= 1.5 for p in bare)
-            unit = {"suffix": suffixes[site], **({"factor": 0.01} if percent else {})}
-            why = f"'{name}' has numbers with '{suffixes[site]}' at {site}"
-            yield Suggestion("units", {name: unit}, why, False, site)
 
 
 def _codes_of_missing(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
@@ -394,39 +390,70 @@ def _holds_codes(contents: Contents, by_site: Mapping[str, Profile]) -> bool:
 
 
 def _units(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
-    """Numbers that are about 10 times as large at one site as at most others, or larger."""
+    """Numbers with a unit behind them, as 45%, and numbers 10 times those of most other sites."""
     for name, by_site in profiles.items():
-        middles, all_codes = dict[str, float](), True
+        suffixes = {site: evidence.unit_suffix(profile) for site, profile in by_site.items()}
+        bare = [p.high for site, p in by_site.items() if p.numbers and not suffixes[site]]
+        fractions = any(high <= 1.5 for high in bare)  # a share of 1, not of 100
+        shares = {site for site, suffix in suffixes.items() if suffix == "%" and fractions}
+        middles = _middles(contents, name, by_site, suffixes)
+        gaps = _gaps({site: m * 0.01 if site in shares else m for site, m in middles.items()})
+        for site, suffix in suffixes.items():
+            unit, reasons = dict[str, Any](), list[str]()
+            if suffix:
+                unit["suffix"] = suffix
+                reasons.append(f"'{name}' has numbers with '{suffix}' at {site}")
+            if site in shares:
+                unit["factor"] = 0.01
+            elif site in gaps:
+                unit["factor"], why = gaps[site]
+                reasons.append(f"'{name}' is about {why}")
+            if unit:
+                yield Suggestion("units", {name: unit}, "; ".join(reasons), False, site)
+
+
+def _suffixes(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
+    """Numbers with a unit behind them; sites are not compared."""
+    for name, by_site in profiles.items():
         for site, profile in by_site.items():
-            if profile.numbers < profile.present or name in contents.options.categorical:
-                continue
-            values, counts = evidence.numbers(profile, _comma(contents, site))
-            codes = [float(code) for code in evidence.missing_codes(values, counts)]
-            there = [value not in codes for value in values.tolist()]
-            middle = abs(evidence.median(values[there], counts[there])) if any(there) else 0.0
-            if middle > 0:
-                middles[site] = middle
-                all_codes = all_codes and evidence.is_code(values[there])
-        if not all_codes:
-            yield from _gaps(name, middles)
+            yield from _units(contents, {name: {site: profile}})
 
 
-def _gaps(name: str, middles: Mapping[str, float]) -> Iterator[Suggestion]:
-    if len(middles) < 2:
-        return
+def _middles(
+    contents: Contents, name: str, by_site: Mapping[str, Profile], suffixes: Mapping[str, str]
+) -> dict[str, float]:
+    """The median of a column by site, without suffixes and codes; none for a column of codes."""
+    middles, all_codes = dict[str, float](), True
+    for site, profile in by_site.items():
+        words = profile.numbers < profile.present and not suffixes[site]
+        if words or name in contents.options.categorical:
+            continue
+        values, counts = evidence.numbers(profile, _comma(contents, site), suffixes[site])
+        codes = [float(code) for code in evidence.missing_codes(values, counts)]
+        there = [value not in codes for value in values.tolist()]
+        middle = abs(evidence.median(values[there], counts[there])) if any(there) else 0.0
+        if middle > 0:
+            middles[site] = middle
+            all_codes = all_codes and evidence.is_code(values[there])
+    return {} if all_codes else middles
+
+
+def _gaps(middles: Mapping[str, float]) -> dict[str, tuple[float, str]]:
+    """Sites with another unit: the factor, and why it is suspected."""
     near = {
         site: sum(1 / SCALE < other / middle < SCALE for other in middles.values())
         for site, middle in middles.items()
     }
-    usual = max(sorted(near), key=lambda site: near[site])
+    usual = max(sorted(near), key=lambda site: near[site], default="")
+    gaps = dict[str, tuple[float, str]]()
     for site, middle in middles.items():
         ratio = middles[usual] / middle
         if ratio >= SCALE or ratio <= 1 / SCALE:
             factor, words = evidence.conversion(ratio)
             times = f"{ratio:,.0f} times smaller" if ratio > 1 else f"{1 / ratio:,.0f} times larger"
-            why = f"'{name}' is about {times} at {site} than at {usual}: another unit?"
-            why += f" ({words})" if words else ""
-            yield Suggestion("units", {name: {"factor": factor}}, why, False, site)
+            why = f"{times} at {site} than at {usual}: another unit?"
+            gaps[site] = factor, why + (f" ({words})" if words else "")
+    return gaps
 
 
 def _unusable(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:

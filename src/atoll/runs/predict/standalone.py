@@ -29,6 +29,7 @@ COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+", re.ASCII)
 DATE = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?Z?)?", re.ASCII
 )
+TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 FORMATS = {
     "day first": ("%d.%m.%Y", "%d/%m/%Y", "%d-%m-%Y", "%d.%m.%y", "%d/%m/%y", "%d-%m-%y"),
     "month first": ("%m/%d/%Y", "%m-%d-%Y", "%m.%d.%Y", "%m/%d/%y", "%m-%d-%y", "%m.%d.%y"),
@@ -114,12 +115,13 @@ def usual_date(text: str | None, form: str) -> str | None:
     if text is None or not form:
         return text
     for one in FORMATS.get(form, (form,)):
-        for more in ("", " %H:%M", " %H:%M:%S"):
+        for clock in ("",) if re.search("%[HIcX]", one) else TIMES:
             try:
-                moment = datetime.strptime(text, one + more)
+                moment = datetime.strptime(text, one + clock).replace(tzinfo=None)
             except ValueError:
                 continue
-            return moment.isoformat() if more else moment.date().isoformat()
+            timed = clock or re.search("%[HIcX]", one)
+            return moment.isoformat() if timed else moment.date().isoformat()
     return text
 
 

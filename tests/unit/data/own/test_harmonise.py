@@ -21,6 +21,7 @@ from atoll.data.splits import split
 from atoll.engines.local import local_engine
 from atoll.runs.config import resolve, to_toml
 from atoll.runs.execute import execute
+from atoll.runs.predict import standalone
 from atoll.runs.predict.model import Predictor
 from atoll.runs.predict.tables import predict
 
@@ -110,6 +111,23 @@ def test_values_change_as_the_rules_say() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("format", "text", "usual"),
+    [
+        ("%d.%m.%Y %H:%M", "02.01.2024 7:05", "2024-01-02T07:05:00"),
+        ("%d.%m.%Y %H:%M", "02.01.2024", "02.01.2024"),  # another form stays as it is
+        ("month first", "01/02/2024 07:28 PM", "2024-01-02T19:28:00"),
+        ("%d%b%Y", "02JAN2024", "2024-01-02"),
+        ("%Y%m%d", "20240102", "2024-01-02"),
+        ("%Y-%m-%dT%H:%M:%S%z", "2024-01-02T23:30:00+01:00", "2024-01-02T23:30:00"),
+    ],
+)
+def test_dates_of_every_format_become_usual_ones(format: str, text: str, usual: str) -> None:
+    rules = Rules(dates={"seen": DateRule(format)})
+    assert harmonise(batch(seen=[text]), rules, "y").to_pydict() == {"seen": [usual]}
+    assert standalone.usual_date(text, format) == usual
+
+
 def test_stages_come_in_the_order_that_is_given() -> None:
     rows = [f"{i % 7},{'January' if i % 2 else 'February'},{'xy'[i // 2 % 2]}" for i in range(20)]
     write("a.csv", "age,month,outcome", rows)
@@ -130,6 +148,7 @@ def test_stages_come_in_the_order_that_is_given() -> None:
         ({"labels": {"x": "y", "y": "z"}}, "labels turns 'x' into 'y'"),
         ({"units": {"agee": {"factor": 2.0}}}, "no site has a column 'agee'"),
         ({"units": {"age": {"times": 2.0}}}, "option 'units' cannot be"),
+        ({"dates": {"age": {"format": "DD.MM.YYYY"}}}, "'DD.MM.YYYY' is no format"),
         ({"dates": {"age": {"since": "1.1.2024"}}}, "'1.1.2024' is no date"),
         ({"dates": {"age": {"since": "born"}}}, "no site has a column 'born'"),
         ({"sites": {"z": {}}}, "no site 'z'"),
