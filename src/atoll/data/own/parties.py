@@ -20,7 +20,14 @@ from atoll.core.errors import UserError
 from atoll.core.options import AtLeastOne, build, nearest
 from atoll.data.dataset import Dataset, Layout
 from atoll.data.own.alignment import SHOWN, assume_aligned, normalised
-from atoll.data.own.columns import ENOUGH, Finding, identifies, leak_of, make_block, refuse_mistakes
+from atoll.data.own.columns import (
+    ENOUGH,
+    Finding,
+    identifies,
+    leaks_of,
+    make_block,
+    refuse_mistakes,
+)
 from atoll.data.own.encoding import Block, encoded
 from atoll.data.own.harmonise import DateRule, Rules, Unit, harmonise
 from atoll.data.own.labels import MOST_CLASSES
@@ -142,12 +149,12 @@ def _contents(parties: Sequence[_Party], active: int, options: PartyOptions) -> 
 
 def leaks(contents: Contents) -> list[Finding]:
     """Columns that predict the label almost alone, whichever party has them."""
-    findings = []
+    findings = list[Finding]()
     for party, profiles in contents.profiles.items():
         for name, profile in profiles.items():
             kind = profile.kind(name in contents.options.categorical)
-            findings.append(leak_of(name, party, profile, kind))
-    return [finding for finding in findings if finding]
+            findings += leaks_of(name, {party: profile}, {party: kind})
+    return findings
 
 
 def _read(

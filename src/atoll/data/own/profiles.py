@@ -230,7 +230,7 @@ class Profile:
     word: tuple[Sheet, int, str] | None = None  # the first that is no number: file, row, text
     huge: tuple[Sheet, int, str] | None = None
     codes: bool = False  # its type in the file is text, and all values are digits
-    sample: list[tuple[str, str]] = field(default_factory=list)  # value, label
+    sample: list[tuple[str | None, str]] = field(default_factory=list)  # value, label
 
     def add(self, text: pa.Array, labels: pa.Array, rows: Array, sheet: Sheet) -> None:
         """Add some values; `rows` are their places in the file."""
@@ -258,7 +258,7 @@ class Profile:
             self._measure(numbers)
         if len(self.sample) < SAMPLE:
             pairs = zip(text[:SAMPLE].to_pylist(), labels[:SAMPLE].to_pylist(), strict=True)
-            self.sample += [(v, y) for v, y in pairs if v is not None and y is not None]
+            self.sample += [(value, label) for value, label in pairs if label is not None]
 
     def _measure(self, numbers: Array) -> None:
         self.whole = self.whole and bool((numbers == np.round(numbers)).all())
