@@ -47,9 +47,8 @@ def inspect_command(what: Config, set_: Set = None) -> None:
         contents = read_contents(build(tables.TableOptions, given, "[data]"), duplicates=True)
         suggested = [(one.why, f"write {one.text}") for one in suggest(contents)]
         survey = _survey_or_suggestions(contents, suggested)
-        remarks += [(finding.what, finding.action) for finding in survey.findings]
-        remarks += suggested
-        remarks += repeated_rows(contents)
+        findings = [(finding.what, finding.action) for finding in survey.findings]
+        remarks = [*findings, *suggested, *repeated_rows(contents)]
         _print_survey(survey)
         rows = _to_be_dealt(survey, config)
         crossing = survey.crossing

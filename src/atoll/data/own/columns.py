@@ -20,8 +20,8 @@ from atoll.data.own.profiles import (
 from atoll.data.own.sheets import line_of
 
 __all__ = [
-    "ENOUGH", "Column", "ColumnPlan", "Finding", "identifies", "leaks_of", "make_block", "offset_of",
-    "refuse_mistakes", "without_case",
+    "ENOUGH", "Column", "ColumnPlan", "Finding", "identifies", "leaks_of", "make_block",
+    "offset_of", "refuse_mistakes", "without_case",
 ]  # fmt: skip
 
 ENOUGH = 20  # values below which nothing is suspected
@@ -183,7 +183,8 @@ class ColumnPlan:
         several = {*kinds.values()}
         if len(several) > 1:
             listed = ", ".join(f"{kind} at {site}" for site, kind in kinds.items())
-            self._note(f"'{name}' is {listed}", "an own column at each site")
+            action = "an own column at each site; if they mean the same, write values"
+            self._note(f"'{name}' is {listed}", action)
         if common and several == {"text"}:
             self._compare_levels(name, profiles)
         if self.leaks:

@@ -148,7 +148,7 @@ def date_formats(profile: Profile) -> list[str] | None:
     Digits alone, as 20240331, are dates only if all of them are.
     """
     digits = profile.numbers == profile.present
-    if digits and not (profile.whole and EARLIEST <= profile.low and profile.high <= LATEST):
+    if digits and not (profile.whole and profile.low >= EARLIEST and profile.high <= LATEST):
         return None
     dates = [value for value in profile.counts if ODD_DATE.match(value)]
     if sum(profile.counts[value] for value in dates) < 0.9 * profile.present:

@@ -61,6 +61,8 @@ class Rules:
 
     rename: dict[str, str] = field(default_factory=dict)  # a column's name here -> everywhere
     labels: dict[str, str] = field(default_factory=dict)  # a label as written -> its class
+    # column -> a value as written -> what it means
+    values: dict[str, dict[str, str]] = field(default_factory=dict)
     units: dict[str, Unit] = field(default_factory=dict)  # column -> factor, offset, suffix
     missing: dict[str, tuple[str, ...]] = field(default_factory=dict)  # column -> codes
     dates: dict[str, DateRule] = field(default_factory=dict)  # column -> format, since
@@ -71,7 +73,7 @@ class Rules:
     @property
     def empty(self) -> bool:
         """Whether no value changes."""
-        return not (self.labels or self.units or self.missing or self.dates)
+        return not (self.labels or self.values or self.units or self.missing or self.dates)
 
 
 def merge(general: Rules, own: Rules | None) -> Rules:
@@ -80,19 +82,20 @@ def merge(general: Rules, own: Rules | None) -> Rules:
         own = Rules()
     rename = {**general.rename, **own.rename}
     tables = dict[str, Any]()
-    for name in ("units", "missing", "dates"):
+    for name in ("values", "units", "missing", "dates"):
         both = {**getattr(general, name), **getattr(own, name)}
         tables[name] = {rename.get(column, column): entry for column, entry in both.items()}
     labels = {**general.labels, **own.labels}
     for name in ("id", "group", "weights"):
         column = getattr(own, name) or getattr(general, name)
         tables[name] = rename.get(column, column)
-    return Rules(rename, labels, **tables)
+    return Rules(rename=rename, labels=labels, **tables)
 
 
 def refuse_bad_rules(rules: Rules) -> None:
     """Refuse entries that contradict each other, and a reference that is no date."""
-    for option, entries in (("rename", rules.rename), ("labels", rules.labels)):
+    values = [(f"values of '{name}'", entries) for name, entries in rules.values.items()]
+    for option, entries in (("rename", rules.rename), ("labels", rules.labels), *values):
         for name, target in entries.items():
             if entries.get(target, target) != target:
                 what = f"{option} turns '{name}' into '{target}', and '{target}' into another"
@@ -117,6 +120,8 @@ def harmonise(
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     for name in rules.missing.keys() & columns.keys():
         columns[name] = _without(columns[name], rules.missing[name], comma)
+    for name in rules.values.keys() & columns.keys():
+        columns[name] = _mapped(plain_labels(columns[name]), rules.values[name])
     for name in rules.units.keys() & columns.keys():
         columns[name] = _converted(columns[name], rules.units[name], comma)
     written = dict(columns)  # a date may count from a column that is counted itself
@@ -134,7 +139,7 @@ def plain_labels(text: pa.Array) -> pa.Array:
 
 
 def _mapped(text: pa.Array, names: Mapping[str, str]) -> pa.Array:
-    """Labels by the name of their class."""
+    """Values by the name of what they mean."""
     if not names:
         return text
     places = pc.index_in(text, pa.array([*names], pa.string()))

@@ -76,6 +76,8 @@ class PartyOptions:
     rename: dict[str, str] = field(default_factory=dict)  # names of columns, old = new
     # classes by the way they are written; as-is: they may look like spellings of each other
     labels: Literal["", "as-is"] | dict[str, str] = ""
+    # by column, values by the way they are written
+    values: dict[str, dict[str, str]] = field(default_factory=dict)
     units: dict[str, Unit] = field(default_factory=dict)  # by column factor, offset and suffix
     sites: dict[str, Rules] = field(default_factory=dict)  # by the name of a party's first file
 

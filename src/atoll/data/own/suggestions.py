@@ -36,6 +36,7 @@ SCALE: Final = (
     8.0  # ratio of medians from which units are suspected: 10, less the noise of few rows
 )
 SIMILAR: Final = 0.85  # similarity of two names from which they may be one
+MOST_SPELLED: Final = 20  # values of a column at a site that are compared as spellings
 FEW: Final = 50  # rows of all sites below which whole numbers are not called codes
 REPEATED: Final = "keys that repeat: rows of one are trained on or tested on, never both"
 Profiles = Mapping[str, Mapping[str, Profile]]  # by column and site
@@ -144,7 +145,7 @@ def suggest(contents: Contents) -> list[Suggestion]:
     for one in keys:
         known |= {*one.entry} if one.option == "ignore" else {one.entry}
     rest = {name: own for name, own in profiles.items() if name not in known}
-    for finder in (_dates, _codes_of_missing, _codes, _units, _unusable):
+    for finder in (_dates, _codes_of_missing, _values, _codes, _units, _unusable):
         suggestions += finder(contents, rest)
     return [_with_old_names(one, renames, contents) for one in _general(suggestions)]
 
@@ -190,7 +191,7 @@ def _with_old_names(
         here = not suggestion.site or old in contents.profiles[suggestion.site]
         if suggestion.option in ("ignore", "categorical") and new in entry:
             entry = [*entry, old]
-        elif suggestion.option in ("missing", "dates", "units") and new in entry and here:
+        elif suggestion.option in ("missing", "dates", "units", "values") and new in entry and here:
             entry = {**entry, old: entry[new]}
     return replace(suggestion, entry=entry)
 
@@ -355,6 +356,19 @@ def _codes_of_missing(contents: Contents, profiles: Profiles) -> Iterator[Sugges
             elif codes and profile.numbers == profile.present:
                 why = f"'{name}' has {', '.join(codes)} far from all other values"
                 yield Suggestion("missing", {name: codes}, why, True, site)
+
+
+def _values(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
+    """Levels that are spellings of each other, at least one of them a word."""
+    for name, by_site in profiles.items():
+        few = all(profile.distinct <= MOST_SPELLED for profile in by_site.values())
+        words = any(profile.numbers < profile.present for profile in by_site.values())
+        if not (few and words) or evidence.unit_suffix(next(iter(by_site.values()))):
+            continue
+        same = same_classes({site: profile.counts for site, profile in by_site.items()})
+        if same:
+            listed = ", ".join(f"{old} and {new}" for old, new in same.items())
+            yield Suggestion("values", {name: same}, f"'{name}' has both {listed}", False)
 
 
 def _codes(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:

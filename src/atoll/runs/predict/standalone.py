@@ -134,6 +134,11 @@ def without_codes(column: list[str | None], codes: list[str], comma: bool) -> li
     return [None if text in codes or number_of(text, comma) in numbers else text for text in column]
 
 
+def plain(text: str | None) -> str:
+    """A value as text; 1.0 is 1."""
+    return re.sub(r"^(-?[0-9]+)\.0+$", r"\1", text or "")
+
+
 def converted(column: list[str | None], unit: dict[str, Any], comma: bool) -> list[str | None]:
     """A column in another unit; what is no number stays."""
     values: list[str | None] = []
@@ -173,6 +178,9 @@ def harmonised(cells: Cells, rules: dict[str, Any], comma: bool) -> Cells:
     cells = dict(cells)
     for name in rules["missing"].keys() & cells.keys():
         cells[name] = without_codes(cells[name], rules["missing"][name], comma)
+    values = rules.get("values", {})  # runs before 0.2 have none
+    for name in values.keys() & cells.keys():
+        cells[name] = [values[name].get(plain(text), text) for text in cells[name]]
     for name in rules["units"].keys() & cells.keys():
         cells[name] = converted(cells[name], rules["units"][name], comma)
     dates = {

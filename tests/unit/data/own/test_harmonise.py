@@ -85,6 +85,7 @@ def test_rules_by_site_hold_for_the_rows_of_a_site_column() -> None:
 def test_values_change_as_the_rules_say() -> None:
     rules = Rules(
         labels={"1": "yes", "Yes": "yes", "0": "no"},
+        values={"smoker": {"1": "yes", "Y": "yes", "0": "no"}},
         units={"share": Unit(factor=0.01, suffix="%")},
         missing={"chol": ("999", "-9")},
         dates={
@@ -95,6 +96,7 @@ def test_values_change_as_the_rules_say() -> None:
     )
     rows = batch(
         chol=["999", "999.0", "-9", "99", None],
+        smoker=["1", "1.0", "Y", "0", None],
         share=["45%", "50 %", "45", "high", None],
         seen=["02.01.2024", "2/1/2024", "2024-01-02", "31.02.2024", None],
         born=["01.01.2024", "01.01.2024", "01.01.2024", "01.01.2024", "01.01.2024"],
@@ -103,6 +105,7 @@ def test_values_change_as_the_rules_say() -> None:
     )
     assert harmonise(rows, rules, "y").to_pydict() == {
         "chol": [None, None, None, "99", None],
+        "smoker": ["yes", "yes", "yes", "no", None],
         "share": ["0.45", "0.5", "0.45", "high", None],
         "seen": ["1", "1", "1", "31.02.2024", None],
         "born": ["2024-01-01"] * 5,
@@ -145,6 +148,8 @@ def test_stages_come_in_the_order_that_is_given() -> None:
         ({"rename": {"agee": "age"}}, "no site has a column 'agee'"),
         ({"rename": {"age": "sex"}}, "rename makes one column of age and sex"),
         ({"rename": {"age": "b", "b": "c"}}, "turns 'age' into 'b', and 'b' into another"),
+        ({"values": {"age": {"x": "y", "y": "z"}}}, "values of 'age' turns 'x' into 'y'"),
+        ({"values": {"agee": {"x": "y"}}}, "no site has a column 'agee'"),
         ({"labels": {"x": "y", "y": "z"}}, "labels turns 'x' into 'y'"),
         ({"units": {"agee": {"factor": 2.0}}}, "no site has a column 'agee'"),
         ({"units": {"age": {"times": 2.0}}}, "option 'units' cannot be"),

@@ -14,9 +14,9 @@ from atoll.data.own import evidence
 from atoll.data.own.profiles import TableOptions
 from atoll.data.own.spellings import same_classes
 from atoll.data.own.suggestions import Suggestion, examine, repeated_rows, suggest
-from atoll.data.own.survey import read_contents
+from atoll.data.own.survey import read_contents, survey_of
 
-MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
+MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 ZONED = "%Y-%m-%dT%H:%M:%S%z"
 
 
@@ -228,6 +228,22 @@ def test_numbers_with_a_unit_and_numbers_in_another_unit() -> None:
     assert "cholesterol, mmol/l to mg/dl" in units[0].why
     assert units[1].entry == {"ef": {"suffix": "%", "factor": 0.01}}
     assert not any(one.safe for one in units)
+
+
+def test_values_that_are_spellings_are_mapped_and_the_columns_are_one() -> None:
+    one, other = base(seed=1), base(seed=2)
+    one |= {"smoker": [i % 2 for i in range(100)], "ward": ["ENT", "eye"] * 50}
+    other |= {"smoker": ["yes", "no"] * 50, "ward": ["ent", "Eye"] * 50}
+    found = look(one, other)
+    assert not found["values", ""].safe
+    given = {"values": {"smoker": {"1": "yes", "0": "no"}, "ward": {"ent": "ENT", "Eye": "eye"}}}
+    values = [s.entry for s in examine(files=["a.csv", "b.csv"], label="outcome")]
+    assert {"smoker": given["values"]["smoker"]} in values
+    options = build(TableOptions, {"files": ["a.csv", "b.csv"], "label": "outcome", **given}, "")
+    contents = read_contents(options)
+    assert suggest(contents) == []
+    kinds = {column.name: (column.kind, column.where) for column in survey_of(contents).columns}
+    assert kinds["smoker"] == kinds["ward"] == ("text", "common")
 
 
 def test_suffixes_are_removed_before_sites_are_compared() -> None:
