@@ -463,6 +463,11 @@ def test_a_folder_of_files_stands_for_them(atoll: Command) -> None:
     values = tomllib.loads(Path("run.toml").read_text())["data"]
     assert values["files"] == ["notes/a.jsonl", "notes/b.jsonl"]
     assert values["text"] == "text"
+    Path("run.toml").unlink()
+    other = Path("notes", "b.jsonl").read_text().replace('"text"', '"note"')
+    Path("notes", "a.jsonl").write_text(other)
+    code, _, told = atoll("init", "notes", "--label", "label")
+    assert (code, "name the column of texts with --text" in told) == (0, True)
 
 
 def test_init_offers_regression_where_a_few_numbers_are_classes(atoll: Command) -> None:

@@ -303,7 +303,7 @@ def drafted(wish: Wish) -> tuple[str, str]:
     suggestions = _suggestions(wish, values)
     config = draft(wish, suggestions)
     problem = _problem(config)
-    if problem and not wish.parties and (hint := _hint(wish)):
+    if problem and not wish.parties and (hint := _hint(wish, problem)):
         problem = f"{problem}; {hint}"
     if problem and not _problem(re.sub(r"(?m)^# (?=.*; uncomment it if so$)", "", config)):
         problem = f"{problem}; uncommenting the lines below does it, if they are right"
@@ -319,8 +319,10 @@ def _problem(config: str) -> str:
     return ""
 
 
-def _hint(wish: Wish) -> str:
-    """A remark on files of parties that name their column of ids differently."""
+def _hint(wish: Wish, problem: str) -> str:
+    """A remark on texts in another column, or on parties that name their ids differently."""
+    if wish.text and problem.startswith("no column 'text'"):
+        return "name the column of texts with --text"
     rows = wish.text or wish.images or wish.site
     return "" if rows else other_names_of_ids([files[0] for files in wish.paths], wish.label)
 

@@ -152,10 +152,14 @@ class ColumnPlan:
 
     def add_own(self, name: str, profiles: Mapping[str, Profile], kinds: Mapping[str, Kind]) -> str:
         """Add a column as own at each site: its levels and gaps stay there."""
-        treatments = {}
+        treatments = dict[str, list[str]]()
         for site, profile in profiles.items():
-            treatments[self._add_block(name, kinds[site], [profile], site)] = site
-        return "; ".join(treatments)
+            treatments.setdefault(self._add_block(name, kinds[site], [profile], site), []).append(
+                site
+            )
+        if len(treatments) == 1:
+            return next(iter(treatments))
+        return "; ".join(f"at {', '.join(sites)} {words}" for words, sites in treatments.items())
 
     def _add_block(self, name: str, kind: Kind, profiles: Sequence[Profile], site: str = "") -> str:
         start = self.blocks[-1].start + self.blocks[-1].width if self.blocks else 0

@@ -22,6 +22,7 @@ CODES: Final = (
     0.0, -1.0, -7.0, -8.0, -9.0, -77.0, -88.0, -99.0, -777.0, -888.0, -999.0, -9999.0,
     9.0, 77.0, 88.0, 99.0, 777.0, 888.0, 999.0, 7777.0, 8888.0, 9999.0, 99999.0,
 )  # fmt: skip
+MOSTLY: Final = 0.7  # share of numbers from which words without a digit say that one is missing
 MOST_MISSING: Final = 0.6  # share of rows above which a value is no code for missing
 MONTH: Final = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 ODD_DATE: Final = re.compile(
@@ -165,12 +166,16 @@ def _fits(dates: Sequence[str], form: str) -> bool:
 
 def stray_words(profile: Profile, comma: bool) -> list[str]:
     """Up to three words among numbers: values that somebody did not have; else nothing."""
-    if not 0.9 * profile.present <= profile.numbers < profile.present or profile.present < 10:
+    if not MOSTLY * profile.present <= profile.numbers < profile.present or profile.present < 10:
         return []
     texts = [*profile.counts]
     values = as_numbers(pa.array(texts, pa.string()), comma).to_pylist()
     words = [text for text, value in zip(texts, values, strict=True) if value is None]
-    return words if len(words) <= 3 and not any(SUFFIX.match(word) for word in words) else []
+    if len(words) > 3 or any(SUFFIX.match(word) for word in words):
+        return []
+    stray = profile.numbers >= 0.9 * profile.present
+    levels = len(texts) - len(words) < 10 or any(re.search("[0-9]", word) for word in words)
+    return words if stray or not levels else []
 
 
 def unit_suffix(profile: Profile) -> str:

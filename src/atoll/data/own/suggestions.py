@@ -238,7 +238,8 @@ def near_names(contents: Contents, profiles: Profiles) -> dict[str, str]:
             if any(profiles[old].keys() & profiles[name].keys() for old in taken):
                 continue
             same = folded(name) == folded(target)
-            if same or (_close(name, target) and _alike(contents, profiles, name, target)):
+            near = _close(name, target) or _shortened(name, target)
+            if same or (near and _alike(contents, profiles, name, target)):
                 renames[name] = target
                 break
     return renames
@@ -251,9 +252,20 @@ def _close(one: str, other: str) -> bool:
     return difflib.SequenceMatcher(None, folded(one), folded(other)).ratio() >= SIMILAR
 
 
+def _shortened(one: str, other: str) -> bool:
+    """Whether a name is the other with shorter words: adm_date and admission_date."""
+    words, others = (re.split(r"[\W_]+", name.casefold()) for name in (one, other))
+    if len(words) != len(others):
+        return False
+    pairs = [sorted(pair, key=len) for pair in zip(words, others, strict=True)]
+    return all(len(short) >= 3 and long.startswith(short) for short, long in pairs)
+
+
 def _alike(contents: Contents, profiles: Profiles, one: str, other: str) -> bool:
     """Whether two columns have similar values: common levels, or numbers in the same range."""
     (site, mine), (there, theirs) = (next(iter(profiles[name].items())) for name in (one, other))
+    if all(profile.dates or evidence.date_formats(profile) for profile in (mine, theirs)):
+        return True
     if mine.numbers < mine.present or theirs.numbers < theirs.present:
         both = mine.counts.keys() & theirs.counts.keys()
         return 2 * len(both) >= min(len(mine.counts), len(theirs.counts))
@@ -495,8 +507,11 @@ def repeated_rows(contents: Contents) -> list[tuple[str, str]]:
     for site in sorted(repeats.within):
         extra = sum(count - 1 for count in repeats.within[site].values())
         if extra and _telling(contents, [site]):
-            apart = "" if contents.options.rules(site).group else ", or write group"
-            action = f"used as they are: remove them{apart}"
+            action = "used as they are; remove them from the file, or write group"
+            if contents.options.rules(site).group:
+                action = (
+                    "used as they are, in one part; remove them from the file if they are copies"
+                )
             findings.append((f"{site} has {extra:,} rows twice", action))
     sites = sorted(repeats.across)
     for number, site in enumerate(sites):

@@ -75,6 +75,18 @@ def test_a_misspelled_name_is_one_only_if_its_values_are_alike() -> None:
     assert ("rename", "") not in look(one, other)
 
 
+def test_a_name_with_shorter_words_is_one_if_its_values_are_alike() -> None:
+    one, other = base(seed=1), base(seed=2)
+    one |= {"creat": [60 + i % 41 for i in range(100)], "chol": [200 + i % 41 for i in range(100)]}
+    one["adm_date"] = [f"{1 + i % 28:02}.03.2023" for i in range(100)]
+    other |= {"creatinine": [61 + i % 37 for i in range(100)], "cholecystitis": [0, 1] * 50}
+    other["admission_date"] = [f"2024-03-{1 + i % 28:02}" for i in range(100)]
+    renames = look(one, other)["rename", ""].entry
+    assert {frozenset(pair) for pair in renames.items()} == {
+        frozenset({"creat", "creatinine"}), frozenset({"adm_date", "admission_date"}),
+    }  # fmt: skip
+
+
 def test_a_label_in_another_spelling_is_renamed_at_its_site() -> None:
     other = base(seed=2)
     other["Outcome"] = other.pop("outcome")
@@ -162,14 +174,17 @@ def test_missing_codes_are_suggested_once_for_all_sites_that_have_the_same() -> 
 def test_words_among_numbers_are_missing_values_or_codes() -> None:
     one = base(seed=1)
     one["lab"] = ["unknown" if i == 7 else f"{i * 1.7:.1f}" for i in range(100)]
+    one["sbp"] = ["n.d." if i % 8 == 0 else 100 + i % 37 for i in range(100)]
+    one["grade"] = ["low" if i % 8 == 0 else 1 + i % 4 for i in range(100)]  # levels
     one["icd"] = [f"{250 + i % 7}.8" for i in range(100)]
     one["icd"][::20] = ["V27", "E90", "E91", "E92", "V27"]
     one["zip"] = [f"0{3000 + i % 9}" for i in range(100)]
     one["cp"] = [i % 4 for i in range(100)]
     one["flag"] = [i % 2 for i in range(100)]
     found = look(one)
-    assert found["missing", ""].entry == {"lab": ["unknown"]}
-    assert found["categorical", ""].entry == ["icd", "zip", "cp"]
+    missing = [s.entry for s in examine(files=["a.csv"], label="outcome") if s.option == "missing"]
+    assert missing == [{"lab": ["unknown"]}, {"sbp": ["n.d."]}]
+    assert found["categorical", ""].entry == ["grade", "icd", "zip", "cp"]
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,9 @@ def test_a_column_of_two_types_is_own_at_each_site() -> None:
     write("b.csv", "w,v,outcome", [f"{i},{'yes' if i % 2 else 'no'},{i % 2}" for i in range(10)])
     found = look("a.csv", "b.csv")
     assert columns(found) == {"w": "common", "v": "own"}
-    assert "'v' is number at a, text at b -> an own column at each site" in findings(found)
+    assert "'v' is number at a, text at b -> an own column at each site; if they" in findings(found)
+    (treatment,) = [column.treatment for column in found.columns if column.name == "v"]
+    assert treatment == "at a a number, scaled; at b 2 columns of 0 and 1, one for each level"
 
 
 def test_a_site_may_lack_a_class() -> None:
