@@ -421,3 +421,61 @@ def test_inspect_shows_which_classes_and_columns_come_when(atoll: Command) -> No
     cells = [" ".join(line.split()) for line in shown.splitlines()]
     assert "January 45 p: 23, q: 22 + age" in cells
     assert "February 45 p: 15, q: 15, r: 15 + lab" in cells
+
+
+def test_init_and_inspect_name_what_mends_files_without_a_common_column(atoll: Command) -> None:
+    for name, header in (("a", "Age,Chol,outcome"), ("b", "age,chol,outcome")):
+        rows = [f"{40 + i % 37}.5,{180 + i % 41}.5,{'pq'[i % 2]}" for i in range(60)]
+        Path(f"{name}.csv").write_text("\n".join([header, *rows]) + "\n")
+    code, _, told = atoll("init", "a.csv", "b.csv", "--label", "outcome")
+    assert code == 0
+    assert "no common column" in told
+    assert "uncommenting the lines below does it" in told
+    code, shown, complaint = atoll("inspect", "run.toml")
+    assert code == 3
+    assert 'write rename = { Age = "age", Chol = "chol" }' in shown
+    assert "no common column" in complaint
+    text = Path("run.toml").read_text()
+    Path("run.toml").write_text(re.sub(r"(?m)^# (?=.*; uncomment it if so$)", "", text))
+    assert atoll("inspect", "run.toml")[0] == 0
+
+
+def test_init_names_ids_of_parties_that_are_called_differently(atoll: Command) -> None:
+    for name, header in (("a", "PatientID,age,outcome"), ("b", "patient_id,lab,dose")):
+        rows = [f"P{i},{i % 7}.5,{'pq'[i % 2]}" for i in range(60)]
+        Path(f"{name}.csv").write_text("\n".join([header, *rows]) + "\n")
+    code, _, told = atoll("init", "a.csv", "b.csv", "--label", "outcome")
+    assert code == 0
+    assert "PatientID and patient_id have the same ids, as parties have: give this" in told
+    Path("run.toml").unlink()
+    text = Path("b.csv").read_text().replace("patient_id", "PatientID")
+    Path("b.csv").write_text(text)
+    assert atoll("init", "a.csv", "b.csv", "--label", "outcome")[0] == 0
+    assert tomllib.loads(Path("run.toml").read_text())["data"]["parties"] == ["a.csv", "b.csv"]
+
+
+def test_a_folder_of_files_stands_for_them(atoll: Command) -> None:
+    Path("notes").mkdir()
+    for site in "ab":
+        lines = [f'{{"text": "good {i % 3} day", "label": "{"pn"[i % 2]}"}}' for i in range(30)]
+        Path("notes", f"{site}.jsonl").write_text("\n".join(lines) + "\n")
+    assert atoll("init", "notes", "--label", "label")[0] == 0
+    values = tomllib.loads(Path("run.toml").read_text())["data"]
+    assert values["files"] == ["notes/a.jsonl", "notes/b.jsonl"]
+    assert values["text"] == "text"
+    Path("run.toml").unlink()
+    other = Path("notes", "b.jsonl").read_text().replace('"text"', '"note"')
+    Path("notes", "a.jsonl").write_text(other)
+    code, _, told = atoll("init", "notes", "--label", "label")
+    assert (code, "name the column of texts with --text" in told) == (0, True)
+
+
+def test_init_offers_regression_where_a_few_numbers_are_classes(atoll: Command) -> None:
+    rows = [f"{40 + i % 9}.5,{1 + i % 17}" for i in range(80)]
+    Path("a.csv").write_text("\n".join(["age,days", *rows]) + "\n")
+    assert atoll("init", "a.csv", "--label", "days")[0] == 0
+    text = Path("run.toml").read_text()
+    assert (
+        "# task = \"regression\"   # label 'days' has 17 distinct numbers: classification" in text
+    )
+    assert "task" not in tomllib.loads(text)["data"]

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,8 @@ from atoll.core.plugins import entry_names, is_foreign
 from atoll.core.record import disk_errors, write_whole
 from atoll.data import splits
 from atoll.data.own import alignment, parties, texts
-from atoll.data.own.matching import shared_ids
+from atoll.data.own.images import ENDINGS
+from atoll.data.own.matching import other_names_of_ids, shared_ids
 from atoll.data.own.suggestions import (
     Suggestion,
     examine,
@@ -42,6 +44,7 @@ from atoll.runs.result import Run, runs_in
 
 __all__ = ["align_command", "drafted", "inspect_command", "register"]
 
+TABLES = (".csv", ".tsv", ".txt", ".parquet", ".feather", ".xlsx", ".jsonl")
 WIDE = 140  # characters of a line from which options are shown with five columns
 SCOPES = {  # how the remark of an option begins that has an effect on some data alone
     "tables": "table", "texts": "text", "image networks": "image",
@@ -241,6 +244,7 @@ def init_command(
     if to.exists():
         raise UserError("the file is there already", str(to), "choose another with -o")
     asking = sys.stdin.isatty()
+    files = _with_folders_of_files(files or ())
     images = bool(files) and all(_is_images(file) for file in files or ())
     if not (files and (label or images)) and not asking:
         raise UserError("no files or no label", "atoll init", "atoll init A.csv B.csv --label NAME")
@@ -278,6 +282,17 @@ def _of_parties(wish: Wish) -> Wish:
     return replace(wish, id=ids.column, parties=True, aligned=ids.aligned) if ids else wish
 
 
+def _with_folders_of_files(given: Sequence[str]) -> list[str]:
+    """The files; a folder that has tables or texts, and no image, stands for these."""
+    files = list[str]()
+    for one in given:
+        found = sorted(Path(one).iterdir()) if Path(one).is_dir() else []
+        tables = [str(path) for path in found if path.suffix.lower() in TABLES]
+        images = any(path.is_dir() or path.suffix.lower() in ENDINGS for path in found)
+        files += tables if tables and not images else [one]
+    return files
+
+
 def _is_images(file: str) -> bool:
     return Path(file).is_dir() or file.endswith(".npz")
 
@@ -287,11 +302,29 @@ def drafted(wish: Wish) -> tuple[str, str]:
     values = tomllib.loads(draft(wish))["data"]
     suggestions = _suggestions(wish, values)
     config = draft(wish, suggestions)
+    problem = _problem(config)
+    if problem and not wish.parties and (hint := _hint(wish, problem)):
+        problem = f"{problem}; {hint}"
+    if problem and not _problem(re.sub(r"(?m)^# (?=.*; uncomment it if so$)", "", config)):
+        problem = f"{problem}; uncommenting the lines below does it, if they are right"
+    return (draft(wish, suggestions, problem), problem) if problem else (config, "")
+
+
+def _problem(config: str) -> str:
+    """What `atoll inspect` would complain about; empty if nothing."""
     try:
         check(resolve(tomllib.loads(config), "atoll init"))
     except UserError as error:
-        return draft(wish, suggestions, str(error)), str(error)
-    return config, ""
+        return str(error)
+    return ""
+
+
+def _hint(wish: Wish, problem: str) -> str:
+    """A remark on texts in another column, or on parties that name their ids differently."""
+    if wish.text and problem.startswith("no column 'text'"):
+        return "name the column of texts with --text"
+    rows = wish.text or wish.images or wish.site
+    return "" if rows else other_names_of_ids([files[0] for files in wish.paths], wish.label)
 
 
 def _suggestions(wish: Wish, values: dict[str, Any]) -> list[Suggestion]:

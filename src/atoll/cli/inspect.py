@@ -14,6 +14,7 @@ from atoll.data import splits
 from atoll.data.dataset import Dataset
 from atoll.data.own import parties, tables, texts
 from atoll.data.own.images import broken_images
+from atoll.data.own.profiles import Contents
 from atoll.data.own.suggestions import (
     Suggestion,
     repeated_rows,
@@ -44,10 +45,10 @@ def inspect_command(what: Config, set_: Set = None) -> None:
     if config.split == "files" and "files" in config.data:
         given = {key: value for key, value in config.data.items() if key != "name"}
         contents = read_contents(build(tables.TableOptions, given, "[data]"), duplicates=True)
-        survey = survey_of(contents)
-        remarks += [(finding.what, finding.action) for finding in survey.findings]
-        remarks += [(one.why, f"write {one.text}") for one in suggest(contents)]
-        remarks += repeated_rows(contents)
+        suggested = [(one.why, f"write {one.text}") for one in suggest(contents)]
+        survey = _survey_or_suggestions(contents, suggested)
+        findings = [(finding.what, finding.action) for finding in survey.findings]
+        remarks = [*findings, *suggested, *repeated_rows(contents)]
         _print_survey(survey)
         rows = _to_be_dealt(survey, config)
         crossing = survey.crossing
@@ -68,6 +69,16 @@ def inspect_command(what: Config, set_: Set = None) -> None:
     if crossing:
         print_pairs([("", line) for line in crossing], "sites tell each other before training")
     print_grid("rows and columns of numbers, as dealt", ["site", *DEALT], rows)
+
+
+def _survey_or_suggestions(contents: Contents, suggested: list[tuple[str, str]]) -> tables.Survey:
+    """The survey; where files cannot be used as they are, the suggestions are shown at least."""
+    try:
+        return survey_of(contents)
+    except UserError:
+        if suggested:
+            print_pairs(suggested, "worth knowing")
+        raise
 
 
 def check(config: RunConfig) -> None:

@@ -5,7 +5,7 @@ Every array of rows or columns is an array of indices. `labels` are those of the
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
@@ -149,29 +149,38 @@ def cut(
 
 
 def cut_people(
-    strata: Array, people: Array, train: float, valid: float, generator: np.random.Generator
+    strata: Array,
+    people: Array,
+    train: float,
+    valid: float,
+    generator: np.random.Generator,
+    dealt_before: Mapping[int, int] | None = None,
 ) -> Array:
     """For each row 0 (train), 1 (validation) or 2 (test); all rows of a person have the same.
 
     People come in random order, and each goes to the part that lacks the largest share of the rows
-    of this person's strata. Whole numbers, so that no tie depends on rounding.
+    of this person's strata. Whole numbers, so that no tie depends on rounding. `dealt_before` has
+    the parts of people who were dealt at another site; they come first.
     """
+    before = dealt_before or {}
     shares = [round(share * 10_000) for share in (train, valid)]
     shares.append(max(0, 10_000 - sum(shares)))
     possible = [part for part in range(3) if shares[part]]
-    _, numbers = np.unique(people, return_inverse=True)
+    names, numbers = np.unique(people, return_inverse=True)
     totals = np.bincount(strata)
     dealt = np.zeros((3, len(totals)), dtype=np.int64)
     members = np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
     parts = np.empty(len(people), dtype=np.int64)
-    for number in generator.permutation(len(members)):
+    order = generator.permutation(len(members)).tolist()
+    for number in sorted(order, key=lambda number: int(names[number]) not in before):
         kinds, counts = np.unique(strata[members[number]], return_counts=True)
         lacks = {}
         for part in possible:
             lacking = shares[part] * totals[kinds] - 10_000 * dealt[part, kinds]
             other = math.prod(shares[one] for one in possible if one != part)
             lacks[part] = int((counts * lacking).sum()) * other  # in units of the part's share
-        chosen = max(possible, key=lambda part: (lacks[part], shares[part], -part))
+        wanting = max(possible, key=lambda part: (lacks[part], shares[part], -part))
+        chosen = before.get(int(names[number]), wanting)
         parts[members[number]] = chosen
         dealt[chosen, kinds] += counts
     return parts

@@ -92,6 +92,7 @@ def messy_tables() -> dict[str, Any]:
         if site == "b":
             header[1] = "Ålder"
             for number, line in enumerate(lines):
+                line[2] = "1" if line[2] == "man" else line[2]
                 line[1] = "999" if number % 10 == 0 else f"{line[1]},5"
                 line[3] = f"{100 * float(line[3]):.1f} %".replace(".", ",")
         sign = ";" if site == "b" else ","
@@ -101,6 +102,7 @@ def messy_tables() -> dict[str, Any]:
     site_b = {
         "rename": {"Ålder": "age"}, "missing": {"age": ["999"]},
         "units": {"share": {"suffix": "%", "factor": 0.01}},
+        "values": {"kön": {"1": "man"}},
     }  # fmt: skip
     files = {"files": ["a.csv", "b.csv"], "label": "outcome", "id": "case", "dates": dates}
     return {**files, "sites": {"b": site_b}}

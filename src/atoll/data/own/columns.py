@@ -4,9 +4,10 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from atoll.data.own.encoding import Block, Kind, offset
+from atoll.data.own.evidence import date_formats
 from atoll.data.own.leaks import gives_label_away
 from atoll.data.own.profiles import (
     MOST_DISTINCT,
@@ -19,8 +20,8 @@ from atoll.data.own.profiles import (
 from atoll.data.own.sheets import line_of
 
 __all__ = [
-    "ENOUGH", "Column", "ColumnPlan", "Finding", "identifies", "leak_of", "make_block", "offset_of",
-    "refuse_mistakes", "without_case",
+    "ENOUGH", "Column", "ColumnPlan", "Finding", "identifies", "leaks_of", "make_block",
+    "offset_of", "refuse_mistakes", "without_case",
 ]  # fmt: skip
 
 ENOUGH = 20  # values below which nothing is suspected
@@ -151,10 +152,14 @@ class ColumnPlan:
 
     def add_own(self, name: str, profiles: Mapping[str, Profile], kinds: Mapping[str, Kind]) -> str:
         """Add a column as own at each site: its levels and gaps stay there."""
-        treatments = {}
+        treatments = dict[str, list[str]]()
         for site, profile in profiles.items():
-            treatments[self._add_block(name, kinds[site], [profile], site)] = site
-        return "; ".join(treatments)
+            treatments.setdefault(self._add_block(name, kinds[site], [profile], site), []).append(
+                site
+            )
+        if len(treatments) == 1:
+            return next(iter(treatments))
+        return "; ".join(f"at {', '.join(sites)} {words}" for words, sites in treatments.items())
 
     def _add_block(self, name: str, kind: Kind, profiles: Sequence[Profile], site: str = "") -> str:
         start = self.blocks[-1].start + self.blocks[-1].width if self.blocks else 0
@@ -182,14 +187,12 @@ class ColumnPlan:
         several = {*kinds.values()}
         if len(several) > 1:
             listed = ", ".join(f"{kind} at {site}" for site, kind in kinds.items())
-            self._note(f"'{name}' is {listed}", "an own column at each site")
+            action = "an own column at each site; if they mean the same, write values"
+            self._note(f"'{name}' is {listed}", action)
         if common and several == {"text"}:
             self._compare_levels(name, profiles)
-        for site, profile in profiles.items() if self.leaks else ():
-            leak = leak_of(name, site, profile, kinds[site])
-            if leak:
-                self.findings.append(leak)
-                break
+        if self.leaks:
+            self.findings += leaks_of(name, profiles, kinds)
 
     def _compare_levels(self, name: str, profiles: Mapping[str, Profile]) -> None:
         levels = [{*profile.counts} for profile in profiles.values()]
@@ -221,13 +224,30 @@ class ColumnPlan:
         return sentences
 
 
-def leak_of(name: str, site: str, profile: Profile, kind: str) -> Finding | None:
-    """The finding that a column predicts the label almost alone, if it does."""
-    values, labels = zip(*profile.sample, strict=True) if profile.sample else ((), ())
-    if kind in ("", "date") or not gives_label_away(values, labels, kind == "number"):
-        return None
-    what = f"'{name}' at {site} predicts the label almost alone: is it known before the outcome?"
-    return Finding(what, f"kept; if it is known only after, write ignore = ['{name}']")
+def leaks_of(
+    name: str, profiles: Mapping[str, Profile], kinds: Mapping[str, Kind | Literal[""]]
+) -> list[Finding]:
+    """The findings that a column, or that it has a value, predicts the label almost alone."""
+    by_value, by_gaps = list[str](), list[str]()
+    for site, profile in profiles.items():
+        present = [(value, label) for value, label in profile.sample if value is not None]
+        values, labels = zip(*present, strict=True) if present else ((), ())
+        dates = kinds[site] in ("", "date")
+        if not dates and gives_label_away(values, labels, kinds[site] == "number"):
+            by_value.append(site)
+        elif len(present) < len(profile.sample):
+            gaps = ["" if value is None else "value" for value, _ in profile.sample]
+            if gives_label_away(gaps, [label for _, label in profile.sample], False):
+                by_gaps.append(site)
+    action = f"kept; if it is known only after, write ignore = ['{name}']"
+    question = "predicts the label almost alone: is it known before the outcome?"
+    findings = list[Finding]()
+    if by_value:
+        findings.append(Finding(f"'{name}' at {', '.join(by_value)} {question}", action))
+    if by_gaps:
+        what = f"whether '{name}' has a value at {', '.join(by_gaps)} {question}"
+        findings.append(Finding(what, action))
+    return findings
 
 
 def refuse_mistakes(
@@ -251,7 +271,8 @@ def refuse_mistakes(
     odd = sum(n for value, n in profile.counts.items() if ODD_DATE.match(value))
     if odd >= STRAY * profile.present:
         what = f"the column '{name}' has dates such as '{next(iter(profile.counts))}'"
-        remedy = f"write dates = {{ {name} = {{ format = 'day first' }} }}, or ignore = ['{name}']"
+        form = (date_formats(profile) or ["%d.%m.%Y"])[0]
+        remedy = f"write dates = {{ {name} = {{ format = '{form}' }} }}, or ignore = ['{name}']"
         raise unusable(what, path, remedy)
 
 

@@ -13,15 +13,31 @@ from atoll.data.own.profiles import Profile
 
 __all__ = [
     "ODD_DATE", "conversion", "date_formats", "is_code", "is_identifier", "is_person", "median",
-    "missing_codes", "numbers", "stage_order", "stray_words",
-    "unit_suffix",
+    "missing_codes", "numbers", "stage_order", "stray_words", "unit_suffix",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 ENOUGH: Final = 20  # values below which nothing is suspected
-CODES: Final = (0.0, -1.0, -9.0, -99.0, -999.0, -9999.0, 9.0, 99.0, 999.0, 9999.0, 99999.0)
+CODES: Final = (
+    0.0, -1.0, -7.0, -8.0, -9.0, -77.0, -88.0, -99.0, -777.0, -888.0, -999.0, -9999.0,
+    9.0, 77.0, 88.0, 99.0, 777.0, 888.0, 999.0, 7777.0, 8888.0, 9999.0, 99999.0,
+)  # fmt: skip
+MOSTLY: Final = 0.7  # share of numbers from which words without a digit say that one is missing
 MOST_MISSING: Final = 0.6  # share of rows above which a value is no code for missing
-ODD_DATE: Final = re.compile(r"^\d{1,4}[./-]\d{1,2}[./-]\d{1,4}( .*)?$")
+MONTH: Final = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+ODD_DATE: Final = re.compile(
+    rf"^(\d{{1,4}}[./-]\d{{1,2}}[./-]\d{{1,4}}|\d{{1,2}}[ .-]?{MONTH}[ .-]?\d{{2,4}}"
+    rf"|{MONTH} \d{{1,2}}, \d{{4}}|(19|20)\d{{2}}[01]\d[0-3]\d)([ T].*)?$",
+    re.I,
+)
+DATE_FORMS: Final = (
+    DAY_FIRST, MONTH_FIRST, "%Y/%m/%d", "%Y.%m.%d", "%Y%m%d", "%Y-%m-%dT%H:%M:%S%z",
+    "%Y-%m-%d %H:%M:%S%z", "%d-%b-%Y", "%d-%b-%y", "%d%b%Y", "%d %b %Y", "%d %B %Y", "%b %d, %Y",
+    "%B %d, %Y",
+)  # fmt: skip
+EARLIEST: Final = 19_000_101  # of dates written as 20240331
+LATEST: Final = 20_991_231
+A_FEW: Final = 100  # dates that a form has to fit before all are read with it
 NAMED_ID: Final = re.compile(r"(^|[ _.-])(id|nr|nbr|no|number|index|key|uuid|unnamed.*)$", re.I)
 NAMED_PERSON: Final = re.compile(
     r"(^|[ _.-])(patients?|persons?|subjects?|clients?|customers?|members?|users?|participants?"
@@ -41,9 +57,12 @@ MONTHS: Final = (
 DAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
 
-def numbers(profile: Profile, comma: bool) -> tuple[Array, Array]:
-    """The distinct numbers of a column, sorted, and how many rows have each."""
-    values = as_numbers(pa.array([*profile.counts], pa.string()), comma)
+def numbers(profile: Profile, comma: bool, suffix: str = "") -> tuple[Array, Array]:
+    """The distinct numbers of a column without a suffix, sorted, and how many rows have each."""
+    text = [*profile.counts]
+    if suffix:
+        text = [value.removesuffix(suffix).rstrip() for value in text]
+    values = as_numbers(pa.array(text, pa.string()), comma)
     floats = values.to_numpy(zero_copy_only=False)
     counts = np.fromiter(profile.counts.values(), np.int64, len(profile.counts))
     there = ~np.isnan(floats)
@@ -110,7 +129,8 @@ def is_identifier(profile: Profile, name: str) -> bool:
     counting = (
         profile.ordered and profile.whole and profile.high - profile.low == profile.present - 1
     )
-    return _looks_like_a_key(profile, name) or (counting and profile.numbers == profile.present)
+    key = _looks_like_a_key(profile, name) and not date_formats(profile)
+    return key or (counting and profile.numbers == profile.present)
 
 
 def is_person(profile: Profile, name: str) -> bool:
@@ -119,27 +139,43 @@ def is_person(profile: Profile, name: str) -> bool:
     if not max(10, present / 10) <= distinct < present or present < ENOUGH or profile.dates:
         return False
     blocks = profile.adjacent >= (present - distinct) / 2
-    return _looks_like_a_key(profile, name) and (blocks or bool(NAMED_PERSON.search(name)))
+    named = blocks or bool(NAMED_PERSON.search(name))
+    return named and _looks_like_a_key(profile, name) and not date_formats(profile)
 
 
 def date_formats(profile: Profile) -> list[str] | None:
-    """Which of day first and month first fit all dates of a column; None if it has no dates."""
+    """Which forms fit all dates of a column; None if it has no dates.
+
+    Digits alone, as 20240331, are dates only if all of them are.
+    """
+    digits = profile.numbers == profile.present
+    if digits and not (profile.whole and profile.low >= EARLIEST and profile.high <= LATEST):
+        return None
     dates = [value for value in profile.counts if ODD_DATE.match(value)]
     if sum(profile.counts[value] for value in dates) < 0.9 * profile.present:
         return None
-    text = pa.array(dates, pa.string())
-    fits = [form for form in (DAY_FIRST, MONTH_FIRST) if not parse_dates(text, form).null_count]
-    return [DAY_FIRST] if len(fits) == 2 and all("." in value for value in dates) else fits
+    fits = [form for form in DATE_FORMS if _fits(dates[:A_FEW], form) and _fits(dates, form)]
+    if digits and (not fits or len(dates) < profile.distinct):
+        return None
+    return [DAY_FIRST] if fits == [DAY_FIRST, MONTH_FIRST] and "." in "".join(dates) else fits[:2]
+
+
+def _fits(dates: Sequence[str], form: str) -> bool:
+    return not parse_dates(pa.array(dates, pa.string()), form).null_count
 
 
 def stray_words(profile: Profile, comma: bool) -> list[str]:
     """Up to three words among numbers: values that somebody did not have; else nothing."""
-    if not 0.9 * profile.present <= profile.numbers < profile.present or profile.present < 10:
+    if not MOSTLY * profile.present <= profile.numbers < profile.present or profile.present < 10:
         return []
     texts = [*profile.counts]
     values = as_numbers(pa.array(texts, pa.string()), comma).to_pylist()
     words = [text for text, value in zip(texts, values, strict=True) if value is None]
-    return words if len(words) <= 3 and not any(SUFFIX.match(word) for word in words) else []
+    if len(words) > 3 or any(SUFFIX.match(word) for word in words):
+        return []
+    stray = profile.numbers >= 0.9 * profile.present
+    levels = len(texts) - len(words) < 10 or any(re.search("[0-9]", word) for word in words)
+    return words if stray or not levels else []
 
 
 def unit_suffix(profile: Profile) -> str:
@@ -157,12 +193,14 @@ def unit_suffix(profile: Profile) -> str:
 
 def conversion(ratio: float) -> tuple[float, str]:
     """The factor that a ratio of medians probably is, and what it converts."""
-    for factor, words in CONVERSIONS.items():
-        if abs(ratio / factor - 1) < CLOSE:
-            return factor, words
-        if abs(ratio * factor - 1) < CLOSE:
-            return float(f"{1 / factor:.6g}"), " to ".join(reversed(words.split(" to ")))
-    return float(f"{ratio:.3g}"), ""
+    size = max(ratio, 1 / ratio)
+    factor = min(CONVERSIONS, key=lambda known: abs(size / known - 1))
+    words = CONVERSIONS[factor]
+    if abs(size / factor - 1) >= CLOSE:
+        return float(f"{ratio:.3g}"), ""
+    if ratio > 1:
+        return factor, words
+    return float(f"{1 / factor:.6g}"), " to ".join(reversed(words.split(" to ")))
 
 
 def stage_order(stages: Collection[str], current: Sequence[str]) -> list[str]:

@@ -5,6 +5,7 @@ recipe, so that a prediction applies the same.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -27,6 +28,7 @@ FORMATS: Final = {  # what the two words stand for
     DAY_FIRST: ("%d.%m.%Y", "%d/%m/%Y", "%d-%m-%Y", "%d.%m.%y", "%d/%m/%y", "%d-%m-%y"),
     MONTH_FIRST: ("%m/%d/%Y", "%m-%d-%Y", "%m.%d.%Y", "%m/%d/%y", "%m-%d-%y", "%m.%d.%y"),
 }
+TIMES: Final = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")  # after a date
 MARK: Final = b"atoll.harmonised"  # metadata of rows that rules were applied to: units apply once
 
 
@@ -59,6 +61,8 @@ class Rules:
 
     rename: dict[str, str] = field(default_factory=dict)  # a column's name here -> everywhere
     labels: dict[str, str] = field(default_factory=dict)  # a label as written -> its class
+    # column -> a value as written -> what it means
+    values: dict[str, dict[str, str]] = field(default_factory=dict)
     units: dict[str, Unit] = field(default_factory=dict)  # column -> factor, offset, suffix
     missing: dict[str, tuple[str, ...]] = field(default_factory=dict)  # column -> codes
     dates: dict[str, DateRule] = field(default_factory=dict)  # column -> format, since
@@ -69,7 +73,7 @@ class Rules:
     @property
     def empty(self) -> bool:
         """Whether no value changes."""
-        return not (self.labels or self.units or self.missing or self.dates)
+        return not (self.labels or self.values or self.units or self.missing or self.dates)
 
 
 def merge(general: Rules, own: Rules | None) -> Rules:
@@ -78,24 +82,28 @@ def merge(general: Rules, own: Rules | None) -> Rules:
         own = Rules()
     rename = {**general.rename, **own.rename}
     tables = dict[str, Any]()
-    for name in ("units", "missing", "dates"):
+    for name in ("values", "units", "missing", "dates"):
         both = {**getattr(general, name), **getattr(own, name)}
         tables[name] = {rename.get(column, column): entry for column, entry in both.items()}
     labels = {**general.labels, **own.labels}
     for name in ("id", "group", "weights"):
         column = getattr(own, name) or getattr(general, name)
         tables[name] = rename.get(column, column)
-    return Rules(rename, labels, **tables)
+    return Rules(rename=rename, labels=labels, **tables)
 
 
 def refuse_bad_rules(rules: Rules) -> None:
     """Refuse entries that contradict each other, and a reference that is no date."""
-    for option, entries in (("rename", rules.rename), ("labels", rules.labels)):
+    values = [(f"values of '{name}'", entries) for name, entries in rules.values.items()]
+    for option, entries in (("rename", rules.rename), ("labels", rules.labels), *values):
         for name, target in entries.items():
             if entries.get(target, target) != target:
                 what = f"{option} turns '{name}' into '{target}', and '{target}' into another"
                 raise UserError(what, "[data]", f"write '{name}' = '{entries[target]}'")
     for name, rule in rules.dates.items():
+        if rule.format and rule.format not in FORMATS and "%" not in rule.format:
+            what = f"dates of '{name}': '{rule.format}' is no format"
+            raise UserError(what, "[data]", 'write "day first", "month first", or as "%d.%m.%Y"')
         if rule.since[:1].isdigit() and not as_dates(pa.array([rule.since]))[0].is_valid:
             what = f"dates of '{name}': '{rule.since}' is no date"
             raise UserError(what, "[data]", "write it as 2024-03-31, or name a column of dates")
@@ -112,6 +120,8 @@ def harmonise(
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     for name in rules.missing.keys() & columns.keys():
         columns[name] = _without(columns[name], rules.missing[name], comma)
+    for name in rules.values.keys() & columns.keys():
+        columns[name] = _mapped(plain_labels(columns[name]), rules.values[name])
     for name in rules.units.keys() & columns.keys():
         columns[name] = _converted(columns[name], rules.units[name], comma)
     written = dict(columns)  # a date may count from a column that is counted itself
@@ -129,7 +139,7 @@ def plain_labels(text: pa.Array) -> pa.Array:
 
 
 def _mapped(text: pa.Array, names: Mapping[str, str]) -> pa.Array:
-    """Labels by the name of their class."""
+    """Values by the name of what they mean."""
     if not names:
         return text
     places = pc.index_in(text, pa.array([*names], pa.string()))
@@ -159,21 +169,26 @@ def _converted(text: pa.Array, unit: Unit, comma: bool) -> pa.Array:
 
 def parse_dates(text: pa.Array, format: str) -> pa.Array:
     """Dates as 2024-03-31 or 2024-03-31T12:30:00; null where the text is none of this format."""
-    formats = FORMATS.get(format, (format,))
     coded = text.dictionary_encode()
-    parsed = [_parsed(value, formats) for value in coded.dictionary.to_pylist()]
+    values = coded.dictionary.to_pylist()
+    parsed: list[str | None] = [None] * len(values)
+    rest = list(range(len(values)))
+    for form in FORMATS.get(format, (format,)):
+        clocks = ("",) if re.search("%[HIcX]", form) else TIMES
+        for clock in clocks:  # one form after another: strptime caches few forms
+            for place in rest:
+                parsed[place] = _parsed(values[place], form + clock)
+            rest = [place for place in rest if parsed[place] is None]
     return pa.array(parsed, pa.string()).take(coded.indices)
 
 
-def _parsed(value: str, formats: Iterable[str]) -> str | None:
-    for form in formats:
-        for more in ("", " %H:%M", " %H:%M:%S"):
-            try:
-                moment = datetime.strptime(value, form + more)
-            except ValueError:
-                continue
-            return moment.isoformat() if more else moment.date().isoformat()
-    return None
+def _parsed(value: str, form: str) -> str | None:
+    try:
+        moment = datetime.strptime(value, form)
+    except ValueError:
+        return None
+    local = moment.replace(tzinfo=None)  # the clock at that place
+    return local.isoformat() if re.search("%[HIcX]", form) else local.date().isoformat()
 
 
 def _dated(

@@ -20,6 +20,7 @@ import pyarrow.parquet
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import AtLeastOne, nearest
 from atoll.data.dataset import Dataset
+from atoll.data.own.spellings import same_classes
 from atoll.data.pictures import fitted
 from atoll.data.sources.fetch import own
 
@@ -171,10 +172,19 @@ def _agreed(paths: Sequence[Path], sites: Sequence[_SiteImages]) -> tuple[str, .
     for path, site in zip(paths[1:], sites[1:], strict=True):
         other = sorted({*first} ^ {*site.classes})
         if other:
+            _refuse_spellings(path, first, site.classes)
             what = f"its classes are others than those of {paths[0].name}: {', '.join(other[:10])}"
             remedy = "use the same names, make empty folders, or list all classes in data.classes"
             raise UserError(what, str(path), remedy)
     return tuple(first)
+
+
+def _refuse_spellings(path: Path, classes: Sequence[str], others: Sequence[str]) -> None:
+    """Refuse names of classes that differ in capitals or signs alone."""
+    counts = {"one": dict.fromkeys(classes, 1), "other": dict.fromkeys(others, 1)}
+    for one, usual in same_classes(counts).items():
+        what = f"the classes '{usual}' and '{one}' look like one"
+        raise UserError(what, str(path), "give the class one name at all sites")
 
 
 def _present(path: Path) -> None:

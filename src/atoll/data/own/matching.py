@@ -12,7 +12,7 @@ from atoll.data.own.alignment import normalised, read_ids, refuse_bad
 from atoll.data.own.sheets import opened
 from atoll.data.own.spellings import folded
 
-__all__ = ["SharedIds", "match_rows", "shared_ids"]
+__all__ = ["SharedIds", "match_rows", "other_names_of_ids", "shared_ids"]
 
 Array = np.ndarray[Any, Any]
 SHARE: Final = 0.5  # of the rows of the smallest table that all tables have, at least
@@ -48,6 +48,30 @@ def shared_ids(parties: Sequence[Sequence[str]], label: str, column: str = "") -
         return None
     stages = zip(*parties, strict=False)  # parties with fewer files are refused later
     return SharedIds(named, all(_equal_ids(files, named) for files in stages))
+
+
+def other_names_of_ids(files: Sequence[str], label: str) -> str:
+    """The hint that files are of parties whose columns of ids have other names; else empty."""
+    columns = [opened(Path(file)).columns for file in files]
+    if len(files) < 2 or sum(label in names for names in columns) != 1:
+        return ""
+    for name in columns[0]:
+        named = [[one for one in names if folded(one) == folded(name)][:1] for names in columns]
+        if not all(named) or len({one for names in named for one in names}) == 1:
+            continue
+        try:
+            ids = [
+                normalised(read_ids(Path(file), one))
+                for file, (one,) in zip(files, named, strict=True)
+            ]
+            common = len(match_rows(ids)[0])
+        except UserError:  # no column of ids
+            continue
+        if common >= max(1, SHARE * min(map(len, ids))):
+            written = " and ".join(dict.fromkeys(one for (one,) in named))
+            remedy = "give this column one name in all files, then atoll init again"
+            return f"{written} have the same ids, as parties have: {remedy}"
+    return ""
 
 
 def _equal_ids(files: Sequence[str], column: str) -> bool:

@@ -20,7 +20,14 @@ from atoll.core.errors import UserError
 from atoll.core.options import AtLeastOne, build, nearest
 from atoll.data.dataset import Dataset, Layout
 from atoll.data.own.alignment import SHOWN, assume_aligned, normalised
-from atoll.data.own.columns import ENOUGH, Finding, identifies, leak_of, make_block, refuse_mistakes
+from atoll.data.own.columns import (
+    ENOUGH,
+    Finding,
+    identifies,
+    leaks_of,
+    make_block,
+    refuse_mistakes,
+)
 from atoll.data.own.encoding import Block, encoded
 from atoll.data.own.harmonise import DateRule, Rules, Unit, harmonise
 from atoll.data.own.labels import MOST_CLASSES, Task, label_numbers, task_of, task_statement
@@ -70,6 +77,8 @@ class PartyOptions:
     rename: dict[str, str] = field(default_factory=dict)  # names of columns, old = new
     # classes by the way they are written; as-is: they may look like spellings of each other
     labels: Literal["", "as-is"] | dict[str, str] = ""
+    # by column, values by the way they are written
+    values: dict[str, dict[str, str]] = field(default_factory=dict)
     units: dict[str, Unit] = field(default_factory=dict)  # by column factor, offset and suffix
     sites: dict[str, Rules] = field(default_factory=dict)  # by the name of a party's first file
 
@@ -157,12 +166,12 @@ def _contents(parties: Sequence[_Party], active: int, options: PartyOptions) -> 
 
 def leaks(contents: Contents) -> list[Finding]:
     """Columns that predict the label almost alone, whichever party has them."""
-    findings = []
+    findings = list[Finding]()
     for party, profiles in contents.profiles.items():
         for name, profile in profiles.items():
             kind = profile.kind(name in contents.options.categorical)
-            findings.append(leak_of(name, party, profile, kind))
-    return [finding for finding in findings if finding]
+            findings += leaks_of(name, {party: profile}, {party: kind})
+    return findings
 
 
 def _read(

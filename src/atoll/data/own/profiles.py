@@ -71,6 +71,8 @@ class TableOptions:
     rename: dict[str, str] = field(default_factory=dict)  # names of columns, old = new
     # classes by the way they are written; as-is: sites may have different ones
     labels: Literal["", "as-is"] | dict[str, str] = ""
+    # by column, values by the way they are written
+    values: dict[str, dict[str, str]] = field(default_factory=dict)
     units: dict[str, Unit] = field(default_factory=dict)  # by column factor, offset and suffix
     sites: dict[str, Rules] = field(default_factory=dict)  # by site, where its rules differ
 
@@ -91,6 +93,7 @@ class TableOptions:
         return Rules(
             self.rename,
             self.labels if isinstance(self.labels, dict) else {},
+            self.values,
             self.units,
             self.missing if isinstance(self.missing, dict) else {},
             self.dates if isinstance(self.dates, dict) else {},
@@ -184,7 +187,7 @@ def refuse_unknown_columns(known: Collection[str], options: TableOptions, who: s
         refuse_bad_rules(one)
         since = [rule.since for rule in one.dates.values() if not rule.since[:1].isdigit()]
         single = [name for name in (one.id, one.group, one.weights, *since) if name]
-        named += [*one.rename, *one.units, *one.missing, *one.dates, *single]
+        named += [*one.rename, *one.values, *one.units, *one.missing, *one.dates, *single]
     for name in named:
         if name not in known:
             raise UserError(f"no {who} has a column '{name}'", "[data]", nearest(name, known))
@@ -230,7 +233,7 @@ class Profile:
     word: tuple[Sheet, int, str] | None = None  # the first that is no number: file, row, text
     huge: tuple[Sheet, int, str] | None = None
     codes: bool = False  # its type in the file is text, and all values are digits
-    sample: list[tuple[str, str]] = field(default_factory=list)  # value, label
+    sample: list[tuple[str | None, str]] = field(default_factory=list)  # value, label
 
     def add(self, text: pa.Array, labels: pa.Array, rows: Array, sheet: Sheet) -> None:
         """Add some values; `rows` are their places in the file."""
@@ -258,7 +261,7 @@ class Profile:
             self._measure(numbers)
         if len(self.sample) < SAMPLE:
             pairs = zip(text[:SAMPLE].to_pylist(), labels[:SAMPLE].to_pylist(), strict=True)
-            self.sample += [(v, y) for v, y in pairs if v is not None and y is not None]
+            self.sample += [(value, label) for value, label in pairs if label is not None]
 
     def _measure(self, numbers: Array) -> None:
         self.whole = self.whole and bool((numbers == np.round(numbers)).all())

@@ -14,7 +14,7 @@ import numpy as np
 from atoll.core.errors import UserError
 from atoll.core.options import build
 from atoll.data.own import evidence
-from atoll.data.own.labels import task_of
+from atoll.data.own.labels import task_of, task_statement
 from atoll.data.own.profiles import (
     Contents,
     Profile,
@@ -36,6 +36,7 @@ SCALE: Final = (
     8.0  # ratio of medians from which units are suspected: 10, less the noise of few rows
 )
 SIMILAR: Final = 0.85  # similarity of two names from which they may be one
+MOST_SPELLED: Final = 20  # values of a column at a site that are compared as spellings
 FEW: Final = 50  # rows of all sites below which whole numbers are not called codes
 REPEATED: Final = "keys that repeat: rows of one are trained on or tested on, never both"
 Profiles = Mapping[str, Mapping[str, Profile]]  # by column and site
@@ -91,7 +92,15 @@ def examine(**given: Any) -> list[Suggestion]:
         if not named or error.where == "[data]":
             raise
         return aliases
-    return [*aliases, *suggest(contents)]
+    return [*aliases, *_task(contents), *suggest(contents)]
+
+
+def _task(contents: Contents) -> Iterator[Suggestion]:
+    """Regression, where a label of a few numbers is read as classes."""
+    task = task_of(contents)
+    statement = task_statement(contents, task) if task == "classification" else None
+    if statement:
+        yield Suggestion("task", "regression", f"{statement[0]}, and numbers if you say so", False)
 
 
 def _sheets(options: TableOptions) -> list[Sheet]:
@@ -136,7 +145,7 @@ def suggest(contents: Contents) -> list[Suggestion]:
     for one in keys:
         known |= {*one.entry} if one.option == "ignore" else {one.entry}
     rest = {name: own for name, own in profiles.items() if name not in known}
-    for finder in (_dates, _suffixes, _codes_of_missing, _codes, _units, _unusable):
+    for finder in (_dates, _codes_of_missing, _values, _codes, _units, _unusable):
         suggestions += finder(contents, rest)
     return [_with_old_names(one, renames, contents) for one in _general(suggestions)]
 
@@ -154,7 +163,7 @@ def suggest_for_parties(contents: Contents) -> list[Suggestion]:
                 suggestions.append(Suggestion("group", name, REPEATED, True))
                 profiles.pop(name)
                 break
-    for finder in (_dates, _suffixes, _codes_of_missing, _codes, _unusable):
+    for finder in (_dates, _codes_of_missing, _codes, _suffixes, _unusable):
         suggestions += finder(contents, profiles)
     return _general(suggestions)
 
@@ -182,7 +191,7 @@ def _with_old_names(
         here = not suggestion.site or old in contents.profiles[suggestion.site]
         if suggestion.option in ("ignore", "categorical") and new in entry:
             entry = [*entry, old]
-        elif suggestion.option in ("missing", "dates", "units") and new in entry and here:
+        elif suggestion.option in ("missing", "dates", "units", "values") and new in entry and here:
             entry = {**entry, old: entry[new]}
     return replace(suggestion, entry=entry)
 
@@ -229,7 +238,8 @@ def near_names(contents: Contents, profiles: Profiles) -> dict[str, str]:
             if any(profiles[old].keys() & profiles[name].keys() for old in taken):
                 continue
             same = folded(name) == folded(target)
-            if same or (_close(name, target) and _alike(contents, profiles, name, target)):
+            near = _close(name, target) or _shortened(name, target)
+            if same or (near and _alike(contents, profiles, name, target)):
                 renames[name] = target
                 break
     return renames
@@ -242,9 +252,20 @@ def _close(one: str, other: str) -> bool:
     return difflib.SequenceMatcher(None, folded(one), folded(other)).ratio() >= SIMILAR
 
 
+def _shortened(one: str, other: str) -> bool:
+    """Whether a name is the other with shorter words: adm_date and admission_date."""
+    words, others = (re.split(r"[\W_]+", name.casefold()) for name in (one, other))
+    if len(words) != len(others):
+        return False
+    pairs = [sorted(pair, key=len) for pair in zip(words, others, strict=True)]
+    return all(len(short) >= 3 and long.startswith(short) for short, long in pairs)
+
+
 def _alike(contents: Contents, profiles: Profiles, one: str, other: str) -> bool:
     """Whether two columns have similar values: common levels, or numbers in the same range."""
     (site, mine), (there, theirs) = (next(iter(profiles[name].items())) for name in (one, other))
+    if all(profile.dates or evidence.date_formats(profile) for profile in (mine, theirs)):
+        return True
     if mine.numbers < mine.present or theirs.numbers < theirs.present:
         both = mine.counts.keys() & theirs.counts.keys()
         return 2 * len(both) >= min(len(mine.counts), len(theirs.counts))
@@ -318,7 +339,7 @@ def _dates(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
     for name, by_site in profiles.items():
         for site, profile in by_site.items():
             formats = None
-            if profile.dates < profile.present and profile.numbers < profile.present:
+            if profile.dates < profile.present and name not in contents.options.categorical:
                 formats = evidence.date_formats(profile)
             if formats is None:
                 continue
@@ -330,18 +351,6 @@ def _dates(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
                 which = "day or month first?" if formats else "of several forms"
                 why = f"'{name}' at {site} has dates as {example}, {which}; to use it, write dates"
                 yield Suggestion("ignore", [name], why, True)
-
-
-def _suffixes(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
-    """Numbers with a unit behind them, such as 45%."""
-    for name, by_site in profiles.items():
-        suffixes = {site: evidence.unit_suffix(profile) for site, profile in by_site.items()}
-        for site in (site for site, suffix in suffixes.items() if suffix):
-            bare = [p for other, p in by_site.items() if not suffixes[other] and p.numbers]
-            percent = suffixes[site] == "%" and any(p.high <= 1.5 for p in bare)
-            unit = {"suffix": suffixes[site], **({"factor": 0.01} if percent else {})}
-            why = f"'{name}' has numbers with '{suffixes[site]}' at {site}"
-            yield Suggestion("units", {name: unit}, why, False, site)
 
 
 def _codes_of_missing(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
@@ -359,6 +368,19 @@ def _codes_of_missing(contents: Contents, profiles: Profiles) -> Iterator[Sugges
             elif codes and profile.numbers == profile.present:
                 why = f"'{name}' has {', '.join(codes)} far from all other values"
                 yield Suggestion("missing", {name: codes}, why, True, site)
+
+
+def _values(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
+    """Levels that are spellings of each other, at least one of them a word."""
+    for name, by_site in profiles.items():
+        few = all(profile.distinct <= MOST_SPELLED for profile in by_site.values())
+        words = any(profile.numbers < profile.present for profile in by_site.values())
+        if not (few and words) or evidence.unit_suffix(next(iter(by_site.values()))):
+            continue
+        same = same_classes({site: profile.counts for site, profile in by_site.items()})
+        if same:
+            listed = ", ".join(f"{old} and {new}" for old, new in same.items())
+            yield Suggestion("values", {name: same}, f"'{name}' has both {listed}", False)
 
 
 def _codes(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
@@ -394,39 +416,70 @@ def _holds_codes(contents: Contents, by_site: Mapping[str, Profile]) -> bool:
 
 
 def _units(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
-    """Numbers that are about 10 times as large at one site as at most others, or larger."""
+    """Numbers with a unit behind them, as 45%, and numbers 10 times those of most other sites."""
     for name, by_site in profiles.items():
-        middles, all_codes = dict[str, float](), True
+        suffixes = {site: evidence.unit_suffix(profile) for site, profile in by_site.items()}
+        bare = [p.high for site, p in by_site.items() if p.numbers and not suffixes[site]]
+        fractions = any(high <= 1.5 for high in bare)  # a share of 1, not of 100
+        shares = {site for site, suffix in suffixes.items() if suffix == "%" and fractions}
+        middles = _middles(contents, name, by_site, suffixes)
+        gaps = _gaps({site: m * 0.01 if site in shares else m for site, m in middles.items()})
+        for site, suffix in suffixes.items():
+            unit, reasons = dict[str, Any](), list[str]()
+            if suffix:
+                unit["suffix"] = suffix
+                reasons.append(f"'{name}' has numbers with '{suffix}' at {site}")
+            if site in shares:
+                unit["factor"] = 0.01
+            elif site in gaps:
+                unit["factor"], why = gaps[site]
+                reasons.append(f"'{name}' is about {why}")
+            if unit:
+                yield Suggestion("units", {name: unit}, "; ".join(reasons), False, site)
+
+
+def _suffixes(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
+    """Numbers with a unit behind them; sites are not compared."""
+    for name, by_site in profiles.items():
         for site, profile in by_site.items():
-            if profile.numbers < profile.present or name in contents.options.categorical:
-                continue
-            values, counts = evidence.numbers(profile, _comma(contents, site))
-            codes = [float(code) for code in evidence.missing_codes(values, counts)]
-            there = [value not in codes for value in values.tolist()]
-            middle = abs(evidence.median(values[there], counts[there])) if any(there) else 0.0
-            if middle > 0:
-                middles[site] = middle
-                all_codes = all_codes and evidence.is_code(values[there])
-        if not all_codes:
-            yield from _gaps(name, middles)
+            yield from _units(contents, {name: {site: profile}})
 
 
-def _gaps(name: str, middles: Mapping[str, float]) -> Iterator[Suggestion]:
-    if len(middles) < 2:
-        return
+def _middles(
+    contents: Contents, name: str, by_site: Mapping[str, Profile], suffixes: Mapping[str, str]
+) -> dict[str, float]:
+    """The median of a column by site, without suffixes and codes; none for a column of codes."""
+    middles, all_codes = dict[str, float](), True
+    for site, profile in by_site.items():
+        words = profile.numbers < profile.present and not suffixes[site]
+        if words or name in contents.options.categorical:
+            continue
+        values, counts = evidence.numbers(profile, _comma(contents, site), suffixes[site])
+        codes = [float(code) for code in evidence.missing_codes(values, counts)]
+        there = [value not in codes for value in values.tolist()]
+        middle = abs(evidence.median(values[there], counts[there])) if any(there) else 0.0
+        if middle > 0:
+            middles[site] = middle
+            all_codes = all_codes and evidence.is_code(values[there])
+    return {} if all_codes else middles
+
+
+def _gaps(middles: Mapping[str, float]) -> dict[str, tuple[float, str]]:
+    """Sites with another unit: the factor, and why it is suspected."""
     near = {
         site: sum(1 / SCALE < other / middle < SCALE for other in middles.values())
         for site, middle in middles.items()
     }
-    usual = max(sorted(near), key=lambda site: near[site])
+    usual = max(sorted(near), key=lambda site: near[site], default="")
+    gaps = dict[str, tuple[float, str]]()
     for site, middle in middles.items():
         ratio = middles[usual] / middle
         if ratio >= SCALE or ratio <= 1 / SCALE:
             factor, words = evidence.conversion(ratio)
             times = f"{ratio:,.0f} times smaller" if ratio > 1 else f"{1 / ratio:,.0f} times larger"
-            why = f"'{name}' is about {times} at {site} than at {usual}: another unit?"
-            why += f" ({words})" if words else ""
-            yield Suggestion("units", {name: {"factor": factor}}, why, False, site)
+            why = f"{times} at {site} than at {usual}: another unit?"
+            gaps[site] = factor, why + (f" ({words})" if words else "")
+    return gaps
 
 
 def _unusable(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
@@ -454,8 +507,11 @@ def repeated_rows(contents: Contents) -> list[tuple[str, str]]:
     for site in sorted(repeats.within):
         extra = sum(count - 1 for count in repeats.within[site].values())
         if extra and _telling(contents, [site]):
-            apart = "" if contents.options.rules(site).group else ", or write group"
-            action = f"used as they are: remove them{apart}"
+            action = "used as they are; remove them from the file, or write group"
+            if contents.options.rules(site).group:
+                action = (
+                    "used as they are, in one part; remove them from the file if they are copies"
+                )
             findings.append((f"{site} has {extra:,} rows twice", action))
     sites = sorted(repeats.across)
     for number, site in enumerate(sites):

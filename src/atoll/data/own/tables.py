@@ -140,7 +140,10 @@ def _number_people(
     into: Arrays,
     people: dict[tuple[int, str], int],
 ) -> None:
-    """Number the people of each site; a row without one is a person of its own."""
+    """Number the people of each site; a row without one is a person of its own.
+
+    In one file with a column of sites, an equal value is one person at all of them.
+    """
     for number, site in enumerate(sites):
         column = plan.options.rules(site).group
         mine = np.flatnonzero(into.group == number)
@@ -148,7 +151,8 @@ def _number_people(
         if column in batch.schema.names:
             named = batch.column(column).to_pylist()
         for row in mine:
-            key = (number, f"={named[row]}" if named[row] is not None else f"row {len(people)}")
+            place = -1 if plan.options.site else number
+            key = (place, f"={named[row]}" if named[row] is not None else f"row {len(people)}")
             into.people[row] = people.setdefault(key, len(people))
 
 

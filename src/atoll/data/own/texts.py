@@ -177,7 +177,7 @@ def _read(options: TextOptions) -> dict[str, _Texts]:
     for site, rules in options.sites.items():
         if site not in stems:
             raise UserError(f"no site '{site}'", f"[data.sites.{site}]", nearest(site, stems))
-        if rules.units or rules.missing or rules.dates or rules.weights:
+        if rules.values or rules.units or rules.missing or rules.dates or rules.weights:
             remedy = "texts know rename, labels, id and group; leave the others out"
             raise UserError("an option of tables", f"[data.sites.{site}]", remedy)
     tables = {}

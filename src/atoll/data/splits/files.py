@@ -36,7 +36,7 @@ def deal(dataset: Dataset, options: Options, seed: int) -> Scenario:
             f"'{dataset.name}' is not made of files", "give data = { files = [...] } or 'hospitals'"
         )
     common, stages = layout.held.all(0), layout.stages or ("all",)
-    holdings, tests = [], []
+    holdings, tests, dealt = [], [], dict[int, int]()
     for number, (name, rows) in enumerate(partition.group_rows(dataset).items()):
         for stage, at in enumerate(stages):
             _enough(name, at if layout.stages else "", int((layout.stage[rows] == stage).sum()))
@@ -44,7 +44,7 @@ def deal(dataset: Dataset, options: Options, seed: int) -> Scenario:
         if dataset.people is None:
             parts = _by_row(dataset, layout, rows, options, draws)
         else:
-            parts = _by_person(dataset, layout, rows, options, draws)
+            parts = _by_person(dataset, layout, rows, options, draws, dealt)
         own = np.flatnonzero(layout.held[number] & ~common)
         holdings.append([Holding(part.train, part.valid, own) for part in parts])
         tests.append([part.test for part in parts])
@@ -66,15 +66,24 @@ def _by_row(
 
 
 def _by_person(
-    dataset: Dataset, layout: Layout, rows: Array, options: Options, draws: Draws
+    dataset: Dataset,
+    layout: Layout,
+    rows: Array,
+    options: Options,
+    draws: Draws,
+    dealt_before: dict[int, int],
 ) -> list[partition.Parts]:
-    """The parts of each stage; all rows of a person, of whatever stage, are in one part."""
+    """The parts of each stage; all rows of a person, of whatever stage, are in one part.
+
+    A person of several sites, in one file with a column of sites, has the same part at all.
+    """
     assert dataset.people is not None
-    stage = layout.stage[rows]
+    stage, people = layout.stage[rows], dataset.people[rows]
     strata = stage * len(dataset.classes) + dataset.strata[rows]
     dealt = partition.cut_people(
-        strata, dataset.people[rows], options.train, options.valid, draws("people").numpy()
+        strata, people, options.train, options.valid, draws("people").numpy(), dealt_before
     )
+    dealt_before.update(zip(people.tolist(), dealt.tolist(), strict=True))
     return partition.parts_by_stage(rows, stage, dealt, len(layout.stages) or 1)
 
 

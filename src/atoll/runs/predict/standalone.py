@@ -29,6 +29,7 @@ COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+", re.ASCII)
 DATE = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?Z?)?", re.ASCII
 )
+TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 FORMATS = {
     "day first": ("%d.%m.%Y", "%d/%m/%Y", "%d-%m-%Y", "%d.%m.%y", "%d/%m/%y", "%d-%m-%y"),
     "month first": ("%m/%d/%Y", "%m-%d-%Y", "%m.%d.%Y", "%m/%d/%y", "%m-%d-%y", "%m.%d.%y"),
@@ -114,12 +115,13 @@ def usual_date(text: str | None, form: str) -> str | None:
     if text is None or not form:
         return text
     for one in FORMATS.get(form, (form,)):
-        for more in ("", " %H:%M", " %H:%M:%S"):
+        for clock in ("",) if re.search("%[HIcX]", one) else TIMES:
             try:
-                moment = datetime.strptime(text, one + more)
+                moment = datetime.strptime(text, one + clock).replace(tzinfo=None)
             except ValueError:
                 continue
-            return moment.isoformat() if more else moment.date().isoformat()
+            timed = clock or re.search("%[HIcX]", one)
+            return moment.isoformat() if timed else moment.date().isoformat()
     return text
 
 
@@ -130,6 +132,11 @@ def without_codes(column: list[str | None], codes: list[str], comma: bool) -> li
     """A column without the codes of missing values."""
     numbers = {number_of(code, comma) for code in codes} - {None}
     return [None if text in codes or number_of(text, comma) in numbers else text for text in column]
+
+
+def plain(text: str | None) -> str:
+    """A value as text; 1.0 is 1."""
+    return re.sub(r"^(-?[0-9]+)\.0+$", r"\1", text or "")
 
 
 def converted(column: list[str | None], unit: dict[str, Any], comma: bool) -> list[str | None]:
@@ -171,6 +178,9 @@ def harmonised(cells: Cells, rules: dict[str, Any], comma: bool) -> Cells:
     cells = dict(cells)
     for name in rules["missing"].keys() & cells.keys():
         cells[name] = without_codes(cells[name], rules["missing"][name], comma)
+    values = rules.get("values", {})  # runs before 0.2 have none
+    for name in values.keys() & cells.keys():
+        cells[name] = [values[name].get(plain(text), text) for text in cells[name]]
     for name in rules["units"].keys() & cells.keys():
         cells[name] = converted(cells[name], rules["units"][name], comma)
     dates = {

@@ -21,6 +21,7 @@ from atoll.data.splits import split
 from atoll.engines.local import local_engine
 from atoll.runs.config import resolve, to_toml
 from atoll.runs.execute import execute
+from atoll.runs.predict import standalone
 from atoll.runs.predict.model import Predictor
 from atoll.runs.predict.tables import predict
 
@@ -84,6 +85,7 @@ def test_rules_by_site_hold_for_the_rows_of_a_site_column() -> None:
 def test_values_change_as_the_rules_say() -> None:
     rules = Rules(
         labels={"1": "yes", "Yes": "yes", "0": "no"},
+        values={"smoker": {"1": "yes", "Y": "yes", "0": "no"}},
         units={"share": Unit(factor=0.01, suffix="%")},
         missing={"chol": ("999", "-9")},
         dates={
@@ -94,6 +96,7 @@ def test_values_change_as_the_rules_say() -> None:
     )
     rows = batch(
         chol=["999", "999.0", "-9", "99", None],
+        smoker=["1", "1.0", "Y", "0", None],
         share=["45%", "50 %", "45", "high", None],
         seen=["02.01.2024", "2/1/2024", "2024-01-02", "31.02.2024", None],
         born=["01.01.2024", "01.01.2024", "01.01.2024", "01.01.2024", "01.01.2024"],
@@ -102,12 +105,30 @@ def test_values_change_as_the_rules_say() -> None:
     )
     assert harmonise(rows, rules, "y").to_pydict() == {
         "chol": [None, None, None, "99", None],
+        "smoker": ["yes", "yes", "yes", "no", None],
         "share": ["0.45", "0.5", "0.45", "high", None],
         "seen": ["1", "1", "1", "31.02.2024", None],
         "born": ["2024-01-01"] * 5,
         "left": ["2", "2", "2", "?", None],
         "y": ["yes", "yes", "yes", "no", "no"],
     }
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "usual"),
+    [
+        ("%d.%m.%Y %H:%M", "02.01.2024 7:05", "2024-01-02T07:05:00"),
+        ("%d.%m.%Y %H:%M", "02.01.2024", "02.01.2024"),  # another form stays as it is
+        ("month first", "01/02/2024 07:28 PM", "2024-01-02T19:28:00"),
+        ("%d%b%Y", "02JAN2024", "2024-01-02"),
+        ("%Y%m%d", "20240102", "2024-01-02"),
+        ("%Y-%m-%dT%H:%M:%S%z", "2024-01-02T23:30:00+01:00", "2024-01-02T23:30:00"),
+    ],
+)
+def test_dates_of_every_format_become_usual_ones(format: str, text: str, usual: str) -> None:
+    rules = Rules(dates={"seen": DateRule(format)})
+    assert harmonise(batch(seen=[text]), rules, "y").to_pydict() == {"seen": [usual]}
+    assert standalone.usual_date(text, format) == usual
 
 
 def test_stages_come_in_the_order_that_is_given() -> None:
@@ -127,9 +148,12 @@ def test_stages_come_in_the_order_that_is_given() -> None:
         ({"rename": {"agee": "age"}}, "no site has a column 'agee'"),
         ({"rename": {"age": "sex"}}, "rename makes one column of age and sex"),
         ({"rename": {"age": "b", "b": "c"}}, "turns 'age' into 'b', and 'b' into another"),
+        ({"values": {"age": {"x": "y", "y": "z"}}}, "values of 'age' turns 'x' into 'y'"),
+        ({"values": {"agee": {"x": "y"}}}, "no site has a column 'agee'"),
         ({"labels": {"x": "y", "y": "z"}}, "labels turns 'x' into 'y'"),
         ({"units": {"agee": {"factor": 2.0}}}, "no site has a column 'agee'"),
         ({"units": {"age": {"times": 2.0}}}, "option 'units' cannot be"),
+        ({"dates": {"age": {"format": "DD.MM.YYYY"}}}, "'DD.MM.YYYY' is no format"),
         ({"dates": {"age": {"since": "1.1.2024"}}}, "'1.1.2024' is no date"),
         ({"dates": {"age": {"since": "born"}}}, "no site has a column 'born'"),
         ({"sites": {"z": {}}}, "no site 'z'"),

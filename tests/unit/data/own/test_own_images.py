@@ -172,6 +172,12 @@ def test_classes_may_be_listed_where_a_site_lacks_some(tmp_path: Path) -> None:
     assert data.load("", images=paths, size=8).classes == ("cat", "dog")
 
 
+def test_classes_that_differ_in_capitals_alone_are_said_to_look_like_one(tmp_path: Path) -> None:
+    paths = [folder(tmp_path / "a", {"normal": 2, "x": 2}), folder(tmp_path / "b", {"Normal": 2})]
+    with pytest.raises(UserError, match="the classes 'normal' and 'Normal' look like one"):
+        data.load("", images=paths, size=8)
+
+
 def test_numbers_as_labels_are_ordered_as_numbers(tmp_path: Path) -> None:
     y = np.array([10, 9, 2, 10, 9, 2])
     for name in "ab":

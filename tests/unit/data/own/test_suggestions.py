@@ -1,6 +1,7 @@
 """What files suggest: each kind of mess is found, and clean files suggest nothing."""
 
 import random
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from atoll.data.own import evidence
 from atoll.data.own.profiles import TableOptions
 from atoll.data.own.spellings import same_classes
 from atoll.data.own.suggestions import Suggestion, examine, repeated_rows, suggest
-from atoll.data.own.survey import read_contents
+from atoll.data.own.survey import read_contents, survey_of
+
+MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
+ZONED = "%Y-%m-%dT%H:%M:%S%z"
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +73,18 @@ def test_a_misspelled_name_is_one_only_if_its_values_are_alike() -> None:
     assert look(one, other)["rename", ""].entry == {"cholestrol": "cholesterol"}
     other["cholestrol"] = [0.5 + i / 1000 for i in range(100)]
     assert ("rename", "") not in look(one, other)
+
+
+def test_a_name_with_shorter_words_is_one_if_its_values_are_alike() -> None:
+    one, other = base(seed=1), base(seed=2)
+    one |= {"creat": [60 + i % 41 for i in range(100)], "chol": [200 + i % 41 for i in range(100)]}
+    one["adm_date"] = [f"{1 + i % 28:02}.03.2023" for i in range(100)]
+    other |= {"creatinine": [61 + i % 37 for i in range(100)], "cholecystitis": [0, 1] * 50}
+    other["admission_date"] = [f"2024-03-{1 + i % 28:02}" for i in range(100)]
+    renames = look(one, other)["rename", ""].entry
+    assert {frozenset(pair) for pair in renames.items()} == {
+        frozenset({"creat", "creatinine"}), frozenset({"adm_date", "admission_date"}),
+    }  # fmt: skip
 
 
 def test_a_label_in_another_spelling_is_renamed_at_its_site() -> None:
@@ -133,6 +149,8 @@ def test_keys_that_repeat_are_a_group() -> None:
         ([0] * 90 + list(range(150, 200)), []),  # most rows have it
         ([99, *range(30, 80)], []),  # once
         ([0] * 20 + list(range(1, 60)), []),
+        ([88] * 5 + [-8] * 4 + [1, 2, 3, 4, 5] * 9, ["-8", "88"]),  # of questionnaires
+        ([777] * 5 + list(range(20, 80)), ["777"]),
     ],
 )
 def test_codes_for_missing_values(values: list[int], codes: list[str]) -> None:
@@ -156,14 +174,17 @@ def test_missing_codes_are_suggested_once_for_all_sites_that_have_the_same() -> 
 def test_words_among_numbers_are_missing_values_or_codes() -> None:
     one = base(seed=1)
     one["lab"] = ["unknown" if i == 7 else f"{i * 1.7:.1f}" for i in range(100)]
+    one["sbp"] = ["n.d." if i % 8 == 0 else 100 + i % 37 for i in range(100)]
+    one["grade"] = ["low" if i % 8 == 0 else 1 + i % 4 for i in range(100)]  # levels
     one["icd"] = [f"{250 + i % 7}.8" for i in range(100)]
     one["icd"][::20] = ["V27", "E90", "E91", "E92", "V27"]
     one["zip"] = [f"0{3000 + i % 9}" for i in range(100)]
     one["cp"] = [i % 4 for i in range(100)]
     one["flag"] = [i % 2 for i in range(100)]
     found = look(one)
-    assert found["missing", ""].entry == {"lab": ["unknown"]}
-    assert found["categorical", ""].entry == ["icd", "zip", "cp"]
+    missing = [s.entry for s in examine(files=["a.csv"], label="outcome") if s.option == "missing"]
+    assert missing == [{"lab": ["unknown"]}, {"sbp": ["n.d."]}]
+    assert found["categorical", ""].entry == ["grade", "icd", "zip", "cp"]
 
 
 @pytest.mark.parametrize(
@@ -173,13 +194,38 @@ def test_words_among_numbers_are_missing_values_or_codes() -> None:
         ("{day}/{month}/2023", "dates", {"seen": {"format": "day first"}}),
         ("{month:02}/{day:02}/2023", "dates", {"seen": {"format": "month first"}}),
         ("{month:02}/{month:02}/2023", "ignore", ["seen"]),  # which is the day?
-        ("2023/{month:02}/{day:02}", "ignore", ["seen"]),
+        ("2023/{month:02}/{day:02}", "dates", {"seen": {"format": "%Y/%m/%d"}}),
+        ("2023{month:02}{day:02}", "dates", {"seen": {"format": "%Y%m%d"}}),
+        ("{day:02}-{name}-2023", "dates", {"seen": {"format": "%d-%b-%Y"}}),
+        ("{day:02}{name}2023", "dates", {"seen": {"format": "%d%b%Y"}}),
+        ("{name} {day}", "ignore", None),  # no year: words
+        ("{month:02}/{day:02}/2023 07:28 PM", "dates", {"seen": {"format": "month first"}}),
+        ("2023-{month:02}-{day:02}T07:28:00+01:00", "dates", {"seen": {"format": ZONED}}),
+        ("2023-{month:02}-{day:02}", "dates", None),
+        ("2023/{month:02}/{day:02} or so", "ignore", ["seen"]),
     ],
 )
 def test_dates_of_other_forms(form: str, option: str, entry: Any) -> None:
     one = base()
-    one["seen"] = [form.format(day=1 + i % 28, month=1 + i % 12) for i in range(100)]
-    assert look(one)[option, ""].entry == entry
+    one["seen"] = [
+        form.format(day=1 + i % 28, month=1 + i % 12, name=MONTHS[i % 12]) for i in range(100)
+    ]
+    found = look(one)
+    assert found[option, ""].entry == entry if entry else (option, "") not in found
+
+
+@pytest.mark.parametrize("form", ["{:%d/%m/%Y}", "{:%Y%m%d}", "{:%Y-%m-%dT00:00:00+01:00}"])
+@pytest.mark.parametrize("rows", [1, 3])  # of a person
+def test_dates_name_neither_rows_nor_people(form: str, rows: int) -> None:
+    one, start = base(), date(1930, 1, 1)
+    one["born"] = [form.format(start + timedelta(days=241 * (i // rows))) for i in range(100)]
+    assert {option for option, _ in look(one)} == {"dates"}
+
+
+def test_digits_that_are_no_dates_stay_numbers() -> None:
+    one = base()
+    one["platelets"] = [20230100 + i % 90 for i in range(100)]  # the 32nd of January and so on
+    assert ("dates", "") not in look(one)
 
 
 def test_numbers_with_a_unit_and_numbers_in_another_unit() -> None:
@@ -189,13 +235,62 @@ def test_numbers_with_a_unit_and_numbers_in_another_unit() -> None:
     third |= {"chol": [f"{draw.gauss(215, 30):.0f}" for _ in range(100)], "ef": ["0.5"] * 100}
     other["chol"] = [f"{draw.gauss(5.6, 0.8):.2f}" for _ in range(100)]
     other["ef"] = [f"{30 + i % 40}%" for i in range(100)]
-    found = look(one, other, third)
-    assert found["units", "b"].entry == {"chol": {"factor": 38.67}}
-    assert "cholesterol, mmol/l to mg/dl" in found["units", "b"].why
+    look(one, other, third)
     units = [one for one in examine(files=["a.csv", "b.csv", "c.csv"], label="outcome")
              if one.option == "units"]  # fmt: skip
-    assert {"ef": {"suffix": "%", "factor": 0.01}} in [one.entry for one in units]
+    assert [one.site for one in units] == ["b", "b"]
+    assert units[0].entry == {"chol": {"factor": 38.67}}
+    assert "cholesterol, mmol/l to mg/dl" in units[0].why
+    assert units[1].entry == {"ef": {"suffix": "%", "factor": 0.01}}
     assert not any(one.safe for one in units)
+
+
+def test_values_that_are_spellings_are_mapped_and_the_columns_are_one() -> None:
+    one, other = base(seed=1), base(seed=2)
+    one |= {"smoker": [i % 2 for i in range(100)], "ward": ["ENT", "eye"] * 50}
+    other |= {"smoker": ["yes", "no"] * 50, "ward": ["ent", "Eye"] * 50}
+    found = look(one, other)
+    assert not found["values", ""].safe
+    given = {"values": {"smoker": {"1": "yes", "0": "no"}, "ward": {"ent": "ENT", "Eye": "eye"}}}
+    values = [s.entry for s in examine(files=["a.csv", "b.csv"], label="outcome")]
+    assert {"smoker": given["values"]["smoker"]} in values
+    options = build(TableOptions, {"files": ["a.csv", "b.csv"], "label": "outcome", **given}, "")
+    contents = read_contents(options)
+    assert suggest(contents) == []
+    kinds = {column.name: (column.kind, column.where) for column in survey_of(contents).columns}
+    assert kinds["smoker"] == kinds["ward"] == ("text", "common")
+
+
+def test_suffixes_are_removed_before_sites_are_compared() -> None:
+    one, other = base(seed=1), base(seed=2)
+    one["weight"] = [f"{60 + i % 40} kg" for i in range(100)]
+    other["weight"] = [f"{60_000 + 1000 * (i % 40)} g" for i in range(100)]
+    one["hb"] = [f"{12 + i % 3}.{i % 10} g/dl" for i in range(100)]
+    other["hb"] = [120 + i % 30 for i in range(100)]
+    one["height"] = [150 + i % 41 for i in range(100)]
+    other["height"] = [f"{1.5 + (i % 41) / 100:.2f}" for i in range(100)]
+    look(one, other)
+    rules: dict[str, dict[str, Any]] = {"a": {}, "b": {}}
+    for suggestion in examine(files=["a.csv", "b.csv"], label="outcome"):
+        assert suggestion.option == "units"
+        assert not suggestion.entry.keys() & rules[suggestion.site].keys()
+        rules[suggestion.site] |= suggestion.entry
+    assert rules["a"] == {"weight": {"suffix": "kg"}, "hb": {"suffix": "g/dl"}}
+    assert rules["b"] == {
+        "weight": {"suffix": "g", "factor": 0.001}, "hb": {"factor": 0.1},
+        "height": {"factor": 100.0},
+    }  # fmt: skip
+    given = {site: {"units": entries} for site, entries in rules.items()}
+    values = {"files": ["a.csv", "b.csv"], "label": "outcome", "sites": given}
+    assert suggest(read_contents(build(TableOptions, values, ""))) == []
+
+
+@pytest.mark.parametrize(
+    ("ratio", "factor"),
+    [(98.0, 100.0), (90.0, 88.4), (0.0265, 0.0258598), (37.0, 38.67), (3e4, 3e4)],
+)
+def test_the_nearest_factor_is_suggested(ratio: float, factor: float) -> None:
+    assert evidence.conversion(ratio)[0] == pytest.approx(factor)
 
 
 def test_months_come_in_the_order_of_the_calendar() -> None:

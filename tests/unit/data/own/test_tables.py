@@ -229,6 +229,19 @@ def test_suspicions_are_told_with_what_is_done() -> None:
     assert leak in said
 
 
+@pytest.mark.parametrize("value", ["{}", "2024-03-{:02}", "word{}"])
+def test_whether_a_column_has_a_value_may_give_the_label_away(value: str) -> None:
+    for name, sparse in (("a.csv", 1), ("b.csv", 1), ("c.csv", 7)):
+        rows = []
+        for i in range(80):
+            after = value.format(1 + i % 11) if i % 2 < sparse and i % sparse == i % 2 else ""
+            rows.append(f"{i % 9},{after},{'xy'[i % 2]}")
+        write(name, "age,after,outcome", rows)
+    found = [finding.what for finding in look("a.csv", "b.csv", "c.csv").findings]
+    question = "predicts the label almost alone: is it known before the outcome?"
+    assert f"whether 'after' has a value at a, b {question}" in found
+
+
 def test_a_factor_of_ten_between_sites_is_told() -> None:
     write("a.csv", "w,outcome", [f"{i + 1},{i % 2}" for i in range(10)])
     write("b.csv", "w,outcome", [f"{11 * (i + 1)},{i % 2}" for i in range(10)])
@@ -245,7 +258,9 @@ def test_a_column_of_two_types_is_own_at_each_site() -> None:
     write("b.csv", "w,v,outcome", [f"{i},{'yes' if i % 2 else 'no'},{i % 2}" for i in range(10)])
     found = look("a.csv", "b.csv")
     assert columns(found) == {"w": "common", "v": "own"}
-    assert "'v' is number at a, text at b -> an own column at each site" in findings(found)
+    assert "'v' is number at a, text at b -> an own column at each site; if they" in findings(found)
+    (treatment,) = [column.treatment for column in found.columns if column.name == "v"]
+    assert treatment == "at a a number, scaled; at b 2 columns of 0 and 1, one for each level"
 
 
 def test_a_site_may_lack_a_class() -> None:
