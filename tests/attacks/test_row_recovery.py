@@ -14,12 +14,14 @@ import pytest
 
 from atoll.core.federation import Moment
 from atoll.core.messages import Tensors
+from atoll.data.own import agreement
 from atoll.engines.network import egress
 from atoll.engines.network.contract import Contract
 from atoll.engines.network.drafts import drafted_contract, written
 from atoll.engines.network.explain import warnings
 from atoll.runs.config import RunConfig
 
+from . import row_recovery
 from .row_recovery import (
     CRAFTED,
     HONEST,
@@ -297,3 +299,52 @@ def test_nothing_through_tests(kind: str, method: str, tmp_path: Path) -> None:
         spotted(coordinator, Moment(0, number % config.rounds, config.rounds), weights)
     assert recover_by_tests(coordinator, Moment(0, 1, config.rounds)) == 0
     assert coordinator.refusals
+
+
+# Fewer columns than the looks for single rows need
+
+
+def fewer(monkeypatch: pytest.MonkeyPatch, count: int, gaps: bool = False) -> None:
+    """The coordinator says that sites have these few columns in common."""
+    usual, planned = agreement.common, agreement.planned
+
+    def common(*given: Any) -> list[str]:
+        return usual(*given)[:count]
+
+    def plan(*given: Any) -> agreement.Plan:
+        made = planned(*given)
+        columns = (replace(column, gaps=gaps) for column in made.columns)
+        return replace(made, columns=tuple(columns))
+
+    for module in (agreement, row_recovery):
+        monkeypatch.setattr(module, "common", common)
+    monkeypatch.setattr(row_recovery, "planned", plan)
+
+
+@pytest.mark.parametrize("gaps", [False, True], ids=["columns", "and gaps"])
+@pytest.mark.parametrize("count", [2, 3, 4])
+@each_default
+def test_nothing_by_a_plan_with_few_columns(
+    kind: str, count: int, gaps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fewer(monkeypatch, count, gaps)
+    contract = dict(defaults(HONEST))[kind]
+    coordinator = attacked(tmp_path, contract)
+    assert not coordinator.open("attack", run_config(HONEST))
+    (reason,) = coordinator.refusals
+    assert f"{count} columns with many values; the contract wants at least 5" in reason
+    log = egress.lines(tmp_path / "store" / "egress.jsonl")
+    assert any(reason in line.words for line in log)
+
+
+def test_few_columns_give_rows_away_where_the_contract_allows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fewer(monkeypatch, 3)
+    config = run_config(SGD)
+    contract = replace(drafted_contract(config), columns=3)
+    coordinator = attacked(tmp_path, contract)
+    assert coordinator.open("attack", config)
+    creep(coordinator, trap(coordinator.first), 0.45, 40)
+    assert coordinator.recovered() >= 3
+    assert "columns = 3: " in "\n".join(warnings(contract))

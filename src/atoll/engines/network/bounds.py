@@ -19,19 +19,19 @@ from torch import Tensor
 from atoll import methods
 from atoll.core.annotations import RowGradient, SharedWeights, Update, marked
 from atoll.core.errors import UserError
-from atoll.core.federation import Moment, kinds
+from atoll.core.federation import Moment, actions, kinds
 from atoll.core.messages import Tensors
 from atoll.core.record import disk_errors, write_whole
 from atoll.core.rows import Rows
 from atoll.engines.network.answered import Answered
-from atoll.engines.network.audit import shown_rows, singling_units, undone
+from atoll.engines.network.audit import shown_rows, singling_units, undone, varied_columns
 from atoll.engines.network.contract import Contract, RefusedError
 from atoll.engines.network.egress import SHOWN, SINGLED, Spent
 from atoll.jobs.train import Optimiser, TrainJob
 from atoll.learning.weights import prefixed, without
 from atoll.runs.parts import Parts
 
-__all__ = ["Bounds", "Trail", "too_few_rows"]
+__all__ = ["Bounds", "Trail", "too_little"]
 
 STRIDE = 2.0  # own updates: shared weights may move as far in any case
 MOST_PROBES = 10  # refusals that depend on rows, of all runs: each says something about them
@@ -94,14 +94,32 @@ def _by_name(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
     return {name: without(name, dict(tensors)) for name in names}
 
 
-def too_few_rows(parts: Parts, client: str, least: int) -> str:
-    """Which stage has training rows of this client, but too few; empty where none has."""
+def too_little(parts: Parts, client: str, terms: Contract) -> str:
+    """Which stage has too few training rows, or columns, of this client; empty where none has."""
     for stage, held in enumerate(parts.scenario.holdings[client]):
-        if 0 < len(held.train) < least:
-            return (
-                f"{len(held.train)} training rows at stage {stage + 1}; the contract wants {least}"
-            )
+        rows, where = len(held.train), f"at stage {stage + 1}"
+        if 0 < rows < terms.rows:
+            return f"{rows} training rows {where}; the contract wants {terms.rows}"
+        if rows and _sends_updates(parts):
+            reason = _too_few_columns(parts.site(client).train(stage).x, terms.columns)
+            if reason:
+                return f"{reason} {where}"
     return ""
+
+
+def _sends_updates(parts: Parts) -> bool:
+    """Whether the clients of a run answer with updates of shared weights."""
+    client = methods.load(str(parts.config.method["name"])).client
+    return any(marked(kinds(action)[1], Update) for action in actions(client).values())
+
+
+def _too_few_columns(rows: Tensor, least: int) -> str:
+    """Why a table is too narrow for the looks for single rows; images and texts have none."""
+    if rows.dim() != 2 or not rows.is_floating_point():
+        return ""
+    count = varied_columns(rows.detach().cpu(), least)
+    few = f"{count} columns with many values; the contract wants at least {least}"
+    return few if count < least else ""
 
 
 @dataclass
@@ -250,6 +268,11 @@ class Bounds:
             for key, old in before.items()
             if old.is_floating_point()
         }
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Stage and round of the last answer."""
+        return max(self.answered, self.trail.place)
 
     @property
     def _here(self) -> tuple[int, int]:

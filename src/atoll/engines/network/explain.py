@@ -188,6 +188,7 @@ def loose_terms(terms: Contract) -> Iterator[str]:
         ("drift", not terms.drift or terms.drift > USUAL.drift),
         ("shown_rows", terms.shown_rows == "allow"),
         ("steps", terms.steps < USUAL.steps),
+        ("columns", terms.columns < USUAL.columns),
         ("unit_rows", terms.unit_rows < USUAL.unit_rows),
         ("rows", terms.rows < USUAL.rows),
         ("step_rows", terms.step_rows < USUAL.step_rows),
@@ -213,6 +214,8 @@ LOOSE_TERMS = {
     "drift": "weights may vanish or grow without limit, which helps to read rows.",
     "shown_rows": "updates leave even where a training row can be read off them.",
     "steps": "an update may be a single gradient, which gives rows away with weights made for it.",
+    "columns": "a coordinator chooses which columns a network reads, and with fewer than five that"
+    " have many values nothing looks for single rows: weights made for it give them away.",
     "unit_rows": "weights may come that let one row alone reach a unit, whose update is that row.",
     "rows": "fewer rows stand behind an answer.",
     "step_rows": "fewer rows stand behind a step.",

@@ -584,10 +584,10 @@ def test_a_contract_is_explained_by_the_command(tmp_path: Path) -> None:
 
 
 LOOSER: dict[str, Any] = {
-    "rows": 7, "step_rows": 7, "steps": 1, "unit_rows": 1, "initial_weights": "any", "move": 0.0,
-    "drift": 0.0, "gradient": 0.0, "shown_rows": "allow", "networks": ("mine.nets:small",),
-    "plugins": ("mine.data:rows",), "replacements": ("atoll.reproduce.faults.fedseit:released",),
-    "repeats": 1,
+    "rows": 7, "step_rows": 7, "steps": 1, "unit_rows": 1, "columns": 4,
+    "initial_weights": "any", "move": 0.0, "drift": 0.0, "gradient": 0.0, "shown_rows": "allow",
+    "networks": ("mine.nets:small",), "plugins": ("mine.data:rows",),
+    "replacements": ("atoll.reproduce.faults.fedseit:released",), "repeats": 1,
 }  # fmt: skip
 
 
