@@ -21,7 +21,7 @@ from atoll.engines.network.drafts import drafted_contract, written
 from atoll.engines.network.explain import warnings
 from atoll.runs.config import RunConfig
 
-from . import row_recovery
+from . import last_step, row_recovery
 from .row_recovery import (
     CRAFTED,
     HONEST,
@@ -348,3 +348,32 @@ def test_few_columns_give_rows_away_where_the_contract_allows_them(
     creep(coordinator, trap(coordinator.first), 0.45, 40)
     assert coordinator.recovered() >= 3
     assert "columns = 3: " in "\n".join(warnings(contract))
+
+
+# The last, smaller step of an epoch
+
+SHORT: dict[str, Any] = {**HONEST, "epochs": 1, "widths": [16], "rounds": 200}
+
+
+@pytest.mark.parametrize("batch", [49, 43])
+@each_default
+def test_nothing_by_a_last_step_of_few_rows(kind: str, batch: int, tmp_path: Path) -> None:
+    changes = {**SHORT, "batch": batch}
+    coordinator, _ = opened(tmp_path, kind, changes)
+    last_step.repeat(coordinator, 3)
+    words = f"{50 - batch} rows in the last step of an epoch; the contract wants at least 8"
+    assert words in str(coordinator.refusals)
+    assert last_step.recovered(coordinator) == 0
+    nothing_found(coordinator)
+
+
+def test_a_last_step_of_one_row_gives_rows_away_where_the_contract_allows_it(
+    tmp_path: Path,
+) -> None:
+    config = run_config({**SHORT, "batch": 49})
+    contract = replace(drafted_contract(config), step_rows=1)
+    coordinator = attacked(tmp_path, contract)
+    assert coordinator.open("attack", config)
+    last_step.repeat(coordinator, 70)
+    assert last_step.recovered(coordinator) >= 20
+    assert "step_rows = 1: " in "\n".join(warnings(contract))

@@ -6,7 +6,7 @@ every piece of work and every answer, and refuses what the contract does not all
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,11 @@ from atoll.jobs.train import Optimiser, TrainJob
 from atoll.learning.weights import prefixed, without
 from atoll.runs.parts import Parts
 
-__all__ = ["Bounds", "Trail", "too_little"]
+__all__ = ["Bounds", "Trail", "fewest_rows", "too_little"]
 
 STRIDE = 2.0  # own updates: shared weights may move as far in any case
 MOST_PROBES = 10  # refusals that depend on rows, of all runs: each says something about them
+DILUTED = 16  # full steps of an epoch, beside which a last one may have fewer rows
 SHRUNK = 0.1  # of its first norm: a matrix of shared weights may not get smaller than that
 
 
@@ -105,6 +106,14 @@ def too_little(parts: Parts, client: str, terms: Contract) -> str:
             if reason:
                 return f"{reason} {where}"
     return ""
+
+
+def fewest_rows(sizes: Sequence[int]) -> int:
+    """The rows of an epoch's smallest step; a small last one may stand beside many full ones.
+
+    Beside few steps it is read off the update: the coordinator knows which rows are in which step.
+    """
+    return min(sizes[:-1] if len(sizes) > DILUTED else sizes)
 
 
 def _sends_updates(parts: Parts) -> bool:
@@ -198,11 +207,13 @@ class Bounds:
             return
         rows, terms = len(work.rows), self.terms
         epochs = len(getattr(job, "streams", ())) or work.epochs
-        steps = epochs * len(work.batch_sizes)
+        sizes = work.batch_sizes
+        steps = epochs * len(sizes)
         least_of = [("training rows behind an answer", rows, terms.rows)]
         if self.updates:
             least_of += [
                 ("rows in a step", min(rows, work.batch), terms.step_rows),
+                ("rows in the last step of an epoch", fewest_rows(sizes), terms.step_rows),
                 ("steps behind an answer", steps, terms.steps),
             ]
         for what, count, least in least_of:

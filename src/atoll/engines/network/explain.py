@@ -218,7 +218,8 @@ LOOSE_TERMS = {
     " have many values nothing looks for single rows: weights made for it give them away.",
     "unit_rows": "weights may come that let one row alone reach a unit, whose update is that row.",
     "rows": "fewer rows stand behind an answer.",
-    "step_rows": "fewer rows stand behind a step.",
+    "step_rows": "fewer rows stand behind a step: a coordinator that sends the same weights in many"
+    " rounds, or the only other site, reads off the rows of a last step of few rows.",
     "gradient": "vertical networks can be steered faster towards showing rows.",
     "repeats": "after a restore a round may be answered for several weights.",
     "networks": "a run may use this code as its network, and no bound looks into it.",

@@ -17,7 +17,7 @@ from atoll.core.federation import Moment
 from atoll.core.messages import Check, Empty, Tensors, Weights, pack, unpack
 from atoll.engines.network import egress, ranges
 from atoll.engines.network.audit import shown_rows, singling_units, undone
-from atoll.engines.network.bounds import Trail
+from atoll.engines.network.bounds import Trail, fewest_rows
 from atoll.engines.network.contract import Contract, RefusedError, SiteFile
 from atoll.engines.network.drafts import drafted_contract, drafted_file, written
 from atoll.engines.network.explain import explained, loose_terms, warnings
@@ -193,6 +193,30 @@ def test_work_with_less_than_the_contract_wants_is_refused(
     with pytest.raises(RefusedError, match=words):
         fit(made, 0, first(made))
     assert words in log(tmp_path)[-1].words
+
+
+@pytest.mark.parametrize(("batch", "rest"), [(34, 1), (32, 3), (28, 7), (9, 8), (16, 3)])
+def test_the_last_step_of_an_epoch_has_enough_rows_too(
+    batch: int, rest: int, tmp_path: Path
+) -> None:
+    """35 rows: a last batch of one row is that row, and the coordinator knows the order."""
+    made = Gate(SiteFile(store=str(tmp_path / "store"), contract=TERMS))
+    made.prepare("run-1", to_toml(config(batch=batch)), "site-1")
+    if rest >= 8:
+        fit(made, 0, first(made))
+        return
+    with pytest.raises(RefusedError, match=f"{rest} rows in the last step .* at least 8"):
+        fit(made, 0, first(made))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fewest"),
+    [([50], 50), ([49, 1], 1), ([8] * 15 + [1], 1), ([8] * 16 + [1], 8), ([8] * 16 + [8], 8)],
+)
+def test_a_small_last_step_may_stand_beside_sixteen_full_ones(
+    sizes: list[int], fewest: int
+) -> None:
+    assert fewest_rows(sizes) == fewest
 
 
 def test_a_site_with_too_few_rows_takes_no_part(tmp_path: Path) -> None:
