@@ -367,6 +367,28 @@ def test_nothing_by_a_last_step_of_few_rows(kind: str, batch: int, tmp_path: Pat
     nothing_found(coordinator)
 
 
+@each_default
+def test_nothing_by_two_steps_on_parts_of_the_rows(kind: str, tmp_path: Path) -> None:
+    """Of the same weights in every round: parts of known rows, which many rounds separate."""
+    coordinator, _ = opened(tmp_path, kind, {**SHORT, "batch": 25})
+    last_step.repeat(coordinator, 3)
+    words = "2 steps on parts of the rows behind an answer; the contract wants at least 5"
+    assert words in str(coordinator.refusals)
+    nothing_found(coordinator)
+
+
+@each_default
+def test_no_units_so_small_that_the_first_step_makes_them(kind: str, tmp_path: Path) -> None:
+    """Two steps: the first one would turn small units to where one row reaches them."""
+    coordinator, _ = opened(tmp_path, kind, {**HONEST, "epochs": 2})
+    goal = {name: weights.clone() for name, weights in coordinator.first.items()}
+    goal["weight0"][1:], goal["bias0"][1:] = 1e-3 * goal["weight0"][1:].sign(), 0.0
+    now = creep(coordinator, goal, 0.45, 20)
+    assert "weights 'weight0' have almost vanished" in str(coordinator.refusals)
+    assert float(now["weight0"].norm(dim=1).min()) > 0.01
+    nothing_found(coordinator)
+
+
 def test_a_last_step_of_one_row_gives_rows_away_where_the_contract_allows_it(
     tmp_path: Path,
 ) -> None:

@@ -13,7 +13,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-__all__ = ["shown_rows", "singling_units", "undone", "varied_columns"]
+__all__ = ["FEWEST", "shown_rows", "singling_units", "undone", "varied_columns"]
 
 TOLERANCE = 0.005  # relative distance of a combination of units from the row
 FEWEST = 5  # columns with many values, below which a combination meets a row by chance

@@ -24,7 +24,7 @@ from atoll.core.messages import Tensors
 from atoll.core.record import disk_errors, write_whole
 from atoll.core.rows import Rows
 from atoll.engines.network.answered import Answered
-from atoll.engines.network.audit import shown_rows, singling_units, undone, varied_columns
+from atoll.engines.network.audit import FEWEST, shown_rows, singling_units, undone, varied_columns
 from atoll.engines.network.contract import Contract, RefusedError
 from atoll.engines.network.egress import SHOWN, SINGLED, Spent
 from atoll.jobs.train import Optimiser, TrainJob
@@ -36,7 +36,8 @@ __all__ = ["Bounds", "Trail", "fewest_rows", "too_little"]
 STRIDE = 2.0  # own updates: shared weights may move as far in any case
 MOST_PROBES = 10  # refusals that depend on rows, of all runs: each says something about them
 DILUTED = 16  # full steps of an epoch, beside which a last one may have fewer rows
-SHRUNK = 0.1  # of its first norm: a matrix of shared weights may not get smaller than that
+PARTS = 5  # fewest steps behind an update, if a step has not all rows: two give the parts away
+SHRUNK = 0.1  # of its first norm: a matrix of shared weights, or a unit, gets no smaller
 
 
 @dataclass
@@ -205,18 +206,10 @@ class Bounds:
         work = getattr(job, "work", job)
         if not isinstance(work, TrainJob) or not len(work.rows):
             return
-        rows, terms = len(work.rows), self.terms
+        terms = self.terms
         epochs = len(getattr(job, "streams", ())) or work.epochs
-        sizes = work.batch_sizes
-        steps = epochs * len(sizes)
-        least_of = [("training rows behind an answer", rows, terms.rows)]
-        if self.updates:
-            least_of += [
-                ("rows in a step", min(rows, work.batch), terms.step_rows),
-                ("rows in the last step of an epoch", fewest_rows(sizes), terms.step_rows),
-                ("steps behind an answer", steps, terms.steps),
-            ]
-        for what, count, least in least_of:
+        steps = epochs * len(work.batch_sizes)
+        for what, count, least in self._least(work, steps):
             if count < least:
                 raise RefusedError(f"{count} {what}; the contract wants at least {least}")
         if self.spent.epochs + self.epochs + epochs > terms.epochs_in_all:
@@ -227,6 +220,21 @@ class Bounds:
         self.epochs, self.trained = self.epochs + epochs, work.rows
         adam = work.phases[0].optimiser if work.phases[0].optimiser.kind == "adam" else None
         self.single = adam if steps == 1 else None
+
+    def _least(self, work: TrainJob, steps: int) -> list[tuple[str, int, int]]:
+        """What there must be at least of in some work, how much there is, and the least."""
+        rows, sizes, terms = len(work.rows), work.batch_sizes, self.terms
+        least_of = [("training rows behind an answer", rows, terms.rows)]
+        if not self.updates:
+            return least_of
+        least_of += [
+            ("rows in a step", min(rows, work.batch), terms.step_rows),
+            ("rows in the last step of an epoch", fewest_rows(sizes), terms.step_rows),
+            ("steps behind an answer", steps, terms.steps),
+        ]
+        if len(sizes) > 1 and terms.steps > 1:
+            least_of.append(("steps on parts of the rows behind an answer", steps, PARTS))
+        return least_of
 
     def _advance(self, work: TrainJob) -> None:
         """Refuse an optimiser that has forgotten steps which it took in this stage."""
@@ -410,7 +418,7 @@ class Bounds:
         if drifted > most:
             reason = f"are {drifted:.3g} norms from the first; the contract allows {most:g}"
             raise RefusedError(f"weights '{key[:80]}' {reason}")
-        if new.dim() > 1 and float(new.norm()) < SHRUNK * float(first.norm()):
+        if new.dim() > 1 and _vanished(new, first):
             raise RefusedError(f"weights '{key[:80]}' have almost vanished")
 
     def _admit_gradient(self, gradient: Tensor) -> None:
@@ -419,6 +427,13 @@ class Bounds:
         if most and length > most:
             reason = f"the gradient of a row has the norm {length:.3g}"
             raise RefusedError(f"{reason}; the contract allows {most:g}")
+
+
+def _vanished(new: Tensor, first: Tensor) -> bool:
+    """Whether a matrix, or a unit of it, has shrunk so far that one step makes it anything."""
+    units, begun = (t.flatten(1).norm(dim=1) for t in (new, first))
+    small = units < SHRUNK * begun if new[0].numel() >= FEWEST else units < 0
+    return bool(small.any()) or float(new.norm()) < SHRUNK * float(first.norm())
 
 
 def _mean_square(weights: Mapping[str, Tensor]) -> float:

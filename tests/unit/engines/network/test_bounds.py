@@ -209,6 +209,32 @@ def test_the_last_step_of_an_epoch_has_enough_rows_too(
         fit(made, 0, first(made))
 
 
+@pytest.mark.parametrize(("epochs", "terms"), [(1, {}), (2, {}), (3, {}), (1, {"steps": 1})])
+def test_an_update_of_parts_of_the_rows_has_five_steps(
+    epochs: int, terms: dict[str, Any], tmp_path: Path
+) -> None:
+    """35 rows in two steps of 24 and 11: a few steps on known parts give the parts away."""
+    made = Gate(SiteFile(store=str(tmp_path / "store"), contract={**TERMS, **terms}))
+    made.prepare("run-1", to_toml(config(batch=24, epochs=epochs)), "site-1")
+    if epochs == 3 or terms:
+        fit(made, 0, first(made))
+        return
+    with pytest.raises(RefusedError, match=f"{2 * epochs} steps on parts of the rows .* least 5"):
+        fit(made, 0, first(made))
+
+
+def test_no_unit_shrinks_so_far_that_one_step_turns_it(tmp_path: Path) -> None:
+    made = gate(tmp_path)
+    weights = first(made)
+    fit(made, 0, weights)
+    small = {**weights, "weight0": weights["weight0"].clone()}
+    small["weight0"][0] *= 0.11
+    fit(made, 1, small)
+    small["weight0"][0] *= 0.9
+    with pytest.raises(RefusedError, match="'weight0' have almost vanished"):
+        fit(made, 2, small)
+
+
 @pytest.mark.parametrize(
     ("sizes", "fewest"),
     [([50], 50), ([49, 1], 1), ([8] * 15 + [1], 1), ([8] * 16 + [1], 8), ([8] * 16 + [8], 8)],
