@@ -31,7 +31,7 @@ from atoll.jobs.train import Optimiser, TrainJob
 from atoll.learning.weights import prefixed, without
 from atoll.runs.parts import Parts
 
-__all__ = ["Bounds", "Trail", "fewest_rows", "too_little"]
+__all__ = ["PARTS", "Bounds", "Trail", "fewest_rows", "too_little"]
 
 STRIDE = 2.0  # own updates: shared weights may move as far in any case
 MOST_PROBES = 10  # refusals that depend on rows, of all runs: each says something about them

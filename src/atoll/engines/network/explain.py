@@ -7,6 +7,7 @@ from atoll import methods
 from atoll.core.annotations import SharedWeights, Update, marked
 from atoll.core.federation import actions, kinds
 from atoll.engines.network import ranges
+from atoll.engines.network.bounds import PARTS
 from atoll.engines.network.contract import Contract
 
 __all__ = ["explained", "loose_terms", "warnings"]
@@ -30,7 +31,10 @@ REMAINS = (
     "- see from the update which levels of a common text column are in training rows, and from"
     " levels that move alike which rare ones belong to one row. It knows the levels: this site"
     " discloses them in 'agree', as far as its own file lets it;",
-    "- collude with all sites but this one and so know this site's update exactly.",
+    "- send the same weights in many rounds. The order of the rows follows from the seed, so it is"
+    " known which rows are in which step, and many updates together can give rows away;",
+    "- collude with all sites but this one and so know this site's update exactly. In a run of two"
+    " sites the other one knows it without the coordinator's help.",
     "Only noise on updates (differential privacy) bounds these, and atoll does not add any.",
 )
 
@@ -104,7 +108,7 @@ def _worst(terms: Contract) -> Iterator[str]:
             f"A coordinator can ask for {rounds:,} rounds in a stage of a run, each of {epochs}"
             " epochs at most, and see each update by itself. At least behind an update:"
             f" {terms.rows} training rows, {_count(terms.steps, 'step')} and"
-            f" {_count(terms.step_rows, 'row')} in a step."
+            f" {_count(terms.step_rows, 'row')} in a step{_parts(terms)}."
         )
         yield _first(terms) + _later(terms)
     if _marks(terms, SharedWeights):
@@ -119,7 +123,8 @@ def _worst(terms: Contract) -> Iterator[str]:
     if "check" in terms.actions:
         yield (
             "Each answer of 'check' tells how many test rows the weights get right: a few bits"
-            f" each, {terms.answers_in_all:,} answers at most."
+            f" each, {terms.answers_in_all:,} answers at most. Where the label is a number it tells"
+            " the errors and the variance of the test labels with four digits each."
         )
     if terms.answer:
         yield f"{ANSWER} At most {_count(terms.comparisons_in_all, 'comparison')} on the same data."
@@ -132,6 +137,10 @@ def _worst(terms: Contract) -> Iterator[str]:
             " column whose levels this site has disclosed, up to most_levels of the site's data"
             " (50)."
         )
+
+
+def _parts(terms: Contract) -> str:
+    return f"; {PARTS} steps, if a step has not all rows" if terms.steps > 1 else ""
 
 
 def _count(number: int, word: str) -> str:
