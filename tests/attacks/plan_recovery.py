@@ -50,7 +50,10 @@ CLIENTS = ("basel", "bern", "geneva")
 FIRST = ("Anna", "Beat", "Carla", "David", "Eva", "Felix", "Greta", "Hans", "Ines", "Jonas")
 LAST = ("Meier", "Keller", "Weber", "Huber", "Frei", "Graf", "Roth", "Suter", "Moser", "Kunz")
 NAMES = tuple(sorted(f"{first} {last}" for first, last in itertools.product(FIRST, LAST)))
-GRIDS = {"age": (15, 100), "pressure": (60, 200), "weight": (20, 130), "height": (120, 220)}
+GRIDS = {
+    "age": (15, 100), "pressure": (60, 200), "weight": (20, 130), "height": (120, 220),
+    "pulse": (30, 140),
+}  # fmt: skip
 COLUMNS = ("patient", *GRIDS, "smoker")  # as the file has them
 DEFAULT = Contract(methods=("fedavg",), actions=("fit", "check", "offer", "agree"))
 
@@ -62,7 +65,7 @@ def table(path: Path) -> list[list[str]]:
     rows = []
     for number in range(60):
         ill = number % 2
-        around = (50 + 8 * ill, 120 + 15 * ill, 70 + 3 * ill, 172)
+        around = (50 + 8 * ill, 120 + 15 * ill, 70 + 3 * ill, 172, 75)
         values = [f"{draws.normal(mean, 9):.1f}" for mean in around]
         smoker, label = ("no", "yes")[draws.integers(2)], ("well", "sick")[ill]
         rows.append([NAMES[who[number]], *values, smoker, label])

@@ -14,12 +14,14 @@ import pytest
 
 from atoll.core.federation import Moment
 from atoll.core.messages import Tensors
+from atoll.data.own import agreement
 from atoll.engines.network import egress
 from atoll.engines.network.contract import Contract
 from atoll.engines.network.drafts import drafted_contract, written
 from atoll.engines.network.explain import warnings
 from atoll.runs.config import RunConfig
 
+from . import last_step, row_recovery
 from .row_recovery import (
     CRAFTED,
     HONEST,
@@ -297,3 +299,103 @@ def test_nothing_through_tests(kind: str, method: str, tmp_path: Path) -> None:
         spotted(coordinator, Moment(0, number % config.rounds, config.rounds), weights)
     assert recover_by_tests(coordinator, Moment(0, 1, config.rounds)) == 0
     assert coordinator.refusals
+
+
+# Fewer columns than the looks for single rows need
+
+
+def fewer(monkeypatch: pytest.MonkeyPatch, count: int, gaps: bool = False) -> None:
+    """The coordinator says that sites have these few columns in common."""
+    usual, planned = agreement.common, agreement.planned
+
+    def common(*given: Any) -> list[str]:
+        return usual(*given)[:count]
+
+    def plan(*given: Any) -> agreement.Plan:
+        made = planned(*given)
+        columns = (replace(column, gaps=gaps) for column in made.columns)
+        return replace(made, columns=tuple(columns))
+
+    for module in (agreement, row_recovery):
+        monkeypatch.setattr(module, "common", common)
+    monkeypatch.setattr(row_recovery, "planned", plan)
+
+
+@pytest.mark.parametrize("gaps", [False, True], ids=["columns", "and gaps"])
+@pytest.mark.parametrize("count", [2, 3, 4])
+@each_default
+def test_nothing_by_a_plan_with_few_columns(
+    kind: str, count: int, gaps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fewer(monkeypatch, count, gaps)
+    contract = dict(defaults(HONEST))[kind]
+    coordinator = attacked(tmp_path, contract)
+    assert not coordinator.open("attack", run_config(HONEST))
+    (reason,) = coordinator.refusals
+    assert f"{count} columns with many values; the contract wants at least 5" in reason
+    log = egress.lines(tmp_path / "store" / "egress.jsonl")
+    assert any(reason in line.words for line in log)
+
+
+def test_few_columns_give_rows_away_where_the_contract_allows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fewer(monkeypatch, 3)
+    config = run_config(SGD)
+    contract = replace(drafted_contract(config), columns=3)
+    coordinator = attacked(tmp_path, contract)
+    assert coordinator.open("attack", config)
+    creep(coordinator, trap(coordinator.first), 0.45, 40)
+    assert coordinator.recovered() >= 3
+    assert "columns = 3: " in "\n".join(warnings(contract))
+
+
+# The last, smaller step of an epoch
+
+SHORT: dict[str, Any] = {**HONEST, "epochs": 1, "widths": [16], "rounds": 200}
+
+
+@pytest.mark.parametrize("batch", [49, 43])
+@each_default
+def test_nothing_by_a_last_step_of_few_rows(kind: str, batch: int, tmp_path: Path) -> None:
+    changes = {**SHORT, "batch": batch}
+    coordinator, _ = opened(tmp_path, kind, changes)
+    last_step.repeat(coordinator, 3)
+    words = f"{50 - batch} rows in the last step of an epoch; the contract wants at least 8"
+    assert words in str(coordinator.refusals)
+    assert last_step.recovered(coordinator) == 0
+    nothing_found(coordinator)
+
+
+@each_default
+def test_nothing_by_two_steps_on_parts_of_the_rows(kind: str, tmp_path: Path) -> None:
+    """Of the same weights in every round: parts of known rows, which many rounds separate."""
+    coordinator, _ = opened(tmp_path, kind, {**SHORT, "batch": 25})
+    last_step.repeat(coordinator, 3)
+    words = "2 steps on parts of the rows behind an answer; the contract wants at least 5"
+    assert words in str(coordinator.refusals)
+    nothing_found(coordinator)
+
+
+@each_default
+def test_no_units_so_small_that_the_first_step_makes_them(kind: str, tmp_path: Path) -> None:
+    """Two steps: the first one would turn small units to where one row reaches them."""
+    coordinator, _ = opened(tmp_path, kind, {**HONEST, "epochs": 2})
+    goal = {name: weights.clone() for name, weights in coordinator.first.items()}
+    goal["weight0"][1:], goal["bias0"][1:] = 1e-3 * goal["weight0"][1:].sign(), 0.0
+    now = creep(coordinator, goal, 0.45, 20)
+    assert "weights 'weight0' have almost vanished" in str(coordinator.refusals)
+    assert float(now["weight0"].norm(dim=1).min()) > 0.01
+    nothing_found(coordinator)
+
+
+def test_a_last_step_of_one_row_gives_rows_away_where_the_contract_allows_it(
+    tmp_path: Path,
+) -> None:
+    config = run_config({**SHORT, "batch": 49})
+    contract = replace(drafted_contract(config), step_rows=1)
+    coordinator = attacked(tmp_path, contract)
+    assert coordinator.open("attack", config)
+    last_step.repeat(coordinator, 70)
+    assert last_step.recovered(coordinator) >= 20
+    assert "step_rows = 1: " in "\n".join(warnings(contract))

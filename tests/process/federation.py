@@ -46,7 +46,8 @@ def contract(names: Sequence[str], **further: Any) -> str:
     asked = sorted({a for name in names for a in actions(methods.load(name).client)})
     asked += ["offer", "agree"]
     lines = [f"methods = {json.dumps(list(names))}"]
-    terms = {"actions": asked, "steps": 1, **further}  # small runs have one step in a round
+    # Small runs have one step in a round, and small tables few columns
+    terms = {"actions": asked, "steps": 1, "columns": 1, **further}
     lines += [f"{key} = {json.dumps(value)}" for key, value in terms.items()]
     return "\n".join(["[contract]", *lines, ""])
 

@@ -13,7 +13,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-__all__ = ["shown_rows", "singling_units", "undone"]
+__all__ = ["FEWEST", "shown_rows", "singling_units", "undone", "varied_columns"]
 
 TOLERANCE = 0.005  # relative distance of a combination of units from the row
 FEWEST = 5  # columns with many values, below which a combination meets a row by chance
@@ -71,7 +71,7 @@ def _singling(weight: Tensor, bias: Tensor, inputs: Tensor, least: int) -> int:
 def shown_rows(before: Mapping[str, Tensor], after: Mapping[str, Tensor], rows: Tensor) -> int:
     """How many of these training rows can be read off the update from `before` to `after`."""
     inputs = rows.detach().reshape(len(rows), -1).double().cpu()
-    if not len(inputs) or not _enough_values(inputs):
+    if not len(inputs) or varied_columns(inputs) < FEWEST:
         return 0
     shown = torch.zeros(len(inputs), dtype=torch.bool)
     for names in _layers(before, inputs.shape[1]):
@@ -80,10 +80,13 @@ def shown_rows(before: Mapping[str, Tensor], after: Mapping[str, Tensor], rows: 
     return int(shown.sum())
 
 
-def _enough_values(inputs: Tensor) -> bool:
-    """Whether rows have so many different values that they do not meet by chance."""
+def varied_columns(inputs: Tensor, most: int = FEWEST) -> int:
+    """How many columns have many values, counted up to `most`.
+
+    With fewer than `FEWEST` a combination of units meets a row by chance.
+    """
     varied = (len(column.unique()) >= min(MANY, len(inputs)) for column in inputs.T)
-    return sum(islice(filter(None, varied), FEWEST)) == FEWEST
+    return sum(islice(filter(None, varied), most))
 
 
 def undone(

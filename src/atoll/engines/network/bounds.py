@@ -6,7 +6,7 @@ every piece of work and every answer, and refuses what the contract does not all
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,23 +19,25 @@ from torch import Tensor
 from atoll import methods
 from atoll.core.annotations import RowGradient, SharedWeights, Update, marked
 from atoll.core.errors import UserError
-from atoll.core.federation import Moment, kinds
+from atoll.core.federation import Moment, actions, kinds
 from atoll.core.messages import Tensors
 from atoll.core.record import disk_errors, write_whole
 from atoll.core.rows import Rows
 from atoll.engines.network.answered import Answered
-from atoll.engines.network.audit import shown_rows, singling_units, undone
+from atoll.engines.network.audit import FEWEST, shown_rows, singling_units, undone, varied_columns
 from atoll.engines.network.contract import Contract, RefusedError
 from atoll.engines.network.egress import SHOWN, SINGLED, Spent
 from atoll.jobs.train import Optimiser, TrainJob
 from atoll.learning.weights import prefixed, without
 from atoll.runs.parts import Parts
 
-__all__ = ["Bounds", "Trail", "too_few_rows"]
+__all__ = ["PARTS", "Bounds", "Trail", "fewest_rows", "too_little"]
 
 STRIDE = 2.0  # own updates: shared weights may move as far in any case
 MOST_PROBES = 10  # refusals that depend on rows, of all runs: each says something about them
-SHRUNK = 0.1  # of its first norm: a matrix of shared weights may not get smaller than that
+DILUTED = 16  # full steps of an epoch, beside which a last one may have fewer rows
+PARTS = 5  # fewest steps behind an update, if a step has not all rows: two give the parts away
+SHRUNK = 0.1  # of its first norm: a matrix of shared weights, or a unit, gets no smaller
 
 
 @dataclass
@@ -94,14 +96,40 @@ def _by_name(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
     return {name: without(name, dict(tensors)) for name in names}
 
 
-def too_few_rows(parts: Parts, client: str, least: int) -> str:
-    """Which stage has training rows of this client, but too few; empty where none has."""
+def too_little(parts: Parts, client: str, terms: Contract) -> str:
+    """Which stage has too few training rows, or columns, of this client; empty where none has."""
     for stage, held in enumerate(parts.scenario.holdings[client]):
-        if 0 < len(held.train) < least:
-            return (
-                f"{len(held.train)} training rows at stage {stage + 1}; the contract wants {least}"
-            )
+        rows, where = len(held.train), f"at stage {stage + 1}"
+        if 0 < rows < terms.rows:
+            return f"{rows} training rows {where}; the contract wants {terms.rows}"
+        if rows and _sends_updates(parts):
+            reason = _too_few_columns(parts.site(client).train(stage).x, terms.columns)
+            if reason:
+                return f"{reason} {where}"
     return ""
+
+
+def fewest_rows(sizes: Sequence[int]) -> int:
+    """The rows of an epoch's smallest step; a small last one may stand beside many full ones.
+
+    Beside few steps it is read off the update: the coordinator knows which rows are in which step.
+    """
+    return min(sizes[:-1] if len(sizes) > DILUTED else sizes)
+
+
+def _sends_updates(parts: Parts) -> bool:
+    """Whether the clients of a run answer with updates of shared weights."""
+    client = methods.load(str(parts.config.method["name"])).client
+    return any(marked(kinds(action)[1], Update) for action in actions(client).values())
+
+
+def _too_few_columns(rows: Tensor, least: int) -> str:
+    """Why a table is too narrow for the looks for single rows; images and texts have none."""
+    if rows.dim() != 2 or not rows.is_floating_point():
+        return ""
+    count = varied_columns(rows.detach().cpu(), least)
+    few = f"{count} columns with many values; the contract wants at least {least}"
+    return few if count < least else ""
 
 
 @dataclass
@@ -178,16 +206,10 @@ class Bounds:
         work = getattr(job, "work", job)
         if not isinstance(work, TrainJob) or not len(work.rows):
             return
-        rows, terms = len(work.rows), self.terms
+        terms = self.terms
         epochs = len(getattr(job, "streams", ())) or work.epochs
         steps = epochs * len(work.batch_sizes)
-        least_of = [("training rows behind an answer", rows, terms.rows)]
-        if self.updates:
-            least_of += [
-                ("rows in a step", min(rows, work.batch), terms.step_rows),
-                ("steps behind an answer", steps, terms.steps),
-            ]
-        for what, count, least in least_of:
+        for what, count, least in self._least(work, steps):
             if count < least:
                 raise RefusedError(f"{count} {what}; the contract wants at least {least}")
         if self.spent.epochs + self.epochs + epochs > terms.epochs_in_all:
@@ -198,6 +220,21 @@ class Bounds:
         self.epochs, self.trained = self.epochs + epochs, work.rows
         adam = work.phases[0].optimiser if work.phases[0].optimiser.kind == "adam" else None
         self.single = adam if steps == 1 else None
+
+    def _least(self, work: TrainJob, steps: int) -> list[tuple[str, int, int]]:
+        """What there must be at least of in some work, how much there is, and the least."""
+        rows, sizes, terms = len(work.rows), work.batch_sizes, self.terms
+        least_of = [("training rows behind an answer", rows, terms.rows)]
+        if not self.updates:
+            return least_of
+        least_of += [
+            ("rows in a step", min(rows, work.batch), terms.step_rows),
+            ("rows in the last step of an epoch", fewest_rows(sizes), terms.step_rows),
+            ("steps behind an answer", steps, terms.steps),
+        ]
+        if len(sizes) > 1 and terms.steps > 1:
+            least_of.append(("steps on parts of the rows behind an answer", steps, PARTS))
+        return least_of
 
     def _advance(self, work: TrainJob) -> None:
         """Refuse an optimiser that has forgotten steps which it took in this stage."""
@@ -250,6 +287,11 @@ class Bounds:
             for key, old in before.items()
             if old.is_floating_point()
         }
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Stage and round of the last answer."""
+        return max(self.answered, self.trail.place)
 
     @property
     def _here(self) -> tuple[int, int]:
@@ -376,7 +418,7 @@ class Bounds:
         if drifted > most:
             reason = f"are {drifted:.3g} norms from the first; the contract allows {most:g}"
             raise RefusedError(f"weights '{key[:80]}' {reason}")
-        if new.dim() > 1 and float(new.norm()) < SHRUNK * float(first.norm()):
+        if new.dim() > 1 and _vanished(new, first):
             raise RefusedError(f"weights '{key[:80]}' have almost vanished")
 
     def _admit_gradient(self, gradient: Tensor) -> None:
@@ -385,6 +427,13 @@ class Bounds:
         if most and length > most:
             reason = f"the gradient of a row has the norm {length:.3g}"
             raise RefusedError(f"{reason}; the contract allows {most:g}")
+
+
+def _vanished(new: Tensor, first: Tensor) -> bool:
+    """Whether a matrix, or a unit of it, has shrunk so far that one step makes it anything."""
+    units, begun = (t.flatten(1).norm(dim=1) for t in (new, first))
+    small = units < SHRUNK * begun if new[0].numel() >= FEWEST else units < 0
+    return bool(small.any()) or float(new.norm()) < SHRUNK * float(first.norm())
 
 
 def _mean_square(weights: Mapping[str, Tensor]) -> float:

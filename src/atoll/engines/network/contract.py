@@ -40,8 +40,9 @@ class Contract:
     stored_in_all: AtLeastOne = 50_000_000_000  # bytes that all runs may keep in the store
     parameters: AtLeastOne = 50_000_000  # of the largest network that a run may build here
     rows: AtLeastOne = 8  # fewest training rows behind an answer
-    step_rows: AtLeastOne = 8  # fewest rows in a step; the last batch of an epoch may be smaller
+    step_rows: AtLeastOne = 8  # fewest rows in a step; a last one may have fewer beside 16 others
     steps: AtLeastOne = 2  # fewest training steps behind an update
+    columns: AtLeastOne = 5  # fewest columns with many values that a network reads; 1: any
     unit_rows: AtLeastOne = 3  # fewest rows that activate a unit of the first layer; 1: any
     initial_weights: Literal["derived", "any"] = "derived"  # any: the coordinator chooses
     move: NotNegative = 0.5  # largest relative change of shared weights in a round; 0: any

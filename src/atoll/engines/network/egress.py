@@ -242,13 +242,17 @@ class EgressLog:
         self._add(run, words, action, packet.size, digest, counted)
 
     def refused(self, run: str, action: str, reason: str) -> None:
-        """Write down a question that was not answered, and why; a log has so many of these."""
+        """Write down a question that was not answered, and why; a log has so many of these.
+
+        Those that depend on rows always have a line: all runs have few of them.
+        """
         words, most = f"refused '{action[:80]}': {reason}", MOST_REFUSALS
-        self.probes += _is_probe(words)
-        if self._refusals == most:
+        probe = _is_probe(words)
+        self.probes += probe
+        if self._refusals == most and not probe:
             words = f"{most:,} refusals are written down here; further ones are in nvflare.log"
             words += " alone"
-        if self._refusals <= most:
+        if self._refusals <= most or probe:
             self._add(run, printable(words), printable(action[:80]), 0, "")
 
     def told(self, run: str, action: str, what: str, content: str) -> None:

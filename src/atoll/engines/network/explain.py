@@ -7,6 +7,7 @@ from atoll import methods
 from atoll.core.annotations import SharedWeights, Update, marked
 from atoll.core.federation import actions, kinds
 from atoll.engines.network import ranges
+from atoll.engines.network.bounds import PARTS
 from atoll.engines.network.contract import Contract
 
 __all__ = ["explained", "loose_terms", "warnings"]
@@ -30,7 +31,10 @@ REMAINS = (
     "- see from the update which levels of a common text column are in training rows, and from"
     " levels that move alike which rare ones belong to one row. It knows the levels: this site"
     " discloses them in 'agree', as far as its own file lets it;",
-    "- collude with all sites but this one and so know this site's update exactly.",
+    "- send the same weights in many rounds. The order of the rows follows from the seed, so it is"
+    " known which rows are in which step, and many updates together can give rows away;",
+    "- collude with all sites but this one and so know this site's update exactly. In a run of two"
+    " sites the other one knows it without the coordinator's help.",
     "Only noise on updates (differential privacy) bounds these, and atoll does not add any.",
 )
 
@@ -106,7 +110,7 @@ def _worst(terms: Contract) -> Iterator[str]:
             f"A coordinator can ask for {rounds:,} rounds in a stage of a run, each of {epochs}"
             " epochs at most, and see each update by itself. At least behind an update:"
             f" {terms.rows} training rows, {_count(terms.steps, 'step')} and"
-            f" {_count(terms.step_rows, 'row')} in a step."
+            f" {_count(terms.step_rows, 'row')} in a step{_parts(terms)}."
         )
         yield _first(terms) + _later(terms)
     if _marks(terms, SharedWeights):
@@ -121,7 +125,8 @@ def _worst(terms: Contract) -> Iterator[str]:
     if "check" in terms.actions:
         yield (
             "Each answer of 'check' tells how many test rows the weights get right: a few bits"
-            f" each, {terms.answers_in_all:,} answers at most."
+            f" each, {terms.answers_in_all:,} answers at most. Where the label is a number it tells"
+            " the errors and the variance of the test labels with four digits each."
         )
     if terms.answer:
         yield f"{ANSWER} At most {_count(terms.comparisons_in_all, 'comparison')} on the same data."
@@ -134,6 +139,10 @@ def _worst(terms: Contract) -> Iterator[str]:
             " column whose levels this site has disclosed, up to most_levels of the site's data"
             " (50)."
         )
+
+
+def _parts(terms: Contract) -> str:
+    return f"; {PARTS} steps, if a step has not all rows" if terms.steps > 1 else ""
 
 
 def _count(number: int, word: str) -> str:
@@ -190,6 +199,7 @@ def loose_terms(terms: Contract) -> Iterator[str]:
         ("drift", not terms.drift or terms.drift > USUAL.drift),
         ("shown_rows", terms.shown_rows == "allow"),
         ("steps", terms.steps < USUAL.steps),
+        ("columns", terms.columns < USUAL.columns),
         ("unit_rows", terms.unit_rows < USUAL.unit_rows),
         ("rows", terms.rows < USUAL.rows),
         ("step_rows", terms.step_rows < USUAL.step_rows),
@@ -215,9 +225,12 @@ LOOSE_TERMS = {
     "drift": "weights may vanish or grow without limit, which helps to read rows.",
     "shown_rows": "updates leave even where a training row can be read off them.",
     "steps": "an update may be a single gradient, which gives rows away with weights made for it.",
+    "columns": "a coordinator chooses which columns a network reads, and with fewer than five that"
+    " have many values nothing looks for single rows: weights made for it give them away.",
     "unit_rows": "weights may come that let one row alone reach a unit, whose update is that row.",
     "rows": "fewer rows stand behind an answer.",
-    "step_rows": "fewer rows stand behind a step.",
+    "step_rows": "fewer rows stand behind a step: a coordinator that sends the same weights in many"
+    " rounds, or the only other site, reads off the rows of a last step of few rows.",
     "gradient": "vertical networks can be steered faster towards showing rows.",
     "repeats": "after a restore a round may be answered for several weights.",
     "networks": "a run may use this code as its network, and no bound looks into it.",

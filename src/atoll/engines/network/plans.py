@@ -6,7 +6,7 @@ own table what it disclosed then, and refuses every column, type and class that 
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from atoll.data.own.agreement import (
 )
 from atoll.engines.network.contract import RefusedError
 
-__all__ = ["Agreement", "agreement_size", "keep", "read", "violation"]
+__all__ = ["Agreement", "agreement_size", "keep", "most_of_all", "read", "violation"]
 
 MOST_PLAN = 1 << 23  # bytes of a plan
 MOST_NAMES = 1_000  # classes, stages or clients of a run
@@ -89,6 +89,17 @@ def read(home: Path, text: str) -> tuple[Agreement, Plan]:
         return TypeAdapter(Agreement).validate_json(path.read_bytes()), plan
     except ValueError as error:
         raise UserError("a file is damaged", str(path), "restore it from a copy") from error
+
+
+def most_of_all(offers: Mapping[str, Offered]) -> tuple[str, str]:
+    """Which site offers the most names where all offer too many, and why; else empty words."""
+    for what in ("classes", "stages"):
+        names = {id: {*getattr(offered, what)} for id, offered in offers.items()}
+        reason = _names(what, sorted(set().union(*names.values())))
+        if reason:
+            id = max(names, key=lambda id: len(names[id]))
+            return id, f"it offers {len(names[id]):,} {what}; all have {reason}"
+    return "", ""
 
 
 def violation(plan: Plan, agreement: Agreement, table: OwnTable, clients: Sequence[str]) -> str:

@@ -24,11 +24,11 @@ from safetensors.numpy import load_file, save
 from atoll.core.errors import BadMessageError, UserError, printable
 from atoll.core.federation import SERVER, Moment, actions, answer
 from atoll.core.messages import Empty, Packet, Tensors, pack, unpack
-from atoll.core.record import FILES, Record, Snapshot, disk_errors, write_whole
+from atoll.core.record import Snapshot, disk_errors, write_whole
 from atoll.data.own.agreement import Agree, Offer, OwnTable, UntoldError
 from atoll.data.vectors import KINDS as VECTOR_KINDS
 from atoll.engines.network import plans, ranges
-from atoll.engines.network.bounds import Bounds, too_few_rows
+from atoll.engines.network.bounds import Bounds, too_little
 from atoll.engines.network.comparison import (
     ALONE,
     alone_half,
@@ -43,6 +43,7 @@ from atoll.engines.network.comparison import (
 from atoll.engines.network.contract import RefusedError, SiteFile
 from atoll.engines.network.egress import Counted, EgressLog
 from atoll.engines.network.faults import spoilt
+from atoll.engines.network.finished import go_on, other_end, write_end
 from atoll.engines.network.mirror import Mirror
 from atoll.engines.network.named import foreign_names
 from atoll.engines.network.own import data_key, own_parts, own_table, sparing
@@ -52,8 +53,6 @@ from atoll.engines.network.stored import age, arrays_of, bytes_in, question_dige
 from atoll.learning.weights import copied, prefixed
 from atoll.runs.config import RunConfig, resolve
 from atoll.runs.parts import Parts, parts
-from atoll.runs.recipe import write_recipe
-from atoll.runs.result import write_result
 
 __all__ = ["Gate", "Reply", "answered", "handled", "log", "told"]
 
@@ -171,7 +170,7 @@ class Gate:
                 raise RefusedError(f"no client '{client[:80]}' in this run")
             if self._parts.scenario.joint_aug:
                 raise RefusedError("joint_aug is for simulation: no site has whole images")
-            self._refuse("prepare", too_few_rows(self._parts, client, self.terms.rows))
+            self._refuse("prepare", too_little(self._parts, client, self.terms))
             self._refuse("prepare", self._changed(config))
             self._reserve("prepare", len(config))
             with disk_errors(self._home):
@@ -333,6 +332,7 @@ class Gate:
             reply = answer(self._client, action, moment, packet, bounds)
         self._let_out(action, moment, reply, bounds.rounds, bounds.epochs)
         bounds.end()
+        go_on(self._home, moment)
         return reply
 
     def _admit(self, action: str, moment: Moment, packet: Packet) -> None:
@@ -430,17 +430,12 @@ class Gate:
         """Complete the folder of this run in the store, so that `predict` can use it."""
         with self._alone("finish"):
             self._fits("finish", packet)
+            self._refuse("finish", other_end(self._home, packet))
             self._reserve("finish", len(packet.block))
             told = unpack(packet, Finish, SERVER)
             state = prefixed("server", told.state)
             state |= prefixed(f"client/{self.id}", self._ready.state())
-            for name in FILES:
-                content = told.events.numpy().tobytes() if name == "events" else b""
-                write_whole(self._home / f"{name}.jsonl", content)
-            write_whole(self._home / "facts.json", told.facts.numpy().tobytes())
-            write_recipe(self._known, self._home)
-            Record(self._home).checkpoint(arrays_of(state), {"stage": 0, "round": 0})
-            write_result(self._home)
+            write_end(self._home, self._known, packet, told, arrays_of(state), self._checked.place)
 
     def compare(self, packet: Packet) -> Packet:
         """Release how the joined model compares with this site alone, once in a run.

@@ -27,6 +27,7 @@ from atoll.core.options import build
 from atoll.core.record import Score, Snapshot, read_checkpoint, read_events
 from atoll.data.own.agreement import Agree, Agreed, Offer, Offered, Plan, common, planned
 from atoll.data.own.tables import TableOptions
+from atoll.engines.network.plans import most_of_all
 from atoll.engines.network.requests import COMPARE, LARGEST, Finish
 from atoll.learning.weights import without
 from atoll.metrics.release import Release, fault
@@ -94,7 +95,11 @@ class Remote:
 
     def _offers(self, run: str, ids: Collection[str]) -> dict[str, Offered]:
         about = {"run": run, "config": to_toml(self.config), **packet_bytes(pack(Offer(run)))}
-        return self._told("offer", {id: {**about, "client": id} for id in ids}, Offered)
+        offers = self._told("offer", {id: {**about, "client": id} for id in ids}, Offered)
+        id, reason = most_of_all(offers)
+        if reason:  # the sites refuse such a plan, and would be named for it
+            raise BadMessageError(id, reason)
+        return offers
 
     def _agreed(self, columns: list[str], ids: Collection[str]) -> dict[str, Agreed]:
         packet = packet_bytes(pack(Agree(columns)))

@@ -82,6 +82,7 @@ def gates(folder: Path, method: str, **more: Any) -> dict[str, Gate]:
             "actions": ["offer", "agree", "fit", "check"]
             + (["settle", "keep"] * (method == "chfl")),
             "steps": 1,  # a round is one short epoch, and a site has few rows
+            "columns": 2,  # years and kilos
             "unit_rows": 1,
             "shown_rows": "allow",
         }

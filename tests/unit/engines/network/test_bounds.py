@@ -17,7 +17,7 @@ from atoll.core.federation import Moment
 from atoll.core.messages import Check, Empty, Tensors, Weights, pack, unpack
 from atoll.engines.network import egress, ranges
 from atoll.engines.network.audit import shown_rows, singling_units, undone
-from atoll.engines.network.bounds import Trail
+from atoll.engines.network.bounds import Trail, fewest_rows
 from atoll.engines.network.contract import Contract, RefusedError, SiteFile
 from atoll.engines.network.drafts import drafted_contract, drafted_file, written
 from atoll.engines.network.explain import explained, loose_terms, warnings
@@ -193,6 +193,56 @@ def test_work_with_less_than_the_contract_wants_is_refused(
     with pytest.raises(RefusedError, match=words):
         fit(made, 0, first(made))
     assert words in log(tmp_path)[-1].words
+
+
+@pytest.mark.parametrize(("batch", "rest"), [(34, 1), (32, 3), (28, 7), (9, 8), (16, 3)])
+def test_the_last_step_of_an_epoch_has_enough_rows_too(
+    batch: int, rest: int, tmp_path: Path
+) -> None:
+    """35 rows: a last batch of one row is that row, and the coordinator knows the order."""
+    made = Gate(SiteFile(store=str(tmp_path / "store"), contract=TERMS))
+    made.prepare("run-1", to_toml(config(batch=batch)), "site-1")
+    if rest >= 8:
+        fit(made, 0, first(made))
+        return
+    with pytest.raises(RefusedError, match=f"{rest} rows in the last step .* at least 8"):
+        fit(made, 0, first(made))
+
+
+@pytest.mark.parametrize(("epochs", "terms"), [(1, {}), (2, {}), (3, {}), (1, {"steps": 1})])
+def test_an_update_of_parts_of_the_rows_has_five_steps(
+    epochs: int, terms: dict[str, Any], tmp_path: Path
+) -> None:
+    """35 rows in two steps of 24 and 11: a few steps on known parts give the parts away."""
+    made = Gate(SiteFile(store=str(tmp_path / "store"), contract={**TERMS, **terms}))
+    made.prepare("run-1", to_toml(config(batch=24, epochs=epochs)), "site-1")
+    if epochs == 3 or terms:
+        fit(made, 0, first(made))
+        return
+    with pytest.raises(RefusedError, match=f"{2 * epochs} steps on parts of the rows .* least 5"):
+        fit(made, 0, first(made))
+
+
+def test_no_unit_shrinks_so_far_that_one_step_turns_it(tmp_path: Path) -> None:
+    made = gate(tmp_path)
+    weights = first(made)
+    fit(made, 0, weights)
+    small = {**weights, "weight0": weights["weight0"].clone()}
+    small["weight0"][0] *= 0.11
+    fit(made, 1, small)
+    small["weight0"][0] *= 0.9
+    with pytest.raises(RefusedError, match="'weight0' have almost vanished"):
+        fit(made, 2, small)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fewest"),
+    [([50], 50), ([49, 1], 1), ([8] * 15 + [1], 1), ([8] * 16 + [1], 8), ([8] * 16 + [8], 8)],
+)
+def test_a_small_last_step_may_stand_beside_sixteen_full_ones(
+    sizes: list[int], fewest: int
+) -> None:
+    assert fewest_rows(sizes) == fewest
 
 
 def test_a_site_with_too_few_rows_takes_no_part(tmp_path: Path) -> None:
@@ -584,10 +634,10 @@ def test_a_contract_is_explained_by_the_command(tmp_path: Path) -> None:
 
 
 LOOSER: dict[str, Any] = {
-    "rows": 7, "step_rows": 7, "steps": 1, "unit_rows": 1, "initial_weights": "any", "move": 0.0,
-    "drift": 0.0, "gradient": 0.0, "shown_rows": "allow", "networks": ("mine.nets:small",),
-    "plugins": ("mine.data:rows",), "replacements": ("atoll.reproduce.faults.fedseit:released",),
-    "repeats": 1,
+    "rows": 7, "step_rows": 7, "steps": 1, "unit_rows": 1, "columns": 4,
+    "initial_weights": "any", "move": 0.0, "drift": 0.0, "gradient": 0.0, "shown_rows": "allow",
+    "networks": ("mine.nets:small",), "plugins": ("mine.data:rows",),
+    "replacements": ("atoll.reproduce.faults.fedseit:released",), "repeats": 1,
 }  # fmt: skip
 
 

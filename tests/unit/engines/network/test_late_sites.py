@@ -53,7 +53,7 @@ def near(folder: Path) -> Near:
     folder.mkdir()
     rows = [f"{n % 17}.5,{n % 13}.1,{'AB'[n % 2]},{('ill', 'well')[n % 3 == 0]}" for n in range(40)]
     (folder / "table.csv").write_text("\n".join(["age,size,ward,diagnosis", *rows]) + "\n")
-    contract = {"methods": ["fedavg"], "actions": ["offer", "agree", "fit", "check"]}
+    contract = {"methods": ["fedavg"], "actions": ["offer", "agree", "fit", "check"], "columns": 2}
     data = {"files": [str(folder / "table.csv")], "label": "diagnosis"}
     return Near(Gate(SiteFile(store=str(folder / "store"), data=data, contract=contract)))
 

@@ -15,6 +15,7 @@ from atoll.engines.network import plans, ranges
 from atoll.engines.network.contract import RefusedError, SiteFile
 from atoll.engines.network.drafts import drafted_contract, drafted_file
 from atoll.engines.network.egress import lines
+from atoll.engines.network.plans import most_of_all
 from atoll.engines.network.policy import Gate
 from atoll.runs.config import RunConfig, change, resolve, to_toml
 from tests.attacks.plan_recovery import as_text
@@ -34,6 +35,7 @@ def config(**changes: Any) -> RunConfig:
 
 def gate(folder: Path, data: dict[str, Any] | None = None, **terms: Any) -> Gate:
     (folder / "people.csv").write_text(PEOPLE)
+    terms = {"columns": 2, **terms}  # age and size; ward and diagnosis have few values
     contract = {"methods": ["fedavg"], "actions": ["offer", "agree", "fit", "check"], **terms}
     given = {"files": [str(folder / "people.csv")], "label": "diagnosis", **(data or {})}
     return Gate(SiteFile(store=str(folder / "store"), data=given, contract=contract))
@@ -266,3 +268,20 @@ def test_a_list_has_at_most_a_hundred_items_unless_the_contract_spells_it_out() 
     assert ranges.violation({}, config(widths=[1] * 100), {"data.label"}) == ""
     spelled = drafted_contract(deep).options
     assert ranges.violation(spelled, deep) == ""
+
+
+@pytest.mark.parametrize("what", ["classes", "stages"])
+def test_a_site_that_offers_too_many_names_is_the_one_that_is_named(what: str) -> None:
+    """The honest sites refuse the plan that would come of it."""
+    few, many = ["no", "yes"], [f"n{number}" for number in range(1_000)]
+    names = {"basel": few, "bern": many, "geneva": few}
+    offers = {id: Offered({"h": "number"}, **_both(what, own)) for id, own in names.items()}
+    assert most_of_all(offers) == (
+        "bern", f"it offers 1,000 {what}; all have 1,002 {what}; 1,000 are allowed"
+    )  # fmt: skip
+    del offers["bern"]
+    assert most_of_all(offers) == ("", "")
+
+
+def _both(what: str, names: list[str]) -> dict[str, list[str]]:
+    return {"classes": [], "stages": [], what: names}

@@ -406,6 +406,56 @@ def test_more_than_four_questions_do_not_wait_at_once(tmp_path: Path) -> None:
     made.handle(99, "fit", FIRST, pack(Empty()))  # and then it is free again
 
 
+def end(made: Gate, value: float) -> None:
+    """The end of a run whose server holds this value."""
+    about = json.dumps(facts(made._known))
+    made.finish(pack(Finish.of({"shared": torch.full((3,), value)}, "", about)))
+
+
+def fit(made: Gate, round: int) -> None:
+    """A round with the first weights."""
+    weights = {n: w.clone() for n, w in made._client.site.model().state_dict().items()}
+    made.handle(round, "fit", Moment(0, round, 4), pack(Weights(weights)))
+
+
+def test_a_run_ends_once_and_keeps_what_it_ended_with(tmp_path: Path) -> None:
+    made, home = gate(tmp_path, "fedavg"), tmp_path / "store" / "run-1"
+    fit(made, 0)
+    fit(made, 1)
+    end(made, 1.0)
+    kept = {path.name: path.read_bytes() for path in home.iterdir()}
+    end(made, 1.0)  # repeated by a coordinator whose line has failed
+    with pytest.raises(RefusedError, match="a second end of a run, with other content"):
+        end(made, 2.0)
+    made.prepare("run-1", config("fedavg"), "site-1")
+    fit(made, 0)  # and a round that it has answered before
+    with pytest.raises(RefusedError, match="a second end of a run, with other content"):
+        end(made, 2.0)
+    assert "a second end of a run" in (tmp_path / "store" / "egress.jsonl").read_text()
+    for name in ("checkpoint.safetensors", "facts.json", "events.jsonl", "result.json"):
+        assert (home / name).read_bytes() == kept[name], name
+
+
+def test_a_run_that_was_stopped_and_goes_on_ends_again(tmp_path: Path) -> None:
+    made = gate(tmp_path, "fedavg")
+    for number in range(2):
+        fit(made, number)
+        end(made, float(number))
+
+
+def test_a_run_whose_last_round_comes_again_after_a_restore_ends_as_it_did(tmp_path: Path) -> None:
+    """A coordinator that dies while it ends a run goes back to a checkpoint and ends it again."""
+    made = gate(tmp_path, "fedavg")
+    fit(made, 0)
+    made.keep("0-1")
+    fit(made, 1)
+    end(made, 1.0)
+    made.prepare("run-1", config("fedavg"), "site-1")
+    assert made.restore("0-1")
+    fit(made, 1)
+    end(made, 1.0)
+
+
 def test_a_coordinator_fills_no_disk_by_the_end_of_runs(tmp_path: Path) -> None:
     """What `finish`, `keep` and `prepare` write is bounded for a run and for all runs."""
     made = gate(tmp_path, "fedavg", stored=100_000, stored_in_all=150_000)

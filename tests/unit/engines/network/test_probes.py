@@ -7,7 +7,7 @@ import pytest
 
 from atoll.core.federation import Moment
 from atoll.core.messages import Tensors, Weights, pack
-from atoll.engines.network import bounds
+from atoll.engines.network import bounds, egress
 from atoll.engines.network.contract import RefusedError, SiteFile
 from atoll.engines.network.policy import Gate
 from atoll.runs.config import change, resolve, to_toml
@@ -72,3 +72,22 @@ def test_a_site_trains_no_more_after_ten_refusals_that_depend_on_rows(
         made = gate(tmp_path, run)
         with pytest.raises(RefusedError, match="until a person has looked at its log"):
             fit(made, number + 1, 0, first(made))
+
+
+def test_refusals_that_depend_on_rows_are_counted_beyond_the_refusals_that_are_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator fills the log with other refusals first, and starts a job for every probe."""
+    monkeypatch.setattr(egress, "MOST_REFUSALS", 20)
+    monkeypatch.setattr(bounds, "singling_units", lambda *given: 1)
+    made = gate(tmp_path, "run-1")
+    for number in range(30):
+        with pytest.raises(RefusedError, match="not in the contract"):
+            made.handle(number + 1, "check", Moment(0, 0, 6), pack(Weights(first(made))))
+    for number in range(10):
+        made = gate(tmp_path, f"run-{number}")
+        with pytest.raises(RefusedError, match="single out rows"):
+            fit(made, 1, 0, first(made))
+    made = gate(tmp_path, "run-11")
+    with pytest.raises(RefusedError, match="until a person has looked at its log"):
+        fit(made, 1, 0, first(made))

@@ -1,0 +1,76 @@
+"""The folder of a run that is over at a site, which `predict` uses: written once."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atoll.core.errors import UserError
+from atoll.core.federation import Moment
+from atoll.core.messages import Packet
+from atoll.core.record import FILES, Record, disk_errors, write_whole
+from atoll.engines.network.requests import Finish
+from atoll.runs.parts import Parts
+from atoll.runs.recipe import write_recipe
+from atoll.runs.result import write_result
+
+__all__ = ["go_on", "other_end", "write_end"]
+
+END = "finished.json"  # the request that the folder was completed with, and the last round
+
+
+def _digest(packet: Packet) -> str:
+    return hashlib.blake2b(packet.header + packet.block, digest_size=16).hexdigest()
+
+
+def _read(home: Path) -> tuple[str, list[int]] | None:
+    path = home / END
+    if not path.exists():
+        return None
+    with disk_errors(path):
+        content = path.read_bytes()
+    try:
+        body = json.loads(content)
+        return str(body["request"]), [int(n) for n in body["place"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError("a file is damaged", str(path), "restore it from a copy") from error
+
+
+def other_end(home: Path, packet: Packet) -> str:
+    """Why a run does not end with this request; a coordinator may repeat the same one."""
+    before = _read(home)
+    other = before is not None and before[0] != _digest(packet)
+    return "a second end of a run, with other content" if other else ""
+
+
+def go_on(home: Path, moment: Moment) -> None:
+    """A run that was stopped goes on with a later round: it may end again."""
+    before = _read(home)
+    if before is not None and [moment.stage, moment.round] > before[1]:
+        (home / END).unlink()
+
+
+def write_end(
+    home: Path,
+    parts: Parts,
+    packet: Packet,
+    request: Finish,
+    state: Mapping[str, np.ndarray[Any, Any]],
+    place: tuple[int, int],
+) -> None:
+    """Complete the folder; `state` is that of the server and of this site's client.
+
+    `place`: stage and round of the last answer.
+    """
+    for name in FILES:
+        content = request.events.numpy().tobytes() if name == "events" else b""
+        write_whole(home / f"{name}.jsonl", content)
+    write_whole(home / "facts.json", request.facts.numpy().tobytes())
+    write_recipe(parts, home)
+    Record(home).checkpoint(state, {"stage": 0, "round": 0})
+    write_result(home)
+    body = {"request": _digest(packet), "place": place}
+    write_whole(home / END, json.dumps(body).encode())
