@@ -9,11 +9,11 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from atoll.cli.console import err
-from atoll.cli.terminal import duration, one_line
 from atoll.cluster.blocks import STATES, Block, Table
 from atoll.cluster.driver import ClusterSweep
 from atoll.cluster.options import cluster_options, ray_installed
 from atoll.core.errors import EXIT_SITE_FAILED, UserError, printable
+from atoll.runs.pace import duration, one_line
 
 __all__ = ["BlockTable", "on_cluster", "points_failed"]
 
@@ -30,7 +30,7 @@ class BlockTable:
     def __enter__(self) -> "BlockTable":
         if self.live:
             self.live.start()
-            self.live.update(one_line("checking the nodes of the cluster"))
+            self.live.update(one_line(err, "checking the nodes of the cluster"))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -43,7 +43,7 @@ class BlockTable:
             return
         counts = _counts(table)
         if self.live:
-            self.live.update(Group(_grid(table), one_line(f"{counts}  {_left(table)}")))
+            self.live.update(Group(_grid(table), one_line(err, f"{counts}  {_left(table)}")))
         elif counts != self.last:
             self.last = counts
             err.print(f"{counts}  {_left(table)}", soft_wrap=True)
