@@ -125,6 +125,8 @@ class RayBackend:
         here = _on(ray.get_runtime_context().get_node_id())
         named = actor.options(name=self.name, namespace=NAMESPACE, scheduling_strategy=here)
         self.collector = named.remote(str(folder))
+        with _reachable(self.options):
+            ray.get(self.collector.states.remote())  # blocks look it up by its name
 
     def submit(self, spec: str, threads: int, gpus: float) -> Any:
         """Queue a block."""
