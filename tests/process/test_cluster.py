@@ -258,3 +258,27 @@ def test_ctrl_c_leaves_a_folder_that_goes_on(cluster: Any, tmp_path: Path) -> No
     assert process.returncode == 0, complaint[-2000:]
     for point in local("loop", seeds, tmp_path / "local", 300):
         compare("loop", out / point.folder.name, point.folder)
+
+
+def test_the_same_command_goes_on_after_the_head_has_died(cluster: Any, tmp_path: Path) -> None:
+    out, seeds = tmp_path / "cluster", 8
+    process = start(cluster.address, "loop", seeds, out, "--set", "rounds=300")
+    while rounds(out) < 20 and process.poll() is None:
+        time.sleep(0.02)
+    cluster.shutdown()
+    _, complaint = process.communicate(timeout=600)
+    assert process.returncode != 0, complaint[-2000:]
+    done = rounds(out)
+    assert 0 < done < seeds * 300
+    again = type(cluster)(
+        initialize_head=True,
+        head_node_args={"num_cpus": 2, "object_store_memory": 80 << 20, "include_dashboard": False},
+    )
+    try:
+        process = start(again.address, "loop", seeds, out, "--set", "rounds=300")
+        _, complaint = process.communicate(timeout=900)
+    finally:
+        again.shutdown()
+    assert process.returncode == 0, complaint[-2000:]
+    for point in local("loop", seeds, tmp_path / "local", 300):
+        compare("loop", out / point.folder.name, point.folder)

@@ -30,6 +30,7 @@ CONNECT = 5.0  # seconds until a head must answer
 CHECK = 300.0  # seconds until every node must have loaded the data
 STORE = 80 << 20  # bytes of the object store of a cluster that this process starts
 RETRIES = 10  # times that a block is tried again after its worker or node has died
+STARTS = 3  # times that the collector is started
 NAMESPACE = "atoll"
 
 
@@ -119,12 +120,22 @@ class RayBackend:
         return answers
 
     def open(self, folder: Path) -> None:
+        """Start the collector, until it answers: blocks look it up by its name."""
+        with _reachable(self.options):
+            for _ in range(STARTS - 1):
+                with suppress(exceptions.RayActorError):  # Ray may give up one that just began
+                    self._start(folder)
+                    return
+            self._start(folder)
+
+    def _start(self, folder: Path) -> None:
         """Start the collector on this node; it is restarted if it dies."""
         self.name = f"collector-{secrets.token_hex(8)}"
         actor: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Collector)
         here = _on(ray.get_runtime_context().get_node_id())
         named = actor.options(name=self.name, namespace=NAMESPACE, scheduling_strategy=here)
         self.collector = named.remote(str(folder))
+        ray.get(self.collector.states.remote())
 
     def submit(self, spec: str, threads: int, gpus: float) -> Any:
         """Queue a block."""
