@@ -18,8 +18,8 @@ from atoll.core.errors import UserError
 from atoll.data.own.encoding import as_dates, as_numbers
 
 __all__ = [
-    "DAY_FIRST", "FORMATS", "MONTH_FIRST", "DateRule", "Rules", "Unit", "fitting_forms", "harmonise", "merge",
-    "parse_dates", "plain_labels", "refuse_bad_rules",
+    "DAY_FIRST", "FORMATS", "MONTH_FIRST", "DateRule", "Rules", "Unit", "fitting_forms",
+    "harmonise", "merge", "parse_dates", "plain_labels", "refuse_bad_rules",
 ]  # fmt: skip
 
 DAY_FIRST: Final = "day first"
