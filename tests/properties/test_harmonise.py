@@ -26,6 +26,9 @@ COLUMNS = ("a", "b", "y")
 RULES = st.builds(
     Rules,
     labels=st.sampled_from([{}, {"1": "yes", "Yes": "yes"}, {"0": "no"}]),
+    values=st.dictionaries(
+        st.sampled_from(COLUMNS[:2]), st.sampled_from([{"1": "yes"}, {"Yes": "yes", "?": "no"}])
+    ),
     units=st.dictionaries(
         st.sampled_from(COLUMNS[:2]),
         st.builds(Unit, st.floats(-1e3, 1e3), st.floats(-1e3, 1e3), st.sampled_from(["", "%"])),
@@ -37,7 +40,7 @@ RULES = st.builds(
         st.sampled_from(COLUMNS[:2]),
         st.builds(
             DateRule,
-            st.sampled_from(["", "day first", "month first", "%d.%m.%Y"]),
+            st.sampled_from(["", "day first", "month first", "%d.%m.%Y", "%Y%m%d"]),
             st.sampled_from(["", "2020-02-02", "b"]),
         ),
     ),

@@ -5,6 +5,7 @@ Every array of rows or columns is an array of indices. `labels` are those of the
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
@@ -167,22 +168,25 @@ def cut_people(
     shares.append(max(0, 10_000 - sum(shares)))
     possible = [part for part in range(3) if shares[part]]
     names, numbers = np.unique(people, return_inverse=True)
-    totals = np.bincount(strata)
-    dealt = np.zeros((3, len(totals)), dtype=np.int64)
+    totals = np.bincount(strata).tolist()
+    dealt = [[0] * len(totals) for _ in range(3)]
     members = np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
     parts = np.empty(len(people), dtype=np.int64)
     order = generator.permutation(len(members)).tolist()
     for number in sorted(order, key=lambda number: int(names[number]) not in before):
-        kinds, counts = np.unique(strata[members[number]], return_counts=True)
+        kinds = Counter(strata[members[number]].tolist())
         lacks = {}
         for part in possible:
-            lacking = shares[part] * totals[kinds] - 10_000 * dealt[part, kinds]
+            lacking = 0
+            for kind, count in kinds.items():
+                lacking += count * (shares[part] * totals[kind] - 10_000 * dealt[part][kind])
             other = math.prod(shares[one] for one in possible if one != part)
-            lacks[part] = int((counts * lacking).sum()) * other  # in units of the part's share
+            lacks[part] = lacking * other  # in units of the part's share
         wanting = max(possible, key=lambda part: (lacks[part], shares[part], -part))
         chosen = before.get(int(names[number]), wanting)
         parts[members[number]] = chosen
-        dealt[chosen, kinds] += counts
+        for kind, count in kinds.items():
+            dealt[chosen][kind] += count
     return parts
 
 

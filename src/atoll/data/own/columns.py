@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from atoll.data.own.encoding import Block, Kind, offset
-from atoll.data.own.evidence import date_formats
+from atoll.data.own.harmonise import fitting_forms
 from atoll.data.own.leaks import gives_label_away
 from atoll.data.own.profiles import (
     MOST_DISTINCT,
@@ -271,7 +271,8 @@ def refuse_mistakes(
     odd = sum(n for value, n in profile.counts.items() if ODD_DATE.match(value))
     if odd >= STRAY * profile.present:
         what = f"the column '{name}' has dates such as '{next(iter(profile.counts))}'"
-        form = (date_formats(profile) or ["%d.%m.%Y"])[0]
+        dates = [value for value in profile.counts if ODD_DATE.match(value)]
+        form = (fitting_forms(dates) or ["%d.%m.%Y"])[0]
         remedy = f"write dates = {{ {name} = {{ format = '{form}' }} }}, or ignore = ['{name}']"
         raise unusable(what, path, remedy)
 

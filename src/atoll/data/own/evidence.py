@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from atoll.data.own.encoding import as_numbers
-from atoll.data.own.harmonise import DAY_FIRST, MONTH_FIRST, parse_dates
+from atoll.data.own.harmonise import DAY_FIRST, MONTH_FIRST, fitting_forms
 from atoll.data.own.profiles import Profile
 
 __all__ = [
@@ -30,14 +30,8 @@ ODD_DATE: Final = re.compile(
     rf"|{MONTH} \d{{1,2}}, \d{{4}}|(19|20)\d{{2}}[01]\d[0-3]\d)([ T].*)?$",
     re.I,
 )
-DATE_FORMS: Final = (
-    DAY_FIRST, MONTH_FIRST, "%Y/%m/%d", "%Y.%m.%d", "%Y%m%d", "%Y-%m-%dT%H:%M:%S%z",
-    "%Y-%m-%d %H:%M:%S%z", "%d-%b-%Y", "%d-%b-%y", "%d%b%Y", "%d %b %Y", "%d %B %Y", "%b %d, %Y",
-    "%B %d, %Y",
-)  # fmt: skip
 EARLIEST: Final = 19_000_101  # of dates written as 20240331
 LATEST: Final = 20_991_231
-A_FEW: Final = 100  # dates that a form has to fit before all are read with it
 NAMED_ID: Final = re.compile(r"(^|[ _.-])(id|nr|nbr|no|number|index|key|uuid|unnamed.*)$", re.I)
 NAMED_PERSON: Final = re.compile(
     r"(^|[ _.-])(patients?|persons?|subjects?|clients?|customers?|members?|users?|participants?"
@@ -154,14 +148,10 @@ def date_formats(profile: Profile) -> list[str] | None:
     dates = [value for value in profile.counts if ODD_DATE.match(value)]
     if sum(profile.counts[value] for value in dates) < 0.9 * profile.present:
         return None
-    fits = [form for form in DATE_FORMS if _fits(dates[:A_FEW], form) and _fits(dates, form)]
+    fits = fitting_forms(dates)
     if digits and (not fits or len(dates) < profile.distinct):
         return None
     return [DAY_FIRST] if fits == [DAY_FIRST, MONTH_FIRST] and "." in "".join(dates) else fits[:2]
-
-
-def _fits(dates: Sequence[str], form: str) -> bool:
-    return not parse_dates(pa.array(dates, pa.string()), form).null_count
 
 
 def stray_words(profile: Profile, comma: bool) -> list[str]:

@@ -6,7 +6,7 @@ recipe, so that a prediction applies the same.
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -18,8 +18,8 @@ from atoll.core.errors import UserError
 from atoll.data.own.encoding import as_dates, as_numbers
 
 __all__ = [
-    "DAY_FIRST", "FORMATS", "MONTH_FIRST", "DateRule", "Rules", "Unit", "harmonise", "merge",
-    "parse_dates", "plain_labels", "refuse_bad_rules",
+    "DAY_FIRST", "FORMATS", "MONTH_FIRST", "DateRule", "Rules", "Unit", "fitting_forms",
+    "harmonise", "merge", "parse_dates", "plain_labels", "refuse_bad_rules",
 ]  # fmt: skip
 
 DAY_FIRST: Final = "day first"
@@ -29,6 +29,12 @@ FORMATS: Final = {  # what the two words stand for
     MONTH_FIRST: ("%m/%d/%Y", "%m-%d-%Y", "%m.%d.%Y", "%m/%d/%y", "%m-%d-%y", "%m.%d.%y"),
 }
 TIMES: Final = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")  # after a date
+DATE_FORMS: Final = (
+    DAY_FIRST, MONTH_FIRST, "%Y/%m/%d", "%Y.%m.%d", "%Y%m%d", "%Y-%m-%dT%H:%M:%S%z",
+    "%Y-%m-%d %H:%M:%S%z", "%d-%b-%Y", "%d-%b-%y", "%d%b%Y", "%d %b %Y", "%d %B %Y", "%b %d, %Y",
+    "%B %d, %Y",
+)  # fmt: skip
+A_FEW: Final = 100  # dates that a form has to fit before all are read with it
 MARK: Final = b"atoll.harmonised"  # metadata of rows that rules were applied to: units apply once
 
 
@@ -180,6 +186,15 @@ def parse_dates(text: pa.Array, format: str) -> pa.Array:
                 parsed[place] = _parsed(values[place], form + clock)
             rest = [place for place in rest if parsed[place] is None]
     return pa.array(parsed, pa.string()).take(coded.indices)
+
+
+def fitting_forms(dates: Sequence[str]) -> list[str]:
+    """The common forms that all dates have."""
+    return [form for form in DATE_FORMS if _fits(dates[:A_FEW], form) and _fits(dates, form)]
+
+
+def _fits(dates: Sequence[str], form: str) -> bool:
+    return not parse_dates(pa.array(dates, pa.string()), form).null_count
 
 
 def _parsed(value: str, form: str) -> str | None:

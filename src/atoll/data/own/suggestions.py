@@ -37,6 +37,7 @@ SCALE: Final = (
 )
 SIMILAR: Final = 0.85  # similarity of two names from which they may be one
 MOST_SPELLED: Final = 20  # values of a column at a site that are compared as spellings
+MANY: Final = 100  # distinct values from which whole numbers are not called codes
 FEW: Final = 50  # rows of all sites below which whole numbers are not called codes
 REPEATED: Final = "keys that repeat: rows of one are trained on or tested on, never both"
 Profiles = Mapping[str, Mapping[str, Profile]]  # by column and site
@@ -407,12 +408,18 @@ def _holds_codes(contents: Contents, by_site: Mapping[str, Profile]) -> bool:
                 continue
             mixed = profile.present >= 10 and profile.numbers >= 0.5 * profile.present
             return mixed and 2 * profile.distinct <= profile.present
-        if any(re.match(r"^0[0-9]+$", value) for value in profile.counts):
+        if profile.whole and any(_begins_with_zero(value) for value in profile.counts):
             return 2 * profile.distinct <= profile.present
+        if profile.distinct > MANY:
+            return False
         values, counts = evidence.numbers(profile, _comma(contents, site))
         codes = {float(code) for code in evidence.missing_codes(values, counts)}
         every |= {*values.tolist()} - codes
     return rows >= FEW and bool(every) and evidence.is_code(np.array(sorted(every)))
+
+
+def _begins_with_zero(value: str) -> bool:
+    return value[:1] == "0" and len(value) > 1 and value.isdecimal()
 
 
 def _units(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
