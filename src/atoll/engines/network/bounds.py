@@ -127,7 +127,7 @@ def _too_few_columns(rows: Tensor, least: int) -> str:
     """Why the columns that sites have agreed on are too few for the looks for single rows."""
     count = varied_columns(rows.detach().cpu(), least)
     few = f"{count} columns with many values; the contract wants at least {least}"
-    return few if count < least else ""
+    return few if count < least and least > 1 else ""
 
 
 @dataclass
