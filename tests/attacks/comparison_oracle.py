@@ -108,6 +108,14 @@ def graded(like: Tensors, row: Tensor, column: int) -> Tensors:
     return made
 
 
+def _kept(wanted: Tensors, first: Tensors) -> Tensors:
+    """Weights whose units keep as much of their first norm as the contract wants."""
+    weight, begun = wanted["weight0"], 0.12 * first["weight0"].norm(dim=1, keepdim=True)
+    norm = weight.norm(dim=1, keepdim=True)
+    way = torch.where(norm > 1e-6, weight / norm.clamp(min=1e-6), first["weight0"] / begun * 0.12)
+    return {**wanted, "weight0": torch.where(norm < begun, begun * way, weight)}
+
+
 @dataclass
 class Oracle:
     """Asks for the score of one model after another."""
@@ -139,7 +147,7 @@ class Oracle:
             _ = one.fit(weights) or one.fit(one.first)
         else:
             self._steer(one.config.rounds)
-            weights = towards(self.now, weights, 0.45, {})
+            weights = _kept(towards(self.now, weights, 0.45, {}), one.first)
         try:
             reply = one.gate.compare(pack(Compare("", weights)))
         except RefusedError as error:
@@ -157,7 +165,7 @@ class Oracle:
         self.round += 1
         one.fit(self.now, self.round)
         moment = Moment(0, self.round, one.config.rounds)
-        return spotted(one, moment, towards(self.now, goal(self.now), 0.45, {}))
+        return spotted(one, moment, _kept(towards(self.now, goal(self.now), 0.45, {}), one.first))
 
     def _steer(self, rounds: int) -> None:
         """Go to `nowhere` in small moves.
@@ -172,7 +180,8 @@ class Oracle:
         goals = (active, alike, nowhere(now))
         one.fit(now, 0)
         for number in range(1, rounds):
-            wanted = towards(now, goals[number * len(goals) // rounds], 0.45, {})
+            goal = goals[number * len(goals) // rounds]
+            wanted = _kept(towards(now, goal, 0.45, {}), one.first)
             now = wanted if one.fit(wanted, number) is not None else now
         self.now = now
 

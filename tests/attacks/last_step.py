@@ -94,7 +94,7 @@ def rows_by_shares(found: Mapping[int, list[Numbers]], rows: int) -> Numbers:
     for row, parts in found.items():
         every[row] = np.stack(parts, -1)
     units, columns = every.shape[1:3]
-    active = np.isfinite(every).any(-1).any(-1)
+    active: NDArray[np.bool_] = np.asarray(np.isfinite(every).any(axis=(2, 3)))
     base = int(active.sum(0).argmax())
     values = np.full((rows, columns), np.nan)
     for column in range(columns):

@@ -102,7 +102,7 @@ def too_little(parts: Parts, client: str, terms: Contract) -> str:
         rows, where = len(held.train), f"at stage {stage + 1}"
         if 0 < rows < terms.rows:
             return f"{rows} training rows {where}; the contract wants {terms.rows}"
-        if rows and _sends_updates(parts):
+        if rows and "files" in parts.config.data and _sends_updates(parts):
             reason = _too_few_columns(parts.site(client).train(stage).x, terms.columns)
             if reason:
                 return f"{reason} {where}"
@@ -124,12 +124,10 @@ def _sends_updates(parts: Parts) -> bool:
 
 
 def _too_few_columns(rows: Tensor, least: int) -> str:
-    """Why a table is too narrow for the looks for single rows; images and texts have none."""
-    if rows.dim() != 2 or not rows.is_floating_point():
-        return ""
+    """Why the columns that sites have agreed on are too few for the looks for single rows."""
     count = varied_columns(rows.detach().cpu(), least)
     few = f"{count} columns with many values; the contract wants at least {least}"
-    return few if count < least else ""
+    return few if count < least and least > 1 else ""
 
 
 @dataclass

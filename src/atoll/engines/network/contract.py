@@ -42,7 +42,7 @@ class Contract:
     rows: AtLeastOne = 8  # fewest training rows behind an answer
     step_rows: AtLeastOne = 8  # fewest rows in a step; a last one may have fewer beside 16 others
     steps: AtLeastOne = 2  # fewest training steps behind an update
-    columns: AtLeastOne = 5  # fewest columns with many values that a network reads; 1: any
+    columns: AtLeastOne = 5  # fewest common columns with many values, of own tables; 1: any
     unit_rows: AtLeastOne = 3  # fewest rows that activate a unit of the first layer; 1: any
     initial_weights: Literal["derived", "any"] = "derived"  # any: the coordinator chooses
     move: NotNegative = 0.5  # largest relative change of shared weights in a round; 0: any
