@@ -137,7 +137,7 @@ def _numbers(answer: Answer, unit: Unit) -> Iterable[tuple[str, str]]:
         yield f"Joined shown to beat {answer.references[1]} of the site alone", count
     pooled = [site.score(POOLED) for site in answer.sites]
     if any(map(math.isfinite, pooled)):
-        yield "Upper bound (rows of all sites in one place)", _range(pooled, unit)
+        yield "Trained on the rows of all sites together", _range(pooled, unit)
     if answer.sites:
         smallest = min(answer.sites, key=lambda site: (site.test_rows, site.site))
         rows = f"{smallest.test_rows:,} rows ({smallest.site})"

@@ -211,7 +211,10 @@ def parts(config: RunConfig, loaded: dict[str, Dataset] | None = None) -> Parts:
     if "parties" in config.data and not vertical:
         what = f"'{name}' needs whole rows, and parties hold columns of the same rows"
         both = [other for other in methods.names() if load(methods.load(other).split).vertical]
-        remedy = f"use {' or '.join(both)}; for one party alone, give its table as data.files"
+        remedy = (
+            f"use {' or '.join(both)}; for one party alone, give its table as data.files, or read "
+            "the answer of these methods, which trains each party alone"
+        )
         raise UserError(what, "method.name", remedy)
     if vertical != load(config.split).vertical:
         what = f"'{name}' cannot run where the split is '{config.split}'"

@@ -64,7 +64,7 @@ def test_the_report_shows_it_as_a_tick_and_in_the_card(tmp_path: Path) -> None:
     plot = verdict.gain_plot(group)
     assert plot is not None
     assert all(POOLED in [tick.name for tick in row.ticks] for row in plot.rows)
-    assert "Upper bound (rows of all sites in one place)" in dict(verdict.card(group).numbers)
+    assert "Trained on the rows of all sites together" in dict(verdict.card(group).numbers)
     scores = [site["scores"] for site in body["sites"].values()]
     assert all(set(one) >= {JOINED, POOLED} for one in scores)
 
