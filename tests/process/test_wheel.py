@@ -56,7 +56,7 @@ SMALLER = {
     "rounds=20, seeds=range(5)": "widths=[16], epochs=1, mu=[0.1]",
     'data="digits"': "rounds=2, widths=[16]",
     "seeds=range(5))\nclf": "rounds=2, epochs=1, widths=[[16]]",
-    'sites="hospital"': "rounds=5, options={'widths': [16], 'epochs': 1, 'mu': [0.1]}",
+    'sites="hospital"': "options={'widths': [16], 'rate': 0.01, 'mu': [0.1]}",
 }
 CHECKS = """
 # %%
