@@ -201,5 +201,5 @@ def test_the_tour_runs_from_the_wheel_in_a_script_and_in_a_notebook(tmp_path: Pa
     install(tmp_path, f"{only('*.whl')}[pandas,notebook]")
     assert call(tmp_path, python, "tour.py").endswith("the tour has ended\n")
     displayed = call(tmp_path, python, "-c", NOTEBOOK)
-    assert displayed.count("<svg") == 1  # the gain plot beside the verdict
+    assert displayed.count("<svg") == 2  # the gain plots beside the verdicts of both runs
     assert "the tour has ended" in displayed
