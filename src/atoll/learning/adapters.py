@@ -30,6 +30,7 @@ __all__ = [
 
 HIDDEN: Final = -1e4  # added to the logits of classes that the loss leaves out
 RIDGE: Final = 1e-6  # of the mean eigenvalue of a system that is solved
+LIMIT: Final = 10.0  # squared inputs of a site, in those of the median site
 
 
 def adapted_layers(model: nn.Module) -> tuple[str, ...]:
@@ -107,16 +108,16 @@ def first_past(model: nn.Module) -> Tensors:
 
 @dataclass(frozen=True)
 class Layer:
-    """What sites trained of a layer's adapters while they shared the other factor.
+    """One factor of a layer's adapters as sites trained it, and the other one.
 
     The merged adapters have the outputs of each site's own on the inputs of that site, in least
-    squares. Inputs enter by their squares, as if different inputs were uncorrelated: a sum of
-    squares reveals less than a Gram matrix.
+    squares. Inputs enter by their squares, as if different inputs were uncorrelated: squares
+    reveal less than a Gram matrix.
     """
 
-    ups: Sequence[Tensor]  # (out, rank), by site
-    downs: Sequence[Tensor]  # (rank, in), by site
-    squares: Sequence[Tensor]  # (in,), by site: sums over rows of squared inputs
+    trained: Sequence[Tensor]  # by site: `up` (out, rank), or `down` (rank, in)
+    shared: Tensor  # the other factor, which no site trained
+    squares: Sequence[Tensor]  # (in,), by site: squared inputs, with the weight of the site
     past_change: Tensor  # (out, in): up down at the end of the stage before
     past_squares: Tensor  # (in,): sums of all stages before
 
@@ -126,23 +127,37 @@ class Layer:
         return torch.stack(list(self.squares)).sum(0) + self.past_squares
 
 
+def weighted_squares(squares: Sequence[Tensor], by_site: Sequence[float]) -> list[Tensor]:
+    """Mean squared inputs with the weight of their site.
+
+    Squares decide how much a site counts, so their sum is at most LIMIT times the median.
+    """
+    totals = torch.stack([one.sum() for one in squares])
+    there = totals[totals > 0]
+    limit = LIMIT * there.median() if len(there) else totals.new_ones(())
+    factors = (limit / totals.clamp(min=torch.finfo(totals.dtype).tiny)).clamp(max=1)
+    whole = sum(by_site) / len(by_site)
+    shares = [weight / whole for weight in by_site]
+    return [one * f * share for one, f, share in zip(squares, factors, shares, strict=True)]
+
+
 def merge_up(layer: Layer) -> Tensor:
     """The `up` of all sites, which share `down`."""
-    down = layer.downs[0]
+    down = layer.shared
     system = (down * layer.total) @ down.T
     target = (layer.past_change * layer.past_squares) @ down.T
-    for up, squares in zip(layer.ups, layer.squares, strict=True):
+    for up, squares in zip(layer.trained, layer.squares, strict=True):
         target = target + up @ ((down * squares) @ down.T)
-    mean = torch.stack(list(layer.ups)).mean(0)
+    mean = torch.stack(list(layer.trained)).mean(0)
     return _solved(system, target.T, mean.T).T
 
 
 def merge_down(layer: Layer) -> Tensor:
     """The `down` of all sites, which share `up`."""
-    up, mean = layer.ups[0], torch.stack(list(layer.downs)).mean(0)
+    up, mean = layer.shared, torch.stack(list(layer.trained)).mean(0)
     past = _solved(up.T @ up, up.T @ layer.past_change, mean)
     target = past * layer.past_squares
-    for down, squares in zip(layer.downs, layer.squares, strict=True):
+    for down, squares in zip(layer.trained, layer.squares, strict=True):
         target = target + down * squares
     total = layer.total
     return torch.where(total > 0, target / total.clamp(min=torch.finfo(total.dtype).tiny), mean)
@@ -165,9 +180,10 @@ def require_mlp(model: nn.Module) -> MLP:
 
 
 def input_squares(model: nn.Module, weights: Mapping[str, Tensor], x: Tensor) -> Tensors:
-    """For each layer with adapters, its squared inputs summed over rows in double precision."""
+    """For each layer with adapters, its mean squared inputs over rows, in double precision."""
     mlp = require_mlp(model)
     flat = x.flatten(-mlp.axes)
     hidden = [flat, *outputs(weights, flat, mlp.depth)[:-1]]
     names = adapted_layers(model)
-    return {name: hidden[i].double().square().sum(0) for i, name in enumerate(names)}
+    rows = max(1, len(x))
+    return {name: hidden[i].double().square().sum(0) / rows for i, name in enumerate(names)}

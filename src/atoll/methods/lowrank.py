@@ -49,7 +49,7 @@ class Fitted:
     """A client's adapters and output layer after local training."""
 
     weights: Annotated[Tensors, Update(of="weights")]
-    squares: Tensors  # closed: by layer, sums of squared inputs; zeros below the floor
+    squares: Tensors  # closed: by layer, mean squared inputs; zeros below the floor
     loss: float  # the mean over the rows of an epoch
     rows: Annotated[int, RowCount()]  # training rows of the stage
 
@@ -139,26 +139,33 @@ class Server:
         replies = clients.ask_all(Client.fit, Weights(self.weights), admit=self._admit)
         rows = shares({id: reply.rows for id, reply in replies.items()})
         by_rows = rows if self.options.weighting == "rows" else None
+        before = self.weights
         self.weights = mean([reply.weights for reply in replies.values()], by_rows)
         if self.options.merging == "closed":
-            self._merge(list(replies.values()), moment)
+            self._merge(list(replies.values()), by_rows or [1.0] * len(rows), before, moment)
         return {"loss": sum(reply.loss for reply in replies.values()) / len(replies)}
 
-    def _merge(self, replies: list[Fitted], moment: Moment) -> None:
-        """Replace the mean of the trained factor by its closed form."""
+    def _merge(
+        self, replies: list[Fitted], by_rows: list[float], before: Tensors, moment: Moment
+    ) -> None:
+        """Replace the mean of the trained factor by its closed form; the other one stays."""
         (factor,) = factors(self.options, moment)
+        frozen = "down" if factor == "up" else "up"
         merge = adapters.merge_up if factor == "up" else adapters.merge_down
-        past = placed(self.past, self.site.device)
+        device = next(iter(self.weights.values())).device
+        past, before = placed(self.past, device), placed(before, device)
         for name in self.layers:
+            squares = [reply.squares[name] for reply in replies]
             layer = adapters.Layer(
-                [reply.weights[f"up/{name}"].double() for reply in replies],
-                [reply.weights[f"down/{name}"].double() for reply in replies],
-                [reply.squares[name] for reply in replies],
+                [reply.weights[f"{factor}/{name}"].double() for reply in replies],
+                before[f"{frozen}/{name}"].double(),
+                adapters.weighted_squares(squares, by_rows),
                 past[f"change/{name}"],
                 past[f"squares/{name}"],
             )
             key = f"{factor}/{name}"
             self.weights[key] = merge(layer).to(self.weights[key].dtype)
+            self.weights[f"{frozen}/{name}"] = before[f"{frozen}/{name}"]
             if moment.last:
                 change = self.weights[f"up/{name}"] @ self.weights[f"down/{name}"]
                 self.past |= {f"change/{name}": change.double(), f"squares/{name}": layer.total}

@@ -134,7 +134,7 @@ def _numbers(answer: Answer, unit: Unit) -> Iterable[tuple[str, str]]:
     shown = [site.beats_linear for site in answer.sites if site.beats_linear is not None]
     if shown:
         count = f"{shown.count(True)} of {len(shown)} site{'s' * (len(shown) != 1)}"
-        yield f"Joined shown to beat {answer.references[1]} of the site alone", count
+        yield f"Sites where joining is shown to beat their own {answer.references[1]}", count
     pooled = [site.score(POOLED) for site in answer.sites]
     if any(map(math.isfinite, pooled)):
         yield "Trained on the rows of all sites together", _range(pooled, unit)
@@ -171,7 +171,7 @@ def _remarks(answer: Answer) -> Iterable[str]:
     if as_good:
         few = len(as_good) <= MOST_NAMED
         names = ", ".join(sorted(as_good)) if few else f"{len(as_good)} sites"
-        yield f"{linear.capitalize()} of the site alone may be as good: {names}."
+        yield f"{linear.capitalize()} trained at the site alone may do as well: {names}."
     by_reason: dict[str, list[str]] = {}
     for site, reason in sorted(answer.withheld.items()):
         by_reason.setdefault(reason, []).append(site)

@@ -17,36 +17,38 @@ def drawn(*shape: int) -> Tensor:
     return torch.randn(shape, generator=RANDOM, dtype=torch.float64)
 
 
-def layer(sites: int = 3, past: bool = True, shared_factor: str = "down") -> adapters.Layer:
-    """Factors of rank 2 of a layer with 4 outputs and 5 inputs; one factor is the same at all."""
+def layer(factor: str, sites: int = 3, past: bool = True) -> adapters.Layer:
+    """One factor of rank 2 as sites trained it, of a layer with 4 outputs and 5 inputs."""
     up, down = drawn(4, 2), drawn(2, 5)
-    ups = [up if shared_factor == "up" else drawn(4, 2) for _ in range(sites)]
-    downs = [down if shared_factor == "down" else drawn(2, 5) for _ in range(sites)]
+    trained = [drawn(4, 2) if factor == "up" else drawn(2, 5) for _ in range(sites)]
     squares = [drawn(5).square() + 0.1 for _ in range(sites)]
     change, total = drawn(4, 2) @ drawn(2, 5), drawn(5).square() + 0.1
-    return adapters.Layer(ups, downs, squares, change * past, total * past)
+    shared = down if factor == "up" else up
+    return adapters.Layer(trained, shared, squares, change * past, total * past)
 
 
-def mismatch(up: Tensor, down: Tensor, one: adapters.Layer) -> float:
+def product(factor: str, trained: Tensor, one: adapters.Layer) -> Tensor:
+    return trained @ one.shared if factor == "up" else one.shared @ trained
+
+
+def mismatch(factor: str, merged: Tensor, one: adapters.Layer) -> float:
     """Squared differences of outputs, summed over sites and earlier stages."""
-    total = ((up @ down - one.past_change).square() * one.past_squares).sum()
-    for own_up, own_down, squares in zip(one.ups, one.downs, one.squares, strict=True):
-        total = total + ((up @ down - own_up @ own_down).square() * squares).sum()
+    change = product(factor, merged, one)
+    total = ((change - one.past_change).square() * one.past_squares).sum()
+    for own, squares in zip(one.trained, one.squares, strict=True):
+        total = total + ((change - product(factor, own, one)).square() * squares).sum()
     return float(total)
 
 
 @pytest.mark.parametrize("past", [True, False])
 def test_merged_factors_have_the_least_mismatch(past: bool) -> None:
-    for factor in ("up", "down"):
-        one = layer(past=past, shared_factor="down" if factor == "up" else "up")
-        up, down = one.ups[0], one.downs[0]
-        best = adapters.merge_up(one) if factor == "up" else adapters.merge_down(one)
-        least = mismatch(best if factor == "up" else up, best if factor == "down" else down, one)
-        mean = torch.stack(list(one.ups if factor == "up" else one.downs)).mean(0)
-        others = [mean, *(best + 0.01 * drawn(*best.shape) for _ in range(20))]
-        for other in others:
-            pair = (other, down) if factor == "up" else (up, other)
-            assert mismatch(*pair, one) > least
+    for factor, merge in (("up", adapters.merge_up), ("down", adapters.merge_down)):
+        one = layer(factor, past=past)
+        best = merge(one)
+        least = mismatch(factor, best, one)
+        mean = torch.stack(list(one.trained)).mean(0)
+        for other in [mean, *(best + 0.01 * drawn(*best.shape) for _ in range(20))]:
+            assert mismatch(factor, other, one) > least
 
 
 def test_down_of_two_sites_is_the_mean_by_squares_of_each_input() -> None:
@@ -54,15 +56,24 @@ def test_down_of_two_sites_is_the_mean_by_squares_of_each_input() -> None:
     downs = [torch.tensor([values], dtype=torch.float64) for values in ([1.0, 5.0], [3.0, 9.0])]
     squares = [torch.tensor(values, dtype=torch.float64) for values in ([3.0, 0.0], [1.0, 0.0])]
     nothing = torch.zeros(1, 2, dtype=torch.float64)
-    one = adapters.Layer([up, up], downs, squares, nothing, nothing[0])
+    one = adapters.Layer(downs, up, squares, nothing, nothing[0])
     # (3 * 1 + 1 * 3) / 4; an input that is 0 everywhere has the plain mean
     assert torch.equal(adapters.merge_down(one), torch.tensor([[1.5, 7.0]], dtype=torch.float64))
 
 
+def test_squares_of_one_site_weigh_at_most_ten_times_the_median() -> None:
+    squares = [torch.tensor(values) for values in ([1.0, 1.0], [0.5, 1.5], [1e6, 3e6], [0.0, 0.0])]
+    weighted = adapters.weighted_squares(squares, [1.0, 3.0, 2.0, 2.0])
+    torch.testing.assert_close(weighted[0], torch.tensor([0.5, 0.5]))  # half the mean weight
+    torch.testing.assert_close(weighted[1], torch.tensor([0.75, 2.25]))
+    torch.testing.assert_close(weighted[2], torch.tensor([5.0, 15.0]))  # 20, as the median is 2
+    assert torch.equal(weighted[3], torch.zeros(2))
+
+
 def test_equal_factors_merge_to_themselves() -> None:
-    one = layer(sites=1, past=False)
-    torch.testing.assert_close(adapters.merge_up(one), one.ups[0], rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(adapters.merge_down(one), one.downs[0], rtol=1e-12, atol=1e-12)
+    for factor, merge in (("up", adapters.merge_up), ("down", adapters.merge_down)):
+        one = layer(factor, sites=1, past=False)
+        torch.testing.assert_close(merge(one), one.trained[0], rtol=1e-12, atol=1e-12)
 
 
 def test_merged_weights_are_those_of_the_sum() -> None:
@@ -116,8 +127,8 @@ def test_squares_are_those_of_the_inputs_of_each_layer() -> None:
     x = torch.tensor([[1.0, 2.0], [3.0, -4.0]])
     squares = adapters.input_squares(model, weights, x)
     assert {name: values.tolist() for name, values in squares.items()} == {
-        "weight0": [10.0, 20.0],
-        "weight1": [10.0, 16.0],  # after ReLU: (1, 0) and (3, 4)
+        "weight0": [5.0, 10.0],
+        "weight1": [5.0, 8.0],  # after ReLU: (1, 0) and (3, 4)
     }
 
 
