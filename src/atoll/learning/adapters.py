@@ -149,7 +149,8 @@ def merge_up(layer: Layer) -> Tensor:
     for up, squares in zip(layer.trained, layer.squares, strict=True):
         target = target + up @ ((down * squares) @ down.T)
     mean = torch.stack(list(layer.trained)).mean(0)
-    return _solved(system, target.T, mean.T).T
+    # contiguous, as a checkpoint restores it: products round by layout
+    return _solved(system, target.T, mean.T).T.contiguous()
 
 
 def merge_down(layer: Layer) -> Tensor:
@@ -160,7 +161,8 @@ def merge_down(layer: Layer) -> Tensor:
     for down, squares in zip(layer.trained, layer.squares, strict=True):
         target = target + down * squares
     total = layer.total
-    return torch.where(total > 0, target / total.clamp(min=torch.finfo(total.dtype).tiny), mean)
+    share = target / total.clamp(min=torch.finfo(total.dtype).tiny)
+    return torch.where(total > 0, share, mean).contiguous()
 
 
 def _solved(system: Tensor, target: Tensor, prior: Tensor) -> Tensor:

@@ -118,13 +118,13 @@ def test_the_card_has_margin_chance_level_and_smallest_test_set(tmp_path: Path) 
         "Margin, set before the run": "2.0 points",
         "Accuracy, joined": "71.7 % (sites: 64.0 to 80.0)",
         "Chance level (majority class)": "60.0 %",
-        "Joined shown to beat logistic regression of the site alone": "1 of 3 sites",
+        "Sites where joining is shown to beat their own logistic regression": "1 of 3 sites",
         "Smallest test set": "40 rows (a); rarest class 3",
         "Compared with": "fedavg with one site",
         "Counted over": "rows; seed 0",
     }
     assert card.notes == (
-        "Logistic regression of the site alone may be as good: a, c.",
+        "Logistic regression trained at the site alone may do as well: a, c.",
         "Withheld, too few test rows: d.",
         "The test rows are the same for every seed.",
     )
