@@ -393,7 +393,7 @@ def test_a_last_step_of_one_row_gives_rows_away_where_the_contract_allows_it(
     tmp_path: Path,
 ) -> None:
     config = run_config({**SHORT, "batch": 49})
-    contract = replace(drafted_contract(config), step_rows=1)
+    contract = replace(drafted_contract(config), step_rows=1, steps=1)
     coordinator = attacked(tmp_path, contract)
     assert coordinator.open("attack", config)
     last_step.repeat(coordinator, 70)

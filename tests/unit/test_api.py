@@ -26,6 +26,7 @@ NEEDS_NVFLARE = tuple(
         *("remote", "session", "standing", "wire"),
     )
 )
+NEEDS = dict.fromkeys(NEEDS_NVFLARE, "nvflare") | {"atoll.cluster.ray": "ray"}  # extras
 TINY: dict[str, Any] = {
     "data": "wine",
     "clients": 2,
@@ -93,8 +94,8 @@ def test_the_version_is_that_of_the_package() -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_every_name_that_a_module_makes_public_exists(name: str) -> None:
-    if name in NEEDS_NVFLARE:
-        pytest.importorskip("nvflare", reason="needs the extra nvflare")
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name], reason=f"needs the extra {NEEDS[name]}")
     module = importlib.import_module(name)
     public = getattr(module, "__all__", [])
     assert [item for item in public if not hasattr(module, item)] == []
@@ -123,7 +124,7 @@ def reached(path: Path) -> list[str]:
 
 def _public_names(module: str) -> list[str]:
     """What a module makes public, read from its source where its extra may not be installed."""
-    if module not in NEEDS_NVFLARE:
+    if module not in NEEDS:
         return list(getattr(importlib.import_module(module), "__all__", []))
     path = SOURCE.joinpath(*module.split(".")[1:]).with_suffix(".py")
     for node in ast.parse(path.read_text()).body:

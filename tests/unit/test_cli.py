@@ -183,7 +183,7 @@ MISTAKES: dict[str, tuple[list[str], str, str, str]] = {
     "unknown option": (["run", "fedavg", "--set", "raet=1"], "'raet'", "--set", "'rate'"),
     "unknown dotted": (["run", "fedavg", "--set", "method.raet=1"], "'raet'", "", "'rate'"),
     "unknown table": (["run", "fedavg", "--set", "metod.rate=1"], "'metod'", "", "'method'"),
-    "two homes": (["run", "fedavg", "--set", "mode=loop"], "engine.mode", "--set", "in full"),
+    "two homes": (["run", "splitnn", "--set", "mode=loop"], "engine.mode", "--set", "in full"),
     "no equals sign": (["run", "fedavg", "--set", "rate"], "'rate'", "--set", "--set rounds=20"),
     "no key": (["run", "fedavg", "--set", "=1"], "'=1'", "--set", "--set rounds=20"),
     "wrong type": (["run", "fedavg", "--set", "rounds=many"], "rounds", "fedavg", "integer"),

@@ -34,7 +34,11 @@ SKETCHES: Mapping[str, Sketch] = {
         "config", "--set --seeds --engine --device --out --track",
         "--resume --answer --no-answer --json -q --quiet -v --verbose",
     ),
-    "sweep": Sketch("config", "--axis --set --device --out", "--resume --json -q --quiet"),
+    "sweep": Sketch(
+        "config",
+        "--axis --set --device --out --on --gpus-per-block --points-per-block",
+        "--resume --shared-folder --no-shared-folder --json -q --quiet",
+    ),
     "inspect": Sketch("config", "--set", ""),
     "show": Sketch("config", "", "--all"),
     "list": Sketch("list", "", ""),

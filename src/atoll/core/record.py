@@ -48,6 +48,7 @@ from atoll.core.storage import (
 )
 
 __all__ = [
+    "CHECKPOINT",
     "FAILURE",
     "FILES",
     "NAMES",

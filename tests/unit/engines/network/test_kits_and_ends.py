@@ -75,7 +75,7 @@ def test_a_method_that_needs_every_site_takes_no_quorum(tmp_path: Path) -> None:
     run = resolve(change({"method": "splitnn"}, {}), "test")
     with pytest.raises(UserError, match="'splitnn' cannot do without a site") as caught:
         serve(Kit(tmp_path), [(run, tmp_path)], Terms(at_least=2), print, lambda: False)
-    able = "alone, analytic, chfl, fccl, fedavg, fedmatch, fedmd, fml, fot, replay, target"
+    able = "alone, analytic, chfl, fccl, fedavg, fedmatch, fedmd, fml, fot, lowrank, replay, target"
     assert caught.value.remedy == f"leave it out; {able} can"
 
 
