@@ -198,6 +198,7 @@ def test_words_among_numbers_are_missing_values_or_codes() -> None:
         ("2023{month:02}{day:02}", "dates", {"seen": {"format": "%Y%m%d"}}),
         ("{day:02}-{name}-2023", "dates", {"seen": {"format": "%d-%b-%Y"}}),
         ("{day:02}{name}2023", "dates", {"seen": {"format": "%d%b%Y"}}),
+        ("{day} May 2023", "dates", {"seen": {"format": "%d %b %Y"}}),  # also %B
         ("{name} {day}", "ignore", None),  # no year: words
         ("{month:02}/{day:02}/2023 07:28 PM", "dates", {"seen": {"format": "month first"}}),
         ("2023-{month:02}-{day:02}T07:28:00+01:00", "dates", {"seen": {"format": ZONED}}),
@@ -212,6 +213,15 @@ def test_dates_of_other_forms(form: str, option: str, entry: Any) -> None:
     ]
     found = look(one)
     assert found[option, ""].entry == entry if entry else (option, "") not in found
+
+
+@pytest.mark.parametrize(("slashes", "option"), [(0, "dates"), (25, "ignore"), (99, "ignore")])
+def test_dots_say_that_the_day_is_first_only_if_all_dates_have_them(
+    slashes: int, option: str
+) -> None:
+    one = base()
+    one["seen"] = ["03/04/2021"] * slashes + ["05.06.2021"] * (100 - slashes)
+    assert {option for option, _ in look(one)} == {option}
 
 
 @pytest.mark.parametrize("form", ["{:%d/%m/%Y}", "{:%Y%m%d}", "{:%Y-%m-%dT00:00:00+01:00}"])
