@@ -14,6 +14,7 @@ import numpy as np
 from atoll.core.errors import UserError
 from atoll.core.options import build
 from atoll.data.own import evidence
+from atoll.data.own.columns import STRAY
 from atoll.data.own.labels import task_of, task_statement
 from atoll.data.own.profiles import (
     Contents,
@@ -206,7 +207,8 @@ def _general(suggestions: Sequence[Suggestion]) -> list[Suggestion]:
     result = []
     for (option, _), same in entries.items():
         equal = option in ("missing", "dates") and all(s.entry == same[0].entry for s in same)
-        result += [replace(same[0], site="")] if equal else same
+        safe = all(one.safe for one in same)
+        result += [replace(same[0], site="", safe=safe)] if equal else same
     return result
 
 
@@ -365,7 +367,8 @@ def _codes_of_missing(contents: Contents, profiles: Profiles) -> Iterator[Sugges
             codes = evidence.missing_codes(*evidence.numbers(profile, comma))
             if words:
                 why = f"'{name}' has words among numbers"
-                yield Suggestion("missing", {name: [*words, *codes]}, why, True, site)
+                few = profile.numbers >= STRAY * profile.present
+                yield Suggestion("missing", {name: [*words, *codes]}, why, few, site)
             elif codes and profile.numbers == profile.present:
                 why = f"'{name}' has {', '.join(codes)} far from all other values"
                 yield Suggestion("missing", {name: codes}, why, True, site)

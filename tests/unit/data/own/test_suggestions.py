@@ -184,7 +184,20 @@ def test_words_among_numbers_are_missing_values_or_codes() -> None:
     found = look(one)
     missing = [s.entry for s in examine(files=["a.csv"], label="outcome") if s.option == "missing"]
     assert missing == [{"lab": ["unknown"]}, {"sbp": ["n.d."]}]
+    assert found["missing", ""].entry == {"sbp": ["n.d."]}
+    assert not found["missing", ""].safe  # 13 of 100 may mean something
     assert found["categorical", ""].entry == ["grade", "icd", "zip", "cp"]
+
+
+@pytest.mark.parametrize(("words", "safe"), [(10, True), (11, False), (25, False)])
+def test_words_are_missing_values_without_a_question_in_few_rows_alone(
+    words: int, safe: bool
+) -> None:
+    one, other = base(seed=1), base(seed=2)
+    one["quit"] = ["never" if i < words else f"{i * 1.7:.1f}" for i in range(100)]
+    other["quit"] = ["never" if i < 5 else f"{i * 1.3:.1f}" for i in range(100)]
+    found = look(other, one)["missing", ""]
+    assert (found.entry, found.safe) == ({"quit": ["never"]}, safe)
 
 
 @pytest.mark.parametrize(
