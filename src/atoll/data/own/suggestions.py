@@ -102,7 +102,9 @@ def _task(contents: Contents) -> Iterator[Suggestion]:
     task = task_of(contents)
     statement = task_statement(contents, task) if task == "classification" else None
     if statement:
-        yield Suggestion("task", "regression", f"{statement[0]}, and numbers if you say so", False)
+        what = statement[0].removesuffix(f": {task}")
+        why = f"{what}, read as classes; they may be quantities"
+        yield Suggestion("task", "regression", why, False)
 
 
 def _sheets(options: TableOptions) -> list[Sheet]:
@@ -522,7 +524,8 @@ def repeated_rows(contents: Contents) -> list[tuple[str, str]]:
                 action = (
                     "used as they are, in one part; remove them from the file if they are copies"
                 )
-            findings.append((f"{site} has {extra:,} rows twice", action))
+            rows = "row" if extra == 1 else "rows"
+            findings.append((f"{site} has {extra:,} duplicate {rows}", action))
     sites = sorted(repeats.across)
     for number, site in enumerate(sites):
         for other in sites[number + 1 :]:

@@ -337,7 +337,7 @@ def test_rows_that_are_there_twice_are_told_unless_chance_explains_them() -> Non
     files = [write("a.csv", one), write("b.csv", other)]
     options = build(TableOptions, {"files": files, "label": "outcome"}, "")
     told = [what for what, _ in repeated_rows(read_contents(options, duplicates=True))]
-    assert told == ["a has 3 rows twice", "a and b have 2 rows in common"]
+    assert told == ["a has 3 duplicate rows", "a and b have 2 rows in common"]
     write("a.csv", {"sex": ["f", "m"] * 50, "outcome": ["x", "y"] * 50})
     few = build(TableOptions, {"files": ["a.csv"], "label": "outcome"}, "")
     assert repeated_rows(read_contents(few, duplicates=True)) == []
