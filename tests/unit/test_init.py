@@ -12,6 +12,8 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from atoll import cli, data
@@ -187,7 +189,7 @@ def test_a_new_user_goes_from_four_messy_files_to_a_verdict_in_four_commands(
     Path("run.toml").write_text(edited)
     code, shown, _ = atoll("inspect", "run.toml")
     assert code == 0
-    assert "lund has 4 rows twice" in shown
+    assert "lund has 4 duplicate rows" in shown
     assert "almost alone" not in shown  # smoker is random, and so is no suspect
     check_what_became_of_the_mess(tomllib.loads(edited)["data"])
     small = ("--set", "rounds=1", "--set", "widths=[8]", "--set", "engine.mode=loop")
@@ -430,7 +432,7 @@ def test_init_and_inspect_name_what_mends_files_without_a_common_column(atoll: C
     code, _, told = atoll("init", "a.csv", "b.csv", "--label", "outcome")
     assert code == 0
     assert "no common column" in told
-    assert "uncommenting the lines below does it" in told
+    assert "it works once the lines below are uncommented; check that they are right" in told
     code, shown, complaint = atoll("inspect", "run.toml")
     assert code == 3
     assert 'write rename = { Age = "age", Chol = "chol" }' in shown
@@ -470,12 +472,27 @@ def test_a_folder_of_files_stands_for_them(atoll: Command) -> None:
     assert (code, "name the column of texts with --text" in told) == (0, True)
 
 
+def test_a_folder_of_tables_may_have_notes_and_hidden_entries(atoll: Command) -> None:
+    Path("sites", ".ipynb_checkpoints").mkdir(parents=True)
+    rows = [f"{40 + i % 9}.5,{'xy'[i % 2]}" for i in range(40)]
+    for name in ("sites/a.csv", "sites/._a.csv", "sites/c.txt"):
+        Path(name).write_text("\n".join(["age,outcome", *rows]) + "\n")
+    table = pa.table({"age": [40.5 + i % 9 for i in range(40)], "outcome": ["x", "y"] * 20})
+    pq.write_table(table, "sites/b.pq")
+    assert atoll("init", "sites", "--label", "outcome")[0] == 0
+    values = tomllib.loads(Path("run.toml").read_text())["data"]
+    assert values["files"] == ["sites/a.csv", "sites/b.pq"]
+    for name in ("run.toml", "sites/a.csv", "sites/b.pq"):
+        Path(name).unlink()
+    assert atoll("init", "sites", "--label", "outcome")[0] == 0
+    assert tomllib.loads(Path("run.toml").read_text())["data"]["files"] == ["sites/c.txt"]
+
+
 def test_init_offers_regression_where_a_few_numbers_are_classes(atoll: Command) -> None:
     rows = [f"{40 + i % 9}.5,{1 + i % 17}" for i in range(80)]
     Path("a.csv").write_text("\n".join(["age,days", *rows]) + "\n")
     assert atoll("init", "a.csv", "--label", "days")[0] == 0
     text = Path("run.toml").read_text()
-    assert (
-        "# task = \"regression\"   # label 'days' has 17 distinct numbers: classification" in text
-    )
+    why = "label 'days' has 17 distinct numbers, read as classes; they may be quantities"
+    assert f'# task = "regression"   # {why}; uncomment it if so' in text
     assert "task" not in tomllib.loads(text)["data"]

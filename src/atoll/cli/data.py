@@ -27,7 +27,7 @@ from atoll.core.options import Option, describe, nearest
 from atoll.core.plugins import entry_names, is_foreign
 from atoll.core.record import disk_errors, write_whole
 from atoll.data import splits
-from atoll.data.own import alignment, parties, texts
+from atoll.data.own import alignment, parties, sheets, texts
 from atoll.data.own.images import ENDINGS
 from atoll.data.own.matching import other_names_of_ids, shared_ids
 from atoll.data.own.suggestions import (
@@ -44,7 +44,6 @@ from atoll.runs.result import Run, runs_in
 
 __all__ = ["align_command", "drafted", "inspect_command", "register"]
 
-TABLES = (".csv", ".tsv", ".txt", ".parquet", ".feather", ".xlsx", ".jsonl")
 WIDE = 140  # characters of a line from which options are shown with five columns
 SCOPES = {  # how the remark of an option begins that has an effect on some data alone
     "tables": "table", "texts": "text", "image networks": "image",
@@ -283,13 +282,18 @@ def _of_parties(wish: Wish) -> Wish:
 
 
 def _with_folders_of_files(given: Sequence[str]) -> list[str]:
-    """The files; a folder that has tables or texts, and no image, stands for these."""
+    """The files; a folder that has tables or texts, and no image, stands for these.
+
+    Hidden entries do not count; a .txt file does where there is no other: it may be a note.
+    """
     files = list[str]()
     for one in given:
         found = sorted(Path(one).iterdir()) if Path(one).is_dir() else []
-        tables = [str(path) for path in found if path.suffix.lower() in TABLES]
-        images = any(path.is_dir() or path.suffix.lower() in ENDINGS for path in found)
-        files += tables if tables and not images else [one]
+        found = [path for path in found if not path.name.startswith(".")]
+        tables = [path for path in found if path.suffix.lower() in (*sheets.ENDINGS, ".jsonl")]
+        tables = [path for path in tables if path.suffix.lower() != ".txt"] or tables
+        pictures = any(path.is_dir() or path.suffix.lower() in ENDINGS for path in found)
+        files += [str(path) for path in tables] if tables and not pictures else [one]
     return files
 
 
@@ -306,7 +310,9 @@ def drafted(wish: Wish) -> tuple[str, str]:
     if problem and not wish.parties and (hint := _hint(wish, problem)):
         problem = f"{problem}; {hint}"
     if problem and not _problem(re.sub(r"(?m)^# (?=.*; uncomment it if so$)", "", config)):
-        problem = f"{problem}; uncommenting the lines below does it, if they are right"
+        problem = (
+            f"{problem}; it works once the lines below are uncommented; check that they are right"
+        )
     return (draft(wish, suggestions, problem), problem) if problem else (config, "")
 
 

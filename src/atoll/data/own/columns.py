@@ -20,7 +20,7 @@ from atoll.data.own.profiles import (
 from atoll.data.own.sheets import line_of
 
 __all__ = [
-    "ENOUGH", "Column", "ColumnPlan", "Finding", "identifies", "leaks_of", "make_block",
+    "ENOUGH", "STRAY", "Column", "ColumnPlan", "Finding", "identifies", "leaks_of", "make_block",
     "offset_of", "refuse_mistakes", "without_case",
 ]  # fmt: skip
 

@@ -138,7 +138,7 @@ def is_person(profile: Profile, name: str) -> bool:
 
 
 def date_formats(profile: Profile) -> list[str] | None:
-    """Which forms fit all dates of a column; None if it has no dates.
+    """The form of all dates of a column, two if day or month may be first; None without dates.
 
     Digits alone, as 20240331, are dates only if all of them are.
     """
@@ -146,12 +146,14 @@ def date_formats(profile: Profile) -> list[str] | None:
     if digits and not (profile.whole and profile.low >= EARLIEST and profile.high <= LATEST):
         return None
     dates = [value for value in profile.counts if ODD_DATE.match(value)]
-    if sum(profile.counts[value] for value in dates) < 0.9 * profile.present:
+    if not dates or sum(profile.counts[value] for value in dates) < 0.9 * profile.present:
         return None
     fits = fitting_forms(dates)
     if digits and (not fits or len(dates) < profile.distinct):
         return None
-    return [DAY_FIRST] if fits == [DAY_FIRST, MONTH_FIRST] and "." in "".join(dates) else fits[:2]
+    if fits == [DAY_FIRST, MONTH_FIRST] and not all("." in date for date in dates):
+        return fits
+    return fits[:1]  # the short and the long name of May are the same
 
 
 def stray_words(profile: Profile, comma: bool) -> list[str]:

@@ -100,8 +100,7 @@ def merge(general: Rules, own: Rules | None) -> Rules:
 
 def refuse_bad_rules(rules: Rules) -> None:
     """Refuse entries that contradict each other, and a reference that is no date."""
-    values = [(f"values of '{name}'", entries) for name, entries in rules.values.items()]
-    for option, entries in (("rename", rules.rename), ("labels", rules.labels), *values):
+    for option, entries in (("rename", rules.rename), ("labels", rules.labels)):
         for name, target in entries.items():
             if entries.get(target, target) != target:
                 what = f"{option} turns '{name}' into '{target}', and '{target}' into another"

@@ -25,8 +25,8 @@ from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.data.own import excel
 
 __all__ = [
-    "BLOCK", "PARQUET", "Sheet", "as_written", "batches", "codec", "line_of", "opened", "uneven",
-    "written",
+    "BLOCK", "ENDINGS", "PARQUET", "Sheet", "as_written", "batches", "codec", "line_of", "opened",
+    "uneven", "written",
 ]  # fmt: skip
 
 DELIMITERS = (",", ";", "\t", "|")
@@ -38,6 +38,7 @@ BLOCK = 1 << 23  # bytes of a CSV file read at once; a row must fit
 ROWS = 1 << 16  # rows of a Parquet file read at once
 PARQUET, JSON = (".parquet", ".pq"), (".jsonl", ".ndjson", ".json")
 FEATHER, EXCEL = (".feather", ".arrow"), (".xlsx", ".xlsm", ".xls", ".xlsb", ".ods")
+ENDINGS = (".csv", ".tsv", ".txt", *PARQUET, *FEATHER, *EXCEL)  # of tables
 KINDS = "a CSV, TSV, Parquet, Feather or Excel file"
 
 

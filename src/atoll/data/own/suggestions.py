@@ -14,6 +14,7 @@ import numpy as np
 from atoll.core.errors import UserError
 from atoll.core.options import build
 from atoll.data.own import evidence
+from atoll.data.own.columns import STRAY
 from atoll.data.own.labels import task_of, task_statement
 from atoll.data.own.profiles import (
     Contents,
@@ -101,7 +102,9 @@ def _task(contents: Contents) -> Iterator[Suggestion]:
     task = task_of(contents)
     statement = task_statement(contents, task) if task == "classification" else None
     if statement:
-        yield Suggestion("task", "regression", f"{statement[0]}, and numbers if you say so", False)
+        what = statement[0].removesuffix(f": {task}")
+        why = f"{what}, read as classes; they may be quantities"
+        yield Suggestion("task", "regression", why, False)
 
 
 def _sheets(options: TableOptions) -> list[Sheet]:
@@ -206,7 +209,8 @@ def _general(suggestions: Sequence[Suggestion]) -> list[Suggestion]:
     result = []
     for (option, _), same in entries.items():
         equal = option in ("missing", "dates") and all(s.entry == same[0].entry for s in same)
-        result += [replace(same[0], site="")] if equal else same
+        safe = all(one.safe for one in same)
+        result += [replace(same[0], site="", safe=safe)] if equal else same
     return result
 
 
@@ -365,7 +369,8 @@ def _codes_of_missing(contents: Contents, profiles: Profiles) -> Iterator[Sugges
             codes = evidence.missing_codes(*evidence.numbers(profile, comma))
             if words:
                 why = f"'{name}' has words among numbers"
-                yield Suggestion("missing", {name: [*words, *codes]}, why, True, site)
+                few = profile.numbers >= STRAY * profile.present
+                yield Suggestion("missing", {name: [*words, *codes]}, why, few, site)
             elif codes and profile.numbers == profile.present:
                 why = f"'{name}' has {', '.join(codes)} far from all other values"
                 yield Suggestion("missing", {name: codes}, why, True, site)
@@ -519,7 +524,8 @@ def repeated_rows(contents: Contents) -> list[tuple[str, str]]:
                 action = (
                     "used as they are, in one part; remove them from the file if they are copies"
                 )
-            findings.append((f"{site} has {extra:,} rows twice", action))
+            rows = "row" if extra == 1 else "rows"
+            findings.append((f"{site} has {extra:,} duplicate {rows}", action))
     sites = sorted(repeats.across)
     for number, site in enumerate(sites):
         for other in sites[number + 1 :]:

@@ -134,9 +134,9 @@ def without_codes(column: list[str | None], codes: list[str], comma: bool) -> li
     return [None if text in codes or number_of(text, comma) in numbers else text for text in column]
 
 
-def plain(text: str | None) -> str:
+def plain(text: str) -> str:
     """A value as text; 1.0 is 1."""
-    return re.sub(r"^(-?[0-9]+)\.0+$", r"\1", text or "")
+    return re.sub(r"^(-?[0-9]+)\.0+$", r"\1", text)
 
 
 def converted(column: list[str | None], unit: dict[str, Any], comma: bool) -> list[str | None]:
@@ -180,7 +180,8 @@ def harmonised(cells: Cells, rules: dict[str, Any], comma: bool) -> Cells:
         cells[name] = without_codes(cells[name], rules["missing"][name], comma)
     values = rules.get("values", {})  # runs before 0.2 have none
     for name in values.keys() & cells.keys():
-        cells[name] = [values[name].get(plain(text), text) for text in cells[name]]
+        column = [None if text is None else plain(text) for text in cells[name]]
+        cells[name] = [None if text is None else values[name].get(text, text) for text in column]
     for name in rules["units"].keys() & cells.keys():
         cells[name] = converted(cells[name], rules["units"][name], comma)
     dates = {

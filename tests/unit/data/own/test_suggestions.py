@@ -184,7 +184,20 @@ def test_words_among_numbers_are_missing_values_or_codes() -> None:
     found = look(one)
     missing = [s.entry for s in examine(files=["a.csv"], label="outcome") if s.option == "missing"]
     assert missing == [{"lab": ["unknown"]}, {"sbp": ["n.d."]}]
+    assert found["missing", ""].entry == {"sbp": ["n.d."]}
+    assert not found["missing", ""].safe  # 13 of 100 may mean something
     assert found["categorical", ""].entry == ["grade", "icd", "zip", "cp"]
+
+
+@pytest.mark.parametrize(("words", "safe"), [(10, True), (11, False), (25, False)])
+def test_words_are_missing_values_without_a_question_in_few_rows_alone(
+    words: int, safe: bool
+) -> None:
+    one, other = base(seed=1), base(seed=2)
+    one["quit"] = ["never" if i < words else f"{i * 1.7:.1f}" for i in range(100)]
+    other["quit"] = ["never" if i < 5 else f"{i * 1.3:.1f}" for i in range(100)]
+    found = look(other, one)["missing", ""]
+    assert (found.entry, found.safe) == ({"quit": ["never"]}, safe)
 
 
 @pytest.mark.parametrize(
@@ -198,6 +211,7 @@ def test_words_among_numbers_are_missing_values_or_codes() -> None:
         ("2023{month:02}{day:02}", "dates", {"seen": {"format": "%Y%m%d"}}),
         ("{day:02}-{name}-2023", "dates", {"seen": {"format": "%d-%b-%Y"}}),
         ("{day:02}{name}2023", "dates", {"seen": {"format": "%d%b%Y"}}),
+        ("{day} May 2023", "dates", {"seen": {"format": "%d %b %Y"}}),  # also %B
         ("{name} {day}", "ignore", None),  # no year: words
         ("{month:02}/{day:02}/2023 07:28 PM", "dates", {"seen": {"format": "month first"}}),
         ("2023-{month:02}-{day:02}T07:28:00+01:00", "dates", {"seen": {"format": ZONED}}),
@@ -212,6 +226,15 @@ def test_dates_of_other_forms(form: str, option: str, entry: Any) -> None:
     ]
     found = look(one)
     assert found[option, ""].entry == entry if entry else (option, "") not in found
+
+
+@pytest.mark.parametrize(("slashes", "option"), [(0, "dates"), (25, "ignore"), (99, "ignore")])
+def test_dots_say_that_the_day_is_first_only_if_all_dates_have_them(
+    slashes: int, option: str
+) -> None:
+    one = base()
+    one["seen"] = ["03/04/2021"] * slashes + ["05.06.2021"] * (100 - slashes)
+    assert {option for option, _ in look(one)} == {option}
 
 
 @pytest.mark.parametrize("form", ["{:%d/%m/%Y}", "{:%Y%m%d}", "{:%Y-%m-%dT00:00:00+01:00}"])
@@ -314,7 +337,7 @@ def test_rows_that_are_there_twice_are_told_unless_chance_explains_them() -> Non
     files = [write("a.csv", one), write("b.csv", other)]
     options = build(TableOptions, {"files": files, "label": "outcome"}, "")
     told = [what for what, _ in repeated_rows(read_contents(options, duplicates=True))]
-    assert told == ["a has 3 rows twice", "a and b have 2 rows in common"]
+    assert told == ["a has 3 duplicate rows", "a and b have 2 rows in common"]
     write("a.csv", {"sex": ["f", "m"] * 50, "outcome": ["x", "y"] * 50})
     few = build(TableOptions, {"files": ["a.csv"], "label": "outcome"}, "")
     assert repeated_rows(read_contents(few, duplicates=True)) == []
