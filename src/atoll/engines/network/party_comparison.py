@@ -17,7 +17,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from atoll.core.errors import BadMessageError, ClientFailedError, SiteLostError, printable
+from atoll.core.errors import (
+    BadMessageError,
+    ClientFailedError,
+    SiteLostError,
+    UserError,
+    printable,
+)
 from atoll.core.federation import SERVER, Clients, Moment
 from atoll.core.messages import Packet, Tensors
 from atoll.core.record import Message, Snapshot, read_events
@@ -36,7 +42,8 @@ Array = np.ndarray[Any, Any]
 REFUSED = "the contract of the site does not allow it"
 AWAY = "the site was away"
 APART = "columns and labels are at different places"
-FAILURES = (ClientFailedError, BadMessageError, SiteLostError)  # a run that has ended needs no more
+Failure = ClientFailedError | BadMessageError | SiteLostError | UserError
+FAILURES = (ClientFailedError, BadMessageError, SiteLostError, UserError)  # none ends the run
 
 
 class Parties(Protocol):
@@ -97,7 +104,7 @@ def compare_parties(
     try:
         joined, lines = _outputs(parties, parts, variant, state, tasks[parts.scenario.clients[0]])
     except FAILURES as error:
-        return _answer(parts, {}, dict.fromkeys(tasks, printable(error.reason))), []
+        return _answer(parts, {}, dict.fromkeys(tasks, _reason(error))), []
     for id in parts.scenario.clients:
         if id not in parties.present or not parties.willing(id):
             withheld[id] = REFUSED if id in parties.present else AWAY
@@ -106,11 +113,16 @@ def compare_parties(
         try:
             alone, further = _trained_alone(parties, one, variant, tasks[id])
         except FAILURES as error:
-            withheld[id] = printable(error.reason)
+            withheld[id] = _reason(error)
             continue
         outcomes[id] = [_outcome(one, id, tasks[id], {JOINED: joined, ALONE: alone})]
         lines += further
     return _answer(parts, outcomes, withheld), _ledger(parts, lines)
+
+
+def _reason(error: Failure) -> str:
+    """Why there is nothing to compare, as it is in the answer."""
+    return printable(error.what if isinstance(error, UserError) else error.reason)
 
 
 def _answer(

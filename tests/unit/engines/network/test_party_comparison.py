@@ -15,6 +15,7 @@ from atoll.engines.network import egress
 from atoll.engines.network.collection import collect, reason_for_none
 from atoll.engines.network.contract import RefusedError
 from atoll.engines.network.party_comparison import APART, AWAY, REFUSED
+from atoll.runs import loop
 from atoll.runs.answer import write_answer, write_assembled
 from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.execute import execute, prepare
@@ -133,6 +134,27 @@ def test_a_party_that_is_away_or_lost_stops_nobody(tmp_path: Path) -> None:
     assert set(body["sites"]) == {"site-0"}
     _, body = gated(config(), tmp_path / "away", away="site-0")
     assert body["withheld"] == {"site-0": AWAY}
+
+
+def test_a_party_whose_model_alone_diverges_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, training = Gates.alone, [""]
+
+    def alone(self: Gates, id: str) -> None:
+        training.append(id)
+        begin(self, id)
+
+    def implausible(state: object) -> str:
+        return "a weight is not finite" if training[-1] == "site-0" else ""
+
+    monkeypatch.setattr(Gates, "alone", alone)
+    monkeypatch.setattr(loop, "implausible_state", implausible)
+    _, body = gated(config(), tmp_path)
+    assert set(body["sites"]) == {"site-1"}
+    assert list(body["withheld"]) == ["site-0"]
+    assert "was not saved: a weight is not finite" in body["withheld"]["site-0"]
+    assert Run(tmp_path / "run").answer == body
 
 
 def test_a_party_trains_alone_once_in_a_run_and_within_its_budgets(tmp_path: Path) -> None:
