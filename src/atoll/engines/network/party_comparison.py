@@ -7,7 +7,6 @@ Simple models need columns and labels in one place and are left out.
 """
 
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from atoll import methods
 from atoll.core.errors import (
     BadMessageError,
     ClientFailedError,
@@ -24,9 +24,9 @@ from atoll.core.errors import (
     UserError,
     printable,
 )
-from atoll.core.federation import SERVER, Clients, Moment
+from atoll.core.federation import SERVER, Clients, Moment, actions, kinds
 from atoll.core.messages import Packet, Tensors
-from atoll.core.record import Message, Snapshot, read_events
+from atoll.core.record import Message, Snapshot
 from atoll.engines.network.requests import COMPARE
 from atoll.learning.weights import without
 from atoll.metrics.answer import ALONE, BOOSTING, GUESS, JOINED, MEAN, Outcome, answer, models_of
@@ -69,18 +69,51 @@ class Parties(Protocol):
         ...
 
 
+class _Ledger:
+    """The messages as lines of the end of the run, those of one form together."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._place = parts.scenario.stages - 1, parts.config.rounds - 1
+        self._actions = actions(methods.load(str(parts.config.method["name"])).client)
+        self._amounts = dict[Message, tuple[int, int, int]]()
+
+    def enter(self, action: str, id: str, asked: Packet, replied: Packet) -> None:
+        """Enter a request to a party and its answer."""
+        request, reply = kinds(self._actions[action])
+        self._add(SERVER, id, request, asked)
+        self._add(id, SERVER, reply, replied)
+
+    def _add(self, sender: str, receiver: str, kind: type, packet: Packet) -> None:
+        where = (*self._place, sender, receiver, COMPARE)
+        form = Message(*where, kind.__name__, packet.tensors, 0, 0, 0)
+        count, payload, size = self._amounts.get(form, (0, 0, 0))
+        self._amounts[form] = (count + 1, payload + packet.payload, size + packet.size)
+
+    @property
+    def lines(self) -> list[Message]:
+        """What has crossed so far."""
+        return [
+            replace(form, count=count, payload=payload, bytes=size)
+            for form, (count, payload, size) in self._amounts.items()
+        ]
+
+
 @dataclass
 class _Engine:
     """Carries the messages of a training that is not resumed: no state of a client is kept."""
 
     parties: Parties
+    ledger: _Ledger
     at_least: int = 0
 
     def carry(
         self, action: str, moment: Moment, packets: Mapping[str, Packet]
     ) -> Mapping[str, Packet]:
-        """Bring each packet to its site and bring back the answers."""
-        return self.parties.carry(action, moment, packets)
+        """Bring each packet to its site and bring back the answers, and enter both."""
+        replies = self.parties.carry(action, moment, packets)
+        for id, reply in replies.items():
+            self.ledger.enter(action, id, packets[id], reply)
+        return replies
 
     def states(self, place: str) -> dict[str, Tensors]:
         """Nothing: a site keeps its own."""
@@ -101,23 +134,24 @@ def compare_parties(
     state = {name: torch.from_numpy(array) for name, array in arrays.items()}
     tasks = {id: own_tasks(parts.scenario, id) for id in parts.scenario.clients}
     outcomes, withheld = dict[str, list[Outcome]](), dict[str, str]()
+    ledger = _Ledger(parts)
+    engine = _Engine(parties, ledger)
     try:
-        joined, lines = _outputs(parties, parts, variant, state, tasks[parts.scenario.clients[0]])
+        joined = _outputs(engine, parts, variant, state, tasks[parts.scenario.clients[0]])
     except FAILURES as error:
-        return _answer(parts, {}, dict.fromkeys(tasks, _reason(error))), []
+        return _answer(parts, {}, dict.fromkeys(tasks, _reason(error))), ledger.lines
     for id in parts.scenario.clients:
         if id not in parties.present or not parties.willing(id):
             withheld[id] = REFUSED if id in parties.present else AWAY
             continue
         one = alone_parts(parts, id)
         try:
-            alone, further = _trained_alone(parties, one, variant, tasks[id])
+            alone = _trained_alone(engine, one, variant, tasks[id])
         except FAILURES as error:
             withheld[id] = _reason(error)
             continue
         outcomes[id] = [_outcome(one, id, tasks[id], {JOINED: joined, ALONE: alone})]
-        lines += further
-    return _answer(parts, outcomes, withheld), _ledger(parts, lines)
+    return _answer(parts, outcomes, withheld), ledger.lines
 
 
 def _reason(error: Failure) -> str:
@@ -139,14 +173,14 @@ def _answer(
 
 
 def _outputs(
-    parties: Parties, parts: Parts, variant: str, state: Tensors, tasks: Sequence[int]
-) -> tuple[Array, list[Message]]:
-    """The outputs of test rows, from the embeddings of all parties; the messages for them."""
+    engine: _Engine, parts: Parts, variant: str, state: Tensors, tasks: Sequence[int]
+) -> Array:
+    """The outputs of test rows, from the embeddings of all parties."""
     scenario, rounds, server = parts.scenario, parts.config.rounds, parts.server()
     where = parts.site(SERVER).device
     server.restore({name: tensor.to(where) for name, tensor in without("server", state).items()})
     moment = Moment(scenario.stages - 1, rounds - 1, rounds)
-    clients = Clients(scenario.clients, _Engine(parties), moment, tasks)
+    clients = Clients(scenario.clients, engine, moment, tasks)
     pieces = []
     with torch.no_grad():
         for task in tasks:
@@ -156,25 +190,21 @@ def _outputs(
                 logits = parts.site(SERVER).target.restore(logits)
             pieces.append(np.asarray(logits.double().cpu().numpy()))
     clients.settle()
-    return np.concatenate(pieces), list(clients.traffic)
+    return np.concatenate(pieces)
 
 
-def _trained_alone(
-    parties: Parties, one: Parts, variant: str, tasks: Sequence[int]
-) -> tuple[Array, list[Message]]:
-    """Train one party with the server; its outputs of test rows, and the messages."""
+def _trained_alone(engine: _Engine, one: Parts, variant: str, tasks: Sequence[int]) -> Array:
+    """Train one party with the server; its outputs of test rows."""
     (id,) = one.scenario.clients
-    parties.alone(id)
+    engine.parties.alone(id)
 
     @contextmanager
     def open_engine(*arguments: Any) -> Iterator[_Engine]:
-        yield _Engine(parties)
+        yield engine
 
     with tempfile.TemporaryDirectory(prefix="atoll-alone-") as folder:
         state = train_parts(one, Path(folder), open_engine, lambda: False)
-        lines = [event for event in read_events(Path(folder)) if isinstance(event, Message)]
-    outputs, further = _outputs(parties, one, variant, state, tasks)
-    return outputs, lines + further
+    return _outputs(engine, one, variant, state, tasks)
 
 
 def _outcome(one: Parts, id: str, tasks: Sequence[int], outputs: Mapping[str, Array]) -> Outcome:
@@ -195,19 +225,3 @@ def _outcome(one: Parts, id: str, tasks: Sequence[int], outputs: Mapping[str, Ar
     shares = class_shares(y, len(dataset.classes), count)
     guess = {GUESS: without_classes(shares, np.isneginf(outputs[JOINED]))}
     return replace(outcome, outputs={**outputs, **guess})
-
-
-def _ledger(parts: Parts, lines: Sequence[Message]) -> list[Message]:
-    """The messages as lines of the end of the run, those of one form together."""
-    counts, payloads, sizes = Counter[Message](), Counter[Message](), Counter[Message]()
-    stage, last = parts.scenario.stages - 1, parts.config.rounds - 1
-    for line in lines:
-        moved = replace(line, stage=stage, round=last, action=COMPARE)
-        form = replace(moved, count=0, payload=0, bytes=0)
-        counts[form] += line.count
-        payloads[form] += line.payload
-        sizes[form] += line.bytes
-    return [
-        replace(form, count=count, payload=payloads[form], bytes=sizes[form])
-        for form, count in counts.items()
-    ]

@@ -1,5 +1,6 @@
 """The answer where parties hold columns: the coordinator compares, within each site's contract."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from atoll import engines
 from atoll.core.errors import SiteLostError
+from atoll.core.federation import Moment
 from atoll.core.messages import Packet
 from atoll.core.record import Message, read_events
 from atoll.engines.local import local_engine
@@ -40,6 +42,9 @@ class Gates(GatedEngine):
 
     away: tuple[str, ...] = ()
     lost = ""  # who is lost while it trains alone
+    exchanges = 0  # that it has alone before
+    spoilt = ""  # whose answers cannot be read after the run
+    training = ""
 
     @property
     def present(self) -> list[str]:
@@ -49,24 +54,40 @@ class Gates(GatedEngine):
         return self.gates[id].terms.answer
 
     def alone(self, id: str) -> None:
-        if id == self.lost:
-            raise SiteLostError(id, "silent for 30 s")
-        self.gates[id].alone()
+        self.training = id
+        if id != self.lost or self.exchanges:
+            self.gates[id].alone()
+            return
+        raise SiteLostError(id, "silent for 30 s")
+
+    def carry(
+        self, action: str, moment: Moment, packets: Mapping[str, Packet]
+    ) -> Mapping[str, Packet]:
+        if self.lost and self.training == self.lost:
+            if not self.exchanges:
+                raise SiteLostError(self.lost, "silent for 30 s")
+            self.exchanges -= 1
+        there = {id: packet for id, packet in packets.items() if id not in self.away}
+        replies = dict(super().carry(action, moment, there))
+        if self.spoilt in replies:
+            reply = replies[self.spoilt]
+            replies[self.spoilt] = replace(reply, block=bytes(len(reply.block)))
+        return replies
 
     def compare(self, request: Packet) -> dict[str, Packet | str]:
         raise AssertionError("parties are not asked")
 
 
 def gated(
-    run: RunConfig, folder: Path, away: str = "", lost: str = "", **terms: Any
+    run: RunConfig, folder: Path, faults: Mapping[str, Any] | None = None, **terms: Any
 ) -> tuple[Gates, dict[str, Any]]:
-    """A run through gates, and the answer at its end."""
+    """A run through gates, and the answer at its end; `faults` are those after the rounds."""
     made, record = prepare(run, folder / "run", resume=False)
     contract = drafted_terms(run) | {"answer": True} | terms
     sites = Gates(made, folder / "stores", contract)
     with record:
         go(made, sites, record, lambda progress: None, lambda: False)
-        sites.away, sites.lost = (away,) if away else (), lost
+        vars(sites).update(faults or {})
         body = collect(sites, made, folder / "run", record)
         write_result(folder / "run", record.extents)
     return sites, write_assembled(folder / "run", body)
@@ -105,17 +126,27 @@ def test_the_answer_is_that_of_one_process_without_simple_models(
     assert Run(tmp_path / "run").answer == there
 
 
+def compared(folder: Path) -> list[Message]:
+    """The lines of the comparison in the ledger of a run."""
+    lines = [e for e in read_events(folder / "run") if isinstance(e, Message)]
+    return [line for line in lines if line.action == "compare"]
+
+
+def entered_and_left(folder: Path, id: str) -> tuple[int, int]:
+    """The bytes of a party in the ledger of the run, and in the log of the site."""
+    lines = [e for e in read_events(folder / "run") if isinstance(e, Message)]
+    log = egress.lines(folder / "stores" / id / "egress.jsonl")
+    left = sum(line.bytes for line in log if line.action in ("embed", "learn"))
+    return sum(line.bytes for line in lines if line.sender == id), left
+
+
 def test_the_ledger_and_the_log_of_a_site_have_the_bytes(tmp_path: Path) -> None:
     sites, _ = gated(config(), tmp_path)
-    lines = [e for e in read_events(tmp_path / "run") if isinstance(e, Message)]
-    compared = [line for line in lines if line.action == "compare"]
-    assert {line.kind for line in compared} == {"Learn", "Embed", "Embedded"}
-    run_lines = [line for line in lines if line.action != "compare"]
+    assert {line.kind for line in compared(tmp_path)} == {"Learn", "Embed", "Embedded"}
     for id in PARTIES:
         log = list(egress.lines(tmp_path / "stores" / id / "egress.jsonl"))
         (begun,) = [line for line in log if line.action == "compare"]
-        left = sum(line.bytes for line in log if line.action in ("embed", "learn"))
-        entered = sum(line.bytes for line in [*compared, *run_lines] if line.sender == id)
+        entered, left = entered_and_left(tmp_path, id)
         assert entered == left
         assert begun.bytes > 0
         spent = sites.gates[id].egress.spent("synthetic-table")
@@ -128,12 +159,15 @@ def test_only_parties_that_allow_it_train_alone(tmp_path: Path) -> None:
     assert body["overall"]["gain"] is None
 
 
-def test_a_party_that_is_away_or_lost_stops_nobody(tmp_path: Path) -> None:
-    _, body = gated(config(), tmp_path / "lost", lost="site-1")
-    assert body["withheld"] == {"site-1": "silent for 30 s"}
-    assert set(body["sites"]) == {"site-0"}
-    _, body = gated(config(), tmp_path / "away", away="site-0")
-    assert body["withheld"] == {"site-0": AWAY}
+def test_a_party_that_is_lost_stops_nobody_and_is_in_the_ledger(tmp_path: Path) -> None:
+    for exchanges in (0, 5):
+        folder = tmp_path / str(exchanges)
+        _, body = gated(config(), folder, {"lost": "site-1", "exchanges": exchanges})
+        assert body["withheld"] == {"site-1": "silent for 30 s"}
+        assert set(body["sites"]) == {"site-0"}
+        for id in PARTIES:
+            entered, left = entered_and_left(folder, id)
+            assert entered == left
 
 
 def test_a_party_whose_model_alone_diverges_stops_nobody(
