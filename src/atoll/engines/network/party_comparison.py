@@ -133,17 +133,17 @@ def compare_parties(
     """The answer, and the lines of the ledger; `arrays` is the state at the end of the run."""
     state = {name: torch.from_numpy(array) for name, array in arrays.items()}
     tasks = {id: own_tasks(parts.scenario, id) for id in parts.scenario.clients}
-    outcomes, withheld = dict[str, list[Outcome]](), dict[str, str]()
-    ledger = _Ledger(parts)
+    ids, withheld = parts.scenario.clients, _withheld(parties, parts.scenario.clients)
+    if len(withheld) == len(ids):
+        return _answer(parts, {}, withheld), []
+    ledger, outcomes = _Ledger(parts), dict[str, list[Outcome]]()
     engine = _Engine(parties, ledger)
     try:
-        joined = _outputs(engine, parts, variant, state, tasks[parts.scenario.clients[0]])
+        joined = _outputs(engine, parts, variant, state, tasks[ids[0]])
     except FAILURES as error:
-        return _answer(parts, {}, dict.fromkeys(tasks, _reason(error))), ledger.lines
-    for id in parts.scenario.clients:
-        if id not in parties.present or not parties.willing(id):
-            withheld[id] = REFUSED if id in parties.present else AWAY
-            continue
+        reason = _needed(_culprit(error), _reason(error))
+        return _answer(parts, {}, dict.fromkeys(ids, reason)), ledger.lines
+    for id in (id for id in ids if id not in withheld):
         one = alone_parts(parts, id)
         try:
             alone = _trained_alone(engine, one, variant, tasks[id])
@@ -152,6 +152,34 @@ def compare_parties(
             continue
         outcomes[id] = [_outcome(one, id, tasks[id], {JOINED: joined, ALONE: alone})]
     return _answer(parts, outcomes, withheld), ledger.lines
+
+
+def _withheld(parties: Parties, ids: Sequence[str]) -> dict[str, str]:
+    """Who is not compared from the start, and why: the joined model needs all parties."""
+    away = [id for id in ids if id not in parties.present]
+    withheld = {}
+    for id in ids:
+        if id in away:
+            withheld[id] = AWAY
+        elif not parties.willing(id):
+            withheld[id] = REFUSED
+        elif away:
+            withheld[id] = _needed(away[0], AWAY)
+    return withheld
+
+
+def _needed(id: str, reason: str) -> str:
+    """Why nobody is compared where one party fails."""
+    return f"the joined model needs {id}: {reason}" if id else reason
+
+
+def _culprit(error: Failure) -> str:
+    """Who failed; empty where it is no party."""
+    if isinstance(error, UserError):
+        return ""
+    if isinstance(error, SiteLostError):
+        return printable(error.site)
+    return error.sender if isinstance(error, BadMessageError) else error.client
 
 
 def _reason(error: Failure) -> str:

@@ -157,6 +157,7 @@ def test_only_parties_that_allow_it_train_alone(tmp_path: Path) -> None:
     _, body = gated(config(), tmp_path, answer=False)
     assert body["withheld"] == dict.fromkeys(PARTIES, REFUSED)
     assert body["overall"]["gain"] is None
+    assert not compared(tmp_path)  # no embedding crosses where nobody is compared
 
 
 def test_a_party_that_is_lost_stops_nobody_and_is_in_the_ledger(tmp_path: Path) -> None:
@@ -168,6 +169,22 @@ def test_a_party_that_is_lost_stops_nobody_and_is_in_the_ledger(tmp_path: Path) 
         for id in PARTIES:
             entered, left = entered_and_left(folder, id)
             assert entered == left
+
+
+def test_the_joined_model_needs_all_parties_and_names_who_fails(tmp_path: Path) -> None:
+    _, body = gated(config(), tmp_path / "away", {"away": ("site-0",)})
+    assert body["withheld"] == {
+        "site-0": AWAY,
+        "site-1": "the joined model needs site-0: the site was away",
+    }
+    assert not compared(tmp_path / "away")
+    _, body = gated(config(), tmp_path / "spoilt", {"spoilt": "site-1"})
+    assert list(body["withheld"]) == list(PARTIES)
+    for words in body["withheld"].values():
+        assert words.startswith("the joined model needs site-1: ")
+    for id in PARTIES:
+        entered, left = entered_and_left(tmp_path / "spoilt", id)
+        assert entered == left
 
 
 def test_a_party_whose_model_alone_diverges_stops_nobody(
