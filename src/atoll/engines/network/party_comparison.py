@@ -7,7 +7,7 @@ Simple models need columns and labels in one place and are left out.
 """
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from atoll import methods
 from atoll.core.errors import (
     BadMessageError,
     ClientFailedError,
+    InterruptedRunError,
     SiteLostError,
     UserError,
     printable,
@@ -36,10 +37,11 @@ from atoll.runs.baselines import class_shares
 from atoll.runs.outcomes import own_tasks, without_classes
 from atoll.runs.parts import Parts
 
-__all__ = ["AWAY", "REFUSED", "Parties", "compare_parties"]
+__all__ = ["AWAY", "REFUSED", "STOPPED", "Parties", "compare_parties"]
 
 Array = np.ndarray[Any, Any]
 REFUSED = "the contract of the site does not allow it"
+STOPPED = "the coordinator was stopped"
 AWAY = "the site was away"
 APART = "columns and labels are at different places"
 Failure = ClientFailedError | BadMessageError | SiteLostError | UserError
@@ -128,14 +130,24 @@ class _Engine:
 
 
 def compare_parties(
-    parties: Parties, parts: Parts, variant: str, arrays: Mapping[str, Array]
+    parties: Parties,
+    parts: Parts,
+    variant: str,
+    arrays: Mapping[str, Array],
+    stopping: Callable[[], bool],
+    comparing: Callable[[str], None],
 ) -> tuple[dict[str, Any], list[Message]]:
-    """The answer, and the lines of the ledger; `arrays` is the state at the end of the run."""
+    """The answer, and the lines of the ledger; `arrays` is the state at the end of the run.
+
+    `stopping` is asked after each round, and `comparing` receives the party that trains alone.
+    """
     state = {name: torch.from_numpy(array) for name, array in arrays.items()}
     tasks = {id: own_tasks(parts.scenario, id) for id in parts.scenario.clients}
     ids, withheld = parts.scenario.clients, _withheld(parties, parts.scenario.clients)
     if len(withheld) == len(ids):
         return _answer(parts, {}, withheld), []
+    if stopping():  # nothing has crossed: a resumed run compares
+        raise InterruptedRunError
     ledger, outcomes = _Ledger(parts), dict[str, list[Outcome]]()
     engine = _Engine(parties, ledger)
     try:
@@ -146,8 +158,11 @@ def compare_parties(
     for id in (id for id in ids if id not in withheld):
         one = alone_parts(parts, id)
         try:
-            alone = _trained_alone(engine, one, variant, tasks[id])
-        except FAILURES as error:
+            if stopping():
+                raise InterruptedRunError
+            comparing(id)
+            alone = _trained_alone(engine, one, variant, tasks[id], stopping)
+        except (*FAILURES, InterruptedRunError) as error:
             withheld[id] = _reason(error)
             continue
         outcomes[id] = [_outcome(one, id, tasks[id], {JOINED: joined, ALONE: alone})]
@@ -182,8 +197,10 @@ def _culprit(error: Failure) -> str:
     return error.sender if isinstance(error, BadMessageError) else error.client
 
 
-def _reason(error: Failure) -> str:
+def _reason(error: Failure | InterruptedRunError) -> str:
     """Why there is nothing to compare, as it is in the answer."""
+    if isinstance(error, InterruptedRunError):
+        return STOPPED
     return printable(error.what if isinstance(error, UserError) else error.reason)
 
 
@@ -221,7 +238,13 @@ def _outputs(
     return np.concatenate(pieces)
 
 
-def _trained_alone(engine: _Engine, one: Parts, variant: str, tasks: Sequence[int]) -> Array:
+def _trained_alone(
+    engine: _Engine,
+    one: Parts,
+    variant: str,
+    tasks: Sequence[int],
+    stopping: Callable[[], bool],
+) -> Array:
     """Train one party with the server; its outputs of test rows."""
     (id,) = one.scenario.clients
     engine.parties.alone(id)
@@ -231,7 +254,7 @@ def _trained_alone(engine: _Engine, one: Parts, variant: str, tasks: Sequence[in
         yield engine
 
     with tempfile.TemporaryDirectory(prefix="atoll-alone-") as folder:
-        state = train_parts(one, Path(folder), open_engine, lambda: False)
+        state = train_parts(one, Path(folder), open_engine, stopping)
     return _outputs(engine, one, variant, state, tasks)
 
 

@@ -1,6 +1,6 @@
 """The answer where parties hold columns: the coordinator compares, within each site's contract."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atoll import engines
-from atoll.core.errors import SiteLostError
+from atoll.core.errors import InterruptedRunError, SiteLostError
 from atoll.core.federation import Moment
 from atoll.core.messages import Packet
 from atoll.core.record import Message, read_events
@@ -16,7 +16,7 @@ from atoll.engines.local import local_engine
 from atoll.engines.network import egress
 from atoll.engines.network.collection import collect, reason_for_none
 from atoll.engines.network.contract import RefusedError
-from atoll.engines.network.party_comparison import APART, AWAY, REFUSED
+from atoll.engines.network.party_comparison import APART, AWAY, REFUSED, STOPPED
 from atoll.runs import loop
 from atoll.runs.answer import write_answer, write_assembled
 from atoll.runs.config import RunConfig, change, resolve
@@ -79,7 +79,12 @@ class Gates(GatedEngine):
 
 
 def gated(
-    run: RunConfig, folder: Path, faults: Mapping[str, Any] | None = None, **terms: Any
+    run: RunConfig,
+    folder: Path,
+    faults: Mapping[str, Any] | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+    comparing: Callable[[str], None] = lambda id: None,
+    **terms: Any,
 ) -> tuple[Gates, dict[str, Any]]:
     """A run through gates, and the answer at its end; `faults` are those after the rounds."""
     made, record = prepare(run, folder / "run", resume=False)
@@ -88,7 +93,7 @@ def gated(
     with record:
         go(made, sites, record, lambda progress: None, lambda: False)
         vars(sites).update(faults or {})
-        body = collect(sites, made, folder / "run", record)
+        body = collect(sites, made, folder / "run", record, stopping, comparing)
         write_result(folder / "run", record.extents)
     return sites, write_assembled(folder / "run", body)
 
@@ -222,6 +227,27 @@ def test_a_party_trains_alone_once_in_a_run_and_within_its_budgets(tmp_path: Pat
         gate.terms = replace(gate.terms, **terms)
         with pytest.raises(RefusedError, match=words):
             gate.alone()
+
+
+def test_a_coordinator_that_is_stopped_compares_who_is_done(tmp_path: Path) -> None:
+    comparing = list[str]()
+    sites, body = gated(
+        config(),
+        tmp_path,
+        stopping=lambda: comparing[-1:] == ["site-1"],
+        comparing=comparing.append,
+    )
+    assert comparing == ["site-0", "site-1"]
+    assert set(body["sites"]) == {"site-0"}
+    assert body["withheld"] == {"site-1": STOPPED}
+    spent = [sites.gates[id].egress.spent("synthetic-table").rounds for id in PARTIES]
+    assert spent == [6, 4]  # a round is completed
+    assert Run(tmp_path / "run").answer == body
+    with pytest.raises(InterruptedRunError):  # nothing has crossed: a resumed run compares
+        gated(config(), tmp_path / "before", stopping=lambda: True)
+    assert not compared(tmp_path / "before")
+    log = egress.lines(tmp_path / "before" / "stores" / "site-0" / "egress.jsonl")
+    assert "compare" not in {line.action for line in log}
 
 
 def test_a_site_with_whole_rows_compares_by_itself(tmp_path: Path) -> None:
