@@ -10,16 +10,17 @@ import pytest
 from atoll import engines
 from atoll.core.errors import InterruptedRunError, SiteLostError
 from atoll.core.federation import Moment
-from atoll.core.messages import Packet
+from atoll.core.messages import Packet, pack
 from atoll.core.record import Message, read_events
 from atoll.engines.local import local_engine
 from atoll.engines.network import egress
 from atoll.engines.network.collection import collect, reason_for_none
 from atoll.engines.network.contract import RefusedError
 from atoll.engines.network.party_comparison import APART, AWAY, REFUSED, STOPPED
+from atoll.families.vertical import Embed
 from atoll.runs import loop
 from atoll.runs.answer import write_answer, write_assembled
-from atoll.runs.config import RunConfig, change, resolve
+from atoll.runs.config import RunConfig, change, resolve, to_toml
 from atoll.runs.execute import execute, prepare
 from atoll.runs.loop import go
 from atoll.runs.parts import parts
@@ -227,6 +228,26 @@ def test_a_party_trains_alone_once_in_a_run_and_within_its_budgets(tmp_path: Pat
         gate.terms = replace(gate.terms, **terms)
         with pytest.raises(RefusedError, match=words):
             gate.alone()
+
+
+def test_beginning_alone_is_repeated_until_the_first_answer(tmp_path: Path) -> None:
+    """A coordinator that lost the reply asks again, and no second comparison is spent."""
+    run = config()
+    sites = Gates(parts(run), tmp_path, drafted_terms(run) | {"answer": True})
+    gate = sites.gates["site-0"]
+    gate.terms = replace(gate.terms, comparisons_in_all=1)
+    assert gate.alone() == gate.alone()
+    log = list(egress.lines(tmp_path / "site-0" / "egress.jsonl"))
+    first, again = [line for line in log if line.action == "compare"]
+    assert "answered again" not in first.words
+    assert "answered again" in again.words
+    assert gate.egress.spent("synthetic-table").comparisons == 1
+    sites.carry("embed", Moment(0, 0, 3), {"site-0": pack(Embed("test", 0, 0, 0, 1))})
+    with pytest.raises(RefusedError, match="a second comparison of one run"):
+        gate.alone()
+    gate.prepare("run-1", to_toml(run), "site-0")
+    with pytest.raises(RefusedError, match="a second comparison of one run"):
+        gate.alone()
 
 
 def test_a_coordinator_that_is_stopped_compares_who_is_done(tmp_path: Path) -> None:
