@@ -474,7 +474,7 @@ class Gate:
             with self._refusals_logged(COMPARE):
                 home, made = self._home / ALONE, alone_half(self._known, self.id)
             # a server that lost the reply asks again: so until the first exchange
-            again = self._checked.home == home and self._checked.answered == (-1, -1)
+            again = self._checked.home == home and self._last is None
             second = home.exists() and not again
             self._refuse(COMPARE, "a second comparison of one run" if second else "")
             cost, spent = cost_of(self._known, self.id), self.egress.spent(self._data)

@@ -1,6 +1,7 @@
 """The answer where parties hold columns: the coordinator compares, within each site's contract."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,10 @@ def test_beginning_alone_is_repeated_until_the_first_answer(tmp_path: Path) -> N
     sites.carry("embed", Moment(0, 0, 3), {"site-0": pack(Embed("test", 0, 0, 0, 1))})
     with pytest.raises(RefusedError, match="a second comparison of one run"):
         gate.alone()
+    with suppress(RefusedError):
+        gate.restore("0-0")  # does not take back that it has answered
+    with pytest.raises(RefusedError, match="a second comparison of one run"):
+        gate.alone()
     gate.prepare("run-1", to_toml(run), "site-0")
     with pytest.raises(RefusedError, match="a second comparison of one run"):
         gate.alone()
@@ -282,7 +287,7 @@ def test_a_site_with_whole_rows_compares_by_itself(tmp_path: Path) -> None:
 
 
 def test_gradients_and_requests_are_all_that_a_party_is_sent(tmp_path: Path) -> None:
-    """No label and no column of another party crosses for the answer."""
+    """No label as such and no column of another party crosses for the answer."""
     _, body = gated(config(), tmp_path)
     for line in read_events(tmp_path / "run"):
         if isinstance(line, Message) and line.action == "compare" and line.sender == "server":
