@@ -233,8 +233,11 @@ def test_a_party_trains_alone_once_in_a_run_and_within_its_budgets(tmp_path: Pat
 
 def test_beginning_alone_is_repeated_until_the_first_answer(tmp_path: Path) -> None:
     """A coordinator that lost the reply asks again, and no second comparison is spent."""
-    run = config()
-    sites = Gates(parts(run), tmp_path, drafted_terms(run) | {"answer": True})
+    run = config(rounds=1)
+    made, record = prepare(run, tmp_path / "run", resume=False)
+    sites = Gates(made, tmp_path, drafted_terms(run) | {"answer": True})
+    with record:
+        go(made, sites, record, lambda progress: None, lambda: False)
     gate = sites.gates["site-0"]
     gate.terms = replace(gate.terms, comparisons_in_all=1)
     assert gate.alone() == gate.alone()
@@ -243,7 +246,7 @@ def test_beginning_alone_is_repeated_until_the_first_answer(tmp_path: Path) -> N
     assert "answered again" not in first.words
     assert "answered again" in again.words
     assert gate.egress.spent("synthetic-table").comparisons == 1
-    sites.carry("embed", Moment(0, 0, 3), {"site-0": pack(Embed("test", 0, 0, 0, 1))})
+    sites.carry("embed", Moment(0, 0, 1), {"site-0": pack(Embed("test", 0, 0, 0, 1))})
     with pytest.raises(RefusedError, match="a second comparison of one run"):
         gate.alone()
     with suppress(RefusedError):
