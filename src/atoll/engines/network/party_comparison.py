@@ -1,8 +1,9 @@
 """The answer of a run whose parties hold columns of the same rows, by the coordinator.
 
-It has the labels, so it compares, and nothing of the labels leaves it. For the joined model each
-party sends the embeddings of the test rows once more. For the same method alone, each party whose
-contract allows it trains anew with the server, by the messages of the run and without the others.
+It has the labels, so it compares, and no label leaves it as such. For the joined model each party
+sends the embeddings of the test rows once more. For the same method alone, each party whose
+contract allows it trains anew with the server, by the messages of the run and without the others:
+it receives a further sequence of gradients of its rows, which depend on the labels.
 Simple models need columns and labels in one place and are left out.
 """
 
