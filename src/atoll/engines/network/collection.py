@@ -4,7 +4,7 @@ Where parties hold columns of the same rows, the coordinator compares: it has th
 `atoll.engines.network.party_comparison` has each party train with the server alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,14 +44,24 @@ def reason_for_none(parts: Parts, willing: int) -> str:
     return ""
 
 
-def collect(sites: Sites, parts: Parts, folder: Path, record: Record) -> dict[str, Any]:
+def collect(
+    sites: Sites,
+    parts: Parts,
+    folder: Path,
+    record: Record,
+    stopping: Callable[[], bool] = lambda: False,
+    comparing: Callable[[str], None] = lambda id: None,
+) -> dict[str, Any]:
     """Ask the sites of a run whose rounds are done; the answer, to be written with the result.
 
-    The messages are lines of the record's ledger, before the end of the run is written.
+    The messages are lines of the record's ledger, before the end of the run is written. Where
+    parties train alone, `stopping` ends that, and `comparing` receives who trains.
     """
     arrays, head = read_checkpoint(folder)
     if parts.scenario.labels_at_server:
-        body, lines = compare_parties(sites, parts, Run(folder).headline, arrays)
+        body, lines = compare_parties(
+            *(sites, parts, Run(folder).headline, arrays), stopping=stopping, comparing=comparing
+        )
         record.add(lines)
         record.checkpoint(arrays, head["progress"])
         return body

@@ -267,7 +267,12 @@ class Coordinator:
         if reason:
             self._notes.append(f"no answer for {record.folder.name}: {reason}")
             return None
-        return collect(engine, made, record.folder, record)
+        stop = self.control / "stop"
+        return collect(engine, made, record.folder, record, stop.exists, self._comparing)
+
+    def _comparing(self, id: str) -> None:
+        """Show which party trains alone."""
+        self._done = f"comparing {self._names[id]}"
 
     def _live(self) -> None:
         """A heartbeat every other second."""

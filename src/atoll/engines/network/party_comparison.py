@@ -1,14 +1,14 @@
 """The answer of a run whose parties hold columns of the same rows, by the coordinator.
 
-It has the labels, so it compares, and nothing of the labels leaves it. For the joined model each
-party sends the embeddings of the test rows once more. For the same method alone, each party whose
-contract allows it trains anew with the server, by the messages of the run and without the others.
+It has the labels, so it compares, and no label leaves it as such. For the joined model each party
+sends the embeddings of the test rows once more. For the same method alone, each party whose
+contract allows it trains anew with the server, by the messages of the run and without the others:
+it receives a further sequence of gradients of its rows, which depend on the labels.
 Simple models need columns and labels in one place and are left out.
 """
 
 import tempfile
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +17,18 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from atoll.core.errors import BadMessageError, ClientFailedError, SiteLostError, printable
-from atoll.core.federation import SERVER, Clients, Moment
+from atoll import methods
+from atoll.core.errors import (
+    BadMessageError,
+    ClientFailedError,
+    InterruptedRunError,
+    SiteLostError,
+    UserError,
+    printable,
+)
+from atoll.core.federation import SERVER, Clients, Moment, actions, kinds
 from atoll.core.messages import Packet, Tensors
-from atoll.core.record import Message, Snapshot, read_events
+from atoll.core.record import Message, Snapshot
 from atoll.engines.network.requests import COMPARE
 from atoll.learning.weights import without
 from atoll.metrics.answer import ALONE, BOOSTING, GUESS, JOINED, MEAN, Outcome, answer, models_of
@@ -30,13 +38,15 @@ from atoll.runs.baselines import class_shares
 from atoll.runs.outcomes import own_tasks, without_classes
 from atoll.runs.parts import Parts
 
-__all__ = ["AWAY", "REFUSED", "Parties", "compare_parties"]
+__all__ = ["AWAY", "REFUSED", "STOPPED", "Parties", "compare_parties"]
 
 Array = np.ndarray[Any, Any]
 REFUSED = "the contract of the site does not allow it"
+STOPPED = "the coordinator was stopped"
 AWAY = "the site was away"
 APART = "columns and labels are at different places"
-FAILURES = (ClientFailedError, BadMessageError, SiteLostError)  # a run that has ended needs no more
+Failure = ClientFailedError | BadMessageError | SiteLostError | UserError
+FAILURES = (ClientFailedError, BadMessageError, SiteLostError, UserError)  # none ends the run
 
 
 class Parties(Protocol):
@@ -62,18 +72,51 @@ class Parties(Protocol):
         ...
 
 
+class _Ledger:
+    """The messages as lines of the end of the run, those of one form together."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._place = parts.scenario.stages - 1, parts.config.rounds - 1
+        self._actions = actions(methods.load(str(parts.config.method["name"])).client)
+        self._amounts = dict[Message, tuple[int, int, int]]()
+
+    def enter(self, action: str, id: str, asked: Packet, replied: Packet) -> None:
+        """Enter a request to a party and its answer."""
+        request, reply = kinds(self._actions[action])
+        self._add(SERVER, id, request, asked)
+        self._add(id, SERVER, reply, replied)
+
+    def _add(self, sender: str, receiver: str, kind: type, packet: Packet) -> None:
+        where = (*self._place, sender, receiver, COMPARE)
+        form = Message(*where, kind.__name__, packet.tensors, 0, 0, 0)
+        count, payload, size = self._amounts.get(form, (0, 0, 0))
+        self._amounts[form] = (count + 1, payload + packet.payload, size + packet.size)
+
+    @property
+    def lines(self) -> list[Message]:
+        """What has crossed so far."""
+        return [
+            replace(form, count=count, payload=payload, bytes=size)
+            for form, (count, payload, size) in self._amounts.items()
+        ]
+
+
 @dataclass
 class _Engine:
     """Carries the messages of a training that is not resumed: no state of a client is kept."""
 
     parties: Parties
+    ledger: _Ledger
     at_least: int = 0
 
     def carry(
         self, action: str, moment: Moment, packets: Mapping[str, Packet]
     ) -> Mapping[str, Packet]:
-        """Bring each packet to its site and bring back the answers."""
-        return self.parties.carry(action, moment, packets)
+        """Bring each packet to its site and bring back the answers, and enter both."""
+        replies = self.parties.carry(action, moment, packets)
+        for id, reply in replies.items():
+            self.ledger.enter(action, id, packets[id], reply)
+        return replies
 
     def states(self, place: str) -> dict[str, Tensors]:
         """Nothing: a site keeps its own."""
@@ -88,29 +131,78 @@ class _Engine:
 
 
 def compare_parties(
-    parties: Parties, parts: Parts, variant: str, arrays: Mapping[str, Array]
+    parties: Parties,
+    parts: Parts,
+    variant: str,
+    arrays: Mapping[str, Array],
+    stopping: Callable[[], bool],
+    comparing: Callable[[str], None],
 ) -> tuple[dict[str, Any], list[Message]]:
-    """The answer, and the lines of the ledger; `arrays` is the state at the end of the run."""
+    """The answer, and the lines of the ledger; `arrays` is the state at the end of the run.
+
+    `stopping` is asked after each round, and `comparing` receives the party that trains alone.
+    """
     state = {name: torch.from_numpy(array) for name, array in arrays.items()}
     tasks = {id: own_tasks(parts.scenario, id) for id in parts.scenario.clients}
-    outcomes, withheld = dict[str, list[Outcome]](), dict[str, str]()
+    ids, withheld = parts.scenario.clients, _withheld(parties, parts.scenario.clients)
+    if len(withheld) == len(ids):
+        return _answer(parts, {}, withheld), []
+    if stopping():  # nothing has crossed: a resumed run compares
+        raise InterruptedRunError
+    ledger, outcomes = _Ledger(parts), dict[str, list[Outcome]]()
+    engine = _Engine(parties, ledger)
     try:
-        joined, lines = _outputs(parties, parts, variant, state, tasks[parts.scenario.clients[0]])
+        joined = _outputs(engine, parts, variant, state, tasks[ids[0]])
     except FAILURES as error:
-        return _answer(parts, {}, dict.fromkeys(tasks, printable(error.reason))), []
-    for id in parts.scenario.clients:
-        if id not in parties.present or not parties.willing(id):
-            withheld[id] = REFUSED if id in parties.present else AWAY
-            continue
+        reason = _needed(_culprit(error), _reason(error))
+        return _answer(parts, {}, dict.fromkeys(ids, reason)), ledger.lines
+    for id in (id for id in ids if id not in withheld):
         one = alone_parts(parts, id)
         try:
-            alone, further = _trained_alone(parties, one, variant, tasks[id])
-        except FAILURES as error:
-            withheld[id] = printable(error.reason)
+            if stopping():
+                raise InterruptedRunError
+            comparing(id)
+            alone = _trained_alone(engine, one, variant, tasks[id], stopping)
+        except (*FAILURES, InterruptedRunError) as error:
+            withheld[id] = _reason(error)
             continue
         outcomes[id] = [_outcome(one, id, tasks[id], {JOINED: joined, ALONE: alone})]
-        lines += further
-    return _answer(parts, outcomes, withheld), _ledger(parts, lines)
+    return _answer(parts, outcomes, withheld), ledger.lines
+
+
+def _withheld(parties: Parties, ids: Sequence[str]) -> dict[str, str]:
+    """Who is not compared from the start, and why: the joined model needs all parties."""
+    away = [id for id in ids if id not in parties.present]
+    withheld = {}
+    for id in ids:
+        if id in away:
+            withheld[id] = AWAY
+        elif not parties.willing(id):
+            withheld[id] = REFUSED
+        elif away:
+            withheld[id] = _needed(away[0], AWAY)
+    return withheld
+
+
+def _needed(id: str, reason: str) -> str:
+    """Why nobody is compared where one party fails."""
+    return f"the joined model needs {id}: {reason}" if id else reason
+
+
+def _culprit(error: Failure) -> str:
+    """Who failed; empty where it is no party."""
+    if isinstance(error, UserError):
+        return ""
+    if isinstance(error, SiteLostError):
+        return printable(error.site)
+    return error.sender if isinstance(error, BadMessageError) else error.client
+
+
+def _reason(error: Failure | InterruptedRunError) -> str:
+    """Why there is nothing to compare, as it is in the answer."""
+    if isinstance(error, InterruptedRunError):
+        return STOPPED
+    return printable(error.what if isinstance(error, UserError) else error.reason)
 
 
 def _answer(
@@ -127,14 +219,14 @@ def _answer(
 
 
 def _outputs(
-    parties: Parties, parts: Parts, variant: str, state: Tensors, tasks: Sequence[int]
-) -> tuple[Array, list[Message]]:
-    """The outputs of test rows, from the embeddings of all parties; the messages for them."""
+    engine: _Engine, parts: Parts, variant: str, state: Tensors, tasks: Sequence[int]
+) -> Array:
+    """The outputs of test rows, from the embeddings of all parties."""
     scenario, rounds, server = parts.scenario, parts.config.rounds, parts.server()
     where = parts.site(SERVER).device
     server.restore({name: tensor.to(where) for name, tensor in without("server", state).items()})
     moment = Moment(scenario.stages - 1, rounds - 1, rounds)
-    clients = Clients(scenario.clients, _Engine(parties), moment, tasks)
+    clients = Clients(scenario.clients, engine, moment, tasks)
     pieces = []
     with torch.no_grad():
         for task in tasks:
@@ -144,25 +236,27 @@ def _outputs(
                 logits = parts.site(SERVER).target.restore(logits)
             pieces.append(np.asarray(logits.double().cpu().numpy()))
     clients.settle()
-    return np.concatenate(pieces), list(clients.traffic)
+    return np.concatenate(pieces)
 
 
 def _trained_alone(
-    parties: Parties, one: Parts, variant: str, tasks: Sequence[int]
-) -> tuple[Array, list[Message]]:
-    """Train one party with the server; its outputs of test rows, and the messages."""
+    engine: _Engine,
+    one: Parts,
+    variant: str,
+    tasks: Sequence[int],
+    stopping: Callable[[], bool],
+) -> Array:
+    """Train one party with the server; its outputs of test rows."""
     (id,) = one.scenario.clients
-    parties.alone(id)
+    engine.parties.alone(id)
 
     @contextmanager
     def open_engine(*arguments: Any) -> Iterator[_Engine]:
-        yield _Engine(parties)
+        yield engine
 
     with tempfile.TemporaryDirectory(prefix="atoll-alone-") as folder:
-        state = train_parts(one, Path(folder), open_engine, lambda: False)
-        lines = [event for event in read_events(Path(folder)) if isinstance(event, Message)]
-    outputs, further = _outputs(parties, one, variant, state, tasks)
-    return outputs, lines + further
+        state = train_parts(one, Path(folder), open_engine, stopping)
+    return _outputs(engine, one, variant, state, tasks)
 
 
 def _outcome(one: Parts, id: str, tasks: Sequence[int], outputs: Mapping[str, Array]) -> Outcome:
@@ -183,19 +277,3 @@ def _outcome(one: Parts, id: str, tasks: Sequence[int], outputs: Mapping[str, Ar
     shares = class_shares(y, len(dataset.classes), count)
     guess = {GUESS: without_classes(shares, np.isneginf(outputs[JOINED]))}
     return replace(outcome, outputs={**outputs, **guess})
-
-
-def _ledger(parts: Parts, lines: Sequence[Message]) -> list[Message]:
-    """The messages as lines of the end of the run, those of one form together."""
-    counts, payloads, sizes = Counter[Message](), Counter[Message](), Counter[Message]()
-    stage, last = parts.scenario.stages - 1, parts.config.rounds - 1
-    for line in lines:
-        moved = replace(line, stage=stage, round=last, action=COMPARE)
-        form = replace(moved, count=0, payload=0, bytes=0)
-        counts[form] += line.count
-        payloads[form] += line.payload
-        sizes[form] += line.bytes
-    return [
-        replace(form, count=count, payload=payloads[form], bytes=sizes[form])
-        for form, count in counts.items()
-    ]

@@ -1,5 +1,7 @@
 """The answer where parties hold columns: the coordinator compares, within each site's contract."""
 
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,16 +9,19 @@ from typing import Any
 import pytest
 
 from atoll import engines
-from atoll.core.errors import SiteLostError
-from atoll.core.messages import Packet
+from atoll.core.errors import InterruptedRunError, SiteLostError
+from atoll.core.federation import Moment
+from atoll.core.messages import Packet, pack
 from atoll.core.record import Message, read_events
 from atoll.engines.local import local_engine
 from atoll.engines.network import egress
 from atoll.engines.network.collection import collect, reason_for_none
 from atoll.engines.network.contract import RefusedError
-from atoll.engines.network.party_comparison import APART, AWAY, REFUSED
+from atoll.engines.network.party_comparison import APART, AWAY, REFUSED, STOPPED
+from atoll.families.vertical import Embed
+from atoll.runs import loop
 from atoll.runs.answer import write_answer, write_assembled
-from atoll.runs.config import RunConfig, change, resolve
+from atoll.runs.config import RunConfig, change, resolve, to_toml
 from atoll.runs.execute import execute, prepare
 from atoll.runs.loop import go
 from atoll.runs.parts import parts
@@ -39,6 +44,9 @@ class Gates(GatedEngine):
 
     away: tuple[str, ...] = ()
     lost = ""  # who is lost while it trains alone
+    exchanges = 0  # that it has alone before
+    spoilt = ""  # whose answers cannot be read after the run
+    training = ""
 
     @property
     def present(self) -> list[str]:
@@ -48,25 +56,46 @@ class Gates(GatedEngine):
         return self.gates[id].terms.answer
 
     def alone(self, id: str) -> None:
-        if id == self.lost:
-            raise SiteLostError(id, "silent for 30 s")
-        self.gates[id].alone()
+        self.training = id
+        if id != self.lost or self.exchanges:
+            self.gates[id].alone()
+            return
+        raise SiteLostError(id, "silent for 30 s")
+
+    def carry(
+        self, action: str, moment: Moment, packets: Mapping[str, Packet]
+    ) -> Mapping[str, Packet]:
+        if self.lost and self.training == self.lost:
+            if not self.exchanges:
+                raise SiteLostError(self.lost, "silent for 30 s")
+            self.exchanges -= 1
+        there = {id: packet for id, packet in packets.items() if id not in self.away}
+        replies = dict(super().carry(action, moment, there))
+        if self.spoilt in replies:
+            reply = replies[self.spoilt]
+            replies[self.spoilt] = replace(reply, block=bytes(len(reply.block)))
+        return replies
 
     def compare(self, request: Packet) -> dict[str, Packet | str]:
         raise AssertionError("parties are not asked")
 
 
 def gated(
-    run: RunConfig, folder: Path, away: str = "", lost: str = "", **terms: Any
+    run: RunConfig,
+    folder: Path,
+    faults: Mapping[str, Any] | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+    comparing: Callable[[str], None] = lambda id: None,
+    **terms: Any,
 ) -> tuple[Gates, dict[str, Any]]:
-    """A run through gates, and the answer at its end."""
+    """A run through gates, and the answer at its end; `faults` are those after the rounds."""
     made, record = prepare(run, folder / "run", resume=False)
     contract = drafted_terms(run) | {"answer": True} | terms
     sites = Gates(made, folder / "stores", contract)
     with record:
         go(made, sites, record, lambda progress: None, lambda: False)
-        sites.away, sites.lost = (away,) if away else (), lost
-        body = collect(sites, made, folder / "run", record)
+        vars(sites).update(faults or {})
+        body = collect(sites, made, folder / "run", record, stopping, comparing)
         write_result(folder / "run", record.extents)
     return sites, write_assembled(folder / "run", body)
 
@@ -104,17 +133,27 @@ def test_the_answer_is_that_of_one_process_without_simple_models(
     assert Run(tmp_path / "run").answer == there
 
 
+def compared(folder: Path) -> list[Message]:
+    """The lines of the comparison in the ledger of a run."""
+    lines = [e for e in read_events(folder / "run") if isinstance(e, Message)]
+    return [line for line in lines if line.action == "compare"]
+
+
+def entered_and_left(folder: Path, id: str) -> tuple[int, int]:
+    """The bytes of a party in the ledger of the run, and in the log of the site."""
+    lines = [e for e in read_events(folder / "run") if isinstance(e, Message)]
+    log = egress.lines(folder / "stores" / id / "egress.jsonl")
+    left = sum(line.bytes for line in log if line.action in ("embed", "learn"))
+    return sum(line.bytes for line in lines if line.sender == id), left
+
+
 def test_the_ledger_and_the_log_of_a_site_have_the_bytes(tmp_path: Path) -> None:
     sites, _ = gated(config(), tmp_path)
-    lines = [e for e in read_events(tmp_path / "run") if isinstance(e, Message)]
-    compared = [line for line in lines if line.action == "compare"]
-    assert {line.kind for line in compared} == {"Learn", "Embed", "Embedded"}
-    run_lines = [line for line in lines if line.action != "compare"]
+    assert {line.kind for line in compared(tmp_path)} == {"Learn", "Embed", "Embedded"}
     for id in PARTIES:
         log = list(egress.lines(tmp_path / "stores" / id / "egress.jsonl"))
         (begun,) = [line for line in log if line.action == "compare"]
-        left = sum(line.bytes for line in log if line.action in ("embed", "learn"))
-        entered = sum(line.bytes for line in [*compared, *run_lines] if line.sender == id)
+        entered, left = entered_and_left(tmp_path, id)
         assert entered == left
         assert begun.bytes > 0
         spent = sites.gates[id].egress.spent("synthetic-table")
@@ -125,14 +164,55 @@ def test_only_parties_that_allow_it_train_alone(tmp_path: Path) -> None:
     _, body = gated(config(), tmp_path, answer=False)
     assert body["withheld"] == dict.fromkeys(PARTIES, REFUSED)
     assert body["overall"]["gain"] is None
+    assert not compared(tmp_path)  # no embedding crosses where nobody is compared
 
 
-def test_a_party_that_is_away_or_lost_stops_nobody(tmp_path: Path) -> None:
-    _, body = gated(config(), tmp_path / "lost", lost="site-1")
-    assert body["withheld"] == {"site-1": "silent for 30 s"}
-    assert set(body["sites"]) == {"site-0"}
-    _, body = gated(config(), tmp_path / "away", away="site-0")
-    assert body["withheld"] == {"site-0": AWAY}
+def test_a_party_that_is_lost_stops_nobody_and_is_in_the_ledger(tmp_path: Path) -> None:
+    for exchanges in (0, 5):
+        folder = tmp_path / str(exchanges)
+        _, body = gated(config(), folder, {"lost": "site-1", "exchanges": exchanges})
+        assert body["withheld"] == {"site-1": "silent for 30 s"}
+        assert set(body["sites"]) == {"site-0"}
+        for id in PARTIES:
+            entered, left = entered_and_left(folder, id)
+            assert entered == left
+
+
+def test_the_joined_model_needs_all_parties_and_names_who_fails(tmp_path: Path) -> None:
+    _, body = gated(config(), tmp_path / "away", {"away": ("site-0",)})
+    assert body["withheld"] == {
+        "site-0": AWAY,
+        "site-1": "the joined model needs site-0: the site was away",
+    }
+    assert not compared(tmp_path / "away")
+    _, body = gated(config(), tmp_path / "spoilt", {"spoilt": "site-1"})
+    assert list(body["withheld"]) == list(PARTIES)
+    for words in body["withheld"].values():
+        assert words.startswith("the joined model needs site-1: ")
+    for id in PARTIES:
+        entered, left = entered_and_left(tmp_path / "spoilt", id)
+        assert entered == left
+
+
+def test_a_party_whose_model_alone_diverges_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, training = Gates.alone, [""]
+
+    def alone(self: Gates, id: str) -> None:
+        training.append(id)
+        begin(self, id)
+
+    def implausible(state: object) -> str:
+        return "a weight is not finite" if training[-1] == "site-0" else ""
+
+    monkeypatch.setattr(Gates, "alone", alone)
+    monkeypatch.setattr(loop, "implausible_state", implausible)
+    _, body = gated(config(), tmp_path)
+    assert set(body["sites"]) == {"site-1"}
+    assert list(body["withheld"]) == ["site-0"]
+    assert "was not saved: a weight is not finite" in body["withheld"]["site-0"]
+    assert Run(tmp_path / "run").answer == body
 
 
 def test_a_party_trains_alone_once_in_a_run_and_within_its_budgets(tmp_path: Path) -> None:
@@ -151,6 +231,54 @@ def test_a_party_trains_alone_once_in_a_run_and_within_its_budgets(tmp_path: Pat
             gate.alone()
 
 
+def test_beginning_alone_is_repeated_until_the_first_answer(tmp_path: Path) -> None:
+    """A coordinator that lost the reply asks again, and no second comparison is spent."""
+    run = config(rounds=1)
+    made, record = prepare(run, tmp_path / "run", resume=False)
+    sites = Gates(made, tmp_path, drafted_terms(run) | {"answer": True})
+    with record:
+        go(made, sites, record, lambda progress: None, lambda: False)
+    gate = sites.gates["site-0"]
+    gate.terms = replace(gate.terms, comparisons_in_all=1)
+    assert gate.alone() == gate.alone()
+    log = list(egress.lines(tmp_path / "site-0" / "egress.jsonl"))
+    first, again = [line for line in log if line.action == "compare"]
+    assert "answered again" not in first.words
+    assert "answered again" in again.words
+    assert gate.egress.spent("synthetic-table").comparisons == 1
+    sites.carry("embed", Moment(0, 0, 1), {"site-0": pack(Embed("test", 0, 0, 0, 1))})
+    with pytest.raises(RefusedError, match="a second comparison of one run"):
+        gate.alone()
+    with suppress(RefusedError):
+        gate.restore("0-0")  # does not take back that it has answered
+    with pytest.raises(RefusedError, match="a second comparison of one run"):
+        gate.alone()
+    gate.prepare("run-1", to_toml(run), "site-0")
+    with pytest.raises(RefusedError, match="a second comparison of one run"):
+        gate.alone()
+
+
+def test_a_coordinator_that_is_stopped_compares_who_is_done(tmp_path: Path) -> None:
+    comparing = list[str]()
+    sites, body = gated(
+        config(),
+        tmp_path,
+        stopping=lambda: comparing[-1:] == ["site-1"],
+        comparing=comparing.append,
+    )
+    assert comparing == ["site-0", "site-1"]
+    assert set(body["sites"]) == {"site-0"}
+    assert body["withheld"] == {"site-1": STOPPED}
+    spent = [sites.gates[id].egress.spent("synthetic-table").rounds for id in PARTIES]
+    assert spent == [6, 4]  # a round is completed
+    assert Run(tmp_path / "run").answer == body
+    with pytest.raises(InterruptedRunError):  # nothing has crossed: a resumed run compares
+        gated(config(), tmp_path / "before", stopping=lambda: True)
+    assert not compared(tmp_path / "before")
+    log = egress.lines(tmp_path / "before" / "stores" / "site-0" / "egress.jsonl")
+    assert "compare" not in {line.action for line in log}
+
+
 def test_a_site_with_whole_rows_compares_by_itself(tmp_path: Path) -> None:
     values = {"data": "breast-cancer", "clients": 2, "rounds": 1, "widths": [4], "threads": 1}
     run = resolve(change({"method": "fedavg"}, values), "test")
@@ -162,7 +290,7 @@ def test_a_site_with_whole_rows_compares_by_itself(tmp_path: Path) -> None:
 
 
 def test_gradients_and_requests_are_all_that_a_party_is_sent(tmp_path: Path) -> None:
-    """No label and no column of another party crosses for the answer."""
+    """No label as such and no column of another party crosses for the answer."""
     _, body = gated(config(), tmp_path)
     for line in read_events(tmp_path / "run"):
         if isinstance(line, Message) and line.action == "compare" and line.sender == "server":
