@@ -276,7 +276,7 @@ def sweep(
         values["engine"] = {"packing": False, **values.get("engine", {})}
         name = f"{values.get('name', 'run')}-sweep"
         place = nullcontext(Path(out)) if out is not None else fresh_folder(name)
-        with place as folder, Bar(progress) as bar:
+        with place as folder, Bar(progress and not on) as bar:
             members = points(values, axes, folder)
             runs = _swept(members, folder, on, gpus_per_block, bar)
             return grouped(members, runs, folder)
@@ -286,6 +286,8 @@ def _swept(
     members: Sequence[Point], folder: Path, on: str, gpus: float | None, bar: Bar
 ) -> list[Run]:
     """The runs of a sweep, in this process or on a cluster, which shows no bar."""
+    if not on and gpus is not None:
+        raise UserError("GPUs of a block without a cluster", "gpus_per_block", "add on='ray'")
     if not on:
         return run_sweep(members, folder, LocalEngine, watch=bar.watch)
     options = cluster_options(on, gpus)

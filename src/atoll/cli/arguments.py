@@ -36,7 +36,8 @@ GpusPerBlock = Annotated[
     typer.Option(help="with --on: GPUs of a block, e.g. 1 or 0.5; default 1 where there are any"),
 ]
 PointsPerBlock = Annotated[
-    int, typer.Option(help="with --on: most points of a block; 0: by the size of the cluster")
+    int,
+    typer.Option(help="with --on: maximum points per block (0: chosen from the cluster's size)"),
 ]
 SharedFolder = Annotated[
     bool,

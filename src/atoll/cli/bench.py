@@ -40,6 +40,8 @@ def fcl_command(
     from atoll.benchmark.protocol import QUICK, Plan  # noqa: PLC0415
     from atoll.cli.cluster import on_cluster  # noqa: PLC0415
 
+    if on and render:
+        raise UserError("--render does not run on a cluster", "--render", "leave --on out")
     if not render:
         base = QUICK if quick else Plan()
         changes = dict(assignment(text) for text in set_ or [])

@@ -155,20 +155,33 @@ def sweep_command(
             _refuse_others([(point.config, point.folder) for point in members])
         limits = (gpus_per_block, points_per_block, shared_folder)
         with on_cluster(on, *limits, quiet or as_json) as sweeper:
-            if sweeper is not None:
-                _sweep_on(sweeper, members, folder, as_json)
-                return
+            ended = None if sweeper is None else _sweep_on(sweeper, members, folder)
+        if ended is not None:  # the live table is gone: it would erase what is printed
+            _print_ended(members, *ended, folder, as_json)
+            return
         with Watching(members[0].config, quiet or as_json, members[0].folder) as watch:
             job = partial(sweep, members, folder, LocalEngine, resume=resume, watch=watch)
             runs = guarded(folder, lambda stopping: job(stopping=stopping))
         _print_sweep(members, runs, folder, as_json)
 
 
-def _sweep_on(sweeper: Sweeper, members: list[Point], folder: Path, as_json: bool) -> None:
-    """Run a sweep on a cluster; points that failed are named once the others are printed."""
+def _sweep_on(
+    sweeper: Sweeper, members: list[Point], folder: Path
+) -> tuple[list[Run], dict[int, BaseException]]:
+    """Run a sweep on a cluster: the runs that have ended, and the errors of the others."""
     failed: dict[int, BaseException] = {}
     job = partial(sweeper, members, folder, failed=failed)
-    runs = guarded(folder, lambda stopping: job(stopping=stopping))
+    return guarded(folder, lambda stopping: job(stopping=stopping)), failed
+
+
+def _print_ended(
+    members: list[Point],
+    runs: list[Run],
+    failed: dict[int, BaseException],
+    folder: Path,
+    as_json: bool,
+) -> None:
+    """Print the points that have ended; then name those that failed."""
     if runs:
         ended = [point for number, point in enumerate(members) if number not in failed]
         _print_sweep(ended, runs, folder, as_json)
@@ -259,6 +272,7 @@ def reproduce_command(
     to = to or Path("reproduction") / (f"{paper}-quick" if quick else paper)
     plan = tuple(set_ or ())
     request = Asked(to, table_, only, device, quick, tf32, studies, render, jobs, plan)
+    _refuse_on(on, {"--render": render, "--verify": verify > 0})
     if verify:
         _report_checks(verified(paper, request, verify, err.print))
         return
@@ -271,6 +285,13 @@ def reproduce_command(
     if not measure:
         out.print(files["ledger.md"].decode(), soft_wrap=True)
         out.print(f"the ledger is in {to}", soft_wrap=True)
+
+
+def _refuse_on(on: str, flags: dict[str, bool]) -> None:
+    """Refuse a cluster beside flags that use none."""
+    for flag, given in flags.items():
+        if on and given:
+            raise UserError(f"{flag} does not run on a cluster", flag, "leave --on out")
 
 
 def _measured(

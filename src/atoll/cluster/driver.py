@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ __all__ = ["Backend", "ClusterSweep", "Watch"]
 
 Watch = Callable[[Table], None]
 POLL = 0.5  # seconds between two looks at the cluster
+APPEARS = 60.0  # seconds until the record that a node has written must be seen here
 PATIENCE = 60.0  # seconds to wait for a record that a worker of an earlier driver still holds
 
 
@@ -119,7 +121,8 @@ class ClusterSweep:
                 raise _too_small(self.options, threads, gpus)
             dealt = blocks(members, todo, slots, self.options.points, gpus > 0)
             self.steps.clear()
-            follow = _Follower(self, Table(dealt, len(members) - len(todo)), failures)
+            table = Table(dealt, len(members) - len(todo))
+            follow = _Follower(self, members, table, failures)
             self.backend.open(home)
             try:
                 for block in dealt:
@@ -153,22 +156,25 @@ class _Follower:
     """Follows the blocks of a sweep until all have ended."""
 
     def __init__(
-        self, sweep: ClusterSweep, table: Table, failures: dict[int, BaseException]
+        self,
+        sweep: ClusterSweep,
+        members: Sequence["Point"],
+        table: Table,
+        failures: dict[int, BaseException],
     ) -> None:
         self.backend, self.show, self.steps = sweep.backend, sweep.show, sweep.steps
+        self.members = members
         self.table, self.failures = table, failures
         self.handles: dict[Any, Block] = {}
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Wait for every block; InterruptedRunError if the user stopped them."""
-        stopped = False
         while self.handles:
             for handle, text in self.backend.ended(list(self.handles), POLL):
                 self._end(self.handles.pop(handle), text)
             self._update(json.loads(self.backend.states()))
             self.show(self.table)
-            if stopping() and not stopped:
-                stopped = True
+            if stopping():  # each time: a collector that started again has forgotten it
                 waiting = [h for h, block in self.handles.items() if block.state == "waiting"]
                 self.backend.stop(waiting)
         if self.table.count("interrupted") or self.table.count("waiting"):
@@ -193,9 +199,25 @@ class _Follower:
         block.seconds, block.overhead = result.get("seconds", 0.0), result.get("overhead", 0.0)
         block.choices = result.get("choices", {})
         self.steps |= {int(number): count for number, count in result.get("steps", {}).items()}
-        errors = {int(number): from_text(one) for number, one in result["failed"].items()}
+        errors: dict[int, Exception] = {
+            int(number): from_text(one) for number, one in result["failed"].items()
+        }
+        if not result["interrupted"]:
+            errors |= self._without_record([n for n in block.points if n not in errors])
         self.failures |= errors
         block.state = "interrupted" if result["interrupted"] else "failed" if errors else "done"
+
+    def _without_record(self, numbers: Sequence[int]) -> dict[int, Exception]:
+        """Points whose record does not appear; the disk of a network may show it late."""
+        deadline = time.monotonic() + APPEARS
+        while True:
+            paths = {n: self.members[n].folder / "result.json" for n in numbers}
+            absent = {n: path for n, path in paths.items() if not path.exists()}
+            if not absent or time.monotonic() > deadline:
+                break
+            time.sleep(POLL)
+        what, remedy = "a node has left no record of this point", "start the same command again"
+        return {n: UserError(what, str(path), remedy) for n, path in absent.items()}
 
 
 @contextmanager

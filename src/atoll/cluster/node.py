@@ -2,14 +2,12 @@
 
 import json
 import os
-import platform
 import secrets
-import shutil
 import tempfile
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +20,7 @@ from atoll.compute.executor import JobExecutor
 from atoll.core.errors import InterruptedRunError
 from atoll.core.record import CHECKPOINT
 from atoll.core.source import source
+from atoll.core.storage import FolderLock
 from atoll.engines.local import LocalEngine
 from atoll.runs.config import RunConfig, resolve
 from atoll.runs.loop import Progress
@@ -56,12 +55,7 @@ class Driver(Protocol):
 
 def check(spec: Spec) -> dict[str, Any]:
     """What this node is, and why it cannot run the blocks of a sweep, if so."""
-    found: dict[str, Any] = {
-        "python": platform.python_version(),
-        "source": source(),
-        "shared": _sees_folder(spec),
-        "error": "",
-    }
+    found: dict[str, Any] = {"source": source(), "error": ""}
     if found["source"] != spec["source"]:
         return found
     try:
@@ -99,8 +93,10 @@ def run_block(spec: Spec, driver: Driver, where: str) -> dict[str, Any]:
         try:
             torch.set_num_threads(spec["threads"])
             _enter(spec)
-            with _workplace(spec, driver) as (members, scratch):
+            here = _sees_folder(spec)
+            with _workplace(spec, driver, here) as (members, scratch):
                 job = _BlockRun(spec, driver, members, scratch, attempt)
+                job.sends = not here
                 result |= job.run()
         except Exception as error:  # of the whole block: no disk, another config, a lock
             result["failed"] = {str(n): as_text(error) for n in spec["numbers"]}
@@ -109,21 +105,33 @@ def run_block(spec: Spec, driver: Driver, where: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _workplace(spec: Spec, driver: Driver) -> Iterator[tuple[list[Point], Path]]:
-    """The points with their folders here, and a folder that goes: for what is the block's alone."""
+def _workplace(spec: Spec, driver: Driver, here: bool) -> Iterator[tuple[list[Point], Path]]:
+    """The points with their folders, and a folder that goes: for what is the block's alone.
+
+    The points are in the sweep's folder if that is `here`, else in the folder that goes.
+    """
     with tempfile.TemporaryDirectory(prefix="atoll-block-") as name:
         scratch = Path(name)
-        here = _sees_folder(spec)
         root = Path(spec["folder"]) if here else scratch / "points"
         members = []
         for path, text in zip(spec["paths"], spec["configs"], strict=True):
             folder = root / path
             if spec["count_steps"]:  # steps are those of one whole attempt
-                shutil.rmtree(folder, ignore_errors=True)
+                _empty(folder)
             elif not here:
                 unpack(driver.fetch(path), folder)
             members.append(Point({}, _config(text), folder))
         yield members, scratch
+
+
+def _empty(folder: Path) -> None:
+    """Remove what an earlier attempt has left, once it writes no more; never its lock."""
+    if not folder.is_dir():
+        return
+    with FolderLock(folder, PATIENCE) as lock:
+        for path in folder.iterdir():
+            if path != lock.path:
+                path.unlink()
 
 
 class _BlockRun:
@@ -136,7 +144,7 @@ class _BlockRun:
         self.scratch, self.attempt = scratch, attempt
         self.order, self.reported = GO, 0.0
         self.rounds = sum(_lines(point.folder / "times.jsonl") for point in members)
-        self.sends = not _sees_folder(spec)
+        self.sends = True  # false where the sweep's folder is on this node's disk
         self.sent = {point.folder: _stamp(point.folder) for point in members}
 
     def run(self) -> dict[str, Any]:
@@ -148,7 +156,10 @@ class _BlockRun:
         choices: dict[str, Any] = {}
         for start in range(0, len(self.members), size):
             stack = self.members[start : start + size]
-            further, counted, chosen = self._run_stack(stack, self.scratch / str(start))
+            try:
+                further, counted, chosen = self._run_stack(stack, self.scratch / str(start))
+            except Exception as error:  # of the stack: the others go on
+                further, counted, chosen = dict.fromkeys(range(len(stack)), error), {}, {}
             failed |= {start + number: error for number, error in further.items()}
             steps |= {start + number: count for number, count in counted.items()}
             choices |= chosen
@@ -191,8 +202,10 @@ class _BlockRun:
 
     def _points_per_stack(self) -> int:
         """How many points this node's memory holds at once; small blocks are not measured."""
-        count, config = len(self.members), self.members[0].config
-        data: Any = {}
+        count, data = len(self.members), {}  # type: int, dict[str, Any]
+        config = self._first_config(data)
+        if config is None:
+            return count
 
         def again() -> Parts:
             return parts(config, data)
@@ -201,6 +214,14 @@ class _BlockRun:
         if count == 1 or run_parts.asked * count < FEWEST:
             return count
         return min(count, points_per_stack(run_parts, again, LocalEngine, self.spec["share"]))
+
+    def _first_config(self, data: dict[str, Any]) -> RunConfig | None:
+        """The config of the first point that can begin; the others name their errors later."""
+        for point in self.members:
+            with suppress(Exception):
+                parts(point.config, data)
+                return point.config
+        return None
 
     def _watch(self, progress: Progress) -> None:
         """Count a round, send new checkpoints, and ask the driver whether to go on."""

@@ -1,5 +1,6 @@
 """Which cluster a sweep runs on, and how it is dealt out."""
 
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,13 +41,18 @@ def cluster_options(
     match = re.fullmatch(r"ray(?:://(?P<address>(?:\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}))?", on)
     if match is None:
         raise UserError(f"'{on}' is no cluster", "--on", FORM)
-    if gpus is not None and (gpus < 0 or (gpus > 1 and gpus != int(gpus))):
+    if gpus is not None and not _is_share(gpus):
         remedy = "write 0, a part of one GPU such as 0.5, or a whole number"
         raise UserError(f"a block cannot have {gpus:g} GPUs", "--gpus-per-block", remedy)
     if points < 0:
         remedy = "write 1 or more, or leave it out"
         raise UserError(f"a block cannot have {points} points", "--points-per-block", remedy)
     return ClusterOptions(match["address"] or "", gpus, points, shared)
+
+
+def _is_share(gpus: float) -> bool:
+    """Whether Ray can give a block so many GPUs: a part of one, or whole ones."""
+    return math.isfinite(gpus) and gpus >= 0 and (gpus <= 1 or gpus == int(gpus))
 
 
 @contextmanager

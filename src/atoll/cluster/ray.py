@@ -32,20 +32,25 @@ STORE = 80 << 20  # bytes of the object store of a cluster that this process sta
 RETRIES = 10  # times that a block is tried again after its worker or node has died
 STARTS = 3  # times that the collector is started
 NAMESPACE = "atoll"
+TINY = 1e-9  # against the rounding of a quotient
+
+GONE = (
+    exceptions.RaySystemError, exceptions.RayActorError, exceptions.RpcError, ConnectionError,
+)  # fmt: skip
 
 
 def check_node(spec: str) -> str:
     """A task on each node before anything trains."""
     from atoll.cluster.node import check  # noqa: PLC0415 - torch, not for the driver's actor
 
-    return json.dumps({"ray": ray.__version__, **check(json.loads(spec))})
+    return json.dumps(check(json.loads(spec)))
 
 
 def run_task(spec: str) -> str:
     """The task of a block."""
     asked = json.loads(spec)
     if not asked["gpus"]:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported: not the GPUs of others
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before CUDA starts: not the GPUs of others
         asked["share"] = asked["threads"] / (os.cpu_count() or 1)
     from atoll.cluster.node import run_block  # noqa: PLC0415
 
@@ -85,29 +90,24 @@ class RayBackend:
         self.options = options
         self.collector: Any = None
         self.name = ""
-        self.block_task = ray.remote(max_retries=RETRIES, retry_exceptions=False)(run_task)
 
     def slots(self, threads: int, gpus: float) -> int:
         """How many blocks can run at the same time, node by node."""
-        count = 0
-        for node in _alive():
-            cpus = node["Resources"].get("CPU", 0.0) // threads
-            has = node["Resources"].get("GPU", 0.0)
-            count += int(min(cpus, has // gpus) if gpus else cpus)
-        return count
+        return sum(_fitting(node["Resources"], threads, gpus) for node in self._alive())
 
     def has_gpus(self) -> bool:
         """Whether any node has a GPU."""
-        return any(node["Resources"].get("GPU", 0.0) > 0 for node in _alive())
+        return any(node["Resources"].get("GPU", 0.0) > 0 for node in self._alive())
 
     def check(self, spec: str) -> Mapping[str, str]:
-        """What each node that may run blocks answers; one that does not answer is an error."""
+        """What each node on which a block fits answers; one that does not answer is an error."""
+        asked = json.loads(spec)
         tasks = {}
         # a worker that has used a GPU would keep it, whichever GPU its next block is given
         calls = 1 if self.has_gpus() else 0
         check = ray.remote(num_cpus=0, max_retries=0, max_calls=calls)(check_node)
-        for node in _alive():
-            if node["Resources"].get("CPU", 0.0) > 0:
+        for node in self._alive():
+            if _fitting(node["Resources"], asked["threads"], asked["gpus"]):
                 task = check.options(scheduling_strategy=_on(node["NodeID"]))
                 name = f"node {node['NodeManagerAddress']} {node['NodeID'][:8]}"
                 tasks[name] = task.remote(spec)
@@ -139,8 +139,14 @@ class RayBackend:
 
     def submit(self, spec: str, threads: int, gpus: float) -> Any:
         """Queue a block."""
-        task = self.block_task.options(num_cpus=threads, num_gpus=gpus)
-        return task.remote(json.dumps({**json.loads(spec), "collector": self.name}))
+        # a worker that has used a GPU would keep it, whichever GPU its next block is given
+        calls = 1 if gpus else 0
+        task: Any = ray.remote(
+            num_cpus=threads, num_gpus=gpus, max_calls=calls,
+            max_retries=RETRIES, retry_exceptions=False,
+        )(run_task)  # fmt: skip
+        with _reachable(self.options):
+            return task.remote(json.dumps({**json.loads(spec), "collector": self.name}))
 
     def ended(self, handles: Sequence[Any], seconds: float) -> list[tuple[Any, str]]:
         """Blocks that have ended; a task that Ray gave up is an error of its block."""
@@ -150,22 +156,38 @@ class RayBackend:
 
     def states(self) -> str:
         """What the nodes have reported; nothing while the collector starts again."""
-        try:
-            return str(ray.get(self.collector.states.remote(), timeout=CHECK))
-        except (exceptions.RayActorError, exceptions.GetTimeoutError):
-            return "{}"
+        with _reachable(self.options):
+            try:
+                return str(ray.get(self.collector.states.remote(), timeout=CHECK))
+            except (exceptions.RayActorError, exceptions.GetTimeoutError):
+                return "{}"
 
     def stop(self, waiting: Sequence[Any]) -> None:
         """Ask running blocks to save and end; those that wait do not begin."""
         with _reachable(self.options):
             ray.get(self.collector.stop.remote())
-        for handle in waiting:
-            ray.cancel(handle)
+            for handle in waiting:
+                ray.cancel(handle)
 
     def close(self) -> None:
         """End the collector; also where the cluster is gone."""
         with suppress(Exception):
             ray.kill(self.collector)
+
+    def _alive(self) -> list[dict[str, Any]]:
+        """The nodes of the cluster, in a fixed order."""
+        with _reachable(self.options):
+            nodes = [node for node in ray.nodes() if node["Alive"]]
+        return sorted(nodes, key=lambda node: str(node["NodeID"]))
+
+
+def _fitting(resources: Mapping[str, float], threads: int, gpus: float) -> int:
+    """How many blocks a node can run at the same time; parts of a GPU are parts of one GPU."""
+    blocks, has = int(resources.get("CPU", 0.0) / threads), resources.get("GPU", 0.0)
+    if not gpus:
+        return blocks
+    fit = int(has) * int(1 / gpus + TINY) if gpus < 1 else int(has / gpus + TINY)
+    return min(blocks, fit)
 
 
 def _result(handle: Any) -> str:
@@ -184,11 +206,6 @@ def _reason(error: BaseException) -> str:
     return as_text(NodeError(f"{kind}, {printable(last.strip())}"))
 
 
-def _alive() -> list[dict[str, Any]]:
-    """The nodes of the cluster, in a fixed order."""
-    return sorted((n for n in ray.nodes() if n["Alive"]), key=lambda node: str(node["NodeID"]))
-
-
 def _on(node: str) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(node, soft=False)
 
@@ -204,7 +221,16 @@ def cluster_sweep(
 
 @contextmanager
 def connected(options: ClusterOptions) -> Iterator[RayBackend]:
-    """A connection to a cluster, or to one that is started on this machine and ends with it."""
+    """A connection to a cluster, or to one that is started on this machine and ends with it.
+
+    Where this process has a connection already, it is used, and stays open.
+    """
+    if ray.is_initialized():
+        if options.address:
+            what, remedy = "this process has a connection to Ray", "write on='ray' to use it"
+            raise UserError(what, options.name, f"{remedy}, or call ray.shutdown() first")
+        yield RayBackend(options)
+        return
     if options.address:
         _refuse_silent(options)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -223,7 +249,7 @@ def _reachable(options: ClusterOptions) -> Iterator[None]:
     """Turn the loss of the cluster into an error after which the same command goes on."""
     try:
         yield
-    except (exceptions.RaySystemError, exceptions.RayActorError, ConnectionError) as error:
+    except GONE as error:
         what, remedy = "the Ray cluster is gone", "start it, and the same command again"
         raise UserError(what, options.name, remedy, EXIT_INTERRUPTED) from error
 

@@ -26,7 +26,7 @@ from atoll.reproduce.margins import RULES
 from atoll.reproduce.measured import CHECKPOINTS, FilePerSeed, Measurement, workplace, write
 from atoll.reproduce.origin import provenance
 from atoll.reproduce.paper import Measured, Missing, Paper, Say, facts_of, silent
-from atoll.reproduce.sweeps import on_cluster, swept
+from atoll.reproduce.sweeps import on_cluster, swept_together
 from atoll.runs.config import change, read, resolve
 from atoll.runs.execute import execute
 from atoll.runs.result import Run
@@ -271,16 +271,23 @@ def _execute(
 
 
 def _measure_on_cluster(setting: Setting, plan: Plan) -> list[Measurement]:
-    """All seeds that are not stored as one sweep on a cluster; each is stored at its end."""
+    """All seeds that are not stored as one sweep on a cluster.
+
+    Those that have ended are stored once the sweep is over, also where another one has failed.
+    """
     config = PAPER.config(setting, plan)
     stored = {seed: STORAGE.run(setting.name, seed, plan, config) for seed in plan.seeds}
     missing = [s for s, one in stored.items() if one is None or one["rounds"] != plan.rounds]
-    runs = swept(plan.values(setting, 0), {"seed": missing}, plan.folder) if missing else []
-    for seed, run in zip(missing, runs, strict=True):
+
+    def store(run: Run) -> None:
         body = {"config": config, "tiny": plan.tiny, **_brief(run), "seconds": run.seconds}
         body["provenance"] = provenance(plan.device, run.seconds, [setting.name])
-        write(plan.folder, STORAGE.name(setting.name, seed), body)
-        stored[seed] = body
+        write(plan.folder, STORAGE.name(setting.name, body["seed"]), body)
+        stored[body["seed"]] = body
+
+    if missing:
+        values = plan.values(setting, 0)
+        swept_together([values], {"seed": missing}, plan.folder, store=store)
     return [one for one in stored.values() if one is not None]
 
 

@@ -50,11 +50,12 @@ def swept_together(
     folder: Path,
     watch: Callable[[Progress], None] = lambda progress: None,
     accepted: Callable[[BaseException], bool] = lambda error: False,
+    store: Callable[[Run], None] = lambda run: None,
 ) -> tuple[list[list[Run]], dict[int, BaseException]]:
     """Sweeps of several configs as one, so that works of one form are one stack.
 
     For each config its runs. One with a run that failed has none; its error is given by number if
-    it is `accepted`, and raised if it is not.
+    it is `accepted`, and raised if it is not. `store` gets each run before an error is raised.
     """
     with workplace(
         folder, [list(several), {key: list(items) for key, items in axes.items()}]
@@ -66,6 +67,7 @@ def swept_together(
         runs = sweeper(every, own, resume=True, watch=watch, failed=failed)
         for run in runs:
             run.read()  # before the folder goes
+            store(run)
         size = len(parts[0])
         errors = {number // size: error for number, error in sorted(failed.items(), reverse=True)}
         for error in errors.values():

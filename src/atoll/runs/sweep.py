@@ -170,15 +170,16 @@ def sweep(  # noqa: PLR0913 - what a caller may set, by keyword
 ) -> list[Run]:
     """Run all points; one record each, and sweep.json that says which is which.
 
-    If a point fails, its error is raised once the others have ended. With `failed`, the error goes
-    there by the point's number, and the other runs are returned. `patience`: see `prepare`.
+    If a point fails, its error is raised once the others have ended; at once, if it cannot begin.
+    With `failed`, it goes there, and the others are returned. `patience`: see `prepare`.
     """
     failures: dict[int, BaseException] = {} if failed is None else failed
     options = members[0].config.engine_options()
     with deterministic_torch(options.deterministic), ExitStack() as records:
-        ready = _prepared(members, folder, resume, patience, records)
-        rounds = members[0].config.rounds * ready[0][0].scenario.stages
-        meeting = _Meeting(executor_for(options, folder, rounds), len(members))
+        ready = _prepared(members, folder, resume, patience, records, failed)
+        if not ready:
+            return []
+        meeting = _meeting(ready, folder)
 
         def run(number: int) -> None:
             parts, record, ended = ready[number]
@@ -192,10 +193,17 @@ def sweep(  # noqa: PLR0913 - what a caller may set, by keyword
             finally:
                 meeting.leave()
 
-        _in_threads(run, len(members))
+        _in_threads(run, list(ready))
     if failures and failed is None:
         raise _first(failures, members)
     return [Run(point.folder) for n, point in enumerate(members) if n not in failures]
+
+
+def _meeting(ready: Mapping[int, tuple[Parts, Record, bool]], folder: Path) -> _Meeting:
+    """Where the points that can begin wait for each other."""
+    first = next(iter(ready.values()))[0]
+    rounds = first.config.rounds * first.scenario.stages
+    return _Meeting(executor_for(first.config.engine_options(), folder, rounds), len(ready))
 
 
 def _first(failures: Mapping[int, BaseException], members: Sequence[Point]) -> BaseException:
@@ -206,25 +214,38 @@ def _first(failures: Mapping[int, BaseException], members: Sequence[Point]) -> B
 
 
 def _prepared(
-    members: Sequence[Point], folder: Path, resume: bool, patience: float, records: ExitStack
-) -> list[tuple[Parts, Record, bool]]:
-    """For each point its parts, its open record, and whether it has ended before; sweep.json."""
+    members: Sequence[Point],
+    folder: Path,
+    resume: bool,
+    patience: float,
+    records: ExitStack,
+    failed: dict[int, BaseException] | None,
+) -> dict[int, tuple[Parts, Record, bool]]:
+    """For each point its parts, its open record, and whether it has ended before; sweep.json.
+
+    With `failed`, the error of a point that cannot be prepared goes there, and it has no entry.
+    """
     _allow_files(len(members))
     data: dict[str, Dataset] = {}
-    ready = []
-    for point in members:
-        parts, record = prepare(point.config, point.folder, resume, data, patience)
-        records.enter_context(record)
-        ready.append((parts, record, resume and record.ended(point.config.checkpoints)))
+    ready = {}
+    for number, point in enumerate(members):
+        try:
+            parts, record = prepare(point.config, point.folder, resume, data, patience)
+            records.enter_context(record)
+            ready[number] = (parts, record, resume and record.ended(point.config.checkpoints))
+        except Exception as error:
+            if failed is None:
+                raise
+            failed[number] = error
     write_index(members, folder)
     return ready
 
 
-def _in_threads(run: Callable[[int], None], count: int) -> None:
+def _in_threads(run: Callable[[int], None], numbers: Sequence[int]) -> None:
     """Call a function with each number in a thread of its own, until all have ended."""
     threads = [
         threading.Thread(target=copy_context().run, args=(run, number), daemon=True)
-        for number in range(count)
+        for number in numbers
     ]
     for thread in threads:
         thread.start()

@@ -4,7 +4,8 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,17 @@ from typing import Any
 import pytest
 from safetensors.numpy import load
 
-from atoll.cluster import node
+import atoll
+from atoll.cli import run
+from atoll.cluster import driver, node
 from atoll.cluster.collector import Collector
 from atoll.cluster.driver import ClusterSweep
 from atoll.cluster.failures import NodeError, as_text
-from atoll.cluster.options import ClusterOptions
+from atoll.cluster.options import ClusterOptions, cluster_options
 from atoll.core.errors import InterruptedRunError, UserError
+from atoll.core.storage import FolderLock
 from atoll.engines.local import LocalEngine
+from atoll.runs.parts import parts
 from atoll.runs.sweep import Point, points, sweep
 
 VALUES: dict[str, Any] = {
@@ -177,6 +182,93 @@ def test_points_that_fail_are_named_and_the_others_end(tmp_path: Path) -> None:
         ClusterSweep(Here(), ClusterOptions())(every, tmp_path)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_point_that_cannot_begin_does_not_stop_its_block(
+    bad: int, shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = members(tmp_path, seed=[0, 1, 2])
+
+    def refusing(config: Any, *given: Any, **named: Any) -> Any:
+        if config.seed == bad:
+            raise UserError("no rows for a site", "seed", "choose another")
+        return parts(config, *given, **named)
+
+    monkeypatch.setattr(Here, "check", lambda self, spec: {})
+    monkeypatch.setattr("atoll.runs.execute.parts", refusing)
+    monkeypatch.setattr(node, "parts", refusing)
+    failed: dict[int, BaseException] = {}
+    options = ClusterOptions(gpus=1, shared=shared)  # one block
+    runs = ClusterSweep(Here(), options)(every, tmp_path, failed=failed)
+    assert list(failed) == [bad]
+    assert [run.folder for run in runs] == [p.folder for p in every if p.config.seed != bad]
+    assert all((run.folder / "result.json").exists() for run in runs)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_node_decides_once_whether_it_sees_the_folder(
+    first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every, answers = members(tmp_path, seed=[0, 1]), iter([first, not first])
+    monkeypatch.setattr(Here, "check", lambda self, spec: {})
+    monkeypatch.setattr(node, "_sees_folder", lambda spec: next(answers))
+    runs = ClusterSweep(Here(), ClusterOptions(gpus=1))(every, tmp_path)
+    assert all((run.folder / "result.json").exists() for run in runs)
+    assert next(answers) is not first
+
+
+class Forgetful(Here):
+    """Blocks end, and leave nothing."""
+
+    def ended(self, handles: Sequence[Any], seconds: float) -> list[tuple[Any, str]]:
+        return [(handles[0], json.dumps({"failed": {}, "interrupted": False}))]
+
+
+def test_a_point_without_a_record_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "APPEARS", 0.0)
+    every = members(tmp_path, seed=[0, 1])
+    failed: dict[int, BaseException] = {}
+    assert ClusterSweep(Forgetful(), ClusterOptions())(every, tmp_path, failed=failed) == []
+    assert sorted(failed) == [0, 1]
+    assert "no record of this point" in str(failed[0])
+
+
+class Restarted(Here):
+    """A collector that is started again after the user has asked to stop."""
+
+    def stop(self, waiting: Sequence[Any]) -> None:
+        super().stop(waiting)
+        if not self.stops:
+            self.open(self.collector.folder)
+        self.stops += 1
+
+    stops = 0
+
+
+def test_a_collector_that_starts_again_hears_that_the_user_stops(tmp_path: Path) -> None:
+    every = members(tmp_path, seed=[0, 1, 2])
+    cluster = ClusterSweep(Restarted(), ClusterOptions(points=1))
+    with pytest.raises(InterruptedRunError):
+        cluster(every, tmp_path, stopping=lambda: True)
+    ended = [(point.folder / "result.json").exists() for point in every]
+    assert ended == [True, True, False]
+
+
+def test_a_new_attempt_waits_for_the_lock_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = members(tmp_path, seed=[0])
+    monkeypatch.setattr(node, "PATIENCE", 0.0)
+    every[0].folder.mkdir()
+    cluster = ClusterSweep(Here(), ClusterOptions(), count_steps=True)
+    with FolderLock(every[0].folder), pytest.raises(UserError, match="another process is writing"):
+        cluster(every, tmp_path)
+    cluster(every, tmp_path)
+    assert (every[0].folder / "result.json").exists()
+
+
 class Dead(Here):
     """Every worker dies until Ray gives up."""
 
@@ -296,3 +388,48 @@ def test_options_of_blocks_need_a_cluster(call: Run, capsys: pytest.CaptureFixtu
     for flag in (["--gpus-per-block", "1"], ["--points-per-block", "2"], ["--no-shared-folder"]):
         assert call("sweep", "fedavg", "--axis", "seed=0", *flag) == 2
         assert capsys.readouterr().err.splitlines()[2] == "to do: add --on ray"
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["reproduce chfl --render --on ray", "reproduce chfl --verify 1 --on ray"],
+)
+def test_a_cluster_is_refused_where_none_is_used(
+    words: str, call: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*words.split()) == 2
+    assert "does not run on a cluster" in capsys.readouterr().err
+
+
+def test_a_page_is_not_written_on_a_cluster(call: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("bench", "fcl", "--render", "--on", "ray") == 2
+    assert "does not run on a cluster" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("gpus", [float("nan"), float("inf"), -1.0, 1.5])
+def test_impossible_numbers_of_gpus_are_refused(gpus: float) -> None:
+    with pytest.raises(UserError, match="a block cannot have"):
+        cluster_options("ray", gpus)
+
+
+def test_gpus_of_a_block_need_a_cluster_in_python_too(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="gpus_per_block"):
+        atoll.sweep("fedavg", out=tmp_path, data="wine", clients=2, seeds=[0], gpus_per_block=1)
+
+
+def test_a_result_is_printed_after_the_live_table(
+    call: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    @contextmanager
+    def cluster(*given: Any, **named: Any) -> Iterator[ClusterSweep]:
+        yield ClusterSweep(Here(), ClusterOptions())
+        order.append("table ends")
+
+    monkeypatch.setattr(run, "on_cluster", cluster)
+    monkeypatch.setattr(run, "_print_sweep", lambda *given: order.append("result"))
+    words = ["fedavg", "--set", "data.name=wine", "--set", "scenario.clients=2"]
+    words += ["--set", "rounds=1", "--axis", "seed=0", "--on", "ray", "--quiet"]
+    assert call("sweep", *words, "--out", str(tmp_path / "s")) == 0
+    assert order == ["table ends", "result"]

@@ -1,5 +1,6 @@
 """Reproductions and benchmarks on a cluster measure what they measure in one process."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from atoll.benchmark.measure import Clock, Ledger
 from atoll.benchmark.protocol import QUICK
 from atoll.cluster.driver import ClusterSweep
+from atoll.cluster.failures import as_text
 from atoll.cluster.options import ClusterOptions
 from atoll.core.errors import EXIT_INTERRUPTED, UserError
 from atoll.reproduce import fccl
@@ -62,6 +64,31 @@ def test_fccl_on_a_cluster_stores_each_seed(tmp_path: Path) -> None:
     for one, other in zip(runs, expected, strict=True):
         for key in ("seed", "rounds", "matrix", "bytes_up", "config"):
             assert one[key] == other[key], key
+
+
+class OneFails(Here):
+    """The second seed fails after the first has ended."""
+
+    def ended(self, handles: Any, seconds: float) -> Any:
+        spec = json.loads(self.specs[handles[0]])
+        if spec["numbers"] == [0]:
+            return super().ended(handles, seconds)
+        error = as_text(UserError("a node died", "node b", "again"))
+        return [(handles[0], json.dumps({"error": error, "interrupted": False}))]
+
+
+def test_fccl_stores_the_seeds_that_have_ended_where_one_fails(tmp_path: Path) -> None:
+    plan = replace(fccl.Plan.quick(tmp_path, "cpu"), seeds=(0, 1))
+    with (
+        sweeping_with(ClusterSweep(OneFails(), ClusterOptions(points=1))),
+        pytest.raises(UserError, match="a node died"),
+    ):
+        fccl.PAPER.measure([SETTING], plan)
+    backend = Here()
+    with sweeping_with(ClusterSweep(backend, ClusterOptions(points=1))):
+        runs = fccl.PAPER.measure([SETTING], plan)[SETTING.name]["runs"]
+    assert [one["seed"] for one in runs] == [0, 1]
+    assert len(backend.specs) == 1
 
 
 def test_a_benchmark_counts_the_same_steps_and_bytes(tmp_path: Path) -> None:
