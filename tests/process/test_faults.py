@@ -363,7 +363,8 @@ def test_two_servers_on_one_host_need_two_ports_and_then_do_not_meet(
     other = Federation(tmp_path)
     project = 'name = "sea"\nsites = ["kiel"]\nport = '
     (tmp_path / "project.toml").write_text(f"{project}{_port(waiting)}\n")
-    (tmp_path / "run.toml").write_text(config("fedavg", clients=1, rounds=1))
+    run = config("fedavg", clients=1, rounds=1)
+    (tmp_path / "run.toml").write_text(run.replace("epochs = 1", "epochs = 3"))  # enough steps
     assert other.call("network", "init", "project.toml", "--run", "run.toml").returncode == 0
     ended = other.call("serve", "kits/coordinator", "run.toml")
     assert ended.returncode == 2

@@ -310,6 +310,7 @@ def test_only_the_server_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyP
         lambda: outpost.handle("run-1", 1, "fit", [0, 0, 1], nothing, nothing),
         lambda: outpost.finish(nothing, nothing),
         lambda: outpost.compare(nothing, nothing),
+        outpost.alone,
         lambda: outpost.keep("0-0"),
         lambda: outpost.restore("0-0"),
         lambda: outpost.snapshot([0, 0, 1]),
