@@ -26,7 +26,7 @@ from atoll.data.dataset import Dataset
 from atoll.data.scenario import Holding, Scenario, Split
 
 
-def blobs(rows: AtLeastOne = 240) -> Dataset:
+def blobs(rows: AtLeastOne = 300) -> Dataset:
     """Three clouds of points."""
     draws = np.random.default_rng(0)
     y = draws.integers(3, size=rows)
