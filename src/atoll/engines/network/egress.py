@@ -41,6 +41,7 @@ MOST_NAMED = 6  # tensors that a line names one by one
 # Refusals that depend on rows; how many there were is counted over all runs
 SINGLED = "the weights single out"
 SHOWN = "the answer would show training rows of this site"
+ACCEPTED = "accepted at this site"  # a log whose end was copied nowhere
 MOST_REFUSALS = 100_000  # lines about refusals that a log has, so that they fill no disk
 
 
@@ -83,9 +84,12 @@ class Spent:
 NOTHING = Counted()
 
 
-def _is_probe(words: str) -> bool:
-    """Whether a line is about a refusal that depends on rows of the site."""
-    return SINGLED in words or SHOWN in words
+def _is_probe(words: str, action: str) -> bool:
+    """Whether a line is about a refusal that depends on rows of the site.
+
+    The coordinator writes the action, so only the reason behind it counts.
+    """
+    return words.removeprefix(f"refused '{action}': ").startswith((SINGLED, SHOWN))
 
 
 def _hash(body: dict[str, Any]) -> str:
@@ -176,8 +180,7 @@ class EgressLog:
         for line in lines(self.path):
             self.count, self.last = self.count + 1, line.hash
             self._sums[line.run] = self._sums.get(line.run, 0) + line.bytes
-            self._refusals += not line.bytes
-            self.probes += not line.bytes and _is_probe(line.words)
+            self._count_refusal(line.bytes, line.words, line.action)
             self._spend(line.bytes, Counted(line.data, line.rounds, line.epochs), line.action)
             there = line.hash if self.count == known.lines else there
         self._size = self._length()
@@ -217,6 +220,13 @@ class EgressLog:
         """What all runs on this data have had so far; it goes on counting."""
         return self._spent.setdefault(data, Spent())
 
+    def _count_refusal(self, count: int, words: str, action: str) -> None:
+        """Count a line, if nothing left with it; those that depend on rows count by themselves."""
+        if not count and _is_probe(words, action):
+            self.probes += 1
+        elif not count and not words.startswith(ACCEPTED):
+            self._refusals += 1
+
     def _spend(self, count: int, counted: Counted, action: str) -> None:
         if count and counted.data:
             spent = self.spent(counted.data)
@@ -246,14 +256,14 @@ class EgressLog:
 
         Those that depend on rows always have a line: all runs have few of them.
         """
-        words, most = f"refused '{action[:80]}': {reason}", MOST_REFUSALS
-        probe = _is_probe(words)
-        self.probes += probe
+        name, most = printable(action[:80]), MOST_REFUSALS
+        words = f"refused '{name}': {printable(reason)}"
+        probe = _is_probe(words, name)
         if self._refusals == most and not probe:
             words = f"{most:,} refusals are written down here; further ones are in nvflare.log"
             words += " alone"
         if self._refusals <= most or probe:
-            self._add(run, printable(words), printable(action[:80]), 0, "")
+            self._add(run, words, name, 0, "")
 
     def told(self, run: str, action: str, what: str, content: str) -> None:
         """Write down a few words that leave as the answer to a question of no method."""
@@ -262,7 +272,7 @@ class EgressLog:
 
     def accepted(self) -> None:
         """Write down that the site goes on with this log, whose end was copied nowhere."""
-        words = f"accepted at this site: {self.count:,} lines without a copy of their end"
+        words = f"{ACCEPTED}: {self.count:,} lines without a copy of their end"
         self._add("", words, "accept", 0, "")
 
     def _add(
@@ -296,7 +306,7 @@ class EgressLog:
             raise UserError(what, str(self.path), "stop the site, and look at the log")
         self._append(content)
         self.last, self.count = body["hash"], self.count + 1
-        self._refusals += not count
+        self._count_refusal(count, words, action)
         self._size += len(content)
         self._sums[run] = self._sums.get(run, 0) + count
         self._spend(count, counted, action)

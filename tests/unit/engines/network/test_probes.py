@@ -91,3 +91,33 @@ def test_refusals_that_depend_on_rows_are_counted_beyond_the_refusals_that_are_l
     made = gate(tmp_path, "run-11")
     with pytest.raises(RefusedError, match="until a person has looked at its log"):
         fit(made, 1, 0, first(made))
+
+
+def test_a_name_that_a_coordinator_gives_an_action_is_no_refusal_that_depends_on_rows(
+    tmp_path: Path,
+) -> None:
+    """Else ten such names would end the training of all runs at a site."""
+    made = gate(tmp_path, "run-1")
+    named = (egress.SINGLED, egress.SHOWN, f"x': {egress.SINGLED}", f"x': {egress.SINGLED} 'y")
+    for number, action in enumerate(named * 3):
+        with pytest.raises(RefusedError, match="is not in the contract"):
+            made.handle(number + 1, action, Moment(0, 0, 6), pack(Weights(first(made))))
+    assert made.egress.probes == 0
+    again = gate(tmp_path, "run-2")  # reads the log
+    assert again.egress.probes == 0
+    fit(again, 1, 0, first(again))
+
+
+def test_the_log_says_once_that_further_refusals_are_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refusals that depend on rows have lines of their own, and move no limit."""
+    monkeypatch.setattr(egress, "MOST_REFUSALS", 3)
+    log = egress.EgressLog(tmp_path / "egress.jsonl")
+    reasons = ("one", "two", egress.SINGLED, egress.SHOWN, "three", egress.SINGLED, "four", "five")
+    for reason in reasons:
+        log.refused("run-1", "fit", reason)
+        log = egress.EgressLog(tmp_path / "egress.jsonl")
+    words = [line.words for line in egress.lines(tmp_path / "egress.jsonl")]
+    assert sum("further ones are in nvflare.log" in one for one in words) == 1
+    assert (len(words), log.probes) == (7, 3)  # three refusals, and the line that ends them
