@@ -117,6 +117,25 @@ def test_a_drafted_contract_for_an_honest_run_needs_no_warning() -> None:
     assert warnings(EMPTY) == []
 
 
+@pytest.fixture
+def unforeseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose training the site does not foresee: it looks at each piece of work by itself."""
+    monkeypatch.setattr("atoll.engines.network.policy.unfit", lambda *_: "")
+
+
+@each_default
+def test_runs_with_too_little_behind_an_update_do_not_begin(kind: str, tmp_path: Path) -> None:
+    """One step in all, a last step of one row, two steps on parts of the rows."""
+    for changes in (ONCE, {**SHORT, "batch": 49}, {**SHORT, "batch": 25}):
+        contract = dict(defaults(changes))[kind]
+        coordinator = attacked(tmp_path / str(changes.get("batch", 0)), contract)
+        assert not coordinator.open("attack", run_config(changes))
+        assert "the contract wants at least" in str(coordinator.refusals)
+        log = egress.lines(coordinator.path.parent / "store" / "egress.jsonl")
+        assert any(coordinator.refusals[-1] in line.words for line in log)
+
+
+@pytest.mark.usefixtures("unforeseen")
 def test_an_update_of_a_single_step_is_refused_under_a_drafted_contract(tmp_path: Path) -> None:
     coordinator, _ = opened(tmp_path, "drafted", ONCE)
     assert coordinator.fit(coordinator.first) is None
@@ -355,6 +374,7 @@ def test_few_columns_give_rows_away_where_the_contract_allows_them(
 SHORT: dict[str, Any] = {**HONEST, "epochs": 1, "widths": [16], "rounds": 200}
 
 
+@pytest.mark.usefixtures("unforeseen")
 @pytest.mark.parametrize("batch", [49, 43])
 @each_default
 def test_nothing_by_a_last_step_of_few_rows(kind: str, batch: int, tmp_path: Path) -> None:
@@ -367,6 +387,7 @@ def test_nothing_by_a_last_step_of_few_rows(kind: str, batch: int, tmp_path: Pat
     nothing_found(coordinator)
 
 
+@pytest.mark.usefixtures("unforeseen")
 @each_default
 def test_nothing_by_two_steps_on_parts_of_the_rows(kind: str, tmp_path: Path) -> None:
     """Of the same weights in every round: parts of known rows, which many rounds separate."""

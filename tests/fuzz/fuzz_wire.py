@@ -24,7 +24,8 @@ with watched:
     from atoll.core.errors import BadMessageError
     from atoll.core.messages import Check, Packet, Weights, opened, pack
     from atoll.engines.network.contract import SiteFile
-    from atoll.engines.network.policy import Gate, handled
+    from atoll.engines.network.policy import Gate
+    from atoll.engines.network.replies import handled
 from atoll.families.averaging import Fitted
 from atoll.runs.config import change, resolve, to_toml
 

@@ -29,7 +29,9 @@ from atoll.core.errors import (
 from atoll.engines.network import coordinator, egress, explain, rehearsal, signing
 from atoll.engines.network import site as site_end
 from atoll.engines.network.contract import read_site
+from atoll.engines.network.drafts import drafted_contract
 from atoll.engines.network.kits import Kit, init, renew
+from atoll.engines.network.steps import refused_counts
 from atoll.engines.network.tls import PASSPHRASE
 from atoll.runs.config import RunConfig, read, resolve
 from atoll.runs.folders import refuse_absent, refuse_other_config, run_folder
@@ -40,6 +42,7 @@ __all__ = ["Changes", "register"]
 Passphrase = Annotated[
     bool, typer.Option("--passphrase", help=f"ask for the private key's; or set {PASSPHRASE}")
 ]
+MOST_ROWS = 5000  # of a site for which a run is looked at in advance
 PROGRESS_SECONDS = 10.0  # at least between two lines of a log that differ in progress alone
 
 
@@ -71,8 +74,24 @@ def init_command(
     if any(name != "coordinator" for name in parties["new"]):
         _say("the private keys of sites were made here: use --by-request if they may not")
         _say("give each site its own kit alone")
-    _say(f"authority {Kit(to / 'coordinator').authority}")
+    coordinator = Kit(to / "coordinator")
+    if len(coordinator.sites) == 2:
+        _say("with two sites each knows the other's update: it is the mean without its own")
+    _say_row_counts(config)
+    _say(f"authority {coordinator.authority}")
     _say(f"keep {to / 'authority'} to yourself")
+
+
+def _say_row_counts(config: RunConfig | None) -> None:
+    """Say with how many rows a site's drafted contract refuses the run it is drafted for."""
+    ranges = refused_counts(config, drafted_contract(config), MOST_ROWS) if config else []
+    if ranges:
+        shown = [str(a) if a == b else f"{a:,} to {b:,}" for a, b in ranges]
+        listed = ", ".join(shown[:3]) + (" and so on" if len(shown) > 3 else "")
+        _say(f"a site with {listed} training rows in a stage refuses this run, as too few rows or")
+        _say(
+            "steps stand behind its update: method.batch and method.epochs decide (docs/network.md)"
+        )
 
 
 def request_command(
@@ -121,6 +140,7 @@ def install_command(
     if run and not drafted:
         _say("site.toml exists and is kept: --run was not used")
         _say("to draft the contract again, move site.toml away and install once more")
+    _say_row_counts(config if drafted else None)
     if drafted and not run:
         _say("the contract in site.toml allows nothing yet: name methods and actions")
     _say("the owner reads out the same authority? then read site.toml, and atoll join")

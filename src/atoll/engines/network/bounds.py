@@ -6,7 +6,7 @@ every piece of work and every answer, and refuses what the contract does not all
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 from atoll import methods
 from atoll.core.annotations import RowGradient, SharedWeights, Update, marked
 from atoll.core.errors import UserError
-from atoll.core.federation import Moment, actions, kinds
+from atoll.core.federation import Moment, kinds
 from atoll.core.messages import Tensors
 from atoll.core.record import disk_errors, write_whole
 from atoll.core.rows import Rows
@@ -27,16 +27,15 @@ from atoll.engines.network.answered import Answered
 from atoll.engines.network.audit import FEWEST, shown_rows, singling_units, undone, varied_columns
 from atoll.engines.network.contract import Contract, RefusedError
 from atoll.engines.network.egress import SHOWN, SINGLED, Spent
+from atoll.engines.network.steps import sends_updates, shortfall
 from atoll.jobs.train import Optimiser, TrainJob
 from atoll.learning.weights import prefixed, without
 from atoll.runs.parts import Parts
 
-__all__ = ["PARTS", "Bounds", "Trail", "fewest_rows", "too_little"]
+__all__ = ["Bounds", "Trail", "too_little"]
 
 STRIDE = 2.0  # own updates: shared weights may move as far in any case
 MOST_PROBES = 10  # refusals that depend on rows, of all runs: each says something about them
-DILUTED = 16  # full steps of an epoch, beside which a last one may have fewer rows
-PARTS = 5  # fewest steps behind an update, if a step has not all rows: two give the parts away
 SHRUNK = 0.1  # of its first norm: a matrix of shared weights, or a unit, gets no smaller
 
 
@@ -102,25 +101,15 @@ def too_little(parts: Parts, client: str, terms: Contract) -> str:
         rows, where = len(held.train), f"at stage {stage + 1}"
         if 0 < rows < terms.rows:
             return f"{rows} training rows {where}; the contract wants {terms.rows}"
-        if rows and "files" in parts.config.data and _sends_updates(parts):
+        if (
+            rows
+            and "files" in parts.config.data
+            and sends_updates(str(parts.config.method["name"]))
+        ):
             reason = _too_few_columns(parts.site(client).train(stage).x, terms.columns)
             if reason:
                 return f"{reason} {where}"
     return ""
-
-
-def fewest_rows(sizes: Sequence[int]) -> int:
-    """The rows of an epoch's smallest step; a small last one may stand beside many full ones.
-
-    Beside few steps it is read off the update: the coordinator knows which rows are in which step.
-    """
-    return min(sizes[:-1] if len(sizes) > DILUTED else sizes)
-
-
-def _sends_updates(parts: Parts) -> bool:
-    """Whether the clients of a run answer with updates of shared weights."""
-    client = methods.load(str(parts.config.method["name"])).client
-    return any(marked(kinds(action)[1], Update) for action in actions(client).values())
 
 
 def _too_few_columns(rows: Tensor, least: int) -> str:
@@ -207,9 +196,12 @@ class Bounds:
         terms = self.terms
         epochs = len(getattr(job, "streams", ())) or work.epochs
         steps = epochs * len(work.batch_sizes)
-        for what, count, least in self._least(work, steps):
-            if count < least:
-                raise RefusedError(f"{count} {what}; the contract wants at least {least}")
+        if len(work.rows) < terms.rows:
+            little = f"{len(work.rows)} training rows behind an answer"
+            raise RefusedError(f"{little}; the contract wants at least {terms.rows}")
+        reason = shortfall(work.batch_sizes, epochs, terms) if self.updates else ""
+        if reason:
+            raise RefusedError(reason)
         if self.spent.epochs + self.epochs + epochs > terms.epochs_in_all:
             most = f"{terms.epochs_in_all:,}"
             raise RefusedError(f"more than {most} epochs on this data are not in the contract")
@@ -218,21 +210,6 @@ class Bounds:
         self.epochs, self.trained = self.epochs + epochs, work.rows
         adam = work.phases[0].optimiser if work.phases[0].optimiser.kind == "adam" else None
         self.single = adam if steps == 1 else None
-
-    def _least(self, work: TrainJob, steps: int) -> list[tuple[str, int, int]]:
-        """What there must be at least of in some work, how much there is, and the least."""
-        rows, sizes, terms = len(work.rows), work.batch_sizes, self.terms
-        least_of = [("training rows behind an answer", rows, terms.rows)]
-        if not self.updates:
-            return least_of
-        least_of += [
-            ("rows in a step", min(rows, work.batch), terms.step_rows),
-            ("rows in the last step of an epoch", fewest_rows(sizes), terms.step_rows),
-            ("steps behind an answer", steps, terms.steps),
-        ]
-        if len(sizes) > 1 and terms.steps > 1:
-            least_of.append(("steps on parts of the rows behind an answer", steps, PARTS))
-        return least_of
 
     def _advance(self, work: TrainJob) -> None:
         """Refuse an optimiser that has forgotten steps which it took in this stage."""

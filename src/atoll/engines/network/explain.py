@@ -7,8 +7,8 @@ from atoll import methods
 from atoll.core.annotations import SharedWeights, Update, marked
 from atoll.core.federation import actions, kinds
 from atoll.engines.network import ranges
-from atoll.engines.network.bounds import PARTS
 from atoll.engines.network.contract import Contract
+from atoll.engines.network.steps import PARTS
 
 __all__ = ["explained", "loose_terms", "warnings"]
 

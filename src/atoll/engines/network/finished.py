@@ -17,7 +17,7 @@ from atoll.runs.parts import Parts
 from atoll.runs.recipe import write_recipe
 from atoll.runs.result import write_result
 
-__all__ = ["go_on", "other_end", "write_end"]
+__all__ = ["go_on", "has_ended", "other_end", "write_end"]
 
 END = "finished.json"  # the request that the folder was completed with, and the last round
 
@@ -44,6 +44,11 @@ def other_end(home: Path, packet: Packet) -> str:
     before = _read(home)
     other = before is not None and before[0] != _digest(packet)
     return "a second end of a run, with other content" if other else ""
+
+
+def has_ended(home: Path) -> bool:
+    """Whether the folder is complete, and no later round has begun since."""
+    return _read(home) is not None
 
 
 def go_on(home: Path, moment: Moment) -> None:

@@ -46,8 +46,9 @@ from atoll.engines.network.faults import spoilt
 from atoll.engines.network.limits import expect
 from atoll.engines.network.mirror import ENVIRONMENT as MIRROR
 from atoll.engines.network.mirror import Mirror
-from atoll.engines.network.policy import Gate, Reply, answered, handled, log, told
+from atoll.engines.network.policy import Gate, log
 from atoll.engines.network.remote import Party, Remote, SiteLostError, packet_bytes
+from atoll.engines.network.replies import Reply, answered, handled, told
 from atoll.engines.network.requests import COMPARE
 from atoll.engines.network.size import answer_bytes
 from atoll.runs.answer import write_assembled

@@ -1,7 +1,6 @@
 """The gate of a site: checks requests, runs the client, checks and logs answers.
 
-It holds the site's client, data and state, and knows no network. Errors reach the coordinator as a
-kind and fixed words; the details stay in the site's own log.
+It holds the site's client, data and state, and knows no network.
 """
 
 import json
@@ -11,7 +10,7 @@ import re
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from atoll.core.errors import BadMessageError, UserError, printable
+from atoll.core.errors import UserError, printable
 from atoll.core.federation import SERVER, Moment, actions, answer
 from atoll.core.messages import Empty, Packet, Tensors, pack, unpack
 from atoll.core.record import Snapshot, disk_errors, write_whole
@@ -42,27 +41,25 @@ from atoll.engines.network.comparison import (
 )
 from atoll.engines.network.contract import RefusedError, SiteFile
 from atoll.engines.network.egress import Counted, EgressLog
-from atoll.engines.network.faults import spoilt
-from atoll.engines.network.finished import go_on, other_end, write_end
+from atoll.engines.network.finished import go_on, has_ended, other_end, write_end
 from atoll.engines.network.mirror import Mirror
 from atoll.engines.network.named import foreign_names
 from atoll.engines.network.own import data_key, own_parts, own_table, sparing
 from atoll.engines.network.requests import COMPARE, LARGEST, Compare, Finish
 from atoll.engines.network.size import parameters
+from atoll.engines.network.steps import unfit
 from atoll.engines.network.stored import age, arrays_of, bytes_in, question_digest
 from atoll.learning.weights import copied, prefixed
 from atoll.runs.config import RunConfig, resolve
 from atoll.runs.parts import Parts, parts
 
-__all__ = ["Gate", "Reply", "answered", "handled", "log", "told"]
+__all__ = ["Gate", "log"]
 
 MOST_AT_ONCE = 4  # questions: one is answered, and asked again up to three times if it takes long
 KEPT = 2  # checkpoints that a site keeps: the server may have died before it wrote its own
 MOST_CONFIG = 1 << 20  # bytes of a run's config
-MOST_WORDS = 2000  # of an error, in the log of this process
 log = logging.getLogger("atoll.site")
 BEFORE = Moment(0, 0, 1)
-Reply = dict[str, Any]  # ok, and then what was asked for or why it was not given
 
 
 class Gate:
@@ -170,7 +167,8 @@ class Gate:
                 raise RefusedError(f"no client '{client[:80]}' in this run")
             if self._parts.scenario.joint_aug:
                 raise RefusedError("joint_aug is for simulation: no site has whole images")
-            self._refuse("prepare", too_little(self._parts, client, self.terms))
+            little = too_little(self._parts, client, self.terms)
+            self._refuse("prepare", little or unfit(self._parts, client, self.terms))
             self._refuse("prepare", self._changed(config))
             self._reserve("prepare", len(config))
             with disk_errors(self._home):
@@ -224,7 +222,7 @@ class Gate:
 
     def _begin(self, run: str, config: str) -> RunConfig:
         """What a run is to be, if this site has agreed to such runs."""
-        self._client, self._last, self._table = None, None, None
+        self._client, self._last, self._table, self._bounds = None, None, None, None
         made = self._resolved(config)
         self._method = str(made.method["name"])
         if self._method not in self.terms.methods:
@@ -332,7 +330,8 @@ class Gate:
             reply = answer(self._client, action, moment, packet, bounds)
         self._let_out(action, moment, reply, bounds.rounds, bounds.epochs)
         bounds.end()
-        go_on(self._home, moment)
+        if bounds.updates or bounds.trained is not None:  # a test alone takes no run further
+            go_on(self._home, moment)
         return reply
 
     def _admit(self, action: str, moment: Moment, packet: Packet) -> None:
@@ -388,6 +387,7 @@ class Gate:
     def keep(self, place: str) -> None:
         """Save the client's memory under the name of a place; the last two are kept."""
         with self._alone("keep"):
+            self._of_the_run("keep")
             content = save(arrays_of(self._ready.state()))
             self._reserve("keep", len(content))
             write_whole(self._file(place), content)
@@ -403,6 +403,7 @@ class Gate:
         A client that was away when it was saved goes on with what it has.
         """
         with self._alone("restore"):
+            self._of_the_run("restore")
             client, path = self._ready, self._file(place)
             there = path.exists()
             if not there:
@@ -427,10 +428,16 @@ class Gate:
             return there
 
     def finish(self, packet: Packet) -> None:
-        """Complete the folder of this run in the store, so that `predict` can use it."""
+        """Complete the folder of this run in the store, so that `predict` can use it.
+
+        The same request, which a server repeats after a fault, changes nothing.
+        """
         with self._alone("finish"):
+            self._of_the_run("finish")
             self._fits("finish", packet)
             self._refuse("finish", other_end(self._home, packet))
+            if has_ended(self._home):
+                return
             self._reserve("finish", len(packet.block))
             told = unpack(packet, Finish, SERVER)
             state = prefixed("server", told.state)
@@ -481,6 +488,8 @@ class Gate:
             self._refuse(COMPARE, "" if again else over_budget(cost, spent, self.terms))
             rounds = made.config.rounds
             end, reply = Moment(self._known.scenario.stages - 1, rounds - 1, rounds), pack(Empty())
+            over = again or self._checked.place == (end.stage, end.round)
+            self._refuse(COMPARE, "" if over else "the run is not at its end")
             self._let_out(COMPARE, end, reply, again=again)
             with disk_errors(home):
                 home.mkdir(exist_ok=True)
@@ -503,9 +512,15 @@ class Gate:
             write_whole(self._home / name, content)
         return reply, mark
 
+    def _of_the_run(self, action: str) -> None:
+        """Refuse to save or restore a client that trains alone in place of the run's own."""
+        alone = self._bounds is not None and self._bounds.home != self._home
+        self._refuse(action, "this site trains alone to compare" if alone else "")
+
     def snapshot(self, moment: Moment) -> None:
         """Write the client's snapshots to the store; they are never sent."""
         with self._alone("snapshot"):
+            self._of_the_run("snapshot")
             if moment.stage not in range(self._known.scenario.stages):
                 raise RefusedError("a moment that is not in the run")
             seen: list[Snapshot] = getattr(self._ready, "snapshot", lambda moment: [])(moment)
@@ -554,43 +569,3 @@ class Gate:
             part.replace(path)
         except OSError:  # a full disk is reported where data would be lost
             pass
-
-
-def answered(gate: Gate, action: str, work: Callable[[Gate], dict[str, Any] | None]) -> Reply:
-    """The result of some work as it goes out; of an error only its kind and fixed words leave."""
-    try:
-        return {"ok": True, **(work(gate) or {})}
-    except Exception as error:
-        words = printable(f"{action[:80]}: {error}"[:MOST_WORDS])
-        log.warning("%s", words, exc_info=not isinstance(error, UserError))
-        kind, reason = told(error)
-        return {"ok": False, "kind": kind, "reason": reason}
-
-
-def handled(
-    gate: Gate, number: int, action: str, moment: list[int], asked: Packet, run: str = ""
-) -> Reply:
-    """A question off the wire, answered: whatever it is made of, a reply of the agreed form."""
-
-    def work(gate: Gate) -> dict[str, Any]:
-        if not (isinstance(asked.header, bytes) and isinstance(asked.block, bytes)):
-            raise RefusedError("a question that is not made of bytes")
-        if not all(type(n) is int for n in (number, *moment)) or len(moment) != 3:
-            raise RefusedError("a moment that is not three whole numbers")
-        reply = spoilt(gate.handle(number, str(action), Moment(*moment), asked, str(run)))
-        return {"header": reply.header, "block": reply.block}
-
-    return answered(gate, str(action), work)
-
-
-def told(error: BaseException) -> tuple[str, str]:
-    """The kind of an error and fixed words without local details, for the coordinator."""
-    if isinstance(error, RefusedError):
-        return "refused", str(error)
-    if isinstance(error, BadMessageError):
-        return "failed", error.reason
-    if isinstance(error, UserError) and error.what == "the disk is full":
-        return "failed", "the disk is full there"
-    if isinstance(error, UserError):
-        return "failed", "the site has to fix something; its log says what"
-    return "failed", f"a fault there: {type(error).__name__}; the site's log says more"

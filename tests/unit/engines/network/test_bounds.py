@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,15 @@ from atoll.core.federation import Moment
 from atoll.core.messages import Check, Empty, Tensors, Weights, pack, unpack
 from atoll.engines.network import egress, ranges
 from atoll.engines.network.audit import shown_rows, singling_units, undone
-from atoll.engines.network.bounds import Trail, fewest_rows
+from atoll.engines.network.bounds import Trail
 from atoll.engines.network.contract import Contract, RefusedError, SiteFile
 from atoll.engines.network.drafts import drafted_contract, drafted_file, written
 from atoll.engines.network.explain import explained, loose_terms, warnings
 from atoll.engines.network.policy import Gate
+from atoll.engines.network.steps import fewest_rows, refused_counts, unfit
 from atoll.families import averaging
 from atoll.families.vertical import Learn
-from atoll.methods import chfl
+from atoll.methods import chfl, fedavg
 from atoll.runs.config import EngineOptions, RunConfig, change, resolve, to_toml
 
 TERMS = {"methods": ["alone", "chfl", "fedavg", "splitnn"],
@@ -178,6 +180,13 @@ def test_a_limit_that_means_nothing_is_found_at_once(options: Any, words: str) -
 # Rows and steps
 
 
+@pytest.fixture
+def unforeseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose training the site does not foresee: it sees each piece of work when it comes."""
+    monkeypatch.setattr("atoll.engines.network.policy.unfit", lambda *_: "")
+
+
+@pytest.mark.usefixtures("unforeseen")
 @pytest.mark.parametrize(
     ("terms", "words"),
     [
@@ -195,6 +204,7 @@ def test_work_with_less_than_the_contract_wants_is_refused(
     assert words in log(tmp_path)[-1].words
 
 
+@pytest.mark.usefixtures("unforeseen")
 @pytest.mark.parametrize(("batch", "rest"), [(34, 1), (32, 3), (28, 7), (9, 8), (16, 3)])
 def test_the_last_step_of_an_epoch_has_enough_rows_too(
     batch: int, rest: int, tmp_path: Path
@@ -209,6 +219,7 @@ def test_the_last_step_of_an_epoch_has_enough_rows_too(
         fit(made, 0, first(made))
 
 
+@pytest.mark.usefixtures("unforeseen")
 @pytest.mark.parametrize(("epochs", "terms"), [(1, {}), (2, {}), (3, {}), (1, {"steps": 1})])
 def test_an_update_of_parts_of_the_rows_has_five_steps(
     epochs: int, terms: dict[str, Any], tmp_path: Path
@@ -221,6 +232,74 @@ def test_an_update_of_parts_of_the_rows_has_five_steps(
         return
     with pytest.raises(RefusedError, match=f"{2 * epochs} steps on parts of the rows .* least 5"):
         fit(made, 0, first(made))
+
+
+@pytest.mark.parametrize(
+    ("changes", "terms", "words"),
+    [
+        ({"epochs": 1}, {}, "1 steps behind an answer; the contract wants at least 2"),
+        ({"batch": 24}, {}, "4 steps on parts of the rows behind an answer; the .* at least 5"),
+        ({"batch": 34}, {}, "1 rows in the last step of an epoch; the contract .* at least 8"),
+        ({"batch": 8, "epochs": 9}, {"step_rows": 9}, "8 rows in a step; the .* at least 9"),
+        ({"epochs": 3}, {"steps": 4}, "3 steps behind an answer; the contract wants at least 4"),
+    ],
+)
+def test_training_that_would_be_refused_is_refused_before_a_run_begins(
+    changes: dict[str, Any], terms: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """The refusal names a batch size and a number of epochs with which the run can be done."""
+    made = Gate(SiteFile(store=str(tmp_path / "store"), contract={**TERMS, **terms}))
+    with pytest.raises(RefusedError, match=f"{words}, at stage 1 of 35 rows") as caught:
+        made.prepare("run-1", to_toml(config(**changes)), "site-1")
+    assert str(caught.value) in log(tmp_path)[-1].words
+    named = re.search(r"method.batch = (\d+) with method.epochs = (\d+) fits", str(caught.value))
+    assert named
+    batch, epochs = map(int, named.groups())
+    made.prepare("run-1", to_toml(config(batch=batch, epochs=epochs)), "site-1")
+    fit(made, 0, first(made))
+
+
+@pytest.mark.parametrize("split", ["rows", "classes"])
+def test_a_site_foresees_what_it_would_refuse_in_training(split: str, tmp_path: Path) -> None:
+    """At all stages, with every batch size; the work itself is looked at all the same."""
+    refused = set[bool]()
+    for batch in range(8, 38, 3):
+        run = config(batch=batch, split=split, epochs=2)
+        made = Gate(SiteFile(store=str(tmp_path / str(batch)), contract=TERMS))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("atoll.engines.network.policy.unfit", lambda *_: "")
+            made.prepare("run-1", to_toml(run), "site-1")
+        foreseen = unfit(made._known, "site-1", made.terms)
+        assert bool(foreseen) == (not all(_trains(made, stage) for stage in _stages(made)))
+        refused.add(bool(foreseen))
+    assert refused == {True, False}
+
+
+def _stages(made: Gate) -> list[int]:
+    """The stages that have training rows of the site."""
+    held = made._known.scenario.holdings["site-1"]
+    return [stage for stage, rows in enumerate(held) if len(rows.train)]
+
+
+def _trains(made: Gate, stage: int) -> bool:
+    """Whether the site takes the work of a stage's first round."""
+    bounds, moment = made._checked, Moment(stage, 0, 6)
+    bounds.begin(moment, fedavg.Client.fit)
+    working = made._client.fit(Weights(first(made)), moment)
+    try:
+        bounds.on_job(next(working))
+    except RefusedError:
+        return False
+    return True
+
+
+def test_row_counts_that_a_run_cannot_be_done_with() -> None:
+    """Those are what `unfit` refuses, as ranges."""
+    run, terms = config(batch=64, epochs=2), Contract()
+    assert refused_counts(run, terms, 200) == [(65, 135), (193, 199)]
+    assert refused_counts(config(batch=64, epochs=5), terms, 100) == [(65, 71)]
+    assert refused_counts(config(batch=200), terms, 200) == []
+    assert refused_counts(config("splitnn"), terms, 200) == []
 
 
 def test_no_unit_shrinks_so_far_that_one_step_turns_it(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from atoll.core.errors import ClientFailedError
 from atoll.core.messages import Packet
 from atoll.engines.network.contract import SiteFile
 from atoll.engines.network.egress import lines
-from atoll.engines.network.policy import Gate, answered
+from atoll.engines.network.policy import Gate
+from atoll.engines.network.replies import answered
 from atoll.runs.config import RunConfig, resolve
 
 pytest.importorskip("nvflare", reason="needs the extra nvflare")

@@ -1,5 +1,6 @@
 """The answer where parties hold columns: the coordinator compares, within each site's contract."""
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -18,11 +19,13 @@ from atoll.engines.network import egress
 from atoll.engines.network.collection import collect, reason_for_none
 from atoll.engines.network.contract import RefusedError
 from atoll.engines.network.party_comparison import APART, AWAY, REFUSED, STOPPED
+from atoll.engines.network.requests import Finish
 from atoll.families.vertical import Embed
 from atoll.runs import loop
 from atoll.runs.answer import write_answer, write_assembled
 from atoll.runs.config import RunConfig, change, resolve, to_toml
 from atoll.runs.execute import execute, prepare
+from atoll.runs.facts import facts
 from atoll.runs.loop import go
 from atoll.runs.parts import parts
 from atoll.runs.result import Run, write_result
@@ -256,6 +259,31 @@ def test_beginning_alone_is_repeated_until_the_first_answer(tmp_path: Path) -> N
     gate.prepare("run-1", to_toml(run), "site-0")
     with pytest.raises(RefusedError, match="a second comparison of one run"):
         gate.alone()
+
+
+def test_a_party_trains_alone_at_the_end_of_a_run_and_saves_nothing_then(tmp_path: Path) -> None:
+    run = config(rounds=2)
+    made, record = prepare(run, tmp_path / "run", resume=False)
+    sites = Gates(made, tmp_path, drafted_terms(run) | {"answer": True})
+    gate = sites.gates["site-0"]
+    with pytest.raises(RefusedError, match="the run is not at its end"):
+        gate.alone()
+    with record:
+        go(made, sites, record, lambda progress: None, lambda: False)
+    gate.keep("0-2")
+    kept = {path.name: path.read_bytes() for path in gate._home.iterdir() if path.is_file()}
+    gate.alone()
+    about = pack(Finish.of({}, "", json.dumps(facts(made))))
+    for work in (
+        lambda: gate.keep("0-2"),
+        lambda: gate.restore("0-2"),
+        lambda: gate.finish(about),
+        lambda: gate.snapshot(Moment(0, 1, 2)),
+    ):
+        with pytest.raises(RefusedError, match="trains alone to compare"):
+            work()
+    now = {path.name: path.read_bytes() for path in gate._home.iterdir() if path.is_file()}
+    assert now == kept
 
 
 def test_a_coordinator_that_is_stopped_compares_who_is_done(tmp_path: Path) -> None:

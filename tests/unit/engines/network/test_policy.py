@@ -18,7 +18,8 @@ from atoll.core.messages import Check, Empty, Packet, Weights, pack
 from atoll.engines.local import LocalEngine
 from atoll.engines.network import egress
 from atoll.engines.network.contract import RefusedError, SiteFile, read_site
-from atoll.engines.network.policy import Gate, handled, told
+from atoll.engines.network.policy import Gate
+from atoll.engines.network.replies import handled, told
 from atoll.engines.network.requests import Finish
 from atoll.runs.config import change, resolve, to_toml
 from atoll.runs.facts import facts
@@ -434,6 +435,28 @@ def test_a_run_ends_once_and_keeps_what_it_ended_with(tmp_path: Path) -> None:
     assert "a second end of a run" in (tmp_path / "store" / "egress.jsonl").read_text()
     for name in ("checkpoint.safetensors", "facts.json", "events.jsonl", "result.json"):
         assert (home / name).read_bytes() == kept[name], name
+
+
+def test_an_end_that_is_repeated_changes_nothing(tmp_path: Path) -> None:
+    """After a new start the client has forgotten its training: it is not saved over the end."""
+    made, home = gate(tmp_path, "fedavg"), tmp_path / "store" / "run-1"
+    end(made, 1.0)
+    (home / "checkpoint.safetensors").write_bytes(b"of the end")
+    made.prepare("run-1", config("fedavg"), "site-1")
+    end(made, 1.0)
+    assert (home / "checkpoint.safetensors").read_bytes() == b"of the end"
+
+
+def test_a_test_in_a_later_round_does_not_let_a_run_end_again(tmp_path: Path) -> None:
+    made = gate(tmp_path, "fedavg")
+    fit(made, 0)
+    end(made, 1.0)
+    weights = {n: w.clone() for n, w in made._client.site.model().state_dict().items()}
+    made.handle(9, "check", Moment(0, 1, 4), pack(Check(0, weights)))
+    with pytest.raises(RefusedError, match="a second end of a run, with other content"):
+        end(made, 2.0)
+    made.handle(10, "fit", Moment(0, 2, 4), pack(Weights(weights)))
+    end(made, 2.0)
 
 
 def test_a_run_that_was_stopped_and_goes_on_ends_again(tmp_path: Path) -> None:
