@@ -14,6 +14,7 @@ import pytest
 
 from atoll import data
 from atoll.engines.local import local_engine
+from atoll.learning.image_nets import NETWORKS
 from atoll.runs.config import resolve
 from atoll.runs.execute import execute
 from atoll.runs.predict.model import Predictor
@@ -194,3 +195,32 @@ def test_image_networks(call: Call) -> None:
         agree("ours.csv", "theirs.csv")
         Path("ours.csv").unlink()
     assert metadata(script)["preprocessing"]["shape"] == [1, 8, 8]
+
+
+LARGE = ("resnet12", "resnet18", "resnet20", "resnet34", "efficientnet", "mobilenet", "googlenet")
+
+
+@pytest.mark.parametrize(
+    "network",
+    [pytest.param(n, marks=pytest.mark.long if n in LARGE else ()) for n in NETWORKS],
+)
+def test_each_image_network(network: str, call: Call) -> None:
+    """Colour images; a site that trains alone."""
+    images = data.load("synthetic-images", rows=40)
+    draw = np.random.default_rng(1)
+    for number in range(2):
+        part = slice(20 * number, 20 * number + 20)
+        grey = np.repeat(np.repeat(images.x[part, 0], 2, axis=1), 2, axis=2)
+        tint = draw.integers(0, 2, (20, 1, 1, 3))
+        np.savez(f"{number}.npz", x=grey[..., None] * tint, y=images.y[part])
+    values = {
+        "data": {"images": ["0.npz", "1.npz"], "size": 16, "channels": 3},
+        "model": {"name": network},
+        "method": {"name": "fedavg", "epochs": 1, "batch": 8},
+    }
+    run(values | {"rounds": 1})
+    assert call("predict", "run", "0.npz", "--site", "site-0", "-o", "ours.csv") == 0
+    ended = standalone(exported(call, "run", "site-0"), "0.npz", "-o", "theirs.csv")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    rows = agree("ours.csv", "theirs.csv")
+    assert len({row["p 0"] for row in rows}) > 1
