@@ -34,7 +34,7 @@ logging.disable(logging.CRITICAL)  # a site writes down every refusal
 
 def gate() -> Gate:
     """A site with a small run."""
-    values = {"data": "wine", "rounds": 2, "clients": 3, "widths": [4], "epochs": 1, "threads": 1}
+    values = {"data": "wine", "rounds": 2, "clients": 3, "widths": [4], "epochs": 2, "threads": 1}
     contract = {"methods": ["fedavg"], "actions": ["fit", "check"]}
     made = Gate(SiteFile(store=tempfile.mkdtemp(prefix="atoll-fuzz-"), contract=contract))
     made.prepare("run", to_toml(resolve(change({"method": "fedavg"}, values), "fuzz")), "site-0")

@@ -3,7 +3,6 @@
 import json
 import tempfile
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ MOMENT = [0, 0, 2]
 
 @cache
 def gate() -> Gate:
-    values = {"data": "wine", "rounds": 2, "clients": 3, "widths": [4], "epochs": 1, "threads": 1}
+    values = {"data": "wine", "rounds": 2, "clients": 3, "widths": [4], "epochs": 2, "threads": 1}
     contract = {"methods": ["fedavg"], "actions": ["fit", "check"], "question": 100_000}
     made = Gate(SiteFile(store=tempfile.mkdtemp(prefix="atoll-fuzz-"), contract=contract))
     made.prepare("run", to_toml(resolve(change({"method": "fedavg"}, values), "test")), "site-0")
@@ -39,10 +38,12 @@ def good(action: str) -> Packet:
     return pack(Weights(weights()) if action == "fit" else Check(0, weights()))
 
 
-def ask(number: int, action: str, header: Any, block: Any, moment: Any = None) -> dict[str, Any]:
+def ask(
+    number: int, action: str, header: Any, block: Any, moment: Any = None, site: Gate | None = None
+) -> dict[str, Any]:
     size = len(header) + len(block)
     packet = Packet(header, block, 0, size, ())
-    return handled(gate(), number, action, MOMENT if moment is None else moment, packet)
+    return handled(site or gate(), number, action, MOMENT if moment is None else moment, packet)
 
 
 def agreed(reply: dict[str, Any]) -> None:
@@ -114,14 +115,16 @@ def test_any_answer_is_a_message_or_one_typed_error(body: dict[str, Any], block:
                 assert isinstance(found.message, kind)
 
 
-def test_a_site_that_was_asked_nonsense_still_answers_what_is_right(tmp_path: Path) -> None:
-    gate()._last = None
-    packet = good("fit")
-    before = ask(1, "fit", packet.header, packet.block)
-    for number, block in enumerate((b"", b"x" * 99_000, packet.block[:-1]), 2):
-        assert not ask(number, "fit", packet.header, block)["ok"]
-    assert ask(9, "fit", packet.header, packet.block) == before
-    assert ask(10, "fit", packet.header, bytes(200_000))["kind"] == "refused"
+def test_a_site_that_was_asked_nonsense_still_answers_what_is_right() -> None:
+    """Its answer is that of a site that was asked nothing else."""
+    packet, asked_before, undisturbed = good("fit"), gate.__wrapped__(), gate.__wrapped__()
+    for number, block in enumerate((b"", b"x" * 99_000, packet.block[:-1]), 1):
+        assert not ask(number, "fit", packet.header, block, site=asked_before)["ok"]
+    expected = ask(9, "fit", packet.header, packet.block, site=undisturbed)
+    assert expected["ok"]
+    assert ask(9, "fit", packet.header, packet.block, site=asked_before) == expected
+    large = ask(10, "fit", packet.header, bytes(200_000), site=asked_before)
+    assert large["kind"] == "refused"
 
 
 def test_what_a_header_claims_is_not_believed() -> None:

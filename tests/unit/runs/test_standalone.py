@@ -211,7 +211,7 @@ def test_each_image_network(network: str, call: Call) -> None:
     for number in range(2):
         part = slice(20 * number, 20 * number + 20)
         grey = np.repeat(np.repeat(images.x[part, 0], 2, axis=1), 2, axis=2)
-        tint = draw.integers(0, 2, (20, 1, 1, 3))
+        tint = draw.integers(0, 2, (20, 1, 1, 3), dtype=np.uint8)
         np.savez(f"{number}.npz", x=grey[..., None] * tint, y=images.y[part])
     values = {
         "data": {"images": ["0.npz", "1.npz"], "size": 16, "channels": 3},
