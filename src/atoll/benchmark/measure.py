@@ -138,8 +138,8 @@ class Ledger:
         phases: tuple[Phase, ...] = ("tuning", "measured")
         for phase in phases:
             for name in names(self.plan):
-                wanted = self._tuning(name) if phase == "tuning" else self._measured(name)
-                runs = {key: one for key, one in wanted.items() if not self._has(key, one)}
+                configs = self._tuning(name) if phase == "tuning" else self._measured(name)
+                runs = {key: one for key, one in configs.items() if not self._has(key, one)}
                 if runs:
                     yield Batch(phase, name, runs)
 
