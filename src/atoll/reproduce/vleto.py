@@ -27,7 +27,7 @@ from atoll.reproduce.vleto_tables import (
     ABLATED,
     AVERAGES,
     FINE,
-    HELD,
+    FROZEN,
     IMPOSSIBLE,
     LAMBDAS,
     PRINTED,
@@ -256,9 +256,9 @@ def _measured_at(
     for number in sorted(lost):
         say(f"{settings[number].name}: the loss is no number at rate {rate:g}")
     measured = {}
-    for setting, made in zip(settings, runs, strict=True):
-        if made:
-            measured[setting.name] = {**_summary(plan, made), "seconds": seconds}
+    for setting, seeds in zip(settings, runs, strict=True):
+        if seeds:
+            measured[setting.name] = {**_summary(plan, seeds), "seconds": seconds}
             say(f"{setting.name}: {seconds:.1f} s, rate {measured[setting.name]['rate']:g}")
     return measured
 
@@ -290,9 +290,9 @@ def _brief(run: Run) -> dict[str, Any]:
         elif isinstance(event, Score):
             tasks[f"{event.task + 1}|{event.stage + 1}"] = event.accuracy
         elif isinstance(event, Round):
-            held = [v for k, v in event.notes.items() if k.startswith("frozen ")]
-            if held:
-                frozen[str(event.stage + 1)] = float(np.mean(held))
+            shares = [v for k, v in event.notes.items() if k.startswith("frozen ")]
+            if shares:
+                frozen[str(event.stage + 1)] = float(np.mean(shares))
     return {"seed": run.config["seed"], "tasks": tasks, "union": union, "frozen": frozen}
 
 
@@ -306,7 +306,7 @@ def _ledger(measured: Measured, missing: Missing) -> Ledger:
         *_fine("Table 2 (FMNIST, CIL)", {f"CIL {n}": t for n, t in ABLATED.items()}, measured),
         *_table_3(measured),
         *_fine("Table 4 (FMNIST, CIL)", _placed("lambda_A", WEIGHED), measured),
-        *_fine("Table 5 (FMNIST, CIL)", _placed("k0", HELD), measured),
+        *_fine("Table 5 (FMNIST, CIL)", _placed("k0", FROZEN), measured),
         *_others(measured),
     ]  # fmt: skip
     facts = {name: one["facts"] for name, one in measured.items()}
@@ -433,10 +433,10 @@ def _table_3(measured: Measured) -> Iterator[Cell]:
 
 def _others(measured: Measured) -> Iterator[Cell]:
     """What the paper has no number for: Figure 4, the label-reading test, and our studies."""
-    wanted = [s.name for s in STUDIES]
-    wanted += [s.name for data in ("FMNIST", "MNIST") for s in _ablations(data)]
-    wanted += [f"FMNIST {sweep_name('lambda_F', weight)}" for weight in LAMBDAS]
-    for name in wanted:
+    names = [s.name for s in STUDIES]
+    names += [s.name for data in ("FMNIST", "MNIST") for s in _ablations(data)]
+    names += [f"FMNIST {sweep_name('lambda_F', weight)}" for weight in LAMBDAS]
+    for name in names:
         if name in measured:
             table = (
                 "Figure 4"

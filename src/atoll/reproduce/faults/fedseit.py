@@ -35,9 +35,9 @@ def _unmoved(names: Names, banks: bool, rules: Rules) -> Rules:
     """Rules by which these weights do not move; `banks`: only where foreign filters are banks."""
 
     def moves(every: Sequence[str], options: Options, task: int) -> tuple[str, ...]:
-        found = rules.moves(every, options, task)
+        moving = rules.moves(every, options, task)
         still = set(names(every)) if options.combine == "banks" or not banks else set()
-        return tuple(name for name in found if name not in still)
+        return tuple(name for name in moving if name not in still)
 
     return replace(rules, moves=moves)
 
