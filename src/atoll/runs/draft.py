@@ -79,8 +79,8 @@ def draft(wish: Wish, suggestions: Sequence[Suggestion] = (), problem: str = "")
 
 def _data(wish: Wish) -> list[str]:
     """The lines that say what the data are."""
-    given = "images" if wish.images else "files"
-    lines = _parties(wish) if wish.parties else [f"{given} = {_files(wish.files)}"]
+    key = "images" if wish.images else "files"
+    lines = _parties(wish) if wish.parties else [f"{key} = {_files(wish.files)}"]
     if wish.id:
         lines.append(f"id = {in_toml(wish.id)}   # the column of ids")
     if wish.text:
@@ -144,12 +144,12 @@ def _one_line(text: str) -> str:
     return re.sub(r"[\x00-\x1f\x7f\x85\u2028\u2029]+", " ", text)
 
 
-def _files(given: Sequence[str]) -> str:
+def _files(files: Sequence[str]) -> str:
     """A list of files, or a table of sites with one file for each stage."""
-    if not any("=" in file for file in given):
-        return in_toml(list(given))
+    if not any("=" in file for file in files):
+        return in_toml(list(files))
     sites = []
-    for file in given:
+    for file in files:
         name, equals, paths = file.partition("=")
         if not (equals and name and paths):
             what = f"'{file}' is not NAME=FILE,FILE"

@@ -73,10 +73,10 @@ def holdings(parts: "Parts") -> dict[str, Any]:
     for id in scenario.clients:
         holdings, columns = scenario.holdings[id], scenario.holdings[id][-1].own
         sites[id] = {
-            "train": [len(held.train) for held in holdings],
-            "valid": [len(held.valid) for held in holdings],
+            "train": [len(holding.train) for holding in holdings],
+            "valid": [len(holding.valid) for holding in holdings],
             "test": [len(rows) for rows in scenario.tests[id]],
-            "classes": [len(np.unique(dataset.strata[held.train])) for held in holdings],
+            "classes": [len(np.unique(dataset.strata[holding.train])) for holding in holdings],
             "own": len(columns),
             "own_names": [named[i] for i in columns] if named else [],
         }

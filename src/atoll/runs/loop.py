@@ -89,7 +89,9 @@ class _Run:
         options, scenario = self.config.robust_options(), self.parts.scenario
         if options.rule == "none" or not self.packing:
             return None
-        rows = {id: [len(held.train) for held in scenario.holdings[id]] for id in scenario.clients}
+        rows = {
+            id: [len(holding.train) for holding in scenario.holdings[id]] for id in scenario.clients
+        }
         return Guard(options, methods.load(self.config.method["name"]).quorum, rows)
 
     def clients(self, moment: Moment) -> Clients:

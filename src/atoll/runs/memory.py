@@ -146,10 +146,10 @@ def _peaks(parts: Parts, engine: Callable[[Parts], Transport], count: int) -> li
 
 def _row_bytes(parts: Parts) -> int:
     """The training rows of one client, on average, as tensors."""
-    held = [len(h.train) for holdings in parts.scenario.holdings.values() for h in holdings[:1]]
+    counts = [len(h.train) for holdings in parts.scenario.holdings.values() for h in holdings[:1]]
     kind = torch.empty(0, dtype=getattr(torch, parts.config.dtype)).element_size()
     wide = parts.dataset.x[0].size
-    return int(sum(held) / max(1, len(held)) * (wide * kind + 8))
+    return int(sum(counts) / max(1, len(counts)) * (wide * kind + 8))
 
 
 def _free_bytes(parts: Parts) -> int:

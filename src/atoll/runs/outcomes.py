@@ -100,7 +100,7 @@ def _outcome(one: Parts, id: str, tasks: Sequence[int], networks: dict[str, _Pre
     for model, predict in networks.items():
         outputs[model] = np.concatenate([predict("test", task) for task in tasks])
     rows = np.concatenate([scenario.tests[id][task] for task in tasks])
-    train = np.concatenate([held.train for held in scenario.holdings[id]])
+    train = np.concatenate([holding.train for holding in scenario.holdings[id]])
     _, first = np.unique(train, return_index=True)  # a row may be there at several stages
     y = one.dataset.y[train[first]]
     site = one.site(id)
