@@ -102,7 +102,7 @@ class StackKind:
     choose: Callable[[Any, Hashable, Sequence[Any]], Choice]  # tuner, about, jobs -> how they run
     build: Callable[[Sequence[Any], str], Accelerated]  # jobs, way -> their buffers
     modes: tuple[str, ...] = ("auto", "stacked")  # of the engine, in which jobs are stacked
-    kept: int = 1  # how many buffers the executor keeps
+    pool_size: int = 1  # how many buffers the executor keeps
     halves: bool = True  # whether a stack can be split where memory ends
     about: Callable[[Hashable], Hashable] = lambda key: key  # what the choice for jobs is about
     rests_on: Callable[[Any], Sequence[Hashable]] = (

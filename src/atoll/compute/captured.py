@@ -122,8 +122,8 @@ class Captured:
         """Copy the jobs' values into the buffers."""
         into(self.weights, {n: self._joined([j.weights[n] for j in jobs]) for n in self.weights})
         rows = self._end_to_end(jobs)
-        for mine, given in zip(_tensors(self.rows), _tensors(rows), strict=True):
-            mine.copy_(given)
+        for mine, source in zip(_tensors(self.rows), _tensors(rows), strict=True):
+            mine.copy_(source)
         moments = {n: self._joined([j.moments[n] for j in jobs]) for n in jobs[0].moments}
         for memory in self.memory:
             memory.load(moments)

@@ -19,7 +19,7 @@ __all__ = ["SAMPLE", "TOLERANCE", "Verdict", "prove", "sampled"]
 
 TOLERANCE = 1e-8  # relative, in double precision, after the steps of a proof
 SAMPLE = 8  # members that a proof takes
-GIVEN = 4  # of them that also start from the values that they have
+UNPERTURBED = 4  # of them that also start from the values that they have
 ROUNDED = 2  # of them that show what rounding does in the run's own type
 
 
@@ -72,15 +72,15 @@ def _prove(
             wrong = f"{type(error).__name__}: {error}"[:200]
             continue
         if _finite(kind, exact, expected):
-            unperturbed = _as_given(kind, jobs) if draws is DRAWS else []
+            unperturbed = _unperturbed_cases(kind, jobs) if draws is DRAWS else []
             return _first_equal(kind, [(exact, expected), *unperturbed], candidates)
         wrong = "numbers that are not finite"
     return Verdict("", math.inf, f"no proof: perturbed values give {wrong}")
 
 
-def _as_given(kind: Kind, jobs: Sequence[Any]) -> list[Case]:
+def _unperturbed_cases(kind: Kind, jobs: Sequence[Any]) -> list[Case]:
     """The jobs from the values that they have: there a maximum may have exact ties."""
-    exact = [kind.exact(job, number, ACTUAL[0]) for number, job in enumerate(jobs[:GIVEN])]
+    exact = [kind.exact(job, number, ACTUAL[0]) for number, job in enumerate(jobs[:UNPERTURBED])]
     expected = [kind.reference(job) for job in exact]
     return [(exact, expected)] if _finite(kind, exact, expected) else []
 

@@ -430,16 +430,16 @@ def _plain_hints(kind: Any) -> dict[str, Any]:
     return {n: h for n, h in _fields(kind).items() if h is not Tensor and h != Tensors}
 
 
-def _values(given: dict[str, Any], kind: type, sender: str) -> dict[str, Any]:
+def _values(values: dict[str, Any], kind: type, sender: str) -> dict[str, Any]:
     hints = _plain(kind)
-    if not set(hints) - _optional(kind) <= set(given) <= set(hints):
-        raise BadMessageError(sender, f"values {str(sorted(given))[:200]}, not {sorted(hints)}")
+    if not set(hints) - _optional(kind) <= set(values) <= set(hints):
+        raise BadMessageError(sender, f"values {str(sorted(values))[:200]}, not {sorted(hints)}")
     read = {}
     for name, hint in hints.items():
-        if name not in given:
+        if name not in values:
             continue
         try:
-            read[name] = _adapter(hint).validate_json(json.dumps(given[name]), strict=True)
+            read[name] = _adapter(hint).validate_json(json.dumps(values[name]), strict=True)
         except (ValueError, RecursionError) as error:
             raise BadMessageError(sender, f"value '{name}' is not of type {hint}") from error
         _finite_value(read[name], name, sender)
@@ -494,11 +494,11 @@ def same_shapes(request: Any, reply: Any, sender: str) -> None:
             _same(getattr(request, base), getattr(reply, name), name, sender)
 
 
-def _same(asked: Tensors, given: Tensors, field: str, sender: str) -> None:
-    for key in sorted(asked.keys() | given.keys()):
-        if key not in asked or key not in given:
+def _same(request: Tensors, reply: Tensors, field: str, sender: str) -> None:
+    for key in sorted(request.keys() | reply.keys()):
+        if key not in request or key not in reply:
             raise BadMessageError(sender, f"tensor {key!r} is unknown or missing in '{field}'")
-        expected, actual = asked[key], given[key]
+        expected, actual = request[key], reply[key]
         if expected.shape != actual.shape or expected.dtype != actual.dtype:
             raise BadMessageError(
                 sender,

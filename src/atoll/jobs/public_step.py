@@ -57,7 +57,7 @@ class PublicJob:
     place: Place  # of the round
     follow: int | None  # the step whose target has come
     answer: int | None  # the step that is asked for
-    given: Tensors  # what the loss reads beside the logits
+    constants: Tensors  # what the loss reads beside the logits
     loss: StepLoss
     how: Optimiser
     fresh: bool = True  # reset Adam after every step
@@ -111,7 +111,7 @@ class PublicJob:
 
     def _followed(self, waiting: Forward) -> tuple[Tensors, Tensors, Tensor]:
         weights = waiting.weights
-        loss = self.loss(waiting.z, lambda x: self.network(weights, x), self.given)
+        loss = self.loss(waiting.z, lambda x: self.network(weights, x), self.constants)
         if self.penalty is not None:
             loss = loss + self.penalty({n: weights[n] for n in self.moves})
         moved = [weights[n].detach().clone() for n in self.moves]

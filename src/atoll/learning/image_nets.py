@@ -187,10 +187,10 @@ class Inception(nn.Module):
 
 
 def _chain(*sizes: tuple[int, int, int]) -> nn.Sequential:
-    found: list[nn.Module] = []
+    layers: list[nn.Module] = []
     for below, above, kernel in sizes:
-        found += [_conv(below, above, kernel, bias=True), nn.ReLU()]
-    return nn.Sequential(*found)
+        layers += [_conv(below, above, kernel, bias=True), nn.ReLU()]
+    return nn.Sequential(*layers)
 
 
 def googlenet(shape: Shape, classes: int) -> nn.Module:

@@ -247,7 +247,7 @@ def features(network: Architecture, weights: Mapping[str, Tensor], x: Tensor) ->
     if not layers:
         return None
     seen: list[Tensor] = []
-    handle = layers[-1].register_forward_pre_hook(lambda layer, given: seen.append(given[0]))
+    handle = layers[-1].register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
     try:
         with torch.no_grad():
             network(weights, x)

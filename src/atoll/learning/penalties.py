@@ -164,10 +164,10 @@ class Past:
         if not self.anchor:
             return {}
         parts = (("anchor", self.anchor), ("importance", self.importance), ("path", self.path))
-        found = {"stage": torch.tensor(self.stage)}
+        state = {"stage": torch.tensor(self.stage)}
         for name, tensors in parts:
-            found |= prefixed(name, tensors)
-        return found
+            state |= prefixed(name, tensors)
+        return state
 
     def restore(self, state: Tensors) -> None:
         """Become what `state` described."""

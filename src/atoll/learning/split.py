@@ -100,7 +100,7 @@ class Half:
 
     network: Bottom
     weights: Tensors
-    _kept: tuple[object, dict[str, Tensor], Tensor] | None = field(default=None, repr=False)
+    _cached: tuple[object, dict[str, Tensor], Tensor] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """The network as a function of its weights."""
@@ -120,22 +120,22 @@ class Half:
             embedding = self.function(moving, x)
             if mask is not None:
                 embedding = embedding * mask
-        self._kept = (key, moving, embedding)
+        self._cached = (key, moving, embedding)
         return embedding
 
     def again(self, key: object, inputs: Callable[[], tuple[Tensor, Tensor | None]]) -> Tensor:
         """The embeddings of the last batch; a client that was rebuilt does its pass again."""
-        if self._kept is None or self._kept[0] != key:
+        if self._cached is None or self._cached[0] != key:
             self.forward(key, *inputs())
-        assert self._kept is not None  # forward() has just filled it
-        return self._kept[2]
+        assert self._cached is not None  # forward() has just filled it
+        return self._cached[2]
 
     def backward(self, gradient: Tensor) -> Tensors:
         """The gradient by the weights, from that by the embeddings of the last batch."""
-        assert self._kept is not None  # again() comes first
-        _, moving, embedding = self._kept
+        assert self._cached is not None  # again() comes first
+        _, moving, embedding = self._cached
         gradients = torch.autograd.grad(embedding, list(moving.values()), gradient)
-        self._kept = None
+        self._cached = None
         return dict(zip(moving, gradients, strict=True))
 
     def descend(self, gradients: Tensors, rate: float, frozen: Tensors | None = None) -> None:

@@ -116,8 +116,8 @@ class _BatchNorms:
         layers = [layer for layer in model.modules() if isinstance(layer, NORMALISING)]
         self.handles = [layer.register_forward_pre_hook(self._look) for layer in layers]
 
-    def _look(self, layer: Any, given: tuple[Tensor, ...]) -> None:
-        variance, mean = torch.var_mean(given[0].transpose(0, 1).flatten(1), 1)
+    def _look(self, layer: Any, inputs: tuple[Tensor, ...]) -> None:
+        variance, mean = torch.var_mean(inputs[0].transpose(0, 1).flatten(1), 1)
         apart = (mean - layer.running_mean).norm() + (variance - layer.running_var).norm()
         self.distances.append(apart)
 

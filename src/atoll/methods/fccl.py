@@ -78,23 +78,23 @@ def rate(options: Options, moment: Moment) -> float:
     return options.rate * (1 - 0.9 * moment.round / moment.rounds if linear else 1)
 
 
-def own_target(z: Tensor, given: Tensors) -> Tensor:
+def own_target(z: Tensor, constants: Tensors) -> Tensor:
     """The target, or with `progressive` the target with last round's logits as the own share."""
-    if "earlier" not in given:
-        return given["target"]
-    return given["target"] + (given["earlier"] - z.detach()) / given["count"]
+    if "earlier" not in constants:
+        return constants["target"]
+    return constants["target"] + (constants["earlier"] - z.detach()) / constants["count"]
 
 
 def public_loss(
     z: Tensor,
     again: Again,
-    given: Tensors,
+    constants: Tensors,
     *,
     strength: float,
     off_diagonal: float,
 ) -> Tensor:
     """L_col of a public batch."""
-    return correlation_loss(correlation(z, own_target(z, given)), strength, off_diagonal)
+    return correlation_loss(correlation(z, own_target(z, constants)), strength, off_diagonal)
 
 
 class Client:
@@ -133,17 +133,19 @@ class Client:
 
     def _step(self, request: Align, moment: Moment) -> Working[Aligned]:
         options, learner = self.options, self.learner
-        given = {"target": request.target.to(self.site.device)}
+        constants = {"target": request.target.to(self.site.device)}
         if request.step and options.own_target == "progressive":
             x = self.plan.images(self.site.public(), request.key, request.step - 1)
-            given["earlier"] = learner.logits(learner.last, x)
-            given["count"] = torch.tensor(request.count).to(given["earlier"])
+            constants["earlier"] = learner.logits(learner.last, x)
+            constants["count"] = torch.tensor(request.count).to(constants["earlier"])
         strength, target = options.lambda_col, float(options.off_diagonal)
         loss = partial(public_loss, strength=strength, off_diagonal=target)
         adam, fresh = Optimiser("adam", rate(options, moment)), options.public_optimiser == "fresh"
-        result = yield from learner.step(request, moment, loss, given, optimiser=adam, fresh=fresh)
+        result = yield from learner.step(
+            request, moment, loss, constants, optimiser=adam, fresh=fresh
+        )
         if result.followed is not None:
-            self.m = correlation(result.followed, own_target(result.followed, given)).float()
+            self.m = correlation(result.followed, own_target(result.followed, constants)).float()
         return distillation.aligned(result)
 
     def fit(self, request: Weights, moment: Moment) -> Working[Trained]:

@@ -71,9 +71,9 @@ def plan(options: Options) -> Plan:
     return Plan(options.public_batch, options.public_epochs, augment)
 
 
-def public_loss(z: Tensor, again: Again, given: Tensors, *, kind: str, own: float) -> Tensor:
+def public_loss(z: Tensor, again: Again, constants: Tensors, *, kind: str, own: float) -> Tensor:
     """The distance of logits from the target; RCFL mixes the own logits into it, `own` to one."""
-    target = given["target"]
+    target = constants["target"]
     if own:
         target = (target + own * z.detach()) / (1 + own)
     return DISTANCES[kind](z, target)
@@ -121,8 +121,8 @@ class Client:
             own = min(1.0, len(self.site.train(moment.stage)) / len(self.site.public()))
         loss = partial(public_loss, kind=kind, own=own)
         fresh = self.options.public_optimiser == "fresh"
-        given = {"target": request.target.to(self.site.device)}
-        result = yield from self.learner.step(request, moment, loss, given, fresh=fresh)
+        constants = {"target": request.target.to(self.site.device)}
+        result = yield from self.learner.step(request, moment, loss, constants, fresh=fresh)
         return distillation.aligned(result)
 
     def fit(self, request: Weights, moment: Moment) -> Working[Trained]:

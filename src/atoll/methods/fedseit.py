@@ -189,10 +189,10 @@ def network_of(options: Options, site: Site) -> TextCNN | LeNet:
     if not isinstance(model, LeNet):
         remedy = "see atoll list data; from images with model.name = 'lenet', combine = 'sum'"
         raise UserError("'fedseit' learns from texts", "data", remedy)
-    for name, wanted in (("combine", "sum"), ("transfer", "previous"), ("vocabulary", "shared")):
-        if getattr(options, name) != wanted:
+    for name, value in (("combine", "sum"), ("transfer", "previous"), ("vocabulary", "shared")):
+        if getattr(options, name) != value:
             what = f"{name} = '{getattr(options, name)}' is for texts"
-            raise UserError(what, "[method]", f"set {name} = '{wanted}' for images")
+            raise UserError(what, "[method]", f"set {name} = '{value}' for images")
     return model
 
 
@@ -541,7 +541,7 @@ class Server:
         self.base = without("base", state)
         self.rows = {id: int(count) for id, count in without("rows", state).items()}
         self.bases = {id: without(f"bases/{id}", state) for id in self.rows}
-        self.stopped = {id for id, done in without("stopped", state).items() if done}
+        self.stopped = {id for id, flag in without("stopped", state).items() if flag}
         self.index.restore(state)
 
 

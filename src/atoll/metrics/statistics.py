@@ -303,8 +303,8 @@ def _power(rows: int, discordant: float, gain: float, level: float) -> float:
     first = max(1, math.floor(rows * discordant - 8 * spread))
     totals = np.arange(first, min(rows, math.ceil(rows * discordant + 8 * spread + 8)) + 1)
     least = np.floor((totals + quantile * np.sqrt(totals)) / 2)  # b must be above it
-    found = stats.binom.sf(least, totals, min(1.0, (1 + gain / discordant) / 2))
-    return float((stats.binom.pmf(totals, rows, min(1.0, discordant)) * found).sum())
+    powers = stats.binom.sf(least, totals, min(1.0, (1 + gain / discordant) / 2))
+    return float((stats.binom.pmf(totals, rows, min(1.0, discordant)) * powers).sum())
 
 
 def rows_for_error(

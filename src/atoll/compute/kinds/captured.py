@@ -167,7 +167,7 @@ def _public_exact(job: PublicJob, number: int, draw: Draw) -> PublicJob:
     return replace(
         job,
         weights=perturbed(job.weights, stream.child("weights"), draw, frozenset(job.moves)),
-        given=perturbed(job.given, stream.child("given"), draw, frozenset(job.given)),
+        constants=perturbed(job.constants, stream.child("given"), draw, frozenset(job.constants)),
         images=lambda step: typed(job.images(step), draw),
         how=damped(job.how),
         answer=job.follow,

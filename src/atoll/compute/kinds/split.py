@@ -61,7 +61,7 @@ def _exact(job: SplitJob, number: int, draw: Draw) -> SplitJob:
     return replace(
         short,
         weights=perturbed(job.weights, stream.child("top"), draw, frozenset(job.weights)),
-        given=perturbed(job.given, stream.child("given"), draw, frozenset()),
+        constants=perturbed(job.constants, stream.child("given"), draw, frozenset()),
         lent=tuple(halves),
     )
 
@@ -152,6 +152,6 @@ SPLIT_STACKS = StackKind(
     choose=_choose,
     build=lambda jobs, way: SplitStack(jobs, cast("Way", way)),
     modes=("auto", "stacked", "captured"),
-    kept=3,  # they hold the rows of a stage too
+    pool_size=3,  # they hold the rows of a stage too
 )
 STACKED = {SplitJob: SPLIT_STACKS}

@@ -243,6 +243,6 @@ TRAIN_STACKS = StackKind(
     worth=lambda jobs: len(jobs) > 1 or jobs[0].rows.y.is_cuda,
     choose=_choose,
     build=_stack,
-    kept=8,
+    pool_size=8,
 )
 STACKED = {TrainJob: TRAIN_STACKS}
