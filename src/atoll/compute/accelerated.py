@@ -68,7 +68,7 @@ class Kind:
     start: Callable[[Any], dict[str, Tensor]]  # values before training, by the names of `values`
     # for checks: job, steps -> the start, and what the plain loop has after so many steps
     first_steps: Callable[[Any, int], tuple[Mapping[str, Tensor], Seen]]
-    # what a check compares of a result that is seen whole; None: a probe has to look
+    # what a check compares of a result that is seen whole; None: a probe reads it
     seen: Callable[[Any, Any], Seen | None] = lambda job, result: None
     mode: Callable[[Sequence[Any]], Literal["stacked", "captured"]] = _stacked  # in the record
     sample: Callable[[Sequence[Any], Sequence[Draw]], Sequence[Any]] = lambda jobs, draws: jobs

@@ -68,7 +68,7 @@ def keep_timings(timings: Mapping[str, Timing]) -> None:
     try:
         _cache().mkdir(parents=True, exist_ok=True)
         write_whole(_cache() / "batched_layers.json", json.dumps(body).encode())
-    except (OSError, UserError):  # a cache that cannot be written is no cache
+    except (OSError, UserError):  # a cache that cannot be written is ignored
         pass
 
 
@@ -99,5 +99,5 @@ def remember(name: str, choice: Choice) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(asdict(choice)).encode())
-    except (OSError, UserError):  # a cache that cannot be written is no cache
+    except (OSError, UserError):  # a cache that cannot be written is ignored
         pass

@@ -357,7 +357,7 @@ class Executor:
 
 
 def _alone(client: str, job: Any) -> Any:
-    """The result of one job; an error knows whose it was."""
+    """The result of one job; an error names its client."""
     try:
         return job.run()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The proof: an accelerated way must give what the plain loop gives, near the actual values.
+"""The proof: an accelerated way must agree with the plain loop, near the actual values.
 
 Both run a few steps in double precision, from values that are perturbed for each member
 independently (perturb.py). Every kind of job and every candidate goes through `prove`.
@@ -25,16 +25,16 @@ ROUNDED = 2  # of them that show what rounding does in the run's own type
 
 @dataclass(frozen=True)
 class Verdict:
-    """The first way that gives what the reference gives; without one, why none does."""
+    """The first candidate that agrees with the reference; without one, the reason."""
 
     way: str  # empty: none
     difference: float
     reason: str
-    rounding: float = 0.0  # how far both ways are apart in the run's own type, unperturbed
+    rounding: float = 0.0  # relative difference in the run's own type, unperturbed
 
     @property
     def holds(self) -> bool:
-        """Whether some way is proved."""
+        """Whether a candidate is proved."""
         return bool(self.way)
 
 
@@ -110,7 +110,7 @@ def _error(kind: Kind, candidate: Candidate, jobs: Sequence[Any], expected: Sequ
 
 
 def _rounding(kind: Kind, jobs: Sequence[Any], candidate: Candidate) -> float:
-    """How far a way that is right goes from the reference by rounding, in the run's own type."""
+    """The rounding error between a correct candidate and the reference, in the run's own type."""
     error = 0.0
     works = [kind.exact(job, number, AS_RUN) for number, job in enumerate(jobs)]
     for work, other in zip(works, candidate.run(works), strict=True):

@@ -27,7 +27,7 @@ def capturable(job: PublicJob) -> bool:
 
 
 class CapturedStep:
-    """Buffers and graphs of one client's public steps; made once, replayed at every exchange."""
+    """Buffers and graphs of one client's public steps; built once, replayed at every exchange."""
 
     def __init__(self, job: PublicJob, lane: Lane | None = None) -> None:
         """Make the buffers; no other client's public steps may be on the same lane."""
@@ -56,8 +56,8 @@ class CapturedStep:
         ]
 
     def inputs(self, job: PublicJob) -> tuple[Tensor | None, Tensor | None]:
-        """The images that a step reads: of the batch before, if its pass is to be done again, and
-        of the next. They are made on the stream that all clients have in common.
+        """The images that a step reads: of the batch before, if its pass must be repeated, and
+        of the next. They are computed on the common stream of all clients.
         """
         again = job.follow is not None and not self._waits(job)
         return (

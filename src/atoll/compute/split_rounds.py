@@ -79,7 +79,7 @@ class _Halves:
         self.keys = torch.zeros((0, len(lent)), dtype=torch.int64, device=self.x.device)
         self.members = torch.arange(len(lent), device=self.x.device)[:, None]
         self.leaves: Tensors = {}
-        self.graph: tuple[Tensor, Tensor] | None = None  # embedding, and what is sent of it
+        self.graph: tuple[Tensor, Tensor] | None = None  # embedding, and its part that is sent
 
     def load(self, lent: Sequence[Lent], views: Sequence[View]) -> None:
         """Load the weights of a round."""

@@ -33,7 +33,7 @@ class StackedOptimiser:
         )
         self.buffers = {f"first/{n}": b for n, b in zip(moments, self.first, strict=True)}
         self.buffers |= {f"second/{n}": b for n, b in zip(moments, self.second, strict=True)}
-        self.outputs: list[Tensors] = []  # moments as they were last given out
+        self.outputs: list[Tensors] = []  # moments as last returned
         device = moved[0].device
         self.rate = torch.zeros(len(jobs), dtype=torch.float64, device=device)
         self.taken = torch.zeros(len(jobs), dtype=torch.float64, device=device)

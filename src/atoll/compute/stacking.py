@@ -109,7 +109,7 @@ class Stack:
         return [results[place] for place in range(len(jobs))]
 
     def go(self, probe: Probe | None = None, place: int = 0) -> None:
-        """All steps of an epoch or a round; a probe is shown the member at this place."""
+        """All steps of an epoch or a round; a probe reads the member at this place."""
         shown = min(probe.steps, self.steps[place]) if probe else 0
         taken = 0
         for active, count in self.blocks():
@@ -121,7 +121,7 @@ class Stack:
             taken += count
 
     def _show(self, probe: Probe, place: int) -> None:
-        """Give a probe what a member has now."""
+        """Pass the present values of a member to a probe."""
         moved = {name: self.buffers[name] for phase in self.phases for name in phase.moves}
         weights = {name: buffer.places[place] for name, buffer in moved.items()}
         names = [phase.name for phase in self.phases]
@@ -175,7 +175,7 @@ class Stack:
                 for whole in (self.index, self.share)
             )
             index[:, : lot.steps, lot.where] = order.permute(1, 2, 0, 3)
-            if self.shared.get(lot.rows) != (epochs, stride):  # else it is as it was
+            if self.shared.get(lot.rows) != (epochs, stride):  # else unchanged
                 self.shared[lot.rows] = (epochs, stride)
                 real = torch.arange(full, device=device).view(lot.steps, -1) < lot.rows
                 share[:, : lot.steps, lot.where] = real.to(share.dtype)[:, None]
@@ -214,7 +214,7 @@ class Stack:
         return blocks
 
     def advance(self, active: int, count: int) -> None:
-        """So many steps of the first members."""
+        """Take this many steps of the first members."""
         if active not in self.captured:
             step = self._step_of(active)
             while count and (not self.graph or self.eager.get(active, 0) < EAGER):
@@ -265,7 +265,7 @@ class Stack:
         return each(phase.loss, weights, batch, sizes, weighted=self.data.share is not None)
 
     def unload(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
-        """What each member has now; works in the order of members."""
+        """The present values of each member; `jobs` in the order of members."""
         moved = dict.fromkeys(name for phase in self.phases for name in phase.moves)
         own = by_member({name: self.buffers[name].copies() for name in moved}, len(jobs))
         self.outputs = [{**job.weights, **mine} for job, mine in zip(jobs, own, strict=True)]

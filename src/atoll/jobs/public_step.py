@@ -62,7 +62,7 @@ class PublicJob:
     how: Optimiser
     fresh: bool = True  # reset Adam after every step
     penalty: Callable[[Tensors], Tensor] | None = None  # a penalty on the parameters
-    waiting: Any = None  # the forward pass that the step before left
+    waiting: Any = None  # the forward pass of the step before
 
     def key(self) -> Hashable | None:
         """The network, the loss and shapes; steps with equal keys differ in values alone."""

@@ -309,7 +309,7 @@ def hits(logits: Tensor, y: Tensor, top: int = 1) -> tuple[int, float]:
     counts[0].scatter_add_(0, y, (guess == y).double())
     counts[1].scatter_add_(0, y, ones)
     counts[2].scatter_add_(0, guess, ones)
-    right, real, guessed = counts.cpu()  # the device is waited for once
+    right, real, guessed = counts.cpu()  # synchronises with the device once
     f1 = (2 * right / (real + guessed).clamp(min=1))[real > 0]
     if top > 1:
         # a stable order: of equal logits the lower class is the likelier, as for argmax
@@ -342,7 +342,7 @@ def errors(outputs: Tensor, y: Tensor, unit: float = 1.0) -> dict[str, float]:
     residuals = (outputs[..., 0].double() - y.double()) * unit
     labels = y.double() * unit
     each = (residuals.square().mean(), residuals.abs().mean(), labels.var(correction=0))
-    values = torch.stack(each).tolist()  # the device is waited for once
+    values = torch.stack(each).tolist()  # synchronises with the device once
     names = ("mse", "mae", "variance")
     return {name: float(f"{value:.3e}") for name, value in zip(names, values, strict=True)}
 
