@@ -103,7 +103,7 @@ class Client(Protocol):
         ...
 
     def restore(self, state: Tensors) -> None:
-        """Become what `state` described."""
+        """Restore what `state` returned."""
         ...
 
 
@@ -123,7 +123,7 @@ class Server(Protocol):
         ...
 
     def restore(self, state: Tensors) -> None:
-        """Become what `state` described."""
+        """Restore what `state` returned."""
         ...
 
 
@@ -206,7 +206,7 @@ def answer(
 
 @cache
 def kinds(action: Callable[..., Any]) -> tuple[type, type]:
-    """The types of an action's request and reply, whether or not it yields jobs in between."""
+    """The types of an action's request and reply, whether or not it yields jobs."""
     hints = get_type_hints(action)
     reply = hints.pop("return")
     requests = [hint for name, hint in hints.items() if name not in ("self", "moment")]

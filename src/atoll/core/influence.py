@@ -373,7 +373,7 @@ def _flatness(centred: Tensor, width: int) -> float:
 
 
 def _form(value: Any) -> Any:
-    """What must be alike: type and width of rows; of named tensors those that have no rows."""
+    """What answers must share: type and width of rows; of named tensors those without rows."""
     if isinstance(value, Tensor):
         return value.dtype, tuple(value.shape[1:])
     if any(name.rpartition("/")[2] in ("values", "bits", "places") for name in value):
@@ -407,7 +407,7 @@ def _one_norm(tensor: Tensor) -> Tensor:
 
 
 def _magnitude(tensors: Iterable[Tensor]) -> float:
-    """The norm of floats, or the largest whole number; not a number if one is not."""
+    """The norm of floats, or the largest whole number; NaN if one of them is NaN."""
     listed = [tensor for tensor in tensors if tensor.numel()]
     size = _norm(tensor for tensor in listed if tensor.is_floating_point())
     whole = [t for t in listed if not t.is_floating_point() and t.dtype != torch.bool]

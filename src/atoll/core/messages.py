@@ -82,7 +82,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Checked:
-    """How a client did on its test rows: for each variant the hits and the macro-F1.
+    """A client's results on its test rows: for each variant the hits and the macro-F1.
 
     In regression both are empty, and each variant has `mse`, `mae` and the `variance` of the labels
     instead, in the unit of the label.
@@ -295,7 +295,7 @@ def _stacked_copy(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _with(message: Any, layout: Layout, tensors: Iterable[Tensor]) -> Any:
-    """The message as unpacking gives it, with these tensors; their names are sorted."""
+    """The message as `unpack` returns it, with these tensors; their names are sorted."""
     values, rest = _values_of(message), iter(tensors)
     for name, keys in layout:
         values[name] = next(rest) if keys is None else {key: next(rest) for key, _ in keys}
@@ -354,7 +354,7 @@ def admit(packet: Packet, sender: str) -> None:
 
 
 def opened(header: bytes, block: bytes, kind: type, sender: str) -> Packet:
-    """Bytes that came from elsewhere as a packet, read once; or an error that names the sender."""
+    """Received bytes as a packet, read once; or an error that names the sender."""
     size = len(header) + len(block)
     message: Any = unpack(Packet(header, block, 0, size, ()), kind, sender)
     tensors = contents(message)

@@ -177,8 +177,8 @@ class Snapshot:
 
 FILES = ("events", "times", "looks")
 CHECKPOINT = "checkpoint.safetensors"
-REASON = 500  # characters of a failure that are written
-FAILURE = "failure.json"  # why a run that failed has ended; gone when it goes on
+REASON = 500  # characters of a failure that are stored
+FAILURE = "failure.json"  # why a run failed; removed when it continues
 DERIVED = ("result.json", "answer.json", "outcomes.safetensors")
 NAMES = (*GROWING, *STATIC, *FINAL, CHECKPOINT, DIGESTS, FAILURE, *DERIVED)  # that a run writes
 Event = Score | Round | Stage | Message | Absence | Exclusion
@@ -255,7 +255,7 @@ _CHECKS: Mapping[type, tuple[tuple[str, Callable[[Any], bool]], ...]] = {
 
 
 def read_integrity(folder: Path) -> Integrity:
-    """What is known of a run's files: from its end, else from its last checkpoint."""
+    """Lengths and digests of a run's files: from its end, else from its last checkpoint."""
     if (folder / "result.json").exists():
         return read_digests(folder)
     if not (folder / CHECKPOINT).exists():
@@ -390,7 +390,7 @@ class Record:
 
     @staticmethod
     def reopen(folder: Path, patience: float = 0.0) -> "Record":
-        """The record of a run that goes on; this process locks it. Checks what was written once."""
+        """The record of a resumed run; this process locks it. Checks the files written once."""
         with disk_errors(folder):
             lock = FolderLock(folder, patience)
         record = Record(folder, lock)
@@ -538,7 +538,7 @@ class Record:
         return (tensors, head["progress"]) if there else None
 
     def _check_lines(self, head: Mapping[str, Any]) -> dict[str, bytes]:
-        """The growing files up to a checkpoint, if they are what they were then."""
+        """The growing files up to a checkpoint, if they are unchanged."""
         known = _known(self.folder, head) if head else Integrity()
         contents = {}
         for name, path in self._files.items():
@@ -559,7 +559,7 @@ def _plain_snapshot(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _unfinished(folder: Path) -> bool:
-    """Whether nothing is in the folder but what a creation that was cut off leaves."""
+    """Whether the folder has nothing but the remains of an interrupted creation."""
     ours = {"facts.json", LOCK, *GROWING}
     final = {*ours, "config.toml"}
     names = [entry.name for entry in folder.iterdir()]

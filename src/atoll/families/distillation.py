@@ -280,7 +280,7 @@ class Learner:
         return weights | prefixed("solo", self.solo) | prefixed("moments", self.moments)
 
     def restore(self, state: Tensors) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         self.weights, self.last = copied(without("weights", state)), copied(without("last", state))
         self.solo, self.moments = copied(without("solo", state)), copied(without("moments", state))
         self._forward, self._solo_scores = None, {}
@@ -477,7 +477,7 @@ def state(self: Participant) -> Tensors:
 
 
 def restore(self: Participant, state: Tensors) -> None:
-    """Go on from a state."""
+    """Continue from a state."""
     self.learner.restore(state)
 
 

@@ -586,5 +586,5 @@ def scores(
 def _hits_or_errors(
     logits: Tensor, y: Tensor, unit: float
 ) -> tuple[int, float] | tuple[int, float, dict[str, float]]:
-    """Hits and macro-F1; in regression none of both, and the errors."""
+    """Hits and macro-F1; in regression the errors instead."""
     return (0, 0.0, errors(logits, y, unit)) if y.is_floating_point() else hits(logits, y)
