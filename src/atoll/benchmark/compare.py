@@ -110,7 +110,7 @@ def verdicts(comparisons: Sequence[Comparison]) -> list[tuple[str, float]]:
 
 # Published orders
 
-CLAIMS: Final = (  # one above the other, and who says so
+CLAIMS: Final = (  # one above the other, and the source
     ("ewc", "fedavg", "Kirkpatrick et al. 2017: EWC is above plain training"),
     ("lwf", "fedavg", "Li and Hoiem 2016: LwF is above fine-tuning"),
     ("lwf", "ewc", "Zhang et al. 2023 (TARGET): FedLwF is above FedEWC"),
@@ -165,7 +165,7 @@ SITUATIONS: Final = (
 
 @dataclass(frozen=True)
 class Choice:
-    """The best contender of a situation, and those that cannot be told apart from it."""
+    """The best contender of a situation, and those that do not differ from it significantly."""
 
     situation: Situation
     best: Line

@@ -87,7 +87,7 @@ def _nothing(plan: Plan, sizes: Sizes, options: Options) -> int:
 
 
 def _networks(count: int) -> Stored:
-    """So many copies of the network, or of numbers for each weight."""
+    """Bytes of this many copies of the network, or of numbers for each weight."""
     return lambda plan, sizes, options: count * sizes.weights(plan)
 
 
@@ -182,7 +182,7 @@ def _target_steps(plan: Plan, sizes: Sizes) -> Options:
 
 
 def _target_memory(plan: Plan, sizes: Sizes) -> Options:
-    """What the teacher leaves of the budget holds synthetic rows."""
+    """Synthetic rows fill the part of the budget that the teacher leaves."""
     left = int(budget("memory", plan, sizes)) - sizes.weights(plan)
     return {"synthetic": max(1, left // sizes.row)}
 

@@ -216,7 +216,7 @@ def combine(comparisons: Sequence[Comparison]) -> Comparison:
 
 
 def combine_dependent(comparisons: Sequence[Comparison]) -> Comparison:
-    """The mean over fixed sites that may share rows, of which nobody knows which.
+    """The mean over fixed sites that may share rows, where it is unknown which.
 
     Errors and limits are the means of those of the sites, as if all depended on the same rows: the
     error of a mean is never larger than that.
