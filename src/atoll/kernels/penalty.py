@@ -30,7 +30,7 @@ def drift(
     base: Tensor,  # (members, outputs, ...)
     gate: Tensor,  # (members, tasks, outputs), by what the base counts
     past: Tensor,  # (members, tasks, outputs, ...): the adaptive parts
-    target: Tensor,  # as `past`: where the weights are to be held
+    target: Tensor,  # as `past`: the targets of the weights
     strength: Tensor,  # (members,)
     one: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -16,7 +16,7 @@ SEED = 42  # of the first centres: the same in every run
 
 
 def centres(vectors: Tensor, most: int, least: int) -> Tensor:
-    """Centres of at most so many clusters, each of at least so many different vectors.
+    """Centres of at most `most` clusters, each of at least `least` different vectors.
 
     k-means, with clusters that are too small merged into the nearest other. Zero vectors are left
     out and equal ones count once: two copies of one text would have that text for their centre.

@@ -11,7 +11,7 @@ Transfer, 2022 (FedSeIT). Names of weights:
     now/bias/LAYER, now/dense/LAYER, now/foreign_bias/LAYER      private
     past/adaptive|mask|target/LAYER      of tasks before: one more axis in front
     foreign/LAYER               parts of others, constant, (slots, outputs, ...)
-    lambda2                     how strongly the weights of past tasks are held, constant
+    lambda2                     weight of the penalty on changes of past tasks, constant
     noise                       key of the dropout of an epoch
 
 Layers of the text CNN are conv3, conv4, conv5 (banks of filters), align3, align4, align5 and merge
@@ -97,7 +97,7 @@ def composed(weights: Named, layer: str, plan: Plan) -> Tensor:
 
 
 def foreign_features(words: Words, x: Tensor, foreign: Sequence[Tensor]) -> Tensor:
-    """What foreign filters find in each text: the largest, then the smallest values over time.
+    """Responses of foreign filters to each text: the largest, then the smallest values over time.
 
     foreign: for each window size (slots, filters, D, size); gives (rows, 2 x sizes x slots x
     filters). Texts and foreign filters are constant, so once for a task is enough.
@@ -139,7 +139,7 @@ def dropped(z: Tensor, key: Tensor, numbers: Tensor, rate: float) -> Tensor:
 
 
 def _of_texts(weights: Named, batch: Rows, plan: Plan) -> Tensor:
-    """What a client's own filters find in texts: (..., rows, sizes x filters)."""
+    """Responses of a client's own filters to texts: (..., rows, sizes x filters)."""
     assert plan.words is not None  # else rows are images
     convs = [f"conv{size}" for size in KERNELS]
     filters = [composed(weights, layer, plan) for layer in convs]
@@ -149,7 +149,7 @@ def _of_texts(weights: Named, batch: Rows, plan: Plan) -> Tensor:
 
 
 def _of_images(weights: Named, x: Tensor, plan: Plan) -> Tensor:
-    """What LeNet finds in images: (..., rows, 500)."""
+    """LeNet's features of images: (..., rows, 500)."""
     for layer in ("conv1", "conv2"):
         theta, bias = composed(weights, layer, plan), weights[f"now/bias/{layer}"]
         lead = x.shape[:-3]
@@ -197,7 +197,7 @@ class _Pull:
 
 @dataclass(frozen=True)
 class _Hold:
-    """lambda2 / 2 * squared distance of past weights to where they are to be held: their places.
+    """lambda2 / 2 * squared distance of past weights to their targets: the places of the tensors.
 
     And one * sum of absolute values of the adaptive parts among them.
     """

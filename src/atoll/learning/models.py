@@ -98,7 +98,7 @@ def linear(
     if bias is not None:
         row = bias.flatten(0, -2).unsqueeze(1)
         base = row if base is None else base + row
-    assert base is not None  # a product without any sum is nowhere needed
+    assert base is not None  # a product without any sum is never needed
     product: Tensor = _SumAndProduct.apply(base, x, weight.flatten(0, -3))
     return product.view(*members, *product.shape[-2:])
 

@@ -62,7 +62,7 @@ class TaskIndex:
         return tensors
 
     def restore(self, state: Tensors) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         self.adaptive, self.described = {}, {}
         for name, tensor in without("adaptive", state).items():
             stage, id, kind = name.split("/")

@@ -188,7 +188,7 @@ def weights_of_task(
 def foreign_parts(codes: Sequence[Tensors], layout: Layout, like: Tensor) -> Tensors:
     """The foreign weights of sparse codes, one for each slot; empty slots are zero.
 
-    A code that does not fit the layers is a ValueError or a KeyError.
+    A code that does not fit the layers raises a ValueError or a KeyError.
     """
     sizes = [math.prod(layout.shapes[layer]) for layer in layout.layers]
     parts = {}
@@ -233,7 +233,7 @@ def silenced(rows: Rows, slot: int, slots: int) -> Rows:
 
 
 def renumbered(y: Tensor, labels: Tensor) -> Tensor:
-    """Classes as places among a task's own labels; one that is not among them is the last + 1.
+    """Classes as places among a task's own labels; one that is not among them gets the last + 1.
 
     A task without any row to learn from has a head of one output, for no class at all.
     """

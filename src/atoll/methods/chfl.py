@@ -397,13 +397,13 @@ class Server:
         return [v for v, keep in zip(self.variants, self.keep.tolist(), strict=True) if keep]
 
     def _admit(self, id: str, reply: Fitted | Settled) -> None:
-        """Refuse hits on validation rows that cannot be."""
+        """Refuse impossible hits on validation rows."""
         possible(reply.valid, reply.valid_rows, id)
         if set(self.variants) - set(reply.valid):
             raise BadMessageError(id, "hits on validation rows of other variants")
 
     def _compare(self, replies: Mapping[str, Fitted | Settled]) -> dict[str, float]:
-        """The mean validation score of each variant, all clients alike; what gained is kept.
+        """The mean validation score of each variant, all clients alike; better models are kept.
 
         If no client has validation rows, the last round is kept and patience never ends.
         """

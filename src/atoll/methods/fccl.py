@@ -4,8 +4,8 @@ Huang, Ye, Du, Learn from Others and Be Yourself in Heterogeneous Federated Lear
 
 A round has two phases. In the collaborative one every client moves the cross-correlation of its
 logits with the mean logits towards 1 on the diagonal and below 0 elsewhere. In the local one it
-trains on its own rows and stays near two frozen teachers: itself before the round (which knows what
-the others said) and itself before any exchange. Only logits on public images cross. Letters follow
+trains on its own rows and stays near two frozen teachers: itself before the round (which knows the
+others' logits) and itself before any exchange. Only logits on public images cross. Letters follow
 sections b and d of the specification: Z are logits, M is their cross-correlation.
 """
 

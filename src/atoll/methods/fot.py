@@ -43,7 +43,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Activations:
-    """What the rows of a stage activate."""
+    """The activations of the rows of a stage."""
 
     grams: Tensors  # by layer, of its inputs and a constant; zeros below the floor
 
@@ -143,7 +143,7 @@ class Server:
 
 
 def _mlp(site: Site) -> MLP:
-    """The network, refused where its layers are not known here."""
+    """The network; raises for one whose layers are unknown here."""
     model = site.outline(training=False)
     if not isinstance(model, MLP):
         raise UserError("'fot' knows the layers of an MLP alone", "model.name", "use 'mlp'")

@@ -171,7 +171,7 @@ class Server:
                 self.past |= {f"change/{name}": change.double(), f"squares/{name}": layer.total}
 
     def _admit(self, id: str, reply: Fitted) -> None:
-        """Refuse squares of other layers, or that are none."""
+        """Refuse squares of other layers, and negative ones."""
         closed = self.options.merging == "closed"
         sizes = {n: (self.weights[f"down/{n}"].shape[1],) for n in self.layers if closed}
         if {name: tuple(values.shape) for name, values in reply.squares.items()} != sizes:

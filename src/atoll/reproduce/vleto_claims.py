@@ -323,9 +323,9 @@ def _c5(of: _Data) -> Iterator[Claim]:
 
 
 def _bits(results: dict[int, Measurement]) -> str:
-    """How far averages are apart that were measured in one precision."""
+    """The largest difference of averages that were measured in one precision."""
     exact = [bool(one["engine"].get("tf32")) for one in results.values()]
-    usual = exact.count(True) > exact.count(False)  # what was rounded otherwise cannot be equal
+    usual = exact.count(True) > exact.count(False)  # other roundings cannot give equal numbers
     same = [
         average(one) for one, tf32 in zip(results.values(), exact, strict=True) if tf32 == usual
     ]

@@ -63,7 +63,7 @@ def _of_one(config: RunConfig, place: int, count: int) -> RunConfig:
 def _scenario_of_one(scenario: Scenario, id: str, reads_own: bool) -> Scenario:
     """The scenario of one site, without stages before it joins.
 
-    Its columns are all common, as nobody lacks one: a method for common columns reads all that the
+    Its columns are all common, as no site lacks one: a method for common columns reads all that the
     site has. A method that also reads own columns does so in any case, and keeps the division.
     """
     holdings, common = scenario.holdings[id], scenario.common

@@ -153,7 +153,7 @@ class RunConfig:
         return build(ReportOptions, self.report, "[report]")
 
 
-# Options that became something else, by method: their old default, and what to write instead.
+# Replaced options by method: their old default, and what to write instead.
 MOVED: dict[str, dict[str, tuple[Any, str]]] = {
     "fedseit": {
         "profile": (
@@ -186,7 +186,7 @@ def read(what: str) -> dict[str, Any]:
         return {"name": _file_name(what).strip("-."), "method": {"name": what}}
     known = {*presets(), *methods.names()}
     raise UserError(
-        f"'{what}' is no preset, method or .toml file", "command line", nearest(what, known)
+        f"'{what}' is not a preset, method or .toml file", "command line", nearest(what, known)
     )
 
 
@@ -242,7 +242,7 @@ def _split_options(values: Mapping[str, Any]) -> set[str]:
 
 
 def _used_split_options(values: Mapping[str, Any]) -> set[str]:
-    """The options of the split that a run of these values has; of all where it is not known."""
+    """The options of the split that a run of these values has; of all splits if unknown."""
     scenario, data = values.get("scenario", {}), values.get("data", {})
     known = data if isinstance(data, Mapping) else {}
     usual = _default_split(known, methods.load(_method_name(values)).split)

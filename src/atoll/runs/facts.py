@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["facts", "few_rows", "holdings", "same_data"]
 
 FEW = 5  # training rows of a client at a stage, below which the command warns
-MOST_NAMES = 300  # a table with more columns is told by numbers alone
+MOST_NAMES = 300  # a table with more columns is described by numbers alone
 
 
 def facts(parts: "Parts") -> dict[str, Any]:
-    """What a run was made under: versions, machine, data."""
+    """The conditions of a run: versions, machine, data."""
     dataset = parts.dataset
     packages = ("torch", "numpy", "safetensors", "scikit-learn", "pydantic")
     return {

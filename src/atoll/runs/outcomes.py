@@ -164,7 +164,7 @@ def _of_numbers(
 def without_classes(outputs: Array, excluded: Array) -> Array:
     """Outputs without the classes that the joined model knows a row's task not to have.
 
-    Else a method that is told the task would be compared with models that are not.
+    Else a method that knows the task would be compared with models that do not.
     """
     masked = np.where(excluded, -np.inf, outputs)
     nothing = np.isneginf(masked).all(1)

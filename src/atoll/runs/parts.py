@@ -196,7 +196,7 @@ def _refuse_weights(dataset: Dataset, config: RunConfig) -> None:
 
 
 def parts(config: RunConfig, loaded: dict[str, Dataset] | None = None) -> Parts:
-    """Load the data and deal it out; every mistake in the config is found here.
+    """Load the data and deal it out; every mistake in the config raises here.
 
     `loaded` is filled with what was loaded, so that the runs of a sweep load it once.
     """

@@ -61,7 +61,7 @@ def _projections(names: Sequence[str]) -> list[str]:
 
 
 def _zeros(words: Words, x: Tensor, banks: Sequence[Tensor]) -> Tensor:
-    """What foreign filters find if they are zeros."""
+    """The responses of foreign filters that are zeros."""
     return banks[0].new_zeros((len(x), 2 * sum(bank.shape[0] * bank.shape[1] for bank in banks)))
 
 
@@ -114,7 +114,7 @@ def _weighted(options: Options) -> Options:
 
 @dataclass(frozen=True)
 class Fault:
-    """What a fault makes of the method's rules and options."""
+    """How a fault changes the method's rules and options."""
 
     rules: Callable[[Rules], Rules] = lambda rules: rules
     options: Callable[[Options], Options] = lambda options: options

@@ -86,7 +86,7 @@ class Predictor:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the recipe says of this site."""
+        """The recipe's entry of this site."""
         return dict(self.recipe["sites"][self.site])
 
     @property

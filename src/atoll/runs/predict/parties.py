@@ -1,7 +1,7 @@
 """Predictions where parties hold columns of the same rows: a file of each, matched by ids.
 
-All files are read here, in one place, and so are all halves of the network: whoever asks sees the
-columns of every party. Nothing of it is private.
+All files are read here, in one place, and so are all halves of the network: so the caller sees
+the columns of every party. Nothing is private here.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from atoll.runs.predict.tables import labels, numbers
 
 __all__ = ["Halves", "Lacking", "blocks", "predict"]
 
-Lacking = Literal["drop", "fill"]  # what becomes of an id that some party has no row of
+Lacking = Literal["drop", "fill"]  # what to do with an id that some party has no row of
 PIECE = 4096  # rows that are predicted at once
 
 
@@ -110,7 +110,7 @@ def predict(
 def _assigned(
     recipe: Mapping[str, Any], assignments: Sequence[str], some: bool
 ) -> list[tuple[str, Path]]:
-    """Whose each file is: said as PARTY=FILE, or else in the order of the run's parties."""
+    """The party of each file: from PARTY=FILE, else by the order of the run's parties."""
     every, clients = list(recipe["parties"]), list(recipe["sites"])
     paths = dict[str, Path]()
     named = [text.partition("=") for text in assignments if "=" in text and not Path(text).exists()]
@@ -192,7 +192,7 @@ def _held_out(recipe: Mapping[str, Any], files: Sequence[_File]) -> set[str]:
     """The ids of the rows that the run kept for its tests, by the active party's file."""
     active = [file for file in files if file.party == recipe["active"]]
     if not active:
-        what = f"held-out rows are told by the file of '{recipe['active']}'"
+        what = f"held-out rows need the file of '{recipe['active']}'"
         raise UserError(what, "--data", f"give --data {recipe['active']}=FILE too")
     path, ids = active[0].sheet.path, list(active[0].ids)
     by_name = {name: (count, tested) for name, count, tested in recipe["files"]}

@@ -111,7 +111,7 @@ def days_of(text: str | None) -> float | None:
 
 
 def usual_date(text: str | None, form: str) -> str | None:
-    """A date of some format as 2024-03-31; what is none stays."""
+    """A date of some format as 2024-03-31; other text stays."""
     if text is None or not form:
         return text
     for one in FORMATS.get(form, (form,)):
@@ -140,7 +140,7 @@ def plain(text: str) -> str:
 
 
 def converted(column: list[str | None], unit: dict[str, Any], comma: bool) -> list[str | None]:
-    """A column in another unit; what is no number stays."""
+    """A column in another unit; other text stays."""
     values: list[str | None] = []
     for text in column:
         bare = text
