@@ -38,6 +38,8 @@ __all__ = [
     "begin",
     "counted",
     "kinds",
+    "no_restore",
+    "no_state",
     "possible",
     "scores",
     "shares",
@@ -125,6 +127,15 @@ class Server(Protocol):
     def restore(self, state: Tensors) -> None:
         """Restore what `state` returned."""
         ...
+
+
+def no_state(self: object) -> Tensors:
+    """The `state` of a half that keeps nothing between messages."""
+    return {}
+
+
+def no_restore(self: object, state: Tensors) -> None:
+    """The `restore` of a half that keeps nothing between messages."""
 
 
 class Transport(Protocol):

@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from atoll.core.federation import Clients, Moment, Working
+from atoll.core.federation import Clients, Moment, Working, no_restore, no_state
 from atoll.core.messages import Tensors, Weights
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, NotNegative, NotNegativeInt, Positive
@@ -195,6 +195,7 @@ class Server:
     """Takes the mean of logits; keeps nothing."""
 
     evaluate = distillation.evaluate
+    state, restore = no_state, no_restore  # nothing outlives a round
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
@@ -219,12 +220,6 @@ class Server:
         diagonal, classes = float(m.diagonal().mean()), len(m)
         rest = (float(m.sum()) - classes * diagonal) / max(1, classes * (classes - 1))
         return {"aligned": aligned, "diagonal": diagonal, "off diagonal": rest}
-
-    def state(self) -> Tensors:
-        return {}  # nothing outlives a round
-
-    def restore(self, state: Tensors) -> None:
-        pass
 
 
 METHOD = Method(Options, Server, Client, "domains", "fccl", quorum=True, weighted=True)

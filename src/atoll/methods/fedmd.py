@@ -18,7 +18,7 @@ from torch import Tensor
 
 from atoll.core.annotations import Bounded
 from atoll.core.errors import UserError
-from atoll.core.federation import Clients, Moment, Working
+from atoll.core.federation import Clients, Moment, Working, no_restore, no_state
 from atoll.core.messages import Empty, Tensors, Weights
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, NotNegativeInt, Positive
@@ -140,6 +140,7 @@ class Server:
     """Computes targets from logits; keeps nothing."""
 
     evaluate = distillation.evaluate
+    state, restore = no_state, no_restore  # nothing outlives a round
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
@@ -156,12 +157,6 @@ class Server:
             notes["aligned"] = exchange.align(plan(self.options), distillation.mean_logits)
         notes["loss"] = exchange.fit()
         return notes | exchange.notes
-
-    def state(self) -> Tensors:
-        return {}  # nothing outlives a round
-
-    def restore(self, state: Tensors) -> None:
-        pass
 
 
 METHOD = Method(

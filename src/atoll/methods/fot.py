@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 
 from atoll.core.errors import BadMessageError, UserError
-from atoll.core.federation import Clients, Moment, Working, scores
+from atoll.core.federation import Clients, Moment, Working, no_restore, no_state, scores
 from atoll.core.messages import Tensors, Weights
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, Positive
@@ -52,6 +52,7 @@ class Client:
     """Trains the shared model; nothing outlives a message."""
 
     check, predict = averaging.check, averaging.predict
+    state, restore = no_state, no_restore  # nothing outlives a message
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
@@ -79,12 +80,6 @@ class Client:
         if len(rows) < self.options.floor:
             grams = {layer: torch.zeros_like(gram) for layer, gram in grams.items()}
         return Activations(grams)
-
-    def state(self) -> Tensors:
-        return {}  # nothing outlives a message
-
-    def restore(self, state: Tensors) -> None:
-        pass
 
     def final_model(self, shared: Tensors, variant: str, task: int) -> Tensors:
         """The shared model."""
