@@ -319,7 +319,7 @@ def hits(logits: Tensor, y: Tensor, top: int = 1) -> tuple[int, float]:
     return int(right.sum()), float(f1.mean()) if len(f1) else 0.0
 
 
-def scored(outputs: Mapping[str, Tensor], y: Tensor, unit: float = 1.0, top: int = 1) -> Checked:
+def scored(outputs: Mapping[str, Tensor], y: Tensor, unit: float = 1.0) -> Checked:
     """The test result of variants, by their outputs.
 
     Labels that are numbers are judged by their errors, in the unit of the label: `unit` is what 1
@@ -327,7 +327,7 @@ def scored(outputs: Mapping[str, Tensor], y: Tensor, unit: float = 1.0, top: int
     """
     if y.is_floating_point():
         return Checked(len(y), {}, {}, {v: errors(z, y, unit) for v, z in outputs.items()})
-    counted = {variant: hits(logits, y, top) for variant, logits in outputs.items()}
+    counted = {variant: hits(logits, y) for variant, logits in outputs.items()}
     correct = {variant: count for variant, (count, _) in counted.items()}
     return Checked(len(y), correct, {variant: f1 for variant, (_, f1) in counted.items()})
 

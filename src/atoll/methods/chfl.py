@@ -381,7 +381,7 @@ class Server:
         if moment.first:
             self.best.fill_(-1)
             self.idle.fill_(0)
-        request = Fit(self.weights, self._kept_variants())
+        request = Fit(self.weights, self._best_variants())
         replies = clients.ask_all(Client.fit, request, None if moment.first else self._admit)
         rows = {id: reply.rows for id, reply in replies.items()}
         weights = shares(rows) if self.options.weighting == "rows" else None
@@ -393,7 +393,7 @@ class Server:
         notes["finished"] = float(self.idle >= self.options.patience)
         return notes
 
-    def _kept_variants(self) -> list[str]:
+    def _best_variants(self) -> list[str]:
         return [v for v, keep in zip(self.variants, self.keep.tolist(), strict=True) if keep]
 
     def _admit(self, id: str, reply: Fitted | Settled) -> None:
@@ -422,9 +422,9 @@ class Server:
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """Judge the last round's models too, then test the best of every variant."""
-        request = Settle(self.weights, self._kept_variants())
+        request = Settle(self.weights, self._best_variants())
         self._compare(clients.ask_all(Client.settle, request, self._admit))
-        clients.ask_all(Client.keep, Keep(self._kept_variants()))
+        clients.ask_all(Client.keep, Keep(self._best_variants()))
         self.keep, self.judged = torch.zeros_like(self.keep), torch.tensor(True)
         return scores(clients, Client.check, {}, moment)
 
