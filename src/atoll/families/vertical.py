@@ -125,7 +125,7 @@ class Learner:
         """Draw the bottom network; `views` augment the rows of each step."""
         self.settings, self.site, self.views = Settings.of(options), site, views
         self.before: Tensors = {}  # reference weights: those at the end of the last stage
-        self.position = (-1, -1, -1)  # stage, round and step of the last applied gradient
+        self.place = (-1, -1, -1)  # stage, round and step of the last applied gradient
         self._scaled: tuple[Rows | None, Tensor] = (None, torch.empty(0))
         self.start(0)
 
@@ -159,10 +159,10 @@ class Learner:
     ) -> Tensor:
         """Apply the gradient of the last step, then return the embeddings of the next."""
         last = (moment.stage, moment.round, request.step - 1)
-        if request.step and last > self.position:  # a repeated message is applied once
+        if request.step and last > self.place:  # a repeated message is applied once
             if not _covers(frozen):
                 self._descend(request, moment, frozen, penalty)
-            self.position = last
+            self.place = last
         if not request.more:
             return request.gradient.new_zeros((0, self.settings.width))
         x, mask = self._inputs(request.seed, request.step, moment)
@@ -214,7 +214,7 @@ class Learner:
     def take(self, weights: Tensors, moment: Moment, steps: int) -> None:
         """Store the weights that the steps of a round end with."""
         self.half.weights = weights
-        self.position = (moment.stage, moment.round, steps - 1)
+        self.place = (moment.stage, moment.round, steps - 1)
 
     def settle(self) -> None:
         """Make the current weights the reference weights of the next stage."""
@@ -243,14 +243,14 @@ class Learner:
     def state(self) -> Tensors:
         """The weights, the reference weights, and the last applied step."""
         weights = prefixed("weights", self.half.weights) | prefixed("before", self.before)
-        return weights | {"done": torch.tensor(self.position)}
+        return weights | {"done": torch.tensor(self.place)}
 
     def restore(self, state: Tensors) -> None:
         """Go on from a state."""
         self.before = ordered("before", state, self.half.weights)
         self.half = split.Half(self.half.network, ordered("weights", state, self.half.weights))
         stage, number, step = state["done"].tolist()[:3]
-        self.position = (stage, number, step)
+        self.place = (stage, number, step)
 
 
 def ordered(part: str, state: Tensors, like: Tensors) -> Tensors:

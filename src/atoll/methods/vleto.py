@@ -185,9 +185,7 @@ class Client:
     def state(self) -> Tensors:
         learner, mask = self.learner.state(), self._mask[1] or {}
         learner |= prefixed("fisher", self.fisher) | prefixed("mask", mask)
-        return learner | {
-            "done": torch.tensor([*self.learner.position, self.measured, self._mask[0]])
-        }
+        return learner | {"done": torch.tensor([*self.learner.place, self.measured, self._mask[0]])}
 
     def restore(self, state: Tensors) -> None:
         self.learner.restore(state)

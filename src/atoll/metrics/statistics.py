@@ -41,6 +41,7 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 LEVEL = 0.95  # of every interval, unless several comparisons share it
+POWER = 0.8  # chance to detect a gain of the margin
 
 
 @dataclass(frozen=True)
@@ -187,10 +188,10 @@ def placements(labels: Array, scores: Array) -> Array:
     return result
 
 
-def compare_units(gains: Array, level: float = LEVEL) -> Comparison:
+def compare_units(gains: Array) -> Comparison:
     """The mean of independent values by t."""
     error = float(gains.std(ddof=1)) / math.sqrt(len(gains))
-    return _by_t(float(gains.mean()), error, len(gains), level)
+    return _by_t(float(gains.mean()), error, len(gains), LEVEL)
 
 
 def combine(comparisons: Sequence[Comparison]) -> Comparison:
@@ -276,7 +277,7 @@ def compare_over_splits(
     return _by_t(float(values.mean()), math.sqrt(variance), count, level)
 
 
-def rows_needed(discordant: float, margin: float, level: float = LEVEL, power: float = 0.8) -> int:
+def rows_needed(discordant: float, margin: float, level: float = LEVEL) -> int:
     """Test rows that detect an accuracy gain of the margin, at this share of discordant rows.
 
     The first power of two that has the power is refined by bisection; the power of the score test
@@ -284,12 +285,12 @@ def rows_needed(discordant: float, margin: float, level: float = LEVEL, power: f
     """
     discordant = max(discordant, margin)
     most = 1
-    while _power(most, discordant, margin, level) < power:
+    while _power(most, discordant, margin, level) < POWER:
         most *= 2
     least = most // 2
     while most - least > 1:
         middle = (least + most) // 2
-        if _power(middle, discordant, margin, level) < power:
+        if _power(middle, discordant, margin, level) < POWER:
             least = middle
         else:
             most = middle
@@ -307,11 +308,9 @@ def _power(rows: int, discordant: float, gain: float, level: float) -> float:
     return float((stats.binom.pmf(totals, rows, min(1.0, discordant)) * powers).sum())
 
 
-def rows_for_error(
-    deviation: float, margin: float, level: float = LEVEL, power: float = 0.8
-) -> int:
+def rows_for_error(deviation: float, margin: float, level: float = LEVEL) -> int:
     """Test rows that detect a gain of the margin, at this deviation of the gains of rows."""
-    quantiles = float(stats.norm.ppf((1 + level) / 2)) + float(stats.norm.ppf(power))
+    quantiles = float(stats.norm.ppf((1 + level) / 2)) + float(stats.norm.ppf(POWER))
     return math.ceil((quantiles * deviation / margin) ** 2)
 
 
