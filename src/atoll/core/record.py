@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -175,6 +175,7 @@ class Snapshot:
     values: tuple[tuple[float, ...], ...]  # a row each
 
 
+T = TypeVar("T")
 FILES = ("events", "times", "looks")
 CHECKPOINT = "checkpoint.safetensors"
 REASON = 500  # characters of a failure that are stored
@@ -291,48 +292,40 @@ def _head(folder: Path) -> dict[str, Any]:
     return head
 
 
-def _lines(path: Path, known: Integrity | None, optional: bool = False) -> list[bytes]:
-    """The lines of a file, checked; a last line that was cut off is left out."""
+def _parsed(
+    path: Path, known: Integrity | None, parse: Callable[[bytes], T], optional: bool = False
+) -> list[T]:
+    """The lines of a file, checked and parsed; a last line that was cut off is left out."""
     known = read_integrity(path.parent) if known is None else known
-    return (known.read(path, optional) or b"").split(b"\n")[:-1]
-
-
-def _bad_line(path: Path) -> UserError:
-    remedy = "continue the run with atoll run --resume, or restore the file from a copy"
-    return UserError("a line of the record is damaged", str(path), remedy)
+    lines = (known.read(path, optional) or b"").split(b"\n")[:-1]
+    try:
+        return [parse(line) for line in lines]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        remedy = "continue the run with atoll run --resume, or restore the file from a copy"
+        raise UserError("a line of the record is damaged", str(path), remedy) from error
 
 
 def read_events(folder: Path, known: Integrity | None = None) -> list[Event]:
     """The events of a run, in order; a last line that was cut off is left out."""
-    path = folder / "events.jsonl"
-    lines = _lines(path, known)
-    try:
-        return [_event(line) for line in lines]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _bad_line(path) from error
+    return _parsed(folder / "events.jsonl", known, _event)
 
 
 def read_snapshots(folder: Path, known: Integrity | None = None) -> list[Snapshot]:
     """The snapshots of a run."""
-    path = folder / "looks.jsonl"
-    lines = _lines(path, known, optional=True)
-    try:
-        return [_snapshot(json.loads(line)) for line in lines]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _bad_line(path) from error
+    return _parsed(folder / "looks.jsonl", known, _snapshot, optional=True)
 
 
 def read_times(folder: Path, known: Integrity | None = None) -> list[float]:
     """The seconds of each round."""
-    path = folder / "times.jsonl"
-    lines = _lines(path, known, optional=True)
-    try:
-        return [float(json.loads(line)["seconds"]) for line in lines]
-    except (ValueError, KeyError, TypeError) as error:
-        raise _bad_line(path) from error
+    return _parsed(folder / "times.jsonl", known, _seconds, optional=True)
 
 
-def _snapshot(body: dict[str, Any]) -> Snapshot:
+def _seconds(line: bytes) -> float:
+    return float(json.loads(line)["seconds"])
+
+
+def _snapshot(line: bytes) -> Snapshot:
+    body = json.loads(line)
     values = tuple(tuple(math.nan if v is None else v for v in row) for row in body.pop("values"))
     rows, columns = tuple(body.pop("rows")), tuple(body.pop("columns"))
     snapshot = Snapshot(**body, rows=rows, columns=columns, values=values)
