@@ -6,7 +6,6 @@ Forgetting in Continual Federated Learning, ICLR 2024.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -21,10 +20,10 @@ from atoll.core.record import Score
 from atoll.data.site import Site
 from atoll.families import averaging
 from atoll.families.averaging import Fitted, Weighting
-from atoll.jobs.train import Optimiser, Phase, TrainJob
+from atoll.jobs.train import Optimiser, TrainJob
 from atoll.learning import subspaces
 from atoll.learning.losses import plain
-from atoll.learning.models import MLP, shared
+from atoll.learning.models import MLP
 from atoll.learning.weights import copied, placed, prefixed, without
 
 
@@ -56,11 +55,8 @@ class Client:
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
-        self.network = shared(site.outline())
-        self.tested = shared(site.outline(training=False))
-        moves = tuple(name for name, _ in site.outline().named_parameters())
         how = Optimiser(options.optimiser, options.rate)
-        self.phase = Phase("loss", moves, partial(plain, self.network), how)
+        self.phase, self.tested = averaging.local_training(site, plain, how)
 
     def fit(self, request: Weights, moment: Moment) -> Working[Fitted]:
         """Train the shared weights on the rows of the stage."""
