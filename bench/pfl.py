@@ -19,7 +19,7 @@ import jobs
 import numpy as np
 import torch
 
-from atoll.compute.choice_files import kept_timings
+from atoll.compute.choice_files import stored_timings
 from atoll.compute.kinds import STACKED
 from atoll.compute.kinds.train import TRAIN_STACKS
 from atoll.compute.stacking import Stack
@@ -101,7 +101,7 @@ def measure(given: Any, variant: Variant, dataset: Dataset) -> dict[str, Any]:
     """Run once; what it took."""
     with only(variant):
         done = jobs.run(jobs.config(values(given, variant)), dataset, inside=given.inside)
-        ways = {k: [t.way, t.seconds] for k, t in kept_timings().items()}
+        ways = {k: [t.way, t.seconds] for k, t in stored_timings().items()}
     return {
         **vars(variant), "seconds": round(done.seconds, 3), "work": round(done.work, 3),
         "seconds for 1,500 rounds": round(1500 * done.seconds / variant.rounds, 2),

@@ -46,7 +46,8 @@ def configs(checkout: Path, more: dict[str, dict[str, Any]]) -> dict[str, RunCon
             values = {"engine.mode": "loop", "engine.device": "cpu", "engine.threads": 1}
             found[name] = resolve(change(read(name), values), name)
     for name, values in more.items():
-        found.setdefault(name, resolve(change({"name": "case"}, values), name))
+        if name not in found:  # a checkout that lists it may refuse the older spelling
+            found[name] = resolve(change({"name": "case"}, values), name)
     return found
 
 

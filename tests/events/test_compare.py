@@ -1,10 +1,12 @@
 """The comparison of events notices what it is for."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from .compare import compare, first_difference
+from .compare import HERE, compare, first_difference
+from .record import configs
 
 LINE = '{"event":"round","stage":0,"round":1,"notes":{"loss":0.7399938310895647}}\n'
 MESSAGE = '{"event":"message","kind":"Weights","tensors":[["w/bias","float32",[2]]],"bytes":396}\n'
@@ -59,3 +61,9 @@ def test_a_run_of_one_checkout_alone_is_a_difference(tmp_path: Path) -> None:
             (tmp_path / side / f"{name}.jsonl").write_text(LINE)
     results = compare(tmp_path / "before", tmp_path / "after", {})
     assert results == {"a": "runs only before", "b": None, "c": "runs only after"}
+
+
+def test_a_case_that_the_checkout_lists_itself_is_not_spelled_out_again() -> None:
+    root = HERE.parents[1]
+    older = tomllib.loads((HERE / "renamed.toml").read_text())["before"]
+    assert configs(root, older).keys() == configs(root, {}).keys()

@@ -1,6 +1,8 @@
-"""Sizes of files, methods and functions of the package, in lines."""
+"""Sizes of files, methods and functions of the package, and repeated lines."""
 
 import ast
+import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ METHODS = {
     "lowrank": 200,
 }
 BASELINE = 180  # any other method
+REPEATED = 10  # equal lines in a row that two places may not share
 
 
 def lines(path: Path) -> int:
@@ -32,6 +35,25 @@ def functions(source: str) -> dict[str, int]:
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
+
+
+def repeated(sources: dict[str, str], count: int = REPEATED) -> list[str]:
+    """Pairs of places that share so many lines in a row, as "name:line ~ name:line".
+
+    White space is folded. Blank lines, comments, imports and lone punctuation do not count.
+    """
+    places: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for name, source in sources.items():
+        folded = [(n, " ".join(x.split())) for n, x in enumerate(source.splitlines(), start=1)]
+        code = [
+            (number, line)
+            for number, line in folded
+            if re.search(r"\w", line) and not re.match(r"#|import |from ", line)
+        ]
+        for start in range(len(code) - count + 1):
+            window = code[start : start + count]
+            places[tuple(line for _, line in window)].append(f"{name}:{window[0][0]}")
+    return [" ~ ".join(equal) for equal in places.values() if len(equal) > 1]
 
 
 def test_no_file_is_too_long() -> None:
@@ -61,3 +83,17 @@ def test_the_lines_of_a_function_are_counted_from_def_to_its_end() -> None:
         "@decorated\ndef one(\n    x,\n):\n    async def two():\n        return x\n    return two\n"
     )
     assert functions(source) == {"2 one": 6, "5 two": 2}
+
+
+def test_no_two_places_share_ten_lines() -> None:
+    paths = sorted(SOURCE.rglob("*.py"))
+    assert repeated({str(path.relative_to(SOURCE)): path.read_text() for path in paths}) == []
+
+
+def test_repeated_lines_are_counted_without_blank_lines_comments_and_imports() -> None:
+    lines = [f"x{number} = {number}" for number in range(REPEATED)]
+    one = "\n".join(["import a", *lines])
+    two = "\n\n# why\n".join(["def f():", *(f"    {line}" for line in lines), ")"])
+    assert repeated({"one": one, "two": two}) == ["one:2 ~ two:4"]
+    assert repeated({"one": one, "two": "\n".join(lines[1:])}) == []
+    assert repeated({"one": f"{one}\ny = 1\n{one}"}) == ["one:2 ~ one:14"]

@@ -45,7 +45,7 @@ def labels_from_gradients(gradients: Tensor, y: Tensor, known: Tensor) -> float:
 def reconstruction(embeddings: Tensor, x: Tensor, fitted: int, ridge: float = 1e-3) -> float:
     """The share of the variance of a client's columns that a linear map from embeddings explains.
 
-    The map is fitted on the first rows, whose columns the server is taken to know, and judged on
+    The map is fitted on the first rows, whose columns the server is assumed to know, and judged on
     the others. 0 is no better than the mean; it can be below.
     """
     e, x = embeddings.double(), x.double().flatten(1)
@@ -58,7 +58,7 @@ def reconstruction(embeddings: Tensor, x: Tensor, fitted: int, ridge: float = 1e
 
 
 def columns_snapshot(learner: Learner, moment: Moment) -> list[Snapshot]:
-    """How well embeddings give a site's columns away to who knows two thirds of the rows."""
+    """How well embeddings reveal a site's columns to an attacker with two thirds of the rows."""
     x, where = learner.site.train(moment.stage).x[:AUDITED], (moment.stage, learner.site.id)
     if len(x) < FEWEST:  # the site has not joined yet, or has too few rows
         return []
@@ -70,7 +70,7 @@ def columns_snapshot(learner: Learner, moment: Moment) -> list[Snapshot]:
 
 
 def labels_snapshot(head: Head, moment: Moment, joint: Tensor, y: Tensor) -> list[Snapshot]:
-    """How well gradients give labels away to a client that knows three rows of each class."""
+    """How well gradients reveal labels to a client that knows three rows of each class."""
     joint, y, settings = joint[:AUDITED], y[:AUDITED], head.settings
     known = torch.cat([torch.nonzero(y == kind).flatten()[:3] for kind in y.unique()] or [y])
     if len(y) < FEWEST or len(known) == len(y):

@@ -8,17 +8,17 @@ from typing import Final
 import numpy as np
 
 from atoll.benchmark.measure import Ledger, names, run_key
-from atoll.benchmark.protocol import BOUNDS, Table, budget, held_bytes, settings
+from atoll.benchmark.protocol import BOUNDS, Table, budget, settings, stored_bytes
 from atoll.metrics.statistics import LEVEL, Comparison, compare_units, holm
 from atoll.metrics.verdicts import MARGIN
 from atoll.reproduce.claims import Claim, Judged, above, judge
 
 __all__ = [
-    "CLAIMS", "SITUATIONS", "Choice", "Line", "Situation", "choose", "gains", "is_held", "judged",
-    "lines", "verdicts",
+    "CLAIMS", "SITUATIONS", "Choice", "Line", "Situation", "choose", "gains", "judged",
+    "lines", "uses_budget", "verdicts",
 ]  # fmt: skip
 
-HELD: Final = 0.8  # of a budget that a contender at equal cost uses at least
+LEAST_USE: Final = 0.8  # of a budget that a contender at equal cost uses at least
 HEADERS: Final = 1.01  # messages have headers, which budgets do not count
 
 
@@ -60,7 +60,7 @@ def _line(ledger: Ledger, name: str, table: Table | None) -> Line:
         for number in range(ledger.plan.seeds)
     ]  # fmt: skip
     forgetting = [run["forgetting"] for run in runs]
-    held = held_bytes(name, ledger.plan, ledger.sizes, changes[label])
+    stored = stored_bytes(name, ledger.plan, ledger.sizes, changes[label])
     return Line(
         name,
         accuracies=tuple(run["accuracy"] for run in runs),
@@ -68,17 +68,17 @@ def _line(ledger: Ledger, name: str, table: Table | None) -> Line:
         by_stage=tuple(np.mean([run["by_stage"] for run in runs], axis=0).tolist()),
         bytes=float(np.mean([run["bytes"] for run in runs])),
         steps=float(np.mean([run["steps"] for run in runs])),
-        memory=held,
+        memory=stored,
         seconds=float(np.mean([run["seconds"] for run in runs])),
     )
 
 
-def is_held(line: Line, table: Table, ledger: Ledger, base: Line) -> bool:
+def uses_budget(line: Line, table: Table, ledger: Ledger, base: Line) -> bool:
     """Whether a line uses the budget of its table, and not its own cost."""
     if table == "memory":
-        return HELD <= line.memory / budget(table, ledger.plan, ledger.sizes) <= 1
+        return LEAST_USE <= line.memory / budget(table, ledger.plan, ledger.sizes) <= 1
     used = line.bytes / base.bytes if table == "bytes" else line.steps / base.steps
-    return HELD <= used <= HEADERS
+    return LEAST_USE <= used <= HEADERS
 
 
 def gains(of: Sequence[Line], over: Line) -> list[Comparison]:
@@ -110,7 +110,7 @@ def verdicts(comparisons: Sequence[Comparison]) -> list[tuple[str, float]]:
 
 # Published orders
 
-CLAIMS: Final = (  # one above the other, and who says so
+CLAIMS: Final = (  # one above the other, and the source
     ("ewc", "fedavg", "Kirkpatrick et al. 2017: EWC is above plain training"),
     ("lwf", "fedavg", "Li and Hoiem 2016: LwF is above fine-tuning"),
     ("lwf", "ewc", "Zhang et al. 2023 (TARGET): FedLwF is above FedEWC"),
@@ -165,7 +165,7 @@ SITUATIONS: Final = (
 
 @dataclass(frozen=True)
 class Choice:
-    """The best contender of a situation, and those that cannot be told apart from it."""
+    """The best contender of a situation, and those that do not differ from it significantly."""
 
     situation: Situation
     best: Line

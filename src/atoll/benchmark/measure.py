@@ -47,14 +47,14 @@ Phase = Literal["tuning", "measured"]
 
 @dataclass
 class Clock:
-    """When to stop: no batch begins that may not end in time."""
+    """When to stop: a batch begins only if it can end in time."""
 
     minutes: float  # 0: never
     longest: float = 0.0  # seconds of a batch
     began: float = field(default_factory=time.monotonic)
 
     def is_over(self, further: float = 0.0) -> bool:
-        """Whether time is over so many seconds from now."""
+        """Whether time will be over in this many seconds."""
         elapsed = time.monotonic() - self.began + further
         return self.minutes > 0 and elapsed > 60 * self.minutes
 
@@ -138,8 +138,8 @@ class Ledger:
         phases: tuple[Phase, ...] = ("tuning", "measured")
         for phase in phases:
             for name in names(self.plan):
-                wanted = self._tuning(name) if phase == "tuning" else self._measured(name)
-                runs = {key: one for key, one in wanted.items() if not self._has(key, one)}
+                configs = self._tuning(name) if phase == "tuning" else self._measured(name)
+                runs = {key: one for key, one in configs.items() if not self._has(key, one)}
                 if runs:
                     yield Batch(phase, name, runs)
 

@@ -8,9 +8,9 @@ from atoll.benchmark.compare import (
     Line,
     choose,
     gains,
-    is_held,
     judged,
     lines,
+    uses_budget,
     verdicts,
 )
 from atoll.benchmark.measure import Ledger
@@ -138,8 +138,8 @@ def _table(ledger: Ledger, table: Table) -> str:
               "steps", "KB at a site", "s", "equal"]  # fmt: skip
     rows = [_row(by_name[name], None, "bound") for name in BOUNDS if name in by_name]
     for line in contenders:
-        held = "yes" if base and is_held(line, table, ledger, base) else "own cost"
-        rows.append(_row(line, compared.get(line.name), held))
+        equal = "yes" if base and uses_budget(line, table, ledger, base) else "own cost"
+        rows.append(_row(line, compared.get(line.name), equal))
     return f"### {TITLES[table]}\n\n{_budget(ledger, table)}\n\n{_grid(header, rows)}"
 
 
@@ -155,7 +155,7 @@ def _budget(ledger: Ledger, table: Table) -> str:
     return f"At most {limit / 1e3:,.0f} KB, those of `ewc`: as many exemplars or features as fit."
 
 
-def _row(line: Line, compared: tuple[Comparison, str, float] | None, held: str) -> list[str]:
+def _row(line: Line, compared: tuple[Comparison, str, float] | None, equal: str) -> list[str]:
     gain, word, p = "-", "-", "-"
     if compared:
         gain = f"{compared[0].gain:+.3f} ({compared[0].low:+.3f} to {compared[0].high:+.3f})"
@@ -164,7 +164,7 @@ def _row(line: Line, compared: tuple[Comparison, str, float] | None, held: str) 
     return [
         f"`{line.name}`", f"{line.mean:.3f}{deviation}", gain, p, word, _number(line.forgetting),
         f"{line.bytes / 1e6:.1f}", f"{line.steps:,.0f}", f"{line.memory / 1e3:,.0f}",
-        f"{line.seconds:.1f}", held,
+        f"{line.seconds:.1f}", equal,
     ]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from atoll.core.options import AtLeastOne, Fraction, NotNegativeInt, Positive
 
 __all__ = [
     "BASE", "BOUNDS", "CONTENDERS", "QUICK", "TABLES", "Contender", "Plan", "Sizes", "Table",
-    "budget", "held_bytes", "settings", "trial_options", "values",
+    "budget", "settings", "stored_bytes", "trial_options", "values",
 ]  # fmt: skip
 
 Options = dict[str, Any]  # by dotted name, below the method where there is no dot
@@ -79,15 +79,15 @@ class Sizes:
 
 
 Change = Callable[[Plan, Sizes], Options]
-Held = Callable[[Plan, Sizes, Options], int]
+Stored = Callable[[Plan, Sizes, Options], int]
 
 
 def _nothing(plan: Plan, sizes: Sizes, options: Options) -> int:
     return 0
 
 
-def _networks(count: int) -> Held:
-    """So many copies of the network, or of numbers for each weight."""
+def _networks(count: int) -> Stored:
+    """Bytes of this many copies of the network, or of numbers for each weight."""
     return lambda plan, sizes, options: count * sizes.weights(plan)
 
 
@@ -97,7 +97,7 @@ class Contender:
 
     options: Options
     ranges: Mapping[str, tuple[float, float]]  # tuned options, between these on a log scale
-    held: Held = _nothing  # bytes that a site keeps of earlier stages
+    stored: Stored = _nothing  # bytes that a site keeps of earlier stages
     equal: Mapping[Table, Change] = field(default_factory=dict)
 
 
@@ -182,12 +182,12 @@ def _target_steps(plan: Plan, sizes: Sizes) -> Options:
 
 
 def _target_memory(plan: Plan, sizes: Sizes) -> Options:
-    """What the teacher leaves of the budget holds synthetic rows."""
+    """Synthetic rows fill the part of the budget that the teacher leaves."""
     left = int(budget("memory", plan, sizes)) - sizes.weights(plan)
     return {"synthetic": max(1, left // sizes.row)}
 
 
-def _target_held(plan: Plan, sizes: Sizes, options: Options) -> int:
+def _target_stored(plan: Plan, sizes: Sizes, options: Options) -> int:
     """The teacher and the synthetic rows of a stage."""
     rows: int = options.get("synthetic", GENERATOR["synthetic"])
     return sizes.weights(plan) + rows * sizes.row
@@ -237,7 +237,7 @@ CONTENDERS: Final[Mapping[str, Contender]] = {
     "target": Contender(
         {"name": "target", "weighting": "rows"},
         RATE | {"strength": (0.1, 10.0)},
-        _target_held,
+        _target_stored,
         {"bytes": _target_bytes, "steps": _target_steps, "memory": _target_memory},
     ),
     "fot": Contender(
@@ -265,9 +265,9 @@ def settings(name: str, plan: Plan, sizes: Sizes) -> dict[str, Options]:
     return labels
 
 
-def held_bytes(name: str, plan: Plan, sizes: Sizes, options: Options) -> int:
+def stored_bytes(name: str, plan: Plan, sizes: Sizes, options: Options) -> int:
     """Bytes that a site keeps of earlier stages."""
-    return CONTENDERS[name].held(plan, sizes, options)
+    return CONTENDERS[name].stored(plan, sizes, options)
 
 
 def trial_options(name: str, plan: Plan) -> list[Options]:

@@ -68,7 +68,7 @@ class Kind:
     start: Callable[[Any], dict[str, Tensor]]  # values before training, by the names of `values`
     # for checks: job, steps -> the start, and what the plain loop has after so many steps
     first_steps: Callable[[Any, int], tuple[Mapping[str, Tensor], Seen]]
-    # what a check compares of a result that is seen whole; None: a probe has to look
+    # what a check compares of a result that is seen whole; None: a probe reads it
     seen: Callable[[Any, Any], Seen | None] = lambda job, result: None
     mode: Callable[[Sequence[Any]], Literal["stacked", "captured"]] = _stacked  # in the record
     sample: Callable[[Sequence[Any], Sequence[Draw]], Sequence[Any]] = lambda jobs, draws: jobs
@@ -102,7 +102,7 @@ class StackKind:
     choose: Callable[[Any, Hashable, Sequence[Any]], Choice]  # tuner, about, jobs -> how they run
     build: Callable[[Sequence[Any], str], Accelerated]  # jobs, way -> their buffers
     modes: tuple[str, ...] = ("auto", "stacked")  # of the engine, in which jobs are stacked
-    kept: int = 1  # how many buffers the executor keeps
+    pool_size: int = 1  # how many buffers the executor keeps
     halves: bool = True  # whether a stack can be split where memory ends
     about: Callable[[Hashable], Hashable] = lambda key: key  # what the choice for jobs is about
     rests_on: Callable[[Any], Sequence[Hashable]] = (

@@ -71,7 +71,7 @@ def _wait() -> None:
 
 
 def what(key: Any) -> str:
-    """How the record calls jobs of this key."""
+    """The name of jobs of this key in the record."""
     return str(key[0]) if isinstance(key, tuple) else "work"
 
 
@@ -87,7 +87,7 @@ class Subject:
 
     @property
     def work(self) -> tuple[Kind, str]:
-        """The kind of the jobs, and what the record calls them."""
+        """The kind of the jobs, and their name in the record."""
         return self.kind, self.name
 
 
@@ -108,15 +108,15 @@ class Tuner:
         self._decided: dict[Hashable, str] = {}
 
     def __getitem__(self, about: Hashable) -> Choice:
-        """What was decided."""
+        """The choice for this key."""
         return self.choices[self._decided[about]]
 
     def __contains__(self, about: Hashable) -> bool:
-        """Whether it was decided."""
+        """Whether there is a choice for this key."""
         return about in self._decided
 
     def key(self, about: Hashable, device: torch.device) -> Key:
-        """The key of a choice by these rules: what was timed is not taken for what is fixed."""
+        """The key of a choice by these rules: timed and fixed choices have different keys."""
         return cache_key((about, self.rules.name), device)
 
     def stack(
@@ -133,7 +133,7 @@ class Tuner:
         """
         if key in self:  # names for the cache take time
             return self[key]
-        size = len(jobs).bit_length()  # a choice for 60 members will do for 50
+        size = len(jobs).bit_length()  # a choice for 60 members also holds for 50
         few = steps is not None and self.rounds and self.rounds * steps < 2 * _trial(len(jobs))
         if few and self.mode != "stacked":
             little = Choice(what(key), len(jobs), "loop", "too little to try both ways")

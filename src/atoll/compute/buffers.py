@@ -51,7 +51,7 @@ class Buffer:
 def load(
     buffers: Mapping[str, Buffer],
     brought: Sequence[Mapping[str, Tensor]],
-    given: Sequence[Mapping[str, Tensor]],
+    outputs: Sequence[Mapping[str, Tensor]],
 ) -> None:
     """Copy what the members bring into the buffers, in few kernels; zeros for what is missing.
 
@@ -60,7 +60,7 @@ def load(
     places, tensors = [], []
     for name, buffer in buffers.items():
         new = [one.get(name) for one in brought]
-        if given and all(n is g.get(name) for n, g in zip(new, given, strict=True)):
+        if outputs and all(n is g.get(name) for n, g in zip(new, outputs, strict=True)):
             continue
         shared = new[0]
         if shared is not None and not buffer.widths and all(one is shared for one in new):

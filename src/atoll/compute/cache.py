@@ -29,7 +29,7 @@ UNRESOLVED = "unresolved-"  # begins a name that means nothing to another proces
 PLAIN = (str, bytes, int, float, complex, bool, type(None), type(...), PurePath)
 NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 INSTALLED = {"site-packages", "dist-packages"}  # folders of packages
-HELD = types.FunctionType | types.ModuleType | type  # what a module may have from elsewhere
+IMPORTABLE = types.FunctionType | types.ModuleType | type  # what a module may have from elsewhere
 # settings of libraries that change how products are summed
 SETTINGS = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 
@@ -227,7 +227,7 @@ class _Walk:
             value = vars(module)[name]
             if isinstance(value, types.ModuleType):
                 yield from self.parts(value)
-            elif isinstance(value, HELD):
+            elif isinstance(value, IMPORTABLE):
                 yield from self._home(value.__module__)
 
     def _object(self, value: Any) -> Iterator[str]:

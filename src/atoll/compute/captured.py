@@ -63,7 +63,7 @@ class Captured:
         self.lane = lane or Lane(self.device)
 
     def fits(self, jobs: Sequence[TrainJob]) -> bool:
-        """Whether as many replicas come on as many rows."""
+        """Whether the jobs have as many replicas, on as many rows, as the buffers."""
         return len(jobs) == self.replicas and len(jobs[0].rows) == self.count
 
     def _joined(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -95,7 +95,7 @@ class Captured:
                 yield
 
     def _show(self, probe: Probe) -> None:
-        """Give a probe what a replica has now."""
+        """Pass the present values of a replica to a probe."""
         several, names = self.replicas > 1, [phase.name for phase in self.phases]
         moved = {name: self.weights[name] for phase in self.phases for name in phase.moves}
         weights = {n: w[probe.member] if several else w for n, w in moved.items()}
@@ -122,8 +122,8 @@ class Captured:
         """Copy the jobs' values into the buffers."""
         into(self.weights, {n: self._joined([j.weights[n] for j in jobs]) for n in self.weights})
         rows = self._end_to_end(jobs)
-        for mine, given in zip(_tensors(self.rows), _tensors(rows), strict=True):
-            mine.copy_(given)
+        for mine, source in zip(_tensors(self.rows), _tensors(rows), strict=True):
+            mine.copy_(source)
         moments = {n: self._joined([j.moments[n] for j in jobs]) for n in jobs[0].moments}
         for memory in self.memory:
             memory.load(moments)
@@ -183,7 +183,7 @@ def run_captured(
 ) -> list[list[TrainResult]]:
     """Run jobs (each with its replicas): side by side, a step in turn, or one after another.
 
-    Side by side each has a lane of its own. The host waits for none before all are on their way.
+    Side by side, each has its own lane. The host waits only once all are enqueued.
     """
     pairs = list(zip(captured, jobs, strict=True))
     looks = list(probes) or [None] * len(pairs)

@@ -21,10 +21,10 @@ __all__ = [
     "CONVOLUTION",
     "choices",
     "keep_timings",
-    "kept_timings",
     "name_of",
     "remember",
     "remembered",
+    "stored_timings",
     "timings",
 ]
 
@@ -53,7 +53,7 @@ def timings(chosen: Iterable[Choice]) -> dict[str, Timing]:
     }
 
 
-def kept_timings() -> dict[str, Timing]:
+def stored_timings() -> dict[str, Timing]:
     """The fastest ways of convolutions in earlier runs on this machine."""
     try:
         body = json.loads((_cache() / "batched_layers.json").read_text())
@@ -64,11 +64,11 @@ def kept_timings() -> dict[str, Timing]:
 
 def keep_timings(timings: Mapping[str, Timing]) -> None:
     """Add timings to those of earlier runs on this machine."""
-    body = {key: asdict(timing) for key, timing in (kept_timings() | dict(timings)).items()}
+    body = {key: asdict(timing) for key, timing in (stored_timings() | dict(timings)).items()}
     try:
         _cache().mkdir(parents=True, exist_ok=True)
         write_whole(_cache() / "batched_layers.json", json.dumps(body).encode())
-    except (OSError, UserError):  # a cache that cannot be written is no cache
+    except (OSError, UserError):  # a cache that cannot be written is ignored
         pass
 
 
@@ -99,5 +99,5 @@ def remember(name: str, choice: Choice) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(asdict(choice)).encode())
-    except (OSError, UserError):  # a cache that cannot be written is no cache
+    except (OSError, UserError):  # a cache that cannot be written is ignored
         pass

@@ -1,4 +1,4 @@
-"""How far two results of the same computation are apart.
+"""Errors between two results of the same computation.
 
 `max_relative_error` compares entry by entry, for results in double precision. `norm_errors`
 compares the norms of all weights together, for results in single precision: there Adam's first

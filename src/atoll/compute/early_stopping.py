@@ -38,7 +38,7 @@ class EarlyStoppedStack:
         epochs = len(jobs[0].streams)
         self.stack = Stack([job.first for job in jobs], graph, epochs=epochs, fixed=fixed)
         self.graph, self.fixed = self.stack.graph, self.stack.fixed
-        self.last = [jobs[i] for i in self.stack.order]  # each member as it came last
+        self.last = [jobs[i] for i in self.stack.order]  # the last job of each member
         self.rule, self.function, self.reads = jobs[0].rule, jobs[0].function, jobs[0].reads
         (self.optimiser,) = self.stack.optimisers
         self.optimiser.free = True
@@ -55,7 +55,7 @@ class EarlyStoppedStack:
         self.judgement: torch.cuda.CUDAGraph | None = None
 
     def _validation(self) -> tuple[Rows, Tensor]:
-        """The rows by which members are judged, and which of them are no padding."""
+        """The rows by which members are judged, and the mask of those that are not padding."""
         rows = [job.valid if len(job.valid) else job.work.rows.at(slice(0, 1)) for job in self.last]
         data, longest = Bundle.of(rows), max(map(len, rows))
         device = data.y.device
@@ -85,7 +85,7 @@ class EarlyStoppedStack:
     def run(
         self, jobs: Sequence[EarlyStoppedJob], probe: Probe | None = None
     ) -> list[EarlyStoppedResult]:
-        """Train through a round; members that did not come stay as they are."""
+        """Train for a round; members without a job stay as they are."""
         seats = self._seats(jobs)
         assert seats is not None  # the caller has asked
         members = [replace(job, course=_ended(job.course)) for job in self.last]
@@ -159,14 +159,14 @@ class EarlyStoppedStack:
             self.judgement.replay()
 
     def _asked(self) -> Callable[[], bool]:
-        """Ask whether all have stopped by now; called, the answer waits for this epoch's end."""
+        """Ask whether all have stopped; the returned function waits for the end of this epoch."""
         answer = HostCopy(self.all_stopped)
         return lambda: bool(answer.numbers)
 
     def _ended(
         self, members: Sequence[EarlyStoppedJob], seats: Sequence[int]
     ) -> list[EarlyStoppedResult]:
-        """What members have now; those that do not come next time stay at it."""
+        """The present values of the members; those without a job in the next round keep them."""
         courses = self.course.cpu()
         trained = self.stack.unload([job.first for job in members])
         for place, (job, one) in enumerate(zip(members, trained, strict=True)):

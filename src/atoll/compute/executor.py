@@ -19,8 +19,8 @@ from atoll.compute.choice import Choice
 from atoll.compute.choice_files import (
     CONVOLUTION,
     keep_timings,
-    kept_timings,
     name_of,
+    stored_timings,
     timings,
 )
 from atoll.compute.deterministic import BY_TIMING, FIXED
@@ -86,7 +86,7 @@ class Executor:
         self.verifier = Verifier(verify, clock)
         self.moment: Moment | None = None
         self._ways: dict[str, Way] = {}  # of convolutions, chosen by a fixed rule
-        self._timings = Timings(kept_timings() | timings(self.choices.values()))
+        self._timings = Timings(stored_timings() | timings(self.choices.values()))
         self._stacks: dict[StackKind, list[tuple[Hashable, Accelerated]]] = {}
         self._captured: dict[tuple[CaptureKind, tuple[str, ...], Hashable], Any] = {}
         self._lanes: dict[str, Lane] = {}  # by client: where its graphs run
@@ -147,13 +147,13 @@ class Executor:
         results: Results = {}
         answers: Results = dict.fromkeys(parts)
         while answers:
-            wanted: Results = {}
+            pending: Results = {}
             for id, answer in answers.items():
                 try:
-                    wanted[id] = parts[id].send(answer)
+                    pending[id] = parts[id].send(answer)
                 except StopIteration as end:
                     results[id] = end.value
-            answers = self._run(wanted)
+            answers = self._run(pending)
         return results
 
     # many jobs in one computation
@@ -231,7 +231,7 @@ class Executor:
         for known, buffers in pool:
             if known == about and buffers.fits(jobs):
                 return buffers
-        del pool[: max(0, len(pool) + 1 - max(kind.kept, choice.parts))]
+        del pool[: max(0, len(pool) + 1 - max(kind.pool_size, choice.parts))]
         built = kind.build(jobs, choice.way)
         pool.append((about, built))
         return built
@@ -342,7 +342,7 @@ class Executor:
         for one in falls:
             self.tuner.refute(one, reason)
         for known, pool in self._stacks.items():
-            self._stacks[known] = [kept for kept in pool if kept[0] not in falls]
+            self._stacks[known] = [stack for stack in pool if stack[0] not in falls]
 
     def _note_convolutions(self) -> None:
         """Store the ways of convolutions with the run and for later runs."""
@@ -357,7 +357,7 @@ class Executor:
 
 
 def _alone(client: str, job: Any) -> Any:
-    """The result of one job; an error knows whose it was."""
+    """The result of one job; an error names its client."""
     try:
         return job.run()
     except Exception as error:

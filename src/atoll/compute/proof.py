@@ -1,4 +1,4 @@
-"""The proof: an accelerated way must give what the plain loop gives, near the actual values.
+"""The proof: an accelerated way must agree with the plain loop, near the actual values.
 
 Both run a few steps in double precision, from values that are perturbed for each member
 independently (perturb.py). Every kind of job and every candidate goes through `prove`.
@@ -19,22 +19,22 @@ __all__ = ["SAMPLE", "TOLERANCE", "Verdict", "prove", "sampled"]
 
 TOLERANCE = 1e-8  # relative, in double precision, after the steps of a proof
 SAMPLE = 8  # members that a proof takes
-GIVEN = 4  # of them that also start from the values that they have
+UNPERTURBED = 4  # of them that also start from the values that they have
 ROUNDED = 2  # of them that show what rounding does in the run's own type
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The first way that gives what the reference gives; without one, why none does."""
+    """The first candidate that agrees with the reference; without one, the reason."""
 
     way: str  # empty: none
     difference: float
     reason: str
-    rounding: float = 0.0  # how far both ways are apart in the run's own type, unperturbed
+    rounding: float = 0.0  # relative difference in the run's own type, unperturbed
 
     @property
     def holds(self) -> bool:
-        """Whether some way is proved."""
+        """Whether a candidate is proved."""
         return bool(self.way)
 
 
@@ -72,15 +72,15 @@ def _prove(
             wrong = f"{type(error).__name__}: {error}"[:200]
             continue
         if _finite(kind, exact, expected):
-            unperturbed = _as_given(kind, jobs) if draws is DRAWS else []
+            unperturbed = _unperturbed_cases(kind, jobs) if draws is DRAWS else []
             return _first_equal(kind, [(exact, expected), *unperturbed], candidates)
         wrong = "numbers that are not finite"
     return Verdict("", math.inf, f"no proof: perturbed values give {wrong}")
 
 
-def _as_given(kind: Kind, jobs: Sequence[Any]) -> list[Case]:
+def _unperturbed_cases(kind: Kind, jobs: Sequence[Any]) -> list[Case]:
     """The jobs from the values that they have: there a maximum may have exact ties."""
-    exact = [kind.exact(job, number, ACTUAL[0]) for number, job in enumerate(jobs[:GIVEN])]
+    exact = [kind.exact(job, number, ACTUAL[0]) for number, job in enumerate(jobs[:UNPERTURBED])]
     expected = [kind.reference(job) for job in exact]
     return [(exact, expected)] if _finite(kind, exact, expected) else []
 
@@ -110,7 +110,7 @@ def _error(kind: Kind, candidate: Candidate, jobs: Sequence[Any], expected: Sequ
 
 
 def _rounding(kind: Kind, jobs: Sequence[Any], candidate: Candidate) -> float:
-    """How far a way that is right goes from the reference by rounding, in the run's own type."""
+    """The rounding error between a correct candidate and the reference, in the run's own type."""
     error = 0.0
     works = [kind.exact(job, number, AS_RUN) for number, job in enumerate(jobs)]
     for work, other in zip(works, candidate.run(works), strict=True):

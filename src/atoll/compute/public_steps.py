@@ -27,7 +27,7 @@ def capturable(job: PublicJob) -> bool:
 
 
 class CapturedStep:
-    """Buffers and graphs of one client's public steps; made once, replayed at every exchange."""
+    """Buffers and graphs of one client's public steps; built once, replayed at every exchange."""
 
     def __init__(self, job: PublicJob, lane: Lane | None = None) -> None:
         """Make the buffers; no other client's public steps may be on the same lane."""
@@ -39,25 +39,25 @@ class CapturedStep:
         self.counts = list(torch.zeros(len(self.leaves), device=device).unbind())
         self.lost = torch.zeros((), dtype=self.leaves[0].dtype, device=device)
         self.x: Tensor | None = None
-        self.given: Tensors = {}
+        self.constants: Tensors = {}
         self.z: Tensor | None = None
         self.place: Place | None = None  # of the forward pass that the buffers hold
-        self.held: Tensors | None = None  # the weights returned with it
+        self.last_weights: Tensors | None = None  # the weights returned with it
         self.taken, self.graphs = 0, list[Any]()
         self.lane = lane or Lane(device)
 
     def fits(self, jobs: Sequence[PublicJob]) -> bool:
         """Whether what comes with a step has the shapes of the buffers."""
         (job,) = jobs
-        if not self.given or not job.given:
+        if not self.constants or not job.constants:
             return True
-        return [(n, t.shape) for n, t in self.given.items()] == [
-            (n, t.shape) for n, t in job.given.items()
+        return [(n, t.shape) for n, t in self.constants.items()] == [
+            (n, t.shape) for n, t in job.constants.items()
         ]
 
     def inputs(self, job: PublicJob) -> tuple[Tensor | None, Tensor | None]:
-        """The images that a step reads: of the batch before, if its pass is to be done again, and
-        of the next. They are made on the stream that all clients have in common.
+        """The images that a step reads: of the batch before, if its pass must be repeated, and
+        of the next. They are computed on the common stream of all clients.
         """
         again = job.follow is not None and not self._waits(job)
         return (
@@ -68,7 +68,7 @@ class CapturedStep:
     def _waits(self, job: PublicJob) -> bool:
         """Whether the buffers hold the forward pass whose target this step brings."""
         assert job.follow is not None
-        mine = job.waiting is self and self.held is job.weights
+        mine = job.waiting is self and self.last_weights is job.weights
         return mine and self.place == job.at(job.follow)
 
     def step(self, job: PublicJob, before: Tensor | None, x: Tensor | None) -> PublicResult:
@@ -79,14 +79,14 @@ class CapturedStep:
         if job.follow is not None:
             if before is not None:
                 self._answer(before)
-            followed = self._follow(job.given)
+            followed = self._follow(job.constants)
             loss, weights = self.lost.clone(), copied_at_once(self.weights)
         if x is None or job.answer is None:
-            self.place, self.held = None, None
+            self.place, self.last_weights = None, None
             return PublicResult(weights, {}, followed, loss, None, None)
         self._answer(x)
         assert self.z is not None  # _answer() has just filled it
-        self.place, self.held = job.at(job.answer), weights
+        self.place, self.last_weights = job.at(job.answer), weights
         return PublicResult(weights, {}, followed, loss, self.z.detach().clone(), self)
 
     def _answer(self, x: Tensor) -> None:
@@ -98,13 +98,13 @@ class CapturedStep:
         else:
             self._forward()
 
-    def _follow(self, given: Tensors) -> Tensor:
+    def _follow(self, constants: Tensors) -> Tensor:
         """One step of the weights; the logits that were followed."""
         assert self.z is not None  # _answer() has filled it
         followed = self.z.detach().clone()  # now: capturing gives outputs that have no values yet
-        if not self.given:
-            self.given = copied(given)
-        into(self.given, given)
+        if not self.constants:
+            self.constants = copied(constants)
+        into(self.constants, constants)
         if self.graphs:
             self.graphs[1].replay()
             return followed
@@ -122,7 +122,7 @@ class CapturedStep:
     def _backward(self) -> None:
         assert self.z is not None
         again = lambda x: self.job.network(self.weights, x)  # noqa: E731
-        loss = self.job.loss(self.z, again, self.given)
+        loss = self.job.loss(self.z, again, self.constants)
         by_leaf = gradients(loss, self.leaves)
         with torch.no_grad():
             for memory in (self.first, self.second, self.counts):

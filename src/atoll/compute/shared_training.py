@@ -1,8 +1,8 @@
-"""Training that several runs have in common runs once, and its result is stored in a file.
+"""Training that several runs share runs once, and its result is stored in a file.
 
 Methods that are compared begin with the same model, trained alone. Such a job is `common`; its name
 is a hash of all its values, so a file is used only for the very same job on the same kind of
-machine. Of several processes that want the same at the same time one runs it and the others wait.
+machine. If several processes need the same job at the same time, one runs it and the others wait.
 """
 
 import hashlib

@@ -79,7 +79,7 @@ class _Halves:
         self.keys = torch.zeros((0, len(lent)), dtype=torch.int64, device=self.x.device)
         self.members = torch.arange(len(lent), device=self.x.device)[:, None]
         self.leaves: Tensors = {}
-        self.graph: tuple[Tensor, Tensor] | None = None  # embedding, and what is sent of it
+        self.graph: tuple[Tensor, Tensor] | None = None  # embedding, and its part that is sent
 
     def load(self, lent: Sequence[Lent], views: Sequence[View]) -> None:
         """Load the weights of a round."""
@@ -186,12 +186,12 @@ class SplitStack:
         self.one, self.runs = one, len(jobs)
         self.device = one.y.device
         self.signature = split_signature(jobs)
-        self.held = list(jobs)  # keeps the memory of their rows allocated
+        self.jobs = list(jobs)  # keeps the memory of their rows allocated
         self.y = torch.stack([job.y for job in jobs])
         self.groups = self._grouped(jobs, way)
         self.weights: Tensors = {}
         self.leaves: Tensors = {}
-        self.given: Tensors = {}
+        self.constants: Tensors = {}
         epochs = one.steps // len(one.batches)
         self.epochs = epochs
         zeros = partial(torch.zeros, dtype=torch.int64, device=self.device)
@@ -254,7 +254,7 @@ class SplitStack:
         _copy(self.weights, _stacked([job.weights for job in jobs]))
         if not self.leaves:
             self.leaves = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
-        _copy(self.given, _stacked([job.given for job in jobs]))
+        _copy(self.constants, _stacked([job.constants for job in jobs]))
         for group in self.groups:
             places = group.places
             group.load([job.lent[p] for job in jobs for p in places], self.one.views)
@@ -302,7 +302,7 @@ class SplitStack:
         joint.requires_grad_()
         key = self.keys.index_select(0, self.step.view(1))[0]
         step = Step(joint, self._before(rows, joint), y, key)
-        terms = self._each(one.loss, self.leaves, self.given, step)
+        terms = self._each(one.loss, self.leaves, self.constants, step)
         inputs = [joint, *self.leaves.values()]
         by_joint, *gradients = torch.autograd.grad(terms["loss"].sum(), inputs)
         with torch.no_grad():

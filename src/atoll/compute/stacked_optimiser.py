@@ -33,7 +33,7 @@ class StackedOptimiser:
         )
         self.buffers = {f"first/{n}": b for n, b in zip(moments, self.first, strict=True)}
         self.buffers |= {f"second/{n}": b for n, b in zip(moments, self.second, strict=True)}
-        self.given: list[Tensors] = []  # moments as they were last given out
+        self.outputs: list[Tensors] = []  # moments as last returned
         device = moved[0].device
         self.rate = torch.zeros(len(jobs), dtype=torch.float64, device=device)
         self.taken = torch.zeros(len(jobs), dtype=torch.float64, device=device)
@@ -51,7 +51,7 @@ class StackedOptimiser:
             self.rate.copy_(sent(rates, device, torch.float64))
         self.before = [int(job.moments.get(f"steps/{self.phase.name}", 0)) for job in jobs]
         if self.adaptive:
-            load(self.buffers, [job.moments for job in jobs], self.given)
+            load(self.buffers, [job.moments for job in jobs], self.outputs)
             self.taken.copy_(sent(self.before, device, torch.float64))
         return False if self.kernel or self.free else self._group(jobs)
 
@@ -131,8 +131,8 @@ class StackedOptimiser:
             f"steps/{self.phase.name}": [torch.tensor(count) for count in taken],
             **{name: buffer.copies() for name, buffer in self.buffers.items()},
         }
-        self.given = by_member(columns, len(jobs))
-        return self.given
+        self.outputs = by_member(columns, len(jobs))
+        return self.outputs
 
 
 def _column(values: Tensor, like: Tensor) -> Tensor:

@@ -62,15 +62,15 @@ class Stack:
         jobs = [jobs[i] for i in self.order]
         self.steps = [job.steps for job in jobs]
         self.rows = [len(job.rows) for job in jobs]
-        self.held = [job.rows for job in jobs]  # keeps their memory allocated
-        self.places = [place_of(one) for one in self.held]
-        self.data = Bundle.of(self.held)
+        self.members_rows = [job.rows for job in jobs]  # keeps their memory allocated
+        self.places = [place_of(one) for one in self.members_rows]
+        self.data = Bundle.of(self.members_rows)
         self.phases, self.batch = jobs[0].phases, jobs[0].batch
         self.buffers = {n: Buffer([j.weights[n] for j in jobs]) for n in jobs[0].weights}
         self.weights: Tensors = {name: buffer.whole for name, buffer in self.buffers.items()}
-        self.given: list[Tensors] = []  # the members' weights as last returned
+        self.outputs: list[Tensors] = []  # the members' weights as last returned
         device = self.data.y.device
-        self.mapped, self.done = mapped, 0
+        self.mapped, self.steps_taken = mapped, 0
         uneven = mapped and any(count % self.batch for count in self.rows)
         self.graph = graph and available(device) and not uneven
         places = range(len(self.phases))
@@ -109,7 +109,7 @@ class Stack:
         return [results[place] for place in range(len(jobs))]
 
     def go(self, probe: Probe | None = None, place: int = 0) -> None:
-        """All steps of an epoch or a round; a probe is shown the member at this place."""
+        """All steps of an epoch or a round; a probe reads the member at this place."""
         shown = min(probe.steps, self.steps[place]) if probe else 0
         taken = 0
         for active, count in self.blocks():
@@ -121,7 +121,7 @@ class Stack:
             taken += count
 
     def _show(self, probe: Probe, place: int) -> None:
-        """Give a probe what a member has now."""
+        """Pass the present values of a member to a probe."""
         moved = {name: self.buffers[name] for phase in self.phases for name in phase.moves}
         weights = {name: buffer.places[place] for name, buffer in moved.items()}
         names = [phase.name for phase in self.phases]
@@ -138,11 +138,11 @@ class Stack:
             self.captured.clear()
         if self.data.sequences:
             self.counts = pieces(self.data.x)
-        self.held, self.places = rows, places
+        self.members_rows, self.places = rows, places
 
     def load(self, jobs: Sequence[TrainJob]) -> None:
         """Copy weights and moments into the stack's own buffers."""
-        load(self.buffers, [job.weights for job in jobs], self.given)
+        load(self.buffers, [job.weights for job in jobs], self.outputs)
         if any([optimiser.load(jobs) for optimiser in self.optimisers]):  # noqa: C419 - load all
             self.captured.clear()
 
@@ -175,13 +175,13 @@ class Stack:
                 for whole in (self.index, self.share)
             )
             index[:, : lot.steps, lot.where] = order.permute(1, 2, 0, 3)
-            if self.shared.get(lot.rows) != (epochs, stride):  # else it is as it was
+            if self.shared.get(lot.rows) != (epochs, stride):  # else unchanged
                 self.shared[lot.rows] = (epochs, stride)
                 real = torch.arange(full, device=device).view(lot.steps, -1) < lot.rows
                 share[:, : lot.steps, lot.where] = real.to(share.dtype)[:, None]
         self.now.zero_()
         self.losses.zero_()
-        self.done = 0
+        self.steps_taken = 0
         if self.fixed and self.data.sequences:
             self._make_room(len(streams[0]) if together else 1)
 
@@ -214,7 +214,7 @@ class Stack:
         return blocks
 
     def advance(self, active: int, count: int) -> None:
-        """So many steps of the first members."""
+        """Take this many steps of the first members."""
         if active not in self.captured:
             step = self._step_of(active)
             while count and (not self.graph or self.eager.get(active, 0) < EAGER):
@@ -253,7 +253,7 @@ class Stack:
                     self.optimisers[number].descend(active, moved[number], gradients)
                     self.losses[number, :active].addcmul_(loss.detach(), count)
             self.now += moving
-            self.done += moving
+            self.steps_taken += moving
 
         return step
 
@@ -261,20 +261,20 @@ class Stack:
         """The loss of each of the first members."""
         if not self.mapped:
             return phase.loss(weights, batch).view(active, -1).sum(-1)
-        sizes = [size(count, self.batch, self.done) for count in self.rows[:active]]
+        sizes = [size(count, self.batch, self.steps_taken) for count in self.rows[:active]]
         return each(phase.loss, weights, batch, sizes, weighted=self.data.share is not None)
 
     def unload(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
-        """What each member has now; works in the order of members."""
+        """The present values of each member; `jobs` in the order of members."""
         moved = dict.fromkeys(name for phase in self.phases for name in phase.moves)
         own = by_member({name: self.buffers[name].copies() for name in moved}, len(jobs))
-        self.given = [{**job.weights, **mine} for job, mine in zip(jobs, own, strict=True)]
+        self.outputs = [{**job.weights, **mine} for job, mine in zip(jobs, own, strict=True)]
         memory = [{**job.moments} for job in jobs]
         for optimiser in self.optimisers:
             for moments, fresh in zip(memory, optimiser.unload(jobs), strict=True):
                 moments.update(fresh)
         losses = self._mean_losses(jobs)
-        return [TrainResult(*member) for member in zip(self.given, memory, losses, strict=True)]
+        return [TrainResult(*member) for member in zip(self.outputs, memory, losses, strict=True)]
 
     def _mean_losses(self, jobs: Sequence[TrainJob]) -> list[dict[str, float]]:
         """The mean loss of each phase, of each member; deferred, so the host goes on at once."""

@@ -27,10 +27,10 @@ from atoll.core.federation import Moment
 __all__ = ["STEPS", "Verifier", "Verify", "disagreement", "place_of"]
 
 Verify = Literal["sampled", "off", "always"]
-STEPS = 8  # of a member that are done once more
+STEPS = 8  # of a member that are repeated
 ALWAYS = 2  # first rounds of a key that are checked in any case
 SHARE = 0.01  # of the elapsed time that later checks may take
-FACTOR = 10  # between what rounding was seen to do and what is allowed
+FACTOR = 10  # from measured rounding errors to the tolerance
 FLOORS = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the tolerance; of others 1e-2
 LOSSES = {torch.float64: 1e-8, torch.float32: 1e-3}  # the same for losses
 FAR = 0.05  # losses that differ by more than this are not rounding
@@ -72,7 +72,7 @@ class Verifier:
 
     @contextmanager
     def checking(self, key: Hashable, moment: Moment | None) -> Iterator[None]:
-        """Counts a check and the seconds it takes; what the device still does is waited for."""
+        """Counts a check and the seconds it takes; waits until the device is idle."""
         state = self._states.setdefault(key, _State())
         _wait()
         began = self.clock()

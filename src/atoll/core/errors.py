@@ -59,7 +59,7 @@ class BadMessageError(Exception):
 
 
 class SiteLostError(Exception):
-    """A site that was there and does not answer any more; the run can go on when it is back."""
+    """A site that no longer answers; the run can continue when it is back."""
 
     def __init__(self, site: str, reason: str) -> None:
         super().__init__(f"site {site} was lost: {reason}")
@@ -81,7 +81,7 @@ def note_client(error: BaseException, client: str) -> None:
 
 
 def noted_client(error: BaseException) -> str:
-    """Whose job an error ended; empty where nobody knows."""
+    """The client whose job raised an error; empty if unknown."""
     notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(CLIENT_NOTE)]
     return notes[0].removeprefix(CLIENT_NOTE) if notes else ""
 
@@ -93,7 +93,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def memory_error(where: str) -> UserError:
-    """The error of a run that needs more memory than there is."""
+    """The error of a run that needs more memory than is available."""
     remedy = "use fewer clients or rows, smaller batches or networks, or a machine with more memory"
     return UserError("not enough memory", where, remedy)
 

@@ -38,6 +38,8 @@ __all__ = [
     "begin",
     "counted",
     "kinds",
+    "no_restore",
+    "no_state",
     "possible",
     "scores",
     "shares",
@@ -103,7 +105,7 @@ class Client(Protocol):
         ...
 
     def restore(self, state: Tensors) -> None:
-        """Become what `state` described."""
+        """Restore what `state` returned."""
         ...
 
 
@@ -123,8 +125,17 @@ class Server(Protocol):
         ...
 
     def restore(self, state: Tensors) -> None:
-        """Become what `state` described."""
+        """Restore what `state` returned."""
         ...
+
+
+def no_state(self: object) -> Tensors:
+    """The `state` of a half that keeps nothing between messages."""
+    return {}
+
+
+def no_restore(self: object, state: Tensors) -> None:
+    """The `restore` of a half that keeps nothing between messages."""
 
 
 class Transport(Protocol):
@@ -206,7 +217,7 @@ def answer(
 
 @cache
 def kinds(action: Callable[..., Any]) -> tuple[type, type]:
-    """The types of an action's request and reply, whether or not it yields jobs in between."""
+    """The types of an action's request and reply, whether or not it yields jobs."""
     hints = get_type_hints(action)
     reply = hints.pop("return")
     requests = [hint for name, hint in hints.items() if name not in ("self", "moment")]

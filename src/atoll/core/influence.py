@@ -265,9 +265,9 @@ def _sizes(field: str, requests: Mapping[str, Any], replies: Mapping[str, Any]) 
     return {id: _norm(_difference(fields[id], bases[id]).values()) for id in fields}
 
 
-def _other_forms(given: Mapping[str, Any], field: str) -> dict[str, str]:
+def _other_forms(values: Mapping[str, Any], field: str) -> dict[str, str]:
     """The senders whose tensors do not have the form that most have."""
-    forms = {id: _form(value) for id, value in given.items()}
+    forms = {id: _form(value) for id, value in values.items()}
     if len(forms) < FEWEST:
         return {}
     usual, count = Counter(forms.values()).most_common(1)[0]
@@ -277,21 +277,21 @@ def _other_forms(given: Mapping[str, Any], field: str) -> dict[str, str]:
     return {id: other for id, form in forms.items() if form != usual}
 
 
-def _noise(given: Mapping[str, Tensor], field: str) -> dict[str, str]:
+def _noise(values: Mapping[str, Tensor], field: str) -> dict[str, str]:
     """The senders whose outputs for common rows are indistinguishable from noise.
 
     Two conditions must hold together. The correlation with the mean of the others is what random
     numbers have by chance, and the spectrum of the outputs is as flat as that of random numbers:
     the outputs of a network concentrate in few directions, also where it disagrees with all others.
     """
-    shapes = {tuple(value.shape) for value in given.values()}
-    if len(given) < FEWEST or len(shapes) > 1 or len(*shapes) != 2:
+    shapes = {tuple(value.shape) for value in values.values()}
+    if len(values) < FEWEST or len(shapes) > 1 or len(*shapes) != 2:
         return {}
     rows, classes = shapes.pop()
     if classes < FEWEST_CLASSES or rows < ROWS_PER_CLASS * classes:
         return {}
     chance = DEVIATIONS / math.sqrt((rows - 1) * (classes - 1))
-    units = {id: _standardised(value) for id, value in given.items()}
+    units = {id: _standardised(value) for id, value in values.items()}
     total = torch.stack(list(units.values())).sum(0)
     reasons = {}
     for id, own in units.items():
@@ -373,7 +373,7 @@ def _flatness(centred: Tensor, width: int) -> float:
 
 
 def _form(value: Any) -> Any:
-    """What must be alike: type and width of rows; of named tensors those that have no rows."""
+    """What answers must share: type and width of rows; of named tensors those without rows."""
     if isinstance(value, Tensor):
         return value.dtype, tuple(value.shape[1:])
     if any(name.rpartition("/")[2] in ("values", "bits", "places") for name in value):
@@ -385,9 +385,9 @@ def _listed(value: Any) -> list[Tensor]:
     return [value] if isinstance(value, Tensor) else list(value.values())
 
 
-def _difference(given: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> Tensors:
+def _difference(weights: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> Tensors:
     """The floating-point part of an update."""
-    floats = {name: t for name, t in given.items() if t.is_floating_point()}
+    floats = {name: t for name, t in weights.items() if t.is_floating_point()}
     return {n: t - base[n].to(t.device) if n in base else t for n, t in floats.items()}
 
 
@@ -402,12 +402,12 @@ def _norm(tensors: Iterable[Tensor]) -> float:
 
 
 def _one_norm(tensor: Tensor) -> Tensor:
-    found: Tensor = torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)
-    return found.cpu()
+    norm: Tensor = torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)
+    return norm.cpu()
 
 
 def _magnitude(tensors: Iterable[Tensor]) -> float:
-    """The norm of floats, or the largest whole number; not a number if one is not."""
+    """The norm of floats, or the largest whole number; NaN if one of them is NaN."""
     listed = [tensor for tensor in tensors if tensor.numel()]
     size = _norm(tensor for tensor in listed if tensor.is_floating_point())
     whole = [t for t in listed if not t.is_floating_point() and t.dtype != torch.bool]

@@ -82,7 +82,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Checked:
-    """How a client did on its test rows: for each variant the hits and the macro-F1.
+    """A client's results on its test rows: for each variant the hits and the macro-F1.
 
     In regression both are empty, and each variant has `mse`, `mae` and the `variance` of the labels
     instead, in the unit of the label.
@@ -295,7 +295,7 @@ def _stacked_copy(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _with(message: Any, layout: Layout, tensors: Iterable[Tensor]) -> Any:
-    """The message as unpacking gives it, with these tensors; their names are sorted."""
+    """The message as `unpack` returns it, with these tensors; their names are sorted."""
     values, rest = _values_of(message), iter(tensors)
     for name, keys in layout:
         values[name] = next(rest) if keys is None else {key: next(rest) for key, _ in keys}
@@ -354,7 +354,7 @@ def admit(packet: Packet, sender: str) -> None:
 
 
 def opened(header: bytes, block: bytes, kind: type, sender: str) -> Packet:
-    """Bytes that came from elsewhere as a packet, read once; or an error that names the sender."""
+    """Received bytes as a packet, read once; or an error that names the sender."""
     size = len(header) + len(block)
     message: Any = unpack(Packet(header, block, 0, size, ()), kind, sender)
     tensors = contents(message)
@@ -430,16 +430,16 @@ def _plain_hints(kind: Any) -> dict[str, Any]:
     return {n: h for n, h in _fields(kind).items() if h is not Tensor and h != Tensors}
 
 
-def _values(given: dict[str, Any], kind: type, sender: str) -> dict[str, Any]:
+def _values(values: dict[str, Any], kind: type, sender: str) -> dict[str, Any]:
     hints = _plain(kind)
-    if not set(hints) - _optional(kind) <= set(given) <= set(hints):
-        raise BadMessageError(sender, f"values {str(sorted(given))[:200]}, not {sorted(hints)}")
+    if not set(hints) - _optional(kind) <= set(values) <= set(hints):
+        raise BadMessageError(sender, f"values {str(sorted(values))[:200]}, not {sorted(hints)}")
     read = {}
     for name, hint in hints.items():
-        if name not in given:
+        if name not in values:
             continue
         try:
-            read[name] = _adapter(hint).validate_json(json.dumps(given[name]), strict=True)
+            read[name] = _adapter(hint).validate_json(json.dumps(values[name]), strict=True)
         except (ValueError, RecursionError) as error:
             raise BadMessageError(sender, f"value '{name}' is not of type {hint}") from error
         _finite_value(read[name], name, sender)
@@ -494,11 +494,11 @@ def same_shapes(request: Any, reply: Any, sender: str) -> None:
             _same(getattr(request, base), getattr(reply, name), name, sender)
 
 
-def _same(asked: Tensors, given: Tensors, field: str, sender: str) -> None:
-    for key in sorted(asked.keys() | given.keys()):
-        if key not in asked or key not in given:
+def _same(request: Tensors, reply: Tensors, field: str, sender: str) -> None:
+    for key in sorted(request.keys() | reply.keys()):
+        if key not in request or key not in reply:
             raise BadMessageError(sender, f"tensor {key!r} is unknown or missing in '{field}'")
-        expected, actual = asked[key], given[key]
+        expected, actual = request[key], reply[key]
         if expected.shape != actual.shape or expected.dtype != actual.dtype:
             raise BadMessageError(
                 sender,

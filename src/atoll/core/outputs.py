@@ -10,7 +10,7 @@ from atoll.core.storage import LOCK, disk_errors
 __all__ = ["may_write"]
 
 OWN = {*NAMES, LOCK, "traceback.txt"}
-HEAD = 1 << 20  # bytes of a file that are looked at
+HEAD = 1 << 20  # bytes of a file that are inspected
 
 
 def may_write(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -175,10 +175,11 @@ class Snapshot:
     values: tuple[tuple[float, ...], ...]  # a row each
 
 
+T = TypeVar("T")
 FILES = ("events", "times", "looks")
 CHECKPOINT = "checkpoint.safetensors"
-REASON = 500  # characters of a failure that are written
-FAILURE = "failure.json"  # why a run that failed has ended; gone when it goes on
+REASON = 500  # characters of a failure that are stored
+FAILURE = "failure.json"  # why a run failed; removed when it continues
 DERIVED = ("result.json", "answer.json", "outcomes.safetensors")
 NAMES = (*GROWING, *STATIC, *FINAL, CHECKPOINT, DIGESTS, FAILURE, *DERIVED)  # that a run writes
 Event = Score | Round | Stage | Message | Absence | Exclusion
@@ -255,7 +256,7 @@ _CHECKS: Mapping[type, tuple[tuple[str, Callable[[Any], bool]], ...]] = {
 
 
 def read_integrity(folder: Path) -> Integrity:
-    """What is known of a run's files: from its end, else from its last checkpoint."""
+    """Lengths and digests of a run's files: from its end, else from its last checkpoint."""
     if (folder / "result.json").exists():
         return read_digests(folder)
     if not (folder / CHECKPOINT).exists():
@@ -291,48 +292,40 @@ def _head(folder: Path) -> dict[str, Any]:
     return head
 
 
-def _lines(path: Path, known: Integrity | None, optional: bool = False) -> list[bytes]:
-    """The lines of a file, checked; a last line that was cut off is left out."""
+def _parsed(
+    path: Path, known: Integrity | None, parse: Callable[[bytes], T], optional: bool = False
+) -> list[T]:
+    """The lines of a file, checked and parsed; a last line that was cut off is left out."""
     known = read_integrity(path.parent) if known is None else known
-    return (known.read(path, optional) or b"").split(b"\n")[:-1]
-
-
-def _bad_line(path: Path) -> UserError:
-    remedy = "continue the run with atoll run --resume, or restore the file from a copy"
-    return UserError("a line of the record is damaged", str(path), remedy)
+    lines = (known.read(path, optional) or b"").split(b"\n")[:-1]
+    try:
+        return [parse(line) for line in lines]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        remedy = "continue the run with atoll run --resume, or restore the file from a copy"
+        raise UserError("a line of the record is damaged", str(path), remedy) from error
 
 
 def read_events(folder: Path, known: Integrity | None = None) -> list[Event]:
     """The events of a run, in order; a last line that was cut off is left out."""
-    path = folder / "events.jsonl"
-    lines = _lines(path, known)
-    try:
-        return [_event(line) for line in lines]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _bad_line(path) from error
+    return _parsed(folder / "events.jsonl", known, _event)
 
 
 def read_snapshots(folder: Path, known: Integrity | None = None) -> list[Snapshot]:
     """The snapshots of a run."""
-    path = folder / "looks.jsonl"
-    lines = _lines(path, known, optional=True)
-    try:
-        return [_snapshot(json.loads(line)) for line in lines]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _bad_line(path) from error
+    return _parsed(folder / "looks.jsonl", known, _snapshot, optional=True)
 
 
 def read_times(folder: Path, known: Integrity | None = None) -> list[float]:
     """The seconds of each round."""
-    path = folder / "times.jsonl"
-    lines = _lines(path, known, optional=True)
-    try:
-        return [float(json.loads(line)["seconds"]) for line in lines]
-    except (ValueError, KeyError, TypeError) as error:
-        raise _bad_line(path) from error
+    return _parsed(folder / "times.jsonl", known, _seconds, optional=True)
 
 
-def _snapshot(body: dict[str, Any]) -> Snapshot:
+def _seconds(line: bytes) -> float:
+    return float(json.loads(line)["seconds"])
+
+
+def _snapshot(line: bytes) -> Snapshot:
+    body = json.loads(line)
     values = tuple(tuple(math.nan if v is None else v for v in row) for row in body.pop("values"))
     rows, columns = tuple(body.pop("rows")), tuple(body.pop("columns"))
     snapshot = Snapshot(**body, rows=rows, columns=columns, values=values)
@@ -390,7 +383,7 @@ class Record:
 
     @staticmethod
     def reopen(folder: Path, patience: float = 0.0) -> "Record":
-        """The record of a run that goes on; this process locks it. Checks what was written once."""
+        """The record of a resumed run; this process locks it. Checks the files written once."""
         with disk_errors(folder):
             lock = FolderLock(folder, patience)
         record = Record(folder, lock)
@@ -538,7 +531,7 @@ class Record:
         return (tensors, head["progress"]) if there else None
 
     def _check_lines(self, head: Mapping[str, Any]) -> dict[str, bytes]:
-        """The growing files up to a checkpoint, if they are what they were then."""
+        """The growing files up to a checkpoint, if they are unchanged."""
         known = _known(self.folder, head) if head else Integrity()
         contents = {}
         for name, path in self._files.items():
@@ -559,7 +552,7 @@ def _plain_snapshot(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _unfinished(folder: Path) -> bool:
-    """Whether nothing is in the folder but what a creation that was cut off leaves."""
+    """Whether the folder has nothing but the remains of an interrupted creation."""
     ours = {"facts.json", LOCK, *GROWING}
     final = {*ours, "config.toml"}
     names = [entry.name for entry in folder.iterdir()]

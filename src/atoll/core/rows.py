@@ -80,7 +80,7 @@ class Public:
     mean: Tensor  # (channels, 1, 1), to be taken off
     deviation: Tensor  # (channels, 1, 1), to be divided by
     fingerprint: str  # a hash of content and order
-    made: dict[Any, Tensor] = field(default_factory=dict, repr=False, compare=False)  # a cache
+    cache: dict[Any, Tensor] = field(default_factory=dict, repr=False, compare=False)  # a cache
 
     def __len__(self) -> int:
         """The number of images."""

@@ -149,7 +149,7 @@ class FolderLock:
         try:
             holder = (folder / LOCK).read_text(errors="replace")
         except OSError:
-            return os.environ.get(SWITCH) == "off"  # no lock tells: assume one
+            return os.environ.get(SWITCH) == "off"  # locks are off, so assume a writer
         match = re.match(r"process (\d+) on (.*), ", holder)
         if match is None or match[2] != socket.gethostname():
             return True

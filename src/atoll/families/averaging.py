@@ -5,7 +5,7 @@ A client has `site`, `tested` (the network in the mode of tests) and these funct
 `server_state` and `server_restore` as its `state` and `restore`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, Protocol
@@ -17,8 +17,8 @@ from atoll.core.federation import Moment, shares
 from atoll.core.messages import Check, Checked, Tensors
 from atoll.core.rows import Rows
 from atoll.data.site import Site
-from atoll.jobs.train import in_chunks, scored
-from atoll.learning.models import Architecture
+from atoll.jobs.train import Optimiser, Phase, in_chunks, scored
+from atoll.learning.models import Architecture, shared
 from atoll.learning.weights import copied, mean, placed
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "averaged",
     "check",
     "final_model",
+    "local_training",
     "predict",
     "server_restore",
     "server_state",
@@ -50,6 +51,15 @@ class Trainer(Protocol):
 
     site: Site
     tested: Architecture
+
+
+def local_training(
+    site: Site, loss: Callable[..., Tensor], how: Optimiser
+) -> tuple[Phase, Architecture]:
+    """A phase that moves all weights by `loss(network, weights, batch)`; the network in tests."""
+    moves = tuple(name for name, _ in site.outline().named_parameters())
+    phase = Phase("loss", moves, partial(loss, shared(site.outline())), how)
+    return phase, shared(site.outline(training=False))
 
 
 def check(self: Trainer, request: Check, moment: Moment) -> Checked:

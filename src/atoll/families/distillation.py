@@ -102,14 +102,14 @@ class Plan:
     def images(self, public: Public, key: int, step: int) -> Tensor:
         """The images of a step as networks read them; all clients of a process share a cache."""
         entry = (self, key, step)
-        if entry not in public.made:
-            while len(public.made) >= CACHED:
-                public.made.pop(next(iter(public.made)))
+        if entry not in public.cache:
+            while len(public.cache) >= CACHED:
+                public.cache.pop(next(iter(public.cache)))
             x = public.x[self.rows(public, key, step)]
             if self.augment:
                 x = self.augment(x, Stream(key).child("vary", step))
-            public.made[entry] = (x - public.mean) / public.deviation
-        return public.made[entry]
+            public.cache[entry] = (x - public.mean) / public.deviation
+        return public.cache[entry]
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class Learner:
         request: Align,
         moment: Moment,
         loss: StepLoss,
-        given: Tensors,
+        constants: Tensors,
         *,
         optimiser: Optimiser | None = None,
         fresh: bool = True,
@@ -231,7 +231,7 @@ class Learner:
     ) -> Working[PublicResult]:
         """One exchange: a step towards the target of the last batch, then logits of the next.
 
-        The loss reads `given` besides the logits; with `fresh`, Adam restarts at every step.
+        The loss reads `constants` besides the logits; with `fresh`, Adam restarts at every step.
         """
         public, number = self.site.public(), request.step
         result: PublicResult = yield PublicJob(
@@ -240,7 +240,7 @@ class Learner:
             place=(moment.stage, moment.round, request.key),
             follow=number - 1 if number else None,
             answer=number if number < self.plan.steps(public) else None,
-            given=given if number else {},
+            constants=constants if number else {},
             loss=loss,
             how=optimiser or self.adam,
             fresh=fresh,
@@ -280,7 +280,7 @@ class Learner:
         return weights | prefixed("solo", self.solo) | prefixed("moments", self.moments)
 
     def restore(self, state: Tensors) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         self.weights, self.last = copied(without("weights", state)), copied(without("last", state))
         self.solo, self.moments = copied(without("solo", state)), copied(without("moments", state))
         self._forward, self._solo_scores = None, {}
@@ -477,7 +477,7 @@ def state(self: Participant) -> Tensors:
 
 
 def restore(self: Participant, state: Tensors) -> None:
-    """Go on from a state."""
+    """Continue from a state."""
     self.learner.restore(state)
 
 

@@ -40,14 +40,14 @@ def features_snapshot(
     return [Snapshot(moment.stage, site.id, "features", *table)]
 
 
-def principal(x: Tensor, count: int = COMPONENTS) -> Tensor:
+def principal(x: Tensor) -> Tensor:
     """The first principal components of rows, each with the sign that makes its extreme positive.
 
     If several values are equally large up to rounding, the first decides.
     """
     centred = (x - x.mean(0)).double()
     u, size, _ = torch.linalg.svd(centred, full_matrices=False)
-    points: Tensor = (u * size)[:, :count]
+    points: Tensor = (u * size)[:, :COMPONENTS]
     sizes = points.abs()
     largest = (sizes >= (1 - 1e-9) * sizes.amax(0)).byte().argmax(0, keepdim=True)
     return points * points.gather(0, largest).sign()

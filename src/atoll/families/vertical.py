@@ -125,7 +125,7 @@ class Learner:
         """Draw the bottom network; `views` augment the rows of each step."""
         self.settings, self.site, self.views = Settings.of(options), site, views
         self.before: Tensors = {}  # reference weights: those at the end of the last stage
-        self.done = (-1, -1, -1)  # stage, round and step of the last applied gradient
+        self.place = (-1, -1, -1)  # stage, round and step of the last applied gradient
         self._scaled: tuple[Rows | None, Tensor] = (None, torch.empty(0))
         self.start(0)
 
@@ -159,10 +159,10 @@ class Learner:
     ) -> Tensor:
         """Apply the gradient of the last step, then return the embeddings of the next."""
         last = (moment.stage, moment.round, request.step - 1)
-        if request.step and last > self.done:  # a repeated message is applied once
+        if request.step and last > self.place:  # a repeated message is applied once
             if not _covers(frozen):
                 self._descend(request, moment, frozen, penalty)
-            self.done = last
+            self.place = last
         if not request.more:
             return request.gradient.new_zeros((0, self.settings.width))
         x, mask = self._inputs(request.seed, request.step, moment)
@@ -214,7 +214,7 @@ class Learner:
     def take(self, weights: Tensors, moment: Moment, steps: int) -> None:
         """Store the weights that the steps of a round end with."""
         self.half.weights = weights
-        self.done = (moment.stage, moment.round, steps - 1)
+        self.place = (moment.stage, moment.round, steps - 1)
 
     def settle(self) -> None:
         """Make the current weights the reference weights of the next stage."""
@@ -243,14 +243,14 @@ class Learner:
     def state(self) -> Tensors:
         """The weights, the reference weights, and the last applied step."""
         weights = prefixed("weights", self.half.weights) | prefixed("before", self.before)
-        return weights | {"done": torch.tensor(self.done)}
+        return weights | {"done": torch.tensor(self.place)}
 
     def restore(self, state: Tensors) -> None:
         """Go on from a state."""
         self.before = ordered("before", state, self.half.weights)
         self.half = split.Half(self.half.network, ordered("weights", state, self.half.weights))
         stage, number, step = state["done"].tolist()[:3]
-        self.done = (stage, number, step)
+        self.place = (stage, number, step)
 
 
 def ordered(part: str, state: Tensors, like: Tensors) -> Tensors:
@@ -359,7 +359,7 @@ class Head:
         self,
         moment: Moment,
         loss: Loss,
-        given: Tensors,
+        constants: Tensors,
         *,
         sends_before: bool = False,
         class_sums: int = 0,
@@ -376,7 +376,7 @@ class Head:
             batches=batches,
             steps=len(batches) * settings.epochs,
             weights=self.weights,
-            given=given | self._class_weights(moment),
+            constants=constants | self._class_weights(moment),
             loss=loss,
             stream=self.draws("step", moment),
             rate=settings.rate,
@@ -438,7 +438,7 @@ class Head:
         joint = step.joint.detach().requires_grad_()
         moving = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
         with torch.enable_grad():
-            terms = job.loss(moving, job.given, step._replace(joint=joint))
+            terms = job.loss(moving, job.constants, step._replace(joint=joint))
         losses = {name: float(term.detach()) for name, term in terms.items()}
         by_joint, *gradients = torch.autograd.grad(terms["loss"], [joint, *moving.values()])
         by_name = dict(zip(moving, gradients, strict=True))
@@ -586,5 +586,5 @@ def scores(
 def _hits_or_errors(
     logits: Tensor, y: Tensor, unit: float
 ) -> tuple[int, float] | tuple[int, float, dict[str, float]]:
-    """Hits and macro-F1; in regression none of both, and the errors."""
+    """Hits and macro-F1; in regression the errors instead."""
     return (0, 0.0, errors(logits, y, unit)) if y.is_floating_point() else hits(logits, y)

@@ -93,7 +93,7 @@ def sampled_gradients(
     parts = head.embedded(clients, ids, "train", moment.stage, (seed, count))
     labels = y[split.Batches(len(y), len(y), seed).at(0, y.device)[:count]]
     gradient = head.row_gradients(head.joined(parts), labels)
-    # it gives labels away like those of the steps, which are smaller by the batch
+    # it gives labels away like those of the steps, which are divided by the batch size
     key = torch.tensor(head.draws(f"{name} noise", moment).key, device=y.device)
     clip, noise = settings.batch * settings.clip, settings.batch * settings.noise
     return seed, split.guarded(gradient, clip, noise, key)
@@ -105,7 +105,7 @@ def server_state(self: HasHead) -> Tensors:
 
 
 def restore_server(self: HasHead, state: Tensors) -> None:
-    """Go on from a state."""
+    """Continue from a state."""
     rest = self.head.restore(state)
     for name in self.stored:
         setattr(self, name, rest[name])

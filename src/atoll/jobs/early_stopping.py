@@ -37,7 +37,7 @@ class Rule:
     """When the rate is cut, and when training ends."""
 
     patience: int  # epochs without gain before the rate is cut
-    cut: float  # what the rate is divided by then
+    cut: float  # divisor of the rate at a cut
     least: float  # with a smaller rate training ends
     fresh: bool = False  # whether a cut resets the optimiser
 

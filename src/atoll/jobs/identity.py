@@ -75,7 +75,7 @@ def _identity(function: Callable[..., Any]) -> Hashable:
         except TypeError as error:
             raise NoIdentityError(f"{_name(function.func)} binds what has no hash") from error
         return _identity(function.func), *bound
-    if not _held_by_module(function):
+    if not _is_in_its_module(function):
         raise NoIdentityError(f"{_name(function)} is not a function of a module")
     return function
 
@@ -84,7 +84,7 @@ def _name(function: Any) -> str:
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
-def _held_by_module(function: Any) -> bool:
+def _is_in_its_module(function: Any) -> bool:
     """Whether the function's module, or the one it was compiled in, has it under its name."""
     if not hasattr(function, "__qualname__") or getattr(function, "__self__", None) is not None:
         return False

@@ -57,12 +57,12 @@ class PublicJob:
     place: Place  # of the round
     follow: int | None  # the step whose target has come
     answer: int | None  # the step that is asked for
-    given: Tensors  # what the loss reads beside the logits
+    constants: Tensors  # what the loss reads beside the logits
     loss: StepLoss
     how: Optimiser
     fresh: bool = True  # reset Adam after every step
     penalty: Callable[[Tensors], Tensor] | None = None  # a penalty on the parameters
-    waiting: Any = None  # the forward pass that the step before left
+    waiting: Any = None  # the forward pass of the step before
 
     def key(self) -> Hashable | None:
         """The network, the loss and shapes; steps with equal keys differ in values alone."""
@@ -111,7 +111,7 @@ class PublicJob:
 
     def _followed(self, waiting: Forward) -> tuple[Tensors, Tensors, Tensor]:
         weights = waiting.weights
-        loss = self.loss(waiting.z, lambda x: self.network(weights, x), self.given)
+        loss = self.loss(waiting.z, lambda x: self.network(weights, x), self.constants)
         if self.penalty is not None:
             loss = loss + self.penalty({n: weights[n] for n in self.moves})
         moved = [weights[n].detach().clone() for n in self.moves]

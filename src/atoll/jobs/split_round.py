@@ -89,7 +89,7 @@ class SplitJob:
     batches: Batches
     steps: int
     weights: Tensors
-    given: Tensors  # constants of the round that the loss reads
+    constants: Tensors  # constants of the round that the loss reads
     loss: Loss  # the term "loss" is minimised
     stream: Stream  # random draws of the steps
     rate: float
@@ -111,7 +111,7 @@ class SplitJob:
         loss = identities(self.functions)
         if loss is None:
             return None
-        tensors = {**self.weights, **{f"given {n}": t for n, t in self.given.items()}}
+        tensors = {**self.weights, **{f"given {n}": t for n, t in self.constants.items()}}
         halves = tuple(lent.form for lent in self.lent)
         rows = (
             self.batches.rows,

@@ -309,7 +309,7 @@ def hits(logits: Tensor, y: Tensor, top: int = 1) -> tuple[int, float]:
     counts[0].scatter_add_(0, y, (guess == y).double())
     counts[1].scatter_add_(0, y, ones)
     counts[2].scatter_add_(0, guess, ones)
-    right, real, guessed = counts.cpu()  # the device is waited for once
+    right, real, guessed = counts.cpu()  # synchronises with the device once
     f1 = (2 * right / (real + guessed).clamp(min=1))[real > 0]
     if top > 1:
         # a stable order: of equal logits the lower class is the likelier, as for argmax
@@ -319,7 +319,7 @@ def hits(logits: Tensor, y: Tensor, top: int = 1) -> tuple[int, float]:
     return int(right.sum()), float(f1.mean()) if len(f1) else 0.0
 
 
-def scored(outputs: Mapping[str, Tensor], y: Tensor, unit: float = 1.0, top: int = 1) -> Checked:
+def scored(outputs: Mapping[str, Tensor], y: Tensor, unit: float = 1.0) -> Checked:
     """The test result of variants, by their outputs.
 
     Labels that are numbers are judged by their errors, in the unit of the label: `unit` is what 1
@@ -327,7 +327,7 @@ def scored(outputs: Mapping[str, Tensor], y: Tensor, unit: float = 1.0, top: int
     """
     if y.is_floating_point():
         return Checked(len(y), {}, {}, {v: errors(z, y, unit) for v, z in outputs.items()})
-    counted = {variant: hits(logits, y, top) for variant, logits in outputs.items()}
+    counted = {variant: hits(logits, y) for variant, logits in outputs.items()}
     correct = {variant: count for variant, (count, _) in counted.items()}
     return Checked(len(y), correct, {variant: f1 for variant, (_, f1) in counted.items()})
 
@@ -342,7 +342,7 @@ def errors(outputs: Tensor, y: Tensor, unit: float = 1.0) -> dict[str, float]:
     residuals = (outputs[..., 0].double() - y.double()) * unit
     labels = y.double() * unit
     each = (residuals.square().mean(), residuals.abs().mean(), labels.var(correction=0))
-    values = torch.stack(each).tolist()  # the device is waited for once
+    values = torch.stack(each).tolist()  # synchronises with the device once
     names = ("mse", "mae", "variance")
     return {name: float(f"{value:.3e}") for name, value in zip(names, values, strict=True)}
 

@@ -16,7 +16,7 @@ try:
 except ImportError:  # a CPU build of torch
     triton = None
 
-__all__ = ["held", "usable"]
+__all__ = ["drift", "usable"]
 
 BLOCK = 1024
 
@@ -26,11 +26,11 @@ def usable(tensors: Sequence[Tensor]) -> bool:
     return triton is not None and all(t.is_cuda for t in tensors)
 
 
-def held(
+def drift(
     base: Tensor,  # (members, outputs, ...)
     gate: Tensor,  # (members, tasks, outputs), by what the base counts
     past: Tensor,  # (members, tasks, outputs, ...): the adaptive parts
-    target: Tensor,  # as `past`: where the weights are to be held
+    target: Tensor,  # as `past`: the targets of the weights
     strength: Tensor,  # (members,)
     one: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

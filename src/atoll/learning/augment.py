@@ -1,4 +1,4 @@
-"""The same random changes of public images at every part: all draws come from a shared stream."""
+"""The same random changes of public images at every participant: draws from a shared stream."""
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ EDGE = 8  # a crop moves by an eighth of the side: 4 of 32 pixels
 
 
 def varied(x: Tensor, stream: Stream) -> Tensor:
-    """Images moved, mirrored and turned at random; what comes in from outside is black."""
+    """Images moved, mirrored and turned at random; pixels from outside are black."""
     draws, (rows, _, height, width) = stream.numpy(), x.shape
     most = (height // EDGE, width // EDGE)
     moves = [torch.from_numpy(draws.integers(-m, m + 1, rows)).to(x.device) for m in most]

@@ -16,7 +16,7 @@ SEED = 42  # of the first centres: the same in every run
 
 
 def centres(vectors: Tensor, most: int, least: int) -> Tensor:
-    """Centres of at most so many clusters, each of at least so many different vectors.
+    """Centres of at most `most` clusters, each of at least `least` different vectors.
 
     k-means, with clusters that are too small merged into the nearest other. Zero vectors are left
     out and equal ones count once: two copies of one text would have that text for their centre.
@@ -59,15 +59,15 @@ def _merged(
         sizes[into], sizes[small] = sizes[into] + sizes[small], 0
 
 
-def unit_mean(found: Tensor) -> Tensor:
+def unit_mean(vectors: Tensor) -> Tensor:
     """The mean of the centres at length 1, without zero vectors: (centres, D) -> (1, D).
 
     The dot product of two of them is the mean cosine over all pairs of centres.
     """
-    real = found[found.abs().sum(1) > 0]
+    real = vectors[vectors.abs().sum(1) > 0]
     if not len(real):
-        return found.new_zeros((1, found.shape[1]))
-    return F.normalize(real.double(), dim=1).mean(0, keepdim=True).to(found.dtype)
+        return vectors.new_zeros((1, vectors.shape[1]))
+    return F.normalize(real.double(), dim=1).mean(0, keepdim=True).to(vectors.dtype)
 
 
 def product(one: Tensor, other: Tensor) -> float:

@@ -11,7 +11,7 @@ Transfer, 2022 (FedSeIT). Names of weights:
     now/bias/LAYER, now/dense/LAYER, now/foreign_bias/LAYER      private
     past/adaptive|mask|target/LAYER      of tasks before: one more axis in front
     foreign/LAYER               parts of others, constant, (slots, outputs, ...)
-    lambda2                     how strongly the weights of past tasks are held, constant
+    lambda2                     weight of the penalty on changes of past tasks, constant
     noise                       key of the dropout of an epoch
 
 Layers of the text CNN are conv3, conv4, conv5 (banks of filters), align3, align4, align5 and merge
@@ -30,7 +30,7 @@ from torch.nn import functional as F  # noqa: N812
 from atoll.core.rng import hashes
 from atoll.core.rows import Rows
 from atoll.kernels.batched_layers import Sizes, convolve
-from atoll.kernels.penalty import held, usable
+from atoll.kernels.penalty import drift, usable
 from atoll.learning.losses import cross_entropy
 from atoll.learning.models import linear
 from atoll.learning.textcnn import KERNELS, Words, extremes, highest
@@ -97,7 +97,7 @@ def composed(weights: Named, layer: str, plan: Plan) -> Tensor:
 
 
 def foreign_features(words: Words, x: Tensor, foreign: Sequence[Tensor]) -> Tensor:
-    """What foreign filters find in each text: the largest, then the smallest values over time.
+    """Responses of foreign filters to each text: the largest, then the smallest values over time.
 
     foreign: for each window size (slots, filters, D, size); gives (rows, 2 x sizes x slots x
     filters). Texts and foreign filters are constant, so once for a task is enough.
@@ -139,7 +139,7 @@ def dropped(z: Tensor, key: Tensor, numbers: Tensor, rate: float) -> Tensor:
 
 
 def _of_texts(weights: Named, batch: Rows, plan: Plan) -> Tensor:
-    """What a client's own filters find in texts: (..., rows, sizes x filters)."""
+    """Responses of a client's own filters to texts: (..., rows, sizes x filters)."""
     assert plan.words is not None  # else rows are images
     convs = [f"conv{size}" for size in KERNELS]
     filters = [composed(weights, layer, plan) for layer in convs]
@@ -149,7 +149,7 @@ def _of_texts(weights: Named, batch: Rows, plan: Plan) -> Tensor:
 
 
 def _of_images(weights: Named, x: Tensor, plan: Plan) -> Tensor:
-    """What LeNet finds in images: (..., rows, 500)."""
+    """LeNet's features of images: (..., rows, 500)."""
     for layer in ("conv1", "conv2"):
         theta, bias = composed(weights, layer, plan), weights[f"now/bias/{layer}"]
         lead = x.shape[:-3]
@@ -197,7 +197,7 @@ class _Pull:
 
 @dataclass(frozen=True)
 class _Hold:
-    """lambda2 / 2 * squared distance of past weights to where they are to be held: their places.
+    """lambda2 / 2 * squared distance of past weights to their targets: the places of the tensors.
 
     And one * sum of absolute values of the adaptive parts among them.
     """
@@ -233,7 +233,7 @@ class _Penalties(torch.autograd.Function):
                 continue
             places = (term.base, term.mask, term.past, term.target)
             needed = ctx.needs_input_grad[2 + term.mask]
-            value = _held([tensors[place] for place in places], tensors[0], term.one, axes, needed)
+            value = _drift([tensors[i] for i in places], tensors[0], term.one, axes, needed)
             sizes.setdefault(None, []).extend(value.squares)
             sizes.setdefault(term.one, []).extend(value.absolutes)
             gradients |= {term.base: value.of_base, term.past: value.of_past}
@@ -270,8 +270,8 @@ class _Penalties(torch.autograd.Function):
 
 
 def _norm(values: Tensor, kind: int, axes: int) -> Tensor:
-    found: Tensor = torch.linalg.vector_norm(values.flatten(axes), kind, -1)
-    return found
+    norm: Tensor = torch.linalg.vector_norm(values.flatten(axes), kind, -1)
+    return norm
 
 
 class _Value(NamedTuple):
@@ -284,16 +284,18 @@ class _Value(NamedTuple):
     of_mask: Tensor | None
 
 
-def _held(parts: Sequence[Tensor], strength: Tensor, one: float, axes: int, wanted: bool) -> _Value:
-    """Parts: base, masks, adaptive parts and targets; `wanted`: masks are trained too.
+def _drift(
+    parts: Sequence[Tensor], strength: Tensor, one: float, axes: int, needed: bool
+) -> _Value:
+    """Parts: base, masks, adaptive parts and targets; `needed`: masks are trained too.
 
     A single client goes task by task, so that values stay in the cache; a stack has few large
     operations instead, on CUDA a single one. The distance is rounded as in `restored`: right
     after the snapshot it is exactly 0, of which Adam takes no sign.
     """
     base, mask, past, target = parts
-    if axes == 1 and not wanted and usable(parts):
-        far, near, of_base, of_past = held(base, torch.sigmoid(mask), past, target, strength, one)
+    if axes == 1 and not needed and usable(parts):
+        far, near, of_base, of_past = drift(base, torch.sigmoid(mask), past, target, strength, one)
         return _Value([far], [near], of_base, of_past, None)
     gate, of_past, of_mask = _gate(mask, past), torch.empty_like(past), torch.empty_like(mask)
     of_base = torch.zeros_like(base)
@@ -310,14 +312,14 @@ def _held(parts: Sequence[Tensor], strength: Tensor, one: float, axes: int, want
             of_base.addcmul_(gates.squeeze(axes), now.squeeze(axes))
         else:
             of_base = _weighed(gates, now, axes)
-        if wanted:
+        if needed:
             inner = (now * base.unsqueeze(axes)).flatten(mask.dim()).sum(-1)
             masks.copy_(inner * (gates * (1 - gates)).view(inner.shape))
         if one:
             signs = adaptive.sgn()
             absolutes.append(_size(signs, adaptive, 1, axes))
             now.add_(signs, alpha=one)
-    return _Value(squares, absolutes, of_base, of_past, of_mask if wanted else None)
+    return _Value(squares, absolutes, of_base, of_past, of_mask if needed else None)
 
 
 def _size(signs: Tensor, values: Tensor, kind: int, axes: int) -> Tensor:
@@ -332,8 +334,8 @@ def _weighed(gate: Tensor, moved: Tensor, axes: int) -> Tensor:
     by_output = moved.movedim(axes, axes + 1)  # (..., outputs, tasks, ...)
     shares = gate.view(gate.shape[: axes + 2]).movedim(axes, axes + 1).unsqueeze(-2)
     sums = torch.matmul(shares, by_output.flatten(axes + 2)).squeeze(-2)
-    found: Tensor = sums.view(*by_output.shape[: axes + 1], *by_output.shape[axes + 2 :])
-    return found
+    gradient: Tensor = sums.view(*by_output.shape[: axes + 1], *by_output.shape[axes + 2 :])
+    return gradient
 
 
 def penalty(weights: Named, plan: Plan, axes: int = 0) -> Tensor:

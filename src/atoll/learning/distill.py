@@ -27,7 +27,7 @@ __all__ = [
 
 CHUNK = {"cpu": 512, "cuda": 2048}  # images in one pass without gradient
 LEAST = 1e-8  # a column of logits with a smaller norm is constant
-ROUNDINGS = 16  # of a mean over rows: at most 4.5 were seen, over up to 100,000 equal ones
+ROUNDINGS = 16  # of a mean over rows: at most 4.5 measured, over up to 100,000 equal ones
 
 
 def correlation(z: Tensor, target: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ class Block(nn.Module):
 
 
 class EfficientNetLite(nn.Module):
-    """Features, their mean over the picture, and a linear layer of one's own classes."""
+    """Features, their mean over the picture, and a linear layer for the classes of the data."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class EfficientNetLite(nn.Module):
         return result
 
     def features(self, x: Tensor) -> Tensor:
-        """The mean over the picture of what the last convolution finds: (rows, FEATURES)."""
+        """The mean over the picture of the last convolution's output: (rows, FEATURES)."""
         if x.shape[1] == 1:
             x = x.expand(-1, 3, -1, -1)
         x = F.interpolate(x, (SIZE, SIZE), mode="bilinear", align_corners=False)
@@ -106,13 +106,13 @@ class EfficientNetLite(nn.Module):
 
 
 def weights_file() -> Path:
-    """Where the converted weights are: in the user's cache."""
+    """The file of the converted weights, in the user's cache."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "atoll" / "pretrained" / "efficientnet-lite0.safetensors"
 
 
 def pretrained(shape: tuple[int, ...], classes: int) -> EfficientNetLite:
-    """The network with its ImageNet weights; the last layer is 0, for one's own classes."""
+    """The network with its ImageNet weights; the last layer is 0, for the classes of the data."""
     path = weights_file()
     if len(shape) != 3 or shape[0] not in (1, 3):
         what = "EfficientNet-Lite0 reads grey or colour images"

@@ -50,7 +50,7 @@ def to_table(groups: Groups) -> Tensor:
 
 
 def from_table(table: Tensor) -> dict[tuple[int, int], list[int]]:
-    """What `to_table` wrote."""
+    """The groups that `to_table` wrote."""
     groups: dict[tuple[int, int], list[int]] = {}
     for kind, stage, row in table.tolist():
         groups.setdefault((kind, stage), []).append(row)
@@ -65,7 +65,7 @@ def joined(parts: list[Rows]) -> Rows:
 
 
 def repeated(memory: Rows, rows: int, share: float) -> Rows:
-    """Memory rows again and again, until they are this share of an epoch beside `rows` others.
+    """Memory rows repeated until they are this share of an epoch beside `rows` others.
 
     At least each of them once.
     """

@@ -134,7 +134,7 @@ def _load(name: str) -> Any:
     loaded = import_named(name, "atoll.models", "model.name")
     if not callable(loaded):
         remedy = "name a torch.nn.Module, or a function of (shape, classes) that returns one"
-        raise UserError(f"'{name}' is no network", "model.name", remedy)
+        raise UserError(f"'{name}' is not a network", "model.name", remedy)
     return loaded
 
 

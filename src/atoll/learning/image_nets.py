@@ -25,7 +25,7 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
 class StreamDropout(nn.Module):
     """Dropout whose masks are a hash of a key and of how often it was used in training.
 
-    The count is a buffer, so it is part of a network's state and a rebuilt client goes on with it.
+    The count is a buffer, so a network's state has it and a rebuilt client continues with it.
     """
 
     count: Tensor
@@ -36,7 +36,7 @@ class StreamDropout(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input, some of it set to zero and the rest raised, in training; else as it is."""
+        """The input, some of it set to zero and the rest raised, in training; else unchanged."""
         if not self.training:
             return x
         self.count.add_(1)
@@ -187,10 +187,10 @@ class Inception(nn.Module):
 
 
 def _chain(*sizes: tuple[int, int, int]) -> nn.Sequential:
-    found: list[nn.Module] = []
+    layers: list[nn.Module] = []
     for below, above, kernel in sizes:
-        found += [_conv(below, above, kernel, bias=True), nn.ReLU()]
-    return nn.Sequential(*found)
+        layers += [_conv(below, above, kernel, bias=True), nn.ReLU()]
+    return nn.Sequential(*layers)
 
 
 def googlenet(shape: Shape, classes: int) -> nn.Module:

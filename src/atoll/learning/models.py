@@ -98,7 +98,7 @@ def linear(
     if bias is not None:
         row = bias.flatten(0, -2).unsqueeze(1)
         base = row if base is None else base + row
-    assert base is not None  # a product without any sum is nowhere needed
+    assert base is not None  # a product without any sum is never needed
     product: Tensor = _SumAndProduct.apply(base, x, weight.flatten(0, -3))
     return product.view(*members, *product.shape[-2:])
 
@@ -247,7 +247,7 @@ def features(network: Architecture, weights: Mapping[str, Tensor], x: Tensor) ->
     if not layers:
         return None
     seen: list[Tensor] = []
-    handle = layers[-1].register_forward_pre_hook(lambda layer, given: seen.append(given[0]))
+    handle = layers[-1].register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
     try:
         with torch.no_grad():
             network(weights, x)

@@ -133,7 +133,7 @@ class Past:
         return weighted, {**weights, **constants}, rows
 
     def _strength(self, rows: Rows) -> Tensors:
-        """The penalty's factor, filled on the device: a copy would make the host wait for it."""
+        """The penalty's factor, filled on the device: a copy would block the host."""
         return {"strength": torch.full((), self.strength, device=rows.y.device)}
 
     def _taught(self, rows: Rows) -> Rows:
@@ -144,7 +144,7 @@ class Past:
         return replace(rows, own=shown)
 
     def end(self, before: Tensors, after: Tensors, rows: Rows, last: bool) -> None:
-        """Look at local training of a round; `last`: the last round of its stage."""
+        """Record local training of a round; `last`: the last round of its stage."""
         if self.penalty == "si":
             first, final = (
                 gradient(self.network, weights, rows, self.moves) for weights in (before, after)
@@ -164,13 +164,13 @@ class Past:
         if not self.anchor:
             return {}
         parts = (("anchor", self.anchor), ("importance", self.importance), ("path", self.path))
-        found = {"stage": torch.tensor(self.stage)}
+        state = {"stage": torch.tensor(self.stage)}
         for name, tensors in parts:
-            found |= prefixed(name, tensors)
-        return found
+            state |= prefixed(name, tensors)
+        return state
 
     def restore(self, state: Tensors) -> None:
-        """Become what `state` described."""
+        """Restore what `state` returned."""
         self.anchor, self.importance, self.path = (
             copied(without(name, state)) for name in ("anchor", "importance", "path")
         )

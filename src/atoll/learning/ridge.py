@@ -76,7 +76,7 @@ def packed_sums(
 
 
 def to_fixed(values: Tensor, bits: int) -> Tensor:
-    """Values in steps of 2^-bits as int64; 0 bits: as they are. Too large a value is an error."""
+    """Values in steps of 2^-bits as int64; 0 bits: unchanged. Too large a value raises an error."""
     if not bits:
         return values
     scaled = (values * 2.0**bits).round()
@@ -88,7 +88,7 @@ def to_fixed(values: Tensor, bits: int) -> Tensor:
 
 
 def added(total: Tensors, sums: Tensors, sign: int) -> Tensors:
-    """The total plus or minus further sums; fixed-point numbers that have no room are an error."""
+    """The total plus or minus further sums; an overflow of fixed-point numbers raises an error."""
     changed = {n: total[n] + sign * t if total else sign * t for n, t in sums.items()}
     for tensor in changed.values():
         if not tensor.is_floating_point() and int(tensor.abs().max()) > FIXED_LIMIT:

@@ -23,7 +23,7 @@ def coded(flat: Tensor) -> Tensors:
 
 
 def decoded(code: Tensors, count: int) -> Tensor:
-    """The tensor of so many places; a code that does not fit it is a ValueError."""
+    """The tensor of this size; a code that does not fit raises a ValueError."""
     values = code["values"]
     if "bits" in code:
         places = _set_bits(code["bits"], count).to(values.device)

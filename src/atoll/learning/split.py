@@ -96,11 +96,11 @@ def pixels(x: Tensor, mean: Sequence[float], deviation: Sequence[float]) -> Tens
 
 @dataclass
 class Half:
-    """A client's half of the network; the graph of the last batch is a cache and no more."""
+    """A client's half of the network; the graph of the last batch is only a cache."""
 
     network: Bottom
     weights: Tensors
-    _kept: tuple[object, dict[str, Tensor], Tensor] | None = field(default=None, repr=False)
+    _cached: tuple[object, dict[str, Tensor], Tensor] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """The network as a function of its weights."""
@@ -120,22 +120,22 @@ class Half:
             embedding = self.function(moving, x)
             if mask is not None:
                 embedding = embedding * mask
-        self._kept = (key, moving, embedding)
+        self._cached = (key, moving, embedding)
         return embedding
 
     def again(self, key: object, inputs: Callable[[], tuple[Tensor, Tensor | None]]) -> Tensor:
-        """The embeddings of the last batch; a client that was rebuilt does its pass again."""
-        if self._kept is None or self._kept[0] != key:
+        """The embeddings of the last batch; a rebuilt client repeats its pass."""
+        if self._cached is None or self._cached[0] != key:
             self.forward(key, *inputs())
-        assert self._kept is not None  # forward() has just filled it
-        return self._kept[2]
+        assert self._cached is not None  # forward() has just filled it
+        return self._cached[2]
 
     def backward(self, gradient: Tensor) -> Tensors:
         """The gradient by the weights, from that by the embeddings of the last batch."""
-        assert self._kept is not None  # again() comes first
-        _, moving, embedding = self._kept
+        assert self._cached is not None  # again() comes first
+        _, moving, embedding = self._cached
         gradients = torch.autograd.grad(embedding, list(moving.values()), gradient)
-        self._kept = None
+        self._cached = None
         return dict(zip(moving, gradients, strict=True))
 
     def descend(self, gradients: Tensors, rate: float, frozen: Tensors | None = None) -> None:
@@ -184,7 +184,7 @@ def distance_gradient(now: Tensor, before: Tensor) -> Tensor:
 
 
 def rounded(embedding: Tensor, digits: int) -> Tensor:
-    """Embeddings with so many digits behind the point; 0 for all."""
+    """Embeddings rounded to this many decimals; 0: not rounded."""
     return torch.round(embedding, decimals=digits) if digits else embedding
 
 
@@ -201,14 +201,14 @@ def finite(loss: float, stage: int, number: int) -> None:
     """Raise for a loss that is not finite."""
     if not math.isfinite(loss):
         raise UserError(
-            f"the loss is no longer a number at stage {stage}, round {number}",
+            f"the loss is no longer finite at stage {stage}, round {number}",
             "method.rate",
             "choose a smaller rate",
         )
 
 
 def chunks(rows: Sequence[int], size: int = MESSAGE) -> list[int]:
-    """The sizes of the pieces in which each number of rows is gone through."""
+    """The sizes of the pieces in which each number of rows is processed."""
     return [min(size, count - start) for count in rows for start in range(0, count, size)]
 
 

@@ -116,13 +116,13 @@ class _BatchNorms:
         layers = [layer for layer in model.modules() if isinstance(layer, NORMALISING)]
         self.handles = [layer.register_forward_pre_hook(self._look) for layer in layers]
 
-    def _look(self, layer: Any, given: tuple[Tensor, ...]) -> None:
-        variance, mean = torch.var_mean(given[0].transpose(0, 1).flatten(1), 1)
+    def _look(self, layer: Any, inputs: tuple[Tensor, ...]) -> None:
+        variance, mean = torch.var_mean(inputs[0].transpose(0, 1).flatten(1), 1)
         apart = (mean - layer.running_mean).norm() + (variance - layer.running_var).norm()
         self.distances.append(apart)
 
     def remove(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self.handles:
             handle.remove()
 
@@ -160,7 +160,7 @@ def trained_generator(
     how: Synthesis,
     stream: Stream,
 ) -> Tensors:
-    """A generator whose rows the teacher is sure of and the student is not.
+    """A generator of rows on which the teacher is confident and the student is not.
 
     Each step moves the generator by CE(T(x), y) - w KL(T(x) || S(x)) + batch norm statistics, with
     w = 1 where teacher and student name different classes, then the student by KL(T(x) || S(x)).
@@ -188,7 +188,7 @@ def trained_generator(
 def _generator_loss(
     pair: _Pair, norms: _BatchNorms, x: Tensor, y: Tensor, how: Synthesis
 ) -> Tensor:
-    """What the generator descends."""
+    """The loss of the generator."""
     taught = pair.logits(pair.teacher, x)
     loss = F.cross_entropy(taught, y) + how.statistics * norms.taken()
     guessed = pair.logits(pair.student, x)

@@ -54,15 +54,15 @@ class TaskIndex:
 
     def state(self) -> Tensors:
         """All of it as named tensors."""
-        found: Tensors = {}
+        tensors: Tensors = {}
         for (stage, id), code in self.adaptive.items():
-            found |= prefixed(f"adaptive/{stage}/{id}", code)
+            tensors |= prefixed(f"adaptive/{stage}/{id}", code)
         for (stage, id), vectors in self.described.items():
-            found[f"described/{stage}/{id}"] = vectors
-        return found
+            tensors[f"described/{stage}/{id}"] = vectors
+        return tensors
 
     def restore(self, state: Tensors) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         self.adaptive, self.described = {}, {}
         for name, tensor in without("adaptive", state).items():
             stage, id, kind = name.split("/")

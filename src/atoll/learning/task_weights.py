@@ -98,20 +98,20 @@ def first_base(
 
 def first_draws(layout: Layout) -> dict[str, tuple[Shape, float]]:
     """Names, shapes and deviations of the normal draws with which a task begins."""
-    found: dict[str, tuple[Shape, float]] = {}
+    draws: dict[str, tuple[Shape, float]] = {}
     for layer in layout.layers:
         outputs = layout.shapes[layer][0]
-        found[f"mask/{layer}"] = ((outputs,), 1 / math.sqrt(outputs))
-        found[f"alpha/{layer}"] = ((layout.slots,), 1 / math.sqrt(layout.slots))
+        draws[f"mask/{layer}"] = ((outputs,), 1 / math.sqrt(outputs))
+        draws[f"alpha/{layer}"] = ((layout.slots,), 1 / math.sqrt(layout.slots))
     for layer in layout.plain:
         filters = layout.shapes[layer][0]
-        found[f"bias/{layer}"] = ((filters,), 1 / math.sqrt(filters))
+        draws[f"bias/{layer}"] = ((filters,), 1 / math.sqrt(filters))
         if layout.banks:
-            found[f"foreign_bias/{layer}"] = ((layout.slots, filters), 1 / math.sqrt(filters))
+            draws[f"foreign_bias/{layer}"] = ((layout.slots, filters), 1 / math.sqrt(filters))
     for layer in layout.private:
         shape = layout.shapes[layer]
-        found[f"dense/{layer}"] = (shape, 1 / math.sqrt(shape[1]))
-    return found
+        draws[f"dense/{layer}"] = (shape, 1 / math.sqrt(shape[1]))
+    return draws
 
 
 def begun(
@@ -188,7 +188,7 @@ def weights_of_task(
 def foreign_parts(codes: Sequence[Tensors], layout: Layout, like: Tensor) -> Tensors:
     """The foreign weights of sparse codes, one for each slot; empty slots are zero.
 
-    A code that does not fit the layers is a ValueError or a KeyError.
+    A code that does not fit the layers raises a ValueError or a KeyError.
     """
     sizes = [math.prod(layout.shapes[layer]) for layer in layout.layers]
     parts = {}
@@ -233,7 +233,7 @@ def silenced(rows: Rows, slot: int, slots: int) -> Rows:
 
 
 def renumbered(y: Tensor, labels: Tensor) -> Tensor:
-    """Classes as places among a task's own labels; one that is not among them is the last + 1.
+    """Classes as places among a task's own labels; one that is not among them gets the last + 1.
 
     A task without any row to learn from has a head of one output, for no class at all.
     """

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from atoll.core.federation import Clients, Moment, Working, scores
+from atoll.core.federation import Clients, Moment, Working, no_restore, no_state, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, Positive
@@ -108,6 +108,8 @@ class Client:
 class Server:
     """Asks all clients to train; holds no state."""
 
+    state, restore = no_state, no_restore  # nothing outlives a round
+
     def __init__(self, options: Options, site: Site) -> None:
         pass
 
@@ -119,12 +121,6 @@ class Server:
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """Every client on its own test rows."""
         return scores(clients, Client.check, {}, moment)
-
-    def state(self) -> Tensors:
-        return {}  # nothing outlives a round
-
-    def restore(self, state: Tensors) -> None:
-        pass
 
 
 METHOD = Method(

@@ -144,7 +144,7 @@ class Client:
         return ridge.with_constant(ridge.frozen_features(network, weights, x))
 
     def receive(self, request: Classifier, moment: Moment) -> Empty:
-        """Keep the classifier for tests and predictions."""
+        """Store the classifier for tests and predictions."""
         tensors = {"weight": request.weight, "seen": request.seen}
         self.classifier = {name: tensor.to(self.site.device) for name, tensor in tensors.items()}
         return Empty()
@@ -207,7 +207,7 @@ class Server:
             del self.stages[id]
 
     def _admit(self, id: str, reply: Sums) -> None:
-        """Refuse sums that no rows have."""
+        """Refuse sums that no rows can have."""
         counted(reply.held_back, id)
         width = len(self.sums["cross"]) if self.sums else 0
         if reply.sums:

@@ -381,7 +381,7 @@ class Server:
         if moment.first:
             self.best.fill_(-1)
             self.idle.fill_(0)
-        request = Fit(self.weights, self._kept())
+        request = Fit(self.weights, self._best_variants())
         replies = clients.ask_all(Client.fit, request, None if moment.first else self._admit)
         rows = {id: reply.rows for id, reply in replies.items()}
         weights = shares(rows) if self.options.weighting == "rows" else None
@@ -393,17 +393,17 @@ class Server:
         notes["finished"] = float(self.idle >= self.options.patience)
         return notes
 
-    def _kept(self) -> list[str]:
+    def _best_variants(self) -> list[str]:
         return [v for v, keep in zip(self.variants, self.keep.tolist(), strict=True) if keep]
 
     def _admit(self, id: str, reply: Fitted | Settled) -> None:
-        """Refuse hits on validation rows that cannot be."""
+        """Refuse impossible hits on validation rows."""
         possible(reply.valid, reply.valid_rows, id)
         if set(self.variants) - set(reply.valid):
             raise BadMessageError(id, "hits on validation rows of other variants")
 
     def _compare(self, replies: Mapping[str, Fitted | Settled]) -> dict[str, float]:
-        """The mean validation score of each variant, all clients alike; what gained is kept.
+        """The mean validation score of each variant, all clients alike; better models are kept.
 
         If no client has validation rows, the last round is kept and patience never ends.
         """
@@ -422,9 +422,9 @@ class Server:
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """Judge the last round's models too, then test the best of every variant."""
-        request = Settle(self.weights, self._kept())
+        request = Settle(self.weights, self._best_variants())
         self._compare(clients.ask_all(Client.settle, request, self._admit))
-        clients.ask_all(Client.keep, Keep(self._kept()))
+        clients.ask_all(Client.keep, Keep(self._best_variants()))
         self.keep, self.judged = torch.zeros_like(self.keep), torch.tensor(True)
         return scores(clients, Client.check, {}, moment)
 

@@ -4,8 +4,8 @@ Huang, Ye, Du, Learn from Others and Be Yourself in Heterogeneous Federated Lear
 
 A round has two phases. In the collaborative one every client moves the cross-correlation of its
 logits with the mean logits towards 1 on the diagonal and below 0 elsewhere. In the local one it
-trains on its own rows and stays near two frozen teachers: itself before the round (which knows what
-the others said) and itself before any exchange. Only logits on public images cross. Letters follow
+trains on its own rows and stays near two frozen teachers: itself before the round (which knows the
+others' logits) and itself before any exchange. Only logits on public images cross. Letters follow
 sections b and d of the specification: Z are logits, M is their cross-correlation.
 """
 
@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from atoll.core.federation import Clients, Moment, Working
+from atoll.core.federation import Clients, Moment, Working, no_restore, no_state
 from atoll.core.messages import Tensors, Weights
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, NotNegative, NotNegativeInt, Positive
@@ -78,23 +78,23 @@ def rate(options: Options, moment: Moment) -> float:
     return options.rate * (1 - 0.9 * moment.round / moment.rounds if linear else 1)
 
 
-def own_target(z: Tensor, given: Tensors) -> Tensor:
+def own_target(z: Tensor, constants: Tensors) -> Tensor:
     """The target, or with `progressive` the target with last round's logits as the own share."""
-    if "earlier" not in given:
-        return given["target"]
-    return given["target"] + (given["earlier"] - z.detach()) / given["count"]
+    if "earlier" not in constants:
+        return constants["target"]
+    return constants["target"] + (constants["earlier"] - z.detach()) / constants["count"]
 
 
 def public_loss(
     z: Tensor,
     again: Again,
-    given: Tensors,
+    constants: Tensors,
     *,
     strength: float,
     off_diagonal: float,
 ) -> Tensor:
     """L_col of a public batch."""
-    return correlation_loss(correlation(z, own_target(z, given)), strength, off_diagonal)
+    return correlation_loss(correlation(z, own_target(z, constants)), strength, off_diagonal)
 
 
 class Client:
@@ -133,17 +133,19 @@ class Client:
 
     def _step(self, request: Align, moment: Moment) -> Working[Aligned]:
         options, learner = self.options, self.learner
-        given = {"target": request.target.to(self.site.device)}
+        constants = {"target": request.target.to(self.site.device)}
         if request.step and options.own_target == "progressive":
             x = self.plan.images(self.site.public(), request.key, request.step - 1)
-            given["earlier"] = learner.logits(learner.last, x)
-            given["count"] = torch.tensor(request.count).to(given["earlier"])
+            constants["earlier"] = learner.logits(learner.last, x)
+            constants["count"] = torch.tensor(request.count).to(constants["earlier"])
         strength, target = options.lambda_col, float(options.off_diagonal)
         loss = partial(public_loss, strength=strength, off_diagonal=target)
         adam, fresh = Optimiser("adam", rate(options, moment)), options.public_optimiser == "fresh"
-        result = yield from learner.step(request, moment, loss, given, optimiser=adam, fresh=fresh)
+        result = yield from learner.step(
+            request, moment, loss, constants, optimiser=adam, fresh=fresh
+        )
         if result.followed is not None:
-            self.m = correlation(result.followed, own_target(result.followed, given)).float()
+            self.m = correlation(result.followed, own_target(result.followed, constants)).float()
         return distillation.aligned(result)
 
     def fit(self, request: Weights, moment: Moment) -> Working[Trained]:
@@ -193,6 +195,7 @@ class Server:
     """Takes the mean of logits; keeps nothing."""
 
     evaluate = distillation.evaluate
+    state, restore = no_state, no_restore  # nothing outlives a round
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
@@ -217,12 +220,6 @@ class Server:
         diagonal, classes = float(m.diagonal().mean()), len(m)
         rest = (float(m.sum()) - classes * diagonal) / max(1, classes * (classes - 1))
         return {"aligned": aligned, "diagonal": diagonal, "off diagonal": rest}
-
-    def state(self) -> Tensors:
-        return {}  # nothing outlives a round
-
-    def restore(self, state: Tensors) -> None:
-        pass
 
 
 METHOD = Method(Options, Server, Client, "domains", "fccl", quorum=True, weighted=True)

@@ -65,10 +65,10 @@ def consistency(weak: Tensor, strong: Tensor, helpers: Tensor, confidence: float
 
 
 def public_loss(
-    weak: Tensor, again: Again, given: Tensors, *, confidence: float, weight: float
+    weak: Tensor, again: Again, constants: Tensors, *, confidence: float, weight: float
 ) -> Tensor:
     """lambda_iccs times the consistency; `again` reads the strongly augmented images."""
-    return weight * consistency(weak, again(given["strong"]), given["helpers"], confidence)
+    return weight * consistency(weak, again(constants["strong"]), constants["helpers"], confidence)
 
 
 def nearest(answers: Mapping[str, Tensor], count: int) -> dict[str, list[str]]:
@@ -97,18 +97,18 @@ class Client:
 
     def align(self, request: Align, moment: Moment) -> Working[Aligned]:
         """Follow the helpers on the last batch, then return the logits of the next."""
-        learner, options, given = self.learner, self.options, dict[str, Tensor]()
+        learner, options, constants = self.learner, self.options, dict[str, Tensor]()
         if request.step == 0:
             learner.rewind()
             self.psi = self.last_psi
         else:
             strong, public = replace(self.plan, augment=strongly), self.site.public()
-            given["strong"] = strong.images(public, request.key, request.step - 1)
-            given["helpers"] = request.target.to(self.site.device)
+            constants["strong"] = strong.images(public, request.key, request.step - 1)
+            constants["helpers"] = request.target.to(self.site.device)
         sigma = {n: learner.weights[n] - psi for n, psi in self.psi.items()}
         loss = partial(public_loss, confidence=options.confidence, weight=options.lambda_iccs)
         penalty = partial(self._penalty, sigma) if sigma else None
-        result = yield from learner.step(request, moment, loss, given, penalty=penalty)
+        result = yield from learner.step(request, moment, loss, constants, penalty=penalty)
         if request.step:
             self.psi = {n: learner.weights[n] - part for n, part in sigma.items()}
         return distillation.aligned(result)

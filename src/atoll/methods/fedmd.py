@@ -18,7 +18,7 @@ from torch import Tensor
 
 from atoll.core.annotations import Bounded
 from atoll.core.errors import UserError
-from atoll.core.federation import Clients, Moment, Working
+from atoll.core.federation import Clients, Moment, Working, no_restore, no_state
 from atoll.core.messages import Empty, Tensors, Weights
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, NotNegativeInt, Positive
@@ -71,9 +71,9 @@ def plan(options: Options) -> Plan:
     return Plan(options.public_batch, options.public_epochs, augment)
 
 
-def public_loss(z: Tensor, again: Again, given: Tensors, *, kind: str, own: float) -> Tensor:
+def public_loss(z: Tensor, again: Again, constants: Tensors, *, kind: str, own: float) -> Tensor:
     """The distance of logits from the target; RCFL mixes the own logits into it, `own` to one."""
-    target = given["target"]
+    target = constants["target"]
     if own:
         target = (target + own * z.detach()) / (1 + own)
     return DISTANCES[kind](z, target)
@@ -121,8 +121,8 @@ class Client:
             own = min(1.0, len(self.site.train(moment.stage)) / len(self.site.public()))
         loss = partial(public_loss, kind=kind, own=own)
         fresh = self.options.public_optimiser == "fresh"
-        given = {"target": request.target.to(self.site.device)}
-        result = yield from self.learner.step(request, moment, loss, given, fresh=fresh)
+        constants = {"target": request.target.to(self.site.device)}
+        result = yield from self.learner.step(request, moment, loss, constants, fresh=fresh)
         return distillation.aligned(result)
 
     def fit(self, request: Weights, moment: Moment) -> Working[Trained]:
@@ -140,6 +140,7 @@ class Server:
     """Computes targets from logits; keeps nothing."""
 
     evaluate = distillation.evaluate
+    state, restore = no_state, no_restore  # nothing outlives a round
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
@@ -156,12 +157,6 @@ class Server:
             notes["aligned"] = exchange.align(plan(self.options), distillation.mean_logits)
         notes["loss"] = exchange.fit()
         return notes | exchange.notes
-
-    def state(self) -> Tensors:
-        return {}  # nothing outlives a round
-
-    def restore(self, state: Tensors) -> None:
-        pass
 
 
 METHOD = Method(

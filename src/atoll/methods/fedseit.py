@@ -1,4 +1,4 @@
-"""FedSeIT: clients with streams of text tasks share a base, and take of others' tasks what helps.
+"""FedSeIT: clients with streams of text tasks share a base, and reuse helpful parts of others'.
 
 Chaudhary, Rai, Schubert, Schütze, Gupta, Federated Continual Learning for Text Classification via
 Selective Inter-client Transfer, 2022. With combine = "sum" this is FedWeIT: Yoon, Jeong, Lee, Yang,
@@ -86,7 +86,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Described:
-    """What a task is like: centres of its texts, none of them a single text."""
+    """The description of a task: centres of its texts, none of them a single text."""
 
     centres: Annotated[Tensor, Outputs()]  # (centres, D)
 
@@ -182,17 +182,17 @@ def checked_options(options: Options) -> None:
 
 
 def network_of(options: Options, site: Site) -> TextCNN | LeNet:
-    """The network of a site; other data are refused, and for images what is made for texts."""
+    """The network of a site; refuses other data, and for images the options of texts."""
     model = site.model()
     if isinstance(model, TextCNN):
         return model
     if not isinstance(model, LeNet):
         remedy = "see atoll list data; from images with model.name = 'lenet', combine = 'sum'"
         raise UserError("'fedseit' learns from texts", "data", remedy)
-    for name, wanted in (("combine", "sum"), ("transfer", "previous"), ("vocabulary", "shared")):
-        if getattr(options, name) != wanted:
+    for name, value in (("combine", "sum"), ("transfer", "previous"), ("vocabulary", "shared")):
+        if getattr(options, name) != value:
             what = f"{name} = '{getattr(options, name)}' is for texts"
-            raise UserError(what, "[method]", f"set {name} = '{wanted}' for images")
+            raise UserError(what, "[method]", f"set {name} = '{value}' for images")
     return model
 
 
@@ -212,7 +212,7 @@ class Client:
         self.read: Tensors = {}  # TASK/labels and TASK/words: what a model of the task reads
         self.task = -1
         self.course = torch.zeros(4, dtype=torch.float64)
-        self._cache: dict[tuple[str, int], Rows] = {}  # rows with what foreign filters find
+        self._cache: dict[tuple[str, int], Rows] = {}  # rows with the responses of foreign filters
 
     def describe(self, request: Empty, moment: Moment) -> Described:
         """Describe the task that begins."""
@@ -270,7 +270,7 @@ class Client:
         return Trimmed(channels, fitted.rate, fitted.stopped)
 
     def share(self, request: Empty, moment: Moment) -> Shared:
-        """Give what is left of the task's adaptive part after pruning."""
+        """Return the task's adaptive part after pruning."""
         parts = [self.weights[f"now/adaptive/{layer}"].flatten() for layer in self.layout.layers]
         if not len(self.site.train(moment.stage)):
             parts = [torch.zeros_like(part) for part in parts]  # nothing was learned
@@ -347,7 +347,7 @@ class Client:
         return both.unique()  # type: ignore[no-any-return]
 
     def _rows(self, part: Literal["train", "valid", "test"], task: int) -> Rows:
-        """Rows with the task's own labels, a number each, and what foreign filters find."""
+        """Rows with the task's own labels, a number each, and the responses of foreign filters."""
         if (part, task) not in self._cache:
             rows: Rows = getattr(self.site, part)(task)
             weights = self.weights if task == self.task else without(f"kept/{task}", self.weights)
@@ -443,7 +443,7 @@ class Client:
 
 
 class Server:
-    """Holds the mean base, and what clients gave of their finished tasks."""
+    """Holds the mean base, and the shared parts of finished tasks."""
 
     def __init__(self, options: Options, site: Site, rules: Rules | None = None) -> None:
         checked_options(options)
@@ -499,7 +499,7 @@ class Server:
         return mean(bases, shares({id: self.rows[id] for id in ids}) if weighted else None)
 
     def _transfer(self, clients: Clients, moment: Moment) -> dict[str, float]:
-        """Choose and send foreign parts; who was given whose, with the score, is noted."""
+        """Choose and send foreign parts; notes the receivers with the scores."""
         if self.options.combine == "none":
             return {}
         if self.options.transfer == "sit":
@@ -521,7 +521,7 @@ class Server:
         return scores(clients, Client.check, self.base if self.options.test_global else {}, moment)
 
     def snapshot(self, moment: Moment) -> list[Snapshot]:
-        """Who was given whose task in which slot, and how like the two tasks were found."""
+        """Which task each client received in which slot, and the similarity of the two tasks."""
         if moment.stage == 0 or self.options.combine == "none":
             return []
         stage, (names, *tables) = moment.stage, self.index.tables(self.ids, moment.stage)
@@ -541,7 +541,7 @@ class Server:
         self.base = without("base", state)
         self.rows = {id: int(count) for id, count in without("rows", state).items()}
         self.bases = {id: without(f"bases/{id}", state) for id in self.rows}
-        self.stopped = {id for id, done in without("stopped", state).items() if done}
+        self.stopped = {id for id, flag in without("stopped", state).items() if flag}
         self.index.restore(state)
 
 

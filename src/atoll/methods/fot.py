@@ -6,14 +6,13 @@ Forgetting in Continual Federated Learning, ICLR 2024.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 
 from atoll.core.errors import BadMessageError, UserError
-from atoll.core.federation import Clients, Moment, Working, scores
+from atoll.core.federation import Clients, Moment, Working, no_restore, no_state, scores
 from atoll.core.messages import Tensors, Weights
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, Positive
@@ -21,10 +20,10 @@ from atoll.core.record import Score
 from atoll.data.site import Site
 from atoll.families import averaging
 from atoll.families.averaging import Fitted, Weighting
-from atoll.jobs.train import Optimiser, Phase, TrainJob
+from atoll.jobs.train import Optimiser, TrainJob
 from atoll.learning import subspaces
 from atoll.learning.losses import plain
-from atoll.learning.models import MLP, shared
+from atoll.learning.models import MLP
 from atoll.learning.weights import copied, placed, prefixed, without
 
 
@@ -43,7 +42,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Activations:
-    """What the rows of a stage activate."""
+    """The activations of the rows of a stage."""
 
     grams: Tensors  # by layer, of its inputs and a constant; zeros below the floor
 
@@ -52,14 +51,12 @@ class Client:
     """Trains the shared model; nothing outlives a message."""
 
     check, predict = averaging.check, averaging.predict
+    state, restore = no_state, no_restore  # nothing outlives a message
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
-        self.network = shared(site.outline())
-        self.tested = shared(site.outline(training=False))
-        moves = tuple(name for name, _ in site.outline().named_parameters())
         how = Optimiser(options.optimiser, options.rate)
-        self.phase = Phase("loss", moves, partial(plain, self.network), how)
+        self.phase, self.tested = averaging.local_training(site, plain, how)
 
     def fit(self, request: Weights, moment: Moment) -> Working[Fitted]:
         """Train the shared weights on the rows of the stage."""
@@ -79,12 +76,6 @@ class Client:
         if len(rows) < self.options.floor:
             grams = {layer: torch.zeros_like(gram) for layer, gram in grams.items()}
         return Activations(grams)
-
-    def state(self) -> Tensors:
-        return {}  # nothing outlives a message
-
-    def restore(self, state: Tensors) -> None:
-        pass
 
     def final_model(self, shared: Tensors, variant: str, task: int) -> Tensors:
         """The shared model."""
@@ -143,7 +134,7 @@ class Server:
 
 
 def _mlp(site: Site) -> MLP:
-    """The network, refused where its layers are not known here."""
+    """The network; raises for one whose layers are unknown here."""
     model = site.outline(training=False)
     if not isinstance(model, MLP):
         raise UserError("'fot' knows the layers of an MLP alone", "model.name", "use 'mlp'")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from atoll.core.annotations import RowCount, Update
 from atoll.core.errors import BadMessageError
-from atoll.core.federation import Clients, Moment, Working, scores, shares
+from atoll.core.federation import Clients, Moment, Working, no_restore, no_state, scores, shares
 from atoll.core.messages import Check, Checked, Tensors, Weights
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, Positive
@@ -65,6 +65,7 @@ class Client:
     """Trains adapters of a network that stays as it is; nothing outlives a message."""
 
     predict = averaging.predict
+    state, restore = no_state, no_restore  # nothing outlives a message
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
@@ -108,12 +109,6 @@ class Client:
         weights = adapters.merged(self.base, placed(request.weights, self.site.device))
         rows = self.site.test(request.task)
         return scored({"": in_chunks(partial(averaging.predict, self, weights), rows)}, rows.y)
-
-    def state(self) -> Tensors:
-        return {}  # nothing outlives a message
-
-    def restore(self, state: Tensors) -> None:
-        pass
 
     def final_model(self, shared: Tensors, variant: str, task: int) -> Tensors:
         """The weights of the whole network."""
@@ -171,7 +166,7 @@ class Server:
                 self.past |= {f"change/{name}": change.double(), f"squares/{name}": layer.total}
 
     def _admit(self, id: str, reply: Fitted) -> None:
-        """Refuse squares of other layers, or that are none."""
+        """Refuse squares of other layers, and negative ones."""
         closed = self.options.merging == "closed"
         sizes = {n: (self.weights[f"down/{n}"].shape[1],) for n in self.layers if closed}
         if {name: tuple(values.shape) for name, values in reply.squares.items()} != sizes:

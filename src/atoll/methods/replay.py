@@ -6,7 +6,6 @@ Rebuffi et al., iCaRL: Incremental Classifier and Representation Learning, CVPR 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -21,10 +20,9 @@ from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.families import averaging
 from atoll.families.averaging import Fitted, Weighting
-from atoll.jobs.train import Optimiser, Phase, TrainJob, in_chunks
+from atoll.jobs.train import Optimiser, TrainJob, in_chunks
 from atoll.learning import exemplars
 from atoll.learning.losses import plain
-from atoll.learning.models import shared
 from atoll.learning.ridge import frozen_features
 from atoll.learning.weights import copied, placed
 
@@ -50,11 +48,8 @@ class Client:
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
-        self.network = shared(site.outline())
-        self.tested = shared(site.outline(training=False))
-        moves = tuple(name for name, _ in site.outline().named_parameters())
         how = Optimiser(options.optimiser, options.rate)
-        self.phase = Phase("loss", moves, partial(plain, self.network), how)
+        self.phase, self.tested = averaging.local_training(site, plain, how)
         self.memory: exemplars.Groups = {}
         self._epoch: tuple[int, Rows] | None = None  # stage, and what its epochs go through
 

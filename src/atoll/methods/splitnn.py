@@ -74,23 +74,23 @@ class How(NamedTuple):
 
 
 def losses(
-    how: How, weights: Mapping[str, Tensor], given: Mapping[str, Tensor], step: Step
+    how: How, weights: Mapping[str, Tensor], constants: Mapping[str, Tensor], step: Step
 ) -> dict[str, Tensor]:
     """Cross-entropy or squared error, plus the term of the rehearsal (specification, h)."""
 
     def entropy(rows: Tensor, labels: Tensor) -> Tensor:
-        logits = vertical.masked_logits(how.network, weights, rows, given["seen"], how.masked)
-        return vertical.label_loss(logits / how.tau, labels, given.get("class_weight"))
+        logits = vertical.masked_logits(how.network, weights, rows, constants["seen"], how.masked)
+        return vertical.label_loss(logits / how.tau, labels, constants.get("class_weight"))
 
-    joint, y, means = step.joint, step.y, given["means"]
+    joint, y, means = step.joint, step.y, constants["means"]
     loss = entropy(joint, y)
     if how.replay == "none":
         return {"loss": loss}
-    classes = picked(given["old"], len(y), draws(step.key, 1))
+    classes = picked(constants["old"], len(y), draws(step.key, 1))
     if how.replay == "fedprok":
-        moved = translated(joint, given["current"][y], means[classes])
+        moved = translated(joint, constants["current"][y], means[classes])
         return {"loss": loss + entropy(moved, classes)}
-    rows = noisy(means[classes], given["radius"], draws(step.key, 2))
+    rows = noisy(means[classes], constants["radius"], draws(step.key, 2))
     rehearsed = entropy(rows, classes * how.outputs)
     if how.replay == "pass":
         return {"loss": loss + W_PA * rehearsed}
@@ -166,7 +166,7 @@ class Server:
         if self.options.replay == "fedprok" and moment.stage:
             rows = self.head.training_rows(clients, moment)
             self.current, _ = class_means(*rows, len(self.counts))
-        job = self.head.job(moment, self._loss(moment), self._given(moment))
+        job = self.head.job(moment, self._loss(moment), self._constants(moment))
         total = self.head.train(clients, job).totals["loss"]
         if moment.last and self.options.replay != "none":
             self._keep(clients, moment)
@@ -181,7 +181,7 @@ class Server:
         tau = TAU if options.replay in ("pass", "fedspace") else 1.0
         return partial(losses, How(self.head.network, replay, self.head.outputs, masked, tau))
 
-    def _given(self, moment: Moment) -> Tensors:
+    def _constants(self, moment: Moment) -> Tensors:
         """The constants of a round that the loss reads."""
         here = (self.head.class_counts(moment) > 0)[:, None]
         return {"seen": self.head.seen_outputs, "means": self.means, "old": self._old(moment),

@@ -7,7 +7,6 @@ classes, after Tran et al., LANDER, CVPR 2024 (learning/synthesis.py).
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -24,9 +23,9 @@ from atoll.core.rows import Rows
 from atoll.data.site import Site
 from atoll.families import averaging
 from atoll.families.averaging import Fitted, Weighting
-from atoll.jobs.train import Optimiser, Phase, TrainJob, in_chunks
+from atoll.jobs.train import Optimiser, TrainJob, in_chunks
 from atoll.learning import exemplars, synthesis
-from atoll.learning.models import MLP, shared
+from atoll.learning.models import MLP
 from atoll.learning.synthesis import HIDDEN, Synthesis
 from atoll.learning.weights import copied, placed, prefixed, without
 
@@ -83,11 +82,8 @@ class Client:
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
-        self.network = shared(site.outline())
-        self.tested = shared(site.outline(training=False))
-        moves = tuple(name for name, _ in site.outline().named_parameters())
         how = Optimiser(options.optimiser, options.rate)
-        self.phase = Phase("loss", moves, partial(synthesis.rehearsed, self.network), how)
+        self.phase, self.tested = averaging.local_training(site, synthesis.rehearsed, how)
         self.lesson: Tensors = {}  # generator, seen classes, and the teacher from the first fit on
         self.stage = -1  # of the lesson
         self._epoch: tuple[int, Rows] | None = None  # stage, and what its epochs go through

@@ -93,29 +93,29 @@ class How(NamedTuple):
     """The constants of the terms of a stage."""
 
     network: Architecture
-    kept: str  # "a": prototypes of classes that are gone; "f": mixed ones; "": none
+    replay: str  # "a": prototypes of classes that are gone; "f": mixed ones; "": none
     masked: bool  # leave out classes that no stage has had
     noise: float  # on rehearsed prototypes
     drift: str  # "scalar", "vector", or "" where prototypes do not follow it
 
 
 def terms(
-    how: How, weights: Mapping[str, Tensor], given: Mapping[str, Tensor], step: Step
+    how: How, weights: Mapping[str, Tensor], constants: Mapping[str, Tensor], step: Step
 ) -> dict[str, Tensor]:
     """L_CE on the batch, L_A on noisy old or L_F on mixed prototypes; only L_CE reaches clients."""
 
     def entropy(rows: Tensor, labels: Tensor) -> Tensor:
-        logits = vertical.masked_logits(how.network, weights, rows, given["seen"], how.masked)
-        return vertical.label_loss(logits, labels, given.get("class_weight"))
+        logits = vertical.masked_logits(how.network, weights, rows, constants["seen"], how.masked)
+        return vertical.label_loss(logits, labels, constants.get("class_weight"))
 
     y, parts = step.y, {"ce": entropy(step.joint, step.y)}
-    if how.kept == "f":
-        parts["f"] = entropy(given["mixed"][y], y)
-    elif how.kept == "a":
-        labels = given["old"][:, None].expand(-1, len(y)).flatten()  # B copies of each
-        rows = moved(given["means"], given["lambda_gamma"], how.drift, step)
+    if how.replay == "f":
+        parts["f"] = entropy(constants["mixed"][y], y)
+    elif how.replay == "a":
+        labels = constants["old"][:, None].expand(-1, len(y)).flatten()  # B copies of each
+        rows = moved(constants["means"], constants["lambda_gamma"], how.drift, step)
         parts["a"] = entropy(noisy(rows[labels], how.noise, draws(step.key, 1)), labels)
-    total = torch.stack([given[f"lambda_{name}"] * term for name, term in parts.items()]).sum()
+    total = torch.stack([constants[f"lambda_{name}"] * term for name, term in parts.items()]).sum()
     return {"loss": total, **{f"loss_{name}": term for name, term in parts.items()}}
 
 
@@ -172,20 +172,20 @@ class Client:
         """Keep what the next stage needs of this one."""
         if self.options.gamma and not self.site.by_columns:
             self.learner.settle()
-        return Settled(knowledge.share(self._held(moment) or {}))
+        return Settled(knowledge.share(self._used_masks(moment) or {}))
 
-    def _held(self, moment: Moment) -> Tensors | None:
+    def _used_masks(self, moment: Moment) -> Tensors | None:
         """The masks of a stage, where it has used some."""
         return self._mask[1] if self._mask[0] == moment.stage else None
 
     def snapshot(self, moment: Moment) -> list[Snapshot]:
         """Which weights are frozen."""
-        return frozen_snapshots(self.site, moment, self._held(moment) or {})
+        return frozen_snapshots(self.site, moment, self._used_masks(moment) or {})
 
     def state(self) -> Tensors:
         learner, mask = self.learner.state(), self._mask[1] or {}
         learner |= prefixed("fisher", self.fisher) | prefixed("mask", mask)
-        return learner | {"done": torch.tensor([*self.learner.done, self.measured, self._mask[0]])}
+        return learner | {"done": torch.tensor([*self.learner.place, self.measured, self._mask[0]])}
 
     def restore(self, state: Tensors) -> None:
         self.learner.restore(state)
@@ -253,30 +253,30 @@ class Server:
         """The steps of a round; with a drift, clients also send embeddings by old weights."""
         options, by_columns = self.options, self.site.by_columns
         return self.head.job(
-            *(moment, self._loss(moment), self._given(moment)),
+            *(moment, self._loss(moment), self._constants(moment)),
             sends_before=options.gamma > 0 and moment.stage > 0 and not by_columns,
             class_sums=len(self.known) if self.mixes and options.stream else 0,
         )
 
     def _loss(self, moment: Moment) -> partial[dict[str, Tensor]]:
         """The terms of a stage, as a pure function."""
-        options, kept = self.options, ""
+        options, replay = self.options, ""
         if self.mixes and moment.stage:
-            kept = "f"
+            replay = "f"
         elif not self.site.by_columns and options.lambda_a and len(self._old(moment)):
-            kept = "a"
+            replay = "a"
         drift = options.drift if options.gamma else ""
         masked, noise = options.seen_mask, options.prototype_noise
-        return partial(terms, How(self.head.network, kept, masked, noise, drift))
+        return partial(terms, How(self.head.network, replay, masked, noise, drift))
 
-    def _given(self, moment: Moment) -> Tensors:
+    def _constants(self, moment: Moment) -> Tensors:
         """The constants of a round that the terms read."""
         options, means = self.options, self.means
         weights = {"ce": options.lambda_ce if moment.stage else 1.0, "a": options.lambda_a,
                    "f": options.lambda_f, "gamma": options.gamma}  # fmt: skip
-        given = {f"lambda_{name}": means.new_tensor(value) for name, value in weights.items()}
-        given |= {"means": means, "mixed": self.mixed, "seen": self.head.seen_outputs}
-        return given | {"old": self._old(moment)}  # at the first stage no class has a prototype
+        constants = {f"lambda_{name}": means.new_tensor(value) for name, value in weights.items()}
+        constants |= {"means": means, "mixed": self.mixed, "seen": self.head.seen_outputs}
+        return constants | {"old": self._old(moment)}  # at the first stage no class has a prototype
 
     def _old(self, moment: Moment) -> Tensor:
         """Classes with a prototype but without rows at the stage (O)."""

@@ -74,14 +74,14 @@ UNITS: Final = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What several models say of the test rows of one site."""
+    """The outputs of several models on the test rows of one site."""
 
     rows: Array  # (rows,) numbers of rows in the data set; equal numbers are one unit
     y: Array  # (rows,) true classes; in regression numbers
     # of each model (rows, classes): logits or log-probabilities; in regression (rows, 1): numbers
     outputs: Mapping[str, Array]
     train_rows: int
-    skipped: Mapping[str, str] = field(default_factory=dict)  # models that were not trained, why
+    skipped: Mapping[str, str] = field(default_factory=dict)  # why models were not trained
     valid_y: Array | None = None  # true classes of validation rows
     valid: Mapping[str, Array] = field(default_factory=dict)  # outputs there, for thresholds
     variants: Mapping[str, Array] = field(default_factory=dict)  # outputs of a method's models
@@ -296,7 +296,7 @@ def by_unit(values: Array, rows: Array) -> Array:
 
 
 def _entry(site: SiteOutcomes, margin: float, level: float) -> dict[str, Any]:
-    """What is said of one site."""
+    """The entry of one site."""
     margin *= site.scale
     entry = entry_of(measured(site, margin, level), margin, site.metric)
     if POOLED in site.first.outputs:
@@ -306,7 +306,7 @@ def _entry(site: SiteOutcomes, margin: float, level: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Numbers:
-    """The numbers behind what is said of one site."""
+    """The numbers behind the entry of one site."""
 
     test_rows: int
     smallest_class: int | None
@@ -347,7 +347,7 @@ def measured(site: SiteOutcomes, margin: float, level: float) -> Numbers:
 
 
 def entry_of(numbers: Numbers, margin: float, metric: Metric) -> dict[str, Any]:
-    """What is said of a site with these numbers, with its verdict; the margin in their unit."""
+    """The entry of a site with these numbers, with its verdict; the margin in their unit."""
     comparisons = (numbers.gain, numbers.joined, numbers.alone)
     words = _in_words(numbers.needed, numbers.test_rows)
     verdict = _judged(numbers.identical, comparisons, (margin, metric), words)
@@ -494,7 +494,7 @@ def overall_of(
     needed: str = "",
     identical: bool = False,
 ) -> dict[str, Any]:
-    """What is said of all sites together.
+    """The entry of all sites together.
 
     `comparisons` has the gain of joining and each model's gain over guessing; it is empty where no
     site is released.

@@ -46,7 +46,7 @@ SPECIFICITY = 0.9  # at which the sensitivity is stated
 
 
 class OfClass(NamedTuple):
-    """How well one class is told from the others."""
+    """How well one class is separated from the others."""
 
     recall: float  # NaN where no row has the class
     precision: float  # NaN where it is never predicted

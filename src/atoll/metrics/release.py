@@ -109,7 +109,7 @@ def _written(shared: Comparison, plain: Comparison) -> dict[str, float]:
 
 
 def fault(one: Release) -> str:
-    """What is wrong with a release that came from elsewhere; empty where nothing is."""
+    """Why a received release is invalid; empty if it is valid."""
     if one.reason:
         return "" if one == Release(one.reason) else "numbers beside a reason to withhold them"
     counts = (one.test_rows, one.smallest_class)

@@ -41,6 +41,7 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 LEVEL = 0.95  # of every interval, unless several comparisons share it
+POWER = 0.8  # chance to detect a gain of the margin
 
 
 @dataclass(frozen=True)
@@ -187,10 +188,10 @@ def placements(labels: Array, scores: Array) -> Array:
     return result
 
 
-def compare_units(gains: Array, level: float = LEVEL) -> Comparison:
+def compare_units(gains: Array) -> Comparison:
     """The mean of independent values by t."""
     error = float(gains.std(ddof=1)) / math.sqrt(len(gains))
-    return _by_t(float(gains.mean()), error, len(gains), level)
+    return _by_t(float(gains.mean()), error, len(gains), LEVEL)
 
 
 def combine(comparisons: Sequence[Comparison]) -> Comparison:
@@ -216,7 +217,7 @@ def combine(comparisons: Sequence[Comparison]) -> Comparison:
 
 
 def combine_dependent(comparisons: Sequence[Comparison]) -> Comparison:
-    """The mean over fixed sites that may share rows, of which nobody knows which.
+    """The mean over fixed sites that may share rows, where it is unknown which.
 
     Errors and limits are the means of those of the sites, as if all depended on the same rows: the
     error of a mean is never larger than that.
@@ -276,7 +277,7 @@ def compare_over_splits(
     return _by_t(float(values.mean()), math.sqrt(variance), count, level)
 
 
-def rows_needed(discordant: float, margin: float, level: float = LEVEL, power: float = 0.8) -> int:
+def rows_needed(discordant: float, margin: float, level: float = LEVEL) -> int:
     """Test rows that detect an accuracy gain of the margin, at this share of discordant rows.
 
     The first power of two that has the power is refined by bisection; the power of the score test
@@ -284,12 +285,12 @@ def rows_needed(discordant: float, margin: float, level: float = LEVEL, power: f
     """
     discordant = max(discordant, margin)
     most = 1
-    while _power(most, discordant, margin, level) < power:
+    while _power(most, discordant, margin, level) < POWER:
         most *= 2
     least = most // 2
     while most - least > 1:
         middle = (least + most) // 2
-        if _power(middle, discordant, margin, level) < power:
+        if _power(middle, discordant, margin, level) < POWER:
             least = middle
         else:
             most = middle
@@ -303,15 +304,13 @@ def _power(rows: int, discordant: float, gain: float, level: float) -> float:
     first = max(1, math.floor(rows * discordant - 8 * spread))
     totals = np.arange(first, min(rows, math.ceil(rows * discordant + 8 * spread + 8)) + 1)
     least = np.floor((totals + quantile * np.sqrt(totals)) / 2)  # b must be above it
-    found = stats.binom.sf(least, totals, min(1.0, (1 + gain / discordant) / 2))
-    return float((stats.binom.pmf(totals, rows, min(1.0, discordant)) * found).sum())
+    powers = stats.binom.sf(least, totals, min(1.0, (1 + gain / discordant) / 2))
+    return float((stats.binom.pmf(totals, rows, min(1.0, discordant)) * powers).sum())
 
 
-def rows_for_error(
-    deviation: float, margin: float, level: float = LEVEL, power: float = 0.8
-) -> int:
+def rows_for_error(deviation: float, margin: float, level: float = LEVEL) -> int:
     """Test rows that detect a gain of the margin, at this deviation of the gains of rows."""
-    quantiles = float(stats.norm.ppf((1 + level) / 2)) + float(stats.norm.ppf(power))
+    quantiles = float(stats.norm.ppf((1 + level) / 2)) + float(stats.norm.ppf(POWER))
     return math.ceil((quantiles * deviation / margin) ** 2)
 
 

@@ -25,9 +25,9 @@ class Verdict:
     text: str
 
 
-def shared_level(sites: int, level: float = LEVEL) -> float:
+def shared_level(sites: int) -> float:
     """The level of each of several intervals that together have this level (Bonferroni)."""
-    return 1 - (1 - level) / max(1, sites)
+    return 1 - (1 - LEVEL) / max(1, sites)
 
 
 def in_unit(margin: float, metric: str) -> str:

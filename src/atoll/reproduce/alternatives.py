@@ -1,4 +1,4 @@
-"""Does a paper's method pay? It stands beside what a site could do without it."""
+"""Does a paper's method pay? Compares it with what a site can do without it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

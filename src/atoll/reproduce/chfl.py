@@ -133,7 +133,7 @@ class Plan:
 
     @staticmethod
     def quick(folder: Path, device: str) -> "Plan":
-        """A miniature for a look: a tenth of the rows to learn from, one run, two sizes of mu."""
+        """A miniature: a tenth of the rows to learn from, one run, two sizes of mu."""
         small = {"scenario.train": 0.1, "scenario.valid": 0.1, "method.mu": [0.01, 0.1]}
         changes = tuple(sorted(small.items()))
         return Plan(folder, device, (0,), (0,), (0,), 5, (1e-3, 3e-3), changes=changes)

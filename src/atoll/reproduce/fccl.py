@@ -184,7 +184,7 @@ class Plan:
         return Plan(folder, device, (0,), 2, score_every=1, tiny=True)
 
     def values(self, setting: Setting, seed: int) -> dict[str, Any]:
-        """What one run is asked for, engine included."""
+        """The config of one run, engine included."""
         values = setting.values()
         if self.tiny:
             values = _tiny(values)
@@ -297,9 +297,9 @@ def _asked(setting: Setting, plan: Plan) -> list[Any]:
 
 
 def _brief(run: Run) -> dict[str, Any]:
-    """What the ledger needs of a run: accuracy of every client on every domain, and how it went.
+    """What the ledger needs of a run: accuracy of every client on every domain, and its course.
 
-    It is kept at every test, so a run that is cut leaves what it had.
+    It is stored at every test, so an interrupted run leaves its results so far.
     """
     notes = [event.notes for event in run.events if isinstance(event, Round)]
     rounds = sorted({score.round for score in run.scores})

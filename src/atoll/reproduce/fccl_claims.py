@@ -102,13 +102,13 @@ def _best(find: Lookup, task: str, homogeneous: bool, kind: str) -> Iterator[Cla
 
 def _sizes(find: Lookup) -> Iterator[Claim]:
     """The leads that the text states or the tables give."""
-    wanted = (
+    leads = (
         ("inter", "SOLO", 0.0783, "Table 1"),
         ("inter", "FML", 0.0237, "Table 1"),
         ("intra", "RCFL", 0.0230, "Section 4.1"),
     )
     full = find("digits", "FCCL")
-    for kind, name, size, source in wanted:
+    for kind, name, size, source in leads:
         pair = _pair(full, full if name == "SOLO" else find("digits", name))
         for domains in (0, 3):
             end = ", without MNIST-M" if domains else ""

@@ -171,7 +171,7 @@ class Plan:
 
     @staticmethod
     def quick(folder: Path, device: str) -> "Plan":
-        """A miniature for a look: one seed, two tasks a client, one round of two epochs."""
+        """A miniature: one seed, two tasks a client, one round of two epochs."""
         return Plan(folder, device, (1,), 1, 2, 2, 16)
 
     def sizes(self) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def ratio_figure(measurements: Sequence[tuple[int, dict[str, Any]]]) -> bytes:
 
 
 def _error(gap: np.ndarray[Any, Any]) -> float:
-    """The standard error of a paired difference; none can be told of one run."""
+    """The standard error of a paired difference; unknown with one run."""
     return float(gap.std(ddof=1) / np.sqrt(len(gap))) if len(gap) > 1 else 0.0
 
 

@@ -73,7 +73,7 @@ def write(folder: Path, name: str, measurement: Mapping[str, Any]) -> None:
 
 
 def _read(folder: Path, name: str) -> Measurement | None:
-    """The measurement under this name, whatever it was asked for."""
+    """The measurement under this name, whatever its config."""
     path = _path(folder, name)
     if not path.exists():
         return None

@@ -139,7 +139,7 @@ class Stopwatch:
         return time.monotonic() - self.began
 
     def __call__(self, progress: Progress) -> None:
-        """Look at a round."""
+        """Count a round."""
         mark = self.mark(progress)
         if mark > self.last:
             self.last = mark

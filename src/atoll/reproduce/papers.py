@@ -104,8 +104,8 @@ def _rendered(
     usual = _plan(paper, replace(asked, plan=()))
     command = f"atoll reproduce {paper.name}{' --quick' if asked.quick else ''}"
     for setting in (*paper.settings, *paper.studies):
-        given = asked.plan and (setting in selected or not paper.storage.pairs_seeds)
-        one = paper.partly(setting, plan) if given else paper.stored(setting, usual)
+        partial = asked.plan and (setting in selected or not paper.storage.pairs_seeds)
+        one = paper.partly(setting, plan) if partial else paper.stored(setting, usual)
         if one:
             measured[setting.name] = one
         elif setting in selected or setting in paper.settings:

@@ -2,8 +2,8 @@
 
 All methods have one setting (section f of the specification): plain gradient steps of 0.01, batches
 of 128, ten passes a stage, three seeds, all training rows, the official test rows. No test row
-chooses anything. A method whose loss stops being a number runs again with a smaller rate, the first
-of RATES at which it stays one, and the ledger names that rate. Settings of one form run as one
+chooses anything. A method whose loss becomes NaN runs again with a smaller rate, the first
+of RATES at which it stays finite, and the ledger names that rate. Settings of one form run as one
 sweep.
 """
 
@@ -27,7 +27,7 @@ from atoll.reproduce.vleto_tables import (
     ABLATED,
     AVERAGES,
     FINE,
-    HELD,
+    FROZEN,
     IMPOSSIBLE,
     LAMBDAS,
     PRINTED,
@@ -42,7 +42,7 @@ from atoll.runs.result import Run
 
 __all__ = ["PAPER", "SETTINGS", "STUDIES", "Plan", "Setting"]
 
-RATES = (0.01, 0.003, 0.001, 0.0003)  # tried in this order, until the loss stays a number
+RATES = (0.01, 0.003, 0.001, 0.0003)  # tried in this order, until the loss stays finite
 DATA = {"MNIST": "mnist", "FMNIST": "fashion-mnist", "CIFAR-10": "cifar10", "CINIC-10": "cinic10"}
 PIXELS: dict[str, tuple[list[float], list[float]]] = {
     "MNIST": ([0.1307], [0.3081]),
@@ -199,7 +199,7 @@ class Plan:
 
     @staticmethod
     def quick(folder: Path, device: str) -> "Plan":
-        """A miniature for a look: 1,200 rows, one linear layer for each strip, one seed.
+        """A miniature: 1,200 rows, one linear layer for each strip, one seed.
 
         Steps are five times as long, since there are so few of them.
         """
@@ -237,14 +237,14 @@ def _execute(
         waiting = [setting for setting in waiting if setting.name not in measured]
         if not waiting:
             return
-    what = f"the loss of {waiting[0].name} is no longer a number at rate {plan.rates[-1]:g}"
+    what = f"the loss of {waiting[0].name} is no longer finite at rate {plan.rates[-1]:g}"
     raise UserError(what, "method.rate", "choose a smaller rate")
 
 
 def _measured_at(
     rate: float, settings: Sequence[Setting], plan: Plan, say: Say
 ) -> dict[str, Measurement]:
-    """Measure settings at one rate; those whose loss is no number at it are left out."""
+    """Measure settings at one rate; those whose loss becomes NaN at it are left out."""
     how = {"engine.device": plan.device, "engine.packing": False, "engine.tf32": plan.tf32,
            "checkpoints": False, "looks": False, "method.rate": rate}  # fmt: skip
     own = [{k: v for k, v in s.changes if k == "method.rate"} for s in settings]
@@ -256,9 +256,9 @@ def _measured_at(
     for number in sorted(lost):
         say(f"{settings[number].name}: the loss is no number at rate {rate:g}")
     measured = {}
-    for setting, made in zip(settings, runs, strict=True):
-        if made:
-            measured[setting.name] = {**_summary(plan, made), "seconds": seconds}
+    for setting, seeds in zip(settings, runs, strict=True):
+        if seeds:
+            measured[setting.name] = {**_summary(plan, seeds), "seconds": seconds}
             say(f"{setting.name}: {seconds:.1f} s, rate {measured[setting.name]['rate']:g}")
     return measured
 
@@ -267,7 +267,7 @@ def _is_lost(error: BaseException) -> bool:
     """Whether training diverged: a loss or a message has numbers that are not finite."""
     if isinstance(error, BadMessageError):
         return "not finite" in str(error)
-    return isinstance(error, UserError) and "no longer a number" in str(error)
+    return isinstance(error, UserError) and "no longer finite" in str(error)
 
 
 def _summary(plan: Plan, runs: Sequence[Run]) -> Measurement:
@@ -282,7 +282,7 @@ def _summary(plan: Plan, runs: Sequence[Run]) -> Measurement:
 
 
 def _brief(run: Run) -> dict[str, Any]:
-    """What the ledger needs of a run: accuracies by task and stage, and what was held back."""
+    """What the ledger needs of a run: accuracies by task and stage, and the frozen shares."""
     tasks, union, frozen = dict[str, float](), dict[str, float](), dict[str, float]()
     for event in run.events:
         if isinstance(event, Score) and event.variant == "union":
@@ -290,9 +290,9 @@ def _brief(run: Run) -> dict[str, Any]:
         elif isinstance(event, Score):
             tasks[f"{event.task + 1}|{event.stage + 1}"] = event.accuracy
         elif isinstance(event, Round):
-            held = [v for k, v in event.notes.items() if k.startswith("frozen ")]
-            if held:
-                frozen[str(event.stage + 1)] = float(np.mean(held))
+            shares = [v for k, v in event.notes.items() if k.startswith("frozen ")]
+            if shares:
+                frozen[str(event.stage + 1)] = float(np.mean(shares))
     return {"seed": run.config["seed"], "tasks": tasks, "union": union, "frozen": frozen}
 
 
@@ -306,7 +306,7 @@ def _ledger(measured: Measured, missing: Missing) -> Ledger:
         *_fine("Table 2 (FMNIST, CIL)", {f"CIL {n}": t for n, t in ABLATED.items()}, measured),
         *_table_3(measured),
         *_fine("Table 4 (FMNIST, CIL)", _placed("lambda_A", WEIGHED), measured),
-        *_fine("Table 5 (FMNIST, CIL)", _placed("k0", HELD), measured),
+        *_fine("Table 5 (FMNIST, CIL)", _placed("k0", FROZEN), measured),
         *_others(measured),
     ]  # fmt: skip
     facts = {name: one["facts"] for name, one in measured.items()}
@@ -348,7 +348,7 @@ def _cell(
 
 
 def _notes(where: tuple[str, str, str], name: str, one: Measurement) -> list[str]:
-    """What to know of a measured cell."""
+    """The notes on a measured cell."""
     rate, first = one["rate"], one.get("rates", RATES)[0]
     asked = f"rate {rate:g}" in where[1]  # a study of that rate
     notes = [f"rate {rate:g}: at larger ones the loss is no number"] * (rate != first and not asked)
@@ -433,10 +433,10 @@ def _table_3(measured: Measured) -> Iterator[Cell]:
 
 def _others(measured: Measured) -> Iterator[Cell]:
     """What the paper has no number for: Figure 4, the label-reading test, and our studies."""
-    wanted = [s.name for s in STUDIES]
-    wanted += [s.name for data in ("FMNIST", "MNIST") for s in _ablations(data)]
-    wanted += [f"FMNIST {sweep_name('lambda_F', weight)}" for weight in LAMBDAS]
-    for name in wanted:
+    names = [s.name for s in STUDIES]
+    names += [s.name for data in ("FMNIST", "MNIST") for s in _ablations(data)]
+    names += [f"FMNIST {sweep_name('lambda_F', weight)}" for weight in LAMBDAS]
+    for name in names:
         if name in measured:
             table = (
                 "Figure 4"

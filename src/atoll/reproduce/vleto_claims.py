@@ -15,9 +15,9 @@ from atoll.reproduce.vleto_tables import LAMBDAS, STAGES, THRESHOLDS, sweep_name
 __all__ = ["after", "average", "by_stage", "claims", "forgetting"]
 
 
-def after(found: Measurement, task: int | None, stage: int) -> list[float]:
+def after(result: Measurement, task: int | None, stage: int) -> list[float]:
     """For each seed the accuracy on a task after a stage, or on all classes so far (None)."""
-    return [_after(run, task, stage) for run in found["runs"]]
+    return [_after(run, task, stage) for run in result["runs"]]
 
 
 def _after(run: dict[str, Any], task: int | None, stage: int) -> float:
@@ -30,38 +30,38 @@ def _after(run: dict[str, Any], task: int | None, stage: int) -> float:
     return float(tasks[f"{task}|{stage}"])
 
 
-def by_stage(found: Measurement) -> list[float]:
+def by_stage(result: Measurement) -> list[float]:
     """The means over seeds, a number for each stage: the columns of Table 1."""
-    return [float(np.mean(after(found, None, stage))) for stage in range(1, STAGES + 1)]
+    return [float(np.mean(after(result, None, stage))) for stage in range(1, STAGES + 1)]
 
 
-def average(found: Measurement) -> list[float]:
+def average(result: Measurement) -> list[float]:
     """For each seed the plain mean over stages."""
-    rows = [after(found, None, stage) for stage in range(1, STAGES + 1)]
+    rows = [after(result, None, stage) for stage in range(1, STAGES + 1)]
     return [float(v) for v in np.mean(rows, axis=0)]
 
 
-def _series(found: Measurement, values: list[float]) -> Series:
-    return dict(zip((run["seed"] for run in found["runs"]), values, strict=True))
+def _series(result: Measurement, values: list[float]) -> Series:
+    return dict(zip((run["seed"] for run in result["runs"]), values, strict=True))
 
 
-def _at(found: Measurement, stage: int, task: int | None = None) -> Series:
+def _at(result: Measurement, stage: int, task: int | None = None) -> Series:
     """The accuracy after a stage by seed, of a task or of all classes so far."""
-    return _series(found, after(found, task, stage))
+    return _series(result, after(result, task, stage))
 
 
-def _mean(found: Measurement) -> Series:
+def _mean(result: Measurement) -> Series:
     """The mean over stages by seed: AVG."""
-    return _series(found, average(found))
+    return _series(result, average(result))
 
 
-def forgetting(found: Measurement) -> Series:
+def forgetting(result: Measurement) -> Series:
     """By seed, how far earlier tasks fell from their own stage to the last one, on average."""
     falls = [
-        [a - b for a, b in zip(after(found, t, t), after(found, t, STAGES), strict=True)]
+        [a - b for a, b in zip(after(result, t, t), after(result, t, STAGES), strict=True)]
         for t in range(1, STAGES)
     ]
-    return _series(found, [float(value) for value in np.mean(falls, axis=0)])
+    return _series(result, [float(value) for value in np.mean(falls, axis=0)])
 
 
 class _Data:
@@ -97,7 +97,7 @@ def claims(measured: Measured) -> Iterator[Claim]:
         (("CIFAR-10",), (_headline_classes, _headline_average, _headline_columns)),
         (("FMNIST",), (_ablations, _ablations_by_columns, _trade, _threshold, _weight)),
         (("MNIST", "FMNIST"), (_c1, _c2, _c3, _c5, _c6, _c7, _c8, _c9, _c10, _c11, _oracle,
-                               _all_held)),
+                               _freezing)),
         (("MNIST", "FMNIST"), (_protocols, _printed_rate)),
     )  # fmt: skip
     for sets, checks in several:
@@ -168,8 +168,8 @@ def _declines(of: _Data) -> Iterator[Claim]:
     yield Claim(text, "Section 5.1", **compared)
 
 
-def _rising(found: Measurement) -> tuple[Part, ...]:
-    stages = {stage: _at(found, stage) for stage in range(1, STAGES + 1)}
+def _rising(result: Measurement) -> tuple[Part, ...]:
+    stages = {stage: _at(result, stage) for stage in range(1, STAGES + 1)}
     return tuple(above(f"task {b} over {a}", stages[b], stages[a]) for a, b in pairwise(stages))
 
 
@@ -204,13 +204,13 @@ def _headline_columns(of: _Data) -> Iterator[Claim]:
     yield Claim(text, "abstract", (near("relative", gains, at=0.3515, margin=SIZE),))
 
 
-def _current(found: Measurement, stage: int) -> Series:
-    return _at(found, stage, stage)
+def _current(result: Measurement, stage: int) -> Series:
+    return _at(result, stage, stage)
 
 
-def _old(found: Measurement, stage: int = STAGES) -> Series:
+def _old(result: Measurement, stage: int = STAGES) -> Series:
     """The mean accuracy on earlier tasks after a stage."""
-    return mean_of(*(_at(found, stage, task) for task in range(1, stage)))
+    return mean_of(*(_at(result, stage, task) for task in range(1, stage)))
 
 
 def _ablations(of: _Data) -> Iterator[Claim]:
@@ -240,11 +240,11 @@ def _ablations_by_columns(of: _Data) -> Iterator[Claim]:
 
 def _trade(of: _Data) -> Iterator[Claim]:
     """CIL: raising lambda_A raises old tasks and lowers the current one; Section 5.4, Table 4."""
-    found = {weight: of[sweep_name("lambda_A", weight)] for weight in LAMBDAS}
+    by_weight = {weight: of[sweep_name("lambda_A", weight)] for weight in LAMBDAS}
     parts = []
     for a, b in pairwise(LAMBDAS):
-        parts.append(above(f"old, {b} over {a}", _old(found[b]), _old(found[a])))
-        current = _current(found[a], STAGES), _current(found[b], STAGES)
+        parts.append(above(f"old, {b} over {a}", _old(by_weight[b]), _old(by_weight[a])))
+        current = _current(by_weight[a], STAGES), _current(by_weight[b], STAGES)
         parts.append(above(f"current, {a} over {b}", *current))
     text = (
         f"{of.name} CIL: raising lambda_A raises old tasks and lowers the current one, after task 4"
@@ -312,21 +312,23 @@ def _c3(of: _Data) -> Iterator[Claim]:
 
 def _c5(of: _Data) -> Iterator[Claim]:
     """5 CIL: k0 and alpha change nothing; expectation."""
-    found = {k: of[sweep_name("k0", k)] for k, _ in THRESHOLDS}
+    by_threshold = {k: of[sweep_name("k0", k)] for k, _ in THRESHOLDS}
     parts = [
-        near(f"AVG, k0 = {k}", _mean(one), _mean(found[15]), margin=SIMILAR)
-        for k, one in found.items()
+        near(f"AVG, k0 = {k}", _mean(one), _mean(by_threshold[15]), margin=SIMILAR)
+        for k, one in by_threshold.items()
         if k != 15
     ]
     text = f"5 {of.name} CIL: k0 and alpha change nothing (AVG within one point)"
-    yield Claim(text, "expectation", tuple(parts), note=_bits(found))
+    yield Claim(text, "expectation", tuple(parts), note=_bits(by_threshold))
 
 
-def _bits(found: dict[int, Measurement]) -> str:
-    """How far averages are apart that were measured in one precision."""
-    exact = [bool(one["engine"].get("tf32")) for one in found.values()]
-    usual = exact.count(True) > exact.count(False)  # what was rounded otherwise cannot be equal
-    same = [average(one) for one, tf32 in zip(found.values(), exact, strict=True) if tf32 == usual]
+def _bits(results: dict[int, Measurement]) -> str:
+    """The largest difference of averages that were measured in one precision."""
+    exact = [bool(one["engine"].get("tf32")) for one in results.values()]
+    usual = exact.count(True) > exact.count(False)  # other roundings cannot give equal numbers
+    same = [
+        average(one) for one, tf32 in zip(results.values(), exact, strict=True) if tf32 == usual
+    ]
     apart = max(abs(a - b) for other in same for a, b in zip(same[0], other, strict=True))
     return f"{len(same)} of them, measured in one precision, are apart by {apart:.1e} at most"
 
@@ -403,11 +405,11 @@ def _oracle(of: _Data) -> Iterator[Claim]:
     yield Claim(text, "study", (part,))
 
 
-def _all_held(of: _Data) -> Iterator[Claim]:
+def _freezing(of: _Data) -> Iterator[Claim]:
     """CIL: the published threshold holds back every weight from task 2 on; study."""
-    found = of["CIL V-LETO"]
-    shares = [min(list(run["frozen"].values())[1:], default=0.0) for run in found["runs"]]
-    part = near("smallest share minus 1", _series(found, [s - 1 for s in shares]), margin=0.001)
+    result = of["CIL V-LETO"]
+    shares = [min(list(run["frozen"].values())[1:], default=0.0) for run in result["runs"]]
+    part = near("smallest share minus 1", _series(result, [s - 1 for s in shares]), margin=0.001)
     text = f"{of.name} CIL: the published threshold holds back every weight from task 2 on"
     yield Claim(text, "study", (part,))
 

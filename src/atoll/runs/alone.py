@@ -63,15 +63,15 @@ def _of_one(config: RunConfig, place: int, count: int) -> RunConfig:
 def _scenario_of_one(scenario: Scenario, id: str, reads_own: bool) -> Scenario:
     """The scenario of one site, without stages before it joins.
 
-    Its columns are all common, as nobody lacks one: a method for common columns reads all that the
+    Its columns are all common, as no site lacks one: a method for common columns reads all that the
     site has. A method that also reads own columns does so in any case, and keeps the division.
     """
     holdings, common = scenario.holdings[id], scenario.common
-    stages = [number for number, held in enumerate(holdings) if len(held.train)]
+    stages = [number for number, holding in enumerate(holdings) if len(holding.train)]
     chosen = [holdings[number] for number in stages]
     if not (reads_own or scenario.labels_at_server):
         common = np.concatenate([common, holdings[-1].own])
-        chosen = [_without_own(held) for held in chosen]
+        chosen = [_without_own(holding) for holding in chosen]
     known_at = [sum(stage < since for stage in stages) for since in scenario.known_at]
     return dataclasses.replace(
         scenario,
@@ -83,8 +83,8 @@ def _scenario_of_one(scenario: Scenario, id: str, reads_own: bool) -> Scenario:
     )
 
 
-def _without_own(held: Holding) -> Holding:
-    return dataclasses.replace(held, own=held.own[:0])
+def _without_own(holding: Holding) -> Holding:
+    return dataclasses.replace(holding, own=holding.own[:0])
 
 
 def pooled_parts(parts: Parts) -> Parts:
@@ -100,17 +100,19 @@ def pooled_parts(parts: Parts) -> Parts:
 def _pooled(scenario: Scenario, dataset: Dataset, reads_own: bool) -> Scenario:
     """The scenario of one site; columns that only some have are its own, or common."""
     common, holdings = scenario.common, []
-    own = _all(held[-1].own for held in scenario.holdings.values())
+    own = _all(stages[-1].own for stages in scenario.holdings.values())
     if not scenario.labels_at_server and dataset.kind == "table":
         own = _known(dataset, np.setdiff1d(own, common))
     for stage in range(scenario.stages):
-        here = [held[stage] for held in scenario.holdings.values()]
-        train, valid = (_all(getattr(held, part) for held in here) for part in ("train", "valid"))
-        columns = _all(held.own for held in here) if scenario.labels_at_server else own
+        here = [stages[stage] for stages in scenario.holdings.values()]
+        train, valid = (
+            _all(getattr(holding, part) for holding in here) for part in ("train", "valid")
+        )
+        columns = _all(holding.own for holding in here) if scenario.labels_at_server else own
         holdings.append(Holding(train, valid, columns))
     if not (reads_own or scenario.labels_at_server):
         common = np.concatenate([common, own])
-        holdings = [dataclasses.replace(held, own=_NONE) for held in holdings]
+        holdings = [dataclasses.replace(holding, own=_NONE) for holding in holdings]
     first = scenario.clients[0]
     return dataclasses.replace(
         scenario,

@@ -55,11 +55,11 @@ def write_answer(
 ) -> dict[str, Any]:
     """Compute the answer of finished runs that differ in their seed, and write it.
 
-    `open_engine` gives the engine of a name; `watch` receives what is being done, in words.
+    `open_engine` gives the engine of a name; `watch` receives a description of each step.
     """
     home = answer_folder(folders)
     runs = [Run(folder) for folder in folders]
-    with suppress(UserError):  # one that is damaged is computed again
+    with suppress(UserError):  # a damaged answer is computed again
         existing = read_answer(home, runs)
         if existing is not None:
             return existing
@@ -114,7 +114,7 @@ def _head(configs: Sequence[RunConfig], runs: Sequence[Run], variant: str) -> di
 
 
 def _notes(config: RunConfig, run: Run) -> list[str]:
-    """What else tells the joined model from the one alone, and which rows are pooled."""
+    """Further differences of the joined model to the one alone, and which rows are pooled."""
     notes = []
     if (
         config.scale == "global"

@@ -1,4 +1,4 @@
-"""Simple models that a site can train without anybody: class shares and two classifiers.
+"""Simple models that a site can train by itself: class shares and two classifiers.
 
 Each predicts the logarithm of a probability for every class; minus infinity for classes that the
 site has no training row of. In regression: the mean of the labels and two regressors.

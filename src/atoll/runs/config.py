@@ -153,7 +153,7 @@ class RunConfig:
         return build(ReportOptions, self.report, "[report]")
 
 
-# Options that became something else, by method: their old default, and what to write instead.
+# Replaced options by method: their old default, and what to write instead.
 MOVED: dict[str, dict[str, tuple[Any, str]]] = {
     "fedseit": {
         "profile": (
@@ -186,7 +186,7 @@ def read(what: str) -> dict[str, Any]:
         return {"name": _file_name(what).strip("-."), "method": {"name": what}}
     known = {*presets(), *methods.names()}
     raise UserError(
-        f"'{what}' is no preset, method or .toml file", "command line", nearest(what, known)
+        f"'{what}' is not a preset, method or .toml file", "command line", nearest(what, known)
     )
 
 
@@ -226,7 +226,7 @@ def place(key: str, values: Mapping[str, Any]) -> str:
     if homes:
         both = " or ".join(f"{home}.{key}" for home in homes)
         raise UserError(f"'{key}' could be {both}", "--set", "write it in full")
-    known = [*fields, *(f"{table}.{name}" for table, found in names.items() for name in found)]
+    known = [*fields, *(f"{table}.{name}" for table, options in names.items() for name in options)]
     short = {name.split(".")[-1]: name for name in known}
     if key in {field.name for field in dataclasses.fields(TableOptions)}:
         raise UserError(f"unknown option '{key}'", "--set", f"did you mean 'data.{key}'?")
@@ -242,7 +242,7 @@ def _split_options(values: Mapping[str, Any]) -> set[str]:
 
 
 def _used_split_options(values: Mapping[str, Any]) -> set[str]:
-    """The options of the split that a run of these values has; of all where it is not known."""
+    """The options of the split that a run of these values has; of all splits if unknown."""
     scenario, data = values.get("scenario", {}), values.get("data", {})
     known = data if isinstance(data, Mapping) else {}
     usual = _default_split(known, methods.load(_method_name(values)).split)
@@ -274,7 +274,7 @@ def change(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     for key, value in changes.items():
         table, _, name = place(key, changed).partition(".")
         if (table, name) == ("scenario", "split"):
-            changed[table] = _kept_options(changed.get(table, {}), value, changes)
+            changed[table] = _remaining_options(changed.get(table, {}), value, changes)
         if name:
             inside = changed.get(table, {})
             if table not in TABLES or not isinstance(inside, dict):
@@ -287,7 +287,7 @@ def change(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return changed
 
 
-def _kept_options(scenario: Any, split: Any, changes: Mapping[str, Any]) -> Any:
+def _remaining_options(scenario: Any, split: Any, changes: Mapping[str, Any]) -> Any:
     """The options of a scenario that stay when another split is chosen.
 
     An option that the new split lacks goes, unless it is among the changes: then it is an error.

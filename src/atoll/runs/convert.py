@@ -56,8 +56,8 @@ def options_of_one_split(values: dict[str, Any]) -> dict[str, Any]:
     split = "streams" if split == "tasks" and "files" in data else split
     own = splits.option_names(split) - ({"clients"} if "parties" in data else set())
     other = splits.option_names() - own
-    kept = {name: value for name, value in scenario.items() if name not in other}
-    return {**values, "scenario": {**kept, "split": split}}
+    options = {name: value for name, value in scenario.items() if name not in other}
+    return {**values, "scenario": {**options, "split": split}}
 
 
 def oracle_as_replacement(values: dict[str, Any]) -> dict[str, Any]:

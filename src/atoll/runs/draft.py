@@ -1,4 +1,4 @@
-"""A first config for somebody's own data, with a remark on every line that may be changed."""
+"""A first config for the user's own data, with a remark on every line that may be changed."""
 
 import json
 import re
@@ -31,7 +31,7 @@ HINTS = {
 
 @dataclass(frozen=True)
 class Wish:
-    """What somebody asks `atoll init` for."""
+    """The arguments of `atoll init`."""
 
     files: tuple[str, ...]  # one for each site; NAME=FILE,FILE: a site with one for each stage
     label: str
@@ -51,7 +51,7 @@ class Wish:
 
 
 def draft(wish: Wish, suggestions: Sequence[Suggestion] = (), problem: str = "") -> str:
-    """The text of a run.toml; `problem` is what atoll inspect complains about."""
+    """The text of a run.toml; `problem` is the error of `atoll inspect`."""
     methods.load(wish.method)  # an unknown one is refused with the nearest
     staged = bool(wish.stage) or any("," in file for file in wish.files if "=" in file)
     lines = [
@@ -78,9 +78,9 @@ def draft(wish: Wish, suggestions: Sequence[Suggestion] = (), problem: str = "")
 
 
 def _data(wish: Wish) -> list[str]:
-    """The lines that say what the data are."""
-    given = "images" if wish.images else "files"
-    lines = _parties(wish) if wish.parties else [f"{given} = {_files(wish.files)}"]
+    """The lines that describe the data."""
+    key = "images" if wish.images else "files"
+    lines = _parties(wish) if wish.parties else [f"{key} = {_files(wish.files)}"]
     if wish.id:
         lines.append(f"id = {in_toml(wish.id)}   # the column of ids")
     if wish.text:
@@ -144,12 +144,12 @@ def _one_line(text: str) -> str:
     return re.sub(r"[\x00-\x1f\x7f\x85\u2028\u2029]+", " ", text)
 
 
-def _files(given: Sequence[str]) -> str:
+def _files(files: Sequence[str]) -> str:
     """A list of files, or a table of sites with one file for each stage."""
-    if not any("=" in file for file in given):
-        return in_toml(list(given))
+    if not any("=" in file for file in files):
+        return in_toml(list(files))
     sites = []
-    for file in given:
+    for file in files:
         name, equals, paths = file.partition("=")
         if not (equals and name and paths):
             what = f"'{file}' is not NAME=FILE,FILE"

@@ -33,7 +33,7 @@ def execute(  # noqa: PLR0913 - what a caller may set, by keyword
     stopping: Callable[[], bool] = lambda: False,
     loaded: dict[str, Dataset] | None = None,
 ) -> None:
-    """Run a config in a folder, or go on with the run that is there.
+    """Run a config in a folder, or continue the run in it.
 
     `loaded` is filled with the data, so that several runs load them once.
     """

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["facts", "few_rows", "holdings", "same_data"]
 
 FEW = 5  # training rows of a client at a stage, below which the command warns
-MOST_NAMES = 300  # a table with more columns is told by numbers alone
+MOST_NAMES = 300  # a table with more columns is described by numbers alone
 
 
 def facts(parts: "Parts") -> dict[str, Any]:
-    """What a run was made under: versions, machine, data."""
+    """The conditions of a run: versions, machine, data."""
     dataset = parts.dataset
     packages = ("torch", "numpy", "safetensors", "scikit-learn", "pydantic")
     return {
@@ -73,10 +73,10 @@ def holdings(parts: "Parts") -> dict[str, Any]:
     for id in scenario.clients:
         holdings, columns = scenario.holdings[id], scenario.holdings[id][-1].own
         sites[id] = {
-            "train": [len(held.train) for held in holdings],
-            "valid": [len(held.valid) for held in holdings],
+            "train": [len(holding.train) for holding in holdings],
+            "valid": [len(holding.valid) for holding in holdings],
             "test": [len(rows) for rows in scenario.tests[id]],
-            "classes": [len(np.unique(dataset.strata[held.train])) for held in holdings],
+            "classes": [len(np.unique(dataset.strata[holding.train])) for holding in holdings],
             "own": len(columns),
             "own_names": [named[i] for i in columns] if named else [],
         }

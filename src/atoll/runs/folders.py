@@ -43,14 +43,14 @@ def fresh_folder(name: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        with suppress(OSError):  # what is not empty stays
+        with suppress(OSError):  # a folder that is not empty stays
             folder.rmdir()
             if new:
                 folder.parent.rmdir()
 
 
 def _claimed(folder: Path) -> bool:
-    """Whether the folder is made here and now."""
+    """Create the folder; False if it exists."""
     with disk_errors(folder):
         while True:
             folder.parent.mkdir(parents=True, exist_ok=True)

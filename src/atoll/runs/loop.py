@@ -1,4 +1,4 @@
-"""The loop of a run: stages, rounds, scores, checkpoints, and going on where a run was cut."""
+"""The loop of a run: stages, rounds, scores, checkpoints, and resuming an interrupted run."""
 
 import gc
 import time
@@ -44,7 +44,7 @@ class Engine(Transport, Protocol):
         ...
 
     def snapshots(self, moment: Moment) -> list[Snapshot]:
-        """What the clients here see of themselves at the end of a stage."""
+        """The snapshots of the clients here at the end of a stage."""
         ...
 
 
@@ -73,7 +73,7 @@ class _Run:
     watch: Watch
     stopping: Callable[[], bool]
     saved: float = 0.0
-    open: tuple[Callable[[], None], ...] = ()  # checks the last round, writes it into the record
+    open: tuple[Callable[[], None], ...] = ()  # checks and records the last round
 
     @property
     def config(self) -> RunConfig:
@@ -85,11 +85,13 @@ class _Run:
 
     @cached_property
     def guard(self) -> Guard | None:
-        """What judges answers; without packing all clients are trusted parts of this process."""
+        """The judge of answers; without packing all clients are trusted parts of this process."""
         options, scenario = self.config.robust_options(), self.parts.scenario
         if options.rule == "none" or not self.packing:
             return None
-        rows = {id: [len(held.train) for held in scenario.holdings[id]] for id in scenario.clients}
+        rows = {
+            id: [len(holding.train) for holding in scenario.holdings[id]] for id in scenario.clients
+        }
         return Guard(options, methods.load(self.config.method["name"]).quorum, rows)
 
     def clients(self, moment: Moment) -> Clients:
@@ -102,7 +104,7 @@ class _Run:
         )
 
     def settle(self) -> None:
-        """Write the last round into the record, if that is still to be done."""
+        """Write the last round into the record, unless that is done."""
         steps, self.open = self.open, ()
         for step in steps:
             step()
@@ -139,7 +141,7 @@ class _Run:
         return state
 
     def load(self) -> tuple[int, int]:
-        """Become what the last checkpoint says; the stage and round to go on with."""
+        """Restore the last checkpoint; return the stage and round to continue with."""
         checkpoint = self.record.resume()
         if checkpoint is None:
             return 0, 0
@@ -163,7 +165,7 @@ def _arrays(state: Tensors) -> dict[str, np.ndarray[Any, Any]]:
 def go(
     parts: "Parts", engine: Engine, record: Record, watch: Watch, stopping: Callable[[], bool]
 ) -> None:
-    """Run, or go on with a run that was cut; `stopping` is asked after each round."""
+    """Run, or resume an interrupted run; `stopping` is called after each round."""
     run = _Run(parts, parts.server(), engine, record, watch, stopping)
     write_recipe(parts, record.folder)
     place = run.load()
@@ -177,7 +179,7 @@ def go(
         raise
     finally:
         gc.unfreeze()
-        run.settle()  # a round that was done is entered, whatever ended the run
+        run.settle()  # a completed round is recorded, whatever ended the run
 
 
 def _rounds(run: _Run, stage: int, number: int) -> None:
@@ -191,13 +193,13 @@ def _rounds(run: _Run, stage: int, number: int) -> None:
             run.save(stage, number, always=True)
             raise InterruptedRunError
         count += 1
-        if count == SETTLED:  # Python looks for garbage in all that it holds, again and again
+        if count == SETTLED:  # else the garbage collector scans all these objects again and again
             gc.collect()
             gc.freeze()
 
 
 def _round(run: _Run, stage: int, number: int) -> tuple[int, int]:
-    """One round, and the end of its stage where it was the last; where the run stands then."""
+    """One round, and the end of its stage after the last one; return the next stage and round."""
     began, config = time.monotonic(), run.config
     moment = Moment(stage, number, config.rounds)
     clients = run.clients(moment)
@@ -205,7 +207,7 @@ def _round(run: _Run, stage: int, number: int) -> tuple[int, int]:
         notes = dict(run.server.round(clients, moment))
     except Exception:
         run.settle()
-        clients.settle()  # a message that is refused may be the cause
+        clients.settle()  # a refused message may be the cause
         raise
     checks = run.checks()
     run.settle()  # the round before: the device has computed its numbers by now
@@ -222,7 +224,7 @@ def _round(run: _Run, stage: int, number: int) -> tuple[int, int]:
             own: list[Snapshot] = getattr(run.server, "snapshot", lambda moment: [])(moment)
             snapshots += [*own, *run.engine.snapshots(moment)]
     seconds = time.monotonic() - began
-    run.open = (checks, partial(_tell, run, moment, notes, clients, (further, snapshots), seconds))
+    run.open = (checks, partial(_write, run, moment, notes, clients, (further, snapshots), seconds))
     if scored or not getattr(run.engine, "deferred", False):  # else the next round can begin
         run.settle()
     return (stage + 1, 0) if ended else (stage, number + 1)
@@ -236,7 +238,7 @@ def _scores(run: _Run, moment: Moment) -> list[Event]:
     return [*scores, *clients.traffic, *clients.absences, *clients.exclusions]
 
 
-def _tell(
+def _write(
     run: _Run,
     moment: Moment,
     notes: Mapping[str, float],

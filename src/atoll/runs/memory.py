@@ -1,7 +1,7 @@
 """Estimates how much memory a run needs, before it begins.
 
-A round and a test are done with a few clients and with twice as many, while every tensor that is
-made or freed is counted; what a client more costs tells what all of them will. Nothing of it is
+A round and a test run with a few clients and with twice as many, and every tensor that is allocated
+or freed is counted; the difference gives the cost of a client. Nothing of these trials is
 kept. Python's own objects are not counted.
 """
 
@@ -35,7 +35,7 @@ class Plan:
     """The planned peak of tensors in memory, in bytes."""
 
     clients: int  # that are asked in a round
-    fixed: int  # whatever their number is
+    fixed: int  # independent of their number
     each: int  # for one client
     peak: int  # planned: fixed + clients x each
     free: int  # on the device before the run; 0 where it is not known
@@ -61,7 +61,7 @@ class Meter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[Any], args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Do the operation and look at what it made."""
+        """Run the operation and count the tensors that it returns."""
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
@@ -82,7 +82,7 @@ class Meter(TorchDispatchMode):
         self.now -= size
 
     def again(self) -> None:
-        """Forget the peak, not what is alive."""
+        """Reset the peak to the tensors that are alive."""
         gc.collect()
         self.peak = self.now
 
@@ -146,14 +146,14 @@ def _peaks(parts: Parts, engine: Callable[[Parts], Transport], count: int) -> li
 
 def _row_bytes(parts: Parts) -> int:
     """The training rows of one client, on average, as tensors."""
-    held = [len(h.train) for holdings in parts.scenario.holdings.values() for h in holdings[:1]]
+    counts = [len(h.train) for holdings in parts.scenario.holdings.values() for h in holdings[:1]]
     kind = torch.empty(0, dtype=getattr(torch, parts.config.dtype)).element_size()
     wide = parts.dataset.x[0].size
-    return int(sum(held) / max(1, len(held)) * (wide * kind + 8))
+    return int(sum(counts) / max(1, len(counts)) * (wide * kind + 8))
 
 
 def _free_bytes(parts: Parts) -> int:
-    """What is free on the device of a run; 0 where the system does not say.
+    """The free memory on the device of a run; 0 where the system does not report it.
 
     With `engine.deterministic` all of its memory: what others use must not change the stacks.
     """
@@ -168,7 +168,7 @@ def _free_bytes(parts: Parts) -> int:
 
 
 class Peak:
-    """What a run really takes: tensors on a GPU, growth of the whole process on the CPU."""
+    """The measured peak of a run: tensors on a GPU, growth of the whole process on the CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
@@ -180,7 +180,7 @@ class Peak:
         if self.cuda:
             return torch.cuda.max_memory_allocated()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak << 10  # Linux says KiB
+        return peak if sys.platform == "darwin" else peak << 10  # in KiB on Linux
 
     @property
     def bytes(self) -> int:
@@ -189,6 +189,6 @@ class Peak:
 
 
 def write_plan(folder: Path, plan: Plan, measured: int | None = None) -> None:
-    """Keep a plan with a run, at its end with the peak that was measured."""
+    """Write the plan of a run, at its end with the measured peak."""
     body = asdict(plan) | {"parts": plan.parts, "measured": measured}
     write_whole(folder / "memory.json", json.dumps(body, indent=1).encode() + b"\n")

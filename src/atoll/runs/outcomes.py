@@ -100,7 +100,7 @@ def _outcome(one: Parts, id: str, tasks: Sequence[int], networks: dict[str, _Pre
     for model, predict in networks.items():
         outputs[model] = np.concatenate([predict("test", task) for task in tasks])
     rows = np.concatenate([scenario.tests[id][task] for task in tasks])
-    train = np.concatenate([held.train for held in scenario.holdings[id]])
+    train = np.concatenate([holding.train for holding in scenario.holdings[id]])
     _, first = np.unique(train, return_index=True)  # a row may be there at several stages
     y = one.dataset.y[train[first]]
     site = one.site(id)
@@ -164,7 +164,7 @@ def _of_numbers(
 def without_classes(outputs: Array, excluded: Array) -> Array:
     """Outputs without the classes that the joined model knows a row's task not to have.
 
-    Else a method that is told the task would be compared with models that are not.
+    Else a method that knows the task would be compared with models that do not.
     """
     masked = np.where(excluded, -np.inf, outputs)
     nothing = np.isneginf(masked).all(1)

@@ -56,8 +56,8 @@ class Parts:
 
     @cached_property
     def _shelf(self) -> Shelf:
-        held = [h.train for holdings in self.scenario.holdings.values() for h in holdings]
-        train = np.unique(np.concatenate(held))
+        rows = [h.train for holdings in self.scenario.holdings.values() for h in holdings]
+        train = np.unique(np.concatenate(rows))
         where = device(self.config.engine_options().device)
         return Shelf(
             self.dataset, self.config.scale, train, where, getattr(torch, self.config.dtype)
@@ -196,7 +196,7 @@ def _refuse_weights(dataset: Dataset, config: RunConfig) -> None:
 
 
 def parts(config: RunConfig, loaded: dict[str, Dataset] | None = None) -> Parts:
-    """Load the data and deal it out; every mistake in the config is found here.
+    """Load the data and deal it out; every mistake in the config raises here.
 
     `loaded` is filled with what was loaded, so that the runs of a sweep load it once.
     """
@@ -206,8 +206,8 @@ def parts(config: RunConfig, loaded: dict[str, Dataset] | None = None) -> Parts:
         shelf[key] = data.load(str(config.data.get("name", "")), **options)
     dataset = shelf[key]
     name = str(config.method["name"])
-    wanted = methods.load(name).split
-    vertical = load(wanted).vertical
+    needed = methods.load(name).split
+    vertical = load(needed).vertical
     if "parties" in config.data and not vertical:
         what = f"'{name}' needs whole rows, and parties hold columns of the same rows"
         both = [other for other in methods.names() if load(methods.load(other).split).vertical]
@@ -218,7 +218,7 @@ def parts(config: RunConfig, loaded: dict[str, Dataset] | None = None) -> Parts:
         raise UserError(what, "method.name", remedy)
     if vertical != load(config.split).vertical:
         what = f"'{name}' cannot run where the split is '{config.split}'"
-        raise UserError(what, "scenario.split", f"use split = '{wanted}'")
+        raise UserError(what, "scenario.split", f"use split = '{needed}'")
     if vertical and config.model_options().widths != ModelOptions().widths:
         what = f"the networks of '{name}' have no widths that could be set"
         raise UserError(what, "model.widths", "leave it out; method.width is their output")

@@ -40,8 +40,8 @@ def _shapes(parts: "Parts") -> Recipe:
     scenario, dataset = parts.scenario, parts.dataset
     sites = {}
     for id in scenario.clients:
-        held = [len(holding.own) > 0 for holding in scenario.holdings[id]]
-        since = held.index(True) if any(held) else 0
+        owns = [len(holding.own) > 0 for holding in scenario.holdings[id]]
+        since = owns.index(True) if any(owns) else 0
         own = scenario.holdings[id][-1].own
         sites[id] = {"called": id, "own": own.tolist(), "since": since}
         if not scenario.labels_at_server:
@@ -102,8 +102,8 @@ def _parties(parts: "Parts") -> Recipe:
         files.append([name, count, np.array(rows)[here].tolist()])
         first += len(rows)
     prints = {}
-    for name, given in zip(layout.recipe["parties"], parts.config.data["parties"], strict=True):
-        paths = [given] if isinstance(given, str) else given
+    for name, entry in zip(layout.recipe["parties"], parts.config.data["parties"], strict=True):
+        paths = [entry] if isinstance(entry, str) else entry
         prints[name] = [file_fingerprint(Path(path)) for path in paths]
     return {"files": files, "fingerprints": prints, "sites": sites}
 

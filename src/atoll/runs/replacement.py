@@ -25,7 +25,7 @@ REMEDY = "name an installed one, as in atoll.reproduce.faults.fedseit:released"
 def check_replacement(name: str, where: str = "replace") -> None:
     """Refuse a name that is not spelled as an installed replacement; import nothing."""
     if not SPELLING.fullmatch(name):
-        raise UserError(f"'{name}' is no replacement", where, REMEDY)
+        raise UserError(f"'{name}' is not a replacement", where, REMEDY)
 
 
 def replaced(name: str, replacement: str) -> Method:

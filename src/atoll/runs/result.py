@@ -325,7 +325,7 @@ def event_digests(runs: Sequence[Run]) -> dict[str, str]:
 
 
 class _Table(dict[str, Any]):
-    """A table of a record's file; a key that should be there and is not is the file's damage."""
+    """A table of a record's file; a missing key is a user error: the file is damaged."""
 
     def __init__(self, values: Any = (), path: Path = Path()) -> None:
         super().__init__(values)

@@ -17,6 +17,6 @@ class StepCounter:
         self.executor, self.mode, self.steps = executor, executor.mode, 0
 
     def do(self, jobs: Mapping[str, Any], moment: Moment | None = None) -> dict[str, Any]:
-        """What an executor does."""
+        """Run jobs and count their steps."""
         self.steps += sum(job.steps for job in jobs.values() if isinstance(job, TrainJob))
         return self.executor.do(jobs, moment)

@@ -1,8 +1,8 @@
-"""A sweep: many runs at once, in step with each other, so that works of one form are one stack.
+"""A sweep: many runs in lockstep, so that jobs of one key are one stack.
 
 Each run has a thread, a server and a record of its own and knows nothing of the others. A thread
-that has work to be done waits until every other run has some too, or has ended; then all of it is
-done at once. Nothing depends on which thread comes first.
+with jobs waits until every other run has jobs too, or has ended; then all of them run at once.
+Nothing depends on which thread comes first.
 """
 
 import itertools
@@ -153,7 +153,7 @@ class _Seat:
         self.meeting, self.number, self.mode = meeting, number, meeting.executor.mode
 
     def do(self, jobs: Mapping[str, Any], moment: Moment | None = None) -> dict[str, Any]:
-        """What an executor does."""
+        """The results of jobs, as those of an executor."""
         return self.meeting.do(self.number, dict(jobs), moment)
 
 
@@ -168,7 +168,7 @@ def sweep(  # noqa: PLR0913 - what a caller may set, by keyword
     failed: dict[int, BaseException] | None = None,
     patience: float = 0.0,
 ) -> list[Run]:
-    """Run all points; one record each, and sweep.json that says which is which.
+    """Run all points; one record each, and sweep.json, which lists them.
 
     If a point fails, its error is raised once the others have ended; at once, if it cannot begin.
     With `failed`, it goes there, and the others are returned. `patience`: see `prepare`.

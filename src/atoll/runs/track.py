@@ -49,12 +49,12 @@ class TensorBoard:
 
 
 class MLflow:
-    """A run of the experiment `atoll`, where MLFLOW_TRACKING_URI says, else in the run's folder."""
+    """A run of the experiment `atoll`, at MLFLOW_TRACKING_URI, else in the run's folder."""
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
         mlflow = importlib.import_module("mlflow")
         where = os.environ.get("MLFLOW_TRACKING_URI") or (folder / "mlruns").resolve().as_uri()
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # no database is wanted
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # create no database
         self.client = mlflow.MlflowClient(where)
         known = self.client.get_experiment_by_name("atoll")
         home = known.experiment_id if known else self.client.create_experiment("atoll")
@@ -101,7 +101,7 @@ def _flat(config: RunConfig) -> dict[str, Any]:
 
 
 def values(events: Iterable[Event]) -> dict[str, float]:
-    """What a round's events say, as numbers with names; means over sites and tasks."""
+    """The named numbers of a round's events; means over sites and tasks."""
     numbers: dict[str, float] = {}
     tests: dict[str, list[float]] = {}
     moved = {"up": 0, "down": 0}

@@ -72,7 +72,7 @@ def test_replay_has_fewer_rounds_at_equal_steps_and_exemplars_at_equal_memory() 
     assert equal["steps"] == {"rounds": 5}  # 10 rounds of 5 stages, of which 4 have twice the rows
     rows = 2 * MNIST.weights(plan) // (4 * 785)
     assert equal["memory"] == {"memory": rows}
-    assert protocol.held_bytes("replay", plan, MNIST, equal["memory"]) == rows * 4 * 785
+    assert protocol.stored_bytes("replay", plan, MNIST, equal["memory"]) == rows * 4 * 785
 
 
 def test_fot_has_fewer_rounds_at_equal_bytes() -> None:

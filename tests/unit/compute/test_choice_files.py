@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.compute.choice_files import keep_timings, kept_timings
+from atoll.compute.choice_files import keep_timings, stored_timings
 from atoll.kernels.batched_layers import Timing
 
 FIRST = {"one shape": Timing("near", {"near": 1.0, "grouped": 2.0})}
@@ -17,14 +17,14 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_executors_add_their_timings_to_one_file() -> None:
-    assert kept_timings() == {}
+    assert stored_timings() == {}
     keep_timings(FIRST)
     keep_timings(SECOND)
-    assert kept_timings() == FIRST | SECOND
+    assert stored_timings() == FIRST | SECOND
 
 
 def test_a_newer_timing_of_a_shape_replaces_the_older() -> None:
     keep_timings(FIRST)
     newer = {"one shape": Timing("grouped", {"near": 3.0, "grouped": 2.0})}
     keep_timings(newer)
-    assert kept_timings() == newer
+    assert stored_timings() == newer

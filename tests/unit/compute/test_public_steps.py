@@ -77,7 +77,7 @@ def following(job: PublicJob, done: PublicResult, step: int) -> PublicJob:
     more = {"weights": done.weights, "moments": done.moments, "waiting": done.waiting}
     answer = step if step < STEPS else None
     told = given(step, str(next(iter(done.weights.values())).device))
-    return replace(job, follow=step - 1, answer=answer, given=told, **more)
+    return replace(job, follow=step - 1, answer=answer, constants=told, **more)
 
 
 def a_round(job: PublicJob, do: Callable[[PublicJob], PublicResult]) -> list[PublicResult]:
@@ -211,13 +211,13 @@ def test_what_comes_with_a_step_may_change_its_shape() -> None:
 
     def do(job: PublicJob) -> PublicResult:
         if job.follow == 3:
-            job = replace(job, given={**job.given, "helpers": job.given["helpers"][:1]})
+            job = replace(job, constants={**job.constants, "helpers": job.constants["helpers"][:1]})
         found: PublicResult = executor.do({"a": job})["a"]
         return found
 
     def plain(job: PublicJob) -> PublicResult:
         if job.follow == 3:
-            job = replace(job, given={**job.given, "helpers": job.given["helpers"][:1]})
+            job = replace(job, constants={**job.constants, "helpers": job.constants["helpers"][:1]})
         return job.run()
 
     assert_same(a_round(job, plain), a_round(job, do))
@@ -266,7 +266,9 @@ def test_graphs_on_a_gpu_give_what_the_plain_steps_give_in_double_precision(loss
     one = CapturedStep(job)
 
     def doubled(do: Callable[[PublicJob], PublicResult]) -> Callable[[PublicJob], PublicResult]:
-        return lambda job: do(replace(job, given={n: double(t) for n, t in job.given.items()}))
+        return lambda job: do(
+            replace(job, constants={n: double(t) for n, t in job.constants.items()})
+        )
 
     for _ in range(2):
         expected = a_round(job, doubled(lambda job: job.run()))

@@ -216,7 +216,7 @@ def test_one_computation_equals_the_exchange_message_by_message(name: str) -> No
         learner, twin = client.learner, fast.clients[id].learner
         for key, weight in learner.half.weights.items():
             torch.testing.assert_close(twin.half.weights[key], weight, rtol=1e-10, atol=1e-10)
-        assert twin.done == learner.done == (0, 0, fast.jobs[0].steps - 1)
+        assert twin.place == learner.place == (0, 0, fast.jobs[0].steps - 1)
     assert results.totals == pytest.approx(totals.totals, rel=1e-10)
     if totals.sums.numel():
         torch.testing.assert_close(results.sums, totals.sums, rtol=1e-10, atol=1e-10)

@@ -31,9 +31,9 @@ def test_values_and_gradients_are_those_of_the_many_operations(
     strength = torch.tensor([1.0, 0.1, 3.0], dtype=dtype, device="cuda")
     given = [base, mask, past, target]
     assert penalty.usable(given)
-    said = decomposed._held(given, strength, one, 1, wanted=False)
+    said = decomposed._drift(given, strength, one, 1, needed=False)
     monkeypatch.setattr(decomposed, "usable", lambda _: False)
-    told = decomposed._held(given, strength, one, 1, wanted=False)
+    told = decomposed._drift(given, strength, one, 1, needed=False)
     torch.testing.assert_close(said.squares, told.squares, rtol=apart, atol=0)
     torch.testing.assert_close(said.of_past, told.of_past, rtol=apart, atol=apart)
     torch.testing.assert_close(said.of_base, told.of_base, rtol=apart, atol=apart)
@@ -47,7 +47,7 @@ def test_weights_that_are_where_they_are_to_be_are_not_pulled(dtype: torch.dtype
     """Not by the least bit: Adam makes a whole step of any gradient, however small."""
     base, mask, past, target = parts(dtype)
     strength = torch.ones(MEMBERS, dtype=dtype, device="cuda")
-    far, _, of_base, of_past = penalty.held(base, mask.sigmoid(), past, target, strength, 0.0)
+    far, _, of_base, of_past = penalty.drift(base, mask.sigmoid(), past, target, strength, 0.0)
     assert not far.any()
     assert not of_base.any()
     assert not of_past.any()

@@ -278,7 +278,7 @@ def test_a_test_judges_the_last_round_and_keeps_nothing_for_the_next() -> None:
     answers = Answers(settle={"a": chfl.Settled(10, {"common": 5})}, check=tested)
     (score,) = judge.evaluate(Clients(["a"], answers, moment, packing=False), moment)
     assert (score.variant, score.correct) == ("common", 2)
-    assert judge._kept() == []
+    assert judge._best_variants() == []
     assert bool(judge.judged)
     assert judge.best.tolist() == [0.5]
 

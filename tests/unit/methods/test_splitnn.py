@@ -256,7 +256,7 @@ def test_pass_turns_images_and_doubles_the_outputs_but_not_those_of_tables() -> 
 
 
 def test_a_loss_that_is_no_number_is_an_error_with_a_remedy(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no longer a number.*smaller rate"):
+    with pytest.raises(UserError, match=r"no longer finite.*smaller rate"):
         execute(config(rate=1e6, packing=False), tmp_path / "trusted", local_engine)
     # where sites may lie, nobody can tell a lie from training that diverges
     with pytest.raises(BadMessageError, match=r"site-0 refused: values as large as.*smaller rate"):

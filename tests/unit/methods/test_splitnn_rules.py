@@ -95,7 +95,7 @@ def test_a_round_begins_and_ends_its_stage(
     server = BareServer(
         head=head, options=SimpleNamespace(**{**usual, **options}), counts=torch.zeros(2)
     )
-    parts = {"_loss": lambda moment: None, "_given": lambda moment: None}
+    parts = {"_loss": lambda moment: None, "_constants": lambda moment: None}
     server.__dict__.update(parts, _keep=lambda clients, moment: seen.append("keep"))
     clients: Any = SimpleNamespace(ask=lambda action, requests: seen.append(action.__name__))
     assert server.round(clients, moment) == {"loss": 60.0 / (3 * 5 * 2)}

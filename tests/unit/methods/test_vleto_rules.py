@@ -82,7 +82,7 @@ def kept_terms(stage: int, scenario: dict[str, Any], lambda_f: float, task: str)
     data = {"name": "synthetic-table", "rows": 60, "task": task}
     method = {"name": "vleto", "lambda_f": lambda_f, "lambda_a": 0}
     server = parts(resolve({"data": data, "method": method, "scenario": scenario}, "test")).server()
-    kept: str = server._loss(Moment(stage, 0, 1)).args[0].kept
+    kept: str = server._loss(Moment(stage, 0, 1)).args[0].replay
     return kept
 
 

@@ -73,7 +73,7 @@ def test_tables_name_settings_that_exist() -> None:
 
 def test_columns_of_the_fine_tables_fit_what_is_printed() -> None:
     assert [
-        len(row.split()) for row in (*vleto_tables.ABLATED.values(), *vleto_tables.HELD.values())
+        len(row.split()) for row in (*vleto_tables.ABLATED.values(), *vleto_tables.FROZEN.values())
     ] == [13] * 9
     assert len(vleto_tables.FINE) == 13
 

@@ -41,11 +41,11 @@ def head(folder: Path) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("os:system", "is no replacement"),
-        ("atoll.reproduce.faults.fedseit", "is no replacement"),
-        ("atoll.reproduce.faults.fedseit.os:system", "is no replacement"),
-        ("atoll.reproduce.faults:fedseit", "is no replacement"),
-        ("atoll.reproduce.faultsy.fedseit:head", "is no replacement"),
+        ("os:system", "is not a replacement"),
+        ("atoll.reproduce.faults.fedseit", "is not a replacement"),
+        ("atoll.reproduce.faults.fedseit.os:system", "is not a replacement"),
+        ("atoll.reproduce.faults:fedseit", "is not a replacement"),
+        ("atoll.reproduce.faultsy.fedseit:head", "is not a replacement"),
         ("atoll.reproduce.faults.nobody:head", "no module"),
         ("atoll.reproduce.faults.fedseit:heads", "no replacement 'heads'"),
         ("atoll.reproduce.faults.fedseit:brought_back", "no replacement 'brought_back'"),
@@ -60,7 +60,7 @@ def test_only_installed_replacements_are_imported(name: str, what: str, tmp_path
 def test_nothing_else_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "strange.py").write_text("raise AssertionError('imported')")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match="is no replacement"):
+    with pytest.raises(UserError, match="is not a replacement"):
         replaced("fedseit", "strange:head")
     assert "strange" not in sys.modules
     check_replacement(HEAD)

@@ -53,7 +53,7 @@ def _captures(tuner: Tuner, jobs: Mapping[str, TrainJob], refused: frozenset[str
 
 
 def _together(tuner: Tuner, about: Hashable, jobs: Sequence[TrainJob]) -> bool:
-    """Whether replicas take their steps together: as asked for, or as tried."""
+    """Whether replicas take their steps together: as the mode asks, or as measured."""
     if tuner.mode not in ("auto", "stacked"):
         return False
     device = jobs[0].rows.y.device
@@ -62,7 +62,7 @@ def _together(tuner: Tuner, about: Hashable, jobs: Sequence[TrainJob]) -> bool:
 
 
 def _alone(tuner: Tuner, about: Hashable, job: TrainJob) -> bool:
-    """Whether steps of this job are captured: as asked for, or on a GPU as tried."""
+    """Whether steps of this job are captured: as the mode asks, or on a GPU as measured."""
     device = job.rows.y.device
     if tuner.mode != "captured" and (tuner.mode == "stacked" or not available(device)):
         return False
@@ -94,7 +94,7 @@ def _timed_alone(job: TrainJob, choice: Choice) -> Choice:
 
 
 def _exact(job: TrainJob, number: int, draw: Draw) -> TrainJob:
-    """As many rows for all, so that each batch size is captured."""
+    """The same number of rows for all, so that each batch size is captured."""
     size = min(job.batch, SMALL)
     rows = BATCHES * size - (size // 2 if size > 3 else 0)
     short = replace(job, rows=tiled(job.rows, rows), batch=size, epochs=4)
@@ -160,14 +160,14 @@ def _public_run(
 
 
 def _public_exact(job: PublicJob, number: int, draw: Draw) -> PublicJob:
-    """The same batch again and again, with the values of this draw."""
+    """The same batch at every step, with the values of this draw."""
     if job.follow is None:
         raise ValueError("nothing to follow yet")
     stream = stream_of(number, draw)
     return replace(
         job,
         weights=perturbed(job.weights, stream.child("weights"), draw, frozenset(job.moves)),
-        given=perturbed(job.given, stream.child("given"), draw, frozenset(job.given)),
+        constants=perturbed(job.constants, stream.child("given"), draw, frozenset(job.constants)),
         images=lambda step: typed(job.images(step), draw),
         how=damped(job.how),
         answer=job.follow,

@@ -68,10 +68,10 @@ def _choose(tuner: Tuner, about: Hashable, jobs: Sequence[EarlyStoppedJob]) -> C
 EARLY_STOPPED_STACKS = StackKind(
     EARLY_STOPPED,
     obstacle=lambda job: TRAIN_STACKS.obstacle(job.work),
-    worth=lambda jobs: jobs[0].work.rows.y.is_cuda,  # a CPU's host waits for nothing
+    worth=lambda jobs: jobs[0].work.rows.y.is_cuda,  # on a CPU the host never waits
     choose=_choose,
     build=lambda jobs, way: EarlyStoppedStack(jobs),
-    kept=4,
+    pool_size=4,
     halves=False,
     about=lambda key: ("watch", key),  # members that stop leave the others in their stack
     rests_on=lambda job: [job.first.key()],  # the choice for its epochs

@@ -1,4 +1,4 @@
-"""Counts of many clients in one pass; a count is cheap, so nothing is timed."""
+"""Counts of many clients in one pass; a count is cheap, so it is not timed."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace

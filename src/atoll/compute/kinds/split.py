@@ -48,7 +48,7 @@ def _choose(tuner: Tuner, about: Hashable, jobs: Sequence[SplitJob]) -> Choice:
 
 
 def _proved(work: str, jobs: Sequence[SplitJob], timing: Choice) -> Choice:
-    """The fastest way if it gives what each run gives alone, else another."""
+    """The fastest way if it agrees with each run alone, else another."""
     kind = replace(SPLIT, reason=timing.reason, candidates=partial(_candidates, first=timing.way))
     choice = proved(kind, work, jobs)
     return replace(choice, ratio=timing.ratio if choice.way == timing.way else 0.0)
@@ -61,7 +61,7 @@ def _exact(job: SplitJob, number: int, draw: Draw) -> SplitJob:
     return replace(
         short,
         weights=perturbed(job.weights, stream.child("top"), draw, frozenset(job.weights)),
-        given=perturbed(job.given, stream.child("given"), draw, frozenset()),
+        constants=perturbed(job.constants, stream.child("given"), draw, frozenset()),
         lent=tuple(halves),
     )
 
@@ -118,7 +118,7 @@ def _half(lent: Lent, stream: Stream, draw: Draw) -> Lent:
 
 
 def timed_ways(work: str, jobs: Sequence[SplitJob]) -> Choice:
-    """Which way for halves of one shape is fastest; nothing is proved here."""
+    """The fastest way for halves of one shape; nothing is proved here."""
     if all(lent.still for job in jobs for lent in job.lent):
         choice = Choice(work, len(jobs), "stacked", "nothing moves at the clients")
         return replace(choice, way="grouped")
@@ -152,6 +152,6 @@ SPLIT_STACKS = StackKind(
     choose=_choose,
     build=lambda jobs, way: SplitStack(jobs, cast("Way", way)),
     modes=("auto", "stacked", "captured"),
-    kept=3,  # they hold the rows of a stage too
+    pool_size=3,  # they hold the rows of a stage too
 )
 STACKED = {SplitJob: SPLIT_STACKS}

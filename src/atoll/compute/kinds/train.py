@@ -79,7 +79,7 @@ def _timed(jobs: Sequence[TrainJob], choice: Choice) -> Choice:
 
 
 def _fastest(jobs: Sequence[TrainJob], way: str) -> tuple[int, float]:
-    """To how many stacks members are dealt, and the seconds of all of them together.
+    """The number of stacks that members are dealt to, and the seconds of all of them together.
 
     On a CPU, stacks that fit into its cache may be faster than one that does not.
     """
@@ -122,7 +122,7 @@ def _stacked(way: str, jobs: Sequence[TrainJob]) -> list[TrainResult]:
 
 
 def stacks_that_fit(jobs: Sequence[TrainJob]) -> int:
-    """How many stacks there must be for each to fit into a CPU's cache; one on a GPU."""
+    """The number of stacks for which each fits into a CPU's cache; one on a GPU."""
     job = jobs[0]
     if job.rows.y.is_cuda:
         return 1
@@ -243,6 +243,6 @@ TRAIN_STACKS = StackKind(
     worth=lambda jobs: len(jobs) > 1 or jobs[0].rows.y.is_cuda,
     choose=_choose,
     build=_stack,
-    kept=8,
+    pool_size=8,
 )
 STACKED = {TrainJob: TRAIN_STACKS}

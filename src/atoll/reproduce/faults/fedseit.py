@@ -35,9 +35,9 @@ def _unmoved(names: Names, banks: bool, rules: Rules) -> Rules:
     """Rules by which these weights do not move; `banks`: only where foreign filters are banks."""
 
     def moves(every: Sequence[str], options: Options, task: int) -> tuple[str, ...]:
-        found = rules.moves(every, options, task)
+        moving = rules.moves(every, options, task)
         still = set(names(every)) if options.combine == "banks" or not banks else set()
-        return tuple(name for name in found if name not in still)
+        return tuple(name for name in moving if name not in still)
 
     return replace(rules, moves=moves)
 
@@ -61,7 +61,7 @@ def _projections(names: Sequence[str]) -> list[str]:
 
 
 def _zeros(words: Words, x: Tensor, banks: Sequence[Tensor]) -> Tensor:
-    """What foreign filters find if they are zeros."""
+    """The responses of foreign filters that are zeros."""
     return banks[0].new_zeros((len(x), 2 * sum(bank.shape[0] * bank.shape[1] for bank in banks)))
 
 
@@ -114,7 +114,7 @@ def _weighted(options: Options) -> Options:
 
 @dataclass(frozen=True)
 class Fault:
-    """What a fault makes of the method's rules and options."""
+    """How a fault changes the method's rules and options."""
 
     rules: Callable[[Rules], Rules] = lambda rules: rules
     options: Callable[[Options], Options] = lambda options: options

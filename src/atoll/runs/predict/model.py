@@ -86,7 +86,7 @@ class Predictor:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the recipe says of this site."""
+        """The recipe's entry of this site."""
         return dict(self.recipe["sites"][self.site])
 
     @property
@@ -281,7 +281,7 @@ def _bare(config: RunConfig, recipe: Mapping[str, Any]) -> Parts:
     for id, site in sites.items():
         own, since = site.get("own", []), site.get("since", 0)
         stages = [own if stage >= since else [] for stage in range(recipe.get("stages", 1))]
-        holdings[id] = tuple(Holding(row, none, np.array(held, dtype=int)) for held in stages)
+        holdings[id] = tuple(Holding(row, none, np.array(columns, dtype=int)) for columns in stages)
     if kind == "image":
         config = dataclasses.replace(
             config, public={"name": "patterns", "rows": 1}

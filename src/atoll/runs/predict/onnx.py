@@ -75,7 +75,7 @@ def write(predictor: Predictor, path: Path) -> Path:
     if predictor.vertical and predictor.site != SERVER:
         output = "embedding"
     rows = {0: torch.export.Dim("rows")}
-    for name in ("onnxscript", "torch.onnx"):  # they remark on libraries that are not needed
+    for name in ("onnxscript", "torch.onnx"):  # they warn of libraries that are not needed
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):

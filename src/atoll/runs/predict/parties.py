@@ -1,7 +1,7 @@
 """Predictions where parties hold columns of the same rows: a file of each, matched by ids.
 
-All files are read here, in one place, and so are all halves of the network: whoever asks sees the
-columns of every party. Nothing of it is private.
+All files are read here, in one place, and so are all halves of the network: so the caller sees
+the columns of every party. Nothing is private here.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from atoll.runs.predict.tables import labels, numbers
 
 __all__ = ["Halves", "Lacking", "blocks", "predict"]
 
-Lacking = Literal["drop", "fill"]  # what becomes of an id that some party has no row of
+Lacking = Literal["drop", "fill"]  # what to do with an id that some party has no row of
 PIECE = 4096  # rows that are predicted at once
 
 
@@ -81,14 +81,14 @@ class _File:
 
 def predict(
     predictor: Predictor,
-    given: Sequence[str],
+    assignments: Sequence[str],
     out: Path,
     lacking: Lacking = "drop",
     held_out: bool = False,
 ) -> Predicted:
     """Write a CSV with a prediction for each id: the class, every probability."""
     recipe = predictor.recipe
-    assigned = _assigned(recipe, given, lacking == "fill")
+    assigned = _assigned(recipe, assignments, lacking == "fill")
     inputs = [path for _, path in assigned]
     with writing(out, [recipe["id"]], recipe, inputs, predictor.folder) as writer:
         counts = writer.counts
@@ -98,8 +98,8 @@ def predict(
             counts.absent += tuple(f"{party}: {one.column}" for one in blocks(recipe, party))
         ids = _matched(files, lacking, counts)
         if held_out:
-            kept = _held_out(recipe, files)
-            ids = {id: text for id, text in ids.items() if id in kept}
+            tested = _held_out(recipe, files)
+            ids = {id: text for id, text in ids.items() if id in tested}
         if not ids:
             raise _wrong("no rows to predict", files[0].sheet.path, "give files that share ids")
         runs = [predictor, *predictor.others]
@@ -108,31 +108,31 @@ def predict(
 
 
 def _assigned(
-    recipe: Mapping[str, Any], given: Sequence[str], some: bool
+    recipe: Mapping[str, Any], assignments: Sequence[str], some: bool
 ) -> list[tuple[str, Path]]:
-    """Whose each file is: said as PARTY=FILE, or else in the order of the run's parties."""
+    """The party of each file: from PARTY=FILE, else by the order of the run's parties."""
     every, clients = list(recipe["parties"]), list(recipe["sites"])
-    found = dict[str, Path]()
-    named = [text.partition("=") for text in given if "=" in text and not Path(text).exists()]
+    paths = dict[str, Path]()
+    named = [text.partition("=") for text in assignments if "=" in text and not Path(text).exists()]
     for party, _, path in named:
         who = [name for name in every if party in (name, name.partition("-")[2])]
         if len(who) != 1:
             what = f"several parties are called '{party}'" if who else f"no party '{party}'"
             raise UserError(what, "--data", nearest(party, every))
-        if who[0] in found:
+        if who[0] in paths:
             raise UserError(f"two files of '{who[0]}'", "--data", "give each party one")
-        found[who[0]] = Path(path)
-    if len(named) == len(given):
-        absent = [name for name in clients if name not in found]
-        if absent and not (some and found):
+        paths[who[0]] = Path(path)
+    if len(named) == len(assignments):
+        absent = [name for name in clients if name not in paths]
+        if absent and not (some and paths):
             remedy = f"give --data {absent[0]}=FILE, or --lacking fill to do without"
             raise UserError(f"no file of '{absent[0]}'", "--data", remedy)
-        return [(name, found[name]) for name in every if name in found]
-    order = next((known for known in (every, clients) if len(known) == len(given)), None)
+        return [(name, paths[name]) for name in every if name in paths]
+    order = next((known for known in (every, clients) if len(known) == len(assignments)), None)
     if named or order is None:
         remedy = f"give one for each in this order: {', '.join(every)}; or PARTY=FILE"
-        raise UserError(f"{len(given)} files for {len(every)} parties", "--data", remedy)
-    return [(name, Path(path)) for name, path in zip(order, given, strict=True)]
+        raise UserError(f"{len(assignments)} files for {len(every)} parties", "--data", remedy)
+    return [(name, Path(path)) for name, path in zip(order, assignments, strict=True)]
 
 
 def _read(recipe: Mapping[str, Any], party: str, path: Path, counts: Predicted) -> _File:
@@ -192,7 +192,7 @@ def _held_out(recipe: Mapping[str, Any], files: Sequence[_File]) -> set[str]:
     """The ids of the rows that the run kept for its tests, by the active party's file."""
     active = [file for file in files if file.party == recipe["active"]]
     if not active:
-        what = f"held-out rows are told by the file of '{recipe['active']}'"
+        what = f"held-out rows need the file of '{recipe['active']}'"
         raise UserError(what, "--data", f"give --data {recipe['active']}=FILE too")
     path, ids = active[0].sheet.path, list(active[0].ids)
     by_name = {name: (count, tested) for name, count, tested in recipe["files"]}
@@ -220,10 +220,10 @@ def _predict(
     for start in range(0, len(ids), PIECE):
         piece = list(islice(ids, start, start + PIECE))
         columns = _columns(seeds[0].server.recipe, files, piece)
-        told = [known.get(id) for id in piece] if known else None
+        labels = [known.get(id) for id in piece] if known else None
         every = [halves.probabilities(columns) for halves in seeds]
         mean = every[0] if len(every) == 1 else np.mean(every, axis=0)
-        writer.add([ids[id] for id in piece], mean, told)
+        writer.add([ids[id] for id in piece], mean, labels)
 
 
 def _columns(
@@ -231,7 +231,7 @@ def _columns(
 ) -> dict[str, Array]:
     """Each party's columns for some ids; all of them are missing where it has no row."""
     by_party = {file.party: file for file in files}
-    found = {}
+    columns = {}
     for party in recipe["sites"]:
         nothing = [encoded(b, pa.nulls(1, pa.string()), False) for b in blocks(recipe, party)]
         x = np.repeat(np.concatenate(nothing, 1), len(ids), 0)
@@ -239,5 +239,5 @@ def _columns(
             file = by_party[party]
             there = [number for number, id in enumerate(ids) if id in file.ids]
             x[there] = file.x[[file.ids[ids[number]] for number in there]]
-        found[party] = x
-    return found
+        columns[party] = x
+    return columns

@@ -111,7 +111,7 @@ def days_of(text: str | None) -> float | None:
 
 
 def usual_date(text: str | None, form: str) -> str | None:
-    """A date of some format as 2024-03-31; what is none stays."""
+    """A date of some format as 2024-03-31; other text stays."""
     if text is None or not form:
         return text
     for one in FORMATS.get(form, (form,)):
@@ -140,7 +140,7 @@ def plain(text: str) -> str:
 
 
 def converted(column: list[str | None], unit: dict[str, Any], comma: bool) -> list[str | None]:
-    """A column in another unit; what is no number stays."""
+    """A column in another unit; other text stays."""
     values: list[str | None] = []
     for text in column:
         bare = text
@@ -251,11 +251,11 @@ def texts(path: Path, how: dict[str, Any]) -> tuple[dict[str, list[str]], Array]
     rows = [{rename.get(key, key): value for key, value in row.items()} for row in rows]
     if not any(name in row for row in rows):
         raise fail(f"{path} has no column '{name}'")
-    found = [row.get(name) or "" for row in rows]
+    entries = [row.get(name) or "" for row in rows]
     numbers = {word: number for number, word in enumerate(how["words"]) if number > 1}
     signs = str.maketrans(FILTERS, " " * len(FILTERS))
-    x = np.zeros((len(found), how["shape"][0]), dtype=np.int32)
-    for row, text in zip(x, found, strict=True):
+    x = np.zeros((len(entries), how["shape"][0]), dtype=np.int32)
+    for row, text in zip(x, entries, strict=True):
         tokens = [numbers.get(token, 1) for token in text.lower().translate(signs).split()]
         row[: len(tokens)] = tokens[: len(row)]
     first = {"row": [str(number) for number in range(1, len(x) + 1)]}
@@ -268,8 +268,8 @@ def arrays(path: Path, how: dict[str, Any]) -> tuple[dict[str, list[str]], Array
     """The array `x` of an .npz file: images, or rows of numbers."""
     if path.suffix != ".npz":
         raise fail(f"{path} is no .npz file with an array x")
-    with np.load(path, allow_pickle=False) as held:
-        x: Array = held["x"]
+    with np.load(path, allow_pickle=False) as archive:
+        x: Array = archive["x"]
     shape = tuple(how["shape"])
     if how["kind"] == "image":
         x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)

@@ -86,17 +86,17 @@ def _predict(
     rare = recipe.get("rare", {})
     for first, raw in _pieces(sheet, recipe["missing"]):
         batch = harmonise(raw, rules, label, sheet.comma)
-        kept = [i for i in range(len(batch)) if chosen is None or first + i in chosen]
-        if not kept:
+        places = [i for i in range(len(batch)) if chosen is None or first + i in chosen]
+        if not places:
             continue
-        x = numbers(blocks(predictor), sheet, batch, first, writer.counts, rare)[kept]
+        x = numbers(blocks(predictor), sheet, batch, first, writer.counts, rare)[places]
         known = None
         if label in sheet.columns:
-            known = labels(batch.column(label), kept, recipe["classes"])
+            known = labels(batch.column(label), places, recipe["classes"])
         ids = None
         if rules.id in sheet.columns:
-            ids = batch.column(rules.id).take(pa.array(kept)).to_pylist()
-        rows = [first + place + 1 for place in kept]
+            ids = batch.column(rules.id).take(pa.array(places)).to_pylist()
+        rows = [first + place + 1 for place in places]
         writer.add(rows, predictor.probabilities(x), known, ids)
     if not writer.counts.rows:
         remedy = "give a file with rows"
@@ -113,7 +113,7 @@ def _held_out(predictor: Predictor, sheet: Sheet) -> Array:
             str(sheet.path), "give the file that the run was made with",
         )  # fmt: skip
     here = file_fingerprint(sheet.path)
-    same = [first for first, rows, kept in known if rows == counted and kept in ("", here)]
+    same = [first for first, rows, mark in known if rows == counted and mark in ("", here)]
     if not same:
         refuse_other(sheet.path)
     tested = np.unique(np.concatenate([np.array(part) for part in predictor.about["held_out"]]))
@@ -124,14 +124,14 @@ def _read_files(predictor: Predictor, sheet: Sheet) -> list[tuple[int, int, str]
     """Where such a file may begin among its site's rows, how many it has, its fingerprint."""
     site, recipe = predictor.site, predictor.recipe
     read = recipe.get("fingerprints", [])  # older runs have none
-    prints = [kept for name, _, kept in read if name == site or len(read) == 1]
+    prints = [mark for name, _, mark in read if name == site or len(read) == 1]
     pieces = recipe.get("files", {}).get(site)
     if not pieces:
         return [(0, int(predictor.about["rows"]), *(prints or [""]))]
     prints = prints or [""] * len(pieces)
     known = [
-        (start - pieces[0][1], rows, kept)
-        for (name, start, rows), kept in zip(pieces, prints, strict=True)
+        (start - pieces[0][1], rows, mark)
+        for (name, start, rows), mark in zip(pieces, prints, strict=True)
         if name == sheet.path.name
     ]
     if not known:
@@ -141,7 +141,7 @@ def _read_files(predictor: Predictor, sheet: Sheet) -> list[tuple[int, int, str]
     return known
 
 
-def labels(column: pa.Array, kept: Sequence[int], classes: Sequence[str]) -> list[str | None]:
+def labels(column: pa.Array, places: Sequence[int], classes: Sequence[str]) -> list[str | None]:
     """The labels of some rows as the classes are called; 1 and 1.0 are one unless both are there.
 
     Tables call a class 1 whose labels are 1.0; the parties of one table keep what is written.
@@ -150,7 +150,7 @@ def labels(column: pa.Array, kept: Sequence[int], classes: Sequence[str]) -> lis
     known |= {name: name for name in classes}
     written = column.to_pylist()
     names = [known.get(a, known.get(b, a)) for a, b in zip(written, _whole(column), strict=True)]
-    return [names[place] for place in kept]
+    return [names[place] for place in places]
 
 
 def _whole(text: pa.Array) -> list[str | None]:

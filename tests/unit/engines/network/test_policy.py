@@ -264,7 +264,7 @@ def test_a_run_replaces_parts_of_its_method_only_as_the_contract_lists(tmp_path:
         made.prepare("run-1", config().replace('replace = ""', f'replace = "{released}"'), "site-1")
     with pytest.raises(UserError, match="replaces parts of 'fedseit', not of"):
         made.prepare("run-1", config().replace('replace = ""', f'replace = "{head}"'), "site-1")
-    with pytest.raises(UserError, match="'os:system' is no replacement") as error:
+    with pytest.raises(UserError, match="'os:system' is not a replacement") as error:
         SiteFile(contract={**TERMS, "replacements": ["os:system"]}).terms()
     assert error.value.where == "[contract] replacements"
 
