@@ -148,8 +148,9 @@ class Situation:
     only: Collection[str] = ()
 
 
-STATISTICS: Final = ("fot", "analytic")  # they send Gram matrices
+STATISTICS: Final = ("fot", "lorm", "analytic")  # they send Gram matrices, or their diagonals
 ROWS: Final = ("replay", "herding")  # they keep rows of earlier stages
+STATELESS: Final = ("fedavg", "fedprox", "fot", "lowrank", "lorm")  # at a site
 SITUATIONS: Final = (
     Situation("nothing rules a method out; bytes are what counts", "bytes"),
     Situation("local computation is what counts", "steps"),
@@ -157,7 +158,7 @@ SITUATIONS: Final = (
     Situation("rows must not be kept after their stage", "bytes", ROWS),
     Situation("only weights may leave a site, no Gram matrices", "bytes", STATISTICS),
     Situation("both: only weights leave, and no rows are kept", "bytes", (*ROWS, *STATISTICS)),
-    Situation("a site keeps nothing of earlier stages", "bytes", only=("fedavg", "fedprox", "fot")),
+    Situation("a site keeps nothing of earlier stages", "bytes", only=STATELESS),
     Situation("the network itself must be trained on the sites' rows", "bytes", ("analytic",)),
     Situation("a site must be able to withdraw, exactly", "bytes", only=("analytic",)),
 )

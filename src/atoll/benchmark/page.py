@@ -1,7 +1,10 @@
 """The page of a benchmark, in Markdown, from its measurements alone."""
 
+import json
 import math
+import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from atoll.benchmark.compare import (
     SITUATIONS,
@@ -14,7 +17,7 @@ from atoll.benchmark.compare import (
     verdicts,
 )
 from atoll.benchmark.measure import Ledger
-from atoll.benchmark.protocol import BASE, BOUNDS, CONTENDERS, TABLES, Table, budget
+from atoll.benchmark.protocol import BASE, BOUNDS, CONTENDERS, TABLES, Plan, Table, budget
 from atoll.metrics.statistics import Comparison
 
 __all__ = ["page"]
@@ -56,6 +59,8 @@ READING = """## How to read the tables
   with others.
 - **equal**: whether a method is held to the budget of the table. Otherwise it stands at its own
   cost, because it needs less of this resource, none, or a fixed amount.
+- `lowrank` and `lorm` (its closed form) adapt a network that is drawn at random. The papers adapt
+  pretrained ones, so their place here says nothing about those.
 - Bounds: `pooled` trains on all rows of all stages at once, `pooled-stages` has all rows of a
   stage in one place, `alone-stages` shares nothing.
 
@@ -66,9 +71,9 @@ there, rows that one seed tunes on may be test rows of another.
 """
 COMMAND = """## The command
 
-<!-- not run: takes minutes on a GPU -->
+<!-- not run: takes minutes -->
 ```sh
-atoll bench fcl --device cuda --out docs/benchmark
+COMMANDS
 ```
 
 `--minutes 9` stops in time, and the next call goes on. `--render` writes the page of what is
@@ -200,8 +205,19 @@ def _ranges() -> str:
     return _grid(["method", "tuned between"], rows)
 
 
+def _own_command(ledger: Ledger) -> str:
+    """The command that measures a data set: what its plan changes."""
+    given, usual = asdict(ledger.plan), asdict(Plan())
+    changes = {name: value for name, value in given.items() if value != usual[name]}
+    changes.pop("contenders", None)
+    words = [f"{name}={json.dumps(value)}" for name, value in changes.items()]
+    quoted = "".join(f" --set {shlex.quote(word)}" for word in words)
+    return f"atoll bench fcl --out docs/benchmark{quoted}"
+
+
 def _command(ledgers: Sequence[Ledger]) -> str:
     """Where and how it was measured."""
+    commands = dict.fromkeys(_own_command(ledger) for ledger in ledgers)
     rows = []
     for ledger in ledgers:
         minutes = sum(batch["wall_seconds"] for batch in ledger.batches) / 60
@@ -209,4 +225,5 @@ def _command(ledgers: Sequence[Ledger]) -> str:
         commits = sorted({batch["commit"] or batch["source"] for batch in ledger.batches})
         where = [", ".join(machines), ", ".join(commits)]
         rows.append([ledger.data, str(len(ledger.runs)), f"{minutes:.1f}", *where])
-    return f"{COMMAND}\n{_grid(['data', 'runs', 'minutes', 'machine', 'commit'], rows)}"
+    command = COMMAND.replace("COMMANDS", "\n".join(commands))
+    return f"{command}\n{_grid(['data', 'runs', 'minutes', 'machine', 'commit'], rows)}"

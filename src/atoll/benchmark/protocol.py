@@ -50,6 +50,7 @@ class Plan:
     batch: AtLeastOne = 64  # batch size
     widths: tuple[AtLeastOne, ...] = (256,)  # hidden layers
     features: AtLeastOne = 2000  # random features of `analytic`
+    rank: AtLeastOne = 8  # of the adapters of `lowrank`
     memory: NotNegativeInt = 200  # exemplars of a site
     generator_steps: AtLeastOne = 200  # training steps of the generator of `target`, at the server
 
@@ -193,6 +194,26 @@ def _target_stored(plan: Plan, sizes: Sizes, options: Options) -> int:
     return sizes.weights(plan) + rows * sizes.row
 
 
+def _adapters(closed: bool) -> Change:
+    """The largest rank whose adapters cost no more than the network: both ways, in each round."""
+
+    def change(plan: Plan, sizes: Sizes) -> Options:
+        layers = list(pairwise((sizes.inputs, *plan.widths)))
+        top = FLOAT * (plan.widths[-1] + 1) * sizes.classes
+        squares = DOUBLE * sum(below for below, _ in layers) if closed else 0
+
+        def cost(rank: int) -> int:
+            factors = sum(min(rank, *layer) * sum(layer) for layer in layers)
+            return 2 * (FLOAT * factors + top) + squares
+
+        highest = max(min(layer) for layer in layers)
+        ranks = range(1, highest + 1)
+        fitting = [rank for rank in ranks if cost(rank) <= 2 * sizes.weights(plan)]
+        return {"rank": max(fitting, default=1)}
+
+    return change
+
+
 # Contenders
 
 RATE: Final = {"rate": (3e-4, 1e-2)}
@@ -205,6 +226,14 @@ def _exemplars(choice: str) -> Contender:
         RATE,
         lambda plan, sizes, options: options.get("memory", plan.memory) * sizes.row,
         {"steps": _replay_steps, "memory": _replay_memory},
+    )
+
+
+def _low_rank(merging: str) -> Contender:
+    return Contender(
+        {"name": "lowrank", "weighting": "rows", "merging": merging},
+        RATE,
+        equal={"bytes": _adapters(merging == "closed")},
     )
 
 
@@ -245,6 +274,8 @@ CONTENDERS: Final[Mapping[str, Contender]] = {
         RATE | {"energy": (0.7, 0.99)},
         equal={"bytes": _fot_bytes},
     ),
+    "lowrank": _low_rank("mean"),
+    "lorm": _low_rank("closed"),
     "analytic": Contender(
         {"name": "analytic"},
         {"strength": (1e-2, 1e3)},
@@ -318,6 +349,7 @@ def _method_options(method: str, plan: Plan, seed: int) -> Options:
         return {"width": plan.features, "projection": seed}
     further = {
         "replay": {"memory": plan.memory},
+        "lowrank": {"rank": plan.rank},
         "target": {"steps": plan.generator_steps, **GENERATOR},
     }
     return {"epochs": plan.epochs, "batch": plan.batch, **further.get(method, {})}

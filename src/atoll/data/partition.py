@@ -418,11 +418,15 @@ def horizontal(
     seed: int,
     stages: Sequence[Array],
     tasks: tuple[str, ...],
+    labels: Array | None = None,
 ) -> Scenario:
-    """Every client has rows of its own, of the classes of each stage; all columns are common."""
+    """Every client has rows of its own, of the classes of each stage; all columns are common.
+
+    `labels` are what arrives by stage, if not the classes.
+    """
     check_clients(dataset, options.clients)
     stream = Stream.of(seed, "split")
-    parts, labels = cut_all(dataset, options, stream), dataset.strata
+    parts, labels = cut_all(dataset, options, stream), dataset.strata if labels is None else labels
     if options.tests == "valid":
         parts = Parts(parts.train, NONE, parts.valid)  # test rows are never seen
     train = deal_stages(

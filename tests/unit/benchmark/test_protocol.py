@@ -83,3 +83,17 @@ def test_fot_has_fewer_rounds_at_equal_bytes() -> None:
     rounds = settings("fot", plan, MNIST)["bytes"]["rounds"]
     assert 5 * rounds * 2 * weights + extra <= 50 * 2 * weights
     assert 5 * (rounds + 1) * 2 * weights + extra > 50 * 2 * weights
+
+
+@pytest.mark.parametrize(("name", "squares"), [("lowrank", 0), ("lorm", 784 * 8)])
+def test_adapters_have_the_largest_rank_that_fits_the_bytes_of_fedavg(
+    name: str, squares: int
+) -> None:
+    """Two factors of the hidden layer, the output layer; mean squared inputs go up alone."""
+    plan = Plan()
+    rank = settings(name, plan, MNIST)["bytes"]["rank"]
+
+    def cost(rank: int) -> int:
+        return 2 * 4 * (rank * (784 + 256) + 257 * 10) + squares
+
+    assert cost(rank) <= 2 * MNIST.weights(plan) < cost(rank + 1)

@@ -102,7 +102,7 @@ def test_an_option_of_another_split_is_refused_with_the_options_of_this_one() ->
     assert caught.value.what == "split 'files' has no option 'clients'"
     assert caught.value.remedy == (
         "remove it; 'files' has train, valid; "
-        "'clients' belongs to classes, columns, parties, rows, tasks"
+        "'clients' belongs to classes, columns, drift, parties, rows, shifts, tasks"
     )
     with pytest.raises(UserError, match="unknown option 'trian'") as caught:
         options_of({"split": "files", "trian": 0.5}, "[scenario]")
@@ -504,6 +504,70 @@ def test_a_row_of_overlapping_stages_stays_with_its_client() -> None:
     assert len(twice) > 0
 
 
+def test_blurred_boundaries_move_a_share_of_the_training_rows_to_other_stages() -> None:
+    """A fifth of a client's rows of a stage comes at the others, the rest stays."""
+    dataset = table(180, 3, 6)
+    options = options_for(split="classes", clients=2, stages=3)
+    sharp, blurred = (
+        split(dataset, one, 0) for one in (options, replace(options, blur=0.2, tests="shared"))
+    )
+    for id in sharp.clients:
+        before, after = sharp.holdings[id], blurred.holdings[id]
+        for stage in range(3):
+            kinds = {2 * stage, 2 * stage + 1}
+            inside = np.isin(dataset.y[after[stage].train], list(kinds))
+            rows = len(before[stage].train)
+            assert rows - int(inside.sum()) == round(0.2 * rows) > 0
+            assert len(after[stage].train) > int(inside.sum())
+            assert np.array_equal(before[stage].valid, after[stage].valid)
+        whole = [np.sort(np.concatenate([h.train for h in held])) for held in (before, after)]
+        assert np.array_equal(*whole)
+    assert listed(list(sharp.tests["site-0"])) == listed(list(blurred.tests["site-0"]))
+
+
+def test_clients_can_have_the_stages_in_orders_of_their_own() -> None:
+    dataset = table(240, 3, 8)
+    options = options_for(split="classes", clients=3, stages=4)
+    same, own = (split(dataset, one, 1) for one in (options, replace(options, orders="own")))
+    orders = []
+    for id in same.clients:
+        trains = [set(holding.train.tolist()) for holding in same.holdings[id]]
+        orders.append([trains.index(set(holding.train.tolist())) for holding in own.holdings[id]])
+    assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
+    assert len({tuple(order) for order in orders}) > 1
+    assert own.known_at == tuple(min(o.index(task) for o in orders) for task in range(4))
+    assert listed(list(same.tests["site-0"])) == listed(list(own.tests["site-0"]))
+
+
+def test_domains_arrive_by_stage_at_all_clients() -> None:
+    dataset = grouped(images(300), ("usps", "mnist", "syn"))
+    made = split(dataset, options_for(split="shifts", clients=2, sequence=("syn", "usps")), 0)
+    assert (made.tasks, made.known_at) == (("syn", "usps"), (0, 1))
+    for id in made.clients:
+        for stage, domain in enumerate((2, 0)):
+            assert set((made.holdings[id][stage].train % 3).tolist()) == {domain}
+            assert set((made.tests[id][stage] % 3).tolist()) == {domain}
+            assert len(set(dataset.y[made.holdings[id][stage].train].tolist())) > 5
+
+
+def test_classes_drift_without_boundaries() -> None:
+    """Ten steps, four classes: every row once, early steps of early classes, equal sizes."""
+    dataset = table(800, 3, 4)
+    made = split(dataset, options_for(split="drift", clients=2, stages=10, spread=0.2), 0)
+    assert (made.tasks, made.known_at) == (dataset.classes, (0, 2, 5, 7))
+    for id in made.clients:
+        trains = [holding.train for holding in made.holdings[id]]
+        sizes = [len(train) for train in trains]
+        assert len(np.unique(np.concatenate(trains))) == sum(sizes)
+        assert max(sizes) < 2 * min(sizes)
+        means = [float(dataset.y[train].mean()) for train in trains]
+        assert means[0] < 0.8
+        assert means[-1] > 2.2
+        assert all(len(np.unique(dataset.y[train])) > 1 for train in trains)
+        for kind, rows in enumerate(made.tests[id]):
+            assert set(dataset.y[rows].tolist()) == {kind}
+
+
 def test_parties_have_strips_of_the_same_rows() -> None:
     options = options_for(split="parties", clients=4, cut="strips")
     made = split(images(), options, 0)
@@ -591,6 +655,16 @@ REFUSALS = {
         "36 training rows at stage 0 are too few",
     ),
     "too many own tests": (table(), options_for(clients=13, tests="own"), "no test rows"),
+    "blurred windows": (
+        table(400, 3, 10),
+        options_for(split="classes", clients=2, stages=4, window=4, blur=0.1),
+        "belong to one stage each",
+    ),
+    "an unknown domain": (
+        grouped(images(), ("usps", "mnist")),
+        options_for(split="shifts", clients=2, sequence=("usps", "mnits")),
+        "sequence lists",
+    ),
     "stages of one stage": (table(), options_for("parties", stages=2), "makes 1"),
     "no common column": (table(), options_for(split="columns", ratio=0.04), "no common column"),
     "unknown column": (table(), options_for(split="columns", common=(10,)), "common lists"),
