@@ -95,7 +95,8 @@ class Remote:
         offers = self._offers(run, self.present)
         self._narrowing = narrowing(offers, options)
         agreed = self._agreed(common(offers, options), offers)
-        offers = {id: offers[id] for id in agreed}
+        if len(agreed) < len(offers):
+            return self.agreement(run)  # without a site, others may have more columns in common
         return planned(run, offers, agreed, options)
 
     def introduce(self, run: str, plan: Plan, ids: Collection[str]) -> None:

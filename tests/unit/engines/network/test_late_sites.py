@@ -120,6 +120,10 @@ class Odd(Near):
         packet = pack(self.change(offered))
         return {**reply, "header": packet.header, "block": packet.block}
 
+    def agree(self, header: bytes, block: bytes) -> Any:
+        reply = Near.agree(self, header, block)
+        return {**reply, "header": b"{}"} if self.change is without_first_and_unreadable else reply
+
     def prepare(self, **asked: Any) -> Any:
         return {"ok": True, "data": "anything"}
 
@@ -127,6 +131,10 @@ class Odd(Near):
 def without_first(offered: Offered) -> Offered:
     first, *_ = offered.columns
     return replace(offered, columns={**offered.columns, first: "left out"})
+
+
+def without_first_and_unreadable(offered: Offered) -> Offered:
+    return without_first(offered)
 
 
 def without_any(offered: Offered) -> Offered:
@@ -213,3 +221,11 @@ def test_no_fewer_sites_begin_than_must_be_there(
     engine = three(tmp_path, change, at_least=3)
     with pytest.raises(BadMessageError, match=reason):
         begin(engine, tmp_path)
+
+
+def test_sites_agree_anew_without_one_whose_second_answer_cannot_be_read(tmp_path: Path) -> None:
+    """They have more columns in common without it than they have described."""
+    engine = three(tmp_path, without_first_and_unreadable, at_least=2)
+    made = begin(engine, tmp_path)
+    assert engine.present == ["a", "b"]
+    assert len(made.scenario.common) == 4  # age, size, and two levels of ward
