@@ -10,8 +10,10 @@ rounds separate the two, up to one factor for each column, which standardised co
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from atoll.core.messages import Tensors
 from atoll.core.rng import Stream
 
 from .row_recovery import Coordinator
@@ -43,12 +45,20 @@ def ratios(second: Numbers) -> list[Numbers]:
     ]
 
 
-def repeat(coordinator: Coordinator, rounds: int) -> None:
-    """The first weights again and again."""
-    first = coordinator.first
+def repeat(coordinator: Coordinator, rounds: int, apart: float = 0.0) -> None:
+    """The first weights again and again; `apart`: how far others are from them, by their norm."""
+    first, draws = coordinator.first, torch.Generator().manual_seed(1)
     for number in range(rounds):
-        if coordinator.fit(first, number) is None:
+        if coordinator.fit(_near(first, apart * (number > 0), draws), number) is None:
             return
+
+
+def _near(weights: Tensors, share: float, draws: torch.Generator) -> Tensors:
+    sizes = {name: share * float(t.norm()) / t.numel() ** 0.5 for name, t in weights.items()}
+    return {
+        name: tensor + size * torch.randn(tensor.shape, generator=draws)
+        for (name, tensor), size in zip(weights.items(), sizes.values(), strict=True)
+    }
 
 
 def last_rows(coordinator: Coordinator, number: int, rest: int) -> list[int]:

@@ -410,13 +410,14 @@ def test_no_units_so_small_that_the_first_step_makes_them(kind: str, tmp_path: P
     nothing_found(coordinator)
 
 
+@pytest.mark.parametrize("apart", [0.0, 0.001], ids=["the same weights", "nearly the same"])
 def test_a_last_step_of_one_row_gives_rows_away_where_the_contract_allows_it(
-    tmp_path: Path,
+    apart: float, tmp_path: Path
 ) -> None:
     config = run_config({**SHORT, "batch": 49})
     contract = replace(drafted_contract(config), step_rows=1, steps=1)
     coordinator = attacked(tmp_path, contract)
     assert coordinator.open("attack", config)
-    last_step.repeat(coordinator, 70)
+    last_step.repeat(coordinator, 70, apart)
     assert last_step.recovered(coordinator) >= 20
     assert "step_rows = 1: " in "\n".join(warnings(contract))

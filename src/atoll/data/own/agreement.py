@@ -34,7 +34,7 @@ from atoll.data.scenario import Holding, Scenario
 
 __all__ = [
     "LEFT_OUT", "Agree", "Agreed", "Common", "Offer", "Offered", "OwnTable", "Plan",
-    "UntoldError", "common", "elsewhere", "only_here", "planned",
+    "UntoldError", "common", "elsewhere", "narrowing", "only_here", "planned",
 ]  # fmt: skip
 
 LEFT_OUT = "left out"
@@ -256,18 +256,38 @@ class OwnTable:
 
 def common(offers: Mapping[str, Offered], options: TableOptions) -> list[str]:
     """The hashes of the columns that all sites have, with one type, in the first site's order."""
-    first, *others = offers.values()
-    shared = [
+    shared = _shared([*offers.values()], options)
+    if not shared:
+        remedy = "give the same name and type to columns that mean the same at every site"
+        where = narrowing(offers, options) or "the sites' tables"
+        raise UserError("no common column", where, remedy)
+    return shared
+
+
+def _shared(offers: Sequence[Offered], options: TableOptions) -> list[str]:
+    first, *others = offers
+    return [
         hashed
         for hashed, kind in first.columns.items()
         if kind != LEFT_OUT
         and all(one.columns.get(hashed) == kind for one in others)
         and not (kind == "text" and options.levels == "local" and others)
     ]
-    if not shared:
-        remedy = "give the same name and type to columns that mean the same at every site"
-        raise UserError("no common column", "the sites' tables", remedy)
-    return shared
+
+
+def narrowing(offers: Mapping[str, Offered], options: TableOptions) -> str:
+    """Which site lacks the most columns that all others have; empty where none stands out."""
+    if len(offers) < 3:
+        return ""
+    counts = {
+        id: len(_shared([one for other, one in offers.items() if other != id], options))
+        for id in offers
+    }
+    most, now = max(counts.values()), len(_shared([*offers.values()], options))
+    if most == now:
+        return ""
+    ids = " or ".join(id for id, count in counts.items() if count == most)
+    return f"{now} columns are common, and {most} without {ids}"
 
 
 def planned(
@@ -279,8 +299,11 @@ def planned(
         kind = next(iter(offers.values())).columns[hashed]
         every = {level for one in agreed.values() for level in one.levels.get(hashed, [])}
         if len(every) > options.most_levels:
+            counts = {site: len({*one.levels.get(hashed, [])}) for site, one in agreed.items()}
+            site = max(counts, key=lambda site: counts[site])
+            where = f"{counts[site]} of them at {site}"
             raise UserError(
-                f"a common text column has {len(every)} levels", "the sites' tables",
+                f"a common text column has {len(every)} levels", where,
                 f"raise most_levels = {options.most_levels}, ignore it, or write levels = 'local'",
             )  # fmt: skip
         gaps = any(one.gaps.get(hashed, False) for one in agreed.values())

@@ -27,6 +27,7 @@ from atoll.engines.network.answered import Answered
 from atoll.engines.network.audit import FEWEST, shown_rows, singling_units, undone, varied_columns
 from atoll.engines.network.contract import Contract, RefusedError
 from atoll.engines.network.egress import SHOWN, SINGLED, Spent
+from atoll.engines.network.requests import FEW_COLUMNS
 from atoll.engines.network.steps import sends_updates, shortfall
 from atoll.jobs.train import Optimiser, TrainJob
 from atoll.learning.weights import prefixed, without
@@ -115,7 +116,7 @@ def too_little(parts: Parts, client: str, terms: Contract) -> str:
 def _too_few_columns(rows: Tensor, least: int) -> str:
     """Why the columns that sites have agreed on are too few for the looks for single rows."""
     count = varied_columns(rows.detach().cpu(), least)
-    few = f"{count} columns with many values; the contract wants at least {least}"
+    few = f"{count} {FEW_COLUMNS}; the contract wants at least {least}"
     return few if count < least and least > 1 else ""
 
 

@@ -18,7 +18,7 @@ __all__ = ["drafted_contract", "drafted_file", "epochs_of_round", "written"]
 
 AGAIN = 5  # as many rounds as the run has may be done, over all runs: rounds may be done again
 ANSWERS = 25  # of a round: its update, and tests of all tasks so far
-STAGES = 20  # that own tables are taken to have, which nobody has seen yet
+STAGES = 20  # that own tables with a stage column are taken to have; nobody has seen them yet
 
 
 def drafted_contract(run: RunConfig) -> Contract:
@@ -27,7 +27,7 @@ def drafted_contract(run: RunConfig) -> Contract:
     every = [*sorted(actions(methods.load(method).client)), *(TELLING if _own(run) else ())]
     used = [str(run.model.get("name", "")), *run.models]
     epochs = epochs_of_round(run)
-    rounds = AGAIN * run.rounds * (STAGES if _own(run) else int(run.scenario.get("stages", 1)))
+    rounds = AGAIN * run.rounds * _stages(run)
     return Contract(
         methods=(method,),
         actions=tuple(every),
@@ -54,6 +54,13 @@ def _plugins(run: RunConfig) -> tuple[str, ...]:
 
 def _own(run: RunConfig) -> bool:
     return "files" in run.data
+
+
+def _stages(run: RunConfig) -> int:
+    """How many stages a run has; own tables have one if the run names no column of stages."""
+    if _own(run):
+        return STAGES if run.data.get("stage") else 1
+    return int(run.scenario.get("stages", 1))
 
 
 def epochs_of_round(run: RunConfig) -> int:

@@ -249,6 +249,7 @@ class Coordinator:
             made, record = _on_own_tables(engine, run["id"], folder)
         else:
             _same_data(made, engine.prepare(run["id"], None))
+        self._notes += [f"{p.name} {p.excluded}" for p in parties.values() if p.excluded]
         expect(answer_bytes(made))
         stop = self.control / "stop"
         with record:

@@ -25,10 +25,19 @@ from atoll.core.federation import Moment, actions, kinds
 from atoll.core.messages import Empty, Packet, Tensors, opened, pack
 from atoll.core.options import build
 from atoll.core.record import Score, Snapshot, read_checkpoint, read_events
-from atoll.data.own.agreement import Agree, Agreed, Offer, Offered, Plan, common, planned
+from atoll.data.own.agreement import (
+    Agree,
+    Agreed,
+    Offer,
+    Offered,
+    Plan,
+    common,
+    narrowing,
+    planned,
+)
 from atoll.data.own.tables import TableOptions
 from atoll.engines.network.plans import most_of_all
-from atoll.engines.network.requests import COMPARE, LARGEST, Finish
+from atoll.engines.network.requests import COMPARE, FEW_COLUMNS, LARGEST, Finish
 from atoll.learning.weights import without
 from atoll.metrics.release import Release, fault
 from atoll.runs.config import RunConfig, to_toml
@@ -73,6 +82,7 @@ class Remote:
     at_least: int = 0
     _number: int = 0
     _run: str = ""
+    _narrowing: str = ""  # which site takes columns from all others
 
     def __post_init__(self) -> None:
         """A thread for every question, and one for a look at who answers it."""
@@ -83,23 +93,36 @@ class Remote:
         given = {key: value for key, value in self.config.data.items() if key != "name"}
         options = build(TableOptions, given, "[data]")
         offers = self._offers(run, self.present)
-        agreed = self._agreed(common(offers, options), self.present)
+        self._narrowing = narrowing(offers, options)
+        agreed = self._agreed(common(offers, options), offers)
+        if len(agreed) < len(offers):
+            return self.agreement(run)  # without a site, others may have more columns in common
         return planned(run, offers, agreed, options)
 
     def introduce(self, run: str, plan: Plan, ids: Collection[str]) -> None:
         """Let sites that were away agree to a plan: a site takes none that it has not agreed to."""
         late = [id for id in self.present if id in ids]
         if late:
-            self._offers(run, late)
-            self._agreed([column.hash for column in plan.columns], late)
+            offers = self._offers(run, late)
+            self._agreed([column.hash for column in plan.columns], offers)
 
     def _offers(self, run: str, ids: Collection[str]) -> dict[str, Offered]:
         about = {"run": run, "config": to_toml(self.config), **packet_bytes(pack(Offer(run)))}
         offers = self._told("offer", {id: {**about, "client": id} for id in ids}, Offered)
         id, reason = most_of_all(offers)
-        if reason:  # the sites refuse such a plan, and would be named for it
-            raise BadMessageError(id, reason)
+        while reason:  # the sites refuse such a plan, and would be named for it
+            self._leave_out(id, reason)
+            del offers[id]
+            id, reason = most_of_all(offers)
         return offers
+
+    def _leave_out(self, id: str, reason: str) -> None:
+        """Begin without a site whose answer no plan can be made of, or name it and end the run."""
+        party = self.parties[id]
+        if not self.at_least or len(self.present) <= self.at_least:
+            raise BadMessageError(id, reason)
+        party.proxy, party.excluded = None, f"left out of the run: {printable(reason)}"
+        self.tell()
 
     def _agreed(self, columns: list[str], ids: Collection[str]) -> dict[str, Agreed]:
         packet = packet_bytes(pack(Agree(columns)))
@@ -110,7 +133,13 @@ class Remote:
         replies = self._ask(what, asked)
         order = [Path(file).stem for file in self.config.data["files"]]
         ids = sorted(replies, key=lambda id: (order.index(id) if id in order else len(order), id))
-        return {id: self._opened(id, replies[id], kind).message for id in ids}
+        messages = {}
+        for id in ids:
+            try:
+                messages[id] = self._opened(id, replies[id], kind).message
+            except BadMessageError as error:
+                self._leave_out(id, error.reason)
+        return messages
 
     def prepare(self, run: str, plan: Plan | None) -> dict[str, str]:
         """Make all sites ready for a run; the fingerprints of their data."""
@@ -119,7 +148,13 @@ class Remote:
             "plan": json.dumps(asdict(plan)) if plan else "",
         }  # fmt: skip
         self._run = run
-        replies = self._ask("prepare", {id: {**about, "client": id} for id in self.present})
+        try:
+            replies = self._ask("prepare", {id: {**about, "client": id} for id in self.present})
+        except ClientFailedError as error:
+            if not self._narrowing or FEW_COLUMNS not in error.reason:
+                raise
+            reason = f"{error.reason}; {self._narrowing}"
+            raise ClientFailedError(error.client, error.action, reason) from error
         for id, reply in replies.items():
             if not isinstance(reply.get("data"), str):
                 raise BadMessageError(id, MISFORMED)

@@ -1,4 +1,4 @@
-"""Requests at the end of a run that are of no method."""
+"""Requests at the end of a run that are of no method, and words that both ends know."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,11 @@ from torch import Tensor
 
 from atoll.core.messages import Tensors
 
-__all__ = ["COMPARE", "LARGEST", "Compare", "Finish"]
+__all__ = ["COMPARE", "FEW_COLUMNS", "LARGEST", "Compare", "Finish"]
 
 COMPARE = "compare"  # the action, in logs and ledgers
 LARGEST = 10_000  # bytes of the answer to it
+FEW_COLUMNS = "columns with many values"  # that the sites have in common: in a site's refusal
 
 
 @dataclass(frozen=True)

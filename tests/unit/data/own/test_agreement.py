@@ -271,10 +271,29 @@ def test_columns_without_a_match_at_every_site_are_no_common_ones() -> None:
     ]  # fmt: skip
     assert plan.left_out == ("w",)
     assert plan.classes == ("0", "1")
-    with pytest.raises(UserError, match="has 3 levels"):
+    with pytest.raises(UserError, match="has 3 levels") as failed:
         planned("key", offers, agreed, TableOptions(most_levels=2))
+    assert failed.value.where == "2 of them at a"
     with pytest.raises(UserError, match="no common column"):
         common({"a": offers["a"], "b": Offered({}, [], [])}, TableOptions())
+
+
+def test_a_site_that_lacks_what_all_others_have_is_named() -> None:
+    all_three, two = {"x": "number", "y": "number", "z": "text"}, {"x": "number", "y": "number"}
+    offers = {id: Offered(all_three, [], []) for id in SITES}
+    assert agreement.narrowing(offers, TableOptions()) == ""
+    offers["geneva"] = Offered({"x": "number", "y": "left out", "z": "number"}, [], [])
+    words = agreement.narrowing(offers, TableOptions())
+    assert words == "1 columns are common, and 3 without geneva"
+    assert agreement.narrowing(offers, TableOptions(levels="local")).endswith("2 without geneva")
+    offers["bern"] = Offered(two, [], [])  # without it, geneva still takes two
+    assert agreement.narrowing(offers, TableOptions()).endswith("and 2 without geneva")
+    offers["basel"] = Offered({"w": "number"}, [], [])  # with two such sites none stands out
+    assert (
+        agreement.narrowing(offers, TableOptions()) == "0 columns are common, and 1 without basel"
+    )
+    del offers["basel"]
+    assert agreement.narrowing(offers, TableOptions()) == ""  # either of two may be the odd one
 
 
 def test_global_scaling_would_need_rows_of_others(tmp_path: Path) -> None:

@@ -260,6 +260,19 @@ def test_a_drafted_contract_lists_the_rules_of_its_run_and_no_others() -> None:
     assert "'data.units'" in ranges.violation(terms.options, other)
 
 
+@pytest.mark.parametrize(("changes", "stages"), [({}, 1), ({"data.stage": "ward"}, 20)])
+def test_a_draft_counts_stages_only_where_the_run_names_their_column(
+    changes: dict[str, Any], stages: int
+) -> None:
+    """Two rounds, five times; no other run can name a column of stages under that draft."""
+    run = config(**changes)
+    terms = drafted_contract(run)
+    assert terms.rounds_in_all == 5 * 2 * stages
+    assert terms.epochs_in_all == terms.rounds_in_all * run.method["epochs"]
+    staged = config(**{"data.stage": "size"})
+    assert "'data.stage'" in ranges.violation(terms.options, staged)
+
+
 def test_a_list_has_at_most_a_hundred_items_unless_the_contract_spells_it_out() -> None:
     deep = config(widths=[1] * 101)
     for options in ({}, {"fedavg": {"model.widths": {"least": 1, "most": 8}, "data.name": "tables",
