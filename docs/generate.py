@@ -6,9 +6,11 @@
 import dataclasses
 import inspect
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -31,6 +33,7 @@ from atoll.runs.config import EngineOptions, ReportOptions, RunConfig
 __all__ = ["PAGES", "write"]
 
 OF_METHODS = (Method, Site, Clients, Moment, TrainJob, Phase, Optimiser, TrainResult, EvalJob)
+WIDTH = 88  # characters of a line that a reader need not scroll for
 NOTE = "This page is generated from the code.\n"
 
 
@@ -60,7 +63,7 @@ def first_line(thing: Any) -> str:
 
 def api() -> str:
     """Every public name with its signature and docstring."""
-    parts = ["# Python API", NOTE, "Tutorial: [use atoll from Python](../python.md).", "## atoll"]
+    parts = ["# Python API", NOTE, "Guide: [use atoll from Python](../python.md).", "## atoll"]
     names = [name for name in atoll.__all__ if not name.startswith("_")]
     parts += [entry(name, getattr(atoll, name)) for name in names]
     parts += ["## atoll.testing", (inspect.getdoc(testing) or "").partition("\n")[0]]
@@ -97,19 +100,36 @@ def signed(name: str, thing: Any) -> list[str]:
     """The signature in a block, the docstring as text, its example as a block."""
     text = inspect.getdoc(thing) or ""
     words, mark, example = text.partition(">>>")
-    parts = [f"```python\n{name}{signature(thing)}\n```", words.strip()]
+    parts = [f"```python\n{folded(name + signature(thing))}\n```", words.strip()]
     return parts + ([f"```pycon\n{mark}{textwrap.dedent(example).rstrip()}\n```"] if mark else [])
 
 
 def signature(thing: Any) -> str:
     """The signature of a function or class, without `self` and without modules of types."""
     try:
-        shown = str(inspect.signature(thing))
+        shown = inspect.signature(thing)
     except (TypeError, ValueError):
         return ""
-    for prefix in ("self, ", "self", "collections.abc.", "pathlib._local.", "pathlib."):
-        shown = shown.replace(prefix, "", 1 if prefix.startswith("self") else -1)
-    return shown.replace("typing.", "")
+    parameters = [one for name, one in shown.parameters.items() if name != "self"]
+    line = str(shown.replace(parameters=parameters))
+    line = re.sub(r"\b(?:[a-z_]\w*\.)+(?=\w)", "", line)
+    line = re.sub(r"<factory>|<function .*? at 0x\w+>", "...", line)
+    line = re.sub(r"-> '(\w+)'$", r"-> \1", line)
+    return line.removesuffix(" -> None") if inspect.isclass(thing) else line
+
+
+def folded(line: str) -> str:
+    """A long signature with a parameter in each line."""
+    if len(line) <= WIDTH or "(" not in line:
+        return line
+    head, _, rest = line.partition("(")
+    inside, end, result = rest.rpartition(")")
+    depth, text = 0, ""
+    for character, following in pairwise(f"{inside} "):
+        depth += (character in "([{") - (character in ")]}")
+        between = not depth and character == "," and following == " "
+        text += ",\n   " if between else character
+    return f"{head}(\n    {text},\n{end}{result}"
 
 
 def options() -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import inspect
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -57,6 +58,13 @@ def test_a_public_name_has_a_docstring_with_an_example(
     assert ">>>" in text
     assert f"\n### {name}\n" in pages["api"]
     assert text.partition("\n")[0] in pages["api"]
+
+
+def test_signatures_fit_the_page_and_are_the_same_in_each_build(pages: dict[str, str]) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", pages["api"], re.DOTALL | re.M)
+    assert max(len(line) for block in blocks for line in block.splitlines()) <= 88
+    assert "    rounds: int = 10,\n" in pages["api"]
+    assert not re.search(r"<factory>|<function|at 0x|atoll\.\w+\.\w+\.", "".join(blocks))
 
 
 def test_the_page_of_the_api_has_the_fields_of_a_method_and_of_a_job(pages: dict[str, str]) -> None:

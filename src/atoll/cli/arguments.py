@@ -15,7 +15,7 @@ Config = Annotated[
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", help="key=value, e.g. data=covertype or method.rate=0.01"),
+    typer.Option("--set", metavar="KEY=VALUE", help="e.g. data=covertype or method.rate=0.01"),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 Folder = Annotated[Path | None, typer.Option("--out", help="the run's folder; default runs/NAME-N")]

@@ -22,7 +22,7 @@ def fcl_command(
     ] = Path("benchmark"),
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help='how much: key=value, e.g. seeds=3 or data=["mnist"]'),
+        typer.Option("--set", metavar="KEY=VALUE", help='how much, e.g. seeds=3 or data=["mnist"]'),
     ] = None,
     device: Device = "auto",
     minutes: Annotated[

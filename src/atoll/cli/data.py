@@ -17,7 +17,7 @@ import torch
 import typer
 
 from atoll import data, methods
-from atoll.cli.console import err, out
+from atoll.cli.console import aside, err, out
 from atoll.cli.inspect import check, inspect_command
 from atoll.cli.terminal import print_grid, print_pairs, size
 from atoll.core import VERSION
@@ -73,7 +73,10 @@ def list_command(
     }
     if what not in kinds:
         raise UserError(f"cannot list '{what}'", "atoll list", nearest(what, kinds))
-    print_pairs(kinds[what]())
+    lines = kinds[what]()
+    print_pairs(lines)
+    if not lines:
+        aside(f"no {what} here; atoll run writes to the folder runs")
 
 
 def _run_line(run: Run) -> str:

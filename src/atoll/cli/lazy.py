@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from atoll.cli.completion import SKETCHES, sketch
+from atoll.cli.help import readable
 
 __all__ = ["COMMANDS", "LazyGroup", "Listed"]
 
@@ -100,6 +101,7 @@ class LazyGroup(TyperGroup):
         app = typer.Typer(context_settings=dict(self.context_settings), rich_markup_mode=None)
         with _sign_of_life():
             import_module(f"atoll.cli.{module}").register(app)
+        readable(app)
         group: Any = typer.main.get_command(app)
         for name, command in group.commands.items():
             self.add_command(command, name)

@@ -174,9 +174,7 @@ def show_kits_command(
 
 def serve_command(
     kit: Annotated[Path, typer.Argument(help="the coordinator's kit")],
-    what: Annotated[
-        list[str], typer.Argument(help="runs: .toml files or presets", metavar="RUN...")
-    ],
+    what: Annotated[list[str], typer.Argument(help="runs: .toml files or presets", metavar="RUN")],
     to: Folder = None,
     resume: Resume = False,
     at_least: Annotated[

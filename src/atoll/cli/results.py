@@ -25,7 +25,7 @@ PREDICT = {"table": tables.predict, "image": images.predict, "text": texts.predi
 
 
 def report_command(
-    runs: Annotated[list[Path], typer.Argument(help="folders of runs", metavar="RUN...")],
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs", metavar="RUN")],
     to: Annotated[
         Path | None, typer.Option("-o", "--out", help="the page; default report.html in the run")
     ] = None,
@@ -41,7 +41,7 @@ def report_command(
 
 
 def answer_command(
-    runs: Annotated[list[Path], typer.Argument(help="folders of runs", metavar="RUN...")],
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs", metavar="RUN")],
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -58,7 +58,7 @@ def answer_command(
 
 
 def watch_command(
-    runs: Annotated[list[Path], typer.Argument(help="folders of runs", metavar="RUN...")],
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs", metavar="RUN")],
     port: Annotated[int, typer.Option(help="of this machine; 0 for any that is free")] = 8200,
 ) -> None:
     """Serve a live report of running runs to this machine alone."""
@@ -90,7 +90,7 @@ def predict_command(
     ] = False,
     data: Annotated[
         list[str] | None,
-        typer.Option(help="parties: the file of each, in their order or as PARTY=FILE"),
+        typer.Option(metavar="FILE", help="parties: of each, in their order or as PARTY=FILE"),
     ] = None,
     seed: Seed = None,
     lacking: Annotated[

@@ -62,7 +62,8 @@ def run_command(
     to: Folder = None,
     resume: Resume = False,
     track: Annotated[
-        list[str] | None, typer.Option("--track", help="tensorboard, mlflow or trackio")
+        list[str] | None,
+        typer.Option("--track", metavar="TRACKER", help="tensorboard, mlflow or trackio"),
     ] = None,
     answer: Answer = True,
     as_json: AsJson = False,
@@ -123,11 +124,15 @@ def _answered(folders: list[Path], quiet: bool) -> dict[str, Any] | None:
         return None
 
 
+Axis = Annotated[
+    list[str],
+    typer.Option("--axis", metavar="KEY=VALUES", help="e.g. seed=0..4 or rate=0.001,0.003"),
+]
+
+
 def sweep_command(
     what: Config,
-    axis: Annotated[
-        list[str], typer.Option("--axis", help="key=values, e.g. seed=0..4 or rate=0.001,0.003")
-    ],
+    axis: Axis,
     set_: Set = None,
     device: Device = "",
     to: Annotated[
@@ -241,7 +246,7 @@ Verify = Annotated[
 ]
 PlanSet = Annotated[
     list[str] | None,
-    typer.Option("--set", help="how much is run: key=value, e.g. seeds=[0] or rounds=5"),
+    typer.Option("--set", metavar="KEY=VALUE", help="how much is run, e.g. seeds=[0] or rounds=5"),
 ]
 
 

@@ -72,6 +72,8 @@ TINY = ("--set", "data=wine", "--set", "clients=2", "--set", "rounds=1", "--no-a
 def test_the_next_step_and_the_list_of_runs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    absent = call(capsys, monkeypatch, "list", "runs")
+    assert (absent.out, absent.err) == ("", "no runs here; atoll run writes to the folder runs\n")
     ended = call(capsys, monkeypatch, "run", "fedavg", *TINY)
     assert ended.err.splitlines()[-1] == "next: atoll report runs/fedavg-1"
     assert "next:" not in call(capsys, monkeypatch, "run", "fedavg", "-q", *TINY).err
