@@ -360,12 +360,18 @@ def test_init_for_parties_with_a_file_for_each_stage(atoll: Command) -> None:
     [
         ("customer,income", "a table without its label has no column of its own"),
         ("customer,spent,Outcome", "the label has another spelling"),
-        ("number,spent,kind", "no column is shared"),
+        ("number,spent,kind", "no ids are shared"),
     ],
 )
 def test_init_does_not_take_sites_for_parties(header: str, why: str, atoll: Command) -> None:
     for name, names in (("a", "customer,income,outcome"), ("b", header)):
-        rows = [[f"C{i}", f"{i % 7}.5", "pq"[i % 2]][: len(names.split(","))] for i in range(60)]
+        sign = "D" if why == "no ids are shared" else "C"
+        rows = [
+            [f"{sign}{i}" if name == "b" else f"C{i}", f"{i % 7}.5", "pq"[i % 2]][
+                : len(names.split(","))
+            ]
+            for i in range(60)
+        ]
         Path(f"{name}.csv").write_text("\n".join([names, *map(",".join, rows)]) + "\n")
     assert atoll("init", "a.csv", "b.csv", "--label", "outcome")[0] == 0, why
     values = tomllib.loads(Path("run.toml").read_text())["data"]
@@ -442,18 +448,39 @@ def test_init_and_inspect_name_what_mends_files_without_a_common_column(atoll: C
     assert atoll("inspect", "run.toml")[0] == 0
 
 
-def test_init_names_ids_of_parties_that_are_called_differently(atoll: Command) -> None:
-    for name, header in (("a", "PatientID,age,outcome"), ("b", "patient_id,lab,dose")):
+@pytest.mark.parametrize("other", ["patient_id", "KundenNr"])
+def test_ids_of_parties_may_have_other_names(other: str, atoll: Command) -> None:
+    for name, header in (("a", "PatientID,age,outcome"), ("b", f"{other},lab,dose")):
         rows = [f"P{i},{i % 7}.5,{'pq'[i % 2]}" for i in range(60)]
         Path(f"{name}.csv").write_text("\n".join([header, *rows]) + "\n")
-    code, _, told = atoll("init", "a.csv", "b.csv", "--label", "outcome")
+    assert atoll("init", "a.csv", "b.csv", "--label", "outcome")[::2] == (0, "")
+    values = tomllib.loads(Path("run.toml").read_text())["data"]
+    assert values["parties"] == ["a.csv", "b.csv"]
+    assert (values["id"], values["assume_aligned"]) == ("PatientID", True)
+    assert values["sites"] == {"b": {"rename": {other: "PatientID"}}}
+    code, shown, _ = atoll("inspect", "run.toml")
     assert code == 0
-    assert "PatientID and patient_id have the same ids, as parties have: give this" in told
-    Path("run.toml").unlink()
-    text = Path("b.csv").read_text().replace("patient_id", "PatientID")
-    Path("b.csv").write_text(text)
-    assert atoll("init", "a.csv", "b.csv", "--label", "outcome")[0] == 0
-    assert tomllib.loads(Path("run.toml").read_text())["data"]["parties"] == ["a.csv", "b.csv"]
+    assert "60 of 60 rows of the party with the label" in shown
+
+
+def test_ids_with_other_names_are_aligned_by_the_command_that_init_prints(atoll: Command) -> None:
+    pytest.importorskip("private_set_intersection")
+    for name, header, ids in (
+        ("a", "nr,age,outcome", range(60)),
+        ("b", "id,lab", range(70, 9, -1)),
+    ):
+        rows = [f"P{i},{i % 7}.5{',' + 'pq'[i % 2] if name == 'a' else ''}" for i in ids]
+        Path(f"{name}.csv").write_text("\n".join([header, *rows]) + "\n")
+    code, _, told = atoll("init", "a.csv", "b.csv", "--label", "outcome", "--id", "id")
+    assert code == 0
+    command = "atoll align a.csv b.csv --hub a.csv --id nr --id id --out aligned"
+    assert f"run {command}\n" in told
+    assert atoll(*command.split()[1:])[0] == 0
+    code, shown, _ = atoll("inspect", "run.toml")
+    assert code == 0
+    assert "50 of 60 rows of the party with the label" in shown
+    code, _, told = atoll("align", "a.csv", "b.csv", "--hub", "a.csv", *["--id", "nr"] * 3)
+    assert (code, "2 files, but 3 columns of ids" in told) == (2, True)
 
 
 def test_a_folder_of_files_stands_for_them(atoll: Command) -> None:

@@ -29,7 +29,7 @@ from atoll.core.record import disk_errors, write_whole
 from atoll.data import splits
 from atoll.data.own import alignment, parties, sheets, texts
 from atoll.data.own.images import ENDINGS
-from atoll.data.own.matching import other_names_of_ids, shared_ids
+from atoll.data.own.matching import shared_ids
 from atoll.data.own.suggestions import (
     Suggestion,
     examine,
@@ -200,7 +200,10 @@ def _version(name: str) -> str:
 def align_command(
     files: Annotated[list[Path], typer.Argument(help="one CSV or Parquet file for each party")],
     hub: Annotated[Path, typer.Option(help="the file of the party that has the labels")],
-    column: Annotated[str, typer.Option("--id", help="the column of ids")] = "id",
+    column: Annotated[
+        list[str] | None,
+        typer.Option("--id", help="the column of ids; for each file in turn where names differ"),
+    ] = None,
     to: Annotated[Path, typer.Option("--out", help="folder for the index files")] = Path("aligned"),
     exact: Annotated[bool, typer.Option(help="compare ids as they are written")] = False,
     assume: Annotated[
@@ -208,7 +211,12 @@ def align_command(
     ] = False,
 ) -> None:
     """Find the rows that several tables share, privately."""
-    tables = {path.stem: alignment.read_ids(path, column) for path in files}
+    names = column or ["id"]
+    if len(names) not in (1, len(files)):
+        what = f"{len(files)} files, but {len(names)} columns of ids"
+        raise UserError(what, "--id", "give --id once, or once for each file")
+    named = zip(files, names * len(files) if len(names) == 1 else names, strict=True)
+    tables = {path.stem: alignment.read_ids(path, name) for path, name in named}
     if len(tables) < max(2, len(files)):
         remedy = "give two or more files that have different names"
         raise UserError("two files of one name, or one alone", "atoll align", remedy)
@@ -281,7 +289,9 @@ def _of_parties(wish: Wish) -> Wish:
     if wish.text or wish.images or wish.site:
         return wish
     ids = shared_ids(wish.paths, wish.label, wish.id)
-    return replace(wish, id=ids.column, parties=True, aligned=ids.aligned) if ids else wish
+    if ids is None:
+        return wish
+    return replace(wish, id=ids.column, ids=ids.names, parties=True, aligned=ids.aligned)
 
 
 def _with_folders_of_files(given: Sequence[str]) -> list[str]:
@@ -306,12 +316,13 @@ def _is_images(file: str) -> bool:
 
 def drafted(wish: Wish) -> tuple[str, str]:
     """The config with everything that the files suggest, and what is still wrong with it."""
-    values = tomllib.loads(draft(wish))["data"]
-    suggestions = _suggestions(wish, values)
+    renames = _renames_of_ids(wish)
+    values = tomllib.loads(draft(wish, renames))["data"]
+    suggestions = [*renames, *_suggestions(wish, values)]
     config = draft(wish, suggestions)
     problem = _problem(config)
-    if problem and not wish.parties and (hint := _hint(wish, problem)):
-        problem = f"{problem}; {hint}"
+    if wish.text and problem.startswith("no column 'text'"):
+        problem = f"{problem}; name the column of texts with --text"
     if problem and not _problem(re.sub(r"(?m)^# (?=.*; uncomment it if so$)", "", config)):
         problem = (
             f"{problem}; it works once the lines below are uncommented; check that they are right"
@@ -328,12 +339,15 @@ def _problem(config: str) -> str:
     return ""
 
 
-def _hint(wish: Wish, problem: str) -> str:
-    """A remark on texts in another column, or on parties that name their ids differently."""
-    if wish.text and problem.startswith("no column 'text'"):
-        return "name the column of texts with --text"
-    rows = wish.text or wish.images or wish.site
-    return "" if rows else other_names_of_ids([files[0] for files in wish.paths], wish.label)
+def _renames_of_ids(wish: Wish) -> list[Suggestion]:
+    """One name for the ids of parties that call them differently."""
+    return [
+        Suggestion(
+            "rename", {name: wish.id}, f"the ids are called {name} here", True, Path(files[0]).stem
+        )
+        for files, name in zip(wish.paths, wish.ids, strict=False)
+        if name != wish.id
+    ]
 
 
 def _suggestions(wish: Wish, values: dict[str, Any]) -> list[Suggestion]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from rich.cells import cell_len
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -40,6 +41,7 @@ __all__ = [
 
 
 T = TypeVar("T")
+NARROWEST = 60  # characters of a second column below which pairs are printed in lines
 
 
 @contextmanager
@@ -179,12 +181,28 @@ def print_choices(run: Run) -> None:
 
 
 def print_pairs(pairs: list[tuple[str, str]], title: str | None = None) -> None:
+    """Print two columns; where these are too wide, each second part is below its first."""
+    left = max((cell_len(first) for first, _ in pairs), default=0)
+    right = max((cell_len(second) for _, second in pairs), default=0)
+    if left + 2 + min(right, NARROWEST) > out.width:
+        _print_below(pairs, title)
+        return
     grid = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for pair in pairs:
         grid.add_row(*map(Text, pair))
     out.print(grid)
+
+
+def _print_below(pairs: list[tuple[str, str]], title: str | None) -> None:
+    """Print pairs in lines of their own, unbroken: the terminal wraps, and a line can be copied."""
+    if title:
+        out.print(Text(title, style="italic"))
+    for first, second in pairs:
+        out.print(Text(first, style="bold"), soft_wrap=True)
+        if second:
+            out.print(Text(f"    {second}"), soft_wrap=True)
 
 
 def counted(counts: Mapping[str, int]) -> str:

@@ -41,6 +41,7 @@ class Wish:
     text: str = ""  # the column of texts; empty: tables
     images: bool = False  # folders of images
     id: str = ""  # the column of ids
+    ids: tuple[str, ...] = ()  # parties: what each calls it
     parties: bool = False  # files have other columns of the same rows
     aligned: bool = False  # parties: all have the same ids in the same order
 

@@ -159,6 +159,22 @@ def first_sign(master: int) -> tuple[str, float]:
     return os.read(master, 4096).decode(), time.monotonic() - start
 
 
+@pytest.mark.parametrize("width", [40, 80, 140, 240])
+def test_pairs_lose_nothing_however_narrow_the_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Console(file=io.StringIO(), width=width, color_system=None)
+    monkeypatch.setattr(terminal, "out", screen)
+    finding = "classes that look like one: 0 and no, No and no, NO and no, 1 and yes, Yes and yes"
+    remedy = 'write labels = { 0 = "no", No = "no", NO = "no", 1 = "yes", Yes = "yes" }'
+    terminal.print_pairs([(finding, remedy), ("lund has 15 rows", "give rows")], "worth knowing")
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert finding in shown
+    assert remedy in shown  # in one line, to be copied into the config
+    assert "give rows" in shown
+    assert shown.splitlines()[0].strip() == "worth knowing"
+
+
 @pytest.mark.process
 def test_a_first_sign_of_life_on_a_terminal() -> None:
     """Within a second on an idle machine; here, before torch is imported, which takes longer."""

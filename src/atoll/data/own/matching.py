@@ -1,6 +1,6 @@
 """Which column names the same rows in several tables, and which rows these are."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -9,10 +9,10 @@ import numpy as np
 
 from atoll.core.errors import UserError
 from atoll.data.own.alignment import normalised, read_ids, refuse_bad
-from atoll.data.own.sheets import opened
+from atoll.data.own.sheets import as_written, opened
 from atoll.data.own.spellings import folded
 
-__all__ = ["SharedIds", "match_rows", "other_names_of_ids", "shared_ids"]
+__all__ = ["SharedIds", "match_rows", "shared_ids"]
 
 Array = np.ndarray[Any, Any]
 SHARE: Final = 0.5  # of the rows of the smallest table that all tables have, at least
@@ -20,79 +20,92 @@ SHARE: Final = 0.5  # of the rows of the smallest table that all tables have, at
 
 @dataclass(frozen=True)
 class SharedIds:
-    """A column by which parties name the same rows."""
+    """The columns by which parties name the same rows."""
 
-    column: str
+    column: str  # its name at the party with the label
+    names: tuple[str, ...]  # its name at each party
     aligned: bool  # whether every file has the same ids in the same order
 
 
 def shared_ids(parties: Sequence[Sequence[str]], label: str, column: str = "") -> SharedIds | None:
-    """The column of ids if files are of parties, else None; `column`: the user has named it.
+    """The columns of ids if files are of parties, else None; `column`: the user has named it.
 
-    Parties: one file alone has the label, each has a column of its own, and a column of all
-    files names rows, many of them in every file. A party has one file for each stage.
+    Parties: one file alone has the label, each has a column of its own, and a column of each
+    file names rows, many of them in every file. A party has one file for each stage.
     """
     first = [str(files[0]) for files in parties]
     columns = [opened(Path(file)).columns for file in first]
     labelled = [any(folded(name) == folded(label) for name in names) for names in columns]
     if len(first) < 2 or sum(labelled) != 1:
         return None
-    shared = [name for name in columns[0] if all(name in names for names in columns)]
     for names in columns:
         others = {name for other in columns if other is not names for name in other}
         if not {*names} - others - {label}:
             return None
-    counts = dict(_common_counts(first, shared))
-    named = column if column in shared else max(counts, key=lambda one: counts[one], default="")
-    if not named:
+    active = labelled.index(True)
+    if column and all(column in names for names in columns):
+        chosen = (column,) * len(first)
+    else:
+        chosen = _best_names([_columns_of_keys(Path(file)) for file in first], active, column)
+    if not chosen:
         return None
+    named = chosen[active]
+    if any(named in names and one != named for names, one in zip(columns, chosen, strict=True)):
+        return None  # one of two columns would have the other's name
     stages = zip(*parties, strict=False)  # parties with fewer files are refused later
-    return SharedIds(named, all(_equal_ids(files, named) for files in stages))
+    return SharedIds(named, chosen, all(_equal_ids(files, chosen) for files in stages))
 
 
-def other_names_of_ids(files: Sequence[str], label: str) -> str:
-    """The hint that files are of parties whose columns of ids have other names; else empty."""
-    columns = [opened(Path(file)).columns for file in files]
-    if len(files) < 2 or sum(label in names for names in columns) != 1:
-        return ""
-    for name in columns[0]:
-        named = [[one for one in names if folded(one) == folded(name)][:1] for names in columns]
-        if not all(named) or len({one for names in named for one in names}) == 1:
+def _columns_of_keys(path: Path) -> dict[str, list[str]]:
+    """The columns of a file in which every row has a value, and every value is another."""
+    sheet = opened(path)
+    keys: dict[str, dict[str, None]] = {name: {} for name in sheet.columns}
+    for batch in as_written(sheet):
+        for name, values in [*keys.items()]:
+            ids = normalised([text or "" for text in batch.column(name).to_pylist()])
+            count = len(values) + len(ids)
+            values.update(dict.fromkeys(ids))
+            if len(values) < count or "" in values:
+                del keys[name]
+    return {name: [*values] for name, values in keys.items()}
+
+
+def _best_names(
+    keys: Sequence[Mapping[str, list[str]]], active: int, column: str
+) -> tuple[str, ...]:
+    """For each file the column of ids: with one name in all files if there is one, else by value.
+
+    `column` is how some file calls it; empty if that is not known.
+    """
+    best, most = tuple[str, ...](), (False, 0)
+    for name, ids in keys[active].items():
+        chosen = tuple(_counterpart(own, name, {*ids}) for own in keys)
+        if "" in chosen or (column and column not in chosen):
             continue
-        try:
-            ids = [
-                normalised(read_ids(Path(file), one))
-                for file, (one,) in zip(files, named, strict=True)
-            ]
-            common = len(match_rows(ids)[0])
-        except UserError:  # no column of ids
-            continue
-        if common >= max(1, SHARE * min(map(len, ids))):
-            written = " and ".join(dict.fromkeys(one for (one,) in named))
-            remedy = "give this column one name in all files, then atoll init again"
-            return f"{written} have the same ids, as parties have: {remedy}"
-    return ""
+        tables = [own[one] for own, one in zip(keys, chosen, strict=True)]
+        common = len(match_rows(tables)[0])
+        rank = (len({*chosen}) == 1, common)
+        if common and common >= SHARE * min(map(len, tables)) and rank > most:
+            best, most = chosen, rank
+    return best
 
 
-def _equal_ids(files: Sequence[str], column: str) -> bool:
+def _counterpart(own: Mapping[str, list[str]], name: str, ids: Collection[str]) -> str:
+    """The column of a file that has most of some ids; the one of the same name if it has any."""
+    shares = {one: sum(id in ids for id in values) for one, values in own.items()}
+    if shares.get(name):
+        return name
+    return max((one for one in shares if shares[one]), key=lambda one: shares[one], default="")
+
+
+def _equal_ids(files: Sequence[str], names: Sequence[str]) -> bool:
     """Whether all files have the same ids in the same order."""
     try:
-        ids = [normalised(read_ids(Path(file), column)) for file in files]
+        pairs = zip(files, names, strict=True)
+        ids = [normalised(read_ids(Path(file), name)) for file, name in pairs]
     except UserError:
         return False
     return all(one == ids[0] for one in ids)
-
-
-def _common_counts(files: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """How many values are common to all files, of columns that name rows."""
-    for name in columns:
-        try:
-            ids = [normalised(read_ids(Path(file), name)) for file in files]
-            common = len(match_rows(ids)[0])
-        except UserError:  # it is empty in some row, or has a value twice: it names no rows
-            continue
-        if common and common >= SHARE * min(map(len, ids)):
-            yield name, common
 
 
 def match_rows(tables: Sequence[Sequence[str]]) -> list[Array]:

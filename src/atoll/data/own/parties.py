@@ -339,8 +339,17 @@ def _common(stage: _Stage, options: PartyOptions) -> list[Array]:
 def _align_command(sheets: Sequence[Sheet], options: PartyOptions) -> str:
     """The command that writes the index files of one stage."""
     hub = [str(sheet.path) for sheet in sheets if options.label in sheet.columns]
-    named = [*("--hub", *hub[:1]), *("--id", options.id), *("--out", options.index or "aligned")]
+    ids = [_written(sheet, options.id) for sheet in sheets]
+    named = ["--hub", *hub[:1]]
+    for name in dict.fromkeys(ids) if len({*ids}) == 1 else ids:
+        named += ["--id", name]
+    named += ["--out", options.index or "aligned"]
     return shlex.join(["atoll", "align", *(str(sheet.path) for sheet in sheets), *named])
+
+
+def _written(sheet: Sheet, name: str) -> str:
+    """What a file itself calls a column."""
+    return dict(zip(sheet.columns, sheet.written or sheet.columns, strict=True)).get(name, name)
 
 
 def _index(sheet: Sheet, count: int, folder: str, command: str) -> Array:

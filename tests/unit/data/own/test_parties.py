@@ -59,7 +59,7 @@ OWN = {"parties": list(FILES), "label": "card", "id": "customer", "index": "alig
 def aligned(*files: str) -> None:
     pytest.importorskip("private_set_intersection", reason="the extra 'psi' is not installed")
     paths = [Path(file) for file in files or FILES]
-    align_command(paths, hub=paths[0], column="customer", to=Path("aligned"))
+    align_command(paths, hub=paths[0], column=["customer"], to=Path("aligned"))
 
 
 def test_rows_that_all_share_stand_side_by_side_in_one_order(tables: Path) -> None:
