@@ -8,6 +8,7 @@ import types
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -40,7 +41,7 @@ def test_names_are_unique() -> None:
 
 
 @every_measurement
-def test_every_command_is_one_of_this_version(one: gpu.Measurement, tmp_path: Path) -> None:
+def test_every_command_is_one_of_this_version(one: Any, tmp_path: Path) -> None:
     words = one.command(tmp_path, tmp_path / "before", "cpu", 3.0)[1:]
     assert not [word for word in words if "{" in word.replace("{to}", "")]
     if words[:2] == ["-m", "atoll"]:
@@ -55,7 +56,7 @@ def test_every_command_is_one_of_this_version(one: gpu.Measurement, tmp_path: Pa
 
 
 @every_measurement
-def test_cells_are_settings_of_their_paper(one: gpu.Measurement) -> None:
+def test_cells_are_settings_of_their_paper(one: Any) -> None:
     words = list(one.words)
     if "--only" not in words:
         return
@@ -69,7 +70,7 @@ def test_it_names_no_path_of_a_machine() -> None:
     assert not [word for word in words if word.startswith(("/", "~"))]
 
 
-def fake(name: str, code: str, **values: object) -> gpu.Measurement:
+def fake(name: str, code: str, **values: object) -> Any:
     return gpu.Measurement(name, 0.5, ("-c", code), **values)
 
 
@@ -78,7 +79,7 @@ Run = Callable[..., list[str]]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    def call(measurements: list[gpu.Measurement], *words: str) -> list[str]:
+    def call(measurements: list[Any], *words: str) -> list[str]:
         monkeypatch.setattr(gpu, "MEASUREMENTS", tuple(measurements))
         return list(gpu.measure(gpu.parser().parse_args(["--to", str(tmp_path / "to"), *words])))
 

@@ -18,7 +18,7 @@ def help_of(*words: str) -> str:
     return ended.output
 
 
-@pytest.mark.parametrize("words", [(name,) for name in NAMES] + INSIDE, ids=" ".join)
+@pytest.mark.parametrize("words", [*((name,) for name in NAMES), *INSIDE], ids=" ".join)
 def test_no_help_shows_a_type_of_python(words: tuple[str, ...]) -> None:
     text = help_of(*words)
     assert not re.search(r"[<{}]|list\[", text)

@@ -520,8 +520,10 @@ def test_blurred_boundaries_move_a_share_of_the_training_rows_to_other_stages() 
             assert rows - int(inside.sum()) == round(0.2 * rows) > 0
             assert len(after[stage].train) > int(inside.sum())
             assert np.array_equal(before[stage].valid, after[stage].valid)
-        whole = [np.sort(np.concatenate([h.train for h in held])) for held in (before, after)]
-        assert np.array_equal(*whole)
+        rows_before, rows_after = (
+            np.sort(np.concatenate([h.train for h in held])) for held in (before, after)
+        )
+        assert np.array_equal(rows_before, rows_after)
     assert listed(list(sharp.tests["site-0"])) == listed(list(blurred.tests["site-0"]))
 
 
