@@ -63,6 +63,9 @@ CONTRACTS: Mapping[str, Callable[[RunConfig], Contract]] = {  # of the honest co
     "drafted": drafted_contract,
     "default, answer": lambda honest: ANSWERING,
     "drafted, answer": lambda honest: replace(drafted_contract(honest), answer=True),
+    "drafted, answer, any rounds": lambda honest: replace(
+        drafted_contract(honest), answer=True, rounds_in_all=10_000, epochs_in_all=20_000
+    ),
     "loosened": _loosened,
 }
 

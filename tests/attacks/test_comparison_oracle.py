@@ -43,9 +43,9 @@ def test_crafted_weights_are_not_compared(contract: str, what: str, tmp_path: Pa
     ("contract", "what", "most"),
     [
         pytest.param("default, answer", "labels", 4),
-        pytest.param("drafted, answer", "labels", 4, marks=slow),
+        pytest.param("drafted, answer, any rounds", "labels", 4, marks=slow),
         pytest.param("default, answer", "bisect", 0, marks=slow),
-        pytest.param("drafted, answer", "bisect", 0),
+        pytest.param("drafted, answer, any rounds", "bisect", 0),
     ],
 )
 def test_many_runs_have_five_comparisons_together(
@@ -56,6 +56,17 @@ def test_many_runs_have_five_comparisons_together(
     assert read <= most
     assert oracle.releases == 5
     assert f"refused 'compare': {LIMIT}" in refusals(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["bisect", pytest.param("labels", marks=slow)])
+def test_the_rounds_of_a_draft_suffice_for_two_comparisons(what: str, tmp_path: Path) -> None:
+    """A steered model costs a run, so the draft's budget of rounds ends the attack earlier."""
+    read, oracle = attack(tmp_path, "drafted, answer", what, "small moves")
+    assert read <= 1
+    assert oracle.releases == 2
+    assert "refused 'compare': more than 225 rounds on this data are not in the contract" in (
+        refusals(tmp_path)
+    )
 
 
 @pytest.mark.parametrize("contract", ["default, answer", "drafted, answer"])

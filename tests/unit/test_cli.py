@@ -216,7 +216,7 @@ MISTAKES: dict[str, tuple[list[str], str, str, str]] = {
     "an axis without equals sign": (
         ["sweep", "fedavg", "--axis", "seed"], "'seed'", "--axis", "--axis seed=0..4",
     ),
-    "an unknown axis": (["sweep", "fedavg", "--axis", "sead=1"], "'sead'", "--axis", "'seed'"),
+    "an unknown axis": (["sweep", "fedavg", "--axis", "seeds=1"], "'seeds'", "--axis", "'seed'"),
     "too many clients": (["run", "fedavg", *TINY, "--set", "clients=999"], "999", "", "fewer"),
     "clients without number": (
         ["run", "fedavg", *TINY, "--set", "clients=2000000000"], "2,000,000,000", "", "fewer",
