@@ -25,7 +25,7 @@ with watched:
     from atoll.core.messages import Check, Packet, Weights, opened, pack
     from atoll.engines.network.contract import SiteFile
     from atoll.engines.network.policy import Gate
-    from atoll.engines.network.replies import handled
+    from atoll.engines.network.replies import handle_request
 from atoll.families.averaging import Fitted
 from atoll.runs.config import change, resolve, to_toml
 
@@ -53,7 +53,9 @@ def one(content: bytes) -> None:
     header, block = content[2 : 2 + cut], content[2 + cut :]
     for action in ("fit", "check"):
         SITE._last = None
-        reply = handled(SITE, 1, action, [0, 0, 2], Packet(header, block, 0, len(content), ()))
+        reply = handle_request(
+            SITE, 1, action, [0, 0, 2], Packet(header, block, 0, len(content), ())
+        )
         assert set(reply) in ({"ok", "header", "block"}, {"ok", "kind", "reason"})
     try:
         opened(header, block, Fitted, "site")

@@ -352,7 +352,7 @@ def test_the_coordinator_counts_the_fingerprint_as_the_sites_log_does(tmp_path: 
     from atoll.engines.network import remote  # noqa: PLC0415 - only where it is installed
 
     log = EgressLog(tmp_path / "egress.jsonl")
-    log.told("run-1", "prepare", "the fingerprint of its data", "f" * 64)
+    log.disclosure("run-1", "prepare", "the fingerprint of its data", "f" * 64)
 
     class Site:
         """A site's end that has prepared a run."""

@@ -13,7 +13,7 @@ from atoll.core.errors import BadMessageError
 from atoll.core.messages import Check, Checked, Packet, Weights, opened, pack
 from atoll.engines.network.contract import SiteFile
 from atoll.engines.network.policy import Gate
-from atoll.engines.network.replies import handled
+from atoll.engines.network.replies import handle_request
 from atoll.families.averaging import Fitted
 from atoll.runs.config import change, resolve, to_toml
 
@@ -43,7 +43,9 @@ def ask(
 ) -> dict[str, Any]:
     size = len(header) + len(block)
     packet = Packet(header, block, 0, size, ())
-    return handled(site or gate(), number, action, MOMENT if moment is None else moment, packet)
+    return handle_request(
+        site or gate(), number, action, MOMENT if moment is None else moment, packet
+    )
 
 
 def agreed(reply: dict[str, Any]) -> None:

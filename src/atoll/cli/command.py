@@ -6,7 +6,7 @@ import re
 import sys
 from dataclasses import fields
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,8 +38,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(flag: bool) -> None:
+    if flag:
         out.print(f"atoll {VERSION}")
         raise typer.Exit
 
@@ -104,9 +104,18 @@ def _usage(error: Exception) -> None:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "atoll"
     what, remedy = lines[0], f"see {path} --help"
-    if path.removeprefix("atoll ") in TAKES_SET and (option := _as_option(error, what)):
+    if _command_name(context) in TAKES_SET and (option := _as_option(error, what)):
         what, remedy = what.partition(" (Possible")[0], f"to set an option, write --set {option}"
     complain(what, "command line", remedy, EXIT_USER)
+
+
+def _command_name(context: Any) -> str:
+    """The command without the program's name, which is `python -m atoll` for some."""
+    names: list[str] = []
+    while context is not None and context.parent is not None:
+        names.insert(0, context.info_name)
+        context = context.parent
+    return " ".join(names)
 
 
 def _as_option(error: Exception, what: str) -> str:

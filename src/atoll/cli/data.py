@@ -301,11 +301,11 @@ def _with_folders_of_files(given: Sequence[str]) -> list[str]:
     """
     files = list[str]()
     for one in given:
-        found = sorted(Path(one).iterdir()) if Path(one).is_dir() else []
-        found = [path for path in found if not path.name.startswith(".")]
-        tables = [path for path in found if path.suffix.lower() in (*sheets.ENDINGS, ".jsonl")]
+        inside = sorted(Path(one).iterdir()) if Path(one).is_dir() else []
+        inside = [path for path in inside if not path.name.startswith(".")]
+        tables = [path for path in inside if path.suffix.lower() in (*sheets.ENDINGS, ".jsonl")]
         tables = [path for path in tables if path.suffix.lower() != ".txt"] or tables
-        pictures = any(path.is_dir() or path.suffix.lower() in ENDINGS for path in found)
+        pictures = any(path.is_dir() or path.suffix.lower() in ENDINGS for path in inside)
         files += [str(path) for path in tables] if tables and not pictures else [one]
     return files
 

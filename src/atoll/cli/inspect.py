@@ -132,11 +132,11 @@ def _refuse_broken_images(config: RunConfig) -> None:
 
 def _dealt(run_parts: Parts) -> list[list[str]]:
     """What each site has: rows of all stages, and columns."""
-    held, called = holdings(run_parts), site_names(run_parts)
+    dealt_rows, called = holdings(run_parts), site_names(run_parts)
     rows = []
-    for id, site in held["sites"].items():
+    for id, site in dealt_rows["sites"].items():
         sizes = [f"{sum(site[part]):,}" for part in DEALT[:3]]
-        rows.append([called[id], *sizes, str(held["common"]), str(site["own"])])
+        rows.append([called[id], *sizes, str(dealt_rows["common"]), str(site["own"])])
     return rows
 
 
@@ -265,10 +265,10 @@ def _print_stages(survey: tables.Survey) -> None:
     for stage in survey.stages:
         arrival = survey.arrivals[stage]
         new = [name for name in used if name in arrival.columns and name not in seen]
-        gone = [name for name in used if name in seen and name not in arrival.columns]
+        dropped = [name for name in used if name in seen and name not in arrival.columns]
         changes = "all" if not seen and len(new) == len(used) else ", ".join(f"+ {n}" for n in new)
-        changes = ", ".join([*([changes] if changes else []), *(f"- {n}" for n in gone)])
-        seen = (seen | {*new}) - {*gone}
+        changes = ", ".join([*([changes] if changes else []), *(f"- {n}" for n in dropped)])
+        seen = (seen | {*new}) - {*dropped}
         regression = survey.options.task == "regression"
         classes = {} if regression else dict(sorted(arrival.classes.items()))
         rows.append(

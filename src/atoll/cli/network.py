@@ -110,15 +110,15 @@ def request_command(
 
 def sign_command(
     project: Project,
-    asked: Annotated[Path, typer.Argument(help="a site's request, .csr", metavar="REQUEST")],
+    request: Annotated[Path, typer.Argument(help="a site's request, .csr", metavar="REQUEST")],
     to: Kits = Path("kits"),
     replace: Annotated[
         bool, typer.Option("--replace", help="let a site have another key than before")
     ] = False,
 ) -> None:
     """Sign a site's request, at the project's owner."""
-    path, key, own = signing.sign(project, asked, to, replace)
-    _say(f"signed {asked}; send {path} back if the site reads out the same key:")
+    path, key, own = signing.sign(project, request, to, replace)
+    _say(f"signed {request}; send {path} back if the site reads out the same key:")
     _say(f"  key {key}")
     _say(f"  authority {own}")
 
@@ -235,7 +235,7 @@ def _serve(
         try:
             coordinator.serve(
                 Kit(kit), todo, terms,
-                lambda said, views: tell(coordinator.lines(said, views)), stopping,
+                lambda states, views: tell(coordinator.lines(states, views)), stopping,
                 _note(quiet),
             )  # fmt: skip
         except InterruptedRunError as error:
@@ -308,10 +308,10 @@ def egress_command(
     lines = egress.audited(store)
     if not egress.mirrored(store):
         _say("no copy of the log's end is here: a log that was cut would not be noticed")
-    asked = [line for line in lines if not run or line.run == run]
-    for line in asked:
+    selected = [line for line in lines if not run or line.run == run]
+    for line in selected:
         _say(f"{line.time}  {line.run}  {line.words}")
-    total, count = sum(line.bytes for line in asked), sum(bool(line.bytes) for line in asked)
+    total, count = sum(line.bytes for line in selected), sum(bool(line.bytes) for line in selected)
     if not lines:
         _say("the log is empty: nothing has left this site")
     else:
@@ -370,9 +370,9 @@ def _called(kit: Kit, runs: list[Run]) -> list[str]:
     return list(sentences)
 
 
-def _ask(wanted: bool, confirm: bool = False) -> None:
+def _ask(with_passphrase: bool, confirm: bool = False) -> None:
     """Ask for a passphrase; NVFlare's processes have it from the environment."""
-    if wanted:
+    if with_passphrase:
         typed = typer.prompt("passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
         os.environ[PASSPHRASE] = typed
 

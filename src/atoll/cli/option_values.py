@@ -88,8 +88,10 @@ def _fields(file: str, kind: str) -> Values:
     if not path.is_file():
         return {}
     body = ast.parse(path.read_text(encoding="utf-8")).body
-    found = next((n for n in body if isinstance(n, ast.ClassDef) and n.name == kind), None)
-    fields = [node for node in found.body if isinstance(node, ast.AnnAssign)] if found else []
+    definition = next((n for n in body if isinstance(n, ast.ClassDef) and n.name == kind), None)
+    fields = (
+        [node for node in definition.body if isinstance(node, ast.AnnAssign)] if definition else []
+    )
     return {ast.unparse(field.target): _values(field.annotation) for field in fields}
 
 

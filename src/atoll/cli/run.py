@@ -272,11 +272,11 @@ def reproduce_command(
 ) -> None:
     """Reproduce a paper's tables and print ours beside theirs."""
     # Figures need matplotlib, which takes a second to import and writes a cache of fonts.
-    from atoll.reproduce.papers import Asked, verified  # noqa: PLC0415
+    from atoll.reproduce.papers import Selection, verified  # noqa: PLC0415
 
     to = to or Path("reproduction") / (f"{paper}-quick" if quick else paper)
     plan = tuple(set_ or ())
-    request = Asked(to, table_, only, device, quick, tf32, studies, render, jobs, plan)
+    request = Selection(to, table_, only, device, quick, tf32, studies, render, jobs, plan)
     _refuse_on(on, {"--render": render, "--verify": verify > 0})
     if verify:
         _report_checks(verified(paper, request, verify, err.print))

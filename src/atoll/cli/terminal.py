@@ -47,17 +47,17 @@ NARROWEST = 60  # characters of a second column below which pairs are printed in
 @contextmanager
 def stoppable(words: str, *signals: int) -> Iterator[Callable[[], bool]]:
     """The first Ctrl-C asks to stop and prints `words`, the second stops at once."""
-    asked: list[int] = []
+    received: list[int] = []
 
     def stop(number: int, _: FrameType | None) -> None:
-        if asked:
+        if received:
             raise KeyboardInterrupt
-        asked.append(number)
+        received.append(number)
         aside(f"{words}; press Ctrl-C again to stop at once")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, *signals)}
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(received)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

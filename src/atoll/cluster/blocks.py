@@ -85,8 +85,8 @@ def blocks(
     groups: dict[str, list[int]] = {}
     for number in todo:
         groups.setdefault(shape(members[number].config), []).append(number)
-    wanted = max(1, slots * (1 if gpus else PER_SLOT))
-    size = max(1, -(-len(todo) // wanted))
+    target = max(1, slots * (1 if gpus else PER_SLOT))
+    size = max(1, -(-len(todo) // target))
     size = min(size, most) if most else size
     dealt: list[Block] = []
     for group in groups.values():

@@ -55,9 +55,9 @@ class Driver(Protocol):
 
 def check(spec: Spec) -> dict[str, Any]:
     """What this node is, and why it cannot run the blocks of a sweep, if so."""
-    found: dict[str, Any] = {"source": source(), "error": ""}
-    if found["source"] != spec["source"]:
-        return found
+    facts: dict[str, Any] = {"source": source(), "error": ""}
+    if facts["source"] != spec["source"]:
+        return facts
     try:
         _enter(spec)
         for text in spec["configs"]:
@@ -65,8 +65,8 @@ def check(spec: Spec) -> dict[str, Any]:
             run_parts = parts(config, {})
             run_parts.client(run_parts.scenario.clients[0])
     except Exception as error:
-        found["error"] = as_text(error)
-    return found
+        facts["error"] = as_text(error)
+    return facts
 
 
 def _sees_folder(spec: Spec) -> bool:
@@ -211,7 +211,7 @@ class _BlockRun:
             return parts(config, data)
 
         run_parts = again()
-        if count == 1 or run_parts.asked * count < FEWEST:
+        if count == 1 or run_parts.concurrency * count < FEWEST:
             return count
         return min(count, points_per_stack(run_parts, again, LocalEngine, self.spec["share"]))
 

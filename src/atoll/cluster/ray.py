@@ -48,16 +48,16 @@ def check_node(spec: str) -> str:
 
 def run_task(spec: str) -> str:
     """The task of a block."""
-    asked = json.loads(spec)
-    if not asked["gpus"]:
+    request = json.loads(spec)
+    if not request["gpus"]:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before CUDA starts: not the GPUs of others
-        asked["share"] = asked["threads"] / (os.cpu_count() or 1)
+        request["share"] = request["threads"] / (os.cpu_count() or 1)
     from atoll.cluster.node import run_block  # noqa: PLC0415
 
     context = ray.get_runtime_context()
     where = f"{ray.util.get_node_ip_address()} {context.get_node_id()[:8]}"
-    driver = _Remote(ray.get_actor(asked["collector"], NAMESPACE))
-    return json.dumps(run_block(asked, driver, where))
+    driver = _Remote(ray.get_actor(request["collector"], NAMESPACE))
+    return json.dumps(run_block(request, driver, where))
 
 
 class _Remote:
@@ -101,13 +101,13 @@ class RayBackend:
 
     def check(self, spec: str) -> Mapping[str, str]:
         """What each node on which a block fits answers; one that does not answer is an error."""
-        asked = json.loads(spec)
+        request = json.loads(spec)
         tasks = {}
         # a worker that has used a GPU would keep it, whichever GPU its next block is given
         calls = 1 if self.has_gpus() else 0
         check = ray.remote(num_cpus=0, max_retries=0, max_calls=calls)(check_node)
         for node in self._alive():
-            if _fitting(node["Resources"], asked["threads"], asked["gpus"]):
+            if _fitting(node["Resources"], request["threads"], request["gpus"]):
                 task = check.options(scheduling_strategy=_on(node["NodeID"]))
                 name = f"node {node['NodeManagerAddress']} {node['NodeID'][:8]}"
                 tasks[name] = task.remote(spec)

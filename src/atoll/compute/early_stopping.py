@@ -98,7 +98,7 @@ class EarlyStoppedStack:
             first = probe if epoch == 0 else None
             self.stack.go(first, seats[first.member] if first else 0)
             self._judge()
-            waiting.append(self._asked())
+            waiting.append(self._read_stopped())
             if len(waiting) > 1 and waiting[-2]():
                 break
         return self._ended(members, seats)
@@ -158,7 +158,7 @@ class EarlyStoppedStack:
         else:
             self.judgement.replay()
 
-    def _asked(self) -> Callable[[], bool]:
+    def _read_stopped(self) -> Callable[[], bool]:
         """Ask whether all have stopped; the returned function waits for the end of this epoch."""
         answer = HostCopy(self.all_stopped)
         return lambda: bool(answer.numbers)

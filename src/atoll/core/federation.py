@@ -410,13 +410,13 @@ class Clients:
         there = getattr(self.transport, "present", None)
         return self.ids if there is None else [id for id in self.ids if id in there]
 
-    def _miss(self, id: ClientId, action: str, asked: int, answers: int) -> None:
+    def _miss(self, id: ClientId, action: str, sampled: int, answers: int) -> None:
         """Record that a client did not answer, or end the run if it needs the client.
 
         If only some were asked, as many of them may be absent as of all.
         """
         away = len(self.ids) - self.at_least
-        if not self.at_least or answers < max(1, asked - away):
+        if not self.at_least or answers < max(1, sampled - away):
             raise ClientFailedError(id, action, "it did not answer")
         self.absent[Absence(self.moment.stage, self.moment.round, id, action)] = None
 

@@ -70,9 +70,9 @@ class Guard:
         self._base: Tensors = {}
         self._reach = math.inf  # how far a mean of the last updates may be from their base
 
-    def least(self, asked: int) -> int:
+    def least(self, sampled: int) -> int:
         """The smallest number of answers with which a round continues."""
-        return self.options.at_least or max(2, asked // 2 + 1)
+        return self.options.at_least or max(2, sampled // 2 + 1)
 
     def faults(
         self, action: str, stage: int, requests: Mapping[str, Any], replies: Mapping[str, Any]

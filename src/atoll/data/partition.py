@@ -456,8 +456,8 @@ def build_scenario(
     """A scenario, checked for training and test rows; a single list of tests is for all."""
     if len(tests) == 1:
         tests = list(tests) * len(ids)
-    for id, held, tested in zip(ids, holdings, tests, strict=True):
-        for stage, holding in enumerate(held):
+    for id, site_holdings, tested in zip(ids, holdings, tests, strict=True):
+        for stage, holding in enumerate(site_holdings):
             if holding is not ABSENT:
                 check_training(id, stage, len(holding.train))
         for task, rows in zip(tasks, tested, strict=True):
@@ -465,7 +465,9 @@ def build_scenario(
     by_stage = len(tasks) == len(holdings[0])
     return Scenario(
         clients=ids,
-        holdings={id: tuple(held) for id, held in zip(ids, holdings, strict=True)},
+        holdings={
+            id: tuple(site_holdings) for id, site_holdings in zip(ids, holdings, strict=True)
+        },
         common=common,
         tests={id: tuple(tested) for id, tested in zip(ids, tests, strict=True)},
         tasks=tasks,

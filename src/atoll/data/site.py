@@ -104,8 +104,8 @@ def varied(images: Tensor, stream: Stream) -> Tensor:
         for size, by in ((height, down), (width, right))
     )
     place = torch.arange(rows, device=images.device)
-    found: Tensor = padded[place[:, None, None], :, i[:, :, None], j[:, None, :]]
-    return found.permute(0, 3, 1, 2)
+    crops: Tensor = padded[place[:, None, None], :, i[:, :, None], j[:, None, :]]
+    return crops.permute(0, 3, 1, 2)
 
 
 def standardised(x: Tensor, fit: Tensor) -> Tensor:
@@ -158,15 +158,15 @@ def filled(x: Tensor, scaling: Tensor) -> Tensor:
 
 @dataclass
 class AttributionProbe:
-    """What the sites of one process saw of their models since somebody last asked."""
+    """Snapshots of the models at the sites of one process since the last collection."""
 
     wanted: bool = False
     seen: list[Snapshot] = field(default_factory=list)
 
-    def asked(self) -> list[Snapshot]:
-        """All that was seen since the last time."""
-        found, self.seen = self.seen, []
-        return found
+    def collect(self) -> list[Snapshot]:
+        """The snapshots since the last call."""
+        snapshots, self.seen = self.seen, []
+        return snapshots
 
 
 @dataclass(frozen=True)
@@ -296,8 +296,8 @@ class Site:
         if not self._probe.wanted:
             return
         known = self._scenario.tasks_at(moment.stage) if tasks is None else tasks
-        found = {task: check(task) for task in known}
-        tested = {task: reply.accuracy(variant) for task, reply in found.items()}
+        scores = {task: check(task) for task in known}
+        tested = {task: reply.accuracy(variant) for task, reply in scores.items()}
         tested = {task: value for task, value in tested.items() if math.isfinite(value)}
         values = ((float(moment.round), value) for value in tested.values())
         names, columns = tuple(map(str, tested)), ("round", "accuracy")
@@ -362,8 +362,8 @@ class Site:
             return Target(0.0, 1.0)
         if self._shelf.scale == "global":
             return Target.of(self._shelf.labels(self._shelf.train))
-        held = self._scenario.holdings[self.id]
-        rows = next((one.train for one in held if len(one.train)), held[0].train)
+        holdings = self._scenario.holdings[self.id]
+        rows = next((one.train for one in holdings if len(one.train)), holdings[0].train)
         return Target.of(self._shelf.labels(rows))
 
     def scaling(self) -> tuple[Tensor, Tensor]:
@@ -375,12 +375,12 @@ class Site:
         layout, holding = self._shelf.layout, self._scenario.holdings[self.id][0]
         assert layout is not None  # only own tables are asked for it
         everywhere = self._shelf.scale == "global"
-        found = []
+        scales = []
         for columns, shared in ((self._scenario.common, everywhere), (holding.own, False)):
             fit = self._shelf.inputs(self._shelf.train if shared else holding.train, columns)
             numbers = torch.from_numpy(layout.numbers[columns]).to(fit.device)
-            found.append(_fitted(fit, numbers & (self._shelf.scale != "none")))
-        return found[0], found[1]
+            scales.append(_fitted(fit, numbers & (self._shelf.scale != "none")))
+        return scales[0], scales[1]
 
     def _scaled(self, rows: Rows, train: Array) -> Rows:
         """With `local` scaling, the rows as this site's own training rows scale them."""

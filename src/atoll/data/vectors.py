@@ -176,7 +176,7 @@ def _read_npz(path: Path, words: Sequence[str]) -> tuple[Array, Array]:
 
 def _read_text(path: Path, words: Sequence[str]) -> tuple[Array, Array]:
     """The lines of a text file that are wanted; a header of two numbers is passed over."""
-    wanted = {word: place for place, word in enumerate(words) if place > 1}
+    place_of = {word: place for place, word in enumerate(words) if place > 1}
     vectors: dict[int, Array] = {}
     width = 0
     with reading(path), path.open(encoding="utf-8", errors="replace") as lines:
@@ -189,8 +189,8 @@ def _read_text(path: Path, words: Sequence[str]) -> tuple[Array, Array]:
             word = " ".join(fields[:-width])  # a few words of GloVe 840B have blanks in them
             if not word:
                 raise refused(path, f"line {number} has {len(fields) - 1} numbers, not {width}")
-            if word in wanted and wanted[word] not in vectors:
-                vectors[wanted[word]] = np.array(fields[-width:], dtype=np.float32)
+            if word in place_of and place_of[word] not in vectors:
+                vectors[place_of[word]] = np.array(fields[-width:], dtype=np.float32)
     places = np.array(sorted(vectors), dtype=np.int64)
     chosen = np.stack([vectors[i] for i in places]) if len(places) else np.zeros((0, width or 1))
     return chosen.astype(np.float16), places

@@ -108,8 +108,8 @@ class VerticalSite:
     @property
     def _columns(self) -> Array:
         """The columns of a party: none at the server, and those of the last stage at a client."""
-        held = self._scenario.holdings
-        return held[self.id][-1].own if self.id in held else np.empty(0, dtype=np.int64)
+        holdings = self._scenario.holdings
+        return holdings[self.id][-1].own if self.id in holdings else np.empty(0, dtype=np.int64)
 
     def _rows(self, part: str, number: int) -> Rows:
         if (part, number) not in self._kept:
@@ -144,14 +144,14 @@ class VerticalSite:
         """At the server: how the labels of regression are scaled, by the first training rows."""
         if not self.regression or self.id != SERVER or self._shelf.scale == "none":
             return Target(0.0, 1.0)
-        held = self._scenario.holdings[self.clients[0]]
-        rows = next((one.train for one in held if len(one.train)), held[0].train)
+        holdings = self._scenario.holdings[self.clients[0]]
+        rows = next((one.train for one in holdings if len(one.train)), holdings[0].train)
         return Target.of(self._shelf.labels(rows))
 
     def _first_rows(self) -> Tensor:
         """A party's columns of the training rows of the first stage at which it has some."""
         holdings = self._scenario.holdings[self.id]
-        since = next(held for held in holdings if len(held.train))
+        since = next(holding for holding in holdings if len(holding.train))
         return self._shelf.inputs(since.train, self._columns)
 
     def scaling(self) -> Tensor:

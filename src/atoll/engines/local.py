@@ -128,21 +128,21 @@ class LocalEngine:
             with _named(id, "lend"):
                 lent.append(client.lend(moment, work))
         with _named("of this round", "whole"):
-            asked = {SERVER: replace(work, lent=tuple(lent))}
-            done = self.executor.do(asked, moment)[SERVER]
-        if done is not None:
-            for client, half in zip(clients.values(), done.halves, strict=True):
+            jobs = {SERVER: replace(work, lent=tuple(lent))}
+            result = self.executor.do(jobs, moment)[SERVER]
+        if result is not None:
+            for client, half in zip(clients.values(), result.halves, strict=True):
                 client.take(half, moment, work.steps)
-        return done
+        return result
 
     def snapshots(self, moment: Moment) -> list[Snapshot]:
         """What the clients that have been asked see of themselves."""
         seeing = [id for id in sorted(self._clients) if hasattr(self._clients[id], "snapshot")]
-        found = []
+        snapshots = []
         for id in seeing:
             with _named(id, "snapshot"):
-                found += self._clients[id].snapshot(moment)
-        return found
+                snapshots += self._clients[id].snapshot(moment)
+        return snapshots
 
     def states(self, place: str = "") -> dict[str, Tensors]:
         """The state of every client that has been asked."""

@@ -103,8 +103,8 @@ class Server:
 
     def round(self, clients: Clients, moment: Moment) -> Mapping[str, float]:
         """Send the model out, take the mean of what comes back."""
-        asked = dict.fromkeys(self._cohort(clients, moment), Weights(self.weights))
-        replies = clients.ask(Client.fit, asked)
+        requests = dict.fromkeys(self._cohort(clients, moment), Weights(self.weights))
+        replies = clients.ask(Client.fit, requests)
         self.weights, loss = averaging.averaged(replies, self.options.weighting)
         return {"loss": loss}
 
@@ -128,6 +128,6 @@ METHOD = Method(
     quorum=True,
     regression=True,
     weighted=True,
-    asked=lambda options, clients: min(options.cohort or clients, clients),
+    concurrency=lambda options, clients: min(options.cohort or clients, clients),
     first=lambda server: {"shared": server.weights},
 )

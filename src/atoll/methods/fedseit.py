@@ -465,8 +465,8 @@ class Server:
         if moment.first:
             self.stopped = set()
             notes |= self._transfer(clients, moment)
-        asked = [id for id in clients.ids if id not in self.stopped]
-        for id, reply in self._fitted(clients, asked).items():
+        active = [id for id in clients.ids if id not in self.stopped]
+        for id, reply in self._fitted(clients, active).items():
             self.bases[id], self.rows[id] = reply.base, counted(reply.rows, id)
             self.stopped |= {id} if reply.stopped else set()
             notes[f"rate {id}"] = reply.rate
@@ -479,9 +479,9 @@ class Server:
                 notes[f"nonzero {id}"] = float(len(shared.adaptive["values"]))
         return {**notes, "finished": float(finished)}
 
-    def _fitted(self, clients: Clients, asked: Sequence[str]) -> dict[str, Fitted]:
+    def _fitted(self, clients: Clients, active: Sequence[str]) -> dict[str, Fitted]:
         """Let clients train; of filters that a client did not send its base is zero."""
-        requests = dict.fromkeys(asked, Fit(self.base))
+        requests = dict.fromkeys(active, Fit(self.base))
         if not self.options.channel_sparse:
             return clients.ask(Client.fit, requests)
         replies = {}

@@ -191,8 +191,8 @@ class Server:
     def _old(self, moment: Moment) -> Tensor:
         """Classes with a prototype but without rows at the stage; if none, all with a prototype."""
         known = (self.counts > 0) & bool(moment.stage)
-        gone = known & (self.head.class_counts(moment) == 0)
-        return torch.nonzero(gone if gone.any() else known).flatten()
+        absent = known & (self.head.class_counts(moment) == 0)
+        return torch.nonzero(absent if absent.any() else known).flatten()
 
     def _keep(self, clients: Clients, moment: Moment) -> None:
         """Update the prototypes at the end of a stage, by the rule of the rehearsal."""

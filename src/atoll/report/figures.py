@@ -309,17 +309,17 @@ def grid(axes: Axes, cells: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -
 
 def rows(group: Group, name: str) -> Picture | None:
     """How many rows each site has for training, validation and test."""
-    held = group.first.facts.get("holdings")
-    if not held:
+    holdings = group.first.facts.get("holdings")
+    if not holdings:
         return None
-    clients = sorted(held["sites"])
+    clients = sorted(holdings["sites"])
     with style(name):
         figure = Figure(figsize=(6.4, 0.9 + 0.3 * len(clients)))
         axes = figure.add_subplot()
         quiet(axes)
         left = np.zeros(len(clients))
         for part, colour in zip(("train", "valid", "test"), COLOURS, strict=False):
-            counts = np.array([sum(held["sites"][client][part]) for client in clients], float)
+            counts = np.array([sum(holdings["sites"][client][part]) for client in clients], float)
             if not counts.any():
                 continue
             axes.barh(range(len(clients)), counts, left=left, color=colour, label=part, height=0.6)

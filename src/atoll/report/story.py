@@ -112,12 +112,12 @@ def stories(groups: Sequence[Group]) -> list[Story]:
             tasks.append([group])
         else:
             same.append(group)
-    told, first = [], 1
+    result, first = [], 1
     for number, task in enumerate(tasks, 1):
         task.sort(key=lambda group: group.method == tables.ALONE)  # baselines last
-        told.append(_story(number, first, task))
+        result.append(_story(number, first, task))
         first += len(task)
-    return told
+    return result
 
 
 def _story(number: int, first: int, groups: Sequence[Group]) -> Story:

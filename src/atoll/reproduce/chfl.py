@@ -139,7 +139,7 @@ class Plan:
         return Plan(folder, device, (0,), (0,), (0,), 5, (1e-3, 3e-3), changes=changes)
 
 
-def _asked(setting: Setting, plan: Plan) -> list[Any]:
+def _identity(setting: Setting, plan: Plan) -> list[Any]:
     values = change(setting.values(), {**dict(plan.changes), "rounds": plan.rounds})
     return [values, plan.feature_seeds, plan.seeds, plan.rates]
 
@@ -336,7 +336,7 @@ PAPER = Paper(
     plan=Plan,
     quick=Plan.quick,
     tables={key: [s for s in SETTINGS if s.name in PRINTED[name]] for key, name in TABLES.items()},
-    asked=_asked,
+    identity=_identity,
     execute=_execute,
     ledger=_ledger,
     figures=_figures,

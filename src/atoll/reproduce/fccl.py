@@ -291,7 +291,7 @@ def _measure_on_cluster(setting: Setting, plan: Plan) -> list[Measurement]:
     return [one for one in stored.values() if one is not None]
 
 
-def _asked(setting: Setting, plan: Plan) -> list[Any]:
+def _identity(setting: Setting, plan: Plan) -> list[Any]:
     """All but engine, precision and rounds: round 10 of 40 is round 10 of 10."""
     return [setting.values(), plan.tiny]
 
@@ -526,7 +526,7 @@ PAPER = Paper(
         "figure7": [s for s in SETTINGS if s.task == "digits" and s.method == "FCCL"],
         "figure8": [s for s in SETTINGS if s.task == "digits" and s.method.startswith("FCCL")],
     },
-    asked=_asked,
+    identity=_identity,
     execute=_execute,
     ledger=_ledger,
     figures=_figures,

@@ -210,7 +210,7 @@ def _execute(
         )
 
 
-def _asked(setting: Setting, plan: Plan) -> list[Any]:
+def _identity(setting: Setting, plan: Plan) -> list[Any]:
     return [change(setting.values(), plan.sizes()), plan.seeds]
 
 
@@ -401,7 +401,7 @@ PAPER = Paper(
     plan=Plan,
     quick=Plan.quick,
     tables={strength: [s for s in SETTINGS if s.strength == strength] for strength in STRENGTHS},
-    asked=_asked,
+    identity=_identity,
     execute=_execute,
     ledger=_ledger,
     figures=_figures,

@@ -48,13 +48,13 @@ class Plan(Protocol):
         """The rounds of each run."""
 
 
-def fingerprint(asked: Any) -> str:
+def fingerprint(settings: Any) -> str:
     """A hash of what was asked for, not of the resolved config.
 
     An option that is added later, with a default that changes nothing, does not make an old
     measurement another one.
     """
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def file_name(name: str) -> str:
@@ -206,14 +206,14 @@ class FilePerSeed:
 
 
 @contextmanager
-def workplace(folder: Path, asked: Any) -> Iterator[Path]:
+def workplace(folder: Path, settings: Any) -> Iterator[Path]:
     """A folder for the runs of a measurement, named by what was asked for.
 
     It goes when they are done, or have failed. After a kill, and where a cluster was lost, it is
     still there, and runs that keep checkpoints go on in it. Of two processes that ask for the
     same, one waits for the other.
     """
-    own = folder / "runs" / fingerprint(asked)
+    own = folder / "runs" / fingerprint(settings)
     with locked(own.with_name(f".{own.name}.lock")):
         try:
             with disk_errors(own):

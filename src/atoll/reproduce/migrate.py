@@ -31,7 +31,7 @@ MOST = [
 
 def old_fedseit(setting: fedseit.Setting, plan: fedseit.Plan) -> str:
     """The fingerprint from when `profile` and `faults` were options of the method."""
-    values, *rest = fedseit.PAPER.asked(setting, plan)
+    values, *rest = fedseit.PAPER.identity(setting, plan)
     values = {key: value for key, value in values.items() if key != "replace"}
     faults = MOST if setting.fault == "all but tests" else [setting.fault]
     more: dict[str, Any] = {"profile": setting.profile}
@@ -41,7 +41,7 @@ def old_fedseit(setting: fedseit.Setting, plan: fedseit.Plan) -> str:
 
 def old_vleto(setting: vleto.Setting, plan: vleto.Plan) -> str:
     """The fingerprint from when `label_oracle` was a value of the option `fil_eval`."""
-    values, *rest = vleto.PAPER.asked(setting, plan)
+    values, *rest = vleto.PAPER.identity(setting, plan)
     values = dict(values)
     if values.pop("replace", "") == vleto.ORACLE:
         values["method"] = {**values["method"], "fil_eval": "label_oracle"}

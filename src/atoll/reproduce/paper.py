@@ -59,7 +59,7 @@ class Paper(Generic[S, P]):
     plan: Callable[..., P]  # (folder, device, tf32=...): the paper's own sizes
     quick: Callable[[Path, str], P]  # (folder, device): a miniature
     tables: Mapping[str, Sequence[S]]  # the settings of each value of `--table`
-    asked: Callable[[S, P], Any]  # plain values that identify a measurement
+    identity: Callable[[S, P], Any]  # plain values that identify a measurement
     execute: Callable[[Sequence[S], P, Say], Iterator[tuple[S, Measurement]]]  # as one sweep
     ledger: Callable[[Measured, Missing], Ledger]
     figures: Callable[[Measured], dict[str, bytes]]  # SVG by file name
@@ -69,7 +69,7 @@ class Paper(Generic[S, P]):
 
     def config(self, setting: S, plan: P) -> str:
         """The fingerprint under which a measurement counts for this plan."""
-        return fingerprint(self.asked(setting, plan))
+        return fingerprint(self.identity(setting, plan))
 
     def known(self, setting: S, plan: P) -> Measurement | None:
         """The stored measurement of a setting, if it is complete."""

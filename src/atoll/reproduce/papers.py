@@ -20,14 +20,14 @@ from atoll.reproduce.paper import Paper, Say, silent
 from atoll.reproduce.verify import Check, verify
 from atoll.runs.config import assignment
 
-__all__ = ["PAPERS", "Asked", "again", "load", "pages", "verified"]
+__all__ = ["PAPERS", "Selection", "again", "load", "pages", "verified"]
 
 PAPERS = ("chfl", "fccl", "fedseit", "vleto")
 AnyPaper = Paper[Any, Any]
 
 
 @dataclass(frozen=True)
-class Asked:
+class Selection:
     """What of a paper is to be run, where, and how much of it."""
 
     folder: Path
@@ -51,36 +51,36 @@ def load(name: str) -> AnyPaper:
 
 
 def again(
-    name: str, asked: Asked, say: Say = silent, failed: list[Exception] | None = None
+    name: str, selection: Selection, say: Say = silent, failed: list[Exception] | None = None
 ) -> tuple[Ledger, dict[str, bytes]]:
     """Measure what was asked for; the ledger of all that is in the folder, and its figures.
 
     An error ends measuring. It is appended to `failed`, or raised where that is None.
     """
     paper = load(name)
-    if asked.render and not asked.folder.is_dir():
+    if selection.render and not selection.folder.is_dir():
         remedy = "leave --render out, or name the folder of measurements with --out"
-        raise UserError("there is nothing to render", str(asked.folder), remedy)
-    plan, selected = _plan(paper, asked), _select(paper, asked)
+        raise UserError("there is nothing to render", str(selection.folder), remedy)
+    plan, selected = _plan(paper, selection), _select(paper, selection)
     missing: dict[str, str] = {}  # by setting, why there is no measurement
-    if not asked.render:
-        fresh = [s for s in selected if not _is_measured(paper, asked, s, plan)]
+    if not selection.render:
+        fresh = [s for s in selected if not _is_measured(paper, selection, s, plan)]
         _refuse_to_replace([path for s in fresh for path in paper.conflicts(s, plan)])
         try:
-            _measure(paper, asked, fresh, missing, say)
+            _measure(paper, selection, fresh, missing, say)
         except Exception as error:
             if failed is None:
                 raise
             failed.append(error)
-    return _rendered(paper, asked, missing)
+    return _rendered(paper, selection, missing)
 
 
-def _is_measured(paper: AnyPaper, asked: Asked, setting: Any, plan: Any) -> bool:
+def _is_measured(paper: AnyPaper, selection: Selection, setting: Any, plan: Any) -> bool:
     """Whether a setting has a file; one with other seeds counts, unless --set asks for some."""
     if paper.known(setting, plan) is not None:
         return True
     whole = not paper.storage.pairs_seeds  # else single seeds may be missing
-    return whole and not asked.plan and paper.stored(setting, plan) is not None
+    return whole and not selection.plan and paper.stored(setting, plan) is not None
 
 
 def pages(ledger: Ledger, figures: dict[str, bytes]) -> dict[str, bytes]:
@@ -89,22 +89,22 @@ def pages(ledger: Ledger, figures: dict[str, bytes]) -> dict[str, bytes]:
     return {"ledger.json": plain, "ledger.md": as_markdown(ledger).encode(), **figures}
 
 
-def verified(name: str, asked: Asked, count: int, say: Say = silent) -> list[Check]:
+def verified(name: str, selection: Selection, count: int, say: Say = silent) -> list[Check]:
     """Measure random cells of the folder again; nothing in it changes."""
     paper = load(name)
-    return verify(paper, _plan(paper, asked), count, say)
+    return verify(paper, _plan(paper, selection), count, say)
 
 
 def _rendered(
-    paper: AnyPaper, asked: Asked, missing: dict[str, str]
+    paper: AnyPaper, selection: Selection, missing: dict[str, str]
 ) -> tuple[Ledger, dict[str, bytes]]:
     """The ledger and the figures of all that is in the folder."""
     measured: dict[str, Measurement] = {}
-    plan, selected = _plan(paper, asked), _select(paper, asked)
-    usual = _plan(paper, replace(asked, plan=()))
-    command = f"atoll reproduce {paper.name}{' --quick' if asked.quick else ''}"
+    plan, selected = _plan(paper, selection), _select(paper, selection)
+    usual = _plan(paper, replace(selection, plan=()))
+    command = f"atoll reproduce {paper.name}{' --quick' if selection.quick else ''}"
     for setting in (*paper.settings, *paper.studies):
-        partial = asked.plan and (setting in selected or not paper.storage.pairs_seeds)
+        partial = selection.plan and (setting in selected or not paper.storage.pairs_seeds)
         one = paper.partly(setting, plan) if partial else paper.stored(setting, usual)
         if one:
             measured[setting.name] = one
@@ -135,12 +135,12 @@ def _absence(paper: AnyPaper, command: str, setting: Any, plan: Any) -> str:
 
 
 def _measure(
-    paper: AnyPaper, asked: Asked, settings: list[Any], missing: dict[str, str], say: Say
+    paper: AnyPaper, selection: Selection, settings: list[Any], missing: dict[str, str], say: Say
 ) -> None:
     """Measure settings, those of one form as one sweep; `missing` gets those without data."""
-    plan, groups = _plan(paper, asked), paper.together(settings)
-    if asked.jobs > 1:
-        _side_by_side(paper.name, asked, ["; ".join(s.name for s in group) for group in groups])
+    plan, groups = _plan(paper, selection), paper.together(settings)
+    if selection.jobs > 1:
+        _side_by_side(paper.name, selection, ["; ".join(s.name for s in group) for group in groups])
     for group in groups:
         try:
             paper.measure(group, plan, say)
@@ -150,15 +150,15 @@ def _measure(
             missing |= {setting.name: f"not here: {error.remedy}" for setting in group}
 
 
-def _plan(paper: AnyPaper, asked: Asked) -> Any:
+def _plan(paper: AnyPaper, selection: Selection) -> Any:
     """The paper's plan or its miniature, with what `--set` changes."""
     plan = (
-        paper.quick(asked.folder, asked.device)
-        if asked.quick
-        else paper.plan(asked.folder, asked.device, tf32=asked.tf32)
+        paper.quick(selection.folder, selection.device)
+        if selection.quick
+        else paper.plan(selection.folder, selection.device, tf32=selection.tf32)
     )
     free = [f.name for f in fields(plan) if f.name not in ("folder", "device", "tf32", "changes")]
-    for text in asked.plan:
+    for text in selection.plan:
         key, value = assignment(text)
         value = tuple(value) if isinstance(value, list) else value
         if key not in free:
@@ -170,13 +170,16 @@ def _plan(paper: AnyPaper, asked: Asked) -> Any:
     return plan
 
 
-def _select(paper: AnyPaper, asked: Asked) -> list[Any]:
+def _select(paper: AnyPaper, selection: Selection) -> list[Any]:
     """The settings that a command asks for, studies last."""
-    names = [name.strip() for name in asked.only.split(";")]  # "a; b" names two settings
-    settings = [setting for name in names for setting in paper.select(name, asked.table)]
-    if asked.quick and not (asked.only or asked.table):
+    names = [name.strip() for name in selection.only.split(";")]  # "a; b" names two settings
+    settings = [setting for name in names for setting in paper.select(name, selection.table)]
+    if selection.quick and not (selection.only or selection.table):
         settings = list(paper.miniature or settings)
-    return [*settings, *(s for s in (paper.studies if asked.studies else ()) if s not in settings)]
+    return [
+        *settings,
+        *(s for s in (paper.studies if selection.studies else ()) if s not in settings),
+    ]
 
 
 def _refuse_to_replace(paths: list[Path]) -> None:
@@ -186,7 +189,7 @@ def _refuse_to_replace(paths: list[Path]) -> None:
         raise UserError(what, f"{paths[0]}{more}", "choose another --out, or move it away")
 
 
-def _side_by_side(paper: str, asked: Asked, names: list[str]) -> None:
+def _side_by_side(paper: str, selection: Selection, names: list[str]) -> None:
     """Measure groups of settings in processes, `jobs` at a time; each stores its measurements.
 
     One process leaves a GPU idle while its Python works. Missing data are reported by the caller.
@@ -195,9 +198,9 @@ def _side_by_side(paper: str, asked: Asked, names: list[str]) -> None:
     failed: dict[str, int] = {}
     try:
         while waiting or running:
-            while waiting and len(running) < asked.jobs:
+            while waiting and len(running) < selection.jobs:
                 name = waiting.pop(0)
-                running[name] = subprocess.Popen(_command(paper, asked, name))
+                running[name] = subprocess.Popen(_command(paper, selection, name))
             time.sleep(0.2)
             for name in [name for name, process in running.items() if process.poll() is not None]:
                 code = running.pop(name).returncode
@@ -211,9 +214,9 @@ def _side_by_side(paper: str, asked: Asked, names: list[str]) -> None:
         raise UserError(f"measuring {what}", f"atoll reproduce {paper}", "see the errors above")
 
 
-def _command(paper: str, asked: Asked, name: str) -> list[str]:
+def _command(paper: str, selection: Selection, name: str) -> list[str]:
     start = [sys.executable, "-c", "from atoll.cli import main; main()", "reproduce", paper]
-    switches = [f"--{key}" for key in ("quick", "tf32") if getattr(asked, key)]
-    where = ["--only", name, "--device", asked.device, "--out", str(asked.folder)]
-    plan = [part for text in asked.plan for part in ("--set", text)]
+    switches = [f"--{key}" for key in ("quick", "tf32") if getattr(selection, key)]
+    where = ["--only", name, "--device", selection.device, "--out", str(selection.folder)]
+    plan = [part for text in selection.plan for part in ("--set", text)]
     return [*start, *where, *switches, *plan, "--measure"]

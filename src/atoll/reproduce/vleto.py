@@ -220,7 +220,7 @@ def _form(setting: Setting) -> Hashable:
     return setting.data, kind, changes.get("method.name"), replay
 
 
-def _asked(setting: Setting, plan: Plan) -> list[Any]:
+def _identity(setting: Setting, plan: Plan) -> list[Any]:
     return [_values(setting, plan), plan.seeds, plan.rates]
 
 
@@ -350,8 +350,10 @@ def _cell(
 def _notes(where: tuple[str, str, str], name: str, one: Measurement) -> list[str]:
     """The notes on a measured cell."""
     rate, first = one["rate"], one.get("rates", RATES)[0]
-    asked = f"rate {rate:g}" in where[1]  # a study of that rate
-    notes = [f"rate {rate:g}: at larger ones the loss is no number"] * (rate != first and not asked)
+    at_rate = f"rate {rate:g}" in where[1]  # a study of that rate
+    notes = [f"rate {rate:g}: at larger ones the loss is no number"] * (
+        rate != first and not at_rate
+    )
     notes += ["reads the test labels"] * name.endswith("label_oracle")
     if name.endswith("FIL V-LETO") or where[0].startswith("Table 3"):
         notes.append("the published test reads labels, ours does not")
@@ -480,7 +482,7 @@ PAPER = Paper(
         table: [s for s in (*SETTINGS, *STUDIES) if s.name in names]
         for table, names in TABLES.items()
     },
-    asked=_asked,
+    identity=_identity,
     execute=_execute,
     ledger=_ledger,
     figures=_figures,

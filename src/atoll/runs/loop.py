@@ -217,7 +217,7 @@ def _round(run: _Run, stage: int, number: int) -> tuple[int, int]:
     if scored:
         checks()
         further += _scores(run, moment)
-    snapshots = [*run.parts.probe.asked()]
+    snapshots = [*run.parts.probe.collect()]
     if ended:
         further.append(Stage(stage, number + 1))
         if config.looks:

@@ -98,16 +98,18 @@ def plan(
     `again` builds the parts anew for each trial, so that a trial leaves nothing behind.
     """
     every = parts.scenario.clients
-    asked = parts.asked
+    concurrent = parts.concurrency
     vertical = parts.scenario.labels_at_server
-    if asked < max(fewest, MORE) or vertical or parts.config.engine_options().mode == "loop":
+    if concurrent < max(fewest, MORE) or vertical or parts.config.engine_options().mode == "loop":
         return None
-    rows = _row_bytes(parts) * (len(every) - asked)  # those that are not asked at once keep theirs
+    rows = _row_bytes(parts) * (
+        len(every) - concurrent
+    )  # those that are not asked at once keep theirs
     free, plans = _free_bytes(parts), []
     for few, more in zip(*(_peaks(again(), engine, n) for n in (FEW, MORE)), strict=True):
         each = max(0, (more - few) // (MORE - FEW))
         fixed = max(0, few - FEW * each) + rows
-        plans.append(Plan(asked, fixed, each, fixed + asked * each, free))
+        plans.append(Plan(concurrent, fixed, each, fixed + concurrent * each, free))
     return max(plans, key=lambda one: one.peak)
 
 
@@ -124,7 +126,7 @@ def points_per_stack(
     free = _free_bytes(parts)
     if not free or parts.scenario.labels_at_server:
         return sys.maxsize
-    peak = max(_peaks(again(), engine, parts.asked))
+    peak = max(_peaks(again(), engine, parts.concurrency))
     return max(1, int(SHARE * share * free // max(1, peak)))
 
 

@@ -145,11 +145,11 @@ class Parts:
         return self.method.client(self._options, self.site(id))
 
     @property
-    def asked(self) -> int:
+    def concurrency(self) -> int:
         """How many clients a round asks at most."""
-        asked = methods.load(self.config.method["name"]).asked
+        limit = methods.load(self.config.method["name"]).concurrency
         every = len(self.scenario.clients)
-        return every if asked is None else asked(self._options, every)
+        return every if limit is None else limit(self._options, every)
 
     def server(self) -> Any:
         """A new server."""

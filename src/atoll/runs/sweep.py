@@ -133,16 +133,16 @@ class _Meeting:
     def _work_if_all_wait(self) -> None:
         if not self.waiting or len(self.waiting) < self.alive:
             return
-        asked = {n: self.waiting[n] for n in sorted(self.waiting)}
+        waiting = {n: self.waiting[n] for n in sorted(self.waiting)}
         self.waiting = {}
-        together = {f"{n}/{id}": job for n, jobs in asked.items() for id, job in jobs.items()}
+        together = {f"{n}/{id}": job for n, jobs in waiting.items() for id, job in jobs.items()}
         try:
             results = self.executor.do(together, self.moment)
             self.results = {
-                n: {id: results[f"{n}/{id}"] for id in jobs} for n, jobs in asked.items()
+                n: {id: results[f"{n}/{id}"] for id in jobs} for n, jobs in waiting.items()
             }
         except Exception as error:  # every run gets the error
-            self.results = dict.fromkeys(asked, error)
+            self.results = dict.fromkeys(waiting, error)
         self.changed.notify_all()
 
 

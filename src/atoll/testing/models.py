@@ -45,14 +45,14 @@ def predicts_its_scores(case: Case, folder: Path) -> None:
     skip_without_predict(case)
     config = _config(case)
     run(config, folder)
-    made, scores = parts(config), Run(folder).scores
+    run_parts, scores = parts(config), Run(folder).scores
     end = [s for s in scores if (s.stage, s.round) == (scores[-1].stage, scores[-1].round)]
     tested = {score.client for score in end}
-    complete = tested >= {*made.scenario.clients} or SERVER in tested
+    complete = tested >= {*run_parts.scenario.clients} or SERVER in tested
     require(case, complete, "not every client has a score at the end")
     for score in end:
-        logits, labels = _predicted(folder, made, score)
-        again = scored({"": logits}, labels, _unit(made, score.client))
+        logits, labels = _predicted(folder, run_parts, score)
+        again = scored({"": logits}, labels, _unit(run_parts, score.client))
         same = (again.rows, again.correct.get("", 0)) == (score.rows, score.correct)
         same &= again.macro_f1.get("", 0.0) == score.macro_f1
         same &= again.errors.get("", {}) == score.errors
@@ -60,15 +60,18 @@ def predicts_its_scores(case: Case, folder: Path) -> None:
         require(case, same, words)
 
 
-def _unit(made: Parts, id: str) -> float:
+def _unit(run_parts: Parts, id: str) -> float:
     """What 1 is in the scale of training, in the unit of the label."""
-    return float(made.site(id).target.deviation) if made.dataset.regression else 1.0
+    return float(run_parts.site(id).target.deviation) if run_parts.dataset.regression else 1.0
 
 
-def _predicted(folder: Path, made: Parts, score: Score) -> tuple[torch.Tensor, torch.Tensor]:
+def _predicted(folder: Path, run_parts: Parts, score: Score) -> tuple[torch.Tensor, torch.Tensor]:
     """The logits of the final model on the test rows of a score, and the labels."""
-    task = made.scenario.tasks[score.task]
-    tested = {id: made.site(id).test(score.task) for id in [*made.scenario.clients, score.client]}
+    task = run_parts.scenario.tasks[score.task]
+    tested = {
+        id: run_parts.site(id).test(score.task)
+        for id in [*run_parts.scenario.clients, score.client]
+    }
     if score.client == SERVER:
         labels = tested.pop(SERVER).y
         return Halves(folder, score.variant).logits(tested), labels
@@ -82,8 +85,8 @@ def exports_its_models(case: Case, folder: Path) -> None:
     skip_without_predict(case)
     config = _config(case)
     run(config, folder / "run")
-    made, last = parts(config), Run(folder / "run").scores[-1]
-    for id in {made.scenario.clients[0], last.client}:
+    run_parts, last = parts(config), Run(folder / "run").scores[-1]
+    for id in {run_parts.scenario.clients[0], last.client}:
         predictor = Predictor(folder / "run", id)
         home = export(predictor, folder / id, "nothing")
         weights = load((home / "model.safetensors").read_bytes())
@@ -91,7 +94,7 @@ def exports_its_models(case: Case, folder: Path) -> None:
         same = same and all(torch.equal(weights[n], t) for n, t in predictor.model.items())
         require(case, same, f"the exported model of {id} has other weights")
         card = json.loads((home / "card.json").read_text())
-        same = (card["site"], card["classes"]) == (id, list(made.dataset.classes))
+        same = (card["site"], card["classes"]) == (id, list(run_parts.dataset.classes))
         require(case, same, f"the card of {id} has another site or other classes")
         if all(importlib.util.find_spec(package) for package in onnx.NEEDED):
             onnx.write(predictor, home / "model.onnx")  # refuses a graph with other outputs
@@ -119,18 +122,20 @@ def every_site_has_an_outcome(case: Case, folder: Path) -> None:
     skip_without_predict(case)
     config = case.config()
     run(config, folder / "run")
-    made, record = parts(config), Run(folder / "run")
-    results = outcomes(made, ended_state(record.folder), record.headline, local_engine)
-    require(case, list(results) == list(made.scenario.clients), "not every site has an outcome")
+    run_parts, record = parts(config), Run(folder / "run")
+    results = outcomes(run_parts, ended_state(record.folder), record.headline, local_engine)
+    require(
+        case, list(results) == list(run_parts.scenario.clients), "not every site has an outcome"
+    )
     last = {(s.client, s.task): s for s in record.scores if s.variant == record.headline}
     for id, outcome in results.items():
-        tasks = own_tasks(made.scenario, id)
+        tasks = own_tasks(run_parts.scenario, id)
         whose = id if (id, tasks[0]) in last else SERVER
         same = _has_score(outcome, [last[whose, task] for task in tasks])
         require(case, same, f"the joined model of {id} does not have the score of the record")
         complete = {*models_of(record.metric)[:4]} <= outcome.outputs.keys()
         require(case, complete, f"{id} lacks a baseline: {sorted(outcome.outputs)}")
-        shape = (len(outcome.rows), len(made.dataset.classes))
+        shape = (len(outcome.rows), len(run_parts.dataset.classes))
         same = all(values.shape == shape for values in outcome.outputs.values())
         require(case, same, f"outputs of {id} do not have one value per row and class")
 

@@ -86,9 +86,9 @@ def drafted_terms(config: RunConfig) -> dict[str, Any]:
 
 def run_through_gates(config: RunConfig, folder: Path, contract: Mapping[str, Any]) -> bytes:
     """The events of a run whose clients live behind policies with this contract."""
-    made, record = prepare(config, folder / "run", resume=False)
-    engine = GatedEngine(made, folder / "stores", contract)
-    go(made, engine, record, lambda progress: None, lambda: False)
+    run_parts, record = prepare(config, folder / "run", resume=False)
+    engine = GatedEngine(run_parts, folder / "stores", contract)
+    go(run_parts, engine, record, lambda progress: None, lambda: False)
     return (folder / "run" / "events.jsonl").read_bytes()
 
 

@@ -72,13 +72,13 @@ def _private(parts: Parts) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
 def _held(parts: Parts, id: str) -> list[tuple[Any, np.ndarray]]:
     """The training, validation and test rows of a client, each with its row numbers."""
     site = parts.site(id)
-    held = [
+    arrays = [
         (rows_of(stage), places)
         for stage, holding in enumerate(parts.scenario.holdings[id])
         for rows_of, places in ((site.train, holding.train), (site.valid, holding.valid))
     ]
     tests = parts.scenario.tests[id]
-    return held + [(site.test(task), places) for task, places in enumerate(tests)]
+    return arrays + [(site.test(task), places) for task, places in enumerate(tests)]
 
 
 def _own_columns(parts: Parts) -> set[str]:

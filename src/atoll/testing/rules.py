@@ -69,9 +69,9 @@ def require(case: Case, holds: bool, words: str) -> None:
 
 def messages_survive_packing(case: Case, folder: Path) -> None:
     """(a) Every message is the same after it became bytes and a message again."""
-    made = parts(case.config())
-    engine = RecordingEngine(made)
-    run_on(made, engine, folder)
+    run_parts = parts(case.config())
+    engine = RecordingEngine(run_parts)
+    run_on(run_parts, engine, folder)
     require(case, bool(engine.packets), "no message was sent: ask the clients in Server.round")
     client = next(iter(engine.clients.values()))
     for sender, action, packet in engine.packets:
@@ -93,16 +93,16 @@ def same_seed_same_record(case: Case, folder: Path) -> None:
 
 def rebuilt_clients_give_the_same_record(case: Case, folder: Path) -> None:
     """(c) Clients that are built anew from their state before every message change nothing."""
-    made = parts(case.config())
-    rebuilt = run_on(made, RecordingEngine(made, rebuild=True), folder / "rebuilt")
+    run_parts = parts(case.config())
+    rebuilt = run_on(run_parts, RecordingEngine(run_parts, rebuild=True), folder / "rebuilt")
     words = "a client that is built again differs: state() misses what a client remembers"
     require(case, rebuilt == run(case.config(), folder / "plain"), words)
 
 
 def answers_in_any_order(case: Case, folder: Path) -> None:
     """(e) The order in which clients answer does not matter."""
-    made = parts(case.config())
-    backwards = run_on(made, RecordingEngine(made, backwards=True), folder / "backwards")
+    run_parts = parts(case.config())
+    backwards = run_on(run_parts, RecordingEngine(run_parts, backwards=True), folder / "backwards")
     words = "the record depends on the order of the answers: go through them by sorted id"
     require(case, backwards == run(case.config(), folder / "plain"), words)
 
@@ -117,10 +117,10 @@ def needs_no_packing(case: Case, folder: Path) -> None:
 
 def sends_no_private_data(case: Case, folder: Path) -> None:
     """(f) No packet holds a row, labels or the name of an own column."""
-    made = parts(case.config())
-    engine = RecordingEngine(made)
-    run_on(made, engine, folder)
-    leaked = leaks(made, engine.packets)
+    run_parts = parts(case.config())
+    engine = RecordingEngine(run_parts)
+    run_on(run_parts, engine, folder)
+    leaked = leaks(run_parts, engine.packets)
     require(case, not leaked, f"private data is sent: {'; '.join(leaked[:3])}")
 
 
@@ -179,10 +179,10 @@ def learns(case: Case, folder: Path) -> None:
     config = case.config(rounds=case.rounds)
     execute(config, folder, local_engine)
     events = read_events(folder)
-    made = parts(config)
-    tests = made.scenario.tests[made.scenario.clients[0]]
-    labels = np.concatenate([made.dataset.y[rows] for rows in tests])
-    commonest = 0.0 if made.dataset.regression else np.bincount(labels).max() / len(labels)
+    run_parts = parts(config)
+    tests = run_parts.scenario.tests[run_parts.scenario.clients[0]]
+    labels = np.concatenate([run_parts.dataset.y[rows] for rows in tests])
+    commonest = 0.0 if run_parts.dataset.regression else np.bincount(labels).max() / len(labels)
     least = commonest + case.margin  # the mean has an R2 of 0
     for variant in metrics.variants(events):
         accuracy = metrics.summary(events, variant)["final_accuracy"]
@@ -204,9 +204,9 @@ def has_options_with_remarks(case: Case, folder: Path) -> None:
 
 def bytes_are_counted(case: Case, folder: Path) -> None:
     """(a) The ledger has the bytes that travelled."""
-    made = parts(case.config())
-    engine = RecordingEngine(made)
-    run_on(made, engine, folder)
+    run_parts = parts(case.config())
+    engine = RecordingEngine(run_parts)
+    run_on(run_parts, engine, folder)
     ledger = [event for event in read_events(folder) if isinstance(event, Message)]
     travelled = sum(len(packet.header) + len(packet.block) for *_, packet in engine.packets)
     same = sum(event.bytes for event in ledger) == travelled
@@ -216,9 +216,9 @@ def bytes_are_counted(case: Case, folder: Path) -> None:
 
 def only_actions_can_be_called(case: Case, folder: Path) -> None:
     """(d) A server can call the declared actions and nothing else."""
-    made = parts(case.config())
-    engine = LocalEngine(made)
-    id = made.scenario.clients[0]
+    run_parts = parts(case.config())
+    engine = LocalEngine(run_parts)
+    id = run_parts.scenario.clients[0]
     for action in ("state", "restore", "_keep", "__init__", "nothing"):
         try:
             engine.carry(action, Moment(0, 0, 1), {id: pack(Empty())})
@@ -306,9 +306,9 @@ def _require_stack(case: Case, folder: Path) -> None:
     refused = [choice["reason"] for choice in choices if choice["mode"] != "stacked"]
     require(case, not refused, f"a stack was refused: {'; '.join(refused)}")
     if not any(choice["work"] in ("work", "passes") for choice in choices):
-        made = parts(case.config())
-        engine = RecordingEngine(made)
-        run_on(made, engine, folder / "jobs")
+        run_parts = parts(case.config())
+        engine = RecordingEngine(run_parts)
+        run_on(run_parts, engine, folder / "jobs")
         require(case, not engine.jobs, "its jobs did not run in a stack")
 
 

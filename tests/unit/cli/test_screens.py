@@ -115,6 +115,16 @@ def test_a_wrong_spelling_is_answered_with_the_right_one(
     assert ended.err.splitlines()[-1] == f"to do: {remedy}"
 
 
+def test_a_wrong_spelling_is_answered_under_python_m_too() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "atoll", "run", "demo", "--rounds", "5"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.stderr.splitlines()[-1] == "to do: to set an option, write --set rounds=5"
+
+
 def shown_options(text: str) -> set[str]:
     return {line.split()[0] for line in text.splitlines() if line[:1].isalpha()}
 

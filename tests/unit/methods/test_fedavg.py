@@ -53,6 +53,6 @@ def test_a_cohort_is_drawn_among_those_that_are_there(cohort: int) -> None:
 
 def test_a_round_can_do_without_a_client_and_asks_a_cohort_or_all() -> None:
     assert fedavg.METHOD.quorum is True
-    assert fedavg.METHOD.asked is not None
-    sizes = [fedavg.METHOD.asked(fedavg.Options(cohort=cohort), 10) for cohort in (0, 3, 30)]
+    assert fedavg.METHOD.concurrency is not None
+    sizes = [fedavg.METHOD.concurrency(fedavg.Options(cohort=cohort), 10) for cohort in (0, 3, 30)]
     assert sizes == [10, 3, 10]

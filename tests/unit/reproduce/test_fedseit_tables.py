@@ -181,7 +181,7 @@ def test_a_study_that_was_measured_is_in_the_ledger_beside_that_without_the_faul
 
 
 def test_an_open_cell_names_the_command_that_fills_it(tmp_path: Path) -> None:
-    asked = papers.Asked(tmp_path, render=True)
+    asked = papers.Selection(tmp_path, render=True)
     made, figures = papers.again("fedseit", asked)
     assert figures == {}
     assert len(made.cells) == 160  # both profiles: 70 accuracies and 10 gains each

@@ -14,7 +14,7 @@ from atoll.reproduce.ledger import as_json
 from atoll.reproduce.measured import file_name
 from atoll.reproduce.migrate import migrate, old_fedseit, old_vleto
 from atoll.reproduce.pages import as_markdown
-from atoll.reproduce.papers import Asked, again, load
+from atoll.reproduce.papers import Selection, again, load
 
 LEDGERS = Path(__file__).parents[3] / "docs" / "reproduction"
 FOLDER = LEDGERS / "fedseit"
@@ -28,7 +28,7 @@ def files(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("paper", COUNTS)
 def test_no_measured_cell_is_lost(paper: str) -> None:
-    made, _ = again(paper, Asked(LEDGERS / paper, render=True, studies=True))
+    made, _ = again(paper, Selection(LEDGERS / paper, render=True, studies=True))
     runs = [cost["runs"] for cost in made.costs.values() if cost["measured"]]
     counts = len(files(LEDGERS / paper)), sum(bool(cell.ours) for cell in made.cells)
     assert counts >= COUNTS[paper]
@@ -49,7 +49,7 @@ def test_every_setting_has_options_of_its_own_split_alone(paper: str) -> None:
 
 @pytest.mark.parametrize("paper", ["fedseit", "vleto"])
 def test_the_ledger_has_the_present_fingerprints(paper: str) -> None:
-    made, _ = again(paper, Asked(LEDGERS / paper, render=True, studies=True))
+    made, _ = again(paper, Selection(LEDGERS / paper, render=True, studies=True))
     kept = json.loads((LEDGERS / paper / "ledger.json").read_text())
     assert json.loads(json.dumps(as_json(made)))["cells"] == kept["cells"]
 

@@ -19,7 +19,7 @@ from atoll.reproduce.ledger import Ledger, as_json
 from atoll.reproduce.measured import Measurement
 from atoll.reproduce.pages import as_markdown
 from atoll.reproduce.paper import Say, silent
-from atoll.reproduce.papers import Asked, again
+from atoll.reproduce.papers import Selection, again
 
 LEDGER = Path(__file__).parents[3] / "docs" / "reproduction" / "chfl"
 
@@ -91,7 +91,7 @@ def test_unknown_tables_and_settings_are_named() -> None:
 
 
 def test_processes_that_measure_leave_missing_data_to_be_told(tmp_path: Path) -> None:
-    asked = Asked(tmp_path, only="helena K=5 30%", device="cpu", quick=True, jobs=2)
+    asked = Selection(tmp_path, only="helena K=5 30%", device="cpu", quick=True, jobs=2)
     made, figures = again("chfl", asked)
     cell = next(c for c in made.cells if c.row == "helena K=5 30%")
     assert (cell.verdict, cell.obstacle) == ("undecidable here", "no data: helena")
@@ -102,23 +102,23 @@ def test_processes_that_measure_leave_missing_data_to_be_told(tmp_path: Path) ->
 def test_a_process_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = [sys.executable, "-c", "raise SystemExit(70)"]
     monkeypatch.setattr(papers, "_command", lambda *given: failing)
-    asked = Asked(tmp_path, only="helena K=5 30%", jobs=2)
+    asked = Selection(tmp_path, only="helena K=5 30%", jobs=2)
     with pytest.raises(UserError, match=r"measuring 'helena K=5 30%' ended with exit code 70"):
         again("chfl", asked)
 
 
 def test_the_plan_can_be_set(tmp_path: Path) -> None:
     """Other seeds and rounds; processes are told too; a wrong name or kind is answered."""
-    asked = Asked(tmp_path, plan=("seeds=[7]", "rounds=3"))
+    asked = Selection(tmp_path, plan=("seeds=[7]", "rounds=3"))
     made = papers._plan(PAPER, asked)
     assert (made.seeds, made.rounds, made.rates) == ((7,), 3, chfl.RATES)
     command = papers._command("chfl", asked, "x")
     assert [command[i + 1] for i, part in enumerate(command) if part == "--set"] == [*asked.plan]
     with pytest.raises(UserError, match="the plan has no 'sedes'") as told:
-        papers._plan(PAPER, Asked(tmp_path, plan=("sedes=[7]",)))
+        papers._plan(PAPER, Selection(tmp_path, plan=("sedes=[7]",)))
     assert "seeds" in told.value.remedy
     with pytest.raises(UserError, match="'many' is not of its kind"):
-        papers._plan(PAPER, Asked(tmp_path, plan=("rounds=many",)))
+        papers._plan(PAPER, Selection(tmp_path, plan=("rounds=many",)))
 
 
 @pytest.mark.parametrize("changes", [{"quick": True}, {"plan": ("rounds=3",)}])
@@ -128,7 +128,7 @@ def test_a_measurement_is_not_replaced_by_one_of_something_else(
     name = "covertype-k-5-30.json"
     shutil.copy(LEDGER / name, tmp_path)
     with pytest.raises(UserError, match="another config is here") as told:
-        again("chfl", Asked(tmp_path, only="covertype K=5 30%", device="cpu", **changes))
+        again("chfl", Selection(tmp_path, only="covertype K=5 30%", device="cpu", **changes))
     assert told.value.where == str(tmp_path / name)
     assert (tmp_path / name).read_bytes() == (LEDGER / name).read_bytes()
 
@@ -136,7 +136,7 @@ def test_a_measurement_is_not_replaced_by_one_of_something_else(
 def test_a_longer_run_is_not_replaced_by_a_shorter_one(tmp_path: Path) -> None:
     name = "digits-cifar100-fccl-seed-0.json"
     shutil.copy(LEDGER.parent / "fccl" / name, tmp_path)
-    asked = Asked(tmp_path, only="digits cifar100 FCCL", device="cpu", plan=("rounds=2",))
+    asked = Selection(tmp_path, only="digits cifar100 FCCL", device="cpu", plan=("rounds=2",))
     with pytest.raises(UserError, match="another config is here"):
         again("fccl", asked)
     assert (tmp_path / name).read_bytes() == (LEDGER.parent / "fccl" / name).read_bytes()
@@ -148,7 +148,7 @@ def test_papers_and_miniatures_have_folders_of_their_own(
     monkeypatch.chdir(tmp_path)
     found: list[Path] = []
 
-    def noted(paper: str, asked: Asked, *_: object) -> tuple[Ledger, dict[str, bytes]]:
+    def noted(paper: str, asked: Selection, *_: object) -> tuple[Ledger, dict[str, bytes]]:
         found.append(asked.folder)
         asked.folder.mkdir(parents=True)
         return Ledger(paper), {}
@@ -164,7 +164,7 @@ def test_a_ledger_is_made_of_all_that_is_in_the_folder(tmp_path: Path) -> None:
     study = "covertype-k-5-30---u-begins-at-zero.json"
     for name in ("covertype-k-5-30.json", "covertype-k-2-30.json", study):
         shutil.copy(LEDGER / name, tmp_path)
-    made, _ = again("chfl", Asked(tmp_path, only="covertype K=5 30%", device="cpu"))
+    made, _ = again("chfl", Selection(tmp_path, only="covertype K=5 30%", device="cpu"))
     measured = {c.row for c in made.cells if c.table == "Table III" and c.ours}
     assert measured == {"covertype K=5 30%", "covertype K=2 30%"}
     assert any("U begins at zero" in claim.text for claim in made.claims)
@@ -174,7 +174,7 @@ def test_a_ledger_is_made_of_all_that_is_in_the_folder(tmp_path: Path) -> None:
         "no data: get 'helena' (see atoll list data), then run "
     )
     assert notes["helena median"] == "not measured: atoll has no setting for this row"
-    shown, _ = again("chfl", Asked(tmp_path, render=True, plan=("rounds=3",)))
+    shown, _ = again("chfl", Selection(tmp_path, render=True, plan=("rounds=3",)))
     notes = {c.row: c.note for c in shown.cells if not c.ours}
     assert notes["covertype K=2 30%"] == "measured with another config: covertype-k-2-30.json"
 
@@ -182,13 +182,13 @@ def test_a_ledger_is_made_of_all_that_is_in_the_folder(tmp_path: Path) -> None:
 def test_a_ledger_has_the_other_seeds_of_what_was_not_asked_for(tmp_path: Path) -> None:
     for name in ("fccl-seed-0", "fccl-seed-1", "fedmd-seed-0", "fedmd-seed-1"):
         shutil.copy(LEDGER.parent / "fccl" / f"digits-cifar100-{name}.json", tmp_path)
-    asked = Asked(tmp_path, only="digits cifar100 FCCL", device="cpu", plan=("seeds=[0]",))
+    asked = Selection(tmp_path, only="digits cifar100 FCCL", device="cpu", plan=("seeds=[0]",))
     cells = [c for c in again("fccl", asked)[0].cells if c.table.startswith("Table 1") and c.ours]
     assert {c.row: len(c.ours) for c in cells} == {"SOLO": 2, "FCCL": 1, "FedMD": 2}
 
 
 def test_studies_are_measured_beside_settings_that_are_named(tmp_path: Path) -> None:
-    asked = Asked(tmp_path, only=f"covertype K=5 30%; {chfl.STUDIES[0].name}", studies=True)
+    asked = Selection(tmp_path, only=f"covertype K=5 30%; {chfl.STUDIES[0].name}", studies=True)
     names = [setting.name for setting in papers._select(PAPER, asked)]
     assert names == ["covertype K=5 30%", *(s.name for s in chfl.STUDIES)]
 
@@ -218,13 +218,13 @@ def test_a_failed_setting_leaves_the_ledger_of_the_others(
 
 def test_where_nothing_was_measured_there_is_nothing_to_render(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing to render"):
-        again("chfl", Asked(tmp_path / "none", render=True))
+        again("chfl", Selection(tmp_path / "none", render=True))
 
 
 @pytest.mark.filterwarnings("error")
 def test_a_miniature_is_one_small_run_with_its_figures(tmp_path: Path) -> None:
     plan = chfl.Plan.quick(tmp_path, "cpu")
-    assert [s.name for s in papers._select(PAPER, Asked(tmp_path, quick=True))] == [
+    assert [s.name for s in papers._select(PAPER, Selection(tmp_path, quick=True))] == [
         "covertype K=5 30%"
     ]
     small = (("model.widths", [8, 6, 4]),)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from atoll.cli import app
 from atoll.reproduce.alternatives import Comparison, comparisons
 from atoll.reproduce.margins import RULES
-from atoll.reproduce.papers import PAPERS, Asked, again
+from atoll.reproduce.papers import PAPERS, Selection, again
 from atoll.reproduce.summary import PAGE, PAGES, SUMMARY, page, summarize, update
 from atoll.reproduce.vleto import PAPER, SETTINGS, Plan
 
@@ -106,7 +106,7 @@ def copied(tmp_path: Path, *names: str) -> Path:
 
 
 def cell_of(folder: Path, setting: str, column: str) -> Any:
-    made, _ = again("vleto", Asked(folder, render=True))
+    made, _ = again("vleto", Selection(folder, render=True))
     (cell,) = [c for c in made.cells if c.setting == setting and c.column == column
                and c.table.startswith("Table 1")]  # fmt: skip
     return cell
@@ -133,7 +133,7 @@ def test_a_file_with_other_seeds_counts_and_one_of_another_config_does_not(tmp_p
     config = PAPER.config(chosen, Plan(folder, seeds=tuple(range(20))))
     (folder / name).write_text(json.dumps({**one, "runs": more, "config": config}))
     assert len(cell_of(folder, setting, "Task 4").ours) == 20
-    again("vleto", Asked(folder, only=setting, device="cpu"))  # it is not measured again
+    again("vleto", Selection(folder, only=setting, device="cpu"))  # it is not measured again
     assert len(json.loads((folder / name).read_text())["runs"]) == 20
     (folder / name).write_text(json.dumps({**one, "runs": more, "config": "another"}))
     cell = cell_of(folder, setting, "Task 4")

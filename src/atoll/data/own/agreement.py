@@ -188,10 +188,10 @@ class OwnTable:
     def agreed(self, request: Agree, key: str) -> Agreed:
         """Gaps and levels of the common columns; of one that is left out here, nothing."""
         gaps, levels = dict[str, bool](), dict[str, list[str]]()
-        asked = {*request.common}
+        requested = {*request.common}
         for name, kind in self.kinds.items():
             hashed, profile = _hash(name, key), self.profiles[name]
-            if hashed in asked:
+            if hashed in requested:
                 gaps[hashed] = profile.gaps
                 if kind == "text":
                     if not self._tells(name):

@@ -105,12 +105,12 @@ class Spoke:
     ids: list[str]
     _key: Any = field(default=None, repr=False)
 
-    def setup(self, asked: int) -> bytes:
+    def setup(self, revision: int) -> bytes:
         """Its own ids under its own key."""
         psi = _psi()
         self._key = psi.server.CreateWithNewKey(True)
         message = self._key.CreateSetupMessage(
-            FALSE_POSITIVES, asked, self.ids, psi.DataStructure.RAW
+            FALSE_POSITIVES, revision, self.ids, psi.DataStructure.RAW
         )
         return bytes(message.SerializeToString())
 

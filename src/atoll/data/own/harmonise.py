@@ -222,8 +222,8 @@ def _dated(
         start = pa.array([as_dates(pa.array([rule.since]))[0].as_py()] * len(text), pa.float64())
     days = pc.subtract(as_dates(dates), start)
     unknown = pc.and_(as_dates(dates).is_valid(), start.is_null())  # no reference: no number
-    kept = pc.if_else(unknown, pa.scalar(None, pa.string()), text)
-    return pc.coalesce(days.cast(pa.string()), kept)
+    values = pc.if_else(unknown, pa.scalar(None, pa.string()), text)
+    return pc.coalesce(days.cast(pa.string()), values)
 
 
 def _usual(text: pa.Array, format: str) -> pa.Array:

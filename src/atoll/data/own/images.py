@@ -143,8 +143,8 @@ def some_images(
         return _pictures(path, paths, shape), [p.relative_to(path).as_posix() for p in paths], None
     labels: list[str] | None = None
     if path.suffix == ".npz":
-        with _arrays(path) as held:
-            known = {*held}
+        with _arrays(path) as arrays:
+            known = {*arrays}
         if {"x", "y"} <= known or "y_train" in known:
             site = _npz(path, shape)
             x, labels = site.x, site.labels
@@ -316,14 +316,14 @@ def _lacking(path: Path, name: str, arrays: Any) -> UserError:
 
 
 def _npz(path: Path, shape: Shape) -> _SiteImages:
-    with _arrays(path) as held:
-        parted = "x_train" in held
+    with _arrays(path) as content:
+        parted = "x_train" in content
         keys = ("x_train", "y_train", "x_test", "y_test") if parted else ("x", "y")
         for key in keys:
-            if key not in held:
-                raise _lacking(path, key, held)
-        arrays = [held[key] for key in keys]
-        names = [str(name) for name in held["classes"].ravel()] if "classes" in held else []
+            if key not in content:
+                raise _lacking(path, key, content)
+        arrays = [content[key] for key in keys]
+        names = [str(name) for name in content["classes"].ravel()] if "classes" in content else []
     pictures, labels = [_channels_first(path, x) for x in arrays[::2]], list[str]()
     for x, y in zip(pictures, arrays[1::2], strict=True):
         if y.shape != x.shape[:1] or not len(y):

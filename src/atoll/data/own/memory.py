@@ -167,8 +167,8 @@ def _plain_table(table: pa.Table) -> pa.Table:
     """The columns as Parquet files have them, beside the index of a DataFrame of pandas."""
     about = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))
     index = {name for name in about.get("index_columns", []) if isinstance(name, str)}
-    kept = [field for field in table.schema if field.name not in index]
-    plain = pa.schema([f.with_type(pa.string()) if _is_view(f.type) else f for f in kept])
+    fields = [field for field in table.schema if field.name not in index]
+    plain = pa.schema([f.with_type(pa.string()) if _is_view(f.type) else f for f in fields])
     return table.select(plain.names).cast(plain).replace_schema_metadata(None)
 
 

@@ -112,9 +112,9 @@ _Stage = Sequence[tuple[Sheet, pa.Table]]  # the file of each party at one stage
 
 def load(name: str = "", **given: Any) -> Dataset:
     """The common rows of all parties, side by side; equal files give equal data."""
-    asked = build(PartyOptions, given, "[data]")
-    parties, active, options = _read(asked)
-    findings = [] if asked.task else _task_findings(parties[active], options)
+    party_options = build(PartyOptions, given, "[data]")
+    parties, active, options = _read(party_options)
+    findings = [] if party_options.task else _task_findings(parties[active], options)
     if options.task == "regression":
         return _dataset(name, parties, active, (options.label,), options, findings)
     labels = [text.column(options.label).to_pylist() for text in parties[active].texts]
@@ -179,7 +179,7 @@ def _read(
 ) -> tuple[list[_Party], int, PartyOptions]:
     """The common rows of all parties, which of them has the label, and the options."""
     files = [(one,) if isinstance(one, str) else tuple(one) for one in options.parties]
-    _asked(options, files)
+    _check_options(options, files)
     rules = [options.as_of_a_table.rules(Path(party[0]).stem) for party in files]
     sheets = [
         tuple(rename_columns(opened(Path(path)), own) for path in party)
@@ -216,7 +216,7 @@ def _read(
     return parties, active, options
 
 
-def _asked(options: PartyOptions, files: Sequence[tuple[str, ...]]) -> None:
+def _check_options(options: PartyOptions, files: Sequence[tuple[str, ...]]) -> None:
     """Refuse a config that lacks something."""
     example = 'write for example data = { parties = ["bank.csv", "shop.csv"], label = "outcome" }'
     if len(files) < 2 or not options.label:
@@ -252,10 +252,10 @@ def _lasting(party: Sequence[Sheet], options: PartyOptions) -> None:
                 nearest(options.id, sheet.columns),
             )
     for sheet in party[1:]:
-        gone = [c for c in first.columns if c not in sheet.columns and c not in options.ignore]
-        if gone:
-            what = f"the column '{gone[0]}' of {first.path.name} is gone"
-            raise unusable(what, sheet.path, f"bring it back, or write ignore = ['{gone[0]}']")
+        dropped = [c for c in first.columns if c not in sheet.columns and c not in options.ignore]
+        if dropped:
+            what = f"the column '{dropped[0]}' of {first.path.name} is gone"
+            raise unusable(what, sheet.path, f"bring it back, or write ignore = ['{dropped[0]}']")
         new = [c for c in sheet.columns if c not in first.columns and c not in options.ignore]
         if new:
             what = f"the column '{new[0]}' is not in {first.path.name}"

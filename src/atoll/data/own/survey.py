@@ -231,9 +231,9 @@ def holds(plan: Survey) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 def widths(plan: Survey) -> tuple[int, dict[str, int]]:
     """How many columns of numbers are common, and how many each site has of its own."""
-    held = holds(plan)
-    size, common = np.array([block.width for block in plan.blocks]), held.all(0)
+    columns = holds(plan)
+    size, common = np.array([block.width for block in plan.blocks]), columns.all(0)
     own = {
-        s.name: int(size[mine & ~common].sum()) for s, mine in zip(plan.sites, held, strict=True)
+        s.name: int(size[mine & ~common].sum()) for s, mine in zip(plan.sites, columns, strict=True)
     }
     return int(size[common].sum()), own

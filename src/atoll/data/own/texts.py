@@ -216,8 +216,8 @@ def some_texts(
     file, empty to detect them.
     """
     text, label = (rules.rename.get(name, name) for name in names)
-    wanted = [label, *([rules.id] if rules.id else [])]
-    columns = _columns(path, [text], Reading(*how, rules.rename), wanted)
+    needed = [label, *([rules.id] if rules.id else [])]
+    columns = _columns(path, [text], Reading(*how, rules.rename), needed)
     _refuse_numbers(path, text, columns[text])
     labels: list[str | None] | None = None
     if label in columns:
@@ -236,7 +236,7 @@ def _refuse_numbers(path: Path, name: str, texts: Sequence[Any]) -> None:
 
 
 def _columns(
-    path: Path, names: Sequence[str], how: Reading, wanted: Sequence[str] | None = ()
+    path: Path, names: Sequence[str], how: Reading, needed: Sequence[str] | None = ()
 ) -> dict[str, list[Any]]:
     """These columns of a file by name, and those of the `wanted` ones that it has; None: all."""
     kind = path.suffix.lower()
@@ -247,11 +247,11 @@ def _columns(
         remedy = "fix the path; it is relative to the folder in which you start the command"
         raise UserError(f"no file '{path}'", "data.files", remedy, EXIT_DATA_MISSING)
     if kind == ".jsonl":
-        columns = _jsonl(path, names, wanted, how)
+        columns = _jsonl(path, names, needed, how)
     elif kind in CSV:
-        columns = _csv(path, names, wanted, how)
+        columns = _csv(path, names, needed, how)
     else:
-        columns = _parquet(path, names, wanted, how)
+        columns = _parquet(path, names, needed, how)
     if not columns[names[0]]:
         raise _empty(path)
     return columns
@@ -294,15 +294,15 @@ def _empty(path: Path) -> UserError:
 
 
 def _chosen(
-    path: Path, known: Sequence[str], names: Sequence[str], wanted: Sequence[str] | None
+    path: Path, known: Sequence[str], names: Sequence[str], needed: Sequence[str] | None
 ) -> list[str]:
     """The columns to read; refuse a file that has not each of the `names` once."""
     for name in names:
         if name not in known:
             raise UserError(f"no column '{name}'", str(path), nearest(name, known))
-    if wanted is None:
-        wanted = [name for name, count in Counter(known).items() if count == 1]
-    chosen = [*dict.fromkeys([*names, *(name for name in wanted if name in known)])]
+    if needed is None:
+        needed = [name for name, count in Counter(known).items() if count == 1]
+    chosen = [*dict.fromkeys([*names, *(name for name in needed if name in known)])]
     for name in chosen:
         if [*known].count(name) > 1:
             what = f"the column '{name}' is there twice"
@@ -322,7 +322,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _jsonl(
-    path: Path, names: Sequence[str], wanted: Sequence[str] | None, how: Reading
+    path: Path, names: Sequence[str], needed: Sequence[str] | None, how: Reading
 ) -> dict[str, list[Any]]:
     rows = list[dict[str, Any]]()
     for number, line in enumerate(_lines(path), 1):
@@ -340,19 +340,19 @@ def _jsonl(
     if not rows:
         raise _empty(path)
     known = dict.fromkeys(name for row in rows for name in row)
-    chosen = _chosen(path, [*known], names, wanted)
+    chosen = _chosen(path, [*known], names, needed)
     return {name: [row.get(name) for row in rows] for name in chosen}
 
 
 def _csv(
-    path: Path, names: Sequence[str], wanted: Sequence[str] | None, how: Reading
+    path: Path, names: Sequence[str], needed: Sequence[str] | None, how: Reading
 ) -> dict[str, list[Any]]:
     tab = "\t" if path.suffix.lower() == ".tsv" else ""
     with own(path, "a CSV file"):
         delimiter, encoding, header = written(path, how.delimiter or tab, how.encoding)
         if not header:
             raise _empty(path)
-        every = next(csv.reader([header], delimiter=delimiter)) if wanted is None else wanted
+        every = next(csv.reader([header], delimiter=delimiter)) if needed is None else needed
         read = [*names, *every, *how.rename]
         try:
             table = pyarrow.csv.read_csv(
@@ -366,7 +366,7 @@ def _csv(
         except (pyarrow.ArrowInvalid, UnicodeError) as error:
             raise _csv_error(path, encoding, error) from error
         table = table.rename_columns([how.rename.get(name, name) for name in table.column_names])
-        chosen = _chosen(path, table.column_names, names, wanted)
+        chosen = _chosen(path, table.column_names, names, needed)
         return {name: table.column(name).to_pylist() for name in chosen}
 
 
@@ -379,12 +379,12 @@ def _csv_error(path: Path, encoding: str, error: Exception) -> Exception:
 
 
 def _parquet(
-    path: Path, names: Sequence[str], wanted: Sequence[str] | None, how: Reading
+    path: Path, names: Sequence[str], needed: Sequence[str] | None, how: Reading
 ) -> dict[str, list[Any]]:
     with own(path, "a Parquet file"), pyarrow.parquet.ParquetFile(path) as file:
         there = file.schema_arrow.names
         renamed = [how.rename.get(name, name) for name in there]
-        chosen = _chosen(path, renamed, names, wanted)
+        chosen = _chosen(path, renamed, names, needed)
         places = {name: there[renamed.index(name)] for name in chosen}
         table = file.read(columns=[*places.values()])
         return {name: table.column(place).to_pylist() for name, place in places.items()}

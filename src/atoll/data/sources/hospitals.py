@@ -132,9 +132,9 @@ def _patients(
         shifted = means[:, place] + shifts.get(measurement.name, 0.0)
         values = shifted + measurement.deviation * draws.normal(size=rows)
         columns.append(np.round(values, measurement.decimals))
-    held = _held(site)
+    measured = _held(site)
     x = np.stack(columns, axis=1)
-    x[:, ~held] = 0  # not measured here; the layout says so
+    x[:, ~measured] = 0  # not measured here; the layout says so
     diagnoses = [DIAGNOSES.index(one.diagnosis) for one in PRESENTATIONS]
     return x, np.array(diagnoses, dtype=np.int64)[chosen]
 
@@ -149,13 +149,13 @@ def _case_mix(site: Hospital, year: int) -> dict[str, float]:
 def _held(site: Hospital) -> Array:
     """Which measurements a site has."""
     only_some = {name for other in HOSPITALS for name in other.own}
-    held = [one.name in site.own or one.name not in only_some for one in MEASUREMENTS]
-    return np.array(held)
+    measured = [one.name in site.own or one.name not in only_some for one in MEASUREMENTS]
+    return np.array(measured)
 
 
 def _layout(years: Array) -> Layout:
     """Who measures what, and when; a file of patients is read column by column."""
-    held = np.stack([_held(site) for site in HOSPITALS])
+    measured = np.stack([_held(site) for site in HOSPITALS])
     numbers = np.ones(len(MEASUREMENTS), dtype=bool)
     blocks = [
         asdict(Block(measurement.name, "number", (), False, start))
@@ -169,4 +169,4 @@ def _layout(years: Array) -> Layout:
         "encoding": "",
         "blocks": [{**block, "levels": list(block["levels"])} for block in blocks],
     }
-    return Layout(held, numbers, years, YEARS, recipe)
+    return Layout(measured, numbers, years, YEARS, recipe)

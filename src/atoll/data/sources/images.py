@@ -244,8 +244,8 @@ def tiny_imagenet(size: AtLeastOne = 32) -> Dataset:
 
 def _counted(path: Path, counts: tuple[int, ...], expected: tuple[int, ...]) -> None:
     if counts != expected:
-        here, wanted = (" + ".join(f"{n:,}" for n in several) for several in (counts, expected))
-        raise refused(path, f"holds {here} images, expected {wanted}")
+        here, total = (" + ".join(f"{n:,}" for n in several) for several in (counts, expected))
+        raise refused(path, f"holds {here} images, expected {total}")
 
 
 def digits_domains(fourth: Literal["mnist-m", "synthetic-digits"] = "mnist-m") -> Dataset:

@@ -57,19 +57,19 @@ def deal(dataset: Dataset, options: Options, seed: int) -> Scenario:
 def _blurred(scenario: Scenario, share: float, stream: Stream) -> Scenario:
     """Each client's training rows, a share of each stage dealt to the other stages in turn."""
     holdings = {}
-    for id, held in scenario.holdings.items():
+    for id, periods in scenario.holdings.items():
         generator = stream.child(id).numpy()
-        parts: list[list[Array]] = [[] for _ in held]
-        for stage, holding in enumerate(held):
+        parts: list[list[Array]] = [[] for _ in periods]
+        for stage, holding in enumerate(periods):
             rows = generator.permutation(holding.train)
-            moved = round(share * len(rows)) if len(held) > 1 else 0
+            moved = round(share * len(rows)) if len(periods) > 1 else 0
             parts[stage].append(rows[moved:])
-            others = [number for number in range(len(held)) if number != stage]
+            others = [number for number in range(len(periods)) if number != stage]
             for turn, number in enumerate(others):
                 parts[number].append(rows[:moved][turn :: len(others)])
         trains = [np.concatenate(several) for several in parts]
         holdings[id] = tuple(
-            replace(holding, train=train) for holding, train in zip(held, trains, strict=True)
+            replace(holding, train=train) for holding, train in zip(periods, trains, strict=True)
         )
         for stage, train in enumerate(trains):
             partition.check_training(id, stage, len(train))
@@ -79,9 +79,9 @@ def _blurred(scenario: Scenario, share: float, stream: Stream) -> Scenario:
 def _reordered(scenario: Scenario, stream: Stream) -> Scenario:
     """The stages of each client in an order of its own; a task is known once any client has it."""
     holdings, first = {}, [scenario.stages] * scenario.stages
-    for id, held in scenario.holdings.items():
+    for id, periods in scenario.holdings.items():
         order = stream.child(id).numpy().permutation(scenario.stages).tolist()
-        holdings[id] = tuple(held[task] for task in order)
+        holdings[id] = tuple(periods[task] for task in order)
         for stage, task in enumerate(order):
             first[task] = min(first[task], stage)
     return replace(scenario, holdings=holdings, known_at=tuple(first))

@@ -43,7 +43,7 @@ def deal(dataset: Dataset, options: Options, seed: int) -> Scenario:
     order, count = _common_first(partition.column_order(dataset, options.feature_seed), options)
     common, own = partition.columns_common_and_own(order, count, options.clients)
     holdings = {
-        id: tuple(replace(held, own=columns) for held in dealt.holdings[id])
+        id: tuple(replace(holding, own=columns) for holding in dealt.holdings[id])
         for id, columns in zip(dealt.clients, own, strict=True)
     }
     return replace(dealt, holdings=holdings, common=common)

@@ -50,8 +50,8 @@ def deal(dataset: Dataset, options: Options, seed: int) -> Scenario:
     holdings, tests = [], []
     for number, (name, rows) in enumerate(groups.items()):
         size = options.sizes[number] if options.sizes else None
-        held, test = _of_domain(dataset, options, (name, rows), size, stream.child(name))
-        holdings.append([held])
+        holding, test = _of_domain(dataset, options, (name, rows), size, stream.child(name))
+        holdings.append([holding])
         tests.append(test)
     ids, remark = partition.client_ids(len(groups)), " (tested on training rows too)"
     tasks = tuple(f"{name}{remark * options.paper_compat}" for name in groups)

@@ -114,8 +114,8 @@ def own_sizes(site: str, stages: Mapping[str, int], options: Options) -> Array:
 
 def part_sizes(scenario: Scenario, site: str) -> Array:
     """The numbers of training, validation and test rows of a site over all stages."""
-    held = scenario.holdings[site]
-    parts = ([h.train for h in held], [h.valid for h in held], scenario.tests[site])
+    holdings = scenario.holdings[site]
+    parts = ([h.train for h in holdings], [h.valid for h in holdings], scenario.tests[site])
     return np.array([sum(len(rows) for rows in part) for part in parts])
 
 

@@ -105,7 +105,7 @@ def _party_stages(dataset: Dataset, options: Options) -> tuple[tuple[str, ...], 
 def _party_columns(dataset: Dataset, options: Options) -> list[Array]:
     """The columns of each client where rows are common to all."""
     if dataset.layout is not None:
-        return [np.flatnonzero(held) for held in dataset.layout.held]
+        return [np.flatnonzero(mask) for mask in dataset.layout.held]
     order = partition.column_order(dataset, options.feature_seed)
     if options.clients > len(order):
         raise partition.refusal(

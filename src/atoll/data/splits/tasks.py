@@ -39,16 +39,16 @@ def deal(dataset: Dataset, options: Options, seed: int) -> Scenario:
     pool = np.sort(np.concatenate([parts.train, parts.valid]))  # g.3: in file order
     tasks = _drawn_tasks(dataset, options, parts.test)
     stream = Stream.of(DRAW_SEED, "split", "tasks")
-    held = []
+    holdings = []
     for number, rows in enumerate(task_rows(pool, dataset.strata, tasks)):
         take = partition.by_class(dataset.strata, stream.child(number).numpy(), keep=1)
         valid, train = take(rows, math.ceil(options.held_back * len(rows) - 1e-9))
-        held.append(Holding(train, valid, partition.NONE))
+        holdings.append(Holding(train, valid, partition.NONE))
     tested = [partition.of_classes(parts.test, dataset.strata, kinds) for kinds in tasks]
     order = task_allocation(options.clients, options.stages, seed)
     return partition.build_scenario(
         partition.client_ids(options.clients),
-        [[held[number] for number in sequence] for sequence in order],
+        [[holdings[number] for number in sequence] for sequence in order],
         [[tested[number] for number in sequence] for sequence in order],
         partition.task_names(options.stages),
         partition.all_columns(dataset),

@@ -11,15 +11,15 @@ from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 __all__ = [
-    "bound_to",
-    "dialled",
+    "bind_address",
+    "decode_host",
+    "encode_host",
     "is_host",
     "is_loopback",
-    "meant",
+    "is_taken",
+    "local_addresses",
+    "open_connection",
     "proxies",
-    "spelled",
-    "taken",
-    "way_in",
 ]
 
 LITERAL = ".ipv6-literal.net"  # after Windows, where an address within a path is named like this
@@ -43,29 +43,29 @@ def is_host(host: str) -> bool:
     return len(host) < 254 and NAME.fullmatch(host) is not None
 
 
-def spelled(host: str) -> str:
+def encode_host(host: str) -> str:
     """A host as NVFlare's files and certificates name it, without colons."""
-    found = _address(host)
-    if not isinstance(found, IPv6Address):
+    address = _address(host)
+    if not isinstance(address, IPv6Address):
         return host
-    return found.exploded.replace(":", "-") + LITERAL
+    return address.exploded.replace(":", "-") + LITERAL
 
 
-def meant(host: str) -> str:
-    """The name or address that was spelled like this."""
+def decode_host(host: str) -> str:
+    """The name or address that was encode_host like this."""
     if not host.endswith(LITERAL):
         return host
-    found = _address(host.removesuffix(LITERAL).replace("-", ":"))
-    return host if found is None else str(found)
+    address = _address(host.removesuffix(LITERAL).replace("-", ":"))
+    return host if address is None else str(address)
 
 
 def is_loopback(host: str) -> bool:
     """Whether this is an address that reaches its own machine alone."""
-    found = _address(meant(host))
-    return found is not None and found.is_loopback
+    address = _address(decode_host(host))
+    return address is not None and address.is_loopback
 
 
-def way_in(server: str) -> tuple[str, ...]:
+def local_addresses(server: str) -> tuple[str, ...]:
     """The addresses at which the coordinator's machine reaches its own server, best first.
 
     The public name may have no meaning there, or the one of a router in front of it.
@@ -73,32 +73,36 @@ def way_in(server: str) -> tuple[str, ...]:
     return (server,) if is_loopback(server) else ("127.0.0.1", "::1")
 
 
-def dialled(hosts: Iterable[str], port: int, seconds: float = DIAL_SECONDS) -> socket.socket:
+def open_connection(
+    hosts: Iterable[str], port: int, seconds: float = DIAL_SECONDS
+) -> socket.socket:
     """A connection to the first of these hosts that can be had, over IPv4 or IPv6."""
     refused: OSError = ConnectionRefusedError("no address")
     for host in hosts:
         try:
-            found = socket.create_connection((meant(host), port), timeout=seconds)
+            connection = socket.create_connection((decode_host(host), port), timeout=seconds)
         except OSError as error:
             refused = error
         else:
-            found.settimeout(None)
-            return found
+            connection.settimeout(None)
+            return connection
     raise refused
 
 
-def bound_to(host: str) -> tuple[socket.AddressFamily, str]:
+def bind_address(host: str) -> tuple[socket.AddressFamily, str]:
     """The kind of socket that listens at a host, and its address; all addresses for no host."""
     if not host:
         both = socket.has_dualstack_ipv6()
         return (socket.AF_INET6, "::") if both else (socket.AF_INET, "")
-    found = _address(meant(host))
-    return (socket.AF_INET6 if isinstance(found, IPv6Address) else socket.AF_INET), meant(host)
+    address = _address(decode_host(host))
+    return (socket.AF_INET6 if isinstance(address, IPv6Address) else socket.AF_INET), decode_host(
+        host
+    )
 
 
-def taken(server: str, port: int) -> bool:
+def is_taken(server: str, port: int) -> bool:
     """Whether something else listens where the server would."""
-    family, address = bound_to(server if is_loopback(server) else "")
+    family, address = bind_address(server if is_loopback(server) else "")
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:

@@ -13,7 +13,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-__all__ = ["FEWEST", "shown_rows", "singling_units", "undone", "varied_columns"]
+__all__ = ["FEWEST", "gradients_of_step", "shown_rows", "singling_units", "varied_columns"]
 
 TOLERANCE = 0.005  # relative distance of a combination of units from the row
 FEWEST = 5  # columns with many values, below which a combination meets a row by chance
@@ -47,13 +47,13 @@ def singling_units(weights: Mapping[str, Tensor], rows: Tensor, least: int) -> i
 
 def _layers(weights: Mapping[str, Tensor], columns: int) -> list[tuple[str, str]]:
     """The names of weight and bias of every linear layer that reads the inputs."""
-    found = []
+    layers = []
     for name, tensor in weights.items():
         bias = name.replace("weight", "bias")
         fits = tensor.dim() == 2 and tensor.shape[1] == columns
         if fits and bias != name and bias in weights:
-            found.append((name, bias))
-    return found
+            layers.append((name, bias))
+    return layers
 
 
 def _singling(weight: Tensor, bias: Tensor, inputs: Tensor, least: int) -> int:
@@ -89,16 +89,16 @@ def varied_columns(inputs: Tensor, most: int = FEWEST) -> int:
     return sum(islice(filter(None, varied), most))
 
 
-def undone(
+def gradients_of_step(
     before: Mapping[str, Tensor], after: Mapping[str, Tensor], rate: float, epsilon: float
 ) -> dict[str, Tensor]:
     """What plain gradients would have made of `before`, if `after` is one step of fresh Adam."""
-    found = {}
+    gradients = {}
     for name, tensor in before.items():
         update = after[name].detach().double().cpu() - tensor.detach().double().cpu()
         left = (rate - update.abs()).clamp(min=rate * 1e-9)
-        found[name] = tensor.detach().double().cpu() + update / left * epsilon
-    return found
+        gradients[name] = tensor.detach().double().cpu() + update / left * epsilon
+    return gradients
 
 
 def _of_layer(

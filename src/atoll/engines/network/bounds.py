@@ -24,7 +24,13 @@ from atoll.core.messages import Tensors
 from atoll.core.record import disk_errors, write_whole
 from atoll.core.rows import Rows
 from atoll.engines.network.answered import Answered
-from atoll.engines.network.audit import FEWEST, shown_rows, singling_units, undone, varied_columns
+from atoll.engines.network.audit import (
+    FEWEST,
+    gradients_of_step,
+    shown_rows,
+    singling_units,
+    varied_columns,
+)
 from atoll.engines.network.contract import Contract, RefusedError
 from atoll.engines.network.egress import SHOWN, SINGLED, Spent
 from atoll.engines.network.requests import FEW_COLUMNS
@@ -58,8 +64,8 @@ class Trail:
         tensors |= {f"steps/{phase}": torch.tensor(n) for phase, n in self.steps.items()}
         tensors |= {f"tested/{name}": torch.tensor(one) for name, one in self.tested.items()}
         reach = {n: {k: torch.tensor(v) for k, v in own.items()} for n, own in self.reach.items()}
-        for kind, held in (("first", self.first), ("last", self.last), ("reach", reach)):
-            for name, weights in held.items():
+        for kind, state in (("first", self.first), ("last", self.last), ("reach", reach)):
+            for name, weights in state.items():
                 tensors |= prefixed(f"{kind}/{name}", weights)
         whole = {
             name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()
@@ -98,8 +104,8 @@ def _by_name(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
 
 def too_little(parts: Parts, client: str, terms: Contract) -> str:
     """Which stage has too few training rows, or columns, of this client; empty where none has."""
-    for stage, held in enumerate(parts.scenario.holdings[client]):
-        rows, where = len(held.train), f"at stage {stage + 1}"
+    for stage, holding in enumerate(parts.scenario.holdings[client]):
+        rows, where = len(holding.train), f"at stage {stage + 1}"
         if 0 < rows < terms.rows:
             return f"{rows} training rows {where}; the contract wants {terms.rows}"
         if (
@@ -254,7 +260,7 @@ class Bounds:
         rows = self.trained if self.terms.shown_rows == "refuse" else None
         seen = [after]
         if self.single is not None:
-            seen.append(undone(before, after, self.single.rate, self.single.epsilon))
+            seen.append(gradients_of_step(before, after, self.single.rate, self.single.epsilon))
         if rows is not None and any(shown_rows(before, one, rows.x) for one in seen):
             raise RefusedError(SHOWN)
         name = marked(type(self.request), SharedWeights)[of].name

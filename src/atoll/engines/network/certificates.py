@@ -19,8 +19,19 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from atoll.core.errors import UserError
 
 __all__ = [
-    "CLIENT", "SERVER", "Signer", "common_name", "fingerprint", "for_host", "key_pem", "made_for",
-    "new_key", "read_certificate", "read_key", "read_request", "request_pem",
+    "CLIENT",
+    "SERVER",
+    "Signer",
+    "common_name",
+    "fingerprint",
+    "for_host",
+    "key_pem",
+    "new_key",
+    "purposes_of",
+    "read_certificate",
+    "read_key",
+    "read_request",
+    "request_pem",
 ]  # fmt: skip
 
 CLIENT, SERVER = "client", "server"  # what a certificate is for
@@ -41,10 +52,10 @@ def key_pem(key: Any, passphrase: str = "") -> bytes:
         how: Any = serialization.NoEncryption()
     else:
         how = serialization.BestAvailableEncryption(passphrase.encode())
-    found: bytes = key.private_bytes(
+    pem: bytes = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, how
     )
-    return found
+    return pem
 
 
 def read_key(content: bytes, where: str, passphrase: str = "") -> Any:
@@ -68,8 +79,8 @@ def fingerprint(public_key: Any) -> str:
     content = public_key.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    found = hashlib.sha256(content).hexdigest()
-    return " ".join(found[at : at + 4] for at in range(0, len(found), 4))
+    digest = hashlib.sha256(content).hexdigest()
+    return " ".join(digest[at : at + 4] for at in range(0, len(digest), 4))
 
 
 def _name(common: str, organisation: str = "", role: str = "") -> x509.Name:
@@ -81,8 +92,8 @@ def _name(common: str, organisation: str = "", role: str = "") -> x509.Name:
 
 def common_name(signed: Any) -> str:
     """The name in a certificate or a request; empty where there is none."""
-    found = signed.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return str(found[0].value) if found else ""
+    attributes = signed.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(attributes[0].value) if attributes else ""
 
 
 def _host(host: str) -> x509.GeneralName:
@@ -92,13 +103,13 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def made_for(certificate: Any) -> set[str]:
+def purposes_of(certificate: Any) -> set[str]:
     """What a certificate is for; empty for one of before, which does not say it."""
     try:
-        found = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
         return set()
-    return {name for name, kind in PURPOSES.items() if kind in found}
+    return {name for name, kind in PURPOSES.items() if kind in usages}
 
 
 def for_host(certificate: Any, host: str) -> bool:
@@ -120,24 +131,24 @@ def read_certificate(content: bytes, where: str) -> Any:
 
 def request_pem(name: str, key: Any) -> bytes:
     """A request to sign a key under a name; the key proves itself, and stays where it is."""
-    made = x509.CertificateSigningRequestBuilder().subject_name(_name(name, "atoll"))
-    found: bytes = made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-    return found
+    builder = x509.CertificateSigningRequestBuilder().subject_name(_name(name, "atoll"))
+    pem: bytes = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    return pem
 
 
 def read_request(content: bytes, where: str) -> Any:
     """A request out of a file: one that its key has signed, with a key that NVFlare can use."""
     remedy = "ask the site for the file that atoll network request made"
     try:
-        found = x509.load_pem_x509_csr(content)
-        key = found.public_key()
+        request = x509.load_pem_x509_csr(content)
+        key = request.public_key()
     except (ValueError, UnsupportedAlgorithm) as error:
         raise UserError("not a certificate request", where, remedy) from error
-    if not found.is_signature_valid or not common_name(found):
+    if not request.is_signature_valid or not common_name(request):
         raise UserError("the request is not signed by its own key", where, remedy)
     if not isinstance(key, rsa.RSAPublicKey) or key.key_size < BITS:
         raise UserError(f"the key is not RSA with {BITS:,} bits or more", where, remedy)
-    return found
+    return request
 
 
 @dataclass(frozen=True)
@@ -152,14 +163,14 @@ class Signer:
         """An authority that signs itself."""
         key, now = new_key(), datetime.now(UTC)
         usage = _usage(key_cert_sign=True, crl_sign=True)
-        made = (
+        builder = (
             _begun(_name(project), _name(project), key.public_key(), key)
             .not_valid_before(now)
             .not_valid_after(now + timedelta(days=days))
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
             .add_extension(usage, critical=True)
         )
-        return Signer(made.sign(key, hashes.SHA256()), key)
+        return Signer(builder.sign(key, hashes.SHA256()), key)
 
     @staticmethod
     def read(certificate: str, key: str) -> "Signer":
@@ -170,8 +181,8 @@ class Signer:
     @property
     def pem(self) -> bytes:
         """The authority's certificate as a file has it."""
-        found: bytes = self.certificate.public_bytes(serialization.Encoding.PEM)
-        return found
+        pem: bytes = self.certificate.public_bytes(serialization.Encoding.PEM)
+        return pem
 
     def sign(self, name: str, public_key: Any, host: str = "", role: str = "") -> bytes:
         """A party's certificate: for a server where it has a host, else for a client."""
@@ -181,7 +192,7 @@ class Signer:
             raise UserError(what, common_name(self.certificate), remedy)
         subject = _name(name, "atoll", role)
         purpose = PURPOSES[SERVER if host else CLIENT]
-        made = (
+        builder = (
             _begun(subject, self.certificate.subject, public_key, self.key)
             .not_valid_before(max(now - SLACK, self.certificate.not_valid_before_utc))
             .not_valid_after(min(end, now + timedelta(days=DAYS)))
@@ -190,10 +201,12 @@ class Signer:
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=True)
         )
         if host:
-            made = made.add_extension(x509.SubjectAlternativeName([_host(host)]), critical=False)
-        signed = made.sign(self.key, hashes.SHA256())
-        found: bytes = signed.public_bytes(serialization.Encoding.PEM)
-        return found
+            builder = builder.add_extension(
+                x509.SubjectAlternativeName([_host(host)]), critical=False
+            )
+        signed = builder.sign(self.key, hashes.SHA256())
+        pem: bytes = signed.public_bytes(serialization.Encoding.PEM)
+        return pem
 
 
 def _begun(subject: x509.Name, issuer: x509.Name, public_key: Any, signing: Any) -> Any:

@@ -62,7 +62,7 @@ def alone_half(parts: Parts, id: str) -> Parts:
 def cost_of(parts: Parts, id: str) -> Cost:
     """The rounds and epochs of the same method at a site alone."""
     config = parts.config
-    stages = sum(len(held.train) > 0 for held in parts.scenario.holdings[id])
+    stages = sum(len(holding.train) > 0 for holding in parts.scenario.holdings[id])
     rounds = config.rounds * stages
     pretrained = int(config.method.get("pretrain_epochs", 0))
     return Cost(rounds, rounds * epochs_of_round(config) + pretrained)
@@ -119,9 +119,9 @@ def compared(
     return leaves, own_answer(home, parts, request.variant, {id: outcome}, sites)
 
 
-def written_release(asked: str, leaves: Release) -> tuple[str, bytes]:
+def written_release(digest: str, leaves: Release) -> tuple[str, bytes]:
     """The file that says what has left for which request: its name and content."""
-    return RELEASE, json.dumps({"request": asked, "release": asdict(leaves)}).encode()
+    return RELEASE, json.dumps({"request": digest, "release": asdict(leaves)}).encode()
 
 
 def read_release(home: Path) -> tuple[str, Release] | None:

@@ -69,32 +69,32 @@ class SiteFile:
 
     def terms(self) -> Contract:
         """The contract, checked."""
-        found = build(Contract, self.contract, "[contract]")
-        for name in found.methods:
+        terms = build(Contract, self.contract, "[contract]")
+        for name in terms.methods:
             if not methods.exists(name):
                 remedy = nearest(name, methods.names())
                 raise UserError(f"unknown method '{name}'", "[contract] methods", remedy)
-        known = {a for name in found.methods for a in actions(methods.load(name).client)}
+        known = {a for name in terms.methods for a in actions(methods.load(name).client)}
         known |= {*TELLING}
-        for name in found.actions:
+        for name in terms.actions:
             if name not in known:
                 what = f"no method of the contract has an action '{name}'"
                 raise UserError(what, "[contract] actions", nearest(name, known))
-        for name in found.replacements:
+        for name in terms.replacements:
             check_replacement(name, "[contract] replacements")
-        ranges.check_limits(found.options, found.methods)
-        if not found.methods or not found.actions:
+        ranges.check_limits(terms.options, terms.methods)
+        if not terms.methods or not terms.actions:
             raise UserError("the contract allows nothing", "[contract]", "name methods and actions")
-        return found
+        return terms
 
 
 def read_site(path: Path) -> SiteFile:
     """Read a site's file; its paths are relative to the folder of the file."""
     values = read_toml(path)
-    found = build(SiteFile, values, str(path))
-    found.terms()
+    site_file = build(SiteFile, values, str(path))
+    site_file.terms()
     home = path.resolve().parent
-    data = dict(found.data)
+    data = dict(site_file.data)
     if "files" in data:
         data["files"] = [str(home / name) for name in data["files"]]
-    return dataclasses.replace(found, store=str(home / found.store), data=data)
+    return dataclasses.replace(site_file, store=str(home / site_file.store), data=data)

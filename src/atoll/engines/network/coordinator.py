@@ -26,7 +26,7 @@ from atoll.core.errors import (
 )
 from atoll.core.options import NotNegative, NotNegativeInt, Positive, build
 from atoll.core.record import disk_errors, write_whole
-from atoll.engines.network.addresses import taken
+from atoll.engines.network.addresses import is_taken
 from atoll.engines.network.job import write_job
 from atoll.engines.network.kits import ADMIN, COORDINATOR, Kit
 from atoll.engines.network.notices import Notices
@@ -155,20 +155,20 @@ class _Serving:
             self.session.close()
         for notice in self.notices.new():
             self.note(notice.words)
-        found = self.session.sites()
-        if found is not None:
-            self.heard |= found
-            for name in found.keys() - set(self.kit.sites):
+        last_seen = self.session.sites()
+        if last_seen is not None:
+            self.heard |= last_seen
+            for name in last_seen.keys() - set(self.kit.sites):
                 self.session.ban(name)  # a site that was revoked, or of another list
         now = time.time()
-        return [n for n in self.kit.sites if found and now - found.get(n, 0.0) < FRESH]
+        return [n for n in self.kit.sites if last_seen and now - last_seen.get(n, 0.0) < FRESH]
 
     def _views(self) -> list[View]:
         """Every party, with what the job says of it where there is one."""
-        now, told = time.time(), read_json(self.control / "status.json").get("sites", {})
+        now, reports = time.time(), read_json(self.control / "status.json").get("sites", {})
         views = []
         for name in self.kit.sites:
-            one = told.get(name, {})
+            one = reports.get(name, {})
             seen = max(self.heard.get(name, 0.0), float(one.get("seen", 0.0)))
             ago = now - seen if seen else 0.0
             doing = str(one.get("doing", ""))
@@ -228,8 +228,8 @@ class _Serving:
             if quiet > START_SECONDS:
                 self._end(job)
                 return
-            done = str(read_json(self.control / "status.json").get("done", ""))
-            self.tell(done or ("running" if quiet < 10 else "starting"), self._views())
+            progress = str(read_json(self.control / "status.json").get("done", ""))
+            self.tell(progress or ("running" if quiet < 10 else "starting"), self._views())
 
     def _said_so(self) -> bool:
         """Whether the job has said how it ended, some seconds ago."""
@@ -268,9 +268,9 @@ class _Serving:
         if ended.get("site"):
             return str(ended["what"])
         ends = read_json(self.control / ENDS).get(str(ended.get("job", "")), [])
-        gone = sorted({site for site, code in ends if code != 0})  # who was told to stop says 0
-        if gone:
-            return f"the job's process at {' and '.join(gone)} ended"
+        failed = sorted({site for site, code in ends if code != 0})  # who was told to stop says 0
+        if failed:
+            return f"the job's process at {' and '.join(failed)} ended"
         return str(ended.get("what", "the coordinator's own end of the job is gone"))
 
     def _over(self, ended: Mapping[str, Any]) -> bool:
@@ -365,7 +365,7 @@ def _settle(kit: Kit) -> None:
 
 def _free(kit: Kit) -> None:
     """Refuse a port that something else listens at."""
-    if taken(kit.server, kit.port):
+    if is_taken(kit.server, kit.port):
         raise UserError(
             f"port {kit.port} is taken by another program", str(kit.folder),
             "stop that, or give the project another port and make its kits anew",
@@ -374,12 +374,12 @@ def _free(kit: Kit) -> None:
 
 def lines(what: str, views: Iterable[View]) -> list[str]:
     """What is going on, one line for each party."""
-    said = []
+    texts = []
     for view in views:
         ago = f"last seen {view.seen:.0f} s ago" if view.seen else "not seen yet"
         doing = f"working on {view.doing}" if view.state == "working" else view.state
         doing += f" ({view.excluded})" if view.excluded else ""
         moved = f", {view.sent:,} bytes to it, {view.received:,} from it"
         moved = moved if view.sent or view.received else ""
-        said.append(f"{what}: {view.name} {doing}, {ago}{moved}")
-    return said
+        texts.append(f"{what}: {view.name} {doing}, {ago}{moved}")
+    return texts

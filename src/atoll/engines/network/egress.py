@@ -108,8 +108,8 @@ def lines(path: Path) -> Iterator[Line]:
     """The lines of a log; a chain that is broken is an error that says where."""
     before = FIRST
     with disk_errors(path):
-        found = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    for number, text in enumerate(found, 1):
+        texts = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    for number, text in enumerate(texts, 1):
         try:
             line = Line(**json.loads(text))
         except (ValueError, TypeError) as error:
@@ -139,11 +139,11 @@ def audited(store: Path) -> list[Line]:
     if not path.exists() and not (mirror and end.lines):
         remedy = "give the site's store, as its site.toml names it; the first atoll join makes it"
         raise UserError("no egress log here", str(path), remedy)
-    found = list(lines(path))
+    logged = list(lines(path))
     if mirror:
-        there = found[end.lines - 1].hash if 0 < end.lines <= len(found) else ""
-        mirror.check(path, len(found), there, end)
-    return found
+        there = logged[end.lines - 1].hash if 0 < end.lines <= len(logged) else ""
+        mirror.check(path, len(logged), there, end)
+    return logged
 
 
 def mirrored(store: Path) -> bool:
@@ -265,7 +265,7 @@ class EgressLog:
         if self._refusals <= most or probe:
             self._add(run, words, name, 0, "")
 
-    def told(self, run: str, action: str, what: str, content: str) -> None:
+    def disclosure(self, run: str, action: str, what: str, content: str) -> None:
         """Write down a few words that leave as the answer to a question of no method."""
         size, digest = len(content.encode()), _digest(content.encode())
         self._add(run, f"answered '{action}': {size:,} bytes, {what}", action, size, digest)
@@ -337,12 +337,14 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _contents(packet: Packet) -> str:
     """What is in a packet, in words: the shape of every tensor, and the plain values."""
-    said = [
+    descriptions = [
         f"{name} {'x'.join(map(str, shape)) or 'one number'}" for name, _, shape in packet.tensors
     ]
-    more = f" and {len(said) - MOST_NAMED} more" if len(said) > MOST_NAMED else ""
+    more = f" and {len(descriptions) - MOST_NAMED} more" if len(descriptions) > MOST_NAMED else ""
     values = sorted(json.loads(packet.header)["values"])
     tensors = (
-        f"{len(said)} tensors ({', '.join(said[:MOST_NAMED])}{more})" if said else "no tensors"
+        f"{len(descriptions)} tensors ({', '.join(descriptions[:MOST_NAMED])}{more})"
+        if descriptions
+        else "no tensors"
     )
     return f"{tensors}; values: {', '.join(values) or 'none'}"

@@ -165,12 +165,12 @@ def _later(terms: Contract) -> str:
 
 def _most(terms: Contract, name: str) -> list[float]:
     """The largest value of an option that each method may set."""
-    found = []
+    bounds = []
     for method in terms.methods:
         limit = _limits(terms, method).get(name)
         values = _values(limit)
-        found += [max(values)] if values else []
-    return found
+        bounds += [max(values)] if values else []
+    return bounds
 
 
 def _values(limit: Any) -> list[float]:

@@ -18,10 +18,10 @@ __all__ = ["spoilt"]
 
 def _said() -> tuple[str, str]:
     """How answers are to be spoilt: ATOLL_REHEARSAL, or what the file that it names says now."""
-    said = os.environ.get("ATOLL_REHEARSAL", "")
-    if said.startswith("@"):
-        said = Path(said[1:]).read_text().strip()
-    how, _, amount = said.partition("=")
+    setting = os.environ.get("ATOLL_REHEARSAL", "")
+    if setting.startswith("@"):
+        setting = Path(setting[1:]).read_text().strip()
+    how, _, amount = setting.partition("=")
     return how, amount
 
 

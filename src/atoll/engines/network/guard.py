@@ -274,12 +274,12 @@ class Guard:
 
     def _dispatch(self, original: Any, agent: Any, request: Message) -> Message:
         """Do a command that a run needs; refuse all others, and jobs that are not ours."""
-        asked, own = request.payload, agent.cell.get_fqcn()
-        sender, topic = _text(request, Header.ORIGIN), str(getattr(asked, "topic", ""))
-        job = asked.get_header(RequestHeader.JOB_ID) if hasattr(asked, "get_header") else ""
+        command, own = request.payload, agent.cell.get_fqcn()
+        sender, topic = _text(request, Header.ORIGIN), str(getattr(command, "topic", ""))
+        job = command.get_header(RequestHeader.JOB_ID) if hasattr(command, "get_header") else ""
         reason = admin_refusal(topic, sender, own, job)
         if not reason and topic == TrainingTopic.DEPLOY:
-            reason = app_refusal(asked.body, site_config())
+            reason = app_refusal(command.body, site_config())
             _forget_jobs(self.folder)
         if not reason:
             return cast("Message", original(agent, request))

@@ -16,7 +16,7 @@ from atoll.core.errors import UserError
 from atoll.core.options import AtLeastOne, build
 from atoll.core.record import disk_errors, write_whole
 from atoll.core.storage import read_toml
-from atoll.engines.network.addresses import is_host, spelled
+from atoll.engines.network.addresses import encode_host, is_host
 from atoll.engines.network.drafts import drafted_file
 from atoll.engines.network.job import CLASSES
 from atoll.engines.network.process import certificates, provision
@@ -49,20 +49,20 @@ class Project:
 def read_project(path: Path) -> Project:
     """A project's file, checked."""
     values = read_toml(path)
-    found = build(Project, values, str(path))
-    for name in (found.name, *found.sites):
+    project = build(Project, values, str(path))
+    for name in (project.name, *project.sites):
         if not NAME.fullmatch(name) or name in (COORDINATOR, "server"):
             remedy = "use a letter, then letters, digits and -; not 'server' or 'coordinator'"
             raise UserError(f"nothing can be called '{name}'", str(path), remedy)
-    if not is_host(found.server):
+    if not is_host(project.server):
         remedy = "write a name, or an address without port and brackets: fl.example.org, ::1"
-        raise UserError(f"'{found.server}' is not a host", f"{path}: server", remedy)
-    if found.port > HIGHEST_PORT:
-        what = f"port {found.port} may be taken by connections that go out"
+        raise UserError(f"'{project.server}' is not a host", f"{path}: server", remedy)
+    if project.port > HIGHEST_PORT:
+        what = f"port {project.port} may be taken by connections that go out"
         raise UserError(what, str(path), f"choose one up to {HIGHEST_PORT}")
-    if not found.sites or len({name.lower() for name in found.sites}) < len(found.sites):
+    if not project.sites or len({name.lower() for name in project.sites}) < len(project.sites):
         raise UserError("no sites, or one twice", str(path), "name each site once in sites = [...]")
-    return found
+    return project
 
 
 @dataclass(frozen=True)
@@ -79,20 +79,22 @@ class Kit:
         with disk_errors(path):
             content = path.read_bytes()
         try:
-            found = dict(json.loads(content))
-            return {"name": str(found["name"]), "server": str(found["server"]),
-                    "port": int(found["port"])}  # fmt: skip
+            about = dict(json.loads(content))
+            return {"name": str(about["name"]), "server": str(about["server"]),
+                    "port": int(about["port"])}  # fmt: skip
         except (ValueError, TypeError, KeyError) as error:
             raise UserError("the kit is damaged", str(path), "ask for a new kit") from error
 
     def _absent(self) -> UserError:
         """What is missing in a folder that is no kit: the owner's answer, or all of it."""
         where = str(self.folder)
-        asked = next(iter(sorted(self.folder.glob("*.csr"))), None)
-        if asked is None:
+        request = next(iter(sorted(self.folder.glob("*.csr"))), None)
+        if request is None:
             return UserError("not a party's folder", where, "make one with atoll network init")
-        signed = f"{asked.stem}.signed.json"
-        remedy = f"send {asked} to the project's owner, then atoll network install {where} {signed}"
+        signed = f"{request.stem}.signed.json"
+        remedy = (
+            f"send {request} to the project's owner, then atoll network install {where} {signed}"
+        )
         return UserError("the kit has a key, but no certificate yet", where, remedy)
 
     @property
@@ -158,8 +160,8 @@ class Kit:
     @property
     def until(self) -> datetime:
         """When the certificate ends."""
-        found: datetime = self._certificate.not_valid_after_utc
-        return found
+        expiry: datetime = self._certificate.not_valid_after_utc
+        return expiry
 
     def check(self) -> str:
         """Refuse a kit that cannot work; a warning where its certificate ends soon."""
@@ -172,8 +174,8 @@ class Kit:
             what = f"the certificate of {self.name} {wrong}"
             raise UserError(what, where, f"{remedy} network renew project.toml {self.name}")
         common = certificates().common_name(certificate)
-        wanted = spelled(self.server) if self.name == COORDINATOR else self.name
-        if common != wanted:
+        expected = encode_host(self.server) if self.name == COORDINATOR else self.name
+        if common != expected:
             what = f"the kit is named {self.name}, but its certificate is of '{common}'"
             raise UserError(what, where, "use each kit under its own name")
         try:
@@ -198,11 +200,11 @@ class Kit:
         pairs = [(self._file(".crt"), "server" if self.name == COORDINATOR else "client")]
         if self.name == COORDINATOR:
             pairs.append((self.folder / "admin" / "startup" / "client.crt", "client"))
-        for path, wanted in pairs:
-            if wanted not in certificates().made_for(self._read(path)):
-                what = f"the certificate of {self.name} does not say that it is for a {wanted}"
+        for path, purpose in pairs:
+            if purpose not in certificates().purposes_of(self._read(path)):
+                what = f"the certificate of {self.name} does not say that it is for a {purpose}"
                 raise UserError(what, str(path), self._renewal)
-        named = certificates().for_host(self._certificate, spelled(self.server))
+        named = certificates().for_host(self._certificate, encode_host(self.server))
         if self.name == COORDINATOR and not named:
             what = f"the certificate of {self.name} does not name the host {self.server}"
             raise UserError(what, str(self._file(".crt")), self._renewal)
@@ -225,7 +227,7 @@ def init(
 
     With `by_request` sites make their own keys, now and whenever this is called again.
     """
-    project, made = read_project(path), dict[str, list[str]]()
+    project, changes = read_project(path), dict[str, list[str]]()
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         authority(project, out)
@@ -234,18 +236,18 @@ def init(
             mark.touch()
     ours = (COORDINATOR,) if mark.exists() else (COORDINATOR, *project.sites)
     there = [name for name in ours if (out / name).exists() or signed_file(out, name).exists()]
-    made["new"] = [name for name in ours if name not in there]
-    if made["new"]:
-        _issue(project, out, made["new"], run)
-    made["awaited"] = [
+    changes["new"] = [name for name in ours if name not in there]
+    if changes["new"]:
+        _issue(project, out, changes["new"], run)
+    changes["awaited"] = [
         name for name in project.sites if name not in ours and not signed_file(out, name).exists()
     ]
     known = Kit(out / COORDINATOR)
     before = known.sites if (known.folder / "sites.json").exists() else []
-    made["revoked"] = [name for name in before if name not in project.sites]
+    changes["revoked"] = [name for name in before if name not in project.sites]
     body = json.dumps({"sites": sorted(project.sites)}).encode()
     write_whole(known.folder / "sites.json", body)
-    return made
+    return changes
 
 
 def signed_file(out: Path, name: str) -> Path:
@@ -280,12 +282,12 @@ def authority(project: Project, out: Path) -> Any:
     folder = out / "authority"
     with disk_errors(folder):
         folder.mkdir(mode=0o700, exist_ok=True)
-    server, port = spelled(project.server), project.port
+    server, port = encode_host(project.server), project.port
     return provision().Authority(folder.resolve(), project.name, server, port, project.days)
 
 
 def _called(project: Project, name: str) -> str:
-    return spelled(project.server) if name == COORDINATOR else name
+    return encode_host(project.server) if name == COORDINATOR else name
 
 
 def _wanted(project: Project, names: Sequence[str]) -> list[str]:
@@ -318,9 +320,15 @@ def fill(part: Path, issued: Path, project: Project, name: str) -> None:
     resources = json.loads((source / "local" / "resources.json.default").read_text())
     resources["class_allow_list"] = list(CLASSES)
     resources["class_list_enforcement_mode"] = "enforce"
-    kept = ("job_scheduler", "job_manager", "job_store", "process_launcher", "resource_manager",
-            "resource_consumer")  # fmt: skip
-    resources["components"] = [c for c in resources["components"] if c["id"] in kept]
+    needed = (
+        "job_scheduler",
+        "job_manager",
+        "job_store",
+        "process_launcher",
+        "resource_manager",
+        "resource_consumer",
+    )
+    resources["components"] = [c for c in resources["components"] if c["id"] in needed]
     if coordinator:
         resources["servers"][0]["heart_beat_timeout"] = 30
         _take(issued / ADMIN, part / "admin")

@@ -107,14 +107,14 @@ class Mirror:
         return f"restore the log; to begin anew, move the store and {self.path.name} away together"
 
 
-def append_only(path: Path, wanted: bool) -> bool:
+def append_only(path: Path, on: bool) -> bool:
     """Let a file only be appended to, or let it be free again; whether the system does so."""
     with suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
         try:
             flags = array.array("l", [0])
             fcntl.ioctl(handle, GET_FLAGS, flags)
-            flags[0] = flags[0] | APPEND if wanted else flags[0] & ~APPEND
+            flags[0] = flags[0] | APPEND if on else flags[0] & ~APPEND
             fcntl.ioctl(handle, SET_FLAGS, flags)
         finally:
             os.close(handle)

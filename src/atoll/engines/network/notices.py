@@ -58,5 +58,5 @@ class Notices:
         self._read += len(whole)
         for line in whole.splitlines():
             with suppress(ValueError, TypeError, KeyError):
-                found = json.loads(line)
-                yield Notice(str(found["kind"]), str(found["words"]))
+                fields = json.loads(line)
+                yield Notice(str(fields["kind"]), str(fields["words"]))

@@ -48,7 +48,7 @@ from atoll.engines.network.mirror import ENVIRONMENT as MIRROR
 from atoll.engines.network.mirror import Mirror
 from atoll.engines.network.policy import Gate, log
 from atoll.engines.network.remote import Party, Remote, SiteLostError, packet_bytes
-from atoll.engines.network.replies import Reply, answered, handled, told
+from atoll.engines.network.replies import Reply, error_kind, handle_request, reply_of
 from atoll.engines.network.requests import COMPARE
 from atoll.engines.network.size import answer_bytes
 from atoll.runs.answer import write_assembled
@@ -98,21 +98,21 @@ class Outpost:
         self, run: str, config: str, client: str, header: bytes, block: bytes
     ) -> dict[str, Any]:
         """Describe this site's own table."""
-        asked = Packet(header, block, 0, 0, ())
-        return self._told("offer", lambda gate: _left(gate.offer(run, config, client, asked)))
+        packet = Packet(header, block, 0, 0, ())
+        return self._reply("offer", lambda gate: _left(gate.offer(run, config, client, packet)))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def agree(self, header: bytes, block: bytes) -> dict[str, Any]:
         """Describe the common columns."""
-        asked = Packet(header, block, 0, 0, ())
-        return self._told("agree", lambda gate: _left(gate.agree(asked)))
+        packet = Packet(header, block, 0, 0, ())
+        return self._reply("agree", lambda gate: _left(gate.agree(packet)))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def prepare(
         self, run: str, config: str, client: str, clients: list[str], plan: str
     ) -> dict[str, Any]:
         """Make ready for a run."""
-        return self._told(
+        return self._reply(
             "prepare",
             lambda gate: {
                 "data": gate.prepare(run, config, client, clients, plan),
@@ -128,42 +128,42 @@ class Outpost:
         gate = self._gate
         if gate is None:
             return self._closed(str(action))
-        asked = Packet(header, block, 0, 0, ())
-        return _stranger(str(action)) or handled(
-            gate, number, action, moment, asked, str(run) or "no run"
+        packet = Packet(header, block, 0, 0, ())
+        return _stranger(str(action)) or handle_request(
+            gate, number, action, moment, packet, str(run) or "no run"
         )
 
     @collab.publish  # type: ignore[untyped-decorator]
     def finish(self, header: bytes, block: bytes) -> dict[str, Any]:
         """Keep what predictions need."""
-        asked = Packet(header, block, 0, 0, ())
-        return self._told("finish", lambda gate: gate.finish(asked))
+        packet = Packet(header, block, 0, 0, ())
+        return self._reply("finish", lambda gate: gate.finish(packet))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def compare(self, header: bytes, block: bytes) -> dict[str, Any]:
         """Compare the joined model with this site alone."""
-        asked = Packet(header, block, 0, 0, ())
-        return self._told(COMPARE, lambda gate: _left(gate.compare(asked)))
+        packet = Packet(header, block, 0, 0, ())
+        return self._reply(COMPARE, lambda gate: _left(gate.compare(packet)))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def alone(self) -> dict[str, Any]:
         """Begin anew as the only party, to be compared with."""
-        return self._told(COMPARE, lambda gate: _left(gate.alone()))
+        return self._reply(COMPARE, lambda gate: _left(gate.alone()))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def keep(self, place: str) -> dict[str, Any]:
         """Save the client's memory here."""
-        return self._told("keep", lambda gate: gate.keep(place))
+        return self._reply("keep", lambda gate: gate.keep(place))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def restore(self, place: str) -> dict[str, Any]:
         """Go back to what was saved here."""
-        return self._told("restore", lambda gate: {"there": gate.restore(place)})
+        return self._reply("restore", lambda gate: {"there": gate.restore(place)})
 
     @collab.publish  # type: ignore[untyped-decorator]
     def snapshot(self, moment: list[int]) -> dict[str, Any]:
         """Keep here what the client sees of itself."""
-        return self._told("snapshot", lambda gate: gate.snapshot(Moment(*moment)))
+        return self._reply("snapshot", lambda gate: gate.snapshot(Moment(*moment)))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def ping(self) -> dict[str, Any]:
@@ -171,17 +171,17 @@ class Outpost:
         known = self._gate is not None and not _stranger("ping")
         return {"doing": self._gate.doing if self._gate and known else ""}
 
-    def _told(self, action: str, work: Callable[[Gate], dict[str, Any] | None]) -> Reply:
+    def _reply(self, action: str, work: Callable[[Gate], dict[str, Any] | None]) -> Reply:
         if self._gate is None:
             reply = self._closed(action)
         else:
-            reply = _stranger(action) or answered(self._gate, action, work)
+            reply = _stranger(action) or reply_of(self._gate, action, work)
         return {**reply, "version": VERSION}
 
     def _closed(self, action: str) -> Reply:
         """Why there is no gate, in fixed words; details are in the log of this site."""
         log.warning("%s", printable(f"{action[:80]}: {self._fault}"))
-        kind, reason = told(self._fault)
+        kind, reason = error_kind(self._fault)
         return {"ok": False, "kind": kind, "reason": reason}
 
 
@@ -235,8 +235,10 @@ class Coordinator:
         source = folder / "config.toml" if (folder / "config.toml").exists() else run["config"]
         config = resolve(read(str(source)), str(source))
         own = "files" in config.data
-        made, record = (None, None) if own else prepare(config, folder, True, None, LOCK_PATIENCE)
-        clients = made.scenario.clients if made else tuple(plan["sites"])
+        run_parts, record = (
+            (None, None) if own else prepare(config, folder, True, None, LOCK_PATIENCE)
+        )
+        clients = run_parts.scenario.clients if run_parts else tuple(plan["sites"])
         parties = _parties(plan["sites"], clients, proxies)
         self._names = {id: party.name for id, party in parties.items()}
         self._tell(parties, run["id"], always=True)
@@ -245,32 +247,32 @@ class Coordinator:
             tell=lambda: self._tell(parties, run["id"]),
             at_least=plan["at_least"],
         )
-        if made is None or record is None:
-            made, record = _on_own_tables(engine, run["id"], folder)
+        if run_parts is None or record is None:
+            run_parts, record = _on_own_tables(engine, run["id"], folder)
         else:
-            _same_data(made, engine.prepare(run["id"], None))
+            _same_data(run_parts, engine.prepare(run["id"], None))
         self._notes += [f"{p.name} {p.excluded}" for p in parties.values() if p.excluded]
-        expect(answer_bytes(made))
+        expect(answer_bytes(run_parts))
         stop = self.control / "stop"
         with record:
-            go(made, engine, record, partial(self._progress, parties), stop.exists)
+            go(run_parts, engine, record, partial(self._progress, parties), stop.exists)
             if own and config.checkpoints:
                 engine.finish(folder)
-            body = self._collected(engine, made, record) if plan["answer"] else None
+            body = self._collected(engine, run_parts, record) if plan["answer"] else None
             self._tell(parties, run["id"], always=True)
             write_result(folder, record.extents)
             if body:
                 write_assembled(folder, body)
 
-    def _collected(self, engine: Remote, made: Parts, record: Record) -> dict[str, Any] | None:
+    def _collected(self, engine: Remote, run_parts: Parts, record: Record) -> dict[str, Any] | None:
         """Whether joining helps, from what sites release; None, and a note, where none does."""
         willing = sum(party.compares for party in engine.parties.values())
-        reason = reason_for_none(made, willing)
+        reason = reason_for_none(run_parts, willing)
         if reason:
             self._notes.append(f"no answer for {record.folder.name}: {reason}")
             return None
         stop = self.control / "stop"
-        return collect(engine, made, record.folder, record, stop.exists, self._comparing)
+        return collect(engine, run_parts, record.folder, record, stop.exists, self._comparing)
 
     def _comparing(self, id: str) -> None:
         """Show which party trains alone."""
@@ -339,30 +341,32 @@ def _on_own_tables(engine: Remote, run: str, folder: Path) -> tuple[Parts, Recor
     if "text" in config.data or methods.load(config.method["name"]).split == "parties":
         remedy = "use tables, with chfl, fedavg or alone"
         raise UserError("own files of this kind stay on one machine", "data", remedy)
-    kept = _agreed(path) if path.exists() else None
-    plan = kept["plan"] if kept else engine.agreement(run)
-    if kept:
-        engine.introduce(run, plan, engine.parties.keys() - kept["data"].keys())
-    found = engine.prepare(run, plan)
-    for id, fingerprint in found.items():
-        if kept and kept["data"].get(id, fingerprint) != fingerprint:
+    agreed = _agreed(path) if path.exists() else None
+    plan = agreed["plan"] if agreed else engine.agreement(run)
+    if agreed:
+        engine.introduce(run, plan, engine.parties.keys() - agreed["data"].keys())
+    fingerprints = engine.prepare(run, plan)
+    for id, fingerprint in fingerprints.items():
+        if agreed and agreed["data"].get(id, fingerprint) != fingerprint:
             what, remedy = "its table has changed since the run began", "start a new run"
             raise UserError(what, engine.parties[id].name, remedy)
     ids = sorted(engine.parties)
-    made = Parts(config, *elsewhere(plan, ids, config.data["files"]))
-    refuse_labels(made.dataset, config)
-    if kept:
-        return made, Record.reopen(folder, LOCK_PATIENCE)
-    record = Record.create(folder, to_toml(config), facts(made), LOCK_PATIENCE)
-    write_whole(path, json.dumps({"plan": asdict(plan), "data": found}, indent=1).encode())
-    return made, record
+    run_parts = Parts(config, *elsewhere(plan, ids, config.data["files"]))
+    refuse_labels(run_parts.dataset, config)
+    if agreed:
+        return run_parts, Record.reopen(folder, LOCK_PATIENCE)
+    record = Record.create(folder, to_toml(config), facts(run_parts), LOCK_PATIENCE)
+    write_whole(path, json.dumps({"plan": asdict(plan), "data": fingerprints}, indent=1).encode())
+    return run_parts, record
 
 
-def _same_data(made: Parts, found: Mapping[str, str]) -> None:
+def _same_data(run_parts: Parts, fingerprints: Mapping[str, str]) -> None:
     """Refuse a site that has other data under the same name."""
-    for id, fingerprint in found.items():
-        if fingerprint != made.dataset.fingerprint:
-            raise ClientFailedError(id, "prepare", f"it has other data named '{made.dataset.name}'")
+    for id, fingerprint in fingerprints.items():
+        if fingerprint != run_parts.dataset.fingerprint:
+            raise ClientFailedError(
+                id, "prepare", f"it has other data named '{run_parts.dataset.name}'"
+            )
 
 
 def _ended(error: Exception, names: Mapping[str, str]) -> dict[str, Any]:  # noqa: PLR0911

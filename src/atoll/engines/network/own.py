@@ -45,6 +45,6 @@ def own_parts(
         raise RefusedError("scale = 'global' would need all sites' rows; use 'local'")
     dataset = table.dataset(plan)
     refuse_labels(dataset, config)
-    made = split(dataset, config.scenario_options(), config.seed, config.split)
-    here = only_here(made, plan, client, clients, dataset.x.shape[1])
+    dealt_parts = split(dataset, config.scenario_options(), config.seed, config.split)
+    here = only_here(dealt_parts, plan, client, clients, dataset.x.shape[1])
     return Parts(config, dataset, here)

@@ -80,10 +80,10 @@ class _Ledger:
         self._actions = actions(methods.load(str(parts.config.method["name"])).client)
         self._amounts = dict[Message, tuple[int, int, int]]()
 
-    def enter(self, action: str, id: str, asked: Packet, replied: Packet) -> None:
+    def enter(self, action: str, id: str, packet: Packet, replied: Packet) -> None:
         """Enter a request to a party and its answer."""
         request, reply = kinds(self._actions[action])
-        self._add(SERVER, id, request, asked)
+        self._add(SERVER, id, request, packet)
         self._add(id, SERVER, reply, replied)
 
     def _add(self, sender: str, receiver: str, kind: type, packet: Packet) -> None:
@@ -263,7 +263,7 @@ def _outcome(one: Parts, id: str, tasks: Sequence[int], outputs: Mapping[str, Ar
     """The outcome of a party: the outputs of networks and of guessing, and the labels."""
     scenario, dataset = one.scenario, one.dataset
     rows = np.concatenate([scenario.tests[id][task] for task in tasks])
-    train = np.unique(np.concatenate([held.train for held in scenario.holdings[id]]))
+    train = np.unique(np.concatenate([holding.train for holding in scenario.holdings[id]]))
     y, count = dataset.y[train], len(rows)
     skipped = dict.fromkeys((models_of(one.metric)[3], BOOSTING), APART)
     people = dataset.people

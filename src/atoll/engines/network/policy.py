@@ -85,11 +85,11 @@ class Gate:
     def offer(self, run: str, config: str, client: str, packet: Packet) -> Packet:
         """Describe this site's own table, so that sites can agree on columns."""
         with self._alone("offer"):
-            made = self._begin(run, config)
+            run_config = self._begin(run, config)
             self._may("offer")
             self._fits("offer", packet)
             request = unpack(packet, Offer, SERVER)
-            table = own_table(client, made)
+            table = own_table(client, run_config)
             with self._untold("offer"):
                 reply = pack(table.offered(request))
             self._let_out("offer", BEFORE, reply)
@@ -157,12 +157,12 @@ class Gate:
         For own tables, with the clients' names and the plan that the sites have agreed on.
         """
         with self._alone("prepare"):
-            made = self._begin(run, config)
-            own = "files" in made.data
-            asked = (made, config, client, clients, plan)
-            self._parts = self._on_own_table(*asked) if own else parts(made)
+            run_config = self._begin(run, config)
+            own = "files" in run_config.data
+            arguments = (run_config, config, client, clients, plan)
+            self._parts = self._on_own_table(*arguments) if own else parts(run_config)
             dataset, fingerprint = self._parts.dataset, self._parts.dataset.fingerprint
-            self._affordable(made, math.prod(dataset.x.shape[1:]), len(dataset.classes))
+            self._affordable(run_config, math.prod(dataset.x.shape[1:]), len(dataset.classes))
             if client not in self._parts.scenario.clients:
                 raise RefusedError(f"no client '{client[:80]}' in this run")
             if self._parts.scenario.joint_aug:
@@ -178,21 +178,21 @@ class Gate:
             self.id = client
             self._client = self._parts.client(client)
             write_whole(self._home / "config.toml", config.encode())
-            self.egress.told(self.run, "prepare", "the fingerprint of its data", fingerprint)
+            self.egress.disclosure(self.run, "prepare", "the fingerprint of its data", fingerprint)
             return fingerprint
 
     def _on_own_table(
-        self, made: RunConfig, config: str, client: str, clients: Sequence[str], text: str
+        self, run_config: RunConfig, config: str, client: str, clients: Sequence[str], text: str
     ) -> Parts:
         """The parts of a run on this site's own table, if the plan fits what it has disclosed."""
         with self._refusals_logged("prepare"):
             agreement, plan = plans.read(self._home, text)
         self._refuse("prepare", agreement.stale(config, client, self._data))
-        table = own_table(client, made)
+        table = own_table(client, run_config)
         with self._untold("prepare"):
             self._refuse("prepare", plans.violation(plan, agreement, table, clients))
-        self._affordable(made, table.width(plan), len(plan.classes))
-        return own_parts(made, table, client, clients, plan)
+        self._affordable(run_config, table.width(plan), len(plan.classes))
+        return own_parts(run_config, table, client, clients, plan)
 
     def _refuse(self, action: str, reason: str) -> None:
         """Log and raise a refusal, where there is a reason."""
@@ -223,19 +223,19 @@ class Gate:
     def _begin(self, run: str, config: str) -> RunConfig:
         """What a run is to be, if this site has agreed to such runs."""
         self._client, self._last, self._table, self._bounds = None, None, None, None
-        made = self._resolved(config)
-        self._method = str(made.method["name"])
+        run_config = self._resolved(config)
+        self._method = str(run_config.method["name"])
         if self._method not in self.terms.methods:
             raise RefusedError(f"the method '{self._method[:80]}' is not in the contract")
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", run) or not run.strip("-_"):
             raise RefusedError("a run's name that is not 1 to 100 letters, digits, - and _")
         self.run = run
-        self._refuse("prepare", ranges.violation(self.terms.options, made, self._own_options))
-        self._data = data_key(made)
-        self._affordable(made)
-        if made.engine_options().threads:
-            torch.set_num_threads(made.engine_options().threads)
-        return made
+        self._refuse("prepare", ranges.violation(self.terms.options, run_config, self._own_options))
+        self._data = data_key(run_config)
+        self._affordable(run_config)
+        if run_config.engine_options().threads:
+            torch.set_num_threads(run_config.engine_options().threads)
+        return run_config
 
     @property
     def _own_options(self) -> set[str]:
@@ -309,9 +309,9 @@ class Gate:
         with self._alone(action):
             if run and run != self.run:
                 raise RefusedError("a question of another run")
-            asked = question_digest(action, moment, packet)
+            digest = question_digest(action, moment, packet)
             if self._last and self._last[0] == number:
-                if self._last[1] != asked:
+                if self._last[1] != digest:
                     raise RefusedError("another question under the number of the last one")
                 self._let_out(action, moment, self._last[2], again=True)
                 return self._last[2]
@@ -319,7 +319,7 @@ class Gate:
                 raise RefusedError("a question from before the last one")
             self._admit(action, moment, packet)
             reply = self._bounded(action, moment, packet)
-            self._last = (number, asked, reply)
+            self._last = (number, digest, reply)
             return reply
 
     def _bounded(self, action: str, moment: Moment, packet: Packet) -> Packet:
@@ -391,8 +391,8 @@ class Gate:
             content = save(arrays_of(self._ready.state()))
             self._reserve("keep", len(content))
             write_whole(self._file(place), content)
-            kept = sorted(self._home.glob("state-*.safetensors"), key=age)
-            for path in kept[:-KEPT]:
+            checkpoints = sorted(self._home.glob("state-*.safetensors"), key=age)
+            for path in checkpoints[:-KEPT]:
                 path.unlink(missing_ok=True)
             if self._bounds:
                 self._bounds.keep(place, KEPT)
@@ -407,12 +407,12 @@ class Gate:
             client, path = self._ready, self._file(place)
             there = path.exists()
             if not there:
-                kept = sorted(self._home.glob("state-*.safetensors"), key=age)
-                if not kept:
+                checkpoints = sorted(self._home.glob("state-*.safetensors"), key=age)
+                if not checkpoints:
                     if self._bounds:
                         self._bounds.restore(place)
                     return False
-                path = kept[-1]
+                path = checkpoints[-1]
             try:
                 arrays = load_file(path)
             except (SafetensorError, OSError, ValueError) as error:
@@ -439,10 +439,12 @@ class Gate:
             if has_ended(self._home):
                 return
             self._reserve("finish", len(packet.block))
-            told = unpack(packet, Finish, SERVER)
-            state = prefixed("server", told.state)
+            request = unpack(packet, Finish, SERVER)
+            state = prefixed("server", request.state)
             state |= prefixed(f"client/{self.id}", self._ready.state())
-            write_end(self._home, self._known, packet, told, arrays_of(state), self._checked.place)
+            write_end(
+                self._home, self._known, packet, request, arrays_of(state), self._checked.place
+            )
 
     def compare(self, packet: Packet) -> Packet:
         """Release how the joined model compares with this site alone, once in a run.
@@ -455,9 +457,9 @@ class Gate:
             state = self._ready.state()
             stages, rounds = self._known.scenario.stages, self._known.config.rounds
             end = Moment(stages - 1, rounds - 1, rounds)
-            asked, before = question_digest(COMPARE, end, packet), read_release(self._home)
+            digest, before = question_digest(COMPARE, end, packet), read_release(self._home)
             if before is not None:
-                other = "" if before[0] == asked else "a second comparison of one run"
+                other = "" if before[0] == digest else "a second comparison of one run"
                 self._refuse(COMPARE, other)
                 reply = pack(before[1])
                 self._let_out(COMPARE, end, reply, again=True)
@@ -467,7 +469,7 @@ class Gate:
             with self._refusals_logged(COMPARE):
                 request, shared = joined_model(self._known, unpack(packet, Compare, SERVER))
                 self._checked.on_compare(end, shared)
-            reply, (name, content) = self._compared(request, asked, state)
+            reply, (name, content) = self._compared(request, digest, state)
             self._let_out(COMPARE, end, reply, cost.rounds, cost.epochs)
             write_whole(self._home / name, content)
             self._checked.end()
@@ -479,14 +481,14 @@ class Gate:
             self._refuse(COMPARE, "" if self.terms.answer else "an answer is not in the contract")
             self._refuse(COMPARE, "" if self._client else "no run has been prepared")
             with self._refusals_logged(COMPARE):
-                home, made = self._home / ALONE, alone_half(self._known, self.id)
+                home, half = self._home / ALONE, alone_half(self._known, self.id)
             # a server that lost the reply asks again: so until the first exchange
             again = self._checked.home == home and self._last is None
             second = home.exists() and not again
             self._refuse(COMPARE, "a second comparison of one run" if second else "")
             cost, spent = cost_of(self._known, self.id), self.egress.spent(self._data)
             self._refuse(COMPARE, "" if again else over_budget(cost, spent, self.terms))
-            rounds = made.config.rounds
+            rounds = half.config.rounds
             end, reply = Moment(self._known.scenario.stages - 1, rounds - 1, rounds), pack(Empty())
             over = again or self._checked.place == (end.stage, end.round)
             self._refuse(COMPARE, "" if over else "the run is not at its end")
@@ -494,19 +496,19 @@ class Gate:
             with disk_errors(home):
                 home.mkdir(exist_ok=True)
             probed, self._last = lambda: self.egress.probes, None
-            self._parts, self._client = made, made.client(self.id)
-            self._bounds = Bounds(self.terms, made, home, self.egress.spent(self._data), probed)
+            self._parts, self._client = half, half.client(self.id)
+            self._bounds = Bounds(self.terms, half, home, self.egress.spent(self._data), probed)
             return reply
 
     def _compared(
-        self, request: Compare, asked: str, state: Tensors
+        self, request: Compare, digest: str, state: Tensors
     ) -> tuple[Packet, tuple[str, bytes]]:
         """The answer, and the file that says that it has left; all other files are kept here."""
         leaves, files = compared(self._known, self.id, copied(state), request, self._home)
         reply = pack(leaves)
         if reply.size > LARGEST:
             self._refuse(COMPARE, f"a comparison of {reply.size:,} bytes")
-        mark = written_release(asked, leaves)
+        mark = written_release(digest, leaves)
         self._reserve(COMPARE, len(mark[1]) + sum(map(len, files.values())))
         for name, content in files.items():
             write_whole(self._home / name, content)

@@ -61,8 +61,8 @@ class _Beside:
 
 
 def _alive(manager: Any, name: str, other: Any) -> Any:
-    found = manager.sfm_endpoints.get(name)
-    for one in list(found.connections) if found else []:
+    endpoint = manager.sfm_endpoints.get(name)
+    for one in list(endpoint.connections) if endpoint else []:
         active = time.time() - one.last_activity < ALIVE_SECONDS
         if one is not other and active and not getattr(one.conn, "closing", False):
             return one

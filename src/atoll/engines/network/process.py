@@ -167,11 +167,11 @@ def own_store(store: Path) -> Iterator[None]:
 def end_former(kit: KitFolder) -> None:
     """End what an earlier command that was killed has left running with this kit."""
     for _ in range(20):
-        found = running(str(kit.folder.resolve()))
-        for pid in found:
+        pids = running(str(kit.folder.resolve()))
+        for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if not found:
+        if not pids:
             break
         time.sleep(0.2)
     (kit.folder / "pid").unlink(missing_ok=True)
@@ -179,13 +179,13 @@ def end_former(kit: KitFolder) -> None:
 
 def running(folder: str, kind: str = "") -> list[int]:
     """NVFlare's processes that were started with a folder, where the system shows processes."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             line = path.read_bytes().decode(errors="replace").split("\0")
             if folder in line and GUARD in line and (not kind or kind in line):
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 def read_json(path: Path) -> dict[str, Any]:

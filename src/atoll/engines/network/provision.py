@@ -25,13 +25,13 @@ ROLE = "project_admin"
 class _Certificates(Builder):  # type: ignore[misc]
     """Writes keys and certificates for those who are named; the others get settings alone."""
 
-    def __init__(self, signer: Signer, wanted: Iterable[str], server: str) -> None:
-        self.signer, self.wanted, self.server = signer, set(wanted), server
+    def __init__(self, signer: Signer, names: Iterable[str], server: str) -> None:
+        self.signer, self.names, self.server = signer, set(names), server
 
     def build(self, project: Any, ctx: Any) -> None:
         """A key, a certificate and the authority's certificate for each of them."""
         for one in project.get_all_participants():
-            if one.name in self.wanted:
+            if one.name in self.names:
                 self._write(one, Path(ctx.get_kit_dir(one)))
 
     def _write(self, one: Any, folder: Path) -> None:
@@ -72,18 +72,18 @@ class Authority:
                 return Signer.read(body["root_cert"], body["root_pri_key"])
             except (ValueError, TypeError, KeyError) as error:
                 raise damaged(path, "put back a copy of the authority's folder") from error
-        made = Signer.new(self.project, self.days)
-        kept = {"root_cert": made.pem.decode(), "root_pri_key": key_pem(made.key).decode()}
+        signer = Signer.new(self.project, self.days)
+        stored = {"root_cert": signer.pem.decode(), "root_pri_key": key_pem(signer.key).decode()}
         with disk_errors(path):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.touch(mode=0o600)
-        write_whole(path, json.dumps(kept).encode())
+        write_whole(path, json.dumps(stored).encode())
         path.chmod(0o600)
-        return made
+        return signer
 
-    def issue(self, sites: Iterable[str], admin: str, wanted: Iterable[str]) -> Path:
+    def issue(self, sites: Iterable[str], admin: str, names: Iterable[str]) -> Path:
         """Make a folder for every party, with a new key and certificate for those wanted."""
-        return self._provision(sites, admin, [_Certificates(self.signer, wanted, self.server)])
+        return self._provision(sites, admin, [_Certificates(self.signer, names, self.server)])
 
     def settings(self, site: str, admin: str) -> Path:
         """What NVFlare needs of a site, without any key or certificate."""
@@ -107,10 +107,10 @@ class Authority:
             remedy = "look at server and sites in the project's file"
             raise UserError(f"NVFlare takes no such party: {error}", self.server, remedy) from error
         with redirect_stdout(quiet), redirect_stderr(quiet):
-            made = maker.provision(entity.Project(self.project, "made by atoll", members))
-        if made.get("build_error") or not made.get("current_prod_dir"):
+            result = maker.provision(entity.Project(self.project, "made by atoll", members))
+        if result.get("build_error") or not result.get("current_prod_dir"):
             words = quiet.getvalue().strip().splitlines()
             raise UserError(
                 "no certificates could be made", str(self.folder), words[-1] if words else "look"
             )
-        return Path(str(made["current_prod_dir"]))
+        return Path(str(result["current_prod_dir"]))

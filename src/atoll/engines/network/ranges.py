@@ -74,14 +74,14 @@ EDGES = ("least", "most")
 
 def values_of(config: RunConfig) -> dict[str, Any]:
     """The options of a run that a contract may limit, by their full names."""
-    found: dict[str, Any] = {name: getattr(config, name) for name in PLAIN}
+    values: dict[str, Any] = {name: getattr(config, name) for name in PLAIN}
     for table in TABLES:
-        found |= {f"{table}.{name}": value for name, value in getattr(config, table).items()}
-    found.pop("method.name", None)
-    found.pop("model.weights", None)  # a hash that a site compares with that of its own network
-    found |= {f"engine.{name}": config.engine[name] for name in ENGINE}
-    found |= {f"data.{name}": v for name, v in config.data.items() if name not in OWN_DATA}
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
+        values |= {f"{table}.{name}": value for name, value in getattr(config, table).items()}
+    values.pop("method.name", None)
+    values.pop("model.weights", None)  # a hash that a site compares with that of its own network
+    values |= {f"engine.{name}": config.engine[name] for name in ENGINE}
+    values |= {f"data.{name}": v for name, v in config.data.items() if name not in OWN_DATA}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
 
 def usual(config: RunConfig) -> dict[str, Any]:
@@ -92,8 +92,8 @@ def usual(config: RunConfig) -> dict[str, Any]:
     plain = {"method": {"name": config.method["name"]}, "data": config.data}
     usual = resolve(plain, "the method's defaults")
     chosen = resolve({**plain, "scenario": {"split": config.split}}, "the method's defaults")
-    found = values_of(chosen) | {"scenario.split": usual.split}
-    return {name: value for name, value in found.items() if not name.startswith("data.")}
+    values = values_of(chosen) | {"scenario.split": usual.split}
+    return {name: value for name, value in values.items() if not name.startswith("data.")}
 
 
 def limits_of(options: Mapping[str, Limits], config: RunConfig) -> dict[str, Limit]:

@@ -102,11 +102,11 @@ class _Stage:
         """Wait for the end of a run: its exit code, and what it complained of."""
         process = self.processes[name]
         try:
-            _, said = process.communicate(timeout=SECONDS)
+            _, output = process.communicate(timeout=SECONDS)
         except subprocess.TimeoutExpired:
             _end([process])
             return 1, f"not within {SECONDS:.0f} s"
-        return process.returncode, " ".join(said.splitlines()[:1])
+        return process.returncode, " ".join(output.splitlines()[:1])
 
     def kill(self, name: str) -> None:
         """End all of NVFlare's processes of a kit at once, without warning."""
@@ -138,20 +138,20 @@ def rehearse(
 ) -> list[Item]:
     """Try everything; what came of it, in order."""
     about, folder = read_project(project), folder.resolve()
-    found = [_checked(kits / name, name in about.sites) for name in (COORDINATOR, *about.sites)]
-    for item in found:
+    items = [_checked(kits / name, name in about.sites) for name in (COORDINATOR, *about.sites)]
+    for item in items:
         tell(_line(item))
-    if not all(item.passed for item in found):
-        return found
+    if not all(item.passed for item in items):
+        return items
     short = dataclasses.replace(config, rounds=min(3, config.rounds), checkpoint_seconds=0.0)
     with _staged(about, kits, short, folder) as (stage, words):
-        found.append(Item("kits for this machine", True, words))
-        tell(_line(found[-1]))
+        items.append(Item("kits for this machine", True, words))
+        tell(_line(items[-1]))
         twin = _twin(short, folder)
         for step in (_plain, _slow, _site_killed, _server_killed, _expired, _nan):
-            found.append(step(stage, twin))
-            tell(_line(found[-1]))
-    return found
+            items.append(step(stage, twin))
+            tell(_line(items[-1]))
+    return items
 
 
 def rehearse_once(config: RunConfig, sites: Sequence[str], port: int, folder: Path) -> Item:
@@ -245,9 +245,9 @@ def _twin(config: RunConfig, folder: Path) -> bytes:
 
 def _same(stage: _Stage, name: str, twin: bytes) -> tuple[bool, str]:
     """Whether a run ended, and as it does in one process."""
-    code, said = stage.ended(name)
+    code, words = stage.ended(name)
     if code:
-        return False, said
+        return False, words
     events = (stage.folder / name / "events.jsonl").read_bytes()
     if twin and events != twin:
         same = stage.config.engine_options().mode != "loop"
@@ -297,14 +297,14 @@ def _server_killed(stage: _Stage, twin: bytes) -> Item:
 def _nan(stage: _Stage, twin: bytes) -> Item:
     stage.spoil(stage.sites[0], "nan")
     stage.serve("nan")
-    code, said = stage.ended("nan")
+    code, words = stage.ended("nan")
     stage.spoil(stage.sites[0], "")
     if code == 0:
         events = read_events(stage.folder / "nan")
         reasons = [event.reason for event in events if isinstance(event, Exclusion)]
-        said = "completed: no answer of this method has numbers to spoil"
-        said = f"completed without that site: {reasons[0]}" if reasons else said
-    return Item("an update that is not a number", "not finite" in said or code == 0, said)
+        words = "completed: no answer of this method has numbers to spoil"
+        words = f"completed without that site: {reasons[0]}" if reasons else words
+    return Item("an update that is not a number", "not finite" in words or code == 0, words)
 
 
 def _expired(stage: _Stage, twin: bytes) -> Item:
@@ -339,7 +339,7 @@ def outdate(kit: Path, authority: Path) -> None:
     path = kit / "startup" / "client.crt"
     old = x509.load_pem_x509_certificate(path.read_bytes())
     now = datetime.now(UTC)
-    made = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(old.subject)
         .issuer_name(root.subject)
@@ -349,4 +349,4 @@ def outdate(kit: Path, authority: Path) -> None:
         .not_valid_after(now - timedelta(days=1))
         .sign(key, hashes.SHA256())
     )
-    path.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))

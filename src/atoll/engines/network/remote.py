@@ -108,7 +108,7 @@ class Remote:
 
     def _offers(self, run: str, ids: Collection[str]) -> dict[str, Offered]:
         about = {"run": run, "config": to_toml(self.config), **packet_bytes(pack(Offer(run)))}
-        offers = self._told("offer", {id: {**about, "client": id} for id in ids}, Offered)
+        offers = self._ask_each("offer", {id: {**about, "client": id} for id in ids}, Offered)
         id, reason = most_of_all(offers)
         while reason:  # the sites refuse such a plan, and would be named for it
             self._leave_out(id, reason)
@@ -126,11 +126,13 @@ class Remote:
 
     def _agreed(self, columns: list[str], ids: Collection[str]) -> dict[str, Agreed]:
         packet = packet_bytes(pack(Agree(columns)))
-        return self._told("agree", dict.fromkeys(ids, packet), Agreed)
+        return self._ask_each("agree", dict.fromkeys(ids, packet), Agreed)
 
-    def _told(self, what: str, asked: Mapping[str, dict[str, Any]], kind: type) -> dict[str, Any]:
+    def _ask_each(
+        self, what: str, requests: Mapping[str, dict[str, Any]], kind: type
+    ) -> dict[str, Any]:
         """Messages that sites with own tables give, in the order of the run's files."""
-        replies = self._ask(what, asked)
+        replies = self._ask(what, requests)
         order = [Path(file).stem for file in self.config.data["files"]]
         ids = sorted(replies, key=lambda id: (order.index(id) if id in order else len(order), id))
         messages = {}
@@ -173,16 +175,16 @@ class Remote:
         """Bring each packet to its site and bring back the answers; those away give none."""
         self._number += 1
         kind = kinds(actions(methods.load(self.config.method["name"]).client)[action])[1]
-        when, asked = [moment.stage, moment.round, moment.rounds], {}
+        when, requests = [moment.stage, moment.round, moment.rounds], {}
         for id in (id for id in self.present if id in packets):
             packet = packets[id]
             packet = pack(packet.message) if packet.message is not None else packet
-            asked[id] = {
+            requests[id] = {
                 "run": self._run, "number": self._number, "action": action, "moment": when,
                 "header": packet.header, "block": packet.block,
             }  # fmt: skip
             self.parties[id].sent += packet.size
-        replies = self._ask("handle", asked, action)
+        replies = self._ask("handle", requests, action)
         return {id: self._carried(id, reply, kind) for id, reply in replies.items()}
 
     def _carried(self, id: str, reply: Mapping[str, Any], kind: type) -> Packet:
@@ -206,13 +208,13 @@ class Remote:
         tensors = read_checkpoint(folder)[0]
         state = {name: torch.from_numpy(array) for name, array in tensors.items()}
         scores = [e for e in read_events(folder) if isinstance(e, Score)]
-        about, asked = (folder / "facts.json").read_text(), {}
+        about, requests = (folder / "facts.json").read_text(), {}
         for id in self.present:
             own = "".join(
                 json.dumps({"event": "score", **vars(e)}) + "\n" for e in scores if e.client == id
             )
-            asked[id] = packet_bytes(pack(Finish.of(without("server", state), own, about)))
-        self._ask("finish", asked)
+            requests[id] = packet_bytes(pack(Finish.of(without("server", state), own, about)))
+        self._ask("finish", requests)
 
     def compare(self, request: Packet) -> dict[str, Packet | str]:
         """Ask each site whose contract allows it for its comparison: a `Release`, or why not.
@@ -266,20 +268,20 @@ class Remote:
         return []
 
     def _ask(
-        self, what: str, asked: Mapping[str, dict[str, Any]], doing: str = ""
+        self, what: str, requests: Mapping[str, dict[str, Any]], doing: str = ""
     ) -> dict[str, dict[str, Any]]:
         """One exchange: all at once, each answer checked, those that wait looked after."""
         began = looked = time.monotonic()
         waiting: dict[Future[Any], str] = {}
-        for id, arguments in asked.items():
+        for id, arguments in requests.items():
             self.parties[id].doing = doing or what
             self.parties[id].seen = time.time()
             waiting[self._pool.submit(self._call, id, what, arguments)] = id
         replies: dict[str, dict[str, Any]] = {}
         self.tell()
         while waiting:
-            done, _ = wait(waiting, PING_SECONDS, FIRST_COMPLETED)
-            for one in done:
+            finished, _ = wait(waiting, PING_SECONDS, FIRST_COMPLETED)
+            for one in finished:
                 id = waiting.pop(one)
                 replies[id] = self._checked(id, what, doing or what, one.result())
             if waiting and time.monotonic() - looked > PING_SECONDS:

@@ -13,40 +13,40 @@ from atoll.engines.network.contract import RefusedError
 from atoll.engines.network.faults import spoilt
 from atoll.engines.network.policy import Gate, log
 
-__all__ = ["Reply", "answered", "handled", "told"]
+__all__ = ["Reply", "error_kind", "handle_request", "reply_of"]
 
 MOST_WORDS = 2000  # of an error, in the log of this process
 Reply = dict[str, Any]  # ok, and then what was asked for or why it was not given
 
 
-def answered(gate: Gate, action: str, work: Callable[[Gate], dict[str, Any] | None]) -> Reply:
+def reply_of(gate: Gate, action: str, work: Callable[[Gate], dict[str, Any] | None]) -> Reply:
     """The result of some work as it goes out; of an error only its kind and fixed words leave."""
     try:
         return {"ok": True, **(work(gate) or {})}
     except Exception as error:
         words = printable(f"{action[:80]}: {error}"[:MOST_WORDS])
         log.warning("%s", words, exc_info=not isinstance(error, UserError))
-        kind, reason = told(error)
+        kind, reason = error_kind(error)
         return {"ok": False, "kind": kind, "reason": reason}
 
 
-def handled(
-    gate: Gate, number: int, action: str, moment: list[int], asked: Packet, run: str = ""
+def handle_request(
+    gate: Gate, number: int, action: str, moment: list[int], packet: Packet, run: str = ""
 ) -> Reply:
     """A question off the wire, answered: whatever it is made of, a reply of the agreed form."""
 
     def work(gate: Gate) -> dict[str, Any]:
-        if not (isinstance(asked.header, bytes) and isinstance(asked.block, bytes)):
+        if not (isinstance(packet.header, bytes) and isinstance(packet.block, bytes)):
             raise RefusedError("a question that is not made of bytes")
         if not all(type(n) is int for n in (number, *moment)) or len(moment) != 3:
             raise RefusedError("a moment that is not three whole numbers")
-        reply = spoilt(gate.handle(number, str(action), Moment(*moment), asked, str(run)))
+        reply = spoilt(gate.handle(number, str(action), Moment(*moment), packet, str(run)))
         return {"header": reply.header, "block": reply.block}
 
-    return answered(gate, str(action), work)
+    return reply_of(gate, str(action), work)
 
 
-def told(error: BaseException) -> tuple[str, str]:
+def error_kind(error: BaseException) -> tuple[str, str]:
     """The kind of an error and fixed words without local details, for the coordinator."""
     if isinstance(error, RefusedError):
         return "refused", str(error)

@@ -26,8 +26,8 @@ class Finish:
     @classmethod
     def of(cls, state: Tensors, events: str, facts: str) -> "Finish":
         """The message of these texts."""
-        told = [np.frombuffer(text.encode(), np.uint8).copy() for text in (events, facts)]
-        return cls(state, *map(torch.from_numpy, told))
+        arrays = [np.frombuffer(text.encode(), np.uint8).copy() for text in (events, facts)]
+        return cls(state, *map(torch.from_numpy, arrays))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from nvflare.fuel.f3.drivers import tcp_driver
 from nvflare.fuel.f3.drivers.net_utils import ssl_required
 
 from atoll.engines.network import GUARD
-from atoll.engines.network.addresses import spelled, way_in
+from atoll.engines.network.addresses import encode_host, local_addresses
 from atoll.engines.network.tls import checked
 from atoll.engines.network.wire import connecting
 
@@ -39,7 +39,7 @@ class Session:
     def __init__(self, admin: str, kit: Path, server: str) -> None:
         """`server`: the public name, as certificates have it; the line stays on this machine."""
         self.admin, self.kit = admin, kit
-        connecting({spelled(server): way_in(server)})
+        connecting({encode_host(server): local_addresses(server)})
         self._session: Any = None
         tcp_driver.get_ssl_context = checked(ssl_required, log.warning)
         logging.getLogger().addHandler(logging.NullHandler())  # it would print what it retries

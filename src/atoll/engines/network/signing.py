@@ -51,26 +51,28 @@ def request(name: str, folder: Path) -> tuple[Path, str]:
     if not NAME.fullmatch(name):
         remedy = "use the name that the project has: a letter, then letters, digits and -"
         raise UserError(f"nothing can be called '{name}'", "atoll network request", remedy)
-    path, made = _key(folder), certificates()
+    path, keys = _key(folder), certificates()
     if path.exists():
         remedy = f"send {folder / f'{name}.csr'}, or give another --out for a new key"
         raise UserError("there is a private key already", str(path), remedy)
-    key = made.new_key()
+    key = keys.new_key()
     with disk_errors(folder):
         for one in (folder, path.parent):
             one.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)
-        path.write_bytes(made.key_pem(key, passphrase()))
-    asked = folder / f"{name}.csr"
-    write_whole(asked, made.request_pem(name, key))
-    return asked, str(made.fingerprint(key.public_key()))
+        path.write_bytes(keys.key_pem(key, passphrase()))
+    path_of_request = folder / f"{name}.csr"
+    write_whole(path_of_request, keys.request_pem(name, key))
+    return path_of_request, str(keys.fingerprint(key.public_key()))
 
 
-def sign(project: Path, asked: Path, out: Path, replace: bool = False) -> tuple[Path, str, str]:
+def sign(
+    project: Path, request_path: Path, out: Path, replace: bool = False
+) -> tuple[Path, str, str]:
     """Sign a site's request; the answer's file, and the fingerprints of the site and of us."""
-    about, made = read_project(project), certificates()
-    found = made.read_request(_content(asked), str(asked))
-    name, key = made.common_name(found), found.public_key()
+    about, keys = read_project(project), certificates()
+    parsed = keys.read_request(_content(request_path), str(request_path))
+    name, key = keys.common_name(parsed), parsed.public_key()
     if name not in about.sites:
         remedy = "add it to sites = [...] and use atoll network init, if it may take part"
         raise UserError(f"no site '{name[:80]}' in the project", str(project), remedy)
@@ -84,8 +86,8 @@ def sign(project: Path, asked: Path, out: Path, replace: bool = False) -> tuple[
     }  # fmt: skip
     path = signed_file(out, name)
     write_whole(path, json.dumps(answer, indent=1).encode())
-    own = made.fingerprint(signer.certificate.public_key())
-    return path, str(made.fingerprint(key)), str(own)
+    own = keys.fingerprint(signer.certificate.public_key())
+    return path, str(keys.fingerprint(key)), str(own)
 
 
 def _refuse_other(out: Path, name: str, key: Any, replace: bool) -> None:
@@ -94,8 +96,10 @@ def _refuse_other(out: Path, name: str, key: Any, replace: bool) -> None:
     if replace or (not before.exists() and not (out / name).exists()):
         return
     if before.exists():
-        kept = certificates().read_certificate(_answer(before)["certificate"].encode(), str(before))
-        if kept.public_key() == key:
+        certificate = certificates().read_certificate(
+            _answer(before)["certificate"].encode(), str(before)
+        )
+        if certificate.public_key() == key:
             return
     remedy = "compare the fingerprint with the site by telephone, then give --replace"
     raise UserError(f"site {name} has another key already", str(before), remedy)
@@ -103,11 +107,11 @@ def _refuse_other(out: Path, name: str, key: Any, replace: bool) -> None:
 
 def _answer(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(_content(path))
-        if not isinstance(found, dict) or set(found) != FIELDS:
+        fields = json.loads(_content(path))
+        if not isinstance(fields, dict) or set(fields) != FIELDS:
             raise ValueError("other fields")
-        texts = {key: str(found[key]) for key in FIELDS - {"port"}}
-        return {**texts, "port": int(found["port"])}
+        texts = {key: str(fields[key]) for key in FIELDS - {"port"}}
+        return {**texts, "port": int(fields["port"])}
     except (ValueError, TypeError) as error:
         remedy = "ask the owner for the file that atoll network sign made"
         raise UserError("not a signed answer", str(path), remedy) from error

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from atoll.core.errors import UserError
 from atoll.core.record import disk_errors
-from atoll.engines.network.addresses import dialled, proxies, spelled
+from atoll.engines.network.addresses import encode_host, open_connection, proxies
 from atoll.engines.network.contract import Contract, read_site
 from atoll.engines.network.deny import JOB
 from atoll.engines.network.egress import EgressLog, accept
@@ -43,21 +43,25 @@ def reachable(kit: Kit) -> str:
     try:
         pair = (str(startup / "client.crt"), str(startup / "client.key"))
         context = client_context(
-            str(startup / "rootCA.pem"), pair, spelled(kit.server), lambda line: None, passphrase()
+            str(startup / "rootCA.pem"),
+            pair,
+            encode_host(kit.server),
+            lambda line: None,
+            passphrase(),
         )
     except OSError as error:  # and every ssl.SSLError; they may be in the midst of a renewal
         return f"this site's key and certificate cannot be used: {_alert(error)}"
     try:
         with (
-            dialled([kit.server], kit.port, 5) as plain,
-            context.wrap_socket(plain, server_hostname=spelled(kit.server)) as secure,
+            open_connection([kit.server], kit.port, 5) as plain,
+            context.wrap_socket(plain, server_hostname=encode_host(kit.server)) as secure,
         ):
             secure.settimeout(1.0)
             with suppress(TimeoutError):
                 secure.recv(1)  # a certificate that is not wanted is refused only now
     except ssl.SSLCertVerificationError as error:
-        said = error.verify_message + _timed(kit, context)
-        return f"the coordinator's certificate is not trusted here: {said}"
+        detail = error.verify_message + _timed(kit, context)
+        return f"the coordinator's certificate is not trusted here: {detail}"
     except ssl.SSLError as error:
         return f"the coordinator refuses this site's certificate: {_alert(error)}"
     except ConnectionResetError:
@@ -75,11 +79,11 @@ def _timed(kit: Kit, context: ssl.SSLContext) -> str:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only to read it
     with (
         suppress(OSError, ValueError),
-        dialled([kit.server], kit.port, 5) as plain,
+        open_connection([kit.server], kit.port, 5) as plain,
         context.wrap_socket(plain) as secure,
     ):
-        found = x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b"")
-        wrong = untimely(found.not_valid_before_utc, found.not_valid_after_utc)
+        certificate = x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b"")
+        wrong = untimely(certificate.not_valid_before_utc, certificate.not_valid_after_utc)
         return f"; it {wrong}" if wrong else ""
     return ""
 
@@ -120,9 +124,9 @@ def _appended(log: Path) -> Iterator[bool]:
 
 def _standing(kit: Kit, terms: Contract, end: End, appended: bool) -> list[str]:
     """What has left this site so far, how its log is kept, and what is spent of the budgets."""
-    said = f"{end.left:,} bytes have left in {end.lines:,} lines, which end in {end.hash}"
+    summary = f"{end.left:,} bytes have left in {end.lines:,} lines, which end in {end.hash}"
     how = "can only be appended to" if appended else "is not append-only: not permitted here"
-    lines = [f"{kit.name}: {said}; the log {how}"]
+    lines = [f"{kit.name}: {summary}; the log {how}"]
     budgets = {
         "rounds": terms.rounds_in_all,
         "epochs": terms.epochs_in_all,
@@ -255,11 +259,11 @@ def _remedy(reason: str) -> str:
 
 def _standing_of(kit: Kit) -> str:
     """Why this site is not connected though TLS is; empty if the server has admitted it."""
-    told = read_json(kit.folder / STANDING)
-    if time.time() - float(told.get("time", 0.0)) > FRESH_SECONDS:
+    standing = read_json(kit.folder / STANDING)
+    if time.time() - float(standing.get("time", 0.0)) > FRESH_SECONDS:
         return f"reaches {kit.server}:{kit.port}, not admitted yet"
-    reason = str(told.get("refused", ""))
-    if told.get("silent"):
+    reason = str(standing.get("refused", ""))
+    if standing.get("silent"):
         return "waiting for the coordinator: it does not answer"
     if "is disabled" in reason:
         return "the coordinator has revoked this site"
@@ -268,11 +272,15 @@ def _standing_of(kit: Kit) -> str:
 
 def _site_line(kit: Kit, status: Path, reason: str) -> str:
     """How this site stands, in one line."""
-    told = read_json(status)
+    status_fields = read_json(status)
     pieces = [kit.name, reason or f"connected to {kit.server}:{kit.port}"]
-    if told.get("run"):
-        pieces.append(f"run {told['run']} ({told['method']})")
-        ago = time.time() - float(told["time"])
-        pieces.append(f"working on {told['doing']}" if told["doing"] else f"idle for {ago:.0f} s")
-        pieces.append(f"{told['bytes']:,} bytes have left")
+    if status_fields.get("run"):
+        pieces.append(f"run {status_fields['run']} ({status_fields['method']})")
+        ago = time.time() - float(status_fields["time"])
+        pieces.append(
+            f"working on {status_fields['doing']}"
+            if status_fields["doing"]
+            else f"idle for {ago:.0f} s"
+        )
+        pieces.append(f"{status_fields['bytes']:,} bytes have left")
     return "  ".join(pieces)

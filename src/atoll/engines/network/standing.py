@@ -58,9 +58,9 @@ def watch_jobs(path: Path) -> None:
     lock, ends = threading.Lock(), dict[str, list[Any]]()
 
     def process_job_failure(server: Any, request: Any) -> Any:
-        told = request.payload if isinstance(request.payload, dict) else {}
+        failure = request.payload if isinstance(request.payload, dict) else {}
         site = printable(str(request.get_header(MessageHeaderKey.ORIGIN)))[:80]
-        job, code = (told.get(key) for key in (JobFailureMsgKey.JOB_ID, JobFailureMsgKey.CODE))
+        job, code = (failure.get(key) for key in (JobFailureMsgKey.JOB_ID, JobFailureMsgKey.CODE))
         with lock:
             ends.setdefault(str(job), []).append([site, code])
             _write(path, ends)

@@ -56,17 +56,19 @@ def unfit(parts: Parts, client: str, terms: Contract) -> str:
     A method that adds rows to those of later stages is refused by its first stage alone.
     """
     options = parts.config.options()
-    asked = _batch_and_epochs(options, parts.scenario.clients.index(client))
-    if asked is None or not sends_updates(str(parts.config.method["name"])):
+    setting = _batch_and_epochs(options, parts.scenario.clients.index(client))
+    if setting is None or not sends_updates(str(parts.config.method["name"])):
         return ""
     merges = Architecture(parts.site(client).outline()).batch_statistics
-    counts = {stage: len(held.train) for stage, held in enumerate(parts.scenario.holdings[client])}
+    counts = {
+        stage: len(holding.train) for stage, holding in enumerate(parts.scenario.holdings[client])
+    }
     stages = [stage for stage, rows in counts.items() if rows]
     stages = stages[:1] if hasattr(options, "share") else stages
     for stage in stages:
-        reason = shortfall(_sizes(counts[stage], asked[0], merges), asked[1], terms)
+        reason = shortfall(_sizes(counts[stage], setting[0], merges), setting[1], terms)
         if reason:
-            remedy = _remedy([counts[stage] for stage in stages], *asked, terms, merges)
+            remedy = _remedy([counts[stage] for stage in stages], *setting, terms, merges)
             return f"{reason}, at stage {stage + 1} of {counts[stage]} rows{remedy}"
     return ""
 
@@ -86,10 +88,10 @@ def _remedy(counts: list[int], batch: int, epochs: int, terms: Contract, merges:
 
 def refused_counts(config: RunConfig, terms: Contract, most: int) -> list[tuple[int, int]]:
     """The ranges of row counts, up to `most`, with which a site's updates would be refused."""
-    asked = _batch_and_epochs(config.options())
-    if asked is None or not sends_updates(str(config.method["name"])):
+    setting = _batch_and_epochs(config.options())
+    if setting is None or not sends_updates(str(config.method["name"])):
         return []
-    batch, epochs = asked
+    batch, epochs = setting
     ranges, last = list[tuple[int, int]](), -1
     for rows in range(terms.rows, most + 1):
         if not shortfall(_sizes(rows, batch), epochs, terms):

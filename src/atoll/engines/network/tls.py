@@ -83,16 +83,23 @@ class _Context(ssl.SSLContext):
         return super().wrap_socket(sock, server_side, *rest, **named)
 
 
-def _look(content: bytes | None, wanted: str) -> None:
+def _look(content: bytes | None, purpose: str) -> None:
     from cryptography import x509  # noqa: PLC0415 - comes with NVFlare
 
-    from atoll.engines.network.certificates import made_for  # noqa: PLC0415
+    from atoll.engines.network.certificates import purposes_of  # noqa: PLC0415
 
-    found = made_for(x509.load_der_x509_certificate(content)) if content else set()
-    if wanted not in found:
-        said = f"is for a {'or a '.join(sorted(found))}" if found else "does not say what it is for"
-        error = ssl.SSLCertVerificationError(1, f"the certificate {said}")
-        error.verify_code, error.verify_message = 26, f"the certificate {said}, not for a {wanted}"
+    purposes = purposes_of(x509.load_der_x509_certificate(content)) if content else set()
+    if purpose not in purposes:
+        actual = (
+            f"is for a {'or a '.join(sorted(purposes))}"
+            if purposes
+            else "does not say what it is for"
+        )
+        error = ssl.SSLCertVerificationError(1, f"the certificate {actual}")
+        error.verify_code, error.verify_message = (
+            26,
+            f"the certificate {actual}, not for a {purpose}",
+        )
         raise error
 
 
@@ -104,32 +111,32 @@ def _address(connection: ssl.SSLSocket) -> str:
 
 
 def _context(protocol: int, authority: str, pair: tuple[str, str], password: str) -> _Context:
-    made = _Context(protocol)
-    made.minimum_version = ssl.TLSVersion.TLSv1_2
-    made.verify_mode = ssl.CERT_REQUIRED
-    made.sslsocket_class = _Socket
-    made.load_verify_locations(authority)
-    made.load_cert_chain(*pair, password=password)  # without one OpenSSL would ask the terminal
-    return made
+    context = _Context(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.sslsocket_class = _Socket
+    context.load_verify_locations(authority)
+    context.load_cert_chain(*pair, password=password)  # without one OpenSSL would ask the terminal
+    return context
 
 
 def client_context(
     authority: str, pair: tuple[str, str], host: str, tell: Callable[[str], None], password: str
 ) -> ssl.SSLContext:
     """For connections to a coordinator at a host, with a site's certificate and key."""
-    made = _context(ssl.PROTOCOL_TLS_CLIENT, authority, pair, password)
-    made.check_hostname = True
-    made.host, made.wanted, made.tell = host, "server", tell
-    return made
+    context = _context(ssl.PROTOCOL_TLS_CLIENT, authority, pair, password)
+    context.check_hostname = True
+    context.host, context.wanted, context.tell = host, "server", tell
+    return context
 
 
 def server_context(
     authority: str, pair: tuple[str, str], tell: Callable[[str], None], password: str
 ) -> ssl.SSLContext:
     """For connections of sites to the coordinator."""
-    made = _context(ssl.PROTOCOL_TLS_SERVER, authority, pair, password)
-    made.wanted, made.tell = "client", tell
-    return made
+    context = _context(ssl.PROTOCOL_TLS_SERVER, authority, pair, password)
+    context.wanted, context.tell = "client", tell
+    return context
 
 
 def checked(
@@ -137,7 +144,7 @@ def checked(
 ) -> Callable[[dict[str, Any], bool], Any]:
     """In place of NVFlare's function that makes contexts; a job's process has none with its own."""
 
-    def made(params: dict[str, Any], ssl_server: bool) -> Any:
+    def create_context(params: dict[str, Any], ssl_server: bool) -> Any:
         if not required(params):
             params["implemented_conn_sec"] = "clear"
             return None
@@ -150,7 +157,7 @@ def checked(
         pair = (_named(params, "client_cert"), _named(params, "client_key"))
         return client_context(authority, pair, _named(params, "host"), tell, passphrase())
 
-    return made
+    return create_context
 
 
 def _named(params: Mapping[str, Any], key: str) -> str:

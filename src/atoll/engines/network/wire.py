@@ -13,7 +13,7 @@ from nvflare.fuel.f3.drivers.driver_params import DriverParams
 from nvflare.fuel.f3.drivers.socket_conn import SocketConnection
 from nvflare.private.fed.server import fed_server
 
-from atoll.engines.network.addresses import bound_to, dialled, is_loopback, meant
+from atoll.engines.network.addresses import bind_address, decode_host, is_loopback, open_connection
 
 __all__ = ["connecting", "install"]
 
@@ -23,7 +23,7 @@ class _Listener(tcp_driver.TcpStreamServer):  # type: ignore[misc]
 
     def __init__(self, driver: Any, connector: Any) -> None:
         params = connector.params
-        self.address_family, address = bound_to(params[DriverParams.HOST.value])
+        self.address_family, address = bind_address(params[DriverParams.HOST.value])
         self._place = (address, int(params[DriverParams.PORT.value]))
         super().__init__(driver, connector)
 
@@ -57,7 +57,7 @@ def connecting(elsewhere: Mapping[str, Sequence[str]] | None = None) -> None:
         """As NVFlare's own, but for the socket."""
         driver.connector, params = connector, connector.params
         host, port = params[DriverParams.HOST.value], int(params[DriverParams.PORT.value])
-        sock, secure = _secured(dialled(known.get(host, (host,)), port), params, host)
+        sock, secure = _secured(open_connection(known.get(host, (host,)), port), params, host)
         connection = SocketConnection(sock, connector, secure)
         driver.add_connection(connection)
         connection.read_loop()
@@ -83,4 +83,4 @@ def install() -> None:
 
 def _named(host: str) -> bool:
     """Whether NVFlare's server is to listen at an IPv6 loopback address alone."""
-    return meant(host) != host and is_loopback(host)
+    return decode_host(host) != host and is_loopback(host)

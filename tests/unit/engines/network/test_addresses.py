@@ -13,19 +13,19 @@ from atoll.engines.network.kits import read_project
 
 @pytest.mark.parametrize("host", ["::1", "2001:db8::", "fe80::1:2", "::ffff:192.0.2.7"])
 def test_an_ipv6_address_has_a_name_without_colons_and_comes_back(host: str) -> None:
-    name = addresses.spelled(host)
+    name = addresses.encode_host(host)
     assert ":" not in name
     assert len(name) < 64  # as long as a certificate's name may be
-    assert addresses.spelled(addresses.meant(name)) == name
-    assert socket.inet_pton(socket.AF_INET6, addresses.meant(name)) == socket.inet_pton(
+    assert addresses.encode_host(addresses.decode_host(name)) == name
+    assert socket.inet_pton(socket.AF_INET6, addresses.decode_host(name)) == socket.inet_pton(
         socket.AF_INET6, host
     )
 
 
 @pytest.mark.parametrize("host", ["localhost", "192.0.2.7", "fl.example.org", "x.ipv6-literal.net"])
 def test_other_hosts_are_named_as_they_are(host: str) -> None:
-    assert addresses.spelled(host) == host
-    assert addresses.meant(host) == host
+    assert addresses.encode_host(host) == host
+    assert addresses.decode_host(host) == host
 
 
 @pytest.mark.parametrize(
@@ -50,19 +50,19 @@ def test_a_server_may_be_a_name_or_an_address(server: str, tmp_path: Path) -> No
 
 def test_the_coordinator_reaches_its_own_server_without_the_public_name() -> None:
     for server in ("fl.example.org", "192.0.2.7", "2001:db8::7", "localhost"):
-        assert addresses.way_in(server) == ("127.0.0.1", "::1")
-    assert addresses.way_in("::1") == ("::1",)
-    assert addresses.way_in("127.0.0.2") == ("127.0.0.2",)
+        assert addresses.local_addresses(server) == ("127.0.0.1", "::1")
+    assert addresses.local_addresses("::1") == ("::1",)
+    assert addresses.local_addresses("127.0.0.2") == ("127.0.0.2",)
 
 
 def test_the_first_address_that_answers_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with addresses.dialled(["127.0.0.2", "127.0.0.1"], port) as found:
+        with addresses.open_connection(["127.0.0.2", "127.0.0.1"], port) as found:
             assert found.getpeername() == ("127.0.0.1", port)
             assert found.gettimeout() is None
     with pytest.raises(ConnectionRefusedError):
-        addresses.dialled(["127.0.0.1"], port)
+        addresses.open_connection(["127.0.0.1"], port)
 
 
 @pytest.mark.parametrize("where", ["127.0.0.1", "::1"])
@@ -74,15 +74,15 @@ def test_a_port_is_taken_whichever_kind_of_address_somebody_listens_at(where: st
         pytest.skip("this machine has no IPv6")
     with taken:
         port = taken.getsockname()[1]
-        assert addresses.taken("fl.example.org", port)
-        assert addresses.taken(where, port)
-    assert not addresses.taken("fl.example.org", port)
+        assert addresses.is_taken("fl.example.org", port)
+        assert addresses.is_taken(where, port)
+    assert not addresses.is_taken("fl.example.org", port)
 
 
 def test_a_machine_without_ipv6_listens_over_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
-    assert addresses.bound_to("") == (socket.AF_INET, "")
-    assert addresses.bound_to("127.0.0.1") == (socket.AF_INET, "127.0.0.1")
+    assert addresses.bind_address("") == (socket.AF_INET, "")
+    assert addresses.bind_address("127.0.0.1") == (socket.AF_INET, "127.0.0.1")
 
 
 def test_a_proxy_that_is_not_used_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +96,6 @@ def test_a_proxy_that_is_not_used_is_known(monkeypatch: pytest.MonkeyPatch) -> N
 def test_sockets_of_both_kinds_listen_where_there_are_both() -> None:
     if not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
-    assert addresses.bound_to("") == (socket.AF_INET6, "::")
-    found: tuple[Any, str] = addresses.bound_to(addresses.spelled("::1"))
+    assert addresses.bind_address("") == (socket.AF_INET6, "::")
+    found: tuple[Any, str] = addresses.bind_address(addresses.encode_host("::1"))
     assert found == (socket.AF_INET6, "::1")

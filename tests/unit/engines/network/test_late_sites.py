@@ -14,7 +14,7 @@ from atoll.data.own.agreement import Offered
 from atoll.engines.network.contract import SiteFile
 from atoll.engines.network.egress import lines
 from atoll.engines.network.policy import Gate
-from atoll.engines.network.replies import answered
+from atoll.engines.network.replies import reply_of
 from atoll.runs.config import RunConfig, resolve
 from atoll.runs.parts import Parts
 
@@ -46,7 +46,7 @@ class Near:
 
     def prepare(self, **asked: Any) -> Any:
         with ONE:
-            return answered(self.gate, "prepare", lambda gate: {"data": gate.prepare(**asked)})
+            return reply_of(self.gate, "prepare", lambda gate: {"data": gate.prepare(**asked)})
 
     def ping(self) -> Any:
         return {}
@@ -57,7 +57,7 @@ class Near:
             return {"header": reply.header, "block": reply.block}
 
         with ONE:
-            return answered(self.gate, action, both)
+            return reply_of(self.gate, action, both)
 
 
 def near(folder: Path) -> Near:

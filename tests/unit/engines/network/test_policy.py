@@ -19,7 +19,7 @@ from atoll.engines.local import LocalEngine
 from atoll.engines.network import egress
 from atoll.engines.network.contract import RefusedError, SiteFile, read_site
 from atoll.engines.network.policy import Gate
-from atoll.engines.network.replies import handled, told
+from atoll.engines.network.replies import error_kind, handle_request
 from atoll.engines.network.requests import Finish
 from atoll.runs.config import change, resolve, to_toml
 from atoll.runs.facts import facts
@@ -155,7 +155,7 @@ def test_words_of_the_coordinator_cannot_command_a_terminal(
 ) -> None:
     made, seen = gate(tmp_path), list[str]()
     made._tell = lambda: seen.append(made.doing)  # type: ignore[method-assign]
-    reply = handled(made, 1, "\x1b[2J\nfit", [0, 0, 2], pack(Empty()), made.run)
+    reply = handle_request(made, 1, "\x1b[2J\nfit", [0, 0, 2], pack(Empty()), made.run)
     assert reply["kind"] == "refused"
     (line,) = log(tmp_path)
     assert line.words == "refused '?[2J fit': the action '?[2J fit' is not in the contract"
@@ -348,12 +348,12 @@ def test_a_last_line_that_was_cut_off_is_mended(tmp_path: Path) -> None:
 def test_of_an_error_only_fixed_words_leave() -> None:
     secret = "patient 17 of basel"
     for error in (UserError(secret, secret, secret), ValueError(secret), KeyError(secret)):
-        assert secret not in "".join(told(error))
-    assert told(UserError("the disk is full", secret, secret)) == (
+        assert secret not in "".join(error_kind(error))
+    assert error_kind(UserError("the disk is full", secret, secret)) == (
         "failed",
         "the disk is full there",
     )
-    assert told(RefusedError("not in the contract"))[0] == "refused"
+    assert error_kind(RefusedError("not in the contract"))[0] == "refused"
 
 
 def test_a_message_that_is_damaged_is_one_typed_error(tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_more_than_four_questions_do_not_wait_at_once(tmp_path: Path) -> None:
     made, replies = gate(tmp_path), list[Any]()
 
     def ask(number: int) -> None:
-        replies.append(handled(made, number, "check", [0, 0, 2], pack(Empty()), made.run))
+        replies.append(handle_request(made, number, "check", [0, 0, 2], pack(Empty()), made.run))
 
     with made._lock:  # as a question that takes long
         waiting = [threading.Thread(target=ask, args=(number,)) for number in range(1, 10)]
