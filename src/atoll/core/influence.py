@@ -45,10 +45,10 @@ class RobustOptions:
         "exclude"  # exclude implausible answers; others also bound updates; none: trust all
     )
     factor: Annotated[float, Field(gt=1)] = (
-        5.0  # an update of this many times the median is implausible
+        5.0  # an update is implausible if its norm is this many times the median
     )
-    trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.25  # share cut at each end, for trimmed-mean
-    at_least: NotNegativeInt = 0  # sites that must remain; 0: more than half, at least two
+    trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.25  # trimmed-mean: share removed at each end
+    at_least: NotNegativeInt = 0  # fewest remaining sites; 0: more than half, at least two
 
 
 class Guard:

@@ -24,9 +24,7 @@ class Method:
     split: str = "rows"  # the kind of scenario it is made for
     headline: str = ""  # the variant that represents the method where one number is shown
     quorum: bool = False  # whether a round can do without some of the clients
-    concurrency: Callable[[Any, int], int] | None = (
-        None  # (options, clients) -> most that a round asks
-    )
+    concurrency: Callable[[Any, int], int] | None = None  # (options, clients) -> most per round
     first: Callable[[Any], Any] | None = None  # server -> shared weights by mark; sites compare
     selects: bool = False  # whether clients select models by the run's metric, and send scores
     weighted: bool = False  # whether its losses count rows by their weights

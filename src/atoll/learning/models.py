@@ -51,15 +51,15 @@ class ModelOptions:
     name: str = (
         "mlp"  # mlp; for images also resnet18, cnn, ... or module:function; texts: their own
     )
-    widths: tuple[AtLeastOne, ...] = (512, 256, 128)  # hidden layers; texts: filters is the last
-    vectors: str = "best"  # texts: word vectors by name, best of those here, or random-50 and alike
+    widths: tuple[AtLeastOne, ...] = (512, 256, 128)  # hidden layers; texts: the last: filters
+    vectors: str = "best"  # texts: name of word vectors, the best available, or random-50
     precision: Literal["float32", "bfloat16"] = (
         "float32"  # image networks: bfloat16 rounds inside layers; weights and losses stay exact
     )
-    layout: Literal["plain", "channels-last"] = "plain"  # image networks: how images lie in memory
-    norm: NotNegative = 5.0  # texts: mean length that word vectors are scaled to, 0 leaves them
+    layout: Literal["plain", "channels-last"] = "plain"  # image networks: memory layout
+    norm: NotNegative = 5.0  # texts: mean norm to which word vectors are scaled; 0: no scaling
     initial: Literal["drawn", "own"] = (
-        "drawn"  # plug-ins: first values by the run's seed, or those that the code gives
+        "drawn"  # plug-ins: initial values from the run's seed, or the network's own
     )
     frozen: tuple[str, ...] = ()  # plug-ins: layers that are not trained, sent or saved
     weights: str = ""  # plug-ins with own first values: their hash, which the run writes

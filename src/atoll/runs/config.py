@@ -54,19 +54,19 @@ class EngineOptions:
 
     name: Literal["local"] = "local"  # local: all clients in this process
     mode: Literal["auto", "loop", "stacked", "captured"] = (
-        "auto"  # clients one by one, together, one by one with their steps captured, or as tried
+        "auto"  # loop: client by client; stacked: at once; captured: CUDA graphs; auto: fastest
     )
-    streams: bool = False  # captured steps of several clients side by side: wants more GPU memory
-    packing: bool = True  # messages become bytes and back; false: copied and counted, for sweeps
-    tf32: bool = False  # rounded products on GPUs that have them: faster, less exact
-    tune: bool = False  # cuDNN tries its ways on the first batches: faster, other last digits
+    streams: bool = False  # captured steps of several clients in parallel: needs more GPU memory
+    packing: bool = True  # serialise every message; false: only copy and count it, faster in sweeps
+    tf32: bool = False  # TensorFloat-32 on GPUs that have it: faster, less exact
+    tune: bool = False  # cuDNN benchmark mode: faster, other last digits
     deterministic: bool = False  # choose kernels by fixed rules, not by timing: slower, equal bits
     verify: Literal["sampled", "off", "always"] = (
-        "sampled"  # fast paths held to the loop: at stage starts and in 1 % of the time, or always
+        "sampled"  # compare fast paths with the loop: in 1 % of the time, or always
     )
-    keep: str = ""  # a folder where training before the first round is kept for other runs
+    keep: str = ""  # folder in which runs share training before the first round
     device: str = "auto"  # auto, cpu or cuda
-    threads: Annotated[int, Field(ge=0, le=1024)] = 0  # of torch on the CPU; 0: its own choice
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0  # CPU threads of torch; 0: torch's default
 
 
 @dataclass(frozen=True)
@@ -74,39 +74,39 @@ class ReportOptions:
     """What decides whether joining helps; set before a run."""
 
     margin: Annotated[float, Field(gt=0, le=100)] = (
-        2.0  # points; regression: percent of the label's deviation; less is not worthwhile
+        2.0  # smallest gain that matters, in points; regression: percent of the label's deviation
     )
-    pooled: bool = True  # also train with the rows of all sites, where they are on one machine
-    metric: Metric = "accuracy"  # what models are compared by; regression: mae unless mse is given
+    pooled: bool = True  # also train on the rows of all sites together, if they are on one machine
+    metric: Metric = "accuracy"  # metric of the comparison; regression: mae unless mse is given
 
 
 @dataclass(frozen=True)
 class RunConfig:
     """A whole run."""
 
-    name: str = "run"  # what the run is called in tables and folders
-    seed: NotNegativeInt = 0  # of row splits, first weights and batch order
-    rounds: AtLeastOne = 10  # of a stage, at most
-    data: dict[str, Any] = field(default_factory=dict)  # a data set's name, and its options
+    name: str = "run"  # name in tables and folders
+    seed: NotNegativeInt = 0  # seed of row splits, initial weights and batch order
+    rounds: AtLeastOne = 10  # maximum number of rounds per stage
+    data: dict[str, Any] = field(default_factory=dict)  # name of the data set, and its options
     class_weight: Literal["none", "balanced"] = (
-        "none"  # balanced: in training, rows count inversely to their class's part of the site's
+        "none"  # balanced: weight training rows inversely to the size of their class at the site
     )
-    scale: Scale = "global"  # tables: mean 0, deviation 1 over all sites, over each, or as they are
-    scenario: dict[str, Any] = field(default_factory=dict)  # a split's name, and its options
-    model: dict[str, Any] = field(default_factory=dict)  # which network
-    models: tuple[str, ...] = ()  # a network for each client, in their order; empty: model for all
-    public: dict[str, Any] = field(default_factory=dict)  # unlabeled images that all parts have
-    method: dict[str, Any] = field(default_factory=dict)  # the method's name and options
-    replace: str = ""  # module:function that swaps parts of the method: faults of published code
+    scale: Scale = "global"  # tables: standardise over all sites, per site (local), or not (none)
+    scenario: dict[str, Any] = field(default_factory=dict)  # name of the split, and its options
+    model: dict[str, Any] = field(default_factory=dict)  # network of the clients
+    models: tuple[str, ...] = ()  # one network per client, in order; empty: model for all
+    public: dict[str, Any] = field(default_factory=dict)  # unlabelled images that all parties have
+    method: dict[str, Any] = field(default_factory=dict)  # name of the method, and its options
+    replace: str = ""  # module:function that replaces parts of the method: published faults
     engine: dict[str, Any] = field(default_factory=dict)  # how the clients are run
-    robust: dict[str, Any] = field(default_factory=dict)  # what is done about a site that lies
+    robust: dict[str, Any] = field(default_factory=dict)  # treatment of implausible answers
     report: dict[str, Any] = field(default_factory=dict)  # what decides whether joining helps
-    dtype: Literal["float32", "float64"] = "float32"  # of weights and inputs
+    dtype: Literal["float32", "float64"] = "float32"  # precision of weights and inputs
     score_every: NotNegativeInt = 0  # rounds between tests; 0: at the end of a stage only
-    checkpoints: bool = True  # save where the run stands and its models; false: numbers only
-    attribution: bool = False  # test before and after own training too: whose doing is forgetting
-    looks: bool = True  # keep what each site sees of itself at the end of a stage, for pictures
-    checkpoint_seconds: NotNegative = 20.0  # least time between checkpoints; 0: after every round
+    checkpoints: bool = True  # save checkpoints and models; false: only numbers
+    attribution: bool = False  # also test before and after local training, to attribute forgetting
+    looks: bool = True  # keep snapshots of each site at the end of a stage, for figures
+    checkpoint_seconds: NotNegative = 20.0  # minimum time between checkpoints; 0: after every round
 
     def options(self) -> Any:
         """The method's options."""
@@ -145,7 +145,7 @@ class RunConfig:
         return options
 
     def robust_options(self) -> RobustOptions:
-        """What is done about a site that lies."""
+        """Protection against a site that sends wrong answers."""
         return build(RobustOptions, self.robust, "[robust]")
 
     def report_options(self) -> ReportOptions:
