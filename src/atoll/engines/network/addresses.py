@@ -1,7 +1,7 @@
-"""Where the coordinator is: how NVFlare's files name it, and how it is reached.
+"""The coordinator's address: its spelling in NVFlare's files, and connections to it.
 
-NVFlare parts a host from its port at a colon and knows IPv4 alone. An IPv6 address therefore has a
-name without colons in NVFlare's files, which becomes an address again where a socket is made.
+NVFlare splits host and port at a colon and supports only IPv4. Its files therefore have a name
+without colons for an IPv6 address, which is decoded when a socket is opened.
 """
 
 import os
@@ -37,7 +37,7 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def is_host(host: str) -> bool:
-    """Whether this is a host name or an address; one of a single link (%) is not: sites differ."""
+    """Whether this is a host name or an address; link-local addresses (%) are not accepted."""
     if ":" in host:
         return _address(host) is not None and "%" not in host
     return len(host) < 254 and NAME.fullmatch(host) is not None
@@ -52,7 +52,7 @@ def encode_host(host: str) -> str:
 
 
 def decode_host(host: str) -> str:
-    """The name or address that was encode_host like this."""
+    """The name or address that `encode_host` encoded."""
     if not host.endswith(LITERAL):
         return host
     address = _address(host.removesuffix(LITERAL).replace("-", ":"))
@@ -60,7 +60,7 @@ def decode_host(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this is an address that reaches its own machine alone."""
+    """Whether this is a loopback address."""
     address = _address(decode_host(host))
     return address is not None and address.is_loopback
 
@@ -68,7 +68,7 @@ def is_loopback(host: str) -> bool:
 def local_addresses(server: str) -> tuple[str, ...]:
     """The addresses at which the coordinator's machine reaches its own server, best first.
 
-    The public name may have no meaning there, or the one of a router in front of it.
+    On that machine the public name may be unknown, or may be that of a router in front of it.
     """
     return (server,) if is_loopback(server) else ("127.0.0.1", "::1")
 
@@ -76,7 +76,7 @@ def local_addresses(server: str) -> tuple[str, ...]:
 def open_connection(
     hosts: Iterable[str], port: int, seconds: float = DIAL_SECONDS
 ) -> socket.socket:
-    """A connection to the first of these hosts that can be had, over IPv4 or IPv6."""
+    """Connect to the first of these hosts that accepts, over IPv4 or IPv6."""
     refused: OSError = ConnectionRefusedError("no address")
     for host in hosts:
         try:
@@ -90,7 +90,7 @@ def open_connection(
 
 
 def bind_address(host: str) -> tuple[socket.AddressFamily, str]:
-    """The kind of socket that listens at a host, and its address; all addresses for no host."""
+    """The address family and address to listen at; all addresses if `host` is empty."""
     if not host:
         both = socket.has_dualstack_ipv6()
         return (socket.AF_INET6, "::") if both else (socket.AF_INET, "")
@@ -101,7 +101,7 @@ def bind_address(host: str) -> tuple[socket.AddressFamily, str]:
 
 
 def is_taken(server: str, port: int) -> bool:
-    """Whether something else listens where the server would."""
+    """Whether another program listens at the server's port."""
     family, address = bind_address(server if is_loopback(server) else "")
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -115,5 +115,5 @@ def is_taken(server: str, port: int) -> bool:
 
 
 def proxies() -> str:
-    """The variable that names a proxy here, which is not used; empty where none does."""
+    """The environment variable that names a proxy (atoll uses none); empty if no variable does."""
     return next((name for name in PROXIES if os.environ.get(name)), "")

@@ -1,4 +1,4 @@
-"""Which rounds of a run a site has answered, and for which weights; no restore goes back on it."""
+"""The rounds of a run that a site has answered, with the weights; a restore does not undo them."""
 
 import json
 from dataclasses import dataclass, field
@@ -33,11 +33,11 @@ class Answered:
             raise UserError(what, str(path), "restore it from a copy") from error
 
     def other(self, key: str, digest: str) -> bool:
-        """Whether the question was answered before, and never with these weights."""
+        """Whether this request was answered before, but with other weights."""
         return digest not in self.digests.get(key, [digest])
 
     def add(self, asked: dict[str, str]) -> None:
-        """Write down what is answered now."""
+        """Add the requests that are answered now."""
         new = {key: one for key, one in asked.items() if one not in self.digests.get(key, [])}
         for key, digest in new.items():
             self.repeats += self.other(key, digest)

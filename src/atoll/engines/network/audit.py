@@ -1,9 +1,9 @@
 """Do weights single out a training row, and does an update show one?
 
-The update of a linear layer that reads the inputs is, unit by unit, a sum of the rows that reach
-the unit. Where one row alone reaches a unit, or two units with the same direction differ by one or
-two rows, an update tells that row. Both looks find what one and two units tell. They cannot find
-all ways to read rows, and they look at layers of linear units with ReLU alone.
+The update of a linear layer that reads the inputs is, for each unit, a sum of the rows that
+activate the unit. If a single row activates a unit, or if two units of the same direction differ by
+one or two rows, the update reveals that row. Both checks cover one and two units. They cannot find
+every way to read rows, and they cover only linear layers with ReLU.
 """
 
 import math
@@ -13,7 +13,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-__all__ = ["FEWEST", "gradients_of_step", "shown_rows", "singling_units", "varied_columns"]
+__all__ = ["FEWEST", "plain_step", "shown_rows", "singling_units", "varied_columns"]
 
 TOLERANCE = 0.005  # relative distance of a combination of units from the row
 FEWEST = 5  # columns with many values, below which a combination meets a row by chance
@@ -27,7 +27,7 @@ NOISE = 1e-10  # squared sine between two updates, below which their difference 
 
 
 def singling_units(weights: Mapping[str, Tensor], rows: Tensor, least: int) -> int:
-    """How many units are reached by some rows, but by fewer than `least`; twins count as well.
+    """The number of units that some rows activate, but fewer than `least`; twins count as well.
 
     Twins: two units of one direction that differ by one or two rows, and two that few rows reach
     and that differ by one. Tables with few columns, and small ones, have such units by chance:
@@ -69,7 +69,7 @@ def _singling(weight: Tensor, bias: Tensor, inputs: Tensor, least: int) -> int:
 
 
 def shown_rows(before: Mapping[str, Tensor], after: Mapping[str, Tensor], rows: Tensor) -> int:
-    """How many of these training rows can be read off the update from `before` to `after`."""
+    """The number of these training rows that the update from `before` to `after` reveals."""
     inputs = rows.detach().reshape(len(rows), -1).double().cpu()
     if not len(inputs) or varied_columns(inputs) < FEWEST:
         return 0
@@ -81,7 +81,7 @@ def shown_rows(before: Mapping[str, Tensor], after: Mapping[str, Tensor], rows: 
 
 
 def varied_columns(inputs: Tensor, most: int = FEWEST) -> int:
-    """How many columns have many values, counted up to `most`.
+    """The number of columns with many values, counted up to `most`.
 
     With fewer than `FEWEST` a combination of units meets a row by chance.
     """
@@ -89,16 +89,16 @@ def varied_columns(inputs: Tensor, most: int = FEWEST) -> int:
     return sum(islice(filter(None, varied), most))
 
 
-def gradients_of_step(
+def plain_step(
     before: Mapping[str, Tensor], after: Mapping[str, Tensor], rate: float, epsilon: float
 ) -> dict[str, Tensor]:
-    """What plain gradients would have made of `before`, if `after` is one step of fresh Adam."""
-    gradients = {}
+    """The weights after a plain gradient step, if `after` is Adam's first step from `before`."""
+    weights = {}
     for name, tensor in before.items():
         update = after[name].detach().double().cpu() - tensor.detach().double().cpu()
         left = (rate - update.abs()).clamp(min=rate * 1e-9)
-        gradients[name] = tensor.detach().double().cpu() + update / left * epsilon
-    return gradients
+        weights[name] = tensor.detach().double().cpu() + update / left * epsilon
+    return weights
 
 
 def _of_layer(
@@ -121,7 +121,7 @@ def _of_layer(
 
 
 def _alone(units: Tensor, ends: Tensor) -> Tensor:
-    """Rows that a single unit holds alone."""
+    """Rows that a single unit reveals."""
     return ((ends @ units.T).square().amax(1)) >= 1 - TOLERANCE**2
 
 

@@ -1,7 +1,7 @@
 """The bounds on one run at a site: shared weights, steps, moments and budgets.
 
-The policy keeps the shared weights that came last, and not the method. It looks at every request,
-every piece of work and every answer, and refuses what the contract does not allow.
+The policy, not the method, keeps the last received shared weights. It checks every request, every
+job and every answer, and refuses what the contract does not allow.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from atoll.core.rows import Rows
 from atoll.engines.network.answered import Answered
 from atoll.engines.network.audit import (
     FEWEST,
-    gradients_of_step,
+    plain_step,
     shown_rows,
     singling_units,
     varied_columns,
@@ -48,7 +48,7 @@ SHRUNK = 0.1  # of its first norm: a matrix of shared weights, or a unit, gets n
 
 @dataclass
 class Trail:
-    """The shared weights that a run began with and those that came last, by name."""
+    """The first and the last received shared weights of a run, by name."""
 
     first: dict[str, Tensors] = field(default_factory=dict)
     last: dict[str, Tensors] = field(default_factory=dict)
@@ -120,7 +120,7 @@ def too_little(parts: Parts, client: str, terms: Contract) -> str:
 
 
 def _too_few_columns(rows: Tensor, least: int) -> str:
-    """Why the columns that sites have agreed on are too few for the looks for single rows."""
+    """Why there are too few common columns for the checks for single rows; else empty."""
     count = varied_columns(rows.detach().cpu(), least)
     few = f"{count} {FEW_COLUMNS}; the contract wants at least {least}"
     return few if count < least and least > 1 else ""
@@ -219,7 +219,7 @@ class Bounds:
         self.single = adam if steps == 1 else None
 
     def _advance(self, work: TrainJob) -> None:
-        """Refuse an optimiser that has forgotten steps which it took in this stage."""
+        """Refuse an optimiser whose step count went back within this stage."""
         stage = self.moment.stage
         for phase in work.phases:
             key = f"{stage}-{phase.name}"
@@ -260,7 +260,7 @@ class Bounds:
         rows = self.trained if self.terms.shown_rows == "refuse" else None
         seen = [after]
         if self.single is not None:
-            seen.append(gradients_of_step(before, after, self.single.rate, self.single.epsilon))
+            seen.append(plain_step(before, after, self.single.rate, self.single.epsilon))
         if rows is not None and any(shown_rows(before, one, rows.x) for one in seen):
             raise RefusedError(SHOWN)
         name = marked(type(self.request), SharedWeights)[of].name
@@ -295,7 +295,7 @@ class Bounds:
         self.trail.place, self.dirty = self._here, True
 
     def end(self) -> None:
-        """The answer has been written down: remember the weights that an update began with.
+        """Remember the weights of an update after its answer is logged.
 
         Those of a test move nothing, or many tests in one round would be as many moves.
         """
@@ -312,19 +312,19 @@ class Bounds:
             self.dirty = False
 
     def keep(self, place: str, files: int) -> None:
-        """Save where this stands with a checkpoint of the client; the last files are kept."""
+        """Save this state beside a checkpoint of the client; only the newest files are kept."""
         self.trail.write(self._path(place))
         for path in sorted(self.home.glob("shared-*.safetensors"), key=_age)[:-files]:
             path.unlink(missing_ok=True)
 
     def restore(self, place: str) -> None:
-        """Go back with the client to a checkpoint; without one, go on from what came last."""
+        """Restore the state of a checkpoint; without one, continue from the last weights."""
         if self._path(place).exists():
             self.trail = Trail.read(self._path(place))
         self.fresh, self.answered = False, (-1, -1)
 
     def _admit(self, name: str, weights: Tensors) -> None:
-        """Refuse shared weights that no honest coordinator sends now."""
+        """Refuse shared weights that an honest coordinator would not send now."""
         derived, last = self.derived.get(name), self.trail.last.get(name)
         if derived and _equal(weights, derived):
             return
@@ -346,7 +346,7 @@ class Bounds:
             self._tested(name, weights)
 
     def on_compare(self, moment: Moment, shared: Mapping[str, Tensors]) -> None:
-        """Refuse to compare a model that no honest run of this site ends with."""
+        """Refuse to compare a model that no honest run of this site can end with."""
         self.begin(moment, None)
         for name, weights in shared.items():
             if name not in self.trail.last:
@@ -354,7 +354,7 @@ class Bounds:
             self._admit(name, weights)
 
     def _repeated(self, name: str, weights: Tensors) -> None:
-        """Refuse a question that was answered before a restore, if it has other weights now."""
+        """Refuse a request that was answered before a restore if its weights differ now."""
         stage, number = self._here
         key = f"{'update' if self.updates else 'test'} {name} {stage}-{number}"
         self.asked[key] = f"{_digest(weights, 16):032x}"
@@ -363,7 +363,7 @@ class Bounds:
             raise RefusedError(f"{place} had other weights when it came first")
 
     def _tested(self, name: str, weights: Tensors) -> None:
-        """Refuse a second set of weights to test with in one round, when the first is bounded."""
+        """Refuse a second set of weights for tests in one round if moves are bounded."""
         digest = _digest(weights)
         stage, number, before = self.trail.tested.get(name, (-1, -1, digest))
         if (stage, number) == self._here and before != digest:
@@ -372,7 +372,7 @@ class Bounds:
         self.trail.tested[name], self.dirty = (*self._here, digest), True
 
     def _near(self, key: str, new: Tensor, last: Tensor, first: Tensor, own: float) -> None:
-        """Refuse weights that are far from those that came last."""
+        """Refuse weights that are far from the last ones."""
         if not new.is_floating_point() or not new.numel():
             return
         new, last, first = (t.detach().double().cpu() for t in (new, last, first))
@@ -412,7 +412,7 @@ class Bounds:
 
 
 def _vanished(new: Tensor, first: Tensor) -> bool:
-    """Whether a matrix, or a unit of it, has shrunk so far that one step makes it anything."""
+    """Whether a matrix, or a unit of it, is so small that one step can turn it anywhere."""
     units, begun = (t.flatten(1).norm(dim=1) for t in (new, first))
     small = units < SHRUNK * begun if new[0].numel() >= FEWEST else units < 0
     return bool(small.any()) or float(new.norm()) < SHRUNK * float(first.norm())
@@ -440,7 +440,7 @@ def _bits(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _digest(weights: Mapping[str, Tensor], size: int = 7) -> int:
-    """A number for weights that other weights do not have; of seven bytes, to fit a tensor."""
+    """A hash of weights as an integer; seven bytes, to fit a tensor."""
     digest = hashlib.blake2b(digest_size=size)
     for name in sorted(weights):
         dtype, shape, content = _bits(weights[name])

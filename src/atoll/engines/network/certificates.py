@@ -47,7 +47,7 @@ def new_key() -> Any:
 
 
 def key_pem(key: Any, passphrase: str = "") -> bytes:
-    """A private key as a file has it, under a passphrase where there is one."""
+    """A private key in PEM, encrypted if there is a passphrase."""
     if not passphrase:
         how: Any = serialization.NoEncryption()
     else:
@@ -104,7 +104,7 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def purposes_of(certificate: Any) -> set[str]:
-    """What a certificate is for; empty for one of before, which does not say it."""
+    """The extended key usages of a certificate; empty for older certificates, which have none."""
     try:
         usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
@@ -122,7 +122,7 @@ def for_host(certificate: Any, host: str) -> bool:
 
 
 def read_certificate(content: bytes, where: str) -> Any:
-    """A certificate out of a file."""
+    """Read a certificate."""
     try:
         return x509.load_pem_x509_certificate(content)
     except ValueError as error:
@@ -130,14 +130,14 @@ def read_certificate(content: bytes, where: str) -> Any:
 
 
 def request_pem(name: str, key: Any) -> bytes:
-    """A request to sign a key under a name; the key proves itself, and stays where it is."""
+    """A certificate request for a name, signed by its key; the key itself is not part of it."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(_name(name, "atoll"))
     pem: bytes = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
     return pem
 
 
 def read_request(content: bytes, where: str) -> Any:
-    """A request out of a file: one that its key has signed, with a key that NVFlare can use."""
+    """Read a request; refuse one with a wrong signature or with a key that NVFlare cannot use."""
     remedy = "ask the site for the file that atoll network request made"
     try:
         request = x509.load_pem_x509_csr(content)
@@ -160,7 +160,7 @@ class Signer:
 
     @staticmethod
     def new(project: str, days: int) -> "Signer":
-        """An authority that signs itself."""
+        """A new self-signed authority."""
         key, now = new_key(), datetime.now(UTC)
         usage = _usage(key_cert_sign=True, crl_sign=True)
         builder = (
@@ -174,18 +174,18 @@ class Signer:
 
     @staticmethod
     def read(certificate: str, key: str) -> "Signer":
-        """The authority out of what was kept of it."""
+        """Read a stored authority."""
         private = serialization.load_pem_private_key(key.encode(), None)
         return Signer(x509.load_pem_x509_certificate(certificate.encode()), private)
 
     @property
     def pem(self) -> bytes:
-        """The authority's certificate as a file has it."""
+        """The authority's certificate in PEM."""
         pem: bytes = self.certificate.public_bytes(serialization.Encoding.PEM)
         return pem
 
     def sign(self, name: str, public_key: Any, host: str = "", role: str = "") -> bytes:
-        """A party's certificate: for a server where it has a host, else for a client."""
+        """Sign a party's certificate: for a server if `host` is given, else for a client."""
         now, end = datetime.now(UTC), self.certificate.not_valid_after_utc
         if end <= now:
             what, remedy = f"the authority ended on {end:%Y-%m-%d}", "make all kits anew"

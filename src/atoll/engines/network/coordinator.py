@@ -63,7 +63,7 @@ class Terms:
 
 @dataclass
 class View:
-    """What the coordinator sees of a party, for a line on the screen."""
+    """The state of a party, for a line on the screen."""
 
     name: str
     state: str  # connected, working, away, revoked
@@ -105,7 +105,7 @@ class _Serving:
         return self.terms.at_least if can and self.terms.at_least else len(self.kit.sites)
 
     def go(self) -> None:
-        """Do all runs; jobs that are lost are handed in again."""
+        """Execute all runs; lost jobs are submitted again."""
         idle, before = 0, self._progress()
         try:
             while True:
@@ -150,7 +150,7 @@ class _Serving:
             time.sleep(0.5)
 
     def _here(self) -> list[str]:
-        """The sites that NVFlare has heard of a moment ago; the server is started where need be."""
+        """The sites that NVFlare heard from recently; starts the server if it is not running."""
         if self.host.ensure() and self.host.starts > 1:
             self.session.close()
         for notice in self.notices.new():
@@ -164,7 +164,7 @@ class _Serving:
         return [n for n in self.kit.sites if last_seen and now - last_seen.get(n, 0.0) < FRESH]
 
     def _views(self) -> list[View]:
-        """Every party, with what the job says of it where there is one."""
+        """The view of every party, with the job's status of it."""
         now, reports = time.time(), read_json(self.control / "status.json").get("sites", {})
         views = []
         for name in self.kit.sites:
@@ -184,7 +184,7 @@ class _Serving:
         return sent + int(status.get("sent", 0)), received + int(status.get("received", 0))
 
     def _job(self, sites: list[str]) -> dict[str, Any]:
-        """Hand in a job and watch it to its end; how it ended, empty where nobody could say."""
+        """Submit a job and watch it to its end; return how it ended, empty if unknown."""
         for name in ("ended.json", "status.json", "stop"):
             (self.control / name).unlink(missing_ok=True)
         plan = {
@@ -209,7 +209,7 @@ class _Serving:
         return {**read_json(self.control / "ended.json"), "job": job}
 
     def _watch(self, job: str, sites: list[str]) -> None:
-        """Until the job has ended, its server is gone, or it has gone quiet."""
+        """Wait until the job has ended, its server has stopped, or it gives no sign of life."""
         began, looked, starts = time.monotonic(), 0.0, self.host.starts
         while True:
             time.sleep(0.25)
@@ -232,7 +232,7 @@ class _Serving:
             self.tell(progress or ("running" if quiet < 10 else "starting"), self._views())
 
     def _said_so(self) -> bool:
-        """Whether the job has said how it ended, some seconds ago."""
+        """Whether the job reported its end, and some seconds have passed since."""
         try:
             return time.time() - (self.control / "ended.json").stat().st_mtime > END_SECONDS
         except OSError:
@@ -258,13 +258,13 @@ class _Serving:
             return time.monotonic() - began + 10
 
     def _returned(self, sites: list[str]) -> bool:
-        """Whether a site that the job goes without is back."""
+        """Whether a site is back that the job runs without."""
         now = time.time()
         away = [name for name in self.kit.sites if name not in sites]
         return any(now - self.heard.get(name, 0.0) < FRESH / 2 for name in away)
 
     def _lost(self, ended: Mapping[str, Any]) -> str:
-        """Why a job was lost, with the site that ended first where that is known."""
+        """Why a job was lost, and which site ended first if that is known."""
         if ended.get("site"):
             return str(ended["what"])
         ends = read_json(self.control / ENDS).get(str(ended.get("job", "")), [])
@@ -274,7 +274,7 @@ class _Serving:
         return str(ended.get("what", "the coordinator's own end of the job is gone"))
 
     def _over(self, ended: Mapping[str, Any]) -> bool:
-        """Whether that was the end; what cannot be helped by another job is raised."""
+        """Whether the run is over; raises errors that another job cannot fix."""
         how = ended.get("ended", "")
         if how == "done":
             return True
@@ -296,7 +296,7 @@ class _Serving:
 
 
 def _beside(kit: Kit, folder: Path) -> Path:
-    """Where the coordinator keeps what a run is called at the sites."""
+    """The file with the name that a run has at the sites."""
     short = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=6).hexdigest()
     return kit.folder.resolve() / "work" / f"run-{short}.json"
 
@@ -309,7 +309,7 @@ def serve(
     stopping: Callable[[], bool],
     note: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Coordinate some runs to their end; runs that were cut go on.
+    """Coordinate runs to their end; interrupted runs resume.
 
     `note` receives lines about the keys of the parties and refused connections.
     """
@@ -336,7 +336,7 @@ def serve(
 
 
 def _register(kit: Kit, config: RunConfig, folder: Path) -> None:
-    """Write down what a run is to be, and its name at the sites: a new one for a new run."""
+    """Store the config of a run and its name at the sites, which is new for a new run."""
     path = _beside(kit, folder)
     if not (folder / "config.toml").exists() or not path.exists():
         name = f"{re.sub(r'[^A-Za-z0-9-]+', '-', config.name)}-{os.urandom(6).hex()}"
@@ -373,7 +373,7 @@ def _free(kit: Kit) -> None:
 
 
 def lines(what: str, views: Iterable[View]) -> list[str]:
-    """What is going on, one line for each party."""
+    """The state of each party, one line each."""
     texts = []
     for view in views:
         ago = f"last seen {view.seen:.0f} s ago" if view.seen else "not seen yet"

@@ -1,7 +1,7 @@
-"""The log of what left a site: a line for every answer, in words, each chained to the one before.
+"""The log of everything that leaves a site: one line per answer, chained by hashes.
 
-A line has the hash of the line before it, so that a line cannot be changed, taken out or put in
-without breaking the chain. Whoever holds the last hash can tell that the whole log is as it was.
+Each line has the hash of the line before it, so changing, removing or inserting a line breaks the
+chain. The last hash is enough to verify the whole log.
 """
 
 import fcntl
@@ -64,7 +64,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Counted:
-    """What an answer uses up of the budgets over all runs on the same data."""
+    """The cost of an answer in the budgets over all runs on the same data."""
 
     data: str = ""
     rounds: int = 0
@@ -73,7 +73,7 @@ class Counted:
 
 @dataclass
 class Spent:
-    """What all runs have had of the same data so far."""
+    """The part of these budgets that all runs have used so far."""
 
     rounds: int = 0
     epochs: int = 0
@@ -105,7 +105,7 @@ def _digest(content: bytes) -> str:
 
 
 def lines(path: Path) -> Iterator[Line]:
-    """The lines of a log; a chain that is broken is an error that says where."""
+    """The lines of a log; raises an error with the line number if the chain is broken."""
     before = FIRST
     with disk_errors(path):
         texts = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
@@ -131,7 +131,7 @@ def _broken(path: Path, number: int) -> UserError:
 def audited(store: Path) -> list[Line]:
     """The lines of a store's log, or of a log, checked against the copy of its end if there is one.
 
-    A log that is not there, or has fewer lines than it had, is an error.
+    Raises an error if the log is missing or shorter than before.
     """
     path = store / "egress.jsonl" if store.is_dir() else store
     mirror = Mirror.of_store(path.parent)
@@ -153,7 +153,7 @@ def mirrored(store: Path) -> bool:
 
 
 def accept(path: Path, mirror: Mirror) -> None:
-    """Go on with a log whose end's copy is gone: a line of the log says so."""
+    """Accept a log whose mirror is gone; the log gets a line about it."""
     log = EgressLog(path) if not mirror.path.exists() else None
     if log and log.count:
         log.accepted()
@@ -173,7 +173,7 @@ class EgressLog:
             self._read()
 
     def _read(self) -> None:
-        """Read the lines that are there, while no other process adds one."""
+        """Read the log while no other process writes."""
         self._mend()
         mirror = self._mirror
         known, there = mirror.read() if mirror else End(), ""
@@ -192,7 +192,7 @@ class EgressLog:
 
     @property
     def end(self) -> End:
-        """How the log ends now."""
+        """The end of the log."""
         spent = {
             data: [one.rounds, one.epochs, one.answers, one.comparisons]
             for data, one in self._spent.items()
@@ -204,7 +204,7 @@ class EgressLog:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def _mend(self) -> None:
-        """Cut off a last line that was not written whole, which a site that was killed leaves."""
+        """Remove an incomplete last line, which a killed process leaves."""
         if not self.path.exists():
             return
         content = self.path.read_bytes()
@@ -217,11 +217,11 @@ class EgressLog:
         return sum(self._sums.values()) if run is None else self._sums.get(run, 0)
 
     def spent(self, data: str) -> Spent:
-        """What all runs on this data have had so far; it goes on counting."""
+        """The budgets used by all runs on this data; each line updates the object."""
         return self._spent.setdefault(data, Spent())
 
     def _count_refusal(self, count: int, words: str, action: str) -> None:
-        """Count a line, if nothing left with it; those that depend on rows count by themselves."""
+        """Count a refusal; refusals that depend on rows have a counter of their own."""
         if not count and _is_probe(words, action):
             self.probes += 1
         elif not count and not words.startswith(ACCEPTED):
@@ -244,7 +244,7 @@ class EgressLog:
         counted: Counted = NOTHING,
         again: bool = False,
     ) -> None:
-        """Write down an answer, or the same one again; it leaves only when this is written."""
+        """Log an answer, or a repeated one, before it leaves."""
         place = f"at stage {moment.stage + 1}, round {moment.round + 1}"
         how = "answered again" if again else "answered"
         words = f"{how} '{action}' {place}: {packet.size:,} bytes, {_contents(packet)}"
@@ -252,9 +252,9 @@ class EgressLog:
         self._add(run, words, action, packet.size, digest, counted)
 
     def refused(self, run: str, action: str, reason: str) -> None:
-        """Write down a question that was not answered, and why; a log has so many of these.
+        """Log a refused request with the reason, up to a maximum number of lines.
 
-        Those that depend on rows always have a line: all runs have few of them.
+        Refusals that depend on rows always have a line: their number is limited.
         """
         name, most = printable(action[:80]), MOST_REFUSALS
         words = f"refused '{name}': {printable(reason)}"
@@ -266,12 +266,12 @@ class EgressLog:
             self._add(run, words, name, 0, "")
 
     def disclosure(self, run: str, action: str, what: str, content: str) -> None:
-        """Write down a few words that leave as the answer to a question of no method."""
+        """Log a short answer that is not a message of a method."""
         size, digest = len(content.encode()), _digest(content.encode())
         self._add(run, f"answered '{action}': {size:,} bytes, {what}", action, size, digest)
 
     def accepted(self) -> None:
-        """Write down that the site goes on with this log, whose end was copied nowhere."""
+        """Log that the site accepts this log without a mirror."""
         words = f"{ACCEPTED}: {self.count:,} lines without a copy of their end"
         self._add("", words, "accept", 0, "")
 
@@ -292,7 +292,7 @@ class EgressLog:
     def _chain(
         self, run: str, words: str, action: str, count: int, digest: str, counted: Counted
     ) -> None:
-        """Add a line, while no other process does."""
+        """Append a line while no other process writes."""
         time = datetime.now(UTC).isoformat(timespec="seconds")
         body: dict[str, Any] = {
             "time": time, "run": run, "words": words, "action": action, "bytes": count,
@@ -314,7 +314,7 @@ class EgressLog:
             self._mirror.write(self.end)
 
     def _append(self, content: bytes) -> None:
-        """Write a line whole; of one that does not fit on the disk nothing stays."""
+        """Append a whole line; if the disk is full, remove what was written of it."""
         try:
             with self.path.open("ab") as file:
                 file.write(content)
@@ -336,7 +336,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _contents(packet: Packet) -> str:
-    """What is in a packet, in words: the shape of every tensor, and the plain values."""
+    """A description of a packet: the shape of every tensor, and the plain values."""
     descriptions = [
         f"{name} {'x'.join(map(str, shape)) or 'one number'}" for name, _, shape in packet.tensors
     ]

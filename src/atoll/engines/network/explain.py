@@ -1,4 +1,4 @@
-"""A contract in words: what it allows, the worst case that it implies, and where it is loose."""
+"""A contract in words: what it allows, the worst case that this implies, and loose terms."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

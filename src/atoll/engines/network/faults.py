@@ -1,4 +1,4 @@
-"""Answers spoilt on purpose, to rehearse what must be refused; only the site itself can ask for it.
+"""Answers that a site corrupts on its own request, to rehearse what must be refused.
 
 It can also have them copied to a folder of its own, to read what leaves.
 """
@@ -17,7 +17,7 @@ __all__ = ["spoilt"]
 
 
 def _said() -> tuple[str, str]:
-    """How answers are to be spoilt: ATOLL_REHEARSAL, or what the file that it names says now."""
+    """How to corrupt answers: ATOLL_REHEARSAL, or the content of the file that it names."""
     setting = os.environ.get("ATOLL_REHEARSAL", "")
     if setting.startswith("@"):
         setting = Path(setting[1:]).read_text().strip()
@@ -32,7 +32,7 @@ def _copied(packet: Packet, folder: Path) -> None:
 
 
 def spoilt(packet: Packet) -> Packet:
-    """The packet as it is; or spoilt where this site was asked to rehearse that."""
+    """The packet, corrupted if this site rehearses that."""
     how, amount = _said()
     if how == "slow":
         time.sleep(float(amount))

@@ -1,4 +1,4 @@
-"""The folder of a run that is over at a site, which `predict` uses: written once."""
+"""The folder of a finished run at a site, which `predict` uses; written once."""
 
 import hashlib
 import json
@@ -40,7 +40,7 @@ def _read(home: Path) -> tuple[str, list[int]] | None:
 
 
 def other_end(home: Path, packet: Packet) -> str:
-    """Why a run does not end with this request; a coordinator may repeat the same one."""
+    """Why this request does not end the run; empty for the first request and its repetitions."""
     before = _read(home)
     other = before is not None and before[0] != _digest(packet)
     return "a second end of a run, with other content" if other else ""
@@ -52,7 +52,7 @@ def has_ended(home: Path) -> bool:
 
 
 def go_on(home: Path, moment: Moment) -> None:
-    """A run that was stopped goes on with a later round: it may end again."""
+    """Allow a resumed run to end again after a later round."""
     before = _read(home)
     if before is not None and [moment.stage, moment.round] > before[1]:
         (home / END).unlink()

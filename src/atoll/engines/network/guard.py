@@ -116,7 +116,7 @@ class Guard:
         self.presence = Presence(Listed(self.folder / "sites.json"), self.notices)
 
     def install(self) -> None:
-        """Put the filter in front of everything that takes messages."""
+        """Install the filter in front of every message handler."""
         net_utils.get_ssl_context = checked(net_utils.ssl_required, self._say)
         tcp_driver.get_ssl_context = net_utils.get_ssl_context
         self._wrap(tcp_driver.TcpStreamServer, "handle_error", _no_traceback)
@@ -148,7 +148,7 @@ class Guard:
     def _process_message(
         self, original: Any, cell: Any, endpoint: Any, connection: Any, app_id: int, message: Any
     ) -> None:
-        """Take a message off a connection, or refuse it before anything of it is decoded."""
+        """Accept a message of a connection, or refuse it before anything is decoded."""
         try:
             route = _route(cell, endpoint, connection, message)
             reason = refusal(self.process, route) or self._absent(route, connection, message)
@@ -231,7 +231,7 @@ class Guard:
         return self.limit or message_bytes(self.process)
 
     def _process_chunk(self, original: Any, task: Any, message: Message) -> Any:
-        """Count what all unfinished streams of a sender hold, whatever size they have announced."""
+        """Count the bytes in all unfinished streams of a sender, whatever size they announce."""
         task.atoll_bytes = getattr(task, "atoll_bytes", 0) + len(message.payload or b"")
         sender, most = task.origin.partition(".")[0], self._most
         with RxTask.map_lock:
@@ -273,7 +273,7 @@ class Guard:
         return original(packer, value)
 
     def _dispatch(self, original: Any, agent: Any, request: Message) -> Message:
-        """Do a command that a run needs; refuse all others, and jobs that are not ours."""
+        """Execute a command that a run needs; refuse all others, and foreign jobs."""
         command, own = request.payload, agent.cell.get_fqcn()
         sender, topic = _text(request, Header.ORIGIN), str(getattr(command, "topic", ""))
         job = command.get_header(RequestHeader.JOB_ID) if hasattr(command, "get_header") else ""
@@ -332,7 +332,7 @@ def _fixed_words(original: Any, error: str, logger: Any, **details: Any) -> Mess
 
 
 def _forget_jobs(kit: Path) -> None:
-    """Remove the folders of old jobs: NVFlare leaves each of them in the kit for ever."""
+    """Remove the folders of old jobs, which NVFlare never removes."""
     folders = [path for path in kit.iterdir() if path.is_dir() and JOB.fullmatch(path.name)]
     folders.sort(key=lambda path: path.stat().st_mtime_ns)
     for path in folders[:-KEPT_JOBS]:
@@ -340,7 +340,7 @@ def _forget_jobs(kit: Path) -> None:
 
 
 def _no_traceback(original: Any, server: Any, request: Any, address: Any) -> None:
-    """A connection that failed has its line in the log already."""
+    """Suppress the traceback of a failed connection, which has a line in the log already."""
     log.debug("a connection ended with an error", exc_info=True)
 
 

@@ -1,6 +1,6 @@
 """The folders of a federation's parties: keys, certificates, and what NVFlare needs to start.
 
-A certificate that cannot work is found before anything waits for it.
+Certificates are checked before anything uses them.
 """
 
 import json
@@ -86,7 +86,7 @@ class Kit:
             raise UserError("the kit is damaged", str(path), "ask for a new kit") from error
 
     def _absent(self) -> UserError:
-        """What is missing in a folder that is no kit: the owner's answer, or all of it."""
+        """The error for a folder that is not a kit, or that lacks the owner's answer."""
         where = str(self.folder)
         request = next(iter(sorted(self.folder.glob("*.csr"))), None)
         if request is None:
@@ -159,12 +159,12 @@ class Kit:
 
     @property
     def until(self) -> datetime:
-        """When the certificate ends."""
+        """The end of the certificate's validity."""
         expiry: datetime = self._certificate.not_valid_after_utc
         return expiry
 
     def check(self) -> str:
-        """Refuse a kit that cannot work; a warning where its certificate ends soon."""
+        """Refuse a kit that cannot work; return a warning if its certificate ends soon."""
         from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - comes with NVFlare
 
         certificate, where = self._certificate, str(self.folder)
@@ -196,7 +196,7 @@ class Kit:
         return f"ask the project's owner: atoll network renew project.toml {self.name}"
 
     def _check_purpose(self) -> None:
-        """Refuse certificates that the other side would refuse: they say for what they are."""
+        """Refuse certificates whose purpose the other side would refuse."""
         pairs = [(self._file(".crt"), "server" if self.name == COORDINATOR else "client")]
         if self.name == COORDINATOR:
             pairs.append((self.folder / "admin" / "startup" / "client.crt", "client"))
@@ -211,7 +211,7 @@ class Kit:
 
 
 def untimely(begins: datetime, ends: datetime) -> str:
-    """How a certificate's time and this machine's clock do not fit; empty if they do."""
+    """Why a certificate is not valid at this machine's time; empty if it is."""
     now = datetime.now(UTC)
     if begins <= now < ends:
         return ""
@@ -225,7 +225,7 @@ def init(
 ) -> dict[str, list[str]]:
     """Make the folders of all parties that have none yet; who is new, and who is revoked.
 
-    With `by_request` sites make their own keys, now and whenever this is called again.
+    With `by_request` sites make their own keys, now and at every later call.
     """
     project, changes = read_project(path), dict[str, list[str]]()
     with disk_errors(out):
@@ -251,7 +251,7 @@ def init(
 
 
 def signed_file(out: Path, name: str) -> Path:
-    """Where the owner keeps what it has signed for a site that made its own key."""
+    """The owner's file with the signed answer for a site that made its own key."""
     return out / f"{name}.signed.json"
 
 
@@ -291,7 +291,7 @@ def _called(project: Project, name: str) -> str:
 
 
 def _wanted(project: Project, names: Sequence[str]) -> list[str]:
-    """Who gets a new key, as NVFlare calls them."""
+    """The parties that get a new key, by their names in NVFlare."""
     admin = [ADMIN] if COORDINATOR in names else []
     return [*(_called(project, name) for name in names), *admin]
 
@@ -313,7 +313,7 @@ def _issue(project: Project, out: Path, names: Sequence[str], run: RunConfig | N
 
 
 def fill(part: Path, issued: Path, project: Project, name: str) -> None:
-    """One party's folder out of what NVFlare has made, with our policies in place of its own."""
+    """Fill one party's folder from NVFlare's output, with our policies in place of its own."""
     source = issued / _called(project, name)
     _take(source, part)
     coordinator = name == COORDINATOR

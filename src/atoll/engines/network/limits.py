@@ -1,4 +1,4 @@
-"""How much a process takes off the network at once; decided before memory is used for it."""
+"""Limits on message sizes, enforced before memory is allocated."""
 
 import os
 
@@ -26,12 +26,12 @@ def environment(question: int) -> dict[str, str]:
 
 
 def expect(count: int) -> None:
-    """Let this process, which is the coordinator's job, take answers of so many bytes."""
+    """Set the largest answer that this process, the coordinator's job, accepts."""
     os.environ[ANSWERS] = str(count)
 
 
 def message_bytes(process: str) -> int:
-    """Bytes of one message that this process takes; the environment decides where it says so."""
+    """The largest message that this process accepts; an environment variable overrides it."""
     if ENVIRONMENT in os.environ:
         return int(os.environ[ENVIRONMENT])
     return int(os.environ.get(ANSWERS, JOB_BYTES)) if process == "server_job" else SERVER_BYTES

@@ -22,7 +22,7 @@ class Listed:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def refusal(self, name: str) -> str:
-        """Why a site is not heard; empty where it is on the list."""
+        """Why a site is refused; empty if it is on the list."""
         with self._lock:
             if time.monotonic() - self._looked >= LOOK_SECONDS:
                 self._looked = time.monotonic()

@@ -1,4 +1,4 @@
-"""A copy of how an egress log ends, kept outside the store, so that a log that goes is missed.
+"""A copy of an egress log's end, outside the store, so that a missing log is noticed.
 
 The copy lies beside the site's kit. It has the number of lines, the last hash, the bytes that have
 left, and what was spent of the budgets over all runs. Where the system allows it, the log itself
@@ -24,7 +24,7 @@ GET_FLAGS, SET_FLAGS, APPEND = 0x80086601, 0x40086602, 0x20  # of Linux's file s
 
 @dataclass(frozen=True)
 class End:
-    """How a log ends."""
+    """The end of a log."""
 
     lines: int = 0
     hash: str = ""
@@ -41,7 +41,7 @@ class Mirror:
 
     @classmethod
     def of_kit(cls, folder: Path) -> "Mirror":
-        """The copy for the kit in a folder: beside it, where nothing of the kit reaches."""
+        """The mirror of a kit: a file beside the kit's folder."""
         home = folder.resolve()
         return cls(home.with_name(f"{home.name}-egress.json"))
 
@@ -54,7 +54,7 @@ class Mirror:
 
     @property
     def absent(self) -> UserError:
-        """The error for a log with lines whose end was copied nowhere."""
+        """The error for a log with lines but without a mirror."""
         what = "no copy of the egress log's end is here: a log that was cut would not be noticed"
         remedy = (
             f"restore {self.path.name}; or check the log with atoll egress, and write down that"
@@ -62,7 +62,7 @@ class Mirror:
         return UserError(what, str(self.path), f"{remedy} you accept it: atoll join --accept-log")
 
     def read(self) -> End:
-        """What was written last; an empty end where nothing was."""
+        """The end that was written last; an empty one if there is none."""
         with disk_errors(self.path):
             content = self.path.read_bytes() if self.path.exists() else b""
         if not content:
@@ -76,14 +76,14 @@ class Mirror:
             ) from error  # fmt: skip
 
     def write(self, end: End) -> None:
-        """Write down how the log ends now."""
+        """Write the end of the log."""
         part = self.path.with_name(f".{self.path.name}.part")
         with disk_errors(self.path):
             part.write_text(json.dumps(vars(end)))
             part.replace(self.path)
 
     def check(self, log: Path, lines: int, hash_there: str, end: End) -> None:
-        """Refuse a log that ends before the copy does, or that is another one."""
+        """Refuse a log that is shorter than the mirror says, or another log."""
         if lines < end.lines:
             what = f"the egress log has {lines:,} lines and had {end.lines:,}"
             raise UserError(what, str(log), self.remedy)
@@ -92,7 +92,7 @@ class Mirror:
             raise UserError(what, str(log), self.remedy)
 
     def watch(self, log: Path) -> None:
-        """Refuse to go on with a log that has become shorter; cheap enough to be done often."""
+        """Refuse to continue with a log that has become shorter; cheap enough to call often."""
         with disk_errors(log):
             size = log.stat().st_size if log.exists() else 0
         if size and not self.path.exists():
@@ -103,12 +103,12 @@ class Mirror:
 
     @property
     def remedy(self) -> str:
-        """What helps a site whose log is not what it was."""
+        """The remedy for a changed log."""
         return f"restore the log; to begin anew, move the store and {self.path.name} away together"
 
 
 def append_only(path: Path, on: bool) -> bool:
-    """Let a file only be appended to, or let it be free again; whether the system does so."""
+    """Make a file append-only, or writable again; return whether the system supports it."""
     with suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
         try:

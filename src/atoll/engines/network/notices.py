@@ -1,4 +1,4 @@
-"""What NVFlare's process has to tell the command that started it: a file of lines in the kit."""
+"""Notices of NVFlare's process for the command that started it: a file of lines in the kit."""
 
 import json
 import time
@@ -15,7 +15,7 @@ MOST_WORDS = 300  # letters of one notice
 
 
 def readable(words: str) -> str:
-    """Words that may come from elsewhere, as one line of plain letters."""
+    """Text from an untrusted source as one line of printable characters."""
     return words[:MOST_WORDS].encode("unicode_escape").decode()
 
 
@@ -34,12 +34,12 @@ class Notices:
         self.path, self._read = kit / FILE, 0
 
     def clear(self) -> None:
-        """Forget those of before."""
+        """Remove all notices."""
         self.path.unlink(missing_ok=True)
         self._read = 0
 
     def write(self, kind: str, words: str) -> None:
-        """Add one; a full disk is no reason to stop."""
+        """Add a notice; a full disk is ignored."""
         line = json.dumps({"time": time.time(), "kind": kind, "words": readable(words)})
         with suppress(OSError):
             if not self.path.exists() or self.path.stat().st_size < MOST_BYTES:
@@ -47,7 +47,7 @@ class Notices:
                     file.write(f"{line}\n")
 
     def new(self) -> Iterator[Notice]:
-        """Those that came since the last look."""
+        """The notices since the last call."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._read)

@@ -65,7 +65,7 @@ LOCK_PATIENCE = 60.0  # seconds for the process of a job before this one to end
 
 
 def _die_with_parent() -> None:
-    """End this process when the one that started it is gone, so that nothing is left running."""
+    """End this process when its parent ends, so that nothing is left running."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -111,7 +111,7 @@ class Outpost:
     def prepare(
         self, run: str, config: str, client: str, clients: list[str], plan: str
     ) -> dict[str, Any]:
-        """Make ready for a run."""
+        """Prepare a run."""
         return self._reply(
             "prepare",
             lambda gate: {
@@ -124,7 +124,7 @@ class Outpost:
     def handle(
         self, run: str, number: int, action: str, moment: list[int], header: bytes, block: bytes
     ) -> dict[str, Any]:
-        """Answer a question of the method."""
+        """Answer a request of the method."""
         gate = self._gate
         if gate is None:
             return self._closed(str(action))
@@ -147,7 +147,7 @@ class Outpost:
 
     @collab.publish  # type: ignore[untyped-decorator]
     def alone(self) -> dict[str, Any]:
-        """Begin anew as the only party, to be compared with."""
+        """Start again as the only party, for the comparison."""
         return self._reply(COMPARE, lambda gate: _left(gate.alone()))
 
     @collab.publish  # type: ignore[untyped-decorator]
@@ -157,17 +157,17 @@ class Outpost:
 
     @collab.publish  # type: ignore[untyped-decorator]
     def restore(self, place: str) -> dict[str, Any]:
-        """Go back to what was saved here."""
+        """Restore what was saved here."""
         return self._reply("restore", lambda gate: {"there": gate.restore(place)})
 
     @collab.publish  # type: ignore[untyped-decorator]
     def snapshot(self, moment: list[int]) -> dict[str, Any]:
-        """Keep here what the client sees of itself."""
+        """Store the client's snapshots here."""
         return self._reply("snapshot", lambda gate: gate.snapshot(Moment(*moment)))
 
     @collab.publish  # type: ignore[untyped-decorator]
     def ping(self) -> dict[str, Any]:
-        """What is being done here now."""
+        """The current work of this site."""
         known = self._gate is not None and not _stranger("ping")
         return {"doing": self._gate.doing if self._gate and known else ""}
 
@@ -204,7 +204,7 @@ def _left(packet: Packet) -> dict[str, Any]:
 
 
 class Coordinator:
-    """The coordinator's end: runs what the plan says, one run after another."""
+    """The coordinator's end: executes the runs of the plan one after another."""
 
     def __init__(self, control: str) -> None:
         self.control = Path(control)
@@ -214,7 +214,7 @@ class Coordinator:
 
     @collab.main  # type: ignore[untyped-decorator]
     def go(self) -> None:
-        """Do every run of the plan that has not been done, then say how it ended."""
+        """Execute every run of the plan that is not finished, then report how it ended."""
         _die_with_parent()
         threading.Thread(target=self._live, daemon=True, name="atoll-alive").start()
         plan = json.loads((self.control / "plan.json").read_text())
@@ -336,7 +336,7 @@ def _agreed(path: Path) -> dict[str, Any]:
 
 
 def _on_own_tables(engine: Remote, run: str, folder: Path) -> tuple[Parts, Record]:
-    """A run whose tables are at the sites: what was agreed once stays with the run."""
+    """The parts and record of a run on the sites' own tables; an agreement stays with the run."""
     config, path = engine.config, folder / "agreed.json"
     if "text" in config.data or methods.load(config.method["name"]).split == "parties":
         remedy = "use tables, with chfl, fedavg or alone"

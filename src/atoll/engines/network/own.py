@@ -40,7 +40,7 @@ def own_table(client: str, config: RunConfig) -> OwnTable:
 def own_parts(
     config: RunConfig, table: OwnTable, client: str, clients: Sequence[str], plan: Plan
 ) -> Parts:
-    """The parts of a run on own tables: this site's rows, and of the others their names alone."""
+    """The parts of a run on own tables: this site's rows, and only the names of the others."""
     if config.scale == "global":
         raise RefusedError("scale = 'global' would need all sites' rows; use 'local'")
     dataset = table.dataset(plan)

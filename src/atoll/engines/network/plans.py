@@ -44,11 +44,11 @@ class Agreement:
 
     @classmethod
     def begun(cls, key: str, config: str, client: str, data: str) -> "Agreement":
-        """What an offer begins."""
+        """The agreement that an offer begins."""
         return cls(key, _asked(config, client), data)
 
     def stale(self, config: str, client: str, data: str) -> str:
-        """Why this agreement does not hold for a run; empty where it does."""
+        """Why this agreement is not for a run; empty if it is."""
         if self.asked != _asked(config, client):
             return "the columns were agreed on for another config or client"
         return "" if self.data == data else "the table here has changed since columns were agreed"
@@ -69,13 +69,13 @@ def agreement_size(agreement: Agreement) -> int:
 
 
 def keep(home: Path, agreement: Agreement) -> None:
-    """Write an agreement into the folder of its run, for later processes."""
+    """Write an agreement to the folder of its run, for later processes."""
     home.mkdir(parents=True, exist_ok=True)
     write_whole(home / FILE, _written(agreement))
 
 
 def read(home: Path, text: str) -> tuple[Agreement, Plan]:
-    """What this site has agreed to for a run, and the plan that came for it."""
+    """The agreement of this site for a run, and the plan that it received."""
     if len(text) > MOST_PLAN:
         raise RefusedError(f"a plan of {len(text):,} bytes; {MOST_PLAN:,} are allowed")
     try:
@@ -129,7 +129,7 @@ def violation(plan: Plan, agreement: Agreement, table: OwnTable, clients: Sequen
 
 
 def _beyond(column: Common, offered: Offered, agreed: Agreed, most_levels: int) -> str:
-    """Why a column of a plan is not what this site has agreed to.
+    """Why a column of a plan differs from this site's agreement; empty if it does not.
 
     Levels of other sites are allowed where this site has disclosed its own levels of the column: an
     update shows which of them this site has, and the coordinator knows that by then.

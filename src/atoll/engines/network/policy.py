@@ -116,7 +116,7 @@ class Gate:
 
     @contextmanager
     def _untold(self, action: str) -> Iterator[None]:
-        """Refuse what the site does not disclose; its log names the column."""
+        """Refuse a column that the site does not disclose; the site's log names it."""
         try:
             yield
         except UntoldError as error:
@@ -152,9 +152,9 @@ class Gate:
     def prepare(
         self, run: str, config: str, client: str, clients: Sequence[str] = (), plan: str = ""
     ) -> str:
-        """Make ready for a run, with the data of this site; the fingerprint of its data.
+        """Prepare a run with the data of this site; return the fingerprint of the data.
 
-        For own tables, with the clients' names and the plan that the sites have agreed on.
+        For own tables, `clients` are the clients' names and `plan` is what the sites agreed on.
         """
         with self._alone("prepare"):
             run_config = self._begin(run, config)
@@ -184,7 +184,7 @@ class Gate:
     def _on_own_table(
         self, run_config: RunConfig, config: str, client: str, clients: Sequence[str], text: str
     ) -> Parts:
-        """The parts of a run on this site's own table, if the plan fits what it has disclosed."""
+        """The parts of a run on this site's own table; refuses a plan beyond what it disclosed."""
         with self._refusals_logged("prepare"):
             agreement, plan = plans.read(self._home, text)
         self._refuse("prepare", agreement.stale(config, client, self._data))
@@ -195,14 +195,14 @@ class Gate:
         return own_parts(run_config, table, client, clients, plan)
 
     def _refuse(self, action: str, reason: str) -> None:
-        """Log and raise a refusal, where there is a reason."""
+        """Log and raise a refusal if there is a reason."""
         if reason:
             self.egress.refused(self.run, action, reason)
             raise RefusedError(reason)
 
     @contextmanager
     def _refusals_logged(self, action: str) -> Iterator[None]:
-        """Log what is refused within."""
+        """Log refusals that are raised within."""
         try:
             yield
         except RefusedError as error:
@@ -215,13 +215,13 @@ class Gate:
         return self._bounds
 
     def _changed(self, config: str) -> str:
-        """Why a run that was here before cannot go on with this config."""
+        """Why an earlier run of this name cannot continue with this config."""
         path = self._home / "config.toml"
         same = not path.exists() or path.read_bytes() == config.encode()
         return "" if same else "a run of this name was here with another config"
 
     def _begin(self, run: str, config: str) -> RunConfig:
-        """What a run is to be, if this site has agreed to such runs."""
+        """The config of a run, if the contract allows such a run."""
         self._client, self._last, self._table, self._bounds = None, None, None, None
         run_config = self._resolved(config)
         self._method = str(run_config.method["name"])
@@ -268,7 +268,7 @@ class Gate:
 
     @property
     def _allowed(self) -> dict[str, tuple[str, ...]]:
-        """Code outside atoll that this site's own file lists, by group of plug-ins."""
+        """The plug-ins that this site's own file lists, by group."""
         terms = self.terms
         return {
             "atoll.methods": terms.methods,
@@ -278,7 +278,7 @@ class Gate:
         }
 
     def _only_ours(self, values: dict[str, Any]) -> None:
-        """A run names data by name: files and code here are for this site's own file to name."""
+        """Refuse a run that names files or code; only this site's own file may name these."""
         tables = {key: values.get(key, {}) for key in ("data", "public", "model", "engine")}
         if not all(isinstance(table, dict) for table in tables.values()) or not isinstance(
             values.get("models", []), list
@@ -301,7 +301,7 @@ class Gate:
     def handle(
         self, number: int, action: str, moment: Moment, packet: Packet, run: str = ""
     ) -> Packet:
-        """The answer to a question; one that comes twice is done once.
+        """The answer to a request; a repeated request is not executed twice.
 
         An answer is given again only for the same question: of this run, with this number, action,
         moment and content.
@@ -323,7 +323,7 @@ class Gate:
             return reply
 
     def _bounded(self, action: str, moment: Moment, packet: Packet) -> Packet:
-        """An answer within the bounds on weights, work and budgets, written down."""
+        """Answer within the bounds on weights, work and budgets, and log the answer."""
         bounds = self._checked
         bounds.begin(moment, actions(type(self._client)).get(action))
         with self._refusals_logged(action):
@@ -385,7 +385,7 @@ class Gate:
         return self.store / self.run
 
     def keep(self, place: str) -> None:
-        """Save the client's memory under the name of a place; the last two are kept."""
+        """Save the client's state of a place; the last two are kept."""
         with self._alone("keep"):
             self._of_the_run("keep")
             content = save(arrays_of(self._ready.state()))
@@ -400,7 +400,7 @@ class Gate:
     def restore(self, place: str) -> bool:
         """Restore the client's state of a place; return whether it was there.
 
-        A client that was away when it was saved goes on with what it has.
+        A client that was away at that checkpoint continues with its present state.
         """
         with self._alone("restore"):
             self._of_the_run("restore")
@@ -476,7 +476,7 @@ class Gate:
             return reply
 
     def alone(self) -> Packet:
-        """Begin anew as the only party beside the server, which compares; once in a run."""
+        """Start again as the only party, for the server's comparison; once in a run."""
         with self._alone(COMPARE):
             self._refuse(COMPARE, "" if self.terms.answer else "an answer is not in the contract")
             self._refuse(COMPARE, "" if self._client else "no run has been prepared")

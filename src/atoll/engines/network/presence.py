@@ -1,4 +1,4 @@
-"""Who is connected to the coordinator's server: listed sites, and each of them once.
+"""The connections of the coordinator's server: listed sites, each of them once.
 
 NVFlare closes the first connection of a name when a second one comes, so a copied kit would throw
 its owner out. Here a second one waits beside the first, and what it says decides: a message with
@@ -139,7 +139,7 @@ class Presence:
             return self._second.pop(name, "")
 
     def _note(self, kind: str, words: str) -> None:
-        """Write a notice, unless the same one was written a moment ago."""
+        """Write a notice unless the same one was written recently."""
         if self._due(kind, words):
             self.notices.write(kind, words)
 
@@ -154,7 +154,7 @@ class Presence:
 
 
 def answer_beside(connection: Any, reply: Message) -> bool:
-    """Answer a connection that waits: by its own line, not by that of the first."""
+    """Answer a waiting connection over its own line, not over that of the first."""
     beside = getattr(connection, "atoll_beside", None)
     if beside is None:
         return False

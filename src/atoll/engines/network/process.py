@@ -31,7 +31,7 @@ class KitFolder(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Where the kit lies."""
+        """The folder of the kit."""
         ...
 
     @property
@@ -76,9 +76,9 @@ def environment(**further: str) -> dict[str, str]:
 
 
 def shorten(log: Path, most: int = LOG_BYTES) -> None:
-    """Move what a log has to a file beside it once it is long; its writers go on with the log.
+    """Move the content of a long log to a file beside it; its writers continue with the log.
 
-    They append, and what others send decides how much.
+    Writers only append; how much depends on what others send.
     """
     with disk_errors(log):
         if log.exists() and log.stat().st_size > most:
@@ -96,7 +96,7 @@ class Process:
         self.starts = 0
 
     def ensure(self) -> bool:
-        """Start it where it does not run; whether it was started now."""
+        """Start the process if it is not running; return whether it was started now."""
         log = self.kit.folder / "nvflare.log"
         shorten(log)
         if self.process is not None and self.process.poll() is None:
@@ -111,7 +111,7 @@ class Process:
         return True
 
     def stop(self) -> None:
-        """End it and all that it has started."""
+        """End the process and all its children."""
         if self.process is None:
             return
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -124,7 +124,7 @@ class Process:
 
 @contextmanager
 def _held(path: Path) -> Iterator[bool]:
-    """Whether a lock could be had; a command that was killed holds it no more."""
+    """Try to lock a file; yield whether that succeeded. The lock of a killed command is free."""
     with disk_errors(path):
         file = path.open("w")
     with file:
@@ -153,7 +153,7 @@ def alone(kit: KitFolder) -> Iterator[None]:
 
 @contextmanager
 def own_store(store: Path) -> Iterator[None]:
-    """Refuse a store that another site uses: two that write one log break its chain for good."""
+    """Refuse a store that another site uses: two writers would break the chain of its log."""
     with disk_errors(store):
         store.mkdir(mode=0o700, parents=True, exist_ok=True)
         store.chmod(0o700)
@@ -165,7 +165,7 @@ def own_store(store: Path) -> Iterator[None]:
 
 
 def end_former(kit: KitFolder) -> None:
-    """End what an earlier command that was killed has left running with this kit."""
+    """End processes of this kit that an earlier, killed command left running."""
     for _ in range(20):
         pids = running(str(kit.folder.resolve()))
         for pid in pids:
@@ -178,7 +178,7 @@ def end_former(kit: KitFolder) -> None:
 
 
 def running(folder: str, kind: str = "") -> list[int]:
-    """NVFlare's processes that were started with a folder, where the system shows processes."""
+    """The ids of NVFlare's processes that use a folder, if the system lists processes."""
     pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
@@ -189,7 +189,7 @@ def running(folder: str, kind: str = "") -> list[int]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file's object; empty where there is none that can be read."""
+    """The object in a JSON file; empty if the file cannot be read."""
     try:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError):

@@ -29,7 +29,7 @@ class _Certificates(Builder):  # type: ignore[misc]
         self.signer, self.names, self.server = signer, set(names), server
 
     def build(self, project: Any, ctx: Any) -> None:
-        """A key, a certificate and the authority's certificate for each of them."""
+        """Write a key, a certificate and the authority's certificate for each of them."""
         for one in project.get_all_participants():
             if one.name in self.names:
                 self._write(one, Path(ctx.get_kit_dir(one)))

@@ -1,4 +1,4 @@
-"""Which options a run may ask for at a site: ranges and choices, by method.
+"""The limits of options at a site: ranges and choices, by method.
 
 A contract names options as a config does (`method.rate`, `model.widths`, `seed`). A limit is one
 value, `{ one_of = [...] }`, or `{ least = ..., most = ... }`; of a list every item is compared.
@@ -85,7 +85,7 @@ def values_of(config: RunConfig) -> dict[str, Any]:
 
 
 def usual(config: RunConfig) -> dict[str, Any]:
-    """The same options of a run with the same method, data and split that sets nothing itself.
+    """The same options with their defaults, for the same method, data and split.
 
     `scenario.split` is the split of a run that names none.
     """
@@ -120,7 +120,7 @@ def _reading(config: RunConfig) -> list[str]:
 def violation(
     options: Mapping[str, Limits], config: RunConfig, trusted: Collection[str] = ()
 ) -> str:
-    """Which option of a run is outside of its limit; empty where none is.
+    """The option of a run that is outside its limit; empty if none is.
 
     `trusted`: full names of options that the site has set itself.
     """
@@ -170,7 +170,7 @@ def _within(value: Any, limit: Limit) -> bool:
 
 
 def inside(limit: Limit, usual: Limit) -> bool:
-    """Whether a limit allows nothing that a default limit does not."""
+    """Whether a limit is at most as wide as the default limit."""
     if not isinstance(limit, Mapping):
         return _within(limit, usual)
     if "one_of" in limit:
@@ -194,7 +194,7 @@ def words(limit: Limit) -> str:
 
 
 def check_limits(options: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
-    """Refuse limits of unknown methods and options, and limits that are none."""
+    """Refuse limits of unknown methods and options, and malformed limits."""
     for method, limits in options.items():
         where = f"[contract.options.{method}]"
         if method not in allowed:

@@ -1,4 +1,4 @@
-"""A rehearsal: everything on this machine with real kits, first undisturbed, then with faults.
+"""A rehearsal on this machine with real kits: first without faults, then with faults.
 
 Nothing of the real sites is touched: kits are copied, stores are new, and a run is cut to a few
 rounds. What is tried is what the network tests try; what is learnt is whether these kits, this
@@ -67,7 +67,7 @@ class _Stage:
     processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
 
     def spoil(self, site: str, how: str) -> None:
-        """From now on, this site spoils its answers so."""
+        """Let this site corrupt its answers from now on."""
         (self.folder / f"{site}.spoil").write_text(how)
 
     def join(self, site: str) -> None:
@@ -90,7 +90,7 @@ class _Stage:
         return self.processes[name]
 
     def begun(self, name: str) -> bool:
-        """Wait for the first round of a run; whether it came."""
+        """Wait for the first round of a run; return whether it came."""
         path, end = self.folder / name / "times.jsonl", time.monotonic() + SECONDS
         while time.monotonic() < end and self.processes[name].poll() is None:
             if path.exists() and path.stat().st_size:
@@ -99,7 +99,7 @@ class _Stage:
         return False
 
     def ended(self, name: str) -> tuple[int, str]:
-        """Wait for the end of a run: its exit code, and what it complained of."""
+        """Wait for the end of a run; return its exit code and the first line of its errors."""
         process = self.processes[name]
         try:
             _, output = process.communicate(timeout=SECONDS)
@@ -115,7 +115,7 @@ class _Stage:
                 os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End what is left."""
+        """End all processes that still run."""
         _end(list(self.processes.values()))  # before NVFlare's, which they would start again
         for name in (COORDINATOR, *self.sites):
             self.kill(name)
@@ -136,7 +136,7 @@ def _end(commands: Sequence[subprocess.Popen[str]]) -> None:
 def rehearse(
     project: Path, kits: Path, config: RunConfig, folder: Path, tell: Callable[[str], None]
 ) -> list[Item]:
-    """Try everything; what came of it, in order."""
+    """Rehearse all steps; return the results in order."""
     about, folder = read_project(project), folder.resolve()
     items = [_checked(kits / name, name in about.sites) for name in (COORDINATOR, *about.sites)]
     for item in items:
@@ -225,7 +225,7 @@ def _extend_budgets(site: Path) -> None:
 
 
 def _is_here(host: str) -> bool:
-    """Whether a name is one of this machine: whether something can listen at its address."""
+    """Whether a name belongs to this machine: whether its address can be bound."""
     try:
         address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(address[0], socket.SOCK_STREAM) as probe:
@@ -236,7 +236,7 @@ def _is_here(host: str) -> bool:
 
 
 def _twin(config: RunConfig, folder: Path) -> bytes:
-    """The record that the run has in one process; empty where the files are at the sites."""
+    """The record of the same run in one process; empty if the files are at the sites."""
     if "files" in config.data:
         return b""
     execute(config, folder / "twin", local_engine)
@@ -244,7 +244,7 @@ def _twin(config: RunConfig, folder: Path) -> bytes:
 
 
 def _same(stage: _Stage, name: str, twin: bytes) -> tuple[bool, str]:
-    """Whether a run ended, and as it does in one process."""
+    """Whether a run finished, with the same record as in one process."""
     code, words = stage.ended(name)
     if code:
         return False, words
@@ -329,7 +329,7 @@ def _expired(stage: _Stage, twin: bytes) -> Item:
 
 
 def outdate(kit: Path, authority: Path) -> None:
-    """Put a certificate into a kit that the authority signed and that ended yesterday."""
+    """Replace the certificate of a kit by one that expired yesterday."""
     from cryptography import x509  # noqa: PLC0415 - comes with NVFlare
     from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
 

@@ -57,7 +57,7 @@ def packet_bytes(packet: Packet) -> dict[str, Any]:
 
 @dataclass
 class Party:
-    """What the coordinator knows of a site."""
+    """The state of a site at the coordinator."""
 
     name: str
     client: str  # its id in the run
@@ -85,11 +85,11 @@ class Remote:
     _narrowing: str = ""  # which site takes columns from all others
 
     def __post_init__(self) -> None:
-        """A thread for every question, and one for a look at who answers it."""
+        """Start a thread for every request, and one that watches the sites."""
         self._pool = ThreadPoolExecutor(2 * len(self.parties))
 
     def agreement(self, run: str) -> Plan:
-        """Let sites with own tables agree on columns; only hashes, types and levels come here."""
+        """Let sites with own tables agree on columns; they send only hashes, types and levels."""
         given = {key: value for key, value in self.config.data.items() if key != "name"}
         options = build(TableOptions, given, "[data]")
         offers = self._offers(run, self.present)
@@ -100,7 +100,7 @@ class Remote:
         return planned(run, offers, agreed, options)
 
     def introduce(self, run: str, plan: Plan, ids: Collection[str]) -> None:
-        """Let sites that were away agree to a plan: a site takes none that it has not agreed to."""
+        """Let sites that were away agree to a plan; a site refuses a plan without its agreement."""
         late = [id for id in self.present if id in ids]
         if late:
             offers = self._offers(run, late)
@@ -131,7 +131,7 @@ class Remote:
     def _ask_each(
         self, what: str, requests: Mapping[str, dict[str, Any]], kind: type
     ) -> dict[str, Any]:
-        """Messages that sites with own tables give, in the order of the run's files."""
+        """Ask sites with own tables for a message each; in the order of the run's files."""
         replies = self._ask(what, requests)
         order = [Path(file).stem for file in self.config.data["files"]]
         ids = sorted(replies, key=lambda id: (order.index(id) if id in order else len(order), id))
@@ -144,7 +144,7 @@ class Remote:
         return messages
 
     def prepare(self, run: str, plan: Plan | None) -> dict[str, str]:
-        """Make all sites ready for a run; the fingerprints of their data."""
+        """Prepare a run at all sites; return the fingerprints of their data."""
         about = {
             "run": run, "config": to_toml(self.config), "clients": sorted(self.parties),
             "plan": json.dumps(asdict(plan)) if plan else "",
@@ -172,7 +172,7 @@ class Remote:
     def carry(
         self, action: str, moment: Moment, packets: Mapping[str, Packet]
     ) -> Mapping[str, Packet]:
-        """Bring each packet to its site and bring back the answers; those away give none."""
+        """Send each packet to its site and return the answers; absent sites have none."""
         self._number += 1
         kind = kinds(actions(methods.load(self.config.method["name"]).client)[action])[1]
         when, requests = [moment.stage, moment.round, moment.rounds], {}
@@ -188,7 +188,7 @@ class Remote:
         return {id: self._carried(id, reply, kind) for id, reply in replies.items()}
 
     def _carried(self, id: str, reply: Mapping[str, Any], kind: type) -> Packet:
-        """An answer; one that cannot be decoded is passed on for the server's half to refuse."""
+        """An answer as a packet; if it cannot be decoded, the server refuses it later."""
         try:
             return self._opened(id, reply, kind)
         except BadMessageError:
@@ -204,7 +204,7 @@ class Remote:
         return opened(header, block, kind, id)
 
     def finish(self, folder: Path) -> None:
-        """Give every site what it needs to predict by itself: the shared state, its own scores."""
+        """Send every site what it needs for predictions: the shared state and its own scores."""
         tensors = read_checkpoint(folder)[0]
         state = {name: torch.from_numpy(array) for name, array in tensors.items()}
         scores = [e for e in read_events(folder) if isinstance(e, Score)]
@@ -219,7 +219,7 @@ class Remote:
     def compare(self, request: Packet) -> dict[str, Packet | str]:
         """Ask each site whose contract allows it for its comparison: a `Release`, or why not.
 
-        A run that has ended needs no comparison, so a site that fails or is lost stops nobody.
+        The run is already complete, so a site that fails stops nobody.
         """
         ids = [id for id in self.present if self.parties[id].compares]
         with ThreadPoolExecutor(max(1, len(ids))) as pool:
@@ -242,16 +242,16 @@ class Remote:
         return self.parties[id].compares
 
     def alone(self, id: str) -> None:
-        """Let one party begin anew, as the only one beside the server."""
+        """Start again with one party as the only one beside the server."""
         self._opened(id, self._ask("alone", {id: {}}, COMPARE)[id], Empty)
 
     def states(self, place: str) -> dict[str, Tensors]:
-        """Let every site keep its client's memory; nothing of it comes here."""
+        """Let every site save its client's state; nothing of it is sent here."""
         self._ask("keep", {id: {"place": place} for id in self.present})
         return {}
 
     def restore(self, states: Mapping[str, Tensors], place: str) -> None:
-        """Let every site go back to what it kept."""
+        """Let every site restore its state."""
         replies = self._ask("restore", {id: {"place": place} for id in self.present})
         for id, reply in replies.items():
             if not reply.get("there") and not self.at_least:
@@ -262,7 +262,7 @@ class Remote:
                 )  # fmt: skip
 
     def snapshots(self, moment: Moment) -> list[Snapshot]:
-        """Let every site keep what it sees of itself; nothing of it comes here."""
+        """Let every site store its snapshots; nothing of them is sent here."""
         when = [moment.stage, moment.round, moment.rounds]
         self._ask("snapshot", {id: {"moment": when} for id in self.present})
         return []
@@ -270,7 +270,7 @@ class Remote:
     def _ask(
         self, what: str, requests: Mapping[str, dict[str, Any]], doing: str = ""
     ) -> dict[str, dict[str, Any]]:
-        """One exchange: all at once, each answer checked, those that wait looked after."""
+        """Send all requests at once, check each answer, and watch sites that take long."""
         began = looked = time.monotonic()
         waiting: dict[Future[Any], str] = {}
         for id, arguments in requests.items():
@@ -290,7 +290,7 @@ class Remote:
         return {id: replies[id] for id in sorted(replies)}
 
     def _call(self, id: str, what: str, arguments: dict[str, Any]) -> Any:
-        """A question to one site; asked again where the way there failed but the site is there."""
+        """Send a request to one site; repeat it if the connection failed but the site is there."""
         party = self.parties[id]
         for left in reversed(range(TRIES)):
             try:

@@ -1,4 +1,4 @@
-"""What goes back to the coordinator: an answer, or the kind of an error and fixed words.
+"""Replies to the coordinator: an answer, or the kind of an error with fixed words.
 
 The details of an error stay in the site's own log.
 """
@@ -20,7 +20,7 @@ Reply = dict[str, Any]  # ok, and then what was asked for or why it was not give
 
 
 def reply_of(gate: Gate, action: str, work: Callable[[Gate], dict[str, Any] | None]) -> Reply:
-    """The result of some work as it goes out; of an error only its kind and fixed words leave."""
+    """Execute some work and return its reply; of an error only its kind and fixed words leave."""
     try:
         return {"ok": True, **(work(gate) or {})}
     except Exception as error:
@@ -33,7 +33,7 @@ def reply_of(gate: Gate, action: str, work: Callable[[Gate], dict[str, Any] | No
 def handle_request(
     gate: Gate, number: int, action: str, moment: list[int], packet: Packet, run: str = ""
 ) -> Reply:
-    """A question off the wire, answered: whatever it is made of, a reply of the agreed form."""
+    """Answer a request from the network; malformed requests get a reply of the same form."""
 
     def work(gate: Gate) -> dict[str, Any]:
         if not (isinstance(packet.header, bytes) and isinstance(packet.block, bytes)):

@@ -17,7 +17,7 @@ from atoll.core.errors import UserError
 from atoll.core.federation import Moment
 from atoll.core.messages import Check, Empty, Tensors, Weights, pack, unpack
 from atoll.engines.network import egress, ranges
-from atoll.engines.network.audit import gradients_of_step, shown_rows, singling_units
+from atoll.engines.network.audit import plain_step, shown_rows, singling_units
 from atoll.engines.network.bounds import Trail
 from atoll.engines.network.contract import Contract, RefusedError, SiteFile
 from atoll.engines.network.drafts import drafted_contract, drafted_file, written
@@ -688,7 +688,7 @@ def test_a_step_of_adam_is_undone() -> None:
     gradient = torch.tensor([3e-9, -2e-8, 1e-7], dtype=torch.float64)
     before = {"a": torch.zeros(3, dtype=torch.float64)}
     after = {"a": -0.001 * gradient / (gradient.abs() + 1e-8)}
-    assert torch.allclose(gradients_of_step(before, after, 0.001, 1e-8)["a"], -gradient, rtol=1e-6)
+    assert torch.allclose(plain_step(before, after, 0.001, 1e-8)["a"], -gradient, rtol=1e-6)
 
 
 # Words
