@@ -248,7 +248,12 @@ class Clients:
     def at(self, moment: Moment, tasks: Sequence[int]) -> "Clients":
         """The same clients at another moment, with an empty ledger."""
         return Clients(
-            *(self.ids, self.transport, moment, tasks, self.packing, self.at_least),
+            self.ids,
+            self.transport,
+            moment,
+            tasks,
+            self.packing,
+            self.at_least,
             guard=self.guard,
         )
 

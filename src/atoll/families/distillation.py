@@ -235,7 +235,10 @@ class Learner:
         """
         public, number = self.site.public(), request.step
         result: PublicResult = yield PublicJob(
-            *(self.training, self.moves, self.weights, self.moments),
+            self.training,
+            self.moves,
+            self.weights,
+            self.moments,
             images=partial(self.plan.images, public, request.key),
             place=(moment.stage, moment.round, request.key),
             follow=number - 1 if number else None,

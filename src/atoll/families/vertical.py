@@ -202,7 +202,11 @@ class Learner:
             self._scaled = (rows, self.scaled(rows.x))
         keys = [self._key(moment, step) for step in range(job.steps)] if self._dropped else []
         return Lent(
-            *(self.half.function, self.half.weights, self._scaled[1], self.settings.rate, frozen),
+            self.half.function,
+            self.half.weights,
+            self._scaled[1],
+            self.settings.rate,
+            frozen,
             still=_covers(frozen),
             before=self.before if penalty or job.sends_before else {},
             penalty=penalty if self.before else 0.0,

@@ -263,9 +263,7 @@ def network(
     if options.name not in ("mlp", *image_nets.NETWORKS) and is_foreign(
         options.name, "atoll.models"
     ):
-        model = foreign.build(
-            *(options.name, shape, classes, stream), options.initial, options.frozen
-        )
+        model = foreign.build(options.name, shape, classes, stream, options.initial, options.frozen)
         model.precision, model.layout = options.precision, options.layout  # type: ignore[assignment]
         return model
     if options.initial != "drawn" or options.frozen:

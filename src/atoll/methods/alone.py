@@ -124,5 +124,5 @@ class Server:
 
 
 METHOD = Method(
-    *(Options, Server, Client), split="columns", quorum=True, weighted=True, regression=True
+    Options, Server, Client, split="columns", quorum=True, weighted=True, regression=True
 )

@@ -124,7 +124,9 @@ class Server:
 
 
 METHOD = Method(
-    *(Options, Server, Client),
+    Options,
+    Server,
+    Client,
     quorum=True,
     regression=True,
     weighted=True,

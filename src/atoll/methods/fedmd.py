@@ -160,5 +160,5 @@ class Server:
 
 
 METHOD = Method(
-    *(Options, Server, Client, "domains", "fedmd"), quorum=True, weighted=True, regression=True
+    Options, Server, Client, "domains", "fedmd", quorum=True, weighted=True, regression=True
 )

@@ -140,7 +140,9 @@ class Server:
 
 
 METHOD = Method(
-    *(Options, Server, Client),
+    Options,
+    Server,
+    Client,
     split="domains",
     headline="fml",
     regression=True,

@@ -142,7 +142,9 @@ def _mlp(site: Site) -> MLP:
 
 
 METHOD = Method(
-    *(Options, Server, Client),
+    Options,
+    Server,
+    Client,
     quorum=True,
     weighted=True,
     first=lambda server: {"shared": server.weights},

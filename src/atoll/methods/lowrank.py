@@ -88,7 +88,9 @@ class Client:
         constants = prefixed("base", self.base) | {"constant/mask": mask}
         result = yield TrainJob(
             *(weights | constants, {}, (Phase("loss", moves, self.loss, how),), rows),
-            *(options.batch, options.epochs, self.site.stream("fit", moment)),
+            options.batch,
+            options.epochs,
+            self.site.stream("fit", moment),
         )
         trained = {name: result.weights[name] for name in weights}
         return Fitted(trained, self._squares(trained, rows.x), result.losses["loss"], len(rows))
@@ -187,7 +189,9 @@ class Server:
 
 
 METHOD = Method(
-    *(Options, Server, Client),
+    Options,
+    Server,
+    Client,
     quorum=True,
     weighted=True,
     first=lambda server: {"shared": server.weights},

@@ -58,8 +58,13 @@ class Client:
         options, weights = self.options, placed(request.weights, self.site.device)
         stream = self.site.stream("fit", moment)
         result = yield TrainJob(
-            *(weights, {}, (self.phase,), self._rows(moment.stage)),
-            *(options.batch, options.epochs, stream),
+            weights,
+            {},
+            (self.phase,),
+            self._rows(moment.stage),
+            options.batch,
+            options.epochs,
+            stream,
         )
         if moment.last:
             self._remember(result.weights, moment)
@@ -125,7 +130,9 @@ class Server:
 
 
 METHOD = Method(
-    *(Options, Server, Client),
+    Options,
+    Server,
+    Client,
     quorum=True,
     weighted=True,
     first=lambda server: {"shared": server.weights},

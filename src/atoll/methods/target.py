@@ -101,8 +101,13 @@ class Client:
             self.lesson = self.lesson | prefixed("teacher", copied(weights))
         stream = self.site.stream("fit", moment)
         result = yield TrainJob(
-            *({**weights, **self._constants()}, {}, (self.phase,), self._rows(moment.stage)),
-            *(options.batch, options.epochs, stream),
+            weights={**weights, **self._constants()},
+            moments={},
+            phases=(self.phase,),
+            rows=self._rows(moment.stage),
+            batch=options.batch,
+            epochs=options.epochs,
+            stream=stream,
         )
         fitted = {name: result.weights[name] for name in weights}
         return Fitted(fitted, result.losses["loss"], len(self.site.train(moment.stage)))
@@ -197,8 +202,12 @@ class Server:
         teacher, student = self.site.model(), self.site.model()
         teacher.load_state_dict(placed(self.weights, self.site.device))
         self.generator = synthesis.trained_generator(
-            *(teacher, student, self.seen.to(self.site.device), self.site.inputs()),
-            *(self.options.synthesis, self.site.stream("generator", moment.stage)),
+            teacher,
+            student,
+            self.seen.to(self.site.device),
+            self.site.inputs(),
+            self.options.synthesis,
+            self.site.stream("generator", moment.stage),
         )
 
     def _admit(self, id: str, reply: Classes) -> None:
@@ -231,7 +240,9 @@ def _hidden(site: Site) -> int:
 
 
 METHOD = Method(
-    *(Options, Server, Client),
+    Options,
+    Server,
+    Client,
     quorum=True,
     first=lambda server: {"shared": server.weights},
 )

@@ -180,7 +180,10 @@ def _outcomes(
         count = len(run_parts.scenario.clients)
         numbers = {id: number for number, id in enumerate(run_parts.scenario.clients, start=1)}
         results = outcomes(
-            *(run_parts, state, run.headline, open_engine),
+            run_parts,
+            state,
+            run.headline,
+            open_engine,
             watch=lambda id: watch(f"training {id} alone, {numbers[id]} of {count}"),
             stopping=stopping,
         )

@@ -73,7 +73,8 @@ class Parts:
         named = models[clients.index(id)] if models and id in clients else ""
         own = self._kinds.setdefault(named, partial(self._network, name=named))
         return Site(
-            *(view, self._network),
+            view,
+            self._network,
             special=own,
             public=lambda: self.public,
             probe=self.probe,

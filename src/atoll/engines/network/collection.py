@@ -60,7 +60,7 @@ def collect(
     arrays, head = read_checkpoint(folder)
     if parts.scenario.labels_at_server:
         body, lines = compare_parties(
-            *(sites, parts, Run(folder).headline, arrays), stopping=stopping, comparing=comparing
+            sites, parts, Run(folder).headline, arrays, stopping=stopping, comparing=comparing
         )
         record.add(lines)
         record.checkpoint(arrays, head["progress"])

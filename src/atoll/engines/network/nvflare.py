@@ -243,7 +243,10 @@ class Coordinator:
         self._names = {id: party.name for id, party in parties.items()}
         self._tell(parties, run["id"], always=True)
         engine = Remote(
-            *(config, parties, plan["deadline"], plan["silence"]),
+            config,
+            parties,
+            plan["deadline"],
+            plan["silence"],
             tell=lambda: self._tell(parties, run["id"]),
             at_least=plan["at_least"],
         )

@@ -268,7 +268,11 @@ def _outcome(one: Parts, id: str, tasks: Sequence[int], outputs: Mapping[str, Ar
     skipped = dict.fromkeys((models_of(one.metric)[3], BOOSTING), APART)
     people = dataset.people
     outcome = Outcome(
-        *(rows, dataset.y[rows], outputs, len(train), skipped),
+        rows,
+        dataset.y[rows],
+        outputs,
+        len(train),
+        skipped,
         groups=None if people is None else people[rows],
     )
     if dataset.regression:
