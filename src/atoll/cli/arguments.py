@@ -18,15 +18,17 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="e.g. data=covertype or method.rate=0.01"),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
-Folder = Annotated[Path | None, typer.Option("--out", help="the run's folder; default runs/NAME-N")]
+Folder = Annotated[
+    Path | None, typer.Option("--out", help="the run's folder; default: runs/NAME-N")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="continue an interrupted run")]
-AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON and nothing else")]
+AsJson = Annotated[bool, typer.Option("--json", help="print only the result, as JSON")]
 Answer = Annotated[
     bool, typer.Option("--answer/--no-answer", help="compare with each site alone at the end")
 ]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print the result only")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print only the result")]
 Verbose = Annotated[
-    bool, typer.Option("-v", "--verbose", help="print every round, and how jobs were computed")
+    bool, typer.Option("-v", "--verbose", help="also print every round and how jobs were computed")
 ]
 Project = Annotated[Path, typer.Argument(help="the project's file, .toml")]
 Kits = Annotated[Path, typer.Option("--out", help="the folder of the kits")]

@@ -104,7 +104,7 @@ def _split_line(name: str) -> str:
 def show_command(
     what: Annotated[str, typer.Argument(help="a preset or a method", metavar="PRESET|METHOD")],
     every: Annotated[
-        bool, typer.Option("--all", help="also those that have no effect on its data")
+        bool, typer.Option("--all", help="also options without an effect on its data")
     ] = False,
 ) -> None:
     """Show the options of a preset or method."""
@@ -202,12 +202,12 @@ def align_command(
     hub: Annotated[Path, typer.Option(help="the file of the party that has the labels")],
     column: Annotated[
         list[str] | None,
-        typer.Option("--id", help="the column of ids; for each file in turn where names differ"),
+        typer.Option("--id", help="the column of ids; one name per file if names differ"),
     ] = None,
     to: Annotated[Path, typer.Option("--out", help="folder for the index files")] = Path("aligned"),
-    exact: Annotated[bool, typer.Option(help="compare ids as they are written")] = False,
+    exact: Annotated[bool, typer.Option(help="compare ids character by character")] = False,
     assume: Annotated[
-        bool, typer.Option("--assume-aligned", help="rows already match: compare ids openly")
+        bool, typer.Option("--assume-aligned", help="rows already match: compare ids in plain text")
     ] = False,
 ) -> None:
     """Find the rows that several tables share, privately."""
@@ -237,13 +237,15 @@ def align_command(
 
 def init_command(
     files: Annotated[
-        list[str] | None, typer.Argument(help="one table, file of texts or image folder a site")
+        list[str] | None, typer.Argument(help="one table, text file or image folder per site")
     ] = None,
-    label: Annotated[str, typer.Option(help="the column to be predicted")] = "",
-    site: Annotated[str, typer.Option(help="one file: the column of a row's site")] = "",
-    stage: Annotated[str, typer.Option(help="the column of a row's stage")] = "",
-    text: Annotated[str, typer.Option(help="texts: the column that has them")] = "",
-    id: Annotated[str, typer.Option(help="the column of ids, which parties share")] = "",
+    label: Annotated[str, typer.Option(help="the column to predict")] = "",
+    site: Annotated[
+        str, typer.Option(help="the column that names the site, if there is one file")
+    ] = "",
+    stage: Annotated[str, typer.Option(help="the column that names the stage")] = "",
+    text: Annotated[str, typer.Option(help="the column with the texts")] = "",
+    id: Annotated[str, typer.Option(help="the column of ids that parties share")] = "",
     method: Annotated[str, typer.Option(help="chfl, fedavg, alone or vleto, ...")] = "",
     to: Annotated[Path, typer.Option("-o", "--out", help="the config to write")] = Path("run.toml"),
 ) -> None:

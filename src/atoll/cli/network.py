@@ -40,7 +40,7 @@ from atoll.runs.result import Run
 __all__ = ["Changes", "register"]
 
 Passphrase = Annotated[
-    bool, typer.Option("--passphrase", help=f"ask for the private key's; or set {PASSPHRASE}")
+    bool, typer.Option("--passphrase", help=f"ask for the key's passphrase; or set {PASSPHRASE}")
 ]
 MOST_ROWS = 5000  # of a site for which a run is looked at in advance
 PROGRESS_SECONDS = 10.0  # at least between two lines of a log that differ in progress alone
@@ -49,14 +49,12 @@ PROGRESS_SECONDS = 10.0  # at least between two lines of a log that differ in pr
 def init_command(
     project: Project,
     to: Kits = Path("kits"),
-    run: Annotated[
-        str, typer.Option("--run", help="a run: its actions go into the sites' contracts")
-    ] = "",
+    run: Annotated[str, typer.Option("--run", help="draft the sites' contracts for this run")] = "",
     by_request: Annotated[
-        bool, typer.Option("--by-request", help="sites make their own keys: network request")
+        bool, typer.Option("--by-request", help="sites create their own keys with network request")
     ] = False,
 ) -> None:
-    """Make a kit for every party that has none; the others' kits are not touched."""
+    """Create a kit for every party that has none; other kits do not change."""
     config = resolve(read(run), run) if run else None
     parties = init(project, to, config, by_request)
     if run and by_request:
@@ -99,7 +97,7 @@ def request_command(
     to: Annotated[Path | None, typer.Option("--out", help="the kit; default NAME")] = None,
     passphrase: Passphrase = False,
 ) -> None:
-    """Make this site's private key, and a request that the project's owner signs."""
+    """Create this site's private key, and a request for the project's owner to sign."""
     _ask(passphrase, confirm=True)
     folder = to or Path(name)
     asked, fingerprint = signing.request(name, folder)
@@ -113,10 +111,10 @@ def sign_command(
     request: Annotated[Path, typer.Argument(help="a site's request, .csr", metavar="REQUEST")],
     to: Kits = Path("kits"),
     replace: Annotated[
-        bool, typer.Option("--replace", help="let a site have another key than before")
+        bool, typer.Option("--replace", help="accept another key than before")
     ] = False,
 ) -> None:
-    """Sign a site's request, at the project's owner."""
+    """Sign a site's request, as the project's owner."""
     path, key, own = signing.sign(project, request, to, replace)
     _say(f"signed {request}; send {path} back if the site reads out the same key:")
     _say(f"  key {key}")
@@ -126,10 +124,10 @@ def sign_command(
 def install_command(
     kit: Annotated[Path, typer.Argument(help="the folder that network request made")],
     signed: Annotated[Path, typer.Argument(help="the owner's answer, .signed.json")],
-    run: Annotated[str, typer.Option("--run", help="a run: its actions go into the contract")] = "",
+    run: Annotated[str, typer.Option("--run", help="draft the contract for this run")] = "",
     passphrase: Passphrase = False,
 ) -> None:
-    """Complete this site's kit with what the project's owner has signed."""
+    """Complete this site's kit with the signed answer of the project's owner."""
     _ask(passphrase)
     config = resolve(read(run), run) if run else None
     drafted = not (kit / "site.toml").exists()
@@ -151,7 +149,7 @@ def renew_command(
     name: Annotated[str, typer.Argument(help="a site, or coordinator")],
     to: Kits = Path("kits"),
 ) -> None:
-    """Give one party a new certificate; all other kits stay as they are."""
+    """Give one party a new certificate; all other kits stay unchanged."""
     folder = renew(project, to, name)
     until = Kit(folder).until
     _say(f"renewed {folder}, certificate until {until:%Y-%m-%d}")
@@ -160,7 +158,7 @@ def renew_command(
 def show_kits_command(
     kits: Annotated[list[Path], typer.Argument(help="folders of parties")],
 ) -> None:
-    """Say of every kit whose it is, until when it is valid, and what is wrong with it."""
+    """Show the party, the expiry date and the problems of every kit."""
     for folder in kits:
         kit = Kit(folder)
         try:
@@ -178,14 +176,14 @@ def serve_command(
     to: Folder = None,
     resume: Resume = False,
     at_least: Annotated[
-        int, typer.Option(help="sites that must be there, where the method can do without some")
+        int, typer.Option(help="fewest sites, if the method allows absent sites")
     ] = 0,
-    deadline: Annotated[float, typer.Option(help="seconds that one exchange may take")] = 3600,
+    deadline: Annotated[float, typer.Option(help="time limit of one exchange in seconds")] = 3600,
     silence: Annotated[
-        float, typer.Option(help="seconds without a sign of life: the site is lost")
+        float, typer.Option(help="seconds without a sign of life until a site counts as lost")
     ] = 30,
     patience: Annotated[
-        float, typer.Option(help="seconds to wait for a site before going on without it")
+        float, typer.Option(help="seconds to wait for a site before continuing without it")
     ] = 120,
     answer: Answer = True,
     as_json: AsJson = False,
@@ -251,9 +249,9 @@ def join_command(
     site: Annotated[Path, typer.Argument(help="this site's own file, .toml")],
     passphrase: Passphrase = False,
     accept_log: Annotated[
-        bool, typer.Option("--accept-log", help="go on though the copy of the log's end is gone")
+        bool, typer.Option("--accept-log", help="continue without the copy of the log's end")
     ] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print errors only")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print only errors")] = False,
 ) -> None:
     """Take part with this site's data until stopped with Ctrl-C."""
     _ask(passphrase)
@@ -271,7 +269,7 @@ def rehearse_command(
     kits: Annotated[Path, typer.Option(help="the folder of the kits")] = Path("kits"),
     to: Annotated[Path | None, typer.Option("--out", help="keep everything in this folder")] = None,
 ) -> None:
-    """Try a federation on this machine, first undisturbed, then with faults: go or no go."""
+    """Try a federation on this machine, without and with faults: go or no go."""
     config = resolve(read(run), run)
     with _terminable(), tempfile.TemporaryDirectory(prefix="atoll-") as temporary:
         folder = to or Path(temporary) / "rehearsal"
@@ -295,16 +293,16 @@ def _terminable() -> Iterator[None]:
 
 
 def explain_command(site: Annotated[Path, typer.Argument(help="a site's own file, .toml")]) -> None:
-    """Say in words what a site's contract allows, and the worst case that it implies."""
+    """Explain what a site's contract allows, and the worst case that this implies."""
     for line in explain.explained(read_site(site).terms()):
         _say(line)
 
 
 def egress_command(
     store: Annotated[Path, typer.Argument(help="a site's store, or its egress.jsonl")],
-    run: Annotated[str, typer.Option(help="of one run alone")] = "",
+    run: Annotated[str, typer.Option(help="only this run")] = "",
 ) -> None:
-    """Say what has left a site, after checking that the log is whole."""
+    """Show what has left a site, after verifying its log."""
     lines = egress.audited(store)
     if not egress.mirrored(store):
         _say("no copy of the log's end is here: a log that was cut would not be noticed")
@@ -417,7 +415,7 @@ def _interrupted(folder: Path) -> UserError:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
-    own = typer.Typer(no_args_is_help=True, help="Make and look after the kits of a federation.")
+    own = typer.Typer(no_args_is_help=True, help="Create and maintain the kits of a federation.")
     own.command("init")(init_command)
     own.command("request")(request_command)
     own.command("sign")(sign_command)
@@ -425,7 +423,7 @@ def register(app: typer.Typer) -> None:
     own.command("renew")(renew_command)
     own.command("show")(show_kits_command)
     app.add_typer(own, name="network")
-    terms = typer.Typer(no_args_is_help=True, help="Look at the contract of a site.")
+    terms = typer.Typer(no_args_is_help=True, help="Explain the contract of a site.")
     terms.command("explain")(explain_command)
     app.add_typer(terms, name="contract")
     app.command("serve")(serve_command)

@@ -20,14 +20,15 @@ from atoll.runs.result import Run, absent_run, runs_in
 
 __all__ = ["register"]
 
-Seed = Annotated[int | None, typer.Option(help="of a folder of seeds: the model of this one")]
+Seed = Annotated[int | None, typer.Option(help="the model of this seed, for a folder of seeds")]
 PREDICT = {"table": tables.predict, "image": images.predict, "text": texts.predict}
 
 
 def report_command(
     runs: Annotated[list[Path], typer.Argument(help="folders of runs", metavar="RUN")],
     to: Annotated[
-        Path | None, typer.Option("-o", "--out", help="the page; default report.html in the run")
+        Path | None,
+        typer.Option("-o", "--out", help="the page; default: report.html in the run's folder"),
     ] = None,
     figures: Annotated[
         Path | None, typer.Option("--figures", help="a folder for the figures as SVG files")
@@ -59,7 +60,7 @@ def answer_command(
 
 def watch_command(
     runs: Annotated[list[Path], typer.Argument(help="folders of runs", metavar="RUN")],
-    port: Annotated[int, typer.Option(help="of this machine; 0 for any that is free")] = 8200,
+    port: Annotated[int, typer.Option(help="the port; 0: any free port")] = 8200,
 ) -> None:
     """Serve a live report of running runs to this machine alone."""
     from atoll.report import watch  # noqa: PLC0415 - matplotlib takes a second to import
@@ -73,28 +74,35 @@ def watch_command(
 
 def predict_command(
     run: Annotated[
-        Path, typer.Argument(help="a run, or a folder of its seeds: their mean", metavar="RUN")
+        Path,
+        typer.Argument(help="a run, or a folder of seeds (predicts their mean)", metavar="RUN"),
     ],
     file: Annotated[
         Path | None,
         typer.Argument(help="rows or texts: CSV or Parquet; images: a folder, .npz or Parquet"),
     ] = None,
-    site: Annotated[str, typer.Option(help="whose model")] = "",
+    site: Annotated[str, typer.Option(help="the site whose model predicts")] = "",
     to: Annotated[Path, typer.Option("-o", "--out", help="the predictions")] = Path(
         "predictions.csv"
     ),
-    model: Annotated[str, typer.Option(help="a variant; default the method's headline")] = "",
-    task: Annotated[str, typer.Option(help="where tasks have own models; default the last")] = "",
+    model: Annotated[
+        str, typer.Option(help="a variant; default: the method's headline variant")
+    ] = "",
+    task: Annotated[
+        str, typer.Option(help="the task, if each task has a model; default: the last")
+    ] = "",
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="only the rows that the run kept for its tests")
+        bool, typer.Option("--held-out", help="only the test rows of the run")
     ] = False,
     data: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE", help="parties: of each, in their order or as PARTY=FILE"),
+        typer.Option(
+            metavar="FILE", help="parties: one file each, in their order or as PARTY=FILE"
+        ),
     ] = None,
     seed: Seed = None,
     lacking: Annotated[
-        str, typer.Option(help="parties, an id that one lacks: drop it, or fill its columns")
+        str, typer.Option(help="parties: drop ids that one party lacks, or fill their columns")
     ] = "drop",
 ) -> None:
     """Predict rows, images or texts with the model of one site, or with a file of each party."""
@@ -163,13 +171,17 @@ def _predict_parties(
 
 def export_command(
     run: Annotated[Path, typer.Argument(help="a run, or a folder of its seeds", metavar="RUN")],
-    site: Annotated[str, typer.Option(help="whose model; server: its half of a cut network")],
+    site: Annotated[str, typer.Option(help="the site; server: its half of a split network")],
     to: Annotated[Path | None, typer.Option("-o", "--out", help="a folder")] = None,
-    model: Annotated[str, typer.Option(help="a variant; default the method's headline")] = "",
-    task: Annotated[str, typer.Option(help="where tasks have own models; default the last")] = "",
+    model: Annotated[
+        str, typer.Option(help="a variant; default: the method's headline variant")
+    ] = "",
+    task: Annotated[
+        str, typer.Option(help="the task, if each task has a model; default: the last")
+    ] = "",
     seed: Seed = None,
     with_onnx: Annotated[
-        bool, typer.Option("--onnx", help="as ONNX too; needs the extra onnx")
+        bool, typer.Option("--onnx", help="also write ONNX; needs the extra onnx")
     ] = False,
 ) -> None:
     """Write one site's model as safetensors with a card in JSON."""

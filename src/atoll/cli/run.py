@@ -238,28 +238,32 @@ def _print_sweep(members: list[Point], runs: list[Run], folder: Path, as_json: b
     out.print(f"{len(runs)} records are in {folder}", soft_wrap=True)
 
 
-Render = Annotated[
-    bool, typer.Option("--render", help="run nothing: only what was measured before")
-]
+Render = Annotated[bool, typer.Option("--render", help="run nothing: render stored measurements")]
 Verify = Annotated[
-    int, typer.Option("--verify", help="measure so many random cells again and compare", min=0)
+    int, typer.Option("--verify", help="measure this many random cells again and compare", min=0)
 ]
 PlanSet = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="how much is run, e.g. seeds=[0] or rounds=5"),
+    typer.Option("--set", metavar="KEY=VALUE", help="change the plan, e.g. seeds=[0] or rounds=5"),
 ]
 
 
 def reproduce_command(
-    paper: Annotated[str, typer.Argument(help="whose tables, e.g. chfl")],
-    table_: Annotated[str, typer.Option("--table", help="e.g. 2 or figure4; default all")] = "",
-    only: Annotated[str, typer.Option("--only", help="a setting by name; several: a; b")] = "",
+    paper: Annotated[str, typer.Argument(help="the paper, e.g. chfl")],
+    table_: Annotated[str, typer.Option("--table", help="e.g. 2 or figure4; default: all")] = "",
+    only: Annotated[str, typer.Option("--only", help="one setting by name; several: a; b")] = "",
     device: Device = "auto",
-    quick: Annotated[bool, typer.Option("--quick", help="a miniature: few and short runs")] = False,
-    tf32: Annotated[bool, typer.Option("--tf32", help="rounded products, faster on a GPU")] = False,
-    studies: Annotated[bool, typer.Option("--studies", help="also what options change")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="a miniature with few and short runs")
+    ] = False,
+    tf32: Annotated[
+        bool, typer.Option("--tf32", help="TensorFloat-32: faster on a GPU, less exact")
+    ] = False,
+    studies: Annotated[bool, typer.Option("--studies", help="also our studies of options")] = False,
     render: Render = False,
-    jobs: Annotated[int, typer.Option(help="settings at a time, each in a process", min=1)] = 1,
+    jobs: Annotated[
+        int, typer.Option(help="settings to measure at the same time, one process each", min=1)
+    ] = 1,
     set_: PlanSet = None,
     verify: Verify = 0,
     on: On = "",
@@ -267,7 +271,7 @@ def reproduce_command(
     measure: Annotated[bool, typer.Option("--measure", hidden=True)] = False,
     to: Annotated[
         Path | None,
-        typer.Option("--out", help="where results are kept; default reproduction/PAPER[-quick]"),
+        typer.Option("--out", help="folder of the results; default: reproduction/PAPER[-quick]"),
     ] = None,
 ) -> None:
     """Reproduce a paper's tables and print ours beside theirs."""

@@ -37,7 +37,7 @@ def test_no_help_shows_a_type_of_python(words: tuple[str, ...]) -> None:
         ("sweep", "  --axis KEY=VALUES "),
         ("run", "  --out PATH "),
         ("run", "  CONFIG  a preset, a method, or a .toml file\n"),
-        ("network", "others' kits are not\n"),
+        ("network", "has none; other kits"),
     ],
 )
 def test_values_have_names(name: str, line: str) -> None:
