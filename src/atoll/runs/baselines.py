@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from scipy import sparse
 from threadpoolctl import threadpool_limits
 
@@ -21,6 +20,7 @@ Array = np.ndarray[Any, Any]
 Matrix = Any  # (rows, columns), dense or sparse
 WIDEST = 3_000  # columns times trees of an iteration, up to which trees are grown
 MOST = 200_000_000  # numbers in the training rows up to which a classifier is trained
+THREADS = 1  # small trees wait for threads far longer than they save, above all on a busy machine
 
 
 def class_shares(y: Array, classes: int, rows: int) -> Array:
@@ -60,7 +60,7 @@ def _predicted(
     if len(seen) == 1:
         return class_shares(y, classes, test.shape[0])
     model = make(not sparse.issparse(x))
-    limits = threadpool_limits(torch.get_num_threads())  # scikit-learn would use every core
+    limits = threadpool_limits(THREADS)
     with warnings.catch_warnings(), np.errstate(all="ignore"), limits:
         warnings.simplefilter("ignore")  # an optimiser that stops at its limit is good enough
         model.fit(x, y)
@@ -94,7 +94,7 @@ def regressors(x: Matrix, y: Array, test: Matrix) -> dict[str, Array | str]:
         if reason or len(y) < 2:
             results[name] = reason or "one training row"
             continue
-        limits = threadpool_limits(torch.get_num_threads())
+        limits = threadpool_limits(THREADS)
         with warnings.catch_warnings(), np.errstate(all="ignore"), limits:
             warnings.simplefilter("ignore")
             results[name] = np.asarray(make().fit(x, y).predict(test), float)[:, None]

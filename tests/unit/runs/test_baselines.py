@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pytest
 from scipy import sparse
+from sklearn.dummy import DummyClassifier
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from atoll.metrics.answer import BOOSTING, LOGISTIC
 from atoll.runs import baselines
@@ -46,3 +48,18 @@ def test_wide_and_sparse_rows_grow_no_trees(monkeypatch: pytest.MonkeyPatch) -> 
     assert isinstance(words[LOGISTIC], np.ndarray)
     monkeypatch.setattr(baselines, "MOST", 100)
     assert classifiers(x, y, x, 10)[LOGISTIC] == "the training rows have more than 100 numbers"
+
+
+def test_simple_models_train_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    class Watched(DummyClassifier):  # type: ignore[misc]
+        def fit(self, x: np.ndarray, y: np.ndarray) -> "Watched":
+            threads.append({pool["num_threads"] for pool in threadpool_info()})
+            return super().fit(x, y)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(baselines, "_boosting", lambda dense: Watched())
+    x, y = np.eye(20), np.arange(20) % 2
+    with threadpool_limits(2):
+        classifiers(x, y, x, 2)
+    assert threads == [{1}]
