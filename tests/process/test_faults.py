@@ -4,6 +4,7 @@ Rounds are slowed down at the sites, so that there is a moment in which to do ha
 """
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -95,7 +96,8 @@ def test_a_sites_job_process_that_is_killed_costs_no_round(alps: Federation) -> 
     serving = begun(alps, "job")
     os.kill(alps.job_process("basel"), signal.SIGKILL)
     said = ended_well(alps, "job", serving)
-    assert "the job's process at basel ended; going on from the last checkpoint" in said
+    # A busy machine may notice the silence of the site before the end of its process.
+    assert re.search(r"basel[^\n]*; going on from the last checkpoint", said), said
 
 
 @pytest.mark.long
