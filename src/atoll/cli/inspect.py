@@ -67,8 +67,8 @@ def inspect_command(what: Config, set_: Set = None) -> None:
     if remarks:
         print_pairs(remarks, "worth knowing")
     if crossing:
-        print_pairs([("", line) for line in crossing], "sites tell each other before training")
-    print_grid("rows and columns of numbers, as dealt", ["site", *DEALT], rows)
+        print_pairs([("", line) for line in crossing], "disclosed between sites before training")
+    print_grid("rows and input columns of each site", ["site", *DEALT], rows)
 
 
 def _survey_or_suggestions(contents: Contents, suggested: list[tuple[str, str]]) -> tables.Survey:
@@ -92,9 +92,9 @@ def check(config: RunConfig) -> None:
 
 def _few_tests(site: str, rows: int, regression: bool) -> tuple[str, str]:
     """What few test rows mean, and what to do."""
-    points = f"one row is {100 / rows:.0f} points of its accuracy"
+    points = f"each is {100 / rows:.0f} points of its accuracy"
     words = "its errors are uncertain" if regression else points
-    return f"{site} tests on {rows} rows: {words}", "give rows, or run --seeds"
+    return f"{site} has {rows} test rows: {words}", "add rows, or use atoll run --seeds"
 
 
 def _not_refusing(config: RunConfig) -> RunConfig:
@@ -208,7 +208,7 @@ def _print_parties(dataset: Dataset) -> None:
     print_grid("parties", ["party", "", "columns"], rows)
     read = sum(count for _, count, _ in recipe["files"])
     what = f"{len(dataset):,} of {read:,} rows of the party with the label"
-    print_pairs([("rows that all parties have", what), ("id", recipe["id"])])
+    print_pairs([("rows that all parties share", what), ("id", recipe["id"])])
 
 
 def _to_be_dealt(survey: tables.Survey, config: RunConfig) -> list[list[str]]:
@@ -253,7 +253,7 @@ def _print_survey(survey: tables.Survey) -> None:
         ]
         for column in survey.columns
     ]
-    print_grid("columns", ["column", "type", "", "sites", "missing", "what is done"], columns)
+    print_grid("columns", ["column", "type", "", "sites", "missing", "treatment"], columns)
     if survey.stages:
         _print_stages(survey)
 

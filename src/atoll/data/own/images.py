@@ -183,7 +183,7 @@ def _refuse_spellings(path: Path, classes: Sequence[str], others: Sequence[str])
     """Refuse names of classes that differ in capitals or signs alone."""
     counts = {"one": dict.fromkeys(classes, 1), "other": dict.fromkeys(others, 1)}
     for one, usual in same_classes(counts).items():
-        what = f"the classes '{usual}' and '{one}' look like one"
+        what = f"the classes '{usual}' and '{one}' look like the same class"
         raise UserError(what, str(path), "give the class one name at all sites")
 
 

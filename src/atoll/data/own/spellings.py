@@ -85,6 +85,6 @@ def refuse_spellings(classes: Mapping[str, Mapping[str, int]], label: str) -> No
     name, other = next(iter(same.items()))
     at, there = ([site for site, rows in classes.items() if one in rows] for one in (name, other))
     entries = ", ".join(f'"{old}" = "{new}"' for old, new in same.items())
-    what = f"the classes '{name}' ({at[0]}) and '{other}' ({there[0]}) look like one"
+    what = f"the classes '{name}' ({at[0]}) and '{other}' ({there[0]}) look like the same class"
     remedy = f'write labels = {{ {entries} }} in [data], or labels = "as-is" if they differ'
     raise UserError(what, f"column '{label}'", remedy)

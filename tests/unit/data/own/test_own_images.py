@@ -174,7 +174,9 @@ def test_classes_may_be_listed_where_a_site_lacks_some(tmp_path: Path) -> None:
 
 def test_classes_that_differ_in_capitals_alone_are_said_to_look_like_one(tmp_path: Path) -> None:
     paths = [folder(tmp_path / "a", {"normal": 2, "x": 2}), folder(tmp_path / "b", {"Normal": 2})]
-    with pytest.raises(UserError, match="the classes 'normal' and 'Normal' look like one"):
+    with pytest.raises(
+        UserError, match="the classes 'normal' and 'Normal' look like the same class"
+    ):
         data.load("", images=paths, size=8)
 
 

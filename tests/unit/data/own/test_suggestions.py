@@ -237,6 +237,28 @@ def test_dots_say_that_the_day_is_first_only_if_all_dates_have_them(
     assert {option for option, _ in look(one)} == {option}
 
 
+@pytest.mark.parametrize(
+    ("odd", "option", "entry"),
+    [
+        ("17/04/2021", "dates", {"seen": {"format": "day first"}}),
+        ("04/05/2021", "ignore", ["seen"]),
+        ("2021-02-31", "ignore", ["seen"]),
+    ],
+)
+def test_dates_of_another_form_may_stand_among_usual_ones(
+    odd: str, option: str, entry: Any
+) -> None:
+    one = base()
+    one["seen"] = [f"2021-03-{1 + i % 28:02}" if i % 3 else odd for i in range(100)]
+    suggestion = look(one)[option, ""]
+    assert suggestion.entry == entry
+    options = build(
+        TableOptions, {"files": ["a.csv"], "label": "outcome", option: suggestion.entry}, ""
+    )
+    columns = {column.name: column for column in survey_of(read_contents(options)).columns}
+    assert (columns["seen"].kind == "date") == (option == "dates")
+
+
 @pytest.mark.parametrize("form", ["{:%d/%m/%Y}", "{:%Y%m%d}", "{:%Y-%m-%dT00:00:00+01:00}"])
 @pytest.mark.parametrize("rows", [1, 3])  # of a person
 def test_dates_name_neither_rows_nor_people(form: str, rows: int) -> None:
