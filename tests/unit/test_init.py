@@ -248,6 +248,10 @@ def test_excel_reads_as_csv_does() -> None:
     assert one.columns == other.columns
     assert (one.x == other.x)[~(one.x != one.x)].all()
     assert one.classes == other.classes == ("0", "1")
+    write_workbook("d.xlsx", [*rows, [7, "v", True, None]])
+    with pytest.raises(UserError, match="no value in the column") as error:
+        tables.survey(files=["d.xlsx"], label="outcome")
+    assert error.value.where == "d.xlsx, row 3 below the names of columns"
     Path("c.xlsx").write_bytes(b"no Excel")
     with pytest.raises(UserError, match="not an Excel file"):
         tables.survey(files=["c.xlsx"], label="outcome")

@@ -306,6 +306,24 @@ def test_a_bad_file_is_answered_by_name(case: str) -> None:
     assert said[1] == where
 
 
+@pytest.mark.parametrize(
+    ("content", "remedy"),
+    [
+        (",age,outcome\n0,1,x\n",
+         "name it, or write the file without an index (pandas: index=False)"),
+        ("Heart clinic,,\nage,sex,outcome\n1,m,x\n",
+         "the first row has the names of columns: remove what stands above them"),
+        ('age,outcome\n1\n', "fix the row; a value that contains the delimiter needs quotes"),
+    ],
+)  # fmt: skip
+def test_a_table_without_a_whole_header_says_what_to_remove(content: str, remedy: str) -> None:
+    Path("a.csv").write_text(content)
+    with pytest.raises(UserError) as error:
+        look("a.csv")
+    assert error.value.remedy == remedy
+    assert "1 cells" not in error.value.what
+
+
 def test_text_among_numbers_is_answered_with_file_and_line() -> None:
     rows = [f'{i},"two\nlines",{"xy"[i % 2]}' for i in range(20)]
     rows[15] = "fifteen,z,x"
