@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from atoll.core.options import build
 from atoll.data import splits
 from atoll.data.dataset import Dataset
 from atoll.data.own import parties, tables, texts
-from atoll.data.own.images import broken_images
+from atoll.data.own.images import broken_images, file_sizes
 from atoll.data.own.profiles import Contents
 from atoll.data.own.suggestions import (
     Suggestion,
@@ -34,6 +35,7 @@ __all__ = ["check", "inspect_command"]
 Array = np.ndarray[Any, Any]
 RESERVED = 2  # tokens that are no words: padding and unknown
 FEW_TESTS = 30  # test rows of a site below which its result says little
+MOST_SIZES = 3  # of the images of a site that are shown
 DEALT = ("train", "valid", "test", "common", "own")
 
 
@@ -147,6 +149,7 @@ def _print_dataset(run_parts: Parts) -> None:
         _print_groups(dataset, "files", _text_lengths)
     elif dataset.kind == "image" and dataset.group is not None:
         _print_groups(dataset, "sites", _image_sizes)
+        _print_file_sizes(run_parts)
     elif dataset.layout is not None:
         _print_parties(dataset)
     stages = dataset.stages or (dataset.layout.stages if dataset.layout else ())
@@ -175,7 +178,7 @@ def _print_groups(dataset: Dataset, title: str, measure: Callable[[Array], list[
         mine = np.flatnonzero(dataset.group == number)
         counts = counted(_class_counts(dataset, dataset.y[mine]))
         rows.append([name, f"{len(mine):,}", counts, *measure(dataset.x[mine])])
-    last = ["tokens", "words"] if dataset.kind == "text" else ["size"]
+    last = ["tokens", "words"] if dataset.kind == "text" else ["read as"]
     print_grid(title, ["site", "rows", "classes", *last], rows)
     if dataset.kind == "text":
         print_pairs([("vocabulary", f"{len(dataset.words) - RESERVED:,} words")])
@@ -193,6 +196,19 @@ def _text_lengths(tokens: Array) -> list[str]:
 def _image_sizes(images: Array) -> list[str]:
     channels, height, width = images.shape[1:]
     return [f"{height} x {width}, {channels} channel{'s' * (channels > 1)}"]
+
+
+def _print_file_sizes(run_parts: Parts) -> None:
+    """The sizes of own images as they are in the files, the most frequent first."""
+    given = run_parts.config.data
+    rows = []
+    for site, path in zip(run_parts.dataset.groups, given.get("images", ()), strict=False):
+        sizes = file_sizes(Path(path), given.get("image", "image")).most_common()
+        shown = counted(dict(sizes[:MOST_SIZES]))
+        more = f", and {len(sizes) - MOST_SIZES} more" if len(sizes) > MOST_SIZES else ""
+        rows.append([site, shown + more])
+    if rows:
+        print_grid("images in the files", ["site", "height x width x channels"], rows)
 
 
 def _print_parties(dataset: Dataset) -> None:
