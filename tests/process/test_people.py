@@ -37,7 +37,7 @@ def conversation(folder: Path, answers: dict[str, str]) -> tuple[str, int]:
     return shown, process.wait(PATIENCE)
 
 
-QUESTIONS = {"Files, one for each site": "a.csv b.csv", "to be predicted": "outcome", "Method": ""}
+QUESTIONS = {"Files, one for each site": "a.csv b.csv", "to predict": "outcome", "Method": ""}
 
 
 def test_init_asks_for_what_it_was_not_given(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_init_asks_for_what_it_was_not_given(tmp_path: Path) -> None:
 def test_a_wrong_answer_is_told_and_writes_nothing(tmp_path: Path) -> None:
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("\n".join(ROWS) + "\n")
-    shown, status = conversation(tmp_path, {**QUESTIONS, "to be predicted": "outcom"})
+    shown, status = conversation(tmp_path, {**QUESTIONS, "to predict": "outcom"})
     assert status == 3
     assert "no column 'outcom' for the label" in shown
     assert "did you mean 'outcome'?" in shown

@@ -98,7 +98,7 @@ def check(files: tuple[str, ...]) -> None:
         return
     values: dict[str, Any] = tomllib.loads(config)
     assert values["data"]["files"] == [*files]
-    assert ("# To be fixed first: " in config) == bool(problem)
+    assert ("# Fix this first: " in config) == bool(problem)
     Path("run.toml").write_text(config, encoding="utf-8")
     complaint = ""
     try:

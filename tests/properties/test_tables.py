@@ -157,8 +157,8 @@ def test_init_writes_a_config_that_inspect_accepts_or_annotates(
         config, problem = drafted(Wish(tuple(files), "label", "chfl"))
         values = tomllib.loads(config)["data"]
         if problem:
-            assert "# To be fixed first: " in config
+            assert "# Fix this first: " in config
             return
         assert tables.survey(**values).sites
-        active = re.sub(r"(?m)^# (?=.*; uncomment it if so$)", "", config)
+        active = re.sub(r"(?m)^# (?=.*; uncomment if correct$)", "", config)
         tomllib.loads(active)  # uncommented lines are a config too

@@ -181,11 +181,11 @@ def test_a_new_user_goes_from_four_messy_files_to_a_verdict_in_four_commands(
     text = Path("run.toml").read_text()
     code, _, complaint = atoll("run", "run.toml", "--quiet", "--out", "run")
     assert code == 2
-    assert "look like one" in complaint
+    assert "look like the same class" in complaint
     assert not Path("run/result.json").exists()
-    edited, edits = re.subn(r"(?m)^# (?=.*; uncomment it if so$)", "", text)
+    edited, edits = re.subn(r"(?m)^# (?=.*; uncomment if correct$)", "", text)
     assert edits <= 5
-    assert f"{edits} lines of run.toml are for you to decide" in told
+    assert f"{edits} suggestions in run.toml are commented out" in told
     Path("run.toml").write_text(edited)
     code, shown, _ = atoll("inspect", "run.toml")
     assert code == 0
@@ -208,8 +208,8 @@ def test_init_annotates_what_it_cannot_repair(atoll: Command) -> None:
     Path("a.csv").write_text("\n".join(["age,outcome", *rows, "41,"]) + "\n")
     code, _, told = atoll("init", "a.csv", "--label", "outcome")
     assert code == 0
-    assert "to be fixed first: no value in the column 'outcome' (a.csv, line 32)" in told
-    assert "# To be fixed first: no value in the column" in Path("run.toml").read_text()
+    assert "fix this first: no value in the column 'outcome' (a.csv, line 32)" in told
+    assert "# Fix this first: no value in the column" in Path("run.toml").read_text()
     assert atoll("inspect", "run.toml")[0] == 3
 
 
@@ -248,6 +248,10 @@ def test_excel_reads_as_csv_does() -> None:
     assert one.columns == other.columns
     assert (one.x == other.x)[~(one.x != one.x)].all()
     assert one.classes == other.classes == ("0", "1")
+    write_workbook("d.xlsx", [*rows, [7, "v", True, None]])
+    with pytest.raises(UserError, match="no value in the column") as error:
+        tables.survey(files=["d.xlsx"], label="outcome")
+    assert error.value.where == "d.xlsx, row 3 below the names of columns"
     Path("c.xlsx").write_bytes(b"no Excel")
     with pytest.raises(UserError, match="not an Excel file"):
         tables.survey(files=["c.xlsx"], label="outcome")
@@ -275,7 +279,7 @@ def test_init_writes_configs_for_texts_and_images(atoll: Command) -> None:
     code, shown, _ = atoll("inspect", "images.toml")
     assert code == 0
     assert "cat: 10, dog: 10  32 x 32, 3 channels" in shown
-    assert "a tests on 8 rows: one row is 12 points of its accuracy" in shown
+    assert "a has 8 test rows: each is 12 points of its accuracy" in shown
 
 
 @pytest.mark.parametrize(
@@ -303,7 +307,10 @@ def bank_and_shop(order: Sequence[int], label: str = "card") -> None:
 def test_init_writes_a_config_for_parties(atoll: Command) -> None:
     bank_and_shop(range(120))
     code, _, told = atoll("init", "bank.csv", "shop.csv", "--label", "card")
-    assert (code, told) == (0, "2 lines of run.toml are for you to decide\n")
+    assert (code, told) == (
+        0,
+        "2 suggestions in run.toml are commented out: uncomment what is correct\n",
+    )
     text = Path("run.toml").read_text()
     written = tomllib.loads(text)
     assert written["method"]["name"] == "vleto"
@@ -318,7 +325,7 @@ def test_init_writes_a_config_for_parties(atoll: Command) -> None:
     assert atoll("inspect", "run.toml")[0] == 0
     code, _, told = atoll("run", "run.toml", "--quiet")
     assert code == 2
-    assert "look like one" in told  # a run refuses until the labels are mapped
+    assert "look like the same class" in told  # a run refuses until the labels are mapped
 
 
 def test_init_for_parties_names_the_command_that_aligns_them(atoll: Command) -> None:
@@ -438,13 +445,13 @@ def test_init_and_inspect_name_what_mends_files_without_a_common_column(atoll: C
     code, _, told = atoll("init", "a.csv", "b.csv", "--label", "outcome")
     assert code == 0
     assert "no common column" in told
-    assert "it works once the lines below are uncommented; check that they are right" in told
+    assert "uncommenting the suggestions below solves this: check them first" in told
     code, shown, complaint = atoll("inspect", "run.toml")
     assert code == 3
     assert 'write rename = { Age = "age", Chol = "chol" }' in shown
     assert "no common column" in complaint
     text = Path("run.toml").read_text()
-    Path("run.toml").write_text(re.sub(r"(?m)^# (?=.*; uncomment it if so$)", "", text))
+    Path("run.toml").write_text(re.sub(r"(?m)^# (?=.*; uncomment if correct$)", "", text))
     assert atoll("inspect", "run.toml")[0] == 0
 
 
@@ -520,6 +527,6 @@ def test_init_offers_regression_where_a_few_numbers_are_classes(atoll: Command) 
     Path("a.csv").write_text("\n".join(["age,days", *rows]) + "\n")
     assert atoll("init", "a.csv", "--label", "days")[0] == 0
     text = Path("run.toml").read_text()
-    why = "label 'days' has 17 distinct numbers, read as classes; they may be quantities"
-    assert f'# task = "regression"   # {why}; uncomment it if so' in text
+    why = "label 'days' has 17 distinct numbers, read as classes; set this if they are quantities"
+    assert f'# task = "regression"   # {why}; uncomment if correct' in text
     assert "task" not in tomllib.loads(text)["data"]

@@ -258,6 +258,19 @@ def test_an_error_of_the_command_in_the_words_of_python(run: atoll.Result) -> No
     assert "{'table.option': value}" in raised.value.remedy
 
 
+def test_an_entry_of_a_config_in_a_remedy_is_a_keyword_argument() -> None:
+    ages = [(7 * row) % 31 + 0.5 for row in range(40)]
+    data = {"a": Frame(age=ages, sick=["no", "yes"] * 20), "b": Frame(age=ages, sick=[0, 1] * 20)}
+    with pytest.raises(UserError, match="look like the same class") as raised:
+        atoll.run("fedavg", data=data, label="sick")
+    words = "write labels={'0': 'no', '1': 'yes'}, or labels=\"as-is\" if they differ"
+    assert raised.value.remedy == words
+    example = "write ignore = [...] or dates = 'days'"
+    with pytest.raises(UserError) as raised, keyword_errors():
+        raise UserError("dates", "[data]", example)
+    assert raised.value.remedy == "write ignore = [...] or dates='days'"
+
+
 def test_importing_atoll_imports_nothing_heavy() -> None:
     code = "import atoll, sys; dir(atoll); print(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

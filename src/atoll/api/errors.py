@@ -1,6 +1,7 @@
 """Errors in the words of a Python call: keyword arguments instead of options of the command."""
 
 import re
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,7 @@ __all__ = ["keyword_errors"]
 CHANGES = re.compile(r"--(?:set|axis)\b")  # options of the command that take key=value
 FLAG = re.compile(r"--([a-z][a-z-]*)(?: ([\w./]+))?")
 FULL = "write it in full"
+ENTRY = re.compile(r"\b([a-z_]+) = (\{ .* \}|\[.*?\])(?: in \[data\])?")  # as TOML has it
 
 
 @contextmanager
@@ -38,8 +40,19 @@ def _as_keywords(words: str) -> str:
     if words in ("--set", "--axis", "command line"):
         return "arguments" if words == "command line" else "keyword arguments"
     words = re.sub(r"--(?:set|axis) (?=[\w.]+)", "keyword argument ", words)
+    words = ENTRY.sub(_entry, words)
+    words = re.sub(r"\b([a-z_]+) = (?=[\"'])", r"\1=", words)
     words = CHANGES.sub("keyword arguments", words)
     return FLAG.sub(_keyword, words)
+
+
+def _entry(match: re.Match[str]) -> str:
+    """An entry of a config as a keyword argument: labels={'0': 'no'}."""
+    try:
+        value = tomllib.loads(f"value = {match[2]}")["value"]
+    except tomllib.TOMLDecodeError:  # only an example, such as ignore = [...]
+        return match[0]
+    return f"{match[1]}={value!r}"
 
 
 def _keyword(match: re.Match[str]) -> str:

@@ -251,7 +251,7 @@ def init_command(
 ) -> None:
     """Write a commented config for your own data.
 
-    What the files suggest is in it. On a terminal it asks for what is missing.
+    It contains settings that the files suggest. On a terminal it asks for what is missing.
     """
     if to.exists():
         raise UserError("the file is there already", str(to), "choose another with -o")
@@ -263,7 +263,7 @@ def init_command(
     given = files or str(typer.prompt("Files, one for each site, with blanks between")).split()
     texts = text or ("text" if all(file.endswith(".jsonl") for file in given) else "")
     if not images:
-        label = label or str(typer.prompt("The column to be predicted"))
+        label = label or str(typer.prompt("The column to predict"))
     wish = _of_parties(Wish(tuple(given), label, method, site, stage, texts, images, id))
     usual = "fccl" if images else "fedseit" if texts else "vleto" if wish.parties else "chfl"
     method = method or (str(typer.prompt("Method", default=usual)) if asking else usual)
@@ -272,18 +272,19 @@ def init_command(
     with disk_errors(to):
         to.write_text(config, encoding="utf-8")
     if problem:
-        err.print(f"to be fixed first: {problem}", soft_wrap=True, markup=False)
+        err.print(f"fix this first: {problem}", soft_wrap=True, markup=False)
     _count_decisions(config, to)
     out.print(f"wrote {to}; next: atoll inspect {to}, then atoll run {to}", soft_wrap=True)
 
 
 def _count_decisions(config: str, path: Path) -> None:
-    """Print how many lines the user may uncomment."""
+    """Print how many suggestions the user may uncomment."""
     commented = sum(line.startswith("# ") and "uncomment" in line for line in config.splitlines())
     if commented:
-        lines = "1 line" if commented == 1 else f"{commented} lines"
+        lines = "1 suggestion" if commented == 1 else f"{commented} suggestions"
         verb = "is" if commented == 1 else "are"
-        err.print(f"{lines} of {path} {verb} for you to decide", soft_wrap=True)
+        what = f"{lines} in {path} {verb} commented out: uncomment what is correct"
+        err.print(what, soft_wrap=True)
 
 
 def _of_parties(wish: Wish) -> Wish:
@@ -325,10 +326,8 @@ def drafted(wish: Wish) -> tuple[str, str]:
     problem = _problem(config)
     if wish.text and problem.startswith("no column 'text'"):
         problem = f"{problem}; name the column of texts with --text"
-    if problem and not _problem(re.sub(r"(?m)^# (?=.*; uncomment it if so$)", "", config)):
-        problem = (
-            f"{problem}; it works once the lines below are uncommented; check that they are right"
-        )
+    if problem and not _problem(re.sub(r"(?m)^# (?=.*; uncomment if correct$)", "", config)):
+        problem = f"{problem}; uncommenting the suggestions below solves this: check them first"
     return (draft(wish, suggestions, problem), problem) if problem else (config, "")
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from atoll.core.options import build
 from atoll.data import splits
 from atoll.data.dataset import Dataset
 from atoll.data.own import parties, tables, texts
-from atoll.data.own.images import broken_images
+from atoll.data.own.images import broken_images, file_sizes
 from atoll.data.own.profiles import Contents
 from atoll.data.own.suggestions import (
     Suggestion,
@@ -34,6 +35,7 @@ __all__ = ["check", "inspect_command"]
 Array = np.ndarray[Any, Any]
 RESERVED = 2  # tokens that are no words: padding and unknown
 FEW_TESTS = 30  # test rows of a site below which its result says little
+MOST_SIZES = 3  # of the images of a site that are shown
 DEALT = ("train", "valid", "test", "common", "own")
 
 
@@ -67,8 +69,8 @@ def inspect_command(what: Config, set_: Set = None) -> None:
     if remarks:
         print_pairs(remarks, "worth knowing")
     if crossing:
-        print_pairs([("", line) for line in crossing], "sites tell each other before training")
-    print_grid("rows and columns of numbers, as dealt", ["site", *DEALT], rows)
+        print_pairs([("", line) for line in crossing], "disclosed between sites before training")
+    print_grid("rows and input columns of each site", ["site", *DEALT], rows)
 
 
 def _survey_or_suggestions(contents: Contents, suggested: list[tuple[str, str]]) -> tables.Survey:
@@ -92,9 +94,9 @@ def check(config: RunConfig) -> None:
 
 def _few_tests(site: str, rows: int, regression: bool) -> tuple[str, str]:
     """What few test rows mean, and what to do."""
-    points = f"one row is {100 / rows:.0f} points of its accuracy"
+    points = f"each is {100 / rows:.0f} points of its accuracy"
     words = "its errors are uncertain" if regression else points
-    return f"{site} tests on {rows} rows: {words}", "give rows, or run --seeds"
+    return f"{site} has {rows} test rows: {words}", "add rows, or use atoll run --seeds"
 
 
 def _not_refusing(config: RunConfig) -> RunConfig:
@@ -147,6 +149,7 @@ def _print_dataset(run_parts: Parts) -> None:
         _print_groups(dataset, "files", _text_lengths)
     elif dataset.kind == "image" and dataset.group is not None:
         _print_groups(dataset, "sites", _image_sizes)
+        _print_file_sizes(run_parts)
     elif dataset.layout is not None:
         _print_parties(dataset)
     stages = dataset.stages or (dataset.layout.stages if dataset.layout else ())
@@ -175,7 +178,7 @@ def _print_groups(dataset: Dataset, title: str, measure: Callable[[Array], list[
         mine = np.flatnonzero(dataset.group == number)
         counts = counted(_class_counts(dataset, dataset.y[mine]))
         rows.append([name, f"{len(mine):,}", counts, *measure(dataset.x[mine])])
-    last = ["tokens", "words"] if dataset.kind == "text" else ["size"]
+    last = ["tokens", "words"] if dataset.kind == "text" else ["read as"]
     print_grid(title, ["site", "rows", "classes", *last], rows)
     if dataset.kind == "text":
         print_pairs([("vocabulary", f"{len(dataset.words) - RESERVED:,} words")])
@@ -195,6 +198,19 @@ def _image_sizes(images: Array) -> list[str]:
     return [f"{height} x {width}, {channels} channel{'s' * (channels > 1)}"]
 
 
+def _print_file_sizes(run_parts: Parts) -> None:
+    """The sizes of own images as they are in the files, the most frequent first."""
+    given = run_parts.config.data
+    rows = []
+    for site, path in zip(run_parts.dataset.groups, given.get("images", ()), strict=False):
+        sizes = file_sizes(Path(path), given.get("image", "image")).most_common()
+        shown = counted(dict(sizes[:MOST_SIZES]))
+        more = f", and {len(sizes) - MOST_SIZES} more" if len(sizes) > MOST_SIZES else ""
+        rows.append([site, shown + more])
+    if rows:
+        print_grid("images in the files", ["site", "height x width x channels"], rows)
+
+
 def _print_parties(dataset: Dataset) -> None:
     """Columns by party, who has the label, and how many rows all have."""
     assert dataset.layout is not None
@@ -208,7 +224,7 @@ def _print_parties(dataset: Dataset) -> None:
     print_grid("parties", ["party", "", "columns"], rows)
     read = sum(count for _, count, _ in recipe["files"])
     what = f"{len(dataset):,} of {read:,} rows of the party with the label"
-    print_pairs([("rows that all parties have", what), ("id", recipe["id"])])
+    print_pairs([("rows that all parties share", what), ("id", recipe["id"])])
 
 
 def _to_be_dealt(survey: tables.Survey, config: RunConfig) -> list[list[str]]:
@@ -253,7 +269,7 @@ def _print_survey(survey: tables.Survey) -> None:
         ]
         for column in survey.columns
     ]
-    print_grid("columns", ["column", "type", "", "sites", "missing", "what is done"], columns)
+    print_grid("columns", ["column", "type", "", "sites", "missing", "treatment"], columns)
     if survey.stages:
         _print_stages(survey)
 

@@ -209,14 +209,7 @@ def place(key: str, values: Mapping[str, Any]) -> str:
     fields = {f.name for f in dataclasses.fields(RunConfig)}
     if "." in key or key in fields:
         return key
-    method = _method_name(values)
-    tables: list[tuple[str, type]] = [
-        ("method", methods.load(method).options),
-        ("model", ModelOptions), ("engine", EngineOptions), ("robust", RobustOptions),
-        ("report", ReportOptions),
-    ]  # fmt: skip
-    names = {"scenario": splits.option_names() | _split_options(values)}
-    names |= {table: {f.name for f in dataclasses.fields(kind)} for table, kind in tables}
+    method, names = _method_name(values), _options_by_table(values)
     homes = [table for table, known in names.items() if key in known]
     if len(homes) > 1 and key not in _used_split_options(values):
         homes = [home for home in homes if home != "scenario"]  # no option of this run's split
@@ -226,11 +219,34 @@ def place(key: str, values: Mapping[str, Any]) -> str:
     if homes:
         both = " or ".join(f"{home}.{key}" for home in homes)
         raise UserError(f"'{key}' could be {both}", "--set", "write it in full")
-    known = [*fields, *(f"{table}.{name}" for table, options in names.items() for name in options)]
-    short = {name.split(".")[-1]: name for name in known}
-    if key in {field.name for field in dataclasses.fields(TableOptions)}:
-        raise UserError(f"unknown option '{key}'", "--set", f"did you mean 'data.{key}'?")
-    raise UserError(f"unknown option '{key}'", "--set", nearest(key, {*short, *known}))
+    raise UserError(f"unknown option '{key}'", "--set", _nearest_option(key, values, False))
+
+
+def _options_by_table(values: Mapping[str, Any]) -> dict[str, set[str]]:
+    """The names of options in each table of a config."""
+    tables: list[tuple[str, type]] = [
+        ("method", methods.load(_method_name(values)).options),
+        ("model", ModelOptions), ("engine", EngineOptions), ("robust", RobustOptions),
+        ("report", ReportOptions),
+    ]  # fmt: skip
+    names = {"scenario": splits.option_names() | _split_options(values)}
+    return names | {table: {f.name for f in dataclasses.fields(kind)} for table, kind in tables}
+
+
+def _nearest_option(key: str, values: Mapping[str, Any], in_file: bool) -> str:
+    """What to do about an unknown option; in a file, its name with that of its table."""
+    fields = [field.name for field in dataclasses.fields(RunConfig)]
+    homes = {name: name for name in fields}
+    own = {field.name: f"data.{field.name}" for field in dataclasses.fields(TableOptions)}
+    for table, names in _options_by_table(values).items():
+        homes |= {name: f"{table}.{name}" for name in names if name not in homes}
+    answer = nearest(key, {*own, *homes, *homes.values()})
+    name = answer.removeprefix("did you mean '").removesuffix("'?")
+    if name in homes:
+        return f"did you mean '{homes[name]}'?" if in_file else answer
+    if name in own:
+        return f"did you mean '{own[name]}'?"
+    return nearest(key, fields) if in_file else nearest(key, {*homes, *homes.values()})
 
 
 def _split_options(values: Mapping[str, Any]) -> set[str]:
@@ -301,6 +317,9 @@ def _remaining_options(scenario: Any, split: Any, changes: Mapping[str, Any]) ->
 
 def resolve(values: Mapping[str, Any], where: str) -> RunConfig:
     """The whole config, every option checked and every default written out."""
+    for key in values:
+        if key not in {field.name for field in dataclasses.fields(RunConfig)}:
+            raise UserError(f"unknown option '{key}'", where, _nearest_option(key, values, True))
     config = build(RunConfig, change(dict(values), {}), where)
     if not re.fullmatch(r"[\w.+= -]*\w", config.name):  # it becomes a folder's name
         remedy = "use letters, digits and - _ . + =, and end with a letter or digit"

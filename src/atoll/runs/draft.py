@@ -1,4 +1,4 @@
-"""A first config for the user's own data, with a remark on every line that may be changed."""
+"""A first config for the user's own data, with a comment on every line that may be changed."""
 
 import json
 import re
@@ -12,20 +12,22 @@ from atoll.data.own.suggestions import Suggestion, in_toml, key_in_toml
 __all__ = ["Wish", "draft"]
 
 REMARKS = {
-    "chfl": "common columns learned together, own columns at home",
-    "fedavg": "one model of the common columns for all sites",
-    "alone": "every site for itself: the yardstick",
-    "fccl": "every site has a model of its own, and learns from what others predict",
+    "chfl": "sites train a model of the common columns together; own columns stay local",
+    "fedavg": "all sites train one model of the common columns",
+    "alone": "each site trains alone: the baseline",
+    "fccl": "each site trains its own model and learns from the predictions of the others",
     "vleto": "the parties' networks send embeddings; the party with the labels combines them",
     "splitnn": "the parties' networks send embeddings; the party with the labels combines them",
-    "fedseit": "one task after another, each client with its own",
+    "fedseit": "each client learns its own sequence of tasks",
 }
-SCALE = 'scale = "local"        # each site scales by its own training rows: no statistics cross'
+SCALE = (
+    'scale = "local"        # each site scales with its own training rows; no statistics leave it'
+)
 HINTS = {
-    "ignore": "# ignore = []          # columns to leave out",
-    "keep": "# keep = []            # columns to keep though they look like identifiers",
-    "categorical": "# categorical = []     # columns of digits to be read as words, such as codes",
-    "levels": '# levels = "local"     # no level of a text column crosses; they become own columns',
+    "ignore": "# ignore = []          # columns to exclude",
+    "keep": "# keep = []            # columns to keep although they look like identifiers",
+    "categorical": "# categorical = []     # numeric columns to read as categories, such as codes",
+    "levels": '# levels = "local"     # text columns become own columns; their levels stay local',
 }
 
 
@@ -56,16 +58,16 @@ def draft(wish: Wish, suggestions: Sequence[Suggestion] = (), problem: str = "")
     methods.load(wish.method)  # an unknown one is refused with the nearest
     staged = bool(wish.stage) or any("," in file for file in wish.files if "=" in file)
     lines = [
-        "# Written by atoll init. See it before it trains: atoll inspect; then: atoll run, report.",
-        *([f"# To be fixed first: {_one_line(problem)}"] if problem else []),
-        "rounds = 20            # of a stage, at most",
-        "seed = 0               # of the rows kept for tests, the first weights, the order of rows",
+        "# Written by atoll init. Check it with atoll inspect, then start atoll run.",
+        *([f"# Fix this first: {_one_line(problem)}"] if problem else []),
+        "rounds = 20            # maximum per stage",
+        "seed = 0               # for the split, the initial weights and the order of rows",
     ]
     table = not (wish.text or wish.images or wish.parties)
     if table:
         lines.append(SCALE)
     if table and staged:
-        lines.append("attribution = true     # also tell whose doing forgetting is")
+        lines.append("attribution = true     # also measure what causes forgetting")
     lines += ["", "[data]", *_data(wish)]
     lines += _entries([one for one in suggestions if not one.site])
     if table or wish.parties:
@@ -87,11 +89,11 @@ def _data(wish: Wish) -> list[str]:
     if wish.text:
         lines.append(f"text = {in_toml(wish.text)}   # the column of texts")
     if wish.label:
-        lines.append(f"label = {in_toml(wish.label)}   # the column to be predicted")
+        lines.append(f"label = {in_toml(wish.label)}   # the column to predict")
     if wish.site:
-        lines.append(f"site = {in_toml(wish.site)}   # the column that names a row's site")
+        lines.append(f"site = {in_toml(wish.site)}   # the column with the site of each row")
     if wish.stage:
-        lines.append(f"stage = {in_toml(wish.stage)}   # the column that names a row's stage")
+        lines.append(f"stage = {in_toml(wish.stage)}   # the column with the stage of each row")
     return lines
 
 
@@ -101,7 +103,7 @@ def _parties(wish: Wish) -> list[str]:
     index = 'index = "aligned"   # the folder that atoll align writes'
     if wish.aligned:
         index = "assume_aligned = true   # every file has the same ids in the same order"
-    return [f"parties = {in_toml(files)}   # other columns of the same rows", index]
+    return [f"parties = {in_toml(files)}   # files with different columns of the same rows", index]
 
 
 def _method(wish: Wish) -> list[str]:
@@ -110,14 +112,14 @@ def _method(wish: Wish) -> list[str]:
     if wish.images or wish.text:
         return lines
     if wish.parties:
-        return [*lines, "batch = 32             # rows in a step"]
+        return [*lines, "batch = 32             # batch size"]
     return [
         "[model]",
-        "widths = [64, 32]      # hidden layers",
+        "widths = [64, 32]      # sizes of the hidden layers",
         "",
         *lines,
-        "batch = 32             # rows in a step",
-        "epochs = 2             # passes over the rows in a round",
+        "batch = 32             # batch size",
+        "epochs = 2             # passes over the training rows per round",
     ]
 
 
@@ -135,7 +137,7 @@ def _entries(suggestions: Sequence[Suggestion]) -> list[str]:
             elif isinstance(entry, list):
                 entry = list(dict.fromkeys([*entry, *one.entry]))
         sign = "" if all(one.safe for one in same) else "# "
-        uncomment = "; uncomment it if so" if sign else ""
+        uncomment = "; uncomment if correct" if sign else ""
         why = _one_line("; ".join(dict.fromkeys(one.why for one in same)))
         lines.append(f"{sign}{option} = {in_toml(entry)}   # {why}{uncomment}")
     return lines

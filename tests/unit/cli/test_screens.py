@@ -175,13 +175,14 @@ def test_pairs_lose_nothing_however_narrow_the_terminal(
 ) -> None:
     screen = Console(file=io.StringIO(), width=width, color_system=None)
     monkeypatch.setattr(terminal, "out", screen)
-    finding = "classes that look like one: 0 and no, No and no, NO and no, 1 and yes, Yes and yes"
+    pairs = "0 and no, No and no, NO and no, 1 and yes, Yes and yes"
+    finding = f"labels that may mean the same class: {pairs}"
     remedy = 'write labels = { 0 = "no", No = "no", NO = "no", 1 = "yes", Yes = "yes" }'
-    terminal.print_pairs([(finding, remedy), ("lund has 15 rows", "give rows")], "worth knowing")
+    terminal.print_pairs([(finding, remedy), ("lund has 15 rows", "add rows")], "worth knowing")
     shown = screen.file.getvalue()  # type: ignore[attr-defined]
     assert finding in shown
     assert remedy in shown  # in one line, to be copied into the config
-    assert "give rows" in shown
+    assert "add rows" in shown
     assert shown.splitlines()[0].strip() == "worth knowing"
 
 

@@ -201,3 +201,25 @@ def test_a_short_key_with_two_homes_is_to_be_written_in_full() -> None:
         place("mode", {**read("fedavg"), "scenario": {"split": "parties"}})
     config = resolve(change(read("fedavg"), {"mode": "loop"}), "test")
     assert config.engine_options().mode == "loop"
+
+
+@pytest.mark.parametrize(
+    ("key", "remedy"),
+    [
+        ("categorical", "did you mean 'data.categorical'?"),
+        ("categoricl", "did you mean 'data.categorical'?"),
+        ("rate", "did you mean 'method.rate'?"),
+        ("lr", "did you mean 'method.rate'?"),
+        ("round", "did you mean 'rounds'?"),
+    ],
+)
+def test_an_option_outside_its_table_is_answered_with_the_table(key: str, remedy: str) -> None:
+    with pytest.raises(UserError, match=f"unknown option '{key}'") as error:
+        resolve({"method": "chfl", key: 1}, "run.toml")
+    assert (error.value.where, error.value.remedy) == ("run.toml", remedy)
+
+
+def test_a_misspelled_option_of_files_is_found_with_set() -> None:
+    with pytest.raises(UserError) as error:
+        change({"method": "chfl"}, {"categoricl": ["cp"]})
+    assert error.value.remedy == "did you mean 'data.categorical'?"

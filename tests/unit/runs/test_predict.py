@@ -84,8 +84,8 @@ def test_somebody_new_goes_from_files_to_predictions(
     assert call("init", *names, "--label", "outcome") == 0
     assert call("inspect", "run.toml") == 0
     shown = capfd.readouterr().out
-    assert "b.csv is cp1252 with ';' between columns" in shown
-    assert "the id: goes into predictions, no input" in shown
+    assert "b.csv has the encoding cp1252 and the delimiter ';'" in shown
+    assert "id: copied to predictions; no input" in shown
     assert call("run", "run.toml", "--set", "rounds=6", "--quiet", "--out", "out") == 0
     assert call("report", "out") == 0
     assert "a.csv, b.csv, c.csv, d.csv" in Path("out/report.html").read_text()

@@ -28,8 +28,8 @@ ENOUGH = 20  # values below which nothing is suspected
 STRAY = 0.9  # share of numbers from which a word among them is a mistake
 IDENTIFIER = re.compile(r"(^|[ _-])(id|nr|no|number|index|key|uuid|unnamed.*)$", re.IGNORECASE)
 ODD_NUMBERS = (  # what is no number, and what it is called
-    (re.compile(r"^[<>=~≤≥]+ *[-+]?[0-9.,]+$"), "a number after a sign as <"),
-    (re.compile(r"^[-+]?[0-9]{1,3}([,' ][0-9]{3})+(\.[0-9]*)?$"), "a number in groups of digits"),
+    (re.compile(r"^[<>=~≤≥]+ *[-+]?[0-9.,]+$"), "a number after a sign such as <"),
+    (re.compile(r"^[-+]?[0-9]{1,3}([,' ][0-9]{3})+(\.[0-9]*)?$"), "a number with grouped digits"),
     (re.compile(r"^[-+]?[0-9]+,[0-9]+$"), "a decimal comma"),
     (re.compile(r"^[-+]?[0-9.,]+ *[^0-9., ]+$"), "a number with a unit"),
 )
@@ -79,7 +79,7 @@ class ColumnPlan:
         for name in names:
             profiles = {site: own[name] for site, own in by_site.items() if name in own}
             if name in self.options.ignore:
-                self.columns.append(Column(name, "", "left out", (), {}, "left out, as you said"))
+                self.columns.append(Column(name, "", "left out", (), {}, "left out by ignore"))
             elif profiles:
                 self._column(name, profiles)
             elif treatment := self._named(name):
@@ -93,14 +93,10 @@ class ColumnPlan:
         """What becomes of the columns of ids and people; empty for any other."""
         rules = [self.options.rules(site) for site in self.sites]
         if any(name == one.group for one in rules):
-            return "the group: its rows are dealt together, no input"
+            return "group: rows stay in one split; no input"
         if any(name == one.weights for one in rules):
-            return "the weight of a row in training, no input"
-        return (
-            "the id: goes into predictions, no input"
-            if any(name == one.id for one in rules)
-            else ""
-        )
+            return "weight of a row in training; no input"
+        return "id: copied to predictions; no input" if any(name == one.id for one in rules) else ""
 
     def _column(self, name: str, profiles: Mapping[str, Profile]) -> None:
         kinds: dict[str, Kind] = {}
@@ -121,7 +117,7 @@ class ColumnPlan:
             if site:
                 why, remedy = (
                     _odd_value(filled[site], site),
-                    "fix the file, or add such words to missing",
+                    "fix the file, map such text with values, or add it to missing",
                 )
             self._leave(name, kinds, tuple(filled), why, missing, remedy)
             return
@@ -170,12 +166,15 @@ class ColumnPlan:
             if rare := sorted(levels - {*block.levels}):
                 self.rare.setdefault(name, []).extend(rare)
         words = {
-            "number": "a number, scaled",
+            "number": "scaled",
             "date": "days since 1970-01-01, scaled",
-            "text": f"{len(block.levels)} columns of 0 and 1, one for each level",
+            "text": f"one-hot, {len(block.levels)} levels",
         }[kind]
-        filled = "; a missing value becomes the mean of the training rows" if kind != "text" else ""
-        return f"{words}{filled}, and a column says that it was missing" if block.missing else words
+        if not block.missing:
+            return words
+        if kind == "text":
+            return f"{words}, an extra column marks missing values"
+        return f"{words}, missing values imputed with the training mean and marked in a column"
 
     def _note(self, what: str, action: str) -> None:
         self.findings.append(Finding(what, action))
@@ -187,7 +186,7 @@ class ColumnPlan:
         several = {*kinds.values()}
         if len(several) > 1:
             listed = ", ".join(f"{kind} at {site}" for site, kind in kinds.items())
-            action = "an own column at each site; if they mean the same, write values"
+            action = "an own column at each site; if they mean the same, map them with values"
             self._note(f"'{name}' is {listed}", action)
         if common and several == {"text"}:
             self._compare_levels(name, profiles)
@@ -200,12 +199,12 @@ class ColumnPlan:
         if every != shared:
             alone = ", ".join(sorted(every - shared)[:6])
             alike = len({without_case(level) for level in every}) < len(every)
-            same = "; some differ in capitals or blanks alone" if alike else ""
-            what = f"'{name}' has levels that not all sites know: {alone}{same}"
+            same = "; some differ only in case or spaces" if alike else ""
+            what = f"'{name}' has levels that some sites lack: {alone}{same}"
             self._note(what, "all sites have a column for every level")
         most = self.options.most_levels
         if len(every) > most:
-            action = f"the {most} most common have a column, others none"
+            action = f"the {most} most frequent get a column each; others count as unknown"
             self._note(f"'{name}' has {len(every):,} levels", action)
 
     def crossing(self, classes: Sequence[str]) -> list[str]:
@@ -239,7 +238,7 @@ def leaks_of(
             gaps = ["" if value is None else "value" for value, _ in profile.sample]
             if gives_label_away(gaps, [label for _, label in profile.sample], False):
                 by_gaps.append(site)
-    action = f"kept; if it is known only after, write ignore = ['{name}']"
+    action = f"kept; if it is known only after the outcome, write ignore = ['{name}']"
     question = "predicts the label almost alone: is it known before the outcome?"
     findings = list[Finding]()
     if by_value:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from atoll.data.own.encoding import as_numbers
+from atoll.data.own.encoding import as_dates, as_numbers
 from atoll.data.own.harmonise import DAY_FIRST, MONTH_FIRST, fitting_forms
 from atoll.data.own.profiles import Profile
 
@@ -140,7 +140,8 @@ def is_person(profile: Profile, name: str) -> bool:
 def date_formats(profile: Profile) -> list[str] | None:
     """The form of all dates of a column, two if day or month may be first; None without dates.
 
-    Digits alone, as 20240331, are dates only if all of them are.
+    Digits alone, as 20240331, are dates only if all of them are. Dates as 2024-03-31 may be among
+    dates of another form.
     """
     digits = profile.numbers == profile.present
     if digits and not (profile.whole and profile.low >= EARLIEST and profile.high <= LATEST):
@@ -148,10 +149,12 @@ def date_formats(profile: Profile) -> list[str] | None:
     dates = [value for value in profile.counts if ODD_DATE.match(value)]
     if not dates or sum(profile.counts[value] for value in dates) < 0.9 * profile.present:
         return None
-    fits = fitting_forms(dates)
+    usual = as_dates(pa.array(dates, pa.string())).is_valid().to_pylist()
+    odd = [date for date, plain in zip(dates, usual, strict=True) if not plain]
+    fits = fitting_forms(odd) if odd else []
     if digits and (not fits or len(dates) < profile.distinct):
         return None
-    if fits == [DAY_FIRST, MONTH_FIRST] and not all("." in date for date in dates):
+    if fits == [DAY_FIRST, MONTH_FIRST] and not all("." in date for date in odd):
         return fits
     return fits[:1]  # the short and the long name of May are the same
 

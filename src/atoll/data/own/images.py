@@ -8,6 +8,7 @@ images and one of labels. All images are brought to one size and number of chann
 """
 
 import io
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ __all__ = [
     "ENDINGS",
     "Shape",
     "broken_images",
+    "file_sizes",
     "image_files",
     "picture",
     "some_images",
@@ -112,6 +114,30 @@ def broken_images(images: Sequence[str]) -> list[tuple[str, str]]:
     return broken
 
 
+def file_sizes(path: Path, image: str = "image") -> Counter[str]:
+    """The images of a site by height, width and channels, before they are fitted to one size."""
+    from PIL import Image  # noqa: PLC0415 (few runs need it)
+
+    if path.suffix == ".npz":
+        with _arrays(path) as held:
+            arrays = [held[name] for name in ("x", "x_train", "x_test") if name in held]
+        return Counter(_size(*x.shape[1:]) for x in arrays for _ in range(len(x)))
+    sources: list[Any] = _below(path) if path.is_dir() else []
+    if not path.is_dir():
+        cells = _column(path, image)
+        sources = [io.BytesIO(c["bytes"] if isinstance(c, dict) else c) for c in cells]
+    sizes = Counter[str]()
+    for source in sources:
+        with Image.open(source) as opened:  # reads the header alone
+            channels = 3 if opened.mode == "P" else len(opened.getbands())  # P: a palette
+            sizes[_size(opened.height, opened.width, channels)] += 1
+    return sizes
+
+
+def _size(height: int, width: int, channels: int = 1) -> str:
+    return f"{height} x {width} x {channels}"
+
+
 def unlabelled(path: Path, shape: Shape, image: str = "image") -> Array:
     """All images of a folder (with those below it), npz or Parquet file, in a fixed order."""
     _present(path)
@@ -183,7 +209,7 @@ def _refuse_spellings(path: Path, classes: Sequence[str], others: Sequence[str])
     """Refuse names of classes that differ in capitals or signs alone."""
     counts = {"one": dict.fromkeys(classes, 1), "other": dict.fromkeys(others, 1)}
     for one, usual in same_classes(counts).items():
-        what = f"the classes '{usual}' and '{one}' look like one"
+        what = f"the classes '{usual}' and '{one}' look like the same class"
         raise UserError(what, str(path), "give the class one name at all sites")
 
 

@@ -133,9 +133,10 @@ def _checked(names: Sequence[str], path: Path) -> tuple[str, ...]:
     columns = tuple(re.sub(r"\s*[\r\n]\s*", " ", name.strip()) for name in names)
     for place, name in enumerate(columns, 1):
         if not name:
-            raise refused(
-                f"column {place} has no name", path, "name it, or write the file without an index"
-            )
+            remedy = "the first row has the names of columns: remove what stands above them"
+            if place == 1:  # as pandas and R write the numbers of rows
+                remedy = "name it, or write the file without an index (pandas: index=False)"
+            raise refused(f"column {place} has no name", path, remedy)
     twice = [name for name, count in Counter(columns).items() if count > 1]
     if twice:
         raise refused(f"the column '{twice[0]}' is there twice", path, "rename or remove one")
@@ -290,7 +291,8 @@ def uneven(path: Path, error: Exception) -> UserError | None:
     if match is None:
         return None
     row, expected, cells = (int(number) for number in match.groups())
-    what = f"row {row - 1} has {cells} cells, the header has {expected}"  # theirs counts the header
+    counted = "1 cell" if cells == 1 else f"{cells} cells"
+    what = f"row {row - 1} has {counted}, the header has {expected}"  # theirs counts the header
     remedy = "fix the row; a value that contains the delimiter needs quotes"
     return refused(what, path, remedy)
 
@@ -334,6 +336,8 @@ def _text(column: pa.Array) -> pa.Array:
 
 def line_of(sheet: Sheet, row: int) -> str:
     """The place of a row of data, counted from 0, in the file."""
+    if sheet.path.suffix.lower() in EXCEL:  # its first rows may be empty, and have no number here
+        return f"{sheet.path}, row {row + 1} below the names of columns"
     if not sheet.delimiter:
         return f"{sheet.path}, row {row + 1}"
     with (

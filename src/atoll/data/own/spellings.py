@@ -14,6 +14,10 @@ TRUTH: Final = {  # words for yes and no; sites that use different ones mean the
     "0": "no", "no": "no", "n": "no", "false": "no", "f": "no", "nein": "no", "non": "no",
     "negative": "no", "neg": "no", "absent": "no",
 }  # fmt: skip
+LETTER: Final = r"[^\W\d_]"
+HYPHEN: Final = re.compile(rf"(?<={LETTER})[-/](?=\w)|(?<=\w)[-/](?={LETTER})")  # in a word
+SIGNS: Final = "<>=~≤≥≠%#*!+-"  # that tell two classes apart
+PUNCTUATION: Final = re.compile(rf"(?<!\d)[^\w{SIGNS}]|[^\w{SIGNS}](?!\d)|_")  # not in 1.1
 
 
 def folded(name: str) -> str:
@@ -32,11 +36,11 @@ def same_classes(classes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
     for rows in classes.values():
         for name, count in rows.items():
             counts[name] = counts.get(name, 0) + count
-        if {folded(name) for name in rows} <= TRUTH.keys() and len(rows) > 1:
+        if {_meaning(name) for name in rows} <= TRUTH.keys() and len(rows) > 1:
             truths |= {*rows}
     meanings: dict[str, list[str]] = {}
     for name in counts:
-        key = TRUTH[folded(name)] if name in truths else _meaning(name)
+        key = TRUTH[_meaning(name)] if name in truths else _meaning(name)
         meanings.setdefault(key, []).append(name)
     usual = _usual_names(classes)
     same: dict[str, str] = {}
@@ -48,9 +52,14 @@ def same_classes(classes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
 
 
 def _meaning(name: str) -> str:
-    """Equal for spellings of one class; 1.1 and 11 are two."""
-    number = re.fullmatch(r"\s*([+-]?\d+)[.,](\d+)\s*", name)
-    return f"{number[1]}.{number[2]}" if number else folded(name)
+    """Equal for spellings of one class: case, blanks and punctuation do not count.
+
+    Signs that have a meaning do: <=50 and >50, -1 and 1, A+ and A-, 1.1 and 11 are different.
+    """
+    text = re.sub(r"\s+", " ", name.casefold().strip())
+    text = re.sub(r"(?<=\d),(?=\d+$)", ".", text)  # a decimal comma
+    text = PUNCTUATION.sub("", HYPHEN.sub("", text))
+    return text or name
 
 
 def _usual_names(classes: Mapping[str, Mapping[str, int]]) -> list[str]:
@@ -76,6 +85,6 @@ def refuse_spellings(classes: Mapping[str, Mapping[str, int]], label: str) -> No
     name, other = next(iter(same.items()))
     at, there = ([site for site, rows in classes.items() if one in rows] for one in (name, other))
     entries = ", ".join(f'"{old}" = "{new}"' for old, new in same.items())
-    what = f"the classes '{name}' ({at[0]}) and '{other}' ({there[0]}) look like one"
+    what = f"the classes '{name}' ({at[0]}) and '{other}' ({there[0]}) look like the same class"
     remedy = f'write labels = {{ {entries} }} in [data], or labels = "as-is" if they differ'
     raise UserError(what, f"column '{label}'", remedy)

@@ -40,7 +40,7 @@ SIMILAR: Final = 0.85  # similarity of two names from which they may be one
 MOST_SPELLED: Final = 20  # values of a column at a site that are compared as spellings
 MANY: Final = 100  # distinct values from which whole numbers are not called codes
 FEW: Final = 50  # rows of all sites below which whole numbers are not called codes
-REPEATED: Final = "keys that repeat: rows of one are trained on or tested on, never both"
+REPEATED: Final = "a key that repeats: rows with the same key stay in one split"
 Profiles = Mapping[str, Mapping[str, Profile]]  # by column and site
 
 
@@ -74,6 +74,11 @@ def in_toml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
+def _pairs(names: Mapping[str, str]) -> str:
+    """Two names of one thing each, as a reader sees them."""
+    return ", ".join(f"{old} and {new}" for old, new in names.items())
+
+
 def key_in_toml(name: str) -> str:
     """A key as TOML writes it."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else in_toml(name)
@@ -103,7 +108,7 @@ def _task(contents: Contents) -> Iterator[Suggestion]:
     statement = task_statement(contents, task) if task == "classification" else None
     if statement:
         what = statement[0].removesuffix(f": {task}")
-        why = f"{what}, read as classes; they may be quantities"
+        why = f"{what}, read as classes; set this if they are quantities"
         yield Suggestion("task", "regression", why, False)
 
 
@@ -125,7 +130,7 @@ def _label_aliases(options: TableOptions) -> list[Suggestion]:
             continue
         for name in sheet.columns:
             if folded(name) == folded(options.label):
-                why = f"the label is called {name} here"
+                why = f"this file calls the label {name}"
                 aliases.append(Suggestion("rename", {name: options.label}, why, True, sheet.site))
                 break
     return aliases
@@ -139,8 +144,8 @@ def suggest(contents: Contents) -> list[Suggestion]:
         profiles.setdefault(new, {}).update(profiles.pop(old))
     suggestions = []
     if renames:
-        listed = ", ".join(f"{old} and {new}" for old, new in renames.items())
-        suggestions.append(Suggestion("rename", renames, f"names that may be one: {listed}", False))
+        why = f"names that may mean the same column: {_pairs(renames)}"
+        suggestions.append(Suggestion("rename", renames, why, False))
     suggestions += _labels(contents)
     suggestions += _stages(contents)
     keys = _keys(contents, profiles)
@@ -288,8 +293,9 @@ def _labels(contents: Contents) -> Iterator[Suggestion]:
 def _spellings(classes: Mapping[str, Mapping[str, int]]) -> Iterator[Suggestion]:
     same = same_classes(classes)
     if same:
-        listed = ", ".join(f"{old} and {new}" for old, new in same.items())
-        why = f"classes that look like one: {listed}; atoll run refuses until you decide"
+        why = (
+            f"labels that may mean the same class: {_pairs(same)}; atoll run stops until you decide"
+        )
         yield Suggestion("labels", same, why, False)
 
 
@@ -302,7 +308,7 @@ def _order(stages: Collection[str]) -> Iterator[Suggestion]:
     current = in_order(stages)
     order = evidence.stage_order(stages, current) if {*stages} - {""} else []
     if order:
-        yield Suggestion("order", order, f"stages would come as {', '.join(current)}", True)
+        yield Suggestion("order", order, f"without it the order is {', '.join(current)}", True)
 
 
 def _keys(contents: Contents, profiles: Profiles) -> list[Suggestion]:
@@ -318,7 +324,7 @@ def _keys(contents: Contents, profiles: Profiles) -> list[Suggestion]:
                 groups.setdefault(site, []).append(name)
     suggestions, used = list[Suggestion](), set[str]()
     for option, columns, why in (
-        ("id", ids, "every row has another value: it names rows"),
+        ("id", ids, "every row has a different value: a row identifier"),
         ("group", groups, REPEATED),
     ):
         rules = {site: getattr(contents.options.rules(site), option) for site in contents.profiles}
@@ -327,7 +333,9 @@ def _keys(contents: Contents, profiles: Profiles) -> list[Suggestion]:
         suggestions += _by_site(option, chosen, why, len(contents.profiles))
     others = [name for names in (*ids.values(), *groups.values()) for name in names]
     if spare := sorted({*others} - used):
-        suggestions.append(Suggestion("ignore", spare, "they only name rows", True))
+        suggestions.append(
+            Suggestion("ignore", spare, "row identifiers, no information about the label", True)
+        )
     return suggestions
 
 
@@ -351,11 +359,15 @@ def _dates(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
             example = next(iter(profile.counts))
             if len(formats) == 1:
                 entry = {name: {"format": formats[0]}}
-                yield Suggestion("dates", entry, f"'{name}' has dates as {example}", True, site)
-            else:
-                which = "day or month first?" if formats else "of several forms"
-                why = f"'{name}' at {site} has dates as {example}, {which}; to use it, write dates"
-                yield Suggestion("ignore", [name], why, True)
+                why = f"'{name}' has dates such as {example}"
+                yield Suggestion("dates", entry, why, True, site)
+                continue
+            which, remedy = "and other forms or text", "write all as 2024-03-31"
+            if formats:
+                rule = in_toml({name: {"format": formats[0]}})
+                which, remedy = " or ".join(formats), f"write dates = {rule}"
+            why = f"'{name}' at {site} has dates such as {example}, {which}; to use it, {remedy}"
+            yield Suggestion("ignore", [name], why, True)
 
 
 def _codes_of_missing(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
@@ -368,11 +380,11 @@ def _codes_of_missing(contents: Contents, profiles: Profiles) -> Iterator[Sugges
             words = evidence.stray_words(profile, comma)
             codes = evidence.missing_codes(*evidence.numbers(profile, comma))
             if words:
-                why = f"'{name}' has words among numbers"
+                why = f"'{name}' has text among numbers"
                 few = profile.numbers >= STRAY * profile.present
                 yield Suggestion("missing", {name: [*words, *codes]}, why, few, site)
             elif codes and profile.numbers == profile.present:
-                why = f"'{name}' has {', '.join(codes)} far from all other values"
+                why = f"'{name}' has the value {', '.join(codes)}, far from all others"
                 yield Suggestion("missing", {name: codes}, why, True, site)
 
 
@@ -385,8 +397,8 @@ def _values(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
             continue
         same = same_classes({site: profile.counts for site, profile in by_site.items()})
         if same:
-            listed = ", ".join(f"{old} and {new}" for old, new in same.items())
-            yield Suggestion("values", {name: same}, f"'{name}' has both {listed}", False)
+            why = f"values of '{name}' that may mean the same: {_pairs(same)}"
+            yield Suggestion("values", {name: same}, why, False)
 
 
 def _codes(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
@@ -397,7 +409,7 @@ def _codes(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
             continue
         names.append(name)
     if names:
-        why = f"few whole numbers, codes, or words among numbers: {', '.join(names)}"
+        why = f"few distinct integers, or codes: {', '.join(names)}"
         yield Suggestion("categorical", names, why, True)
 
 
@@ -489,7 +501,7 @@ def _gaps(middles: Mapping[str, float]) -> dict[str, tuple[float, str]]:
         if ratio >= SCALE or ratio <= 1 / SCALE:
             factor, words = evidence.conversion(ratio)
             times = f"{ratio:,.0f} times smaller" if ratio > 1 else f"{1 / ratio:,.0f} times larger"
-            why = f"{times} at {site} than at {usual}: another unit?"
+            why = f"{times} at {site} than at {usual}: a different unit?"
             gaps[site] = factor, why + (f" ({words})" if words else "")
     return gaps
 
@@ -501,12 +513,12 @@ def _unusable(contents: Contents, profiles: Profiles) -> Iterator[Suggestion]:
             if name in contents.options.categorical:
                 continue
             if profile.huge and profile.numbers == profile.present:
-                why = f"'{name}' at {site} has the number {profile.huge[2][:40]}, too large"
+                why = f"'{name}' at {site} has a number that is too large: {profile.huge[2][:40]}"
                 yield Suggestion("ignore", [name], why, True)
             words = profile.present >= 10 and 0.9 * profile.present <= profile.numbers
             mixed = words and profile.numbers < profile.present < 2 * profile.distinct
             if mixed and not evidence.stray_words(profile, _comma(contents, site)):
-                why = f"'{name}' at {site} has words among numbers"
+                why = f"'{name}' at {site} has text among numbers"
                 yield Suggestion("ignore", [name], why, True)
 
 
@@ -519,11 +531,9 @@ def repeated_rows(contents: Contents) -> list[tuple[str, str]]:
     for site in sorted(repeats.within):
         extra = sum(count - 1 for count in repeats.within[site].values())
         if extra and _telling(contents, [site]):
-            action = "used as they are; remove them from the file, or write group"
+            action = "kept; remove them from the file, or set group"
             if contents.options.rules(site).group:
-                action = (
-                    "used as they are, in one part; remove them from the file if they are copies"
-                )
+                action = "kept in one split; remove them from the file if they are copies"
             rows = "row" if extra == 1 else "rows"
             findings.append((f"{site} has {extra:,} duplicate {rows}", action))
     sites = sorted(repeats.across)
@@ -532,7 +542,7 @@ def repeated_rows(contents: Contents) -> list[tuple[str, str]]:
             both = repeats.across[site].keys() & repeats.across[other].keys()
             if both and _telling(contents, [site, other]):
                 what = f"{site} and {other} have {len(both):,} rows in common"
-                findings.append((what, "used as they are: one may train on the other's test rows"))
+                findings.append((what, "kept; a site may train on test rows of the other"))
     return findings
 
 

@@ -191,21 +191,21 @@ def _findings(contents: Contents, sites: Sequence[str], classes: Sequence[str]) 
     for sheet in contents.sheets:
         if sheet.encoding not in ("", "utf-8") or sheet.delimiter not in ("", ","):
             sign = {"\t": "tab"}.get(sheet.delimiter, sheet.delimiter)
-            comma = "; a decimal comma is read as a point" if sheet.comma else ""
-            what = f"{sheet.path.name} is {sheet.encoding} with '{sign}' between columns"
-            findings.append(Finding(what, f"read so{comma}"))
+            comma = "; decimal commas are read as points" if sheet.comma else ""
+            what = f"{sheet.path.name} has the encoding {sheet.encoding} and the delimiter '{sign}'"
+            findings.append(Finding(what, f"detected{comma}"))
     spelled = contents.options.task == "regression"  # it has no classes to compare
     spelled = spelled or bool(same_classes(contents.classes))  # or they are to be mapped first
     for name in () if spelled else sites:
         absent = [c for c in classes if c not in contents.classes[name]]
         if absent:
-            what = f"{name} has no row of class {', '.join(absent[:5])}"
+            what = f"{name} has no row of the class {', '.join(absent[:5])}"
             findings.append(Finding(what, "its model can still predict that class"))
     findings += [] if spelled else _disjoint(contents, sites)
     rows = [contents.classes[name].total() for name in sites]
     if max(rows) > 10 * min(rows):
         what = f"sites differ in size: {min(rows):,} to {max(rows):,} rows"
-        findings.append(Finding(what, "each counts the same unless weighting = 'rows'"))
+        findings.append(Finding(what, "all count the same; set weighting = 'rows' to change that"))
     return findings
 
 
@@ -215,8 +215,8 @@ def _disjoint(contents: Contents, sites: Sequence[str]) -> Iterator[Finding]:
         others = [contents.classes[site].keys() for site in sites if site != name]
         mine = contents.classes[name].keys()
         if not mine & set[str]().union(*others):
-            what = f"{name} shares no class with another site: {', '.join(sorted(mine)[:5])}"
-            yield Finding(what, "trained on as it is; write labels to rename classes")
+            what = f"{name} shares no class with any other site: {', '.join(sorted(mine)[:5])}"
+            yield Finding(what, "classes are kept; if they mean the same, map them with labels")
 
 
 def holds(plan: Survey) -> np.ndarray[Any, np.dtype[np.bool_]]:

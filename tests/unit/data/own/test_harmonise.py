@@ -190,7 +190,7 @@ def test_a_run_refuses_labels_that_look_like_spellings_until_they_are_mapped(
     for name, classes in (("a.csv", one), ("b.csv", other)):
         write(name, "age,outcome", [f"{i},{classes[i % 2]}" for i in range(12)])
     tables.survey(files=["a.csv", "b.csv"], label="outcome")  # inspect can look at it
-    with pytest.raises(UserError, match="look like one") as error:
+    with pytest.raises(UserError, match="look like the same class") as error:
         load("a.csv", "b.csv")
     assert "labels = {" in error.value.remedy
     assert len(load("a.csv", "b.csv", labels="as-is").classes) > 2
@@ -290,7 +290,7 @@ def test_sites_of_a_network_do_not_train_while_labels_disagree() -> None:
     column = {"h": "number"}
     offers = {"a": Offered(column, ["0", "1"], []), "b": Offered(column, ["no", "yes"], [])}
     agreed = dict.fromkeys(offers, Agreed({"h": False}, {}))
-    with pytest.raises(UserError, match="look like one"):
+    with pytest.raises(UserError, match="look like the same class"):
         planned("k", offers, agreed, TableOptions())
     assert planned("k", offers, agreed, TableOptions(labels="as-is")).classes[0] == "0"
 
@@ -315,5 +315,5 @@ def test_inspect_counts_the_rows_of_people_as_they_are_dealt(
     )
     inspect_command("run.toml", ["data.id=visit"])
     printed = capsys.readouterr().out
-    assert "the group: its rows are dealt together, no input" in printed
+    assert "group: rows stay in one split; no input" in printed
     assert printed.splitlines()[-1].split() == ["a", "36", "12", "12", "1", "0"]

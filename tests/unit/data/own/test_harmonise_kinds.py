@@ -63,7 +63,7 @@ def test_texts_of_two_sites_have_one_name_and_one_spelling(two_files: None) -> N
     with pytest.raises(UserError, match="no column 'text'"):
         data.load("", **TEXTS)
     renamed = {**TEXTS, "sites": HARMONISED["sites"]}
-    with pytest.raises(UserError, match="look like one"):
+    with pytest.raises(UserError, match="look like the same class"):
         data.load("", **renamed)
     assert data.load("", **renamed, labels="as-is").classes == ("0", "1", "no", "yes")
     made = data.load("", **HARMONISED)
@@ -122,9 +122,9 @@ def test_init_and_inspect_suggest_labels_and_order_of_texts(
     assert call("inspect", "run.toml") == 0
     shown = capfd.readouterr().out
     assert "write labels = { " in shown
-    assert "b tests on " in shown  # sites are called by their files
+    assert "b has 12 test rows" in shown  # sites are called by their files
     assert call("run", "run.toml", "--quiet") == 2
-    assert "look like one" in capfd.readouterr().err
+    assert "look like the same class" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])

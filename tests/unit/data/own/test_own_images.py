@@ -174,7 +174,9 @@ def test_classes_may_be_listed_where_a_site_lacks_some(tmp_path: Path) -> None:
 
 def test_classes_that_differ_in_capitals_alone_are_said_to_look_like_one(tmp_path: Path) -> None:
     paths = [folder(tmp_path / "a", {"normal": 2, "x": 2}), folder(tmp_path / "b", {"Normal": 2})]
-    with pytest.raises(UserError, match="the classes 'normal' and 'Normal' look like one"):
+    with pytest.raises(
+        UserError, match="the classes 'normal' and 'Normal' look like the same class"
+    ):
         data.load("", images=paths, size=8)
 
 
@@ -370,3 +372,27 @@ def test_inspect_lists_every_image_that_cannot_be_read(
     assert broken_images(paths) == []
     cli.main()
     assert "cat: 3, dog: 3" in capsys.readouterr().out
+
+
+def test_inspect_shows_the_sizes_in_the_files_of_every_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    for number in range(8):
+        pixels = draw.integers(0, 256, (10 + number // 2, 12, 3), dtype=np.uint8)
+        path = Path("a", "cat" if number % 2 else "dog", f"{number}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    grey = draw.integers(0, 256, (8, 20, 24), dtype=np.uint8)
+    np.savez("b.npz", x=grey, y=np.array(["cat", "dog"] * 4))
+    parquet(Path("c.parquet"), [encoded(value) for value in range(8)])
+    images = '["a", "b.npz", "c.parquet"]'
+    Path("run.toml").write_text(f'method = "fedavg"\ndata = {{ images = {images}, size = 8 }}\n')
+    monkeypatch.setattr(sys, "argv", ["atoll", "inspect", "run.toml"])
+    cli.main()
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    sizes = "10 x 12 x 3: 2, 11 x 12 x 3: 2, 12 x 12 x 3: 2, and 1 more"
+    assert f"a {sizes}" in lines
+    assert "b 20 x 24 x 1: 8" in lines
+    assert "c 8 x 8 x 3: 8" in lines

@@ -237,6 +237,28 @@ def test_dots_say_that_the_day_is_first_only_if_all_dates_have_them(
     assert {option for option, _ in look(one)} == {option}
 
 
+@pytest.mark.parametrize(
+    ("odd", "option", "entry"),
+    [
+        ("17/04/2021", "dates", {"seen": {"format": "day first"}}),
+        ("04/05/2021", "ignore", ["seen"]),
+        ("2021-02-31", "ignore", ["seen"]),
+    ],
+)
+def test_dates_of_another_form_may_stand_among_usual_ones(
+    odd: str, option: str, entry: Any
+) -> None:
+    one = base()
+    one["seen"] = [f"2021-03-{1 + i % 28:02}" if i % 3 else odd for i in range(100)]
+    suggestion = look(one)[option, ""]
+    assert suggestion.entry == entry
+    options = build(
+        TableOptions, {"files": ["a.csv"], "label": "outcome", option: suggestion.entry}, ""
+    )
+    columns = {column.name: column for column in survey_of(read_contents(options)).columns}
+    assert (columns["seen"].kind == "date") == (option == "dates")
+
+
 @pytest.mark.parametrize("form", ["{:%d/%m/%Y}", "{:%Y%m%d}", "{:%Y-%m-%dT00:00:00+01:00}"])
 @pytest.mark.parametrize("rows", [1, 3])  # of a person
 def test_dates_name_neither_rows_nor_people(form: str, rows: int) -> None:
@@ -358,3 +380,27 @@ def test_what_the_options_say_is_not_suggested_again() -> None:
 def test_numbers_with_a_point_are_not_spellings_of_whole_ones() -> None:
     assert same_classes({"a": {"1.1": 3, "2": 1}, "b": {"11": 2, "2": 4}}) == {}
     assert same_classes({"a": {"1,5": 3, "2": 1}, "b": {"1.5": 9, "2": 4}}) != {}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("<=50K", ">50K"), ("-1", "1"), ("-1", "+1"), ("A+", "A-"), ("HER2+", "HER2-"), ("c", "c++"),
+     ("0-10", "010"), ("50%", "50"), ("1.2.3", "123"), ("10 20", "1020"), ("<5", "5")],
+)  # fmt: skip
+def test_classes_that_differ_in_a_sign_are_two(one: str, other: str) -> None:
+    assert same_classes({"a": {one: 30, other: 20}, "b": {one: 3, other: 40}}) == {}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("Yes", "yes"), ("self-employed", "Self employed"), ("not_in_family", "Not-in-family"),
+     ("St. Gallen", "st gallen"), ("n/a", "N.A."), ("type 2", "Type_2"), ("type-2", "type 2"),
+     (" ill", "ill"), ("I'm ill", "Im ill"), ("<= 50K", "<=50k")],
+)  # fmt: skip
+def test_classes_that_differ_in_case_blanks_or_punctuation_look_like_one(
+    one: str, other: str
+) -> None:
+    assert same_classes({"a": {one: 30, "x": 20}, "b": {other: 3, "x": 40}}) in (
+        {one: other},
+        {other: one},
+    )

@@ -224,7 +224,7 @@ def test_suspicions_are_told_with_what_is_done() -> None:
     said = findings(look("a.csv", "b.csv"))
     assert "'patient_id' looks like an identifier or free text -> left out" in said
     assert "'weight' is about 935 times" not in said  # it counts rows at b
-    assert "'sex' has levels that not all sites know: F, M, f, m; some differ in capitals" in said
+    assert "'sex' has levels that some sites lack: F, M, f, m; some differ only in case" in said
     leak = "'after' at a predicts the label almost alone: is it known before the outcome? -> kept"
     assert leak in said
 
@@ -245,7 +245,9 @@ def test_whether_a_column_has_a_value_may_give_the_label_away(value: str) -> Non
 def test_a_factor_of_ten_between_sites_is_told() -> None:
     write("a.csv", "w,outcome", [f"{i + 1},{i % 2}" for i in range(10)])
     write("b.csv", "w,outcome", [f"{11 * (i + 1)},{i % 2}" for i in range(10)])
-    what = "'w' is about 11 times larger at b than at a: another unit? -> units = { w = { factor"
+    what = (
+        "'w' is about 11 times larger at b than at a: a different unit? -> units = { w = { factor"
+    )
     assert what in suggested("a.csv", "b.csv")
     write("b.csv", "w,outcome", [f"{9.7 * (i + 1):.1f},{i % 2}" for i in range(10)])
     assert "units = { w = { factor = 0.1 } }" in suggested("a.csv", "b.csv")  # g/l and g/dl
@@ -260,13 +262,13 @@ def test_a_column_of_two_types_is_own_at_each_site() -> None:
     assert columns(found) == {"w": "common", "v": "own"}
     assert "'v' is number at a, text at b -> an own column at each site; if they" in findings(found)
     (treatment,) = [column.treatment for column in found.columns if column.name == "v"]
-    assert treatment == "at a a number, scaled; at b 2 columns of 0 and 1, one for each level"
+    assert treatment == "at a scaled; at b one-hot, 2 levels"
 
 
 def test_a_site_may_lack_a_class() -> None:
     people("a.csv")
     write("b.csv", HEAD, [f"{i},f,ill" for i in range(9)])
-    assert "b has no row of class well" in findings(look("a.csv", "b.csv"))
+    assert "b has no row of the class well" in findings(look("a.csv", "b.csv"))
 
 
 def test_pieces_of_any_size_give_the_same_data(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,6 +304,24 @@ def test_a_bad_file_is_answered_by_name(case: str) -> None:
     said = told(error)
     assert said[0].startswith(what)
     assert said[1] == where
+
+
+@pytest.mark.parametrize(
+    ("content", "remedy"),
+    [
+        (",age,outcome\n0,1,x\n",
+         "name it, or write the file without an index (pandas: index=False)"),
+        ("Heart clinic,,\nage,sex,outcome\n1,m,x\n",
+         "the first row has the names of columns: remove what stands above them"),
+        ('age,outcome\n1\n', "fix the row; a value that contains the delimiter needs quotes"),
+    ],
+)  # fmt: skip
+def test_a_table_without_a_whole_header_says_what_to_remove(content: str, remedy: str) -> None:
+    Path("a.csv").write_text(content)
+    with pytest.raises(UserError) as error:
+        look("a.csv")
+    assert error.value.remedy == remedy
+    assert "1 cells" not in error.value.what
 
 
 def test_text_among_numbers_is_answered_with_file_and_line() -> None:
@@ -375,8 +395,8 @@ def test_days_are_counted_from_1970_and_no_day_is_made_up() -> None:
 @pytest.mark.parametrize(
     ("value", "sort"),
     [
-        (lambda i: f"{i}.5" if i % 5 else "<0.5", "a number after a sign as <"),
-        (lambda i: f'"{i + 1},234"', "a number in groups of digits"),
+        (lambda i: f"{i}.5" if i % 5 else "<0.5", "a number after a sign such as <"),
+        (lambda i: f'"{i + 1},234"', "a number with grouped digits"),
         (lambda i: f"{i} mg", "a number with a unit"),
         (lambda i: f"{i}.5" if i % 5 else "low", "a word"),
     ],
@@ -398,7 +418,7 @@ def test_classes_that_differ_in_capitals_or_blanks_are_told() -> None:
     people("a.csv")
     write("b.csv", HEAD, [f"{i % 7}.5,{'fm'[i % 2]},{['Ill', 'wel l'][i % 2]}" for i in range(12)])
     told = suggested("a.csv", "b.csv")
-    assert "classes that look like one: wel l and well, Ill and ill" in told
+    assert "labels that may mean the same class: wel l and well, Ill and ill" in told
     assert 'labels = { "wel l" = "well", Ill = "ill" }' in told
     assert suggested("a.csv") == ""
 
@@ -406,7 +426,7 @@ def test_classes_that_differ_in_capitals_or_blanks_are_told() -> None:
 def test_codes_that_begin_with_0_are_told() -> None:
     write("a.csv", HEAD, [f"0{3012 + i % 5},{'fm'[i % 2]},{'xy'[i % 3 == 0]}" for i in range(12)])
     told = suggested("a.csv")
-    assert "codes, or words among numbers: age" in told
+    assert "few distinct integers, or codes: age" in told
     assert 'categorical = ["age"]' in told
     assert suggested("a.csv", categorical=["age"]) == ""
     people("b.csv")

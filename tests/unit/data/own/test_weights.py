@@ -43,7 +43,7 @@ def test_weights_are_read_by_site_and_are_no_input() -> None:
     assert {*whole.weights[80:].tolist()} == {1.0}
     survey = tables.survey(files=[table("d", 40), table("e", 40)], label="outcome", weights="w")
     treatments = {column.name: column.treatment for column in survey.columns}
-    assert treatments["w"] == "the weight of a row in training, no input"
+    assert treatments["w"] == "weight of a row in training; no input"
     plain = data.load("", files=["d.csv", "e.csv"], label="outcome", ignore=["w"])
     weighted = data.load("", files=["d.csv", "e.csv"], label="outcome", weights="w")
     assert np.array_equal(plain.x, weighted.x)
