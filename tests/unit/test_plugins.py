@@ -271,6 +271,31 @@ def test_a_site_runs_what_its_own_file_lists(here: Path) -> None:
             other.prepare("run-1", to_toml(run), "site-1")
 
 
+def test_a_contract_may_limit_options_of_a_split_outside_atoll(here: Path) -> None:
+    text = Path("cut.py").read_text()
+    Path("cut.py").write_text(text.replace("class Options:", "class Options:\n    shards: int = 1"))
+    plain = {
+        "data": "wine", "scenario": {"split": "./cut.py:SPLIT", "clients": 2, "shards": 5},
+        "threads": 1, "engine.mode": "loop", "batch": 32, "epochs": 5,
+    }  # fmt: skip
+    run = resolve(change(read("fedavg"), plain), "test")
+    contract = tomllib.loads(drafted_file(run))["contract"]
+    assert contract["options"]["fedavg"]["scenario.shards"] == 5
+    file = SiteFile(store=str(here / "store"), contract=contract)
+    assert file.terms().plugins == ("./cut.py:SPLIT",)
+    assert Gate(file).prepare("run-1", to_toml(run), "site-1")
+    other = resolve(change(run_values(run), {"scenario.shards": 6}), "test")
+    with pytest.raises(RefusedError, match=r"scenario\.shards"):
+        Gate(replace(file, store=str(here / "other"))).prepare("run-1", to_toml(other), "site-1")
+    with pytest.raises(UserError, match=r"unknown option 'scenario\.shards'"):
+        SiteFile(contract={**contract, "plugins": []}).terms()
+
+
+def run_values(run: Any) -> dict[str, Any]:
+    """The values of a config, as read from its file."""
+    return tomllib.loads(to_toml(run))
+
+
 def test_a_site_compares_the_first_values_of_a_network_with_its_own(here: Path) -> None:
     """The hash is in the config of a run, not in the drafted contract."""
     text = OWN.replace("return nn.Sequential(nn.Linear", "return nn.Sequential(fixed(nn.Linear")

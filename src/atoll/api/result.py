@@ -187,6 +187,10 @@ class Result:
         """The model of a site; with several seeds, the mean of their probabilities."""
         from atoll.runs.predict.model import Predictor  # noqa: PLC0415 - torch
 
+        if not isinstance(site, str):
+            raise UserError(
+                "site is not the name of a site", "predict", f"known: {', '.join(self.sites)}"
+            )
         first, *others = [Predictor(folder, site, model, task) for folder in self._folders]
         return dataclasses.replace(first, others=tuple(others))
 

@@ -60,7 +60,9 @@ def list_command(
             (name, _first_line(name)) for name in [*methods.names(), *entry_names("atoll.methods")]
         ],
         "data": lambda: [(name, _data_line(name)) for name in data.names()],
-        "splits": lambda: [(name, _split_line(name)) for name in splits.names()],
+        "splits": lambda: [
+            (name, _split_line(name)) for name in [*splits.names(), *entry_names("atoll.splits")]
+        ],
         "presets": lambda: [
             (name, path.read_text().splitlines()[0].lstrip("# "))
             for name, path in presets().items()

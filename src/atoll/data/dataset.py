@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["Dataset", "Layout", "array_fingerprint", "file_fingerprint"]
+__all__ = ["OWN_IMAGES", "Dataset", "Layout", "array_fingerprint", "file_fingerprint"]
 
 Array = np.ndarray[Any, Any]
 
 
+OWN_IMAGES = "own images"  # the name of a data set of the user's own images
 BY_ROW = ("x", "y", "test", "group", "stage", "people", "weights")  # arrays with an entry a row
 
 

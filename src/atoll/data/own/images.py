@@ -20,7 +20,7 @@ import pyarrow.parquet
 
 from atoll.core.errors import EXIT_DATA_MISSING, UserError
 from atoll.core.options import AtLeastOne, nearest
-from atoll.data.dataset import Dataset
+from atoll.data.dataset import OWN_IMAGES, Dataset
 from atoll.data.own.spellings import same_classes
 from atoll.data.pictures import fitted
 from atoll.data.sources.fetch import own
@@ -78,7 +78,7 @@ def image_files(
     place = {name: number for number, name in enumerate(known)}
     tests = [site.test for site in sites if site.test is not None]
     return Dataset(
-        "own images",
+        OWN_IMAGES,
         "image",
         np.concatenate([site.x for site in sites]),
         np.array([place[name] for site in sites for name in site.labels], dtype=np.int64),

@@ -11,10 +11,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from atoll.core.errors import UserError
 from atoll.core.options import build
 from atoll.core.plugins import is_foreign, load_foreign
-from atoll.data.dataset import Dataset
+from atoll.data.dataset import OWN_IMAGES, Dataset
 from atoll.data.scenario import Scenario, Split
 
 __all__ = ["exists", "load", "names", "option_names", "options_of", "split"]
@@ -75,4 +77,18 @@ def split(dataset: Dataset, options: Any, seed: int, name: str = "") -> Scenario
     if dataset.layout is not None and name != own:
         what = f"'{dataset.name}' cannot be dealt out by split = '{name}'"
         raise UserError(what, "scenario", f"use split = '{own}', or leave it out")
-    return load(name).deal(dataset, options, seed)
+    scenario: Scenario = load(name).deal(dataset, options, seed)
+    if dataset.name == OWN_IMAGES:
+        _refuse_mixed_sites(dataset, scenario, name)
+    return scenario
+
+
+def _refuse_mixed_sites(dataset: Dataset, scenario: Scenario, split: str) -> None:
+    """Refuse a client with training images of several sites: images do not leave their site."""
+    group = dataset.group
+    assert group is not None
+    for id, periods in scenario.holdings.items():
+        rows = np.concatenate([np.append(one.train, one.valid) for one in periods])
+        if len(np.unique(group[rows])) > 1:
+            what = f"with split = '{split}' client {id} has images of several sites"
+            raise UserError(what, "scenario", "use split = 'sites' or 'domains', or leave it out")

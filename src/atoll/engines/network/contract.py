@@ -82,7 +82,7 @@ class SiteFile:
                 raise UserError(what, "[contract] actions", nearest(name, known))
         for name in terms.replacements:
             check_replacement(name, "[contract] replacements")
-        ranges.check_limits(terms.options, terms.methods)
+        ranges.check_limits(terms.options, terms.methods, bool(terms.plugins))
         if not terms.methods or not terms.actions:
             raise UserError("the contract allows nothing", "[contract]", "name methods and actions")
         return terms

@@ -193,8 +193,12 @@ def words(limit: Limit) -> str:
     return " and ".join(f"at {edge} {_shown(limit[edge])}" for edge in EDGES if edge in limit)
 
 
-def check_limits(options: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
-    """Refuse limits of unknown methods and options, and malformed limits."""
+def check_limits(options: Mapping[str, Any], allowed: tuple[str, ...], plugins: bool) -> None:
+    """Refuse limits of unknown methods and options, and malformed limits.
+
+    With `plugins`, a split outside atoll may have options of its own.
+    """
+    free = ("data.", "scenario.") if plugins else ("data.",)
     for method, limits in options.items():
         where = f"[contract.options.{method}]"
         if method not in allowed:
@@ -204,7 +208,7 @@ def check_limits(options: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
             raise UserError("limits that are not a table", where, 'write "method.rate" = 0.01')
         named = known(method)
         for name, limit in limits.items():
-            if name not in named and not str(name).startswith("data."):
+            if name not in named and not str(name).startswith(free):
                 raise UserError(f"unknown option '{name}'", where, nearest(name, named))
             _check_limit(limit, f"{where} {name}")
 

@@ -339,6 +339,16 @@ def test_sites_with_folders_of_their_own_learn_from_each_other(tmp_path: Path) -
     assert run.metrics["fccl"]["intra_accuracy"] > 0.8
 
 
+@pytest.mark.parametrize("split", ["rows", "classes"])
+def test_images_of_two_sites_are_never_dealt_to_one_client(split: str, tmp_path: Path) -> None:
+    paths = [npz(tmp_path / f"{name}.npz", rows=40) for name in ("basel", "bern")]
+    own = {"images": paths, "size": 8}
+    config = resolve({"method": "fedavg", "data": own, "scenario": {"split": split}}, "test")
+    with pytest.raises(UserError, match=f"with split = '{split}' client .* several sites") as error:
+        parts(config)
+    assert "'sites'" in str(error.value.remedy)
+
+
 def test_fedavg_on_own_images_takes_their_folders_as_sites(tmp_path: Path) -> None:
     paths = [folder(tmp_path / name, {"cat": 8, "dog": 8}) for name in "abcd"]
     config = resolve({"method": "fedavg", "data": {"images": paths, "size": 8}}, "test")
