@@ -80,6 +80,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_refusal_by_a_policy_names_the_rule(folder: Path) -> None:
+    text = GOOD["fedmedian"].replace(', first=lambda server: {"shared": server.weights}', "", 1)
+    Path("faulty.py").write_text(text)
+    with pytest.raises(ConformanceError, match="under a drafted contract a site refuses"):
+        network.policies_let_it_pass(Case("./faulty.py:METHOD"), folder / "faulty")
+
+
+def test_options_of_a_case_may_need_a_contract_of_their_own(folder: Path) -> None:
+    case = Case("fedavg", {"cohort": 2, "optimiser": "sgd", "rate": 0.1, "batch": 16, "epochs": 2})
+    network.policies_let_it_pass(case, folder / "run")
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_faulty_method_breaks_its_rule(fault: str, folder: Path) -> None:
     rule, line, other = FAULTS[fault]

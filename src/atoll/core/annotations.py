@@ -1,8 +1,8 @@
 """What a field of a message means, declared on the field; only `Optional` changes the wire.
 
 A message declares `weights: Annotated[Tensors, SharedWeights()]`. Site policies and robust
-aggregation read these marks and never guess from a field's name. A field without a mark has no
-special rule.
+aggregation read these marks and never guess from a field's name. No rule bounds a field without a
+mark: a site accepts any values in it.
 """
 
 from collections.abc import Hashable

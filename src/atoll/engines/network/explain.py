@@ -1,11 +1,14 @@
 """A contract in words: what it allows, the worst case that this implies, and loose terms."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_type_hints
+
+from torch import Tensor
 
 from atoll import methods
 from atoll.core.annotations import SharedWeights, Update, marked
 from atoll.core.federation import actions, kinds
+from atoll.core.messages import Tensors
 from atoll.engines.network import ranges
 from atoll.engines.network.contract import Contract
 from atoll.engines.network.steps import PARTS
@@ -115,6 +118,7 @@ def _worst(terms: Contract) -> Iterator[str]:
         yield _first(terms) + _later(terms)
     if _marks(terms, SharedWeights):
         yield "An action answers with whole weights of this site's own network."
+    yield from _unbounded(terms)
     if any(methods.load(method).split == "parties" for method in terms.methods):
         yield (
             "A vertical method sends an embedding of every single row. The coordinator steers the"
@@ -139,6 +143,20 @@ def _worst(terms: Contract) -> Iterator[str]:
             " column whose levels this site has disclosed, up to most_levels of the site's data"
             " (50)."
         )
+
+
+def _unbounded(terms: Contract) -> Iterator[str]:
+    """Requests with tensors that no term bounds, because their fields have no mark."""
+    for method in terms.methods:
+        for name, action in actions(methods.load(method).client).items():
+            hints = get_type_hints(kinds(action)[0], include_extras=True)
+            fields = [field for field, hint in hints.items() if hint in (Tensor, Tensors)]
+            if name in terms.actions and fields:
+                yield (
+                    f"Requests of '{name}' ({method}) have tensors that no term bounds:"
+                    f" {', '.join(fields)}. A coordinator may choose them so that what is trained"
+                    " with them gives rows away."
+                )
 
 
 def _parts(terms: Contract) -> str:

@@ -748,6 +748,12 @@ def test_a_vertical_contract_says_that_embeddings_leave() -> None:
     assert "norm of at most 10 for a row" in said
 
 
+def test_tensors_without_a_mark_are_named() -> None:
+    words = " ".join(explained(Contract(methods=("target",), actions=("fit", "receive"))))
+    assert "Requests of 'receive' (target) have tensors that no term bounds: generator" in words
+    assert "no term bounds" not in " ".join(explained(drafted_contract(config("fedavg"))))
+
+
 def test_a_written_contract_has_every_term_with_a_remark() -> None:
     lines = written(Contract()).splitlines()
     assert all("  # " in line for line in lines if line)
