@@ -550,13 +550,15 @@ def _telling(contents: Contents, sites: Sequence[str]) -> bool:
     """Whether columns have so many values that two rows are hardly the same by chance.
 
     The chance that two rows agree is 2 to the minus collision entropy, summed over columns as if
-    they were independent; ten bits are kept in reserve because they are not.
+    they were independent; ten bits are kept in reserve because they are not. It is estimated from
+    pairs of different rows: a row that agrees with itself says nothing.
     """
     profiles = [contents.profiles[site] for site in sites]
     bits = 0.0
     for name in set.intersection(*({*own} for own in profiles)):
         counts = sum((own[name].counts for own in profiles), Counter[str]())
-        share = np.array([*counts.values()]) / max(1, counts.total())
-        bits -= float(np.log2((share**2).sum())) if len(share) else 0.0
-    rows = sum(contents.classes[site].total() for site in sites)
-    return bits > 2 * math.log2(max(2, rows)) + 10
+        number, rows = np.array([*counts.values()], dtype=float), counts.total()
+        if rows > 1:
+            bits -= math.log2((1 + (number * (number - 1)).sum()) / (rows * (rows - 1)))
+    total = sum(contents.classes[site].total() for site in sites)
+    return bits > 2 * math.log2(max(2, total)) + 10

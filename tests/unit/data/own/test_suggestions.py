@@ -365,6 +365,24 @@ def test_rows_that_are_there_twice_are_told_unless_chance_explains_them() -> Non
     assert repeated_rows(read_contents(few, duplicates=True)) == []
 
 
+@pytest.mark.parametrize("shared", [0, 7])
+def test_rows_of_another_site_are_found_by_four_measurements(shared: int) -> None:
+    draw = random.Random(5)
+    spread = {"age": (60, 9, 1), "chol": (200, 30, 0), "pressure": (130, 15, 0), "k": (5, 1, 2)}
+    sites = []
+    for rows in (200, 150):
+        columns: Columns = {}
+        for name, (mean, deviation, digits) in spread.items():
+            columns[name] = [f"{draw.gauss(mean, deviation):.{digits}f}" for _ in range(rows)]
+        sites.append(columns | {"outcome": ["ill", "well"] * (rows // 2)})
+    for name in sites[0]:
+        sites[1][name] = sites[1][name] + sites[0][name][:shared]
+    files = [write(f"{name}.csv", columns) for name, columns in zip("ab", sites, strict=True)]
+    options = build(TableOptions, {"files": files, "label": "outcome"}, "")
+    told = [what for what, _ in repeated_rows(read_contents(options, duplicates=True))]
+    assert told == ([f"a and b have {shared} rows in common"] if shared else [])
+
+
 def test_what_the_options_say_is_not_suggested_again() -> None:
     one = base()
     one["chol"] = [0 if i % 20 == 0 else 180 + i for i in range(100)]
