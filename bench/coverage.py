@@ -34,7 +34,8 @@ How often 95 % intervals of `atoll.metrics.statistics` cover the true gain, in s
 sets without training, and how often a gain is found. `tests/properties/test_coverage.py` runs the
 same simulations with fewer sets. The bar: at least 93.5 %, and at most 97 % at 400 rows; a gain of
 five points on 400 rows with 10 % discordant rows is found in at least 80 %; the announced number of
-rows has a power of 75 to 85 %, for every metric. A test checks every number, in `bench/results/coverage.json`.
+rows has a power of 75 to 85 %, for every metric. A test checks every number, in
+`bench/results/coverage.json`.
 
 <!-- not run: takes minutes -->
 ```sh
@@ -143,7 +144,13 @@ def by_needed(sets: int) -> Table:
     return Table(title, ["metric", "where", "announced", "found"], rows)
 
 
-PARTS = {"power": by_power, "needed": by_needed, "metric": by_metric, "sites": by_sites, "seeds": by_seeds}
+PARTS = {
+    "power": by_power,
+    "needed": by_needed,
+    "metric": by_metric,
+    "sites": by_sites,
+    "seeds": by_seeds,
+}
 
 
 def read_results() -> dict[str, Any]:
