@@ -134,8 +134,8 @@ def sentence(group: Group) -> str:
     if not math.isfinite(own):
         return ""
     return (
-        "On what was learned in earlier stages, own training moved accuracy by "
-        f"{points(own)}, and what came from others by {points(others)}."
+        f"Accuracy on earlier tasks changed by {points(own)} through own training and by "
+        f"{points(others)} through what came from other sites."
     )
 
 

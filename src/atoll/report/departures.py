@@ -71,7 +71,9 @@ class Departure:
     @property
     def _origin(self) -> str:
         if self.strange:
-            return f"Not of a form that the server had sent to this site: {_shapes(self.strange)}."
+            return (
+                f"The server had sent no tensor like these to this site: {_shapes(self.strange)}."
+            )
         return (
             "Each has the name, type and shape of a tensor that the server had sent to this site: "
             "weights of the shared model, as the site trained them. No other tensor left: no table "
@@ -175,7 +177,7 @@ class Merged:
     def amount(self) -> str:
         """How much left each site."""
         low, high = size(self.low), size(self.high)
-        each = " each" if len(self.sites) > 1 else ""
+        each = " per site" if len(self.sites) > 1 else ""
         return (low if low == high else f"{low} to {high}") + each
 
     @property

@@ -263,11 +263,11 @@ def _scored(group: Group) -> str:
     if not group.first.variants:
         return "It has not been tested yet."
     headline = group.first.headline
-    name = f"Its model {headline}" if headline else "Its model"
+    name = f"Its model '{headline}'" if headline else "Its model"
     accuracy = percent(mean_accuracy(group))
     if group.first.regression:
         return f"{name} explains {accuracy} of the variance of test labels, the mean over sites."
-    return f"{name} is right on {accuracy} of the test rows, the mean over sites."
+    return f"{name} predicts {accuracy} of the test rows correctly, the mean over sites."
 
 
 def _lost(group: Group) -> float:

@@ -309,7 +309,8 @@ def differences(groups: Sequence[Group]) -> Table | None:
     if any(pair.unpaired for pair in pairs):
         caption += f" Marked rows are {UNPAIRED}."
     header = (
-        "first", "second", "difference, points", "smallest at a site", "largest at a site", "b/e/w",
+        "first", "second", "difference, points", "smallest at a site", "largest at a site",
+        "better/equal/worse",
     )  # fmt: skip
     return Table(caption, header, rows)
 

@@ -146,7 +146,8 @@ def _numbers(answer: Answer, unit: Unit) -> Iterable[tuple[str, str]]:
         yield "Smallest test set", rows + rare
     yield "Compared with", answer.baseline
     seeds = ", ".join(map(str, answer.seeds))
-    yield "Counted over", f"{answer.unit}; seed{'s' * (len(answer.seeds) > 1)} {seeds}"
+    unit_name = answer.unit.replace("rows", "test rows")
+    yield "Unit of the intervals", f"{unit_name}; seed{'s' * (len(answer.seeds) > 1)} {seeds}"
 
 
 def _metric(answer: Answer) -> str:

@@ -287,7 +287,7 @@ def test_sites_with_groups_of_their_own_are_combined_and_shared_groups_are_one_u
     assert gains[0] == pytest.approx(gains[1])
     assert separate["overall"]["gain"]["units"] == 20 + 13
     assert shared["overall"]["gain"]["units"] == 20
-    assert "sites share test groups: overall, the group is the unit" in shared["notes"]
+    assert "sites share test groups; overall, each group counts once" in shared["notes"]
 
 
 def test_seeds_with_groups_count_groups_and_seeds() -> None:

@@ -120,8 +120,8 @@ def test_the_card_has_margin_chance_level_and_smallest_test_set(tmp_path: Path) 
         "Chance level (majority class)": "60.0 %",
         "Sites where joining is shown to beat their own logistic regression": "1 of 3 sites",
         "Smallest test set": "40 rows (a); rarest class 3",
-        "Compared with": "fedavg with one site",
-        "Counted over": "rows; seed 0",
+        "Compared with": "fedavg at each site alone",
+        "Unit of the intervals": "test rows; seed 0",
     }
     assert card.notes == (
         "Logistic regression trained at the site alone may do as well: a, c.",

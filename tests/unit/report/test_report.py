@@ -178,7 +178,7 @@ def test_every_change_is_put_down_to_what_was_done_last(tmp_path: Path) -> None:
     assert [cell.text for cell in table.rows[0]] == ["a", "-40.0", "+10.0", "-30.0"]
     text = page.page(gather([folder]))
     assert (
-        "own training moved accuracy by -40.0 points, and what came from others by +10.0 points"
+        "changed by -40.0 points through own training and by +10.0 points through what came from"
         in text
     )
     assert "What causes forgetting: fedavg" in text
@@ -212,7 +212,9 @@ def test_what_sites_tell_before_training_is_said_where_they_have_own_tables(
 def test_sites_that_sent_the_same_have_one_paragraph(groups: list[Group]) -> None:
     (both,) = merged(departures(groups[0].first))
     assert both.title == "a, b (2 sites)"
-    assert both.sentence.startswith("2 messages, 1.0 KB each. 48 B of it tensors: weights/w (2 x")
+    assert both.sentence.startswith(
+        "2 messages, 1.0 KB per site. 48 B of it tensors: weights/w (2 x"
+    )
     assert both.total == {"weights": 96, "headers and plain values": 1904}
     assert page.page(groups[:1]).count("No other tensor left") == 1
 
@@ -271,7 +273,7 @@ def test_a_tensor_that_no_server_sent_is_named_and_nothing_is_promised(tmp_path:
     odd = (("rows", "float32", (200, 3)),)
     folder = record(tmp_path / "run", "fedavg", 0, {"": {"a": 8, "b": 8}}, tensors=odd)
     sentence = departures(gather([folder])[0].first)[0].sentence
-    assert "Not of a form that the server had sent to this site: rows (200 x 3)." in sentence
+    assert "The server had sent no tensor like these to this site: rows (200 x 3)." in sentence
     assert "no table of rows" not in sentence
 
 
