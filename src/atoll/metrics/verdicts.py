@@ -14,6 +14,7 @@ __all__ = ["MARGIN", "Verdict", "beats_linear", "in_unit", "in_words", "judge", 
 
 MARGIN = 0.02  # a smaller gain is not worth the effort
 ERRORS = {"mae": "mean absolute error", "mse": "mean squared error"}  # metrics of regression
+LOSSES = {**ERRORS, "brier score": "Brier score", "log loss": "log loss"}  # they have no percent
 Kind = Literal["helps", "hurts", "no difference", "cannot tell"]
 
 
@@ -31,8 +32,8 @@ def shared_level(sites: int) -> float:
 
 
 def in_unit(margin: float, metric: str) -> str:
-    """A margin with its unit: percentage points, or that of the label in regression."""
-    return f"{margin:.3g} in {ERRORS[metric]}" if metric in ERRORS else f"{100 * margin:g} points"
+    """A margin with its unit: percentage points, or that of the loss."""
+    return f"{margin:.3g} in {LOSSES[metric]}" if metric in LOSSES else f"{100 * margin:g} points"
 
 
 def judge(
@@ -88,10 +89,10 @@ def beats_linear(site: Mapping[str, Any]) -> bool | None:
 
 
 def _points(gain: Mapping[str, float], metric: str) -> str:
-    """A gain and its interval, in percentage points or as what errors are lower by."""
-    if metric in ERRORS:
+    """A gain and its interval, in percentage points or as the change of a loss."""
+    if metric in LOSSES:
         change, low, high = (0.0 - gain[name] for name in ("gain", "high", "low"))
-        return f"{ERRORS[metric]} {change:+.3g} ({low:.3g} to {high:.3g})"
+        return f"change in {LOSSES[metric]} {change:+.3g} ({low:.3g} to {high:.3g})"
     value, low, high = (100 * gain[name] + 0.0 for name in ("gain", "low", "high"))
     return f"{value:+.1f} points ({low:.1f} to {high:.1f})".replace("-0.0", "0.0")
 

@@ -72,6 +72,18 @@ def test_the_words_of_two_sites() -> None:
     assert "; +0.0 points (" in lines[2]
 
 
+@pytest.mark.parametrize(("metric", "name"), [("brier score", "Brier score"), ("log loss",) * 2])
+def test_a_loss_has_no_points_in_words(metric: Any, name: str) -> None:
+    """As on the page of the report: the smaller loss is the better one."""
+    one = site((190, 6, 4, 0))
+    body = answer({"a": [one]}, metric, margin=0.1)
+    line = in_words(body)[1]
+    assert body["sites"]["a"]["gain"]["gain"] > 0
+    assert f"; change in {name} -0.0" in line
+    assert body["sites"]["a"]["verdict"]["text"] == f"no difference larger than 0.1 in {name}"
+    assert "points" not in line
+
+
 def test_the_words_on_logistic_regression() -> None:
     """It is right on 20 rows fewer at one site, and as the joined model at the other."""
     worse = site((50, 24, 4, 2))
