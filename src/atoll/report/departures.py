@@ -65,7 +65,7 @@ class Departure:
         )
         if not self.tensors:
             return f"No tensor at all: only headers and plain values. {rest}"
-        listed = f"{size(self.payload)} of it tensors: {_shapes(self.tensors)}."
+        listed = f"{size(self.payload)} of this are tensors: {_shapes(self.tensors)}."
         return f"{listed} {self._origin} {rest}"
 
     @property
@@ -91,18 +91,22 @@ def departures(run: Run) -> list[Departure]:
 
 def before_training(run: Run) -> str:
     """What sites with tables of their own tell each other before the first message, if they do."""
-    common = [block for block in run.recipe.get("blocks", ()) if not block["site"]]
-    if not common or len(run.recipe["sites"]) < 2:
+    sites = run.recipe.get("sites", {})
+    own = {place for site in sites.values() for place in site.get("own", ())}
+    blocks = [block for block in run.recipe.get("blocks", ()) if not block["site"]]
+    common = [block for block in blocks if block["start"] not in own]
+    if not common or len(sites) < 2:
         return ""
     names = list(dict.fromkeys(block["column"] for block in common))
     texts = list(dict.fromkeys(block["column"] for block in common if block["levels"]))
     levels = f", and each level (value) of the text columns {names_of(texts)}" if texts else ""
+    separator = "," if texts else ", and"
     label = f"the names of the {len(run.recipe['classes'])} classes"
     if run.regression:
         label = "that the label is a number"
     return (
         f"Before training, so that the tables agree, sites tell each other the names and types of "
-        f"the common columns ({names_of(names)}), {label}{levels}."
+        f"the common columns ({names_of(names)}){separator} {label}{levels}."
     )
 
 

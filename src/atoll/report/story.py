@@ -132,7 +132,7 @@ def _story(number: int, first: int, groups: Sequence[Group]) -> Story:
         number,
         f"{names} on {data['title']}",
         _facts(groups),
-        f"{data['title']}, {data['rows']:,} rows, {classes}. {data['source']}. "
+        f"{data['title']}, {data['rows']:,} rows, {classes}. {_capitalised(data['source'])}. "
         f"Fingerprint {data['fingerprint'][:16]}.",
         _environment(groups[0]),
         parts,
@@ -144,6 +144,10 @@ def _story(number: int, first: int, groups: Sequence[Group]) -> Story:
         figures.curves(groups, first),
         overall,
     )
+
+
+def _capitalised(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def _renamed(picture: Picture, number: int) -> Picture:

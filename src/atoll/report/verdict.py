@@ -108,7 +108,7 @@ def _headline(answer: Answer) -> str:
 
 
 def _sentence(answer: Answer, unit: Unit) -> str:
-    text = answer.overall.verdict.text.rstrip(".")
+    text = answer.overall.verdict.text.rstrip(".").replace(": ", "; ", 1)
     gain = answer.overall.gain
     if gain is None:
         return f"Overall: {text}."
