@@ -24,7 +24,7 @@ report() {
 }
 # The watch: a long run is going on.
 watched() {
-  "$atoll" run fedavg --set split=classes --set stages=3 --set rounds=4000 --set score_every=1 --quiet --out live/staged &
+  "$atoll" run fedavg --set split=classes --set stages=3 --set rounds=300 --set score_every=1 --quiet --out live/staged &
   run=$!
   "$atoll" watch live --port 8231 >watch.log &
   watch="$! $run"
