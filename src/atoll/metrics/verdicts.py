@@ -10,7 +10,16 @@ from typing import Any, Literal
 
 from atoll.metrics.statistics import LEVEL, Comparison
 
-__all__ = ["MARGIN", "Verdict", "beats_linear", "in_unit", "in_words", "judge", "shared_level"]
+__all__ = [
+    "MARGIN",
+    "Verdict",
+    "beats_linear",
+    "in_unit",
+    "in_words",
+    "judge",
+    "linear_beats",
+    "shared_level",
+]
 
 MARGIN = 0.02  # a smaller gain is not worth the effort
 ERRORS = {"mae": "mean absolute error", "mse": "mean squared error"}  # metrics of regression
@@ -79,6 +88,9 @@ def in_words(answer: Mapping[str, Any]) -> list[str]:
         linear = "ridge" if metric in ERRORS else "logistic"
         sentence = f"The joined model is shown to beat {linear} regression of the site alone at"
         lines.append(f"{sentence} {beaten} of {known} site{'s' if known > 1 else ''}.")
+    better = sum(map(linear_beats, sites.values()))
+    if better:
+        lines[-1] = lines[-1].removesuffix(".") + f"; {linear} regression beats it at {better}."
     return lines
 
 
@@ -86,6 +98,12 @@ def beats_linear(site: Mapping[str, Any]) -> bool | None:
     """Whether the joined model is shown to beat the linear model of a site; None: not compared."""
     over = site["joined_over_logistic"]
     return None if over is None else over["low"] > 0
+
+
+def linear_beats(site: Mapping[str, Any]) -> bool:
+    """Whether the linear model of a site is shown to beat the joined model."""
+    over = site["joined_over_logistic"]
+    return over is not None and bool(over["high"] < 0)
 
 
 def _points(gain: Mapping[str, float], metric: str) -> str:

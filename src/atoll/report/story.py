@@ -271,7 +271,8 @@ def _scored(group: Group) -> str:
     accuracy = percent(mean_accuracy(group))
     if group.first.regression:
         return f"{name} explains {accuracy} of the variance of test labels, the mean over sites."
-    return f"{name} predicts {accuracy} of the test rows correctly, the mean over sites."
+    rows = "the test rows of all domains" if domains.has_domains(group) else "the test rows"
+    return f"{name} predicts {accuracy} of {rows} correctly, the mean over sites."
 
 
 def _lost(group: Group) -> float:

@@ -168,11 +168,13 @@ def _range(values: Sequence[float], unit: Unit) -> str:
 def _remarks(answer: Answer) -> Iterable[str]:
     """Sentences on simple models that do as well, and on sites that are left out."""
     linear = answer.references[1]
+    better = [site.site for site in answer.sites if site.linear_beats]
     as_good = [site.site for site in answer.sites if site.beats_linear is False]
-    if as_good:
-        few = len(as_good) <= MOST_NAMED
-        names = ", ".join(sorted(as_good)) if few else f"{len(as_good)} sites"
-        yield f"{linear.capitalize()} trained at the site alone may do as well: {names}."
+    as_good = [site for site in as_good if site not in better]
+    for sites, words in ((better, "beats the joined model"), (as_good, "may do as well")):
+        if sites:
+            names = ", ".join(sorted(sites)) if len(sites) <= MOST_NAMED else f"{len(sites)} sites"
+            yield f"{linear.capitalize()} trained at the site alone {words}: {names}."
     by_reason: dict[str, list[str]] = {}
     for site, reason in sorted(answer.withheld.items()):
         by_reason.setdefault(reason, []).append(site)

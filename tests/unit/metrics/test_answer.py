@@ -100,6 +100,19 @@ def test_the_words_on_logistic_regression() -> None:
     assert len(body["sites"]["b"]["remarks"]) == 1
 
 
+def test_the_words_say_where_logistic_regression_is_better() -> None:
+    one = site((50, 4, 24, 2))
+    right = np.arange(80) < 78
+    body = answer({"a": [replace(one, outputs={**one.outputs, LOGISTIC: outputs(one.y, right)})]})
+    assert in_words(body)[-1] == (
+        "The joined model is shown to beat logistic regression of the site alone at 0 of 1 site; "
+        "logistic regression beats it at 1."
+    )
+    assert body["sites"]["a"]["remarks"] == [
+        "logistic regression at the site beats the joined model"
+    ]
+
+
 def test_the_order_of_sites_does_not_matter() -> None:
     one, other = [site((50, 24, 4, 2))], [site((30, 2, 2, 6), 80)]
     first, second = answer({"a": one, "b": other}), answer({"b": other, "a": one})

@@ -124,7 +124,8 @@ def test_the_card_has_margin_chance_level_and_smallest_test_set(tmp_path: Path) 
         "Unit of the intervals": "test rows; seed 0",
     }
     assert card.notes == (
-        "Logistic regression trained at the site alone may do as well: a, c.",
+        "Logistic regression trained at the site alone beats the joined model: a.",
+        "Logistic regression trained at the site alone may do as well: c.",
         "Withheld, too few test rows: d.",
         "The test rows are the same for every seed.",
     )
