@@ -10,16 +10,22 @@ measured. New people are 5,000 a site, since a small site has few rows of its ow
 
 import csv
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet
 
 from atoll.data.sources.fetch import folder as data_folder
+from atoll.metrics.statistics import compare_over_seeds
+from atoll.metrics.verdicts import judge, shared_level
 from atoll.runs.predict.model import Predictor
 from atoll.runs.predict.tables import predict
 
-COMMON = ("age", "education-num", "hours-per-week", "sex", "marital-status", "income")
+Array = np.ndarray[Any, Any]
+LABEL = "income"
+COMMON = ("age", "education-num", "hours-per-week", "sex", "marital-status", LABEL)
 SITES = {
     "north": (3000, ("occupation", "workclass")),
     "south": (1500, ("relationship", "capital-gain")),
@@ -46,21 +52,42 @@ def write(home: Path) -> None:
 
 
 def compare(home: Path, sweep: str) -> None:
-    """The accuracy of each site's models on new people, and what together adds to alone."""
+    """Each site's models on new people, with the verdict of the answer over people and seeds."""
+    runs = sorted((home / sweep).glob("point-*"))
     for site in SITES:
-        found: dict[str, list[float]] = {model: [] for model in MODELS}
-        for run in sorted((home / sweep).glob("point-*")):
-            for model in MODELS:
-                to = home / "predictions.csv"
-                done = predict(Predictor(run, site, model), home / f"{site}-new.csv", to, False)
-                found[model].append(float(done.right or 0) / done.rows)
-        means = ", ".join(f"{model} {np.mean(values):.4f}" for model, values in found.items())
-        print(f"{site}: {means}")
+        truth = column(home / f"{site}-new.csv", LABEL)
+        values, counts = np.unique(column(home / f"{site}.csv", LABEL), return_counts=True)
+        guessing = np.tile(truth == values[counts.argmax()], (len(runs), 1))
+        right = {model: hits(home, site, model, runs, truth) for model in MODELS}
+        means = ", ".join(f"{model} {100 * one.mean():.1f} %" for model, one in right.items())
+        print(f"{site}: {means}, majority class {100 * guessing.mean():.1f} %")
         for model in ("auto", "common"):
-            gain = 100 * (np.array(found[model]) - np.array(found["local"]))
-            error = gain.std(ddof=1) / np.sqrt(len(gain))
-            above = int((gain > 0).sum())
-            print(f"  {model} - local: {gain.mean():+.2f} ± {error:.2f}, above in {above} runs")
+            gain, joined, alone = (
+                compare_over_seeds(one.astype(float) - other, shared_level(len(SITES)))
+                for one, other in (
+                    (right[model], right["local"]),
+                    (right[model], guessing),
+                    (right["local"], guessing),
+                )
+            )
+            verdict = judge(gain, joined, alone, needed="more seeds or people").text
+            points = [100 * value for value in (gain.gain, gain.low, gain.high)]
+            print(f"  {model}: {verdict}; {points[0]:+.1f} ({points[1]:+.1f} to {points[2]:+.1f})")
+
+
+def column(path: Path, name: str) -> Array:
+    """The words of one column of a file."""
+    with path.open(newline="") as file:
+        return np.array([row[name] for row in csv.DictReader(file)])
+
+
+def hits(home: Path, site: str, model: str, runs: Sequence[Path], truth: Array) -> Array:
+    """(runs, people): where a model of each run predicts the class of new people."""
+    results, to = [], home / "predictions.csv"
+    for run in runs:
+        predict(Predictor(run, site, model), home / f"{site}-new.csv", to, False)
+        results.append(column(to, "prediction") == truth)
+    return np.stack(results)
 
 
 if __name__ == "__main__":

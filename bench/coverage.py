@@ -1,7 +1,7 @@
 """Coverage and power of the intervals that verdicts use, in many simulated prediction sets.
 
-Run from the repository's root: `python -m bench.coverage [--sets 5000] [--parts power metric
-sites seeds] [--write]`. It prints one table after another. `--write` renews these parts of
+Run from the repository's root: `python -m bench.coverage [--sets 5000] [--parts power needed
+metric sites seeds] [--write]`. It prints one table after another. `--write` renews these parts of
 `bench/results/coverage.json`, and `docs/coverage.md` from the whole file;
 `tests/properties/test_coverage.py` checks every number of the file against its bar.
 """
@@ -16,6 +16,7 @@ from tests.properties.simulations import (
     METRICS,
     announced_power,
     coverage,
+    needed_power,
     overall_coverage,
     power,
     seeds_coverage,
@@ -33,7 +34,8 @@ How often 95 % intervals of `atoll.metrics.statistics` cover the true gain, in s
 sets without training, and how often a gain is found. `tests/properties/test_coverage.py` runs the
 same simulations with fewer sets. The bar: at least 93.5 %, and at most 97 % at 400 rows; a gain of
 five points on 400 rows with 10 % discordant rows is found in at least 80 %; the announced number of
-rows has a power of 75 to 85 %. A test checks every number, in `bench/results/coverage.json`.
+rows has a power of 75 to 85 %, for every metric. A test checks every number, in
+`bench/results/coverage.json`.
 
 <!-- not run: takes minutes -->
 ```sh
@@ -130,7 +132,25 @@ def by_power(sets: int) -> Table:
     return Table(title, ["test rows", "discordant", "gain in points", "found"], rows)
 
 
-PARTS = {"power": by_power, "metric": by_metric, "sites": by_sites, "seeds": by_seeds}
+def by_needed(sets: int) -> Table:
+    rows: list[list[str | Cell]] = []
+    cases = [(1, 1, "one site"), (4, 1, "one site, groups of 4"), (1, 4, "the mean over 4 sites")]
+    for metric in METRICS:
+        for size, sites, name in cases:
+            if sites == 1 or metric == "accuracy":
+                count, share = needed_power(metric, size, sets, sites)
+                rows.append([metric, name, f"{count:,}", Cell(share, 0.75, 0.85)])
+    title = "The announced number of test rows, where the gain is the margin"
+    return Table(title, ["metric", "where", "announced", "found"], rows)
+
+
+PARTS = {
+    "power": by_power,
+    "needed": by_needed,
+    "metric": by_metric,
+    "sites": by_sites,
+    "seeds": by_seeds,
+}
 
 
 def read_results() -> dict[str, Any]:

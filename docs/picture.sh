@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes the pictures of the report and of the watch from real runs: docs/picture.sh ATOLL FOLDER,
-# or one of them with a third word, report or watch.
+# Makes the pictures of the report, on a desktop and on a dark phone, and of the watch from real
+# runs: docs/picture.sh ATOLL FOLDER, or some of them with a third word, report or watch.
 set -eu
 atoll=$(realpath "$1")
 out=$(realpath "$2")
@@ -17,10 +17,14 @@ report() {
   "$atoll" run demo --quiet --out demo
   "$atoll" report demo -o report.html
   shot --window-size=1080,1240 --screenshot="$out/report.png" "file://$folder/report.html"
+  # A browser's window is at least 500 wide, so a frame has the width of a phone.
+  echo '<body style="margin:0"><iframe src="report.html" width="390" height="1500" style="border:0">' >phone.html
+  shot --window-size=390,1500 --blink-settings=preferredColorScheme=0 \
+    --screenshot="$out/report-phone.png" "file://$folder/phone.html"
 }
 # The watch: a long run is going on.
 watched() {
-  "$atoll" run fedavg --set split=classes --set stages=3 --set rounds=4000 --set score_every=1 --quiet --out live/staged &
+  "$atoll" run fedavg --set split=classes --set stages=3 --set rounds=300 --set score_every=1 --quiet --out live/staged &
   run=$!
   "$atoll" watch live --port 8231 >watch.log &
   watch="$! $run"

@@ -104,6 +104,7 @@ def test_what_the_reader_has_done_to_the_page_stays(tab: Any, start: Start, tmp_
     tab.says("document.querySelectorAll('details').forEach(function (d) { d.open = true; })")
     assert start(*run(tmp_path / "runs" / "two", 4)).wait(120) == 0
     tab.until(f"{STATES}[1] === 'finished'")
+    tab.until("document.querySelectorAll('.gains').length === 2")  # a table of both comes before
     assert tab.says(f"{button}.parentNode.getAttribute('aria-sort')") == "ascending"
     assert tab.says("document.querySelector('details').open")
 

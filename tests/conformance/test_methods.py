@@ -22,6 +22,7 @@ from atoll.metrics.answer import answer as answered
 from atoll.runs.outcomes import outcomes
 from atoll.runs.parts import Parts, parts
 from atoll.runs.predict.model import ended_state
+from atoll.runs.result import Run
 from atoll.testing import Case, Check, check_method, checks
 from atoll.testing.network import network_equals_local
 from atoll.testing.privacy import leaks
@@ -114,12 +115,35 @@ def test_the_probe_for_private_rows_reads_lists_in_headers(tmp_path: Path) -> No
     assert leaks(made, [(sender, action, packet)])
 
 
-def test_fccl_without_collaboration_gains_exactly_nothing(tmp_path: Path) -> None:
+SILENT: dict[str, dict[str, Any]] = {  # options with which nothing of other sites is used
+    "alone": {"scale": "local"},
+    "chfl": {"variants": ["local"], "scale": "local"},
+    "fccl": {"collaborate": False},
+    "fedmatch": {"lambda_iccs": 0.0},
+    "fedmd": {"loss": "none"},
+    "fedseit": {"combine": "none", "average": False, "transfer": "sit"},
+    "fml": {"alpha": 1.0},
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_where_nothing_is_exchanged_the_gain_is_exactly_zero(name: str, tmp_path: Path) -> None:
     """Random streams are named after sites, so the same training gives the same bits."""
-    config = Case("fccl", {"collaborate": False}).config()
+    config = Case(name, SILENT[name]).config()
     run(config, tmp_path / "run")
-    results = outcomes(parts(config), ended_state(tmp_path / "run"), "fccl", local_engine)
+    headline = Run(tmp_path / "run").headline
+    results = outcomes(parts(config), ended_state(tmp_path / "run"), headline, local_engine)
+    assert len(results) > 1
     for outcome in results.values():
         assert np.array_equal(outcome.outputs[JOINED], outcome.outputs[ALONE])
     body: dict[str, Any] = answered({id: [outcome] for id, outcome in results.items()})
     assert {site["gain"]["gain"] for site in body["sites"].values()} == {0.0}
+    assert {site["verdict"]["kind"] for site in body["sites"].values()} == {"no difference"}
+
+
+def test_where_something_is_exchanged_the_outputs_differ(tmp_path: Path) -> None:
+    config = Case("fccl").config()
+    run(config, tmp_path / "run")
+    results = outcomes(parts(config), ended_state(tmp_path / "run"), "fccl", local_engine)
+    for outcome in results.values():
+        assert not np.array_equal(outcome.outputs[JOINED], outcome.outputs[ALONE])

@@ -8,13 +8,25 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from atoll.metrics.answer import FEWEST, by_unit
+from atoll.metrics.answer import (
+    ALONE,
+    ERRORS,
+    FEWEST,
+    JOINED,
+    Metric,
+    Outcome,
+    SiteOutcomes,
+    by_unit,
+    compare,
+    needed_rows,
+)
 from atoll.metrics.quality import auprc_contributions, balanced_contributions
 from atoll.metrics.statistics import (
+    LEVEL,
     Comparison,
     combine,
     compare_accuracy,
@@ -211,3 +223,36 @@ def announced_power(discordant: float, margin: float, sets: int) -> tuple[int, f
     """The announced number of test rows, and how often they detect the margin."""
     rows = rows_needed(discordant, margin)
     return rows, power(rows, discordant, margin, sets)
+
+
+def needed_power(
+    metric: str, size: int, sets: int, sites: int = 1, seed: int = 14
+) -> tuple[int, float]:
+    """The rows announced for a margin that is the true gain, and how often they detect it.
+
+    Several sites share the rows, and the mean over them is tested.
+    """
+    stream = np.random.default_rng([seed, size, sites])
+    large = _site(metric, draw(stream, 100_000, size), size)
+    gain = compare(large, JOINED, ALONE, LEVEL)
+    count = needed_rows(large, gain, true_gain(metric), LEVEL)
+    assert count is not None  # one seed: never "more seeds"
+    detected = 0
+    for _ in range(sets):
+        drawn = [draw(stream, -(-count // sites), size) for _ in range(sites)]
+        results = [METRICS[metric](one, one["groups"] if size > 1 else None) for one in drawn]
+        detected += (combine(results) if sites > 1 else results[0]).low > 0
+    return count, detected / sets
+
+
+def _site(metric: str, rows: Set, size: int) -> SiteOutcomes:
+    """The rows as a site's outcome, whose joined model is the first one."""
+    if metric in ERRORS:
+        y, outputs = rows["number"], [rows[model][:, None] for model in ("first", "second")]
+    else:
+        logits = [2 * (rows[model] - 0.5) for model in ("first", "second")]
+        y, outputs = rows["labels"].astype(int), [np.stack([0 * z, z], 1) for z in logits]
+    models = dict(zip((JOINED, ALONE), outputs, strict=True))
+    groups = rows["groups"] if size > 1 else None
+    one = Outcome(np.arange(len(y)), y, models, len(y), groups=groups)
+    return SiteOutcomes((one,), cast(Metric, metric))

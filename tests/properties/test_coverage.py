@@ -11,6 +11,7 @@ from tests.properties.simulations import (
     METRICS,
     announced_power,
     coverage,
+    needed_power,
     overall_coverage,
     power,
     seeds_coverage,
@@ -73,6 +74,21 @@ def test_the_announced_number_of_rows_has_its_power(discordant: float) -> None:
     assert 0.75 <= share <= 0.85
 
 
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("size", [1, 4])
+def test_the_announced_number_of_rows_has_its_power_for_every_metric(
+    metric: str, size: int
+) -> None:
+    _, share = needed_power(metric, size, SETS)
+    noise = 2.6 * math.sqrt(0.8 * 0.2 / SETS)
+    assert 0.75 - noise <= share <= 0.85 + noise
+
+
+def test_the_number_of_rows_announced_for_all_sites_has_its_power() -> None:
+    _, share = needed_power("accuracy", 1, SETS, sites=4)
+    assert 0.75 <= share <= 0.85
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_shuffled_labels_get_no_verdict(seed: int) -> None:
     """Nothing can be learned; `bench/shuffled.py` has 200 runs."""
@@ -84,7 +100,7 @@ def test_shuffled_labels_get_no_verdict(seed: int) -> None:
 def test_the_committed_coverage_meets_every_bar() -> None:
     """At 5,000 sets a cell, without room for noise."""
     results = json.loads((RESULTS / "coverage.json").read_text())
-    assert set(results) == {"power", "metric", "sites", "seeds"}
+    assert set(results) == {"power", "needed", "metric", "sites", "seeds"}
     assert [row[0] for row in results["metric"]["rows"]] == list(METRICS)
     for part in results.values():
         assert part["sets"] == 5000

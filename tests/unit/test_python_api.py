@@ -168,7 +168,7 @@ def test_two_results_side_by_side(run: atoll.Result) -> None:
     both = atoll.compare(run, "other")
     assert "chfl" in repr(both)
     assert "fedavg" in repr(both)
-    assert "better, equal, worse" in repr(both)  # what b/e/w means
+    assert "better, equal, worse" in repr(both)  # what the last column means
     assert both.differences is not None
     assert both._repr_html_().count("<table>") == len(both.tables)
     assert repr(both) == repr(atoll.compare(run, other))

@@ -63,12 +63,14 @@ ROUNDING: Final = 1e-5  # of the label's deviation: networks compute with about 
 FEWEST: Final = 10  # test rows of a site, or of a class that the metric needs
 SEEDS: Final = "more seeds or splits, not rows"
 UNITS: Final = {
-    "rows": "intervals of test rows; another seed is not considered",
-    "rows and seeds": "all seeds have the same test rows: intervals of rows and seeds together",
-    "splits": "each seed redraws the split: intervals with the correction of Nadeau and Bengio",
-    "groups": "rows of a group depend on each other: intervals of groups; another seed is not "
-    "considered",
-    "groups and seeds": "all seeds have the same test rows: intervals of groups and seeds together",
+    "rows": "intervals cover the choice of test rows, not the choice of the seed (use --seeds)",
+    "rows and seeds": "all seeds have the same test rows; intervals cover the choice of rows and "
+    "of seeds",
+    "splits": "each seed redraws the split; intervals have the correction of Nadeau and Bengio",
+    "groups": "rows of a group depend on each other; intervals cover the choice of groups, not the "
+    "choice of the seed (use --seeds)",
+    "groups and seeds": "all seeds have the same test rows; intervals cover the choice of groups "
+    "and of seeds",
 }
 
 
@@ -576,7 +578,10 @@ def _mean_over_splits(sites: Sequence[SiteOutcomes], model: str, other: str) -> 
 
 def level_note(level: float) -> str:
     """The level of the intervals of several sites, in words."""
-    return f"intervals of sites have the level {level:.4g}, so that all hold together"
+    return (
+        f"each site's interval has a level of {100 * level:.4g} %, so that the intervals of all "
+        f"sites hold together at {100 * LEVEL:g} %"
+    )
 
 
 def _notes(sites: Mapping[str, SiteOutcomes], unit: str, level: float) -> list[str]:
@@ -587,7 +592,7 @@ def _notes(sites: Mapping[str, SiteOutcomes], unit: str, level: float) -> list[s
         units = [np.unique(site.first.units) for site in sites.values()]
         if len(np.unique(np.concatenate(units))) < sum(map(len, units)):
             what = "rows" if all(one.first.groups is None for one in sites.values()) else "groups"
-            result.append(f"sites share test {what}: overall, the {what[:-1]} is the unit")
+            result.append(f"sites share test {what}; overall, each {what[:-1]} counts once")
     skipped: dict[str, str] = {}
     for site in sites.values():
         skipped |= site.first.skipped

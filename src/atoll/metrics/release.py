@@ -156,9 +156,9 @@ def assemble(
     }
     count = len(releases) + len(withheld)
     unit = "groups" if any(one.groups for one in released.values()) else "rows"
-    notes = [UNITS[unit], "sites computed their numbers; row counts are rounded down to tens"]
+    notes = [UNITS[unit], "each site computed its own numbers; row counts are rounded down to tens"]
     notes += [level_note(shared_level(count))] if count > 1 else []
-    notes += ["sites share test rows: overall, their errors are added"] if shared_rows else []
+    notes += ["sites share test rows; overall, standard errors are added"] if shared_rows else []
     return {
         "metric": metric,
         "margin": margin,

@@ -10,10 +10,20 @@ from typing import Any, Literal
 
 from atoll.metrics.statistics import LEVEL, Comparison
 
-__all__ = ["MARGIN", "Verdict", "beats_linear", "in_unit", "in_words", "judge", "shared_level"]
+__all__ = [
+    "MARGIN",
+    "Verdict",
+    "beats_linear",
+    "in_unit",
+    "in_words",
+    "judge",
+    "linear_beats",
+    "shared_level",
+]
 
 MARGIN = 0.02  # a smaller gain is not worth the effort
 ERRORS = {"mae": "mean absolute error", "mse": "mean squared error"}  # metrics of regression
+LOSSES = {**ERRORS, "brier score": "Brier score", "log loss": "log loss"}  # they have no percent
 Kind = Literal["helps", "hurts", "no difference", "cannot tell"]
 
 
@@ -31,8 +41,8 @@ def shared_level(sites: int) -> float:
 
 
 def in_unit(margin: float, metric: str) -> str:
-    """A margin with its unit: percentage points, or that of the label in regression."""
-    return f"{margin:.3g} in {ERRORS[metric]}" if metric in ERRORS else f"{100 * margin:g} points"
+    """A margin with its unit: percentage points, or that of the loss."""
+    return f"{margin:.3g} in {LOSSES[metric]}" if metric in LOSSES else f"{100 * margin:g} points"
 
 
 def judge(
@@ -78,6 +88,9 @@ def in_words(answer: Mapping[str, Any]) -> list[str]:
         linear = "ridge" if metric in ERRORS else "logistic"
         sentence = f"The joined model is shown to beat {linear} regression of the site alone at"
         lines.append(f"{sentence} {beaten} of {known} site{'s' if known > 1 else ''}.")
+    better = sum(map(linear_beats, sites.values()))
+    if better:
+        lines[-1] = lines[-1].removesuffix(".") + f"; {linear} regression beats it at {better}."
     return lines
 
 
@@ -87,11 +100,17 @@ def beats_linear(site: Mapping[str, Any]) -> bool | None:
     return None if over is None else over["low"] > 0
 
 
+def linear_beats(site: Mapping[str, Any]) -> bool:
+    """Whether the linear model of a site is shown to beat the joined model."""
+    over = site["joined_over_logistic"]
+    return over is not None and bool(over["high"] < 0)
+
+
 def _points(gain: Mapping[str, float], metric: str) -> str:
-    """A gain and its interval, in percentage points or as what errors are lower by."""
-    if metric in ERRORS:
+    """A gain and its interval, in percentage points or as the change of a loss."""
+    if metric in LOSSES:
         change, low, high = (0.0 - gain[name] for name in ("gain", "high", "low"))
-        return f"{ERRORS[metric]} {change:+.3g} ({low:.3g} to {high:.3g})"
+        return f"change in {LOSSES[metric]} {change:+.3g} ({low:.3g} to {high:.3g})"
     value, low, high = (100 * gain[name] + 0.0 for name in ("gain", "low", "high"))
     return f"{value:+.1f} points ({low:.1f} to {high:.1f})".replace("-0.0", "0.0")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from atoll.core.errors import UserError
 from atoll.metrics.answer import ERRORS
-from atoll.metrics.verdicts import beats_linear
+from atoll.metrics.verdicts import beats_linear, linear_beats
 from atoll.report.tables import Group
 from atoll.runs.result import ANSWER, read_answer, variant_means
 
@@ -65,6 +65,7 @@ class SiteAnswer:
     verdict: Verdict
     rows_needed: int | None  # test rows that would detect the margin
     beats_linear: bool | None = None  # by the test of the verdict; None: not compared
+    linear_beats: bool = False  # the other way round
     remarks: tuple[str, ...] = ()
     quality: tuple["Quality", ...] = ()  # of each model that was measured
 
@@ -224,6 +225,7 @@ def _site(name: str, body: Mapping[str, Any]) -> SiteAnswer:
         verdict=_verdict(body["verdict"]),
         rows_needed=_optional_count(body["rows_needed"]),
         beats_linear=beats_linear(body),
+        linear_beats=linear_beats(body),
         remarks=_texts(body.get("remarks", [])),
         quality=tuple(_quality(model, one) for model, one in body.get("quality", {}).items()),
     )

@@ -112,7 +112,7 @@ def table(group: Group) -> Table | None:
             seeds = [_values(one, client, column) for one in by_run]
             cells.append(number(seeds, signed=True))
         rows.append(tuple(cells))
-    titles = {"own": "own training", "others": "what came from others", "total": "together"}
+    titles = {"own": "own training", "others": "from other sites", "total": "together"}
     titles["choice"] = "choice of the best round"
     caption = (
         f"{group.title(group.first.headline)}: changes in accuracy on tasks of earlier stages, "
@@ -134,8 +134,8 @@ def sentence(group: Group) -> str:
     if not math.isfinite(own):
         return ""
     return (
-        "On what was learned in earlier stages, own training moved accuracy by "
-        f"{points(own)}, and what came from others by {points(others)}."
+        f"Accuracy on earlier tasks changed by {points(own)} through own training and by "
+        f"{points(others)} through what came from other sites."
     )
 
 
@@ -152,9 +152,10 @@ def picture(group: Group, name: str) -> Picture | None:
         _course(course, group)
         figure.subplots_adjust(wspace=0.3)
         words = (
-            "Left: points of accuracy on earlier tasks won or lost by own training, and by what "
-            "came from others. Right: accuracy on the first task, the mean over sites and seeds; a "
-            "coloured piece is what that did to it. A dotted line is the end of a stage."
+            "Left: change of the accuracy on earlier tasks, in points, through own training and "
+            "through what came from other sites. Right: accuracy on the first task, the mean over "
+            "sites and seeds; the colour of a piece shows what changed it. A dotted line is the "
+            "end of a stage."
         )
         title = f"What causes forgetting: {group.label}"
         return Picture(name, title, words, svg(figure, name))
@@ -165,7 +166,7 @@ def _bars(axes: Axes, clients: Sequence[str], by_run: Sequence[dict[str, Share]]
     for part, colour, shift in (("own", COLOURS[1], -0.18), ("others", COLOURS[0], 0.18)):
         values = [100 * _mean([getattr(o[c], part) for o in by_run if c in o]) for c in clients]
         places = np.arange(len(clients)) + shift
-        label = "own training" if part == "own" else "from others"
+        label = "own training" if part == "own" else "from other sites"
         axes.barh(places, values, height=0.34, color=colour, label=label)
     axes.axvline(0, color=INK, alpha=0.5, linewidth=1)
     axes.set_yticks(range(len(clients)), clients)

@@ -65,13 +65,15 @@ class Departure:
         )
         if not self.tensors:
             return f"No tensor at all: only headers and plain values. {rest}"
-        listed = f"{size(self.payload)} of it tensors: {_shapes(self.tensors)}."
+        listed = f"{size(self.payload)} of this are tensors: {_shapes(self.tensors)}."
         return f"{listed} {self._origin} {rest}"
 
     @property
     def _origin(self) -> str:
         if self.strange:
-            return f"Not of a form that the server had sent to this site: {_shapes(self.strange)}."
+            return (
+                f"The server had sent no tensor like these to this site: {_shapes(self.strange)}."
+            )
         return (
             "Each has the name, type and shape of a tensor that the server had sent to this site: "
             "weights of the shared model, as the site trained them. No other tensor left: no table "
@@ -89,18 +91,22 @@ def departures(run: Run) -> list[Departure]:
 
 def before_training(run: Run) -> str:
     """What sites with tables of their own tell each other before the first message, if they do."""
-    common = [block for block in run.recipe.get("blocks", ()) if not block["site"]]
-    if not common or len(run.recipe["sites"]) < 2:
+    sites = run.recipe.get("sites", {})
+    own = {place for site in sites.values() for place in site.get("own", ())}
+    blocks = [block for block in run.recipe.get("blocks", ()) if not block["site"]]
+    common = [block for block in blocks if block["start"] not in own]
+    if not common or len(sites) < 2:
         return ""
     names = list(dict.fromkeys(block["column"] for block in common))
     texts = list(dict.fromkeys(block["column"] for block in common if block["levels"]))
     levels = f", and each level (value) of the text columns {names_of(texts)}" if texts else ""
+    separator = "," if texts else ", and"
     label = f"the names of the {len(run.recipe['classes'])} classes"
     if run.regression:
         label = "that the label is a number"
     return (
         f"Before training, so that the tables agree, sites tell each other the names and types of "
-        f"the common columns ({names_of(names)}), {label}{levels}."
+        f"the common columns ({names_of(names)}){separator} {label}{levels}."
     )
 
 
@@ -175,7 +181,7 @@ class Merged:
     def amount(self) -> str:
         """How much left each site."""
         low, high = size(self.low), size(self.high)
-        each = " each" if len(self.sites) > 1 else ""
+        each = " per site" if len(self.sites) > 1 else ""
         return (low if low == high else f"{low} to {high}") + each
 
     @property

@@ -29,7 +29,7 @@ from atoll.report.section import Section
 from atoll.report.tables import Cell, Group, Table
 from atoll.runs.result import Run
 
-__all__ = ["overall", "section"]
+__all__ = ["has_domains", "overall", "section"]
 
 Array = np.ndarray[Any, Any]
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -39,7 +39,7 @@ PLACES = ("own test rows", "public images")  # what correlations are seen on
 
 def section(group: Group, number: int) -> Section | None:
     """Accuracy by site and domain, over rounds, correlations of classes, and features."""
-    if not _several(group):
+    if not has_domains(group):
         return None
     drawn = [_matrices(group, f"domains-{number}"), _over_rounds(group, f"rounds-{number}")]
     drawn += [
@@ -53,7 +53,7 @@ def section(group: Group, number: int) -> Section | None:
     return Section("Domains", words, [p for p in drawn if p], [_table(group)])
 
 
-def _several(group: Group) -> bool:
+def has_domains(group: Group) -> bool:
     """Whether these are runs on several domains that have been tested."""
     first = group.first
     split = first.config.get("scenario", {}).get("split")
@@ -152,7 +152,7 @@ def _over_rounds(group: Group, name: str) -> Picture | None:
 
 def overall(groups: Sequence[Group]) -> list[Picture]:
     """Bars over public sets and over the parts of FCCL, where runs of several are given."""
-    ours = [group for group in groups if _several(group) and group.first.config.get("public")]
+    ours = [group for group in groups if has_domains(group) and group.first.config.get("public")]
     alike: dict[str, list[Group]] = {}
     for group in ours:
         config = {k: v for k, v in group.first.config.items() if k not in LEFT_OUT}

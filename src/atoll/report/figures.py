@@ -249,9 +249,10 @@ def heat(group: Group, name: str) -> Picture | None:
         figure.subplots_adjust(wspace=0.18, hspace=0.65)
         words = (
             f"{group.title(variant)}: {first.score_name} in % of each site on each task after "
-            "each stage, the mean over seeds. Empty where never tested."
+            "each stage, the mean over seeds. A cell is empty where the task was not tested."
         )
-        return Picture(name, f"Who knows what when: {group.label}", words, svg(figure, name))
+        heading = f"{first.score_name[:1].upper()}{first.score_name[1:]} by task and stage"
+        return Picture(name, f"{heading}: {group.label}", words, svg(figure, name))
 
 
 def _widest(group: Group) -> str:

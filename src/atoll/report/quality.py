@@ -37,10 +37,9 @@ def section(group: Group, name: str) -> Section | None:
 
 def _table(answer: Answer) -> Table:
     """One row for each site and model."""
-    names: dict[str, None] = {}
-    for site in answer.sites:
-        for quality in site.quality:
-            names.update(dict.fromkeys(quality.metrics))
+    every = [quality.metrics for site in answer.sites for quality in site.quality]
+    known = list(dict.fromkeys(name for metrics in every for name in metrics))
+    names = [n for n in known if any(math.isfinite(m.get(n, math.nan)) for m in every)]
     rows = []
     for site in answer.sites:
         for quality in site.quality:
@@ -48,7 +47,9 @@ def _table(answer: Answer) -> Table:
             cells = [Cell(unit_of(n).bare(v), v) for n, v in zip(names, values, strict=True)]
             rows.append((Cell(site.site), Cell(quality.model), *cells))
     heads = [f"{name}{_comma(unit_of(name).value_name)}" for name in names]
-    return Table("A dash is undefined.", ("site", "model", *heads), tuple(rows))
+    return Table(
+        "A dash means that the value is undefined.", ("site", "model", *heads), tuple(rows)
+    )
 
 
 def _names(answer: Answer, count: int) -> list[str]:
@@ -68,7 +69,11 @@ def _classes(answer: Answer) -> Table:
                     counted = Cell(f"{support:,}", support)
                     rows.append((Cell(site.site), Cell(quality.model), Cell(name), counted, *cells))
     header = ("site", "model", "class", "test rows", "recall, %", "precision, %")
-    return Table("Recall and precision by class. A dash is undefined.", header, tuple(rows))
+    return Table(
+        "Recall and precision by class. A dash means that the value is undefined.",
+        header,
+        tuple(rows),
+    )
 
 
 def _confusions(answer: Answer) -> list[Table]:

@@ -132,7 +132,7 @@ def _story(number: int, first: int, groups: Sequence[Group]) -> Story:
         number,
         f"{names} on {data['title']}",
         _facts(groups),
-        f"{data['title']}, {data['rows']:,} rows, {classes}. {data['source']}. "
+        f"{data['title']}, {data['rows']:,} rows, {classes}. {_capitalised(data['source'])}. "
         f"Fingerprint {data['fingerprint'][:16]}.",
         _environment(groups[0]),
         parts,
@@ -144,6 +144,10 @@ def _story(number: int, first: int, groups: Sequence[Group]) -> Story:
         figures.curves(groups, first),
         overall,
     )
+
+
+def _capitalised(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def _renamed(picture: Picture, number: int) -> Picture:
@@ -263,11 +267,12 @@ def _scored(group: Group) -> str:
     if not group.first.variants:
         return "It has not been tested yet."
     headline = group.first.headline
-    name = f"Its model {headline}" if headline else "Its model"
+    name = f"Its model '{headline}'" if headline else "Its model"
     accuracy = percent(mean_accuracy(group))
     if group.first.regression:
         return f"{name} explains {accuracy} of the variance of test labels, the mean over sites."
-    return f"{name} is right on {accuracy} of the test rows, the mean over sites."
+    rows = "the test rows of all domains" if domains.has_domains(group) else "the test rows"
+    return f"{name} predicts {accuracy} of {rows} correctly, the mean over sites."
 
 
 def _lost(group: Group) -> float:

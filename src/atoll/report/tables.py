@@ -222,8 +222,8 @@ def results(
             name = Cell(f"{group.title(variant)}{headline}")
             rows.append((name, *first, *numbers, Cell(str(len(summaries)), len(summaries))))
     caption = (
-        "Every model on test rows. Each site counts the same; with several seeds the mean, and "
-        "± the population standard deviation over the seeds."
+        "Scores of every model on the test rows, the mean over sites. With several seeds: the mean "
+        "over seeds ± the population standard deviation."
     )
     if primary:
         caption += " The first columns have the metric that a run is judged by."
@@ -309,7 +309,8 @@ def differences(groups: Sequence[Group]) -> Table | None:
     if any(pair.unpaired for pair in pairs):
         caption += f" Marked rows are {UNPAIRED}."
     header = (
-        "first", "second", "difference, points", "smallest at a site", "largest at a site", "b/e/w",
+        "first", "second", "difference, points", "smallest at a site", "largest at a site",
+        "better/equal/worse",
     )  # fmt: skip
     return Table(caption, header, rows)
 
@@ -371,13 +372,13 @@ def forgetting(groups: Sequence[Group]) -> Table | None:
             rows.append((Cell(group.title(variant)), *numbers))
     names = ("best to last", "first to last", "when learned to last", "backward transfer")
     header = ("model", *(f"{name}, points" for name in names))
-    words = [f"{name}: {metrics.DEFINITIONS[key]}" for name, key in zip(
+    words = [f"{name.capitalize()}: {metrics.DEFINITIONS[key]}" for name, key in zip(
         names, (*FORGETTING, "backward_transfer"), strict=True)]  # fmt: skip
     return Table(". ".join(words) + ".", header, tuple(rows))
 
 
 def holdings(group: Group) -> Table | None:
-    """Who holds what: rows, classes, columns."""
+    """Rows, classes and columns of each site."""
     facts = group.first.facts.get("holdings")
     if not facts:
         return None

@@ -23,10 +23,10 @@ __all__ = ["Link", "links", "section"]
 
 MOST = 120  # links that are drawn; of more the most used
 WORDS = (
-    "A client is given finished tasks of others (and its own). Attention is the size of its factor "
-    "alpha for a task, the mean over filter sizes, as a share of all it was given. Left out: its "
-    "filters are set to zero and nothing is trained again; the gain is the loss on validation rows "
-    "without them minus the loss with them, so above zero the task was of use."
+    "Each client receives finished tasks of other clients and of its own. Attention is the size of "
+    "the factor alpha of a task, as a share of all received tasks; the mean over filter sizes. The "
+    "gain is the validation loss without the filters of the task, which are set to zero without "
+    "training again, minus the loss with them. Above zero the task helps."
 )
 
 
@@ -62,11 +62,14 @@ def section(group: Group, number: int) -> Section | None:
     known = sum(math.isfinite(link.gain) for link in given)
     own = sum(link.source == link.client for link in given)
     words = (
-        f"Seed {group.first.config['seed']}: {len(given)} tasks were given, {own} of them to the "
-        f"client that they came from; {helped} of the {known} that could be left out were of use. "
+        f"Seed {group.first.config['seed']}: clients received {len(given)} finished tasks, {own} "
+        f"of them their own. The gain is known for {known}, and {helped} of these help. "
     )
     return Section(
-        "Who took from whom", words + WORDS, pictures, [_table(given, group.first.facts["tasks"])]
+        "Transfer between sites",
+        words + WORDS,
+        pictures,
+        [_table(given, group.first.facts["tasks"])],
     )
 
 
@@ -158,8 +161,8 @@ def _arrow(link: Link, clients: Sequence[str]) -> FancyArrowPatch:
 
 def _legend() -> list[Line2D]:
     return [
-        Line2D([], [], color=COLOURS[0], linewidth=2.5, label="of use"),
-        Line2D([], [], color=COLOURS[1], linewidth=2.5, label="of none, or harmful"),
+        Line2D([], [], color=COLOURS[0], linewidth=2.5, label="helps"),
+        Line2D([], [], color=COLOURS[1], linewidth=2.5, label="does not help"),
     ]
 
 

@@ -108,7 +108,7 @@ def _headline(answer: Answer) -> str:
 
 
 def _sentence(answer: Answer, unit: Unit) -> str:
-    text = answer.overall.verdict.text.rstrip(".")
+    text = answer.overall.verdict.text.rstrip(".").replace(": ", "; ", 1)
     gain = answer.overall.gain
     if gain is None:
         return f"Overall: {text}."
@@ -146,7 +146,8 @@ def _numbers(answer: Answer, unit: Unit) -> Iterable[tuple[str, str]]:
         yield "Smallest test set", rows + rare
     yield "Compared with", answer.baseline
     seeds = ", ".join(map(str, answer.seeds))
-    yield "Counted over", f"{answer.unit}; seed{'s' * (len(answer.seeds) > 1)} {seeds}"
+    unit_name = answer.unit.replace("rows", "test rows")
+    yield "Unit of the intervals", f"{unit_name}; seed{'s' * (len(answer.seeds) > 1)} {seeds}"
 
 
 def _metric(answer: Answer) -> str:
@@ -167,11 +168,13 @@ def _range(values: Sequence[float], unit: Unit) -> str:
 def _remarks(answer: Answer) -> Iterable[str]:
     """Sentences on simple models that do as well, and on sites that are left out."""
     linear = answer.references[1]
+    better = [site.site for site in answer.sites if site.linear_beats]
     as_good = [site.site for site in answer.sites if site.beats_linear is False]
-    if as_good:
-        few = len(as_good) <= MOST_NAMED
-        names = ", ".join(sorted(as_good)) if few else f"{len(as_good)} sites"
-        yield f"{linear.capitalize()} trained at the site alone may do as well: {names}."
+    as_good = [site for site in as_good if site not in better]
+    for sites, words in ((better, "beats the joined model"), (as_good, "may do as well")):
+        if sites:
+            names = ", ".join(sorted(sites)) if len(sites) <= MOST_NAMED else f"{len(sites)} sites"
+            yield f"{linear.capitalize()} trained at the site alone {words}: {names}."
     by_reason: dict[str, list[str]] = {}
     for site, reason in sorted(answer.withheld.items()):
         by_reason.setdefault(reason, []).append(site)

@@ -108,7 +108,7 @@ def _head(configs: Sequence[RunConfig], runs: Sequence[Run], variant: str) -> di
         "format": FORMAT,
         "seeds": [config.seed for config in configs],
         "variant": variant,
-        "baseline": f"{configs[0].method['name']} with one site",
+        "baseline": f"{configs[0].method['name']} at each site alone",
         "runs": {run.folder.name: _events(run) for run in runs},
     }
 

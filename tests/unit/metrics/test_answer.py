@@ -72,6 +72,18 @@ def test_the_words_of_two_sites() -> None:
     assert "; +0.0 points (" in lines[2]
 
 
+@pytest.mark.parametrize(("metric", "name"), [("brier score", "Brier score"), ("log loss",) * 2])
+def test_a_loss_has_no_points_in_words(metric: Any, name: str) -> None:
+    """As on the page of the report: the smaller loss is the better one."""
+    one = site((190, 6, 4, 0))
+    body = answer({"a": [one]}, metric, margin=0.1)
+    line = in_words(body)[1]
+    assert body["sites"]["a"]["gain"]["gain"] > 0
+    assert f"; change in {name} -0.0" in line
+    assert body["sites"]["a"]["verdict"]["text"] == f"no difference larger than 0.1 in {name}"
+    assert "points" not in line
+
+
 def test_the_words_on_logistic_regression() -> None:
     """It is right on 20 rows fewer at one site, and as the joined model at the other."""
     worse = site((50, 24, 4, 2))
@@ -86,6 +98,19 @@ def test_the_words_on_logistic_regression() -> None:
     )
     assert body["sites"]["a"]["remarks"] == []
     assert len(body["sites"]["b"]["remarks"]) == 1
+
+
+def test_the_words_say_where_logistic_regression_is_better() -> None:
+    one = site((50, 4, 24, 2))
+    right = np.arange(80) < 78
+    body = answer({"a": [replace(one, outputs={**one.outputs, LOGISTIC: outputs(one.y, right)})]})
+    assert in_words(body)[-1] == (
+        "The joined model is shown to beat logistic regression of the site alone at 0 of 1 site; "
+        "logistic regression beats it at 1."
+    )
+    assert body["sites"]["a"]["remarks"] == [
+        "logistic regression at the site beats the joined model"
+    ]
 
 
 def test_the_order_of_sites_does_not_matter() -> None:
@@ -287,7 +312,7 @@ def test_sites_with_groups_of_their_own_are_combined_and_shared_groups_are_one_u
     assert gains[0] == pytest.approx(gains[1])
     assert separate["overall"]["gain"]["units"] == 20 + 13
     assert shared["overall"]["gain"]["units"] == 20
-    assert "sites share test groups: overall, the group is the unit" in shared["notes"]
+    assert "sites share test groups; overall, each group counts once" in shared["notes"]
 
 
 def test_seeds_with_groups_count_groups_and_seeds() -> None:

@@ -91,7 +91,7 @@ def test_a_small_gain_reads_by_less_than_the_margin_in_words() -> None:
     body = answer({"a": [replace(one, outputs={**one.outputs, ALONE: alone})]}, "mae")
     assert body["overall"]["verdict"]["text"] == "helps, by less than 0.08 in mean absolute error"
     assert in_words(body)[1] == (
-        "  a: helps, by less than 0.08 in mean absolute error; mean absolute error -0.01 "
+        "  a: helps, by less than 0.08 in mean absolute error; change in mean absolute error -0.01 "
         "(-0.01 to -0.01), 400 test rows"
     )
 

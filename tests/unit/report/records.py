@@ -74,7 +74,7 @@ def answer(sites: Mapping[str, tuple[float, float, str]], **changes: Any) -> dic
     kinds = [kind for _, _, kind in sites.values()]
     body: dict[str, Any] = {
         "format": 1, "metric": "accuracy", "margin": 0.02, "level": 0.95, "unit": "rows",
-        "seeds": [0], "variant": "", "baseline": "fedavg with one site", "sites": {},
+        "seeds": [0], "variant": "", "baseline": "fedavg at each site alone", "sites": {},
         "withheld": {}, "notes": [],
         "overall": {
             "gain": interval(0.032, 0.027), "unadjusted": None, "sites": len(sites),

@@ -120,11 +120,12 @@ def test_the_card_has_margin_chance_level_and_smallest_test_set(tmp_path: Path) 
         "Chance level (majority class)": "60.0 %",
         "Sites where joining is shown to beat their own logistic regression": "1 of 3 sites",
         "Smallest test set": "40 rows (a); rarest class 3",
-        "Compared with": "fedavg with one site",
-        "Counted over": "rows; seed 0",
+        "Compared with": "fedavg at each site alone",
+        "Unit of the intervals": "test rows; seed 0",
     }
     assert card.notes == (
-        "Logistic regression trained at the site alone may do as well: a, c.",
+        "Logistic regression trained at the site alone beats the joined model: a.",
+        "Logistic regression trained at the site alone may do as well: c.",
         "Withheld, too few test rows: d.",
         "The test rows are the same for every seed.",
     )
@@ -205,15 +206,16 @@ def test_a_smaller_brier_score_is_better(tmp_path: Path) -> None:
 def test_calibration_has_a_table_and_a_diagram(tmp_path: Path) -> None:
     body = answer(SITES)
     body["sites"]["b"]["quality"] = {
-        model: {"accuracy": 0.8, "auroc": None, "brier score": 0.125, "confusion": [[1]],
-                "reliability": [[0.1, 0.2, 5], [0.9, 0.8, 5], [0.5, None, 0]]}
-        for model in ("joined", "alone")
+        model: {"accuracy": 0.8, "auroc": area, "auprc": None, "brier score": 0.125,
+                "confusion": [[1]], "reliability": [[0.1, 0.2, 5], [0.9, 0.8, 5], [0.5, None, 0]]}
+        for model, area in (("joined", None), ("alone", 0.7))
     }  # fmt: skip
     body["sites"]["b"]["remarks"] = ["the joined model is not shown to beat logistic regression"]
     (only,) = gather([answered(record(tmp_path / "run", "fedavg", 0, HITS), body)])
     made = quality.section(only, "calibration-1")
     assert made is not None
     (table,) = made.tables
+    # what is undefined everywhere, such as AUROC and AUPRC of three classes, has no column
     assert table.header == ("site", "model", "accuracy, %", "auroc, %", "brier score")
     rows = [[cell.text for cell in row] for row in table.rows]
     assert rows[0] == ["b", "joined", "80.0", "\N{EN DASH}", "0.125"]

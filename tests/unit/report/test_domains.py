@@ -77,6 +77,11 @@ def test_the_page_has_every_picture_and_its_numbers_are_the_records(folder: Path
     assert all(picture.title in text for picture in made.pictures)
 
 
+def test_the_summary_names_the_rows_of_all_domains(folder: Path) -> None:
+    """The card is about each site's own domain, so the two accuracies differ."""
+    assert "of the test rows of all domains correctly" in page(tables.gather([folder]))
+
+
 def test_runs_without_domains_or_snapshots_have_less_to_say(tmp_path: Path) -> None:
     plain = change(VALUES, {"rounds": 1, "looks": False, "score_every": 0})
     execute(resolve(plain, "test"), tmp_path / "a", local_engine)

@@ -173,12 +173,12 @@ def test_every_change_is_put_down_to_what_was_done_last(tmp_path: Path) -> None:
     table = attribution.table(gather([folder])[0])
     assert table is not None
     assert table.header == (
-        "site", "own training, points", "what came from others, points", "together, points",
+        "site", "own training, points", "from other sites, points", "together, points",
     )  # fmt: skip
     assert [cell.text for cell in table.rows[0]] == ["a", "-40.0", "+10.0", "-30.0"]
     text = page.page(gather([folder]))
     assert (
-        "own training moved accuracy by -40.0 points, and what came from others by +10.0 points"
+        "changed by -40.0 points through own training and by +10.0 points through what came from"
         in text
     )
     assert "What causes forgetting: fedavg" in text
@@ -187,7 +187,7 @@ def test_every_change_is_put_down_to_what_was_done_last(tmp_path: Path) -> None:
 def test_what_left_is_what_the_ledger_has(groups: list[Group]) -> None:
     (a, b) = departures(groups[0].first)
     assert (a.client, b.client) == ("a", "b")
-    assert a.sentence.startswith("2 messages, 1.0 KB. 48 B of it tensors: weights/w (2 x 3).")
+    assert a.sentence.startswith("2 messages, 1.0 KB. 48 B of this are tensors: weights/w (2 x 3).")
     assert "No other tensor left: no table of rows, no list of labels." in a.sentence
     assert "952 B were headers and plain values" in a.sentence
 
@@ -198,8 +198,11 @@ def test_what_sites_tell_before_training_is_said_where_they_have_own_tables(
     folder = record(tmp_path / "run", "fedavg", 0, {"": {"a": 8, "b": 8}})
     block = {"kind": "text", "levels": ["f", "m"], "missing": False, "start": 0, "site": ""}
     mine = {**block, "column": "ward", "site": "a"}
-    recipe = {"classes": ["ill", "well"], "blocks": [{**block, "column": "sex"}, mine], "sites": {}}
-    (folder / "recipe.json").write_text(json.dumps({**recipe, "sites": {"a": {}, "b": {}}}))
+    some = {**block, "column": "scan", "start": 4}  # columns that some sites have are own there
+    blocks = [{**block, "column": "sex"}, mine, some]
+    recipe = {"classes": ["ill", "well"], "blocks": blocks}
+    sites = {"a": {"own": [4]}, "b": {}}
+    (folder / "recipe.json").write_text(json.dumps({**recipe, "sites": sites}))
     sentence = departures(gather([folder])[0].first)[0].sentence
     assert sentence.endswith(
         "the names and types of the common columns (sex), the names of the 2 classes, and each "
@@ -212,7 +215,9 @@ def test_what_sites_tell_before_training_is_said_where_they_have_own_tables(
 def test_sites_that_sent_the_same_have_one_paragraph(groups: list[Group]) -> None:
     (both,) = merged(departures(groups[0].first))
     assert both.title == "a, b (2 sites)"
-    assert both.sentence.startswith("2 messages, 1.0 KB each. 48 B of it tensors: weights/w (2 x")
+    assert both.sentence.startswith(
+        "2 messages, 1.0 KB per site. 48 B of this are tensors: weights/w (2 x"
+    )
     assert both.total == {"weights": 96, "headers and plain values": 1904}
     assert page.page(groups[:1]).count("No other tensor left") == 1
 
@@ -240,7 +245,7 @@ def test_a_command_runs_every_seed_again_and_names_every_data_set(tmp_path: Path
     assert f"atoll run {folders[0]}/config.toml --seeds 0,3 --out again-1" in text
     assert f"atoll run {other}/config.toml --out again-2" in text
     assert "Fingerprint ffffffffffffffff." in text
-    assert "elsewhere, 20 rows, 2 classes. here. Fingerprint 0123456789abcdef." in text
+    assert "elsewhere, 20 rows, 2 classes. Here. Fingerprint 0123456789abcdef." in text
 
 
 def test_forgetting_is_a_dash_where_it_is_undefined(tmp_path: Path) -> None:
@@ -271,7 +276,7 @@ def test_a_tensor_that_no_server_sent_is_named_and_nothing_is_promised(tmp_path:
     odd = (("rows", "float32", (200, 3)),)
     folder = record(tmp_path / "run", "fedavg", 0, {"": {"a": 8, "b": 8}}, tensors=odd)
     sentence = departures(gather([folder])[0].first)[0].sentence
-    assert "Not of a form that the server had sent to this site: rows (200 x 3)." in sentence
+    assert "The server had sent no tensor like these to this site: rows (200 x 3)." in sentence
     assert "no table of rows" not in sentence
 
 

@@ -69,7 +69,7 @@ def test_a_page_has_the_map_the_curves_and_a_row_for_each_link(
     assert [picture.name for picture in section.pictures] == ["transfer-1", "course-1"]
     assert section.pictures[0].svg.count("<path") >= len(found)
     shown = page.page([group])
-    assert "Who took from whom" in shown
+    assert "Transfer between sites" in shown
     assert shown == page.page([group])
     course = transfer._tests(group)["site-0"]
     assert [len(course[task]) for task in range(3)] == [6, 4, 2]  # after each round

@@ -57,7 +57,7 @@ def test_the_file_says_what_was_compared(run: Path) -> None:
     body = json.loads((run / "answer.json").read_text())
     assert (body["format"], body["metric"], body["margin"]) == (1, "accuracy", 0.02)
     assert (body["seeds"], body["unit"], body["variant"]) == ([0], "rows", "")
-    assert body["baseline"] == "fedavg with one site"
+    assert body["baseline"] == "fedavg at each site alone"
     assert sorted(body["sites"]) == ["site-0", "site-1"]
     assert Run(run).answer["sites"] == body["sites"]
 

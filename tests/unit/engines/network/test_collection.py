@@ -86,7 +86,7 @@ def test_every_site_is_asked_once_and_the_others_are_withheld(tmp_path: Path) ->
         "site-3": "the site was away",
     }
     assert Run(tmp_path / "run").answer == body
-    assert "intervals of sites have the level 0.9875, so that all hold together" in body["notes"]
+    assert any("interval has a level of 98.75 %" in note for note in body["notes"])
 
 
 def test_the_reason_of_a_site_that_failed_is_in_the_answer(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_the_ledger_has_the_messages_and_the_folder_stays_usable(tmp_path: Path)
 def test_shared_test_rows_have_a_note(tmp_path: Path) -> None:
     _, apart = collected(tmp_path / "one")
     _, shared = collected(tmp_path / "two", tests="shared")
-    note = "sites share test rows: overall, their errors are added"
+    note = "sites share test rows; overall, standard errors are added"
     assert (note in apart["notes"], note in shared["notes"]) == (False, True)
 
 
