@@ -279,7 +279,7 @@ def sweep(
         with place as folder, Bar(progress and not on) as bar:
             members = points(values, axes, folder)
             runs = _swept(members, folder, on, gpus_per_block, bar)
-            return grouped(members, runs, folder)
+            return grouped(members, runs, folder, objects)
 
 
 def _swept(
