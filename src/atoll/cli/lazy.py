@@ -51,11 +51,11 @@ COMMANDS: Mapping[str, Mapping[str, Listed]] = {
         "doctor": Listed("data", "Check the installation and suggest fixes."),
     },
     "Between sites": {
-        "network": Listed("network", "Make and look after the kits of a federation."),
-        "contract": Listed("network", "Look at the contract of a site."),
+        "network": Listed("network", "Create, install, renew and show the kits of a federation."),
+        "contract": Listed("network", "Explain the contract of a site."),
         "serve": Listed("network", "Coordinate a run between sites that have joined."),
         "join": Listed("network", "Take part with this site's data until stopped with Ctrl-C."),
-        "egress": Listed("network", "Say what has left a site, after checking its log."),
+        "egress": Listed("network", "Show what has left a site, after checking its log."),
         "rehearse": Listed("network", "Try a federation on this machine, with injected faults."),
     },
 }

@@ -160,7 +160,7 @@ def renew_command(
 def show_kits_command(
     kits: Annotated[list[Path], typer.Argument(help="folders of parties")],
 ) -> None:
-    """Say of every kit whose it is, until when it is valid, and what is wrong with it."""
+    """Show whose each kit is, until when it is valid, and what is wrong with it."""
     for folder in kits:
         kit = Kit(folder)
         try:
@@ -295,7 +295,7 @@ def _terminable() -> Iterator[None]:
 
 
 def explain_command(site: Annotated[Path, typer.Argument(help="a site's own file, .toml")]) -> None:
-    """Say in words what a site's contract allows, and the worst case that it implies."""
+    """Explain what a site's contract allows, and the worst case that it implies."""
     for line in explain.explained(read_site(site).terms()):
         _say(line)
 
@@ -304,7 +304,7 @@ def egress_command(
     store: Annotated[Path, typer.Argument(help="a site's store, or its egress.jsonl")],
     run: Annotated[str, typer.Option(help="of one run alone")] = "",
 ) -> None:
-    """Say what has left a site, after checking that the log is whole."""
+    """Show what has left a site, after checking that the log is whole."""
     lines = egress.audited(store)
     if not egress.mirrored(store):
         _say("no copy of the log's end is here: a log that was cut would not be noticed")
@@ -417,7 +417,9 @@ def _interrupted(folder: Path) -> UserError:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
-    own = typer.Typer(no_args_is_help=True, help="Make and look after the kits of a federation.")
+    own = typer.Typer(
+        no_args_is_help=True, help="Create, install, renew and show the kits of a federation."
+    )
     own.command("init")(init_command)
     own.command("request")(request_command)
     own.command("sign")(sign_command)
@@ -425,7 +427,7 @@ def register(app: typer.Typer) -> None:
     own.command("renew")(renew_command)
     own.command("show")(show_kits_command)
     app.add_typer(own, name="network")
-    terms = typer.Typer(no_args_is_help=True, help="Look at the contract of a site.")
+    terms = typer.Typer(no_args_is_help=True, help="Explain the contract of a site.")
     terms.command("explain")(explain_command)
     app.add_typer(terms, name="contract")
     app.command("serve")(serve_command)
