@@ -162,6 +162,33 @@ def test_report_predict_and_export(run: atoll.Result) -> None:
     assert all((path / "model.safetensors").exists() for path in homes.values())
 
 
+def test_a_label_that_is_a_number_is_predicted_as_one() -> None:
+    age = [20.5 + 7 * i % 31 for i in range(60)]
+    table = {"age": age, "cost": [100.25 + value + i % 5 for i, value in enumerate(age)]}
+    small: dict[str, Any] = {"rounds": 1, "widths": [4], "answer": False, "seeds": range(2)}
+    data = {"a": Frame(**table), "b": Frame(**table)}
+    result = atoll.run("fedavg", data=data, label="cost", **small)
+    numbers = result.predict(Frame(age=[20.0, 79.0]), site="a")
+    assert numbers.shape == (2,)
+    assert ((numbers > 50) & (numbers < 250)).all()  # in the unit of the label
+    each = [atoll.load(one.folder).predict(Frame(age=[20.0, 79.0]), "a") for one in result.runs]
+    assert numbers == pytest.approx(sum(each) / 2, rel=1e-4)
+    with pytest.raises(UserError, match="use predict"):
+        result.predict_proba(Frame(age=[20.0]), site="a")
+
+
+def test_a_missing_column_and_an_unknown_word_are_warnings() -> None:
+    words = ["f" if i % 3 else "m" for i in range(60)]
+    table = {"age": [float(i % 31) for i in range(60)], "sex": words, "sick": ["yes", "no"] * 30}
+    small: dict[str, Any] = {"rounds": 1, "widths": [4], "answer": False}
+    data = {"a": Frame(**table), "b": Frame(**table)}
+    result = atoll.run("fedavg", data=data, label="sick", **small)
+    with pytest.warns(UserWarning, match="no column 'sex': taken as missing"):
+        result.predict(Frame(age=[1.5]), site="a")
+    with pytest.warns(UserWarning, match="1 values of 'sex' were never seen"):
+        result.predict(Frame(age=[1.5], sex=["x"]), site="a")
+
+
 def test_two_results_side_by_side(run: atoll.Result) -> None:
     other = atoll.run("fedavg", out="other", data=run.config["data"], seeds=range(2), rounds=2,
                       widths=[4], epochs=1, engine={"mode": "loop"}, answer=False)  # fmt: skip
