@@ -265,9 +265,12 @@ def test_a_sweep_over_lists_of_values() -> None:
         ({"klients": 2}, r"unknown option 'klients' \(keyword arguments\): did you mean 'clients'"),
         ({"label": "sick"}, r"unknown option 'label' \(keyword arguments\)"),
         ({"name.x": 1}, r"\(keyword argument name\.x\)"),
+        ({"lable": "sick"}, "did you mean 'label'"),
         ({"seeds": []}, "give each once"),
+        ({"seeds": 3}, r"seeds=3 has no numbers \(seeds\): give whole numbers: seeds=range\(5\)"),
+        ({"seeds": ["a"]}, "give whole numbers"),
         ({"seeds": [0], "seed": 1}, "both seed and seeds"),
-        ({"data": {"basel": 3}}, "the table of 'basel' is a int"),
+        ({"data": {"basel": 3}}, "the table of 'basel' has the type int"),
         ({"data": (np.zeros(3), np.zeros(3))}, "arrays of the shapes"),
     ],
 )
@@ -283,6 +286,28 @@ def test_an_error_of_the_command_in_the_words_of_python(run: atoll.Result) -> No
     with pytest.raises(UserError, match="could be") as raised, keyword_errors():
         raise UserError("'a' could be b.a or c.a", "--set", "write it in full")
     assert "{'table.option': value}" in raised.value.remedy
+
+
+def test_an_error_in_a_folder_that_is_used_names_resume_as_an_argument(run: atoll.Result) -> None:
+    with pytest.raises(UserError) as raised:
+        atoll.run("fedavg", out=run.folder / "seed-0", data="wine")
+    assert raised.value.remedy == "choose another out=, or resume=True to go on with the run in it"
+
+
+def test_calls_without_runs_or_values() -> None:
+    for call in (atoll.compare, atoll.answer):
+        with pytest.raises(UserError, match="no runs"):
+            call()
+    with pytest.raises(UserError, match=r"an axis without values \(rate\): give a value: rate="):
+        atoll.sweep("fedavg", data="wine", rate=[])
+
+
+def test_a_config_may_be_a_path(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text('data = "wine"\nrounds = 1\nmethod = "fedavg"\nmodel = { widths = [4] }\n')
+    assert atoll.run(file, clients=2, answer=False).config["name"] == "own"
+    with pytest.raises(UserError, match="'3' is not a preset"):
+        atoll.run(3)  # type: ignore[arg-type]
 
 
 def test_importing_atoll_imports_nothing_heavy() -> None:

@@ -228,9 +228,10 @@ def place(key: str, values: Mapping[str, Any]) -> str:
         raise UserError(f"'{key}' could be {both}", "--set", "write it in full")
     known = [*fields, *(f"{table}.{name}" for table, options in names.items() for name in options)]
     short = {name.split(".")[-1]: name for name in known}
-    if key in {field.name for field in dataclasses.fields(TableOptions)}:
+    of_tables = {field.name for field in dataclasses.fields(TableOptions)}
+    if key in of_tables:
         raise UserError(f"unknown option '{key}'", "--set", f"did you mean 'data.{key}'?")
-    raise UserError(f"unknown option '{key}'", "--set", nearest(key, {*short, *known}))
+    raise UserError(f"unknown option '{key}'", "--set", nearest(key, {*short, *known, *of_tables}))
 
 
 def _split_options(values: Mapping[str, Any]) -> set[str]:
