@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes the pictures of the report and of the watch from real runs: docs/picture.sh ATOLL FOLDER,
-# or one of them with a third word, report or watch.
+# Makes the pictures of reports and of the watch from real runs: docs/picture.sh ATOLL FOLDER,
+# or some of them with a third word: report, gallery or watch.
 set -eu
 atoll=$(realpath "$1")
 out=$(realpath "$2")
@@ -17,6 +17,16 @@ report() {
   "$atoll" run demo --quiet --out demo
   "$atoll" report demo -o report.html
   shot --window-size=1080,1240 --screenshot="$out/report.png" "file://$folder/report.html"
+  shot --window-size=390,1500 --blink-settings=preferredColorScheme=0 \
+    --screenshot="$out/report-phone.png" "file://$folder/report.html"
+}
+# The first screen of the other three demos.
+gallery() {
+  for name in vertical text models; do
+    "$atoll" run "demo-$name" --quiet --out "$name"
+    "$atoll" report "$name" -o "$name.html"
+    shot --window-size=1080,1240 --screenshot="$out/report-$name.png" "file://$folder/$name.html"
+  done
 }
 # The watch: a long run is going on.
 watched() {
@@ -28,8 +38,9 @@ watched() {
   sleep 5
   shot --window-size=1080,820 --timeout=4000 --screenshot="$out/watch.png" http://127.0.0.1:8231/
 }
-case "${3:-both}" in
+case "${3:-all}" in
   report) report ;;
+  gallery) gallery ;;
   watch) watched ;;
-  both) report; watched ;;
+  all) report; gallery; watched ;;
 esac
