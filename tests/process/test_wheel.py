@@ -114,13 +114,15 @@ def sources() -> set[str]:
 
 
 def interpreter(version: str) -> str:
-    """The path of a Python that can start; a shim of a missing version cannot."""
+    """The path of a Python that can start; a shim of pyenv cannot where it is not chosen."""
     if sys.version_info[:2] == tuple(map(int, version.split("."))):
         return sys.executable
-    path = shutil.which(f"python{version}")
-    if path is None or subprocess.run([path, "-V"], check=False, capture_output=True).returncode:
-        pytest.skip(f"needs Python {version}")
-    return path
+    paths = [shutil.which(f"python{version}")]
+    paths += map(str, sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python")))
+    for path in paths:
+        if path and not subprocess.run([path, "-V"], check=False, capture_output=True).returncode:
+            return path
+    pytest.skip(f"needs Python {version}")
 
 
 def call(folder: Path, *command: str) -> str:
